@@ -1,0 +1,121 @@
+//! The doors out of the state machines: memory, completions, shared receives, flow control, packets to send.
+//!
+//! The provider implements these traits over real memory and sockets, tests over a `Vec<u8>`, fuzzers over a tiny array.
+//! A [`Host`] is handed to every call and never stored; it speaks for one QP (its protection domain, its CQs, its SRQ).
+
+use crate::time::Instant;
+use crate::wr::{Access, Av, Cqe, Sge};
+use roxe_wire::{Qpn, RKey};
+
+/// Why an access to memory was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemError {
+    /// No such key, or its tag is stale, or it was deregistered or invalidated.
+    BadKey,
+    /// The key belongs to another protection domain (or, for a window, to another QP).
+    WrongDomain,
+    /// The region does not grant this right.
+    Access,
+    /// Outside the region, or the address overflows, or the list is shorter than the data.
+    Range,
+    /// The memory behind the key is no longer mapped.
+    Fault,
+}
+
+/// An atomic operation on an 8-byte aligned word, in the byte order of this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtomicOp {
+    /// Store `swap` if the word equals `compare`.
+    CompareSwap { compare: u64, swap: u64 },
+    /// Add with wrap-around.
+    FetchAdd { add: u64 },
+}
+
+/// Registered memory as one QP may use it.
+pub trait Memory {
+    /// Copies `out.len()` bytes, starting `offset` bytes into the list `sges`, out of local memory.
+    fn gather(&mut self, sges: &[Sge], offset: u32, out: &mut [u8]) -> Result<(), MemError>;
+
+    /// Copies `data` into local memory, starting `offset` bytes into the list `sges` (needs `LOCAL_WRITE`).
+    /// Bytes are placed in increasing address order, the last ones stored last.
+    fn scatter(&mut self, sges: &[Sge], offset: u32, data: &[u8]) -> Result<(), MemError>;
+
+    /// Whether a peer may do `access` on `len` bytes at `va` under `rkey`.
+    fn check_remote(&mut self, rkey: RKey, va: u64, len: u64, access: Access) -> Result<(), MemError>;
+
+    /// Copies out of memory for a peer (checks `REMOTE_READ` and range again: the key may have gone meanwhile).
+    fn read_remote(&mut self, rkey: RKey, va: u64, out: &mut [u8]) -> Result<(), MemError>;
+
+    /// Copies into memory for a peer (checks `REMOTE_WRITE` and range); increasing address order, last bytes last.
+    fn write_remote(&mut self, rkey: RKey, va: u64, data: &[u8]) -> Result<(), MemError>;
+
+    /// One atomic for a peer (checks `REMOTE_ATOMIC` and range; `va` is aligned). Returns the old value.
+    fn atomic_remote(&mut self, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError>;
+
+    /// Invalidates `rkey` on behalf of a peer's SEND with Invalidate.
+    fn invalidate_remote(&mut self, rkey: RKey) -> Result<(), MemError>;
+}
+
+/// Which of the QP's two completion queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Completions of send work requests.
+    Send,
+    /// Completions of receive work requests.
+    Recv,
+}
+
+/// The completion queue could not take an entry; it is unusable from now on and the QP must go to the error state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overrun;
+
+/// Where completions go.
+pub trait Completions {
+    /// Appends `cqe` to the queue of `side`.
+    fn complete(&mut self, side: Side, cqe: Cqe) -> Result<(), Overrun>;
+}
+
+/// The shared receive queue of a QP that has one.
+pub trait SharedReceives {
+    /// Takes the next work request: returns its `wr_id` and leaves its list in `sges` (which is cleared first and has
+    /// the capacity). The taken request belongs to the QP until it completes.
+    fn take_shared(&mut self, sges: &mut Vec<Sge>) -> Option<u64>;
+}
+
+/// How much may be under way towards the receiving socket of the peer.
+///
+/// A socket drops silently when its buffer is full, so the bytes that all QPs have under way towards one socket are
+/// bounded here. When `reserve` says no, the QP stops, and the host calls `poll_transmit` again once there is room.
+pub trait FlowControl {
+    /// Asks to send a packet that occupies `bytes` at the receiver `(av.dgid, qpn)`. `own` is what this QP has under way
+    /// itself; a host never refuses when it is 0, so that no QP starves.
+    fn reserve(&mut self, av: &Av, qpn: Qpn, bytes: u32, own: u32) -> bool;
+
+    /// `bytes` of earlier reservations towards `(av.dgid, qpn)` arrived or were given up (RC only).
+    fn release(&mut self, av: &Av, qpn: Qpn, bytes: u32);
+}
+
+/// Everything a QP may reach while it works.
+pub trait Host: Memory + Completions + SharedReceives + FlowControl {
+    /// The time of this batch.
+    fn now(&self) -> Instant;
+}
+
+/// The packets of one batch, in the order they must leave.
+pub trait TxBatch {
+    /// Room for one packet towards `av`: `len` bytes from the first byte of the BTH to the end of the pad. The batch
+    /// adds the ICRC behind it when it is closed. `None`: the batch is full, send it and ask again.
+    fn slot(&mut self, av: &Av, len: usize) -> Option<&mut [u8]>;
+
+    /// Takes the last slot back: its payload could not be read.
+    fn retract(&mut self);
+}
+
+/// What [`crate::Qp::poll_transmit`] left behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TxState {
+    /// Nothing more to send now.
+    Drained,
+    /// The batch is full: send it and call again.
+    BatchFull,
+}

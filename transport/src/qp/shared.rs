@@ -1,0 +1,81 @@
+//! What requester and responder of one QP both read: identity, attributes, state; and what they tell the QP to do next.
+
+use crate::qp::attr::{QpAttr, QpState};
+use bitflags::bitflags;
+use roxe_wire::Qpn;
+
+/// Transport service of a QP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Service {
+    /// Reliable connection.
+    Rc,
+    /// Unreliable connection.
+    Uc,
+    /// Unreliable datagram.
+    Ud,
+}
+
+/// Depths and limits of a QP, fixed at creation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QpCaps {
+    /// Send work requests outstanding.
+    pub max_send_wr: u32,
+    /// Receive work requests outstanding; 0 with an SRQ.
+    pub max_recv_wr: u32,
+    /// Elements of a send list.
+    pub max_send_sge: u32,
+    /// Elements of a receive list.
+    pub max_recv_sge: u32,
+    /// Bytes of inline data.
+    pub max_inline_data: u32,
+}
+
+/// What a QP is created with.
+#[derive(Clone, Copy, Debug)]
+pub struct QpConfig {
+    /// Its number.
+    pub qpn: Qpn,
+    /// Its service.
+    pub service: Service,
+    /// Its queues.
+    pub caps: QpCaps,
+    /// Every send work request reports success, whatever its flags say.
+    pub sq_sig_all: bool,
+    /// Receives come from a shared receive queue; lists there have at most this many elements.
+    pub srq_max_sge: Option<u32>,
+    /// Largest UD payload, bytes: the port's active MTU.
+    pub port_mtu: u32,
+}
+
+bitflags! {
+    /// Affiliated asynchronous events a QP raises (IBA §11.6.3).
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct QpEvents: u8 {
+        /// First request received in RTR.
+        const COMM_EST = 1;
+        /// The send queue is drained (SQD).
+        const SQ_DRAINED = 1 << 1;
+        /// Completions can no longer be delivered.
+        const FATAL = 1 << 2;
+        /// A peer's request was illegal and no receive request could report it.
+        const REQ_ERR = 1 << 3;
+        /// A peer violated memory protection and no receive request could report it.
+        const ACCESS_ERR = 1 << 4;
+        /// In the error state and the last shared receive request is done.
+        const LAST_WQE_REACHED = 1 << 5;
+    }
+}
+
+/// State that both roles of a QP see.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) config: QpConfig,
+    pub(crate) state: QpState,
+    pub(crate) attr: QpAttr,
+    /// Raised and not yet taken by `poll_event`.
+    pub(crate) events: QpEvents,
+    /// A role hit a fatal error: the QP must enter the error state before the call returns.
+    pub(crate) failed: bool,
+    /// A send error on UC/UD: the QP must enter SQE before the call returns.
+    pub(crate) send_error: bool,
+}

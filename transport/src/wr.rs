@@ -1,0 +1,247 @@
+//! Work requests and completions as plain data: what goes into a queue and what comes out.
+//!
+//! The numeric values are those of the verbs ABI, so that the C edge converts by number. Touches only `wire`.
+
+use bitflags::bitflags;
+use roxe_wire::{Gid, ImmDt, LKey, Qkey, Qpn, RKey};
+
+/// One element of a scatter/gather list: `length` bytes at virtual address `addr` of the region `lkey`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sge {
+    /// Virtual address.
+    pub addr: u64,
+    /// Bytes. (The verbs rule "0 means 2^31" is applied at the C edge, not here.)
+    pub length: u32,
+    /// Key of the region.
+    pub lkey: LKey,
+}
+
+bitflags! {
+    /// Rights on a memory region, window or queue pair (values of `enum ibv_access_flags`).
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct Access: u32 {
+        /// The owner may have the card write here.
+        const LOCAL_WRITE = 1;
+        /// Peers may RDMA WRITE.
+        const REMOTE_WRITE = 1 << 1;
+        /// Peers may RDMA READ.
+        const REMOTE_READ = 1 << 2;
+        /// Peers may do atomics.
+        const REMOTE_ATOMIC = 1 << 3;
+        /// Memory windows may be bound here.
+        const MW_BIND = 1 << 4;
+        /// Addresses start at zero.
+        const ZERO_BASED = 1 << 5;
+        /// Pages need not be present at registration.
+        const ON_DEMAND = 1 << 6;
+        /// A hint that the memory is made of huge pages.
+        const HUGETLB = 1 << 7;
+        /// Peers may FLUSH with global visibility.
+        const FLUSH_GLOBAL = 1 << 8;
+        /// Peers may FLUSH to persistence.
+        const FLUSH_PERSISTENT = 1 << 9;
+        /// Accesses may be reordered.
+        const RELAXED_ORDERING = 1 << 20;
+    }
+}
+
+bitflags! {
+    /// Flags of a send work request (values of `enum ibv_send_flags`).
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct SendFlags: u32 {
+        /// Wait until earlier READs and atomics of this queue are complete.
+        const FENCE = 1;
+        /// Report success with a completion.
+        const SIGNALED = 1 << 1;
+        /// Ask the receiver to raise a solicited event.
+        const SOLICITED = 1 << 2;
+        /// The payload was copied at post time.
+        const INLINE = 1 << 3;
+    }
+}
+
+/// Where a datagram goes, or a connection leads: the resolved address vector.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Av {
+    /// Source GID; must be an address of the port.
+    pub sgid: Gid,
+    /// Destination GID.
+    pub dgid: Gid,
+    /// IPv4 TOS or IPv6 traffic class.
+    pub traffic_class: u8,
+    /// IPv4 TTL or IPv6 hop limit; 0 and 1 are sent as 64, as hardware does.
+    pub hop_limit: u8,
+    /// Flow label, 20 bits; chooses the UDP source port where the link can.
+    pub flow_label: u32,
+    /// Index of `sgid` in the port's table, for queries.
+    pub sgid_index: u8,
+}
+
+/// What a send work request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendOp {
+    /// SEND.
+    Send,
+    /// SEND with four bytes of immediate data.
+    SendImm(ImmDt),
+    /// SEND that invalidates a key of the receiver.
+    SendInvalidate(RKey),
+    /// RDMA WRITE to `remote_addr` under `rkey`.
+    Write { remote_addr: u64, rkey: RKey },
+    /// RDMA WRITE with immediate data.
+    WriteImm { remote_addr: u64, rkey: RKey, imm: ImmDt },
+    /// RDMA READ into the local list.
+    Read { remote_addr: u64, rkey: RKey },
+    /// Swap in `swap` if the remote word equals `compare`; the old value lands in the local list.
+    CompareSwap { remote_addr: u64, rkey: RKey, compare: u64, swap: u64 },
+    /// Add `add` to the remote word; the old value lands in the local list.
+    FetchAdd { remote_addr: u64, rkey: RKey, add: u64 },
+}
+
+/// Destination of one UD message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UdDest {
+    /// Address vector of the handle.
+    pub av: Av,
+    /// Destination queue pair.
+    pub qpn: Qpn,
+    /// Q_Key to send, or the QP's own if its top bit is set.
+    pub qkey: Qkey,
+}
+
+/// Where the payload of a send comes from.
+#[derive(Clone, Copy, Debug)]
+pub enum SendData<'a> {
+    /// Registered memory; also the landing place of READ and atomics.
+    Sges(&'a [Sge]),
+    /// Bytes copied at post time, up to `max_inline_data`.
+    Inline(&'a [u8]),
+}
+
+/// A send work request as it is posted.
+#[derive(Clone, Copy, Debug)]
+pub struct SendRequest<'a> {
+    /// Handed back in the completion.
+    pub wr_id: u64,
+    /// What to do.
+    pub op: SendOp,
+    /// FENCE, SIGNALED, SOLICITED (INLINE is implied by `data`).
+    pub flags: SendFlags,
+    /// Payload.
+    pub data: SendData<'a>,
+    /// Destination; required on UD, ignored elsewhere.
+    pub ud: Option<UdDest>,
+}
+
+/// A receive work request as it is posted.
+#[derive(Clone, Copy, Debug)]
+pub struct RecvRequest<'a> {
+    /// Handed back in the completion.
+    pub wr_id: u64,
+    /// Where the message lands.
+    pub sges: &'a [Sge],
+}
+
+/// Status of a completion (values of `enum ibv_wc_status`, IBA §11.6.2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum WcStatus {
+    /// Done.
+    #[default]
+    Success = 0,
+    /// A local buffer is too short or too long.
+    LocLenErr = 1,
+    /// The work request is malformed for this QP.
+    LocQpOpErr = 2,
+    /// EE context error (reliable datagram only; never produced).
+    LocEecOpErr = 3,
+    /// A local key, range or right is wrong.
+    LocProtErr = 4,
+    /// Not executed: the QP went to the error state first.
+    WrFlushErr = 5,
+    /// A memory window could not be bound.
+    MwBindErr = 6,
+    /// The responder answered something impossible.
+    BadRespErr = 7,
+    /// A protection error on a local buffer of a WRITE with immediate.
+    LocAccessErr = 8,
+    /// The responder found the request illegal.
+    RemInvReqErr = 9,
+    /// The responder's memory protection refused.
+    RemAccessErr = 10,
+    /// The responder could not complete the operation.
+    RemOpErr = 11,
+    /// No answer after `retry_cnt` retries.
+    RetryExcErr = 12,
+    /// The responder stayed not-ready for `rnr_retry` retries.
+    RnrRetryExcErr = 13,
+    /// Anything else; unusable QP or device.
+    GeneralErr = 21,
+}
+
+/// Operation of a completion (values of `enum ibv_wc_opcode`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum WcOpcode {
+    /// SEND in all forms.
+    #[default]
+    Send = 0,
+    /// RDMA WRITE, with or without immediate.
+    RdmaWrite = 1,
+    /// RDMA READ.
+    RdmaRead = 2,
+    /// COMPARE_SWAP.
+    CompSwap = 3,
+    /// FETCH_ADD.
+    FetchAdd = 4,
+    /// A SEND was received.
+    Recv = 128,
+    /// A WRITE with immediate was received.
+    RecvRdmaWithImm = 129,
+}
+
+/// Four bytes that came along with a received message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WcExtra {
+    /// Nothing.
+    #[default]
+    None,
+    /// Immediate data.
+    Imm(ImmDt),
+    /// This key was invalidated by the sender.
+    Invalidated(RKey),
+}
+
+/// A completion queue entry. On any status but `Success` only `wr_id`, `status`, `qpn` and `vendor_err` mean something
+/// (IBA §11.4.2.1), `opcode` is filled all the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cqe {
+    /// Of the work request.
+    pub wr_id: u64,
+    /// How it ended.
+    pub status: WcStatus,
+    /// What it was.
+    pub opcode: WcOpcode,
+    /// Why it failed, beyond `status`: see [`VendorErr`].
+    pub vendor_err: VendorErr,
+    /// Bytes received, read or swapped; on UD it includes the 40 bytes of GRH.
+    pub byte_len: u32,
+    /// Immediate data or invalidated key.
+    pub extra: WcExtra,
+    /// Local queue pair.
+    pub qpn: Qpn,
+    /// Remote queue pair (UD only).
+    pub src_qpn: Qpn,
+    /// Whether a GRH precedes the data (UD only).
+    pub grh: bool,
+    /// Layer-3 type of a received datagram as hardware reports it in `sl`: 0b1010 for IPv4, 0b1001 for IPv6, else 0.
+    pub sl: u8,
+    /// Raises "solicited only" events: the sender asked for it, or this is an error.
+    pub solicited: bool,
+    /// When it was generated, nanoseconds of the engine's clock.
+    pub timestamp: u64,
+}
+
+/// Detail of a failure, reported as `vendor_err`; the numbers are listed in the README.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct VendorErr(pub u32);

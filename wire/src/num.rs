@@ -1,0 +1,290 @@
+//! The numbers of the wire as types: each knows its width, its arithmetic and how it prints.
+//!
+//! Lives here: `Psn Msn Qpn Pkey Qkey LKey RKey Gid PathMtu`. Touches nothing but `core`.
+
+use core::fmt;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+const MASK_24: u32 = 0x00ff_ffff;
+
+/// Packet sequence number: 24 bits, modulo 2^24.
+///
+/// There is no `Ord`: modular numbers have no total order. Compare with [`Psn::distance`], which is meaningful while
+/// the two lie within half the space (2^23) of each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Psn(u32);
+
+impl Psn {
+    /// The low 24 bits of `value`.
+    pub const fn new(value: u32) -> Self {
+        Self(value & MASK_24)
+    }
+
+    /// The number, 0..2^24, host order.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+
+    /// The PSN `n` after this one.
+    #[must_use]
+    pub const fn add(self, n: u32) -> Self {
+        Self(self.0.wrapping_add(n) & MASK_24)
+    }
+
+    /// The PSN `n` before this one.
+    #[must_use]
+    pub const fn sub(self, n: u32) -> Self {
+        Self(self.0.wrapping_sub(n) & MASK_24)
+    }
+
+    /// The next PSN.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        self.add(1)
+    }
+
+    /// `self - other` as a signed 24-bit difference: negative when `self` is older, 0 when equal, positive when newer.
+    #[allow(clippy::cast_possible_wrap)]
+    pub const fn distance(self, other: Self) -> i32 {
+        ((self.0.wrapping_sub(other.0) << 8) as i32) >> 8
+    }
+
+    /// Whether this PSN is older than `other`.
+    pub const fn is_before(self, other: Self) -> bool {
+        self.distance(other) < 0
+    }
+
+    /// Whether this PSN is newer than `other`.
+    pub const fn is_after(self, other: Self) -> bool {
+        self.distance(other) > 0
+    }
+}
+
+impl fmt::Display for Psn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// Message sequence number: 24 bits, counts messages completed by a responder.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Msn(u32);
+
+impl Msn {
+    /// The low 24 bits of `value`.
+    pub const fn new(value: u32) -> Self {
+        Self(value & MASK_24)
+    }
+
+    /// The number, 0..2^24, host order.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+
+    /// The next MSN.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        Self(self.0.wrapping_add(1) & MASK_24)
+    }
+}
+
+/// Queue pair number: 24 bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Qpn(u32);
+
+impl Qpn {
+    /// The general services interface (connection management).
+    pub const GSI: Self = Self(1);
+    /// Destination of multicast packets.
+    pub const MULTICAST: Self = Self(MASK_24);
+
+    /// The low 24 bits of `value`.
+    pub const fn new(value: u32) -> Self {
+        Self(value & MASK_24)
+    }
+
+    /// The number, 0..2^24, host order.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Display for Qpn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+/// Partition key: 15 bits of key, bit 15 set for a full member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Pkey(pub u16);
+
+impl Pkey {
+    /// The only key a RoCE port has: default partition, full member.
+    pub const DEFAULT: Self = Self(0xffff);
+
+    /// Whether packets with `other` may reach an owner of this key: equal low 15 bits, not zero, and at least one of
+    /// both a full member (IBA §10.9.3).
+    pub const fn matches(self, other: Self) -> bool {
+        let (a, b) = (self.0, other.0);
+        (a & 0x7fff) == (b & 0x7fff) && (a & 0x7fff) != 0 && ((a | b) & 0x8000) != 0
+    }
+}
+
+/// Queue key of a datagram QP: 32 bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Qkey(pub u32);
+
+impl Qkey {
+    /// The well-known key of QP1.
+    pub const GSI: Self = Self(0x8001_0000);
+
+    /// Whether the top bit is set: a work request with such a key means "use the QP's own" (IBA §10.2.5).
+    pub const fn is_controlled(self) -> bool {
+        self.0 & 0x8000_0000 != 0
+    }
+}
+
+/// Local key of a memory region: 24 bits of index, 8 bits of tag.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct LKey(pub u32);
+
+/// Remote key of a memory region or window: 24 bits of index, 8 bits of tag.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct RKey(pub u32);
+
+/// Global identifier: 16 bytes in network order. On RoCEv2 it is the IP address; IPv4 is mapped as `::ffff:a.b.c.d`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Gid(pub [u8; 16]);
+
+impl Gid {
+    /// The address this GID stands for; an IPv4-mapped GID gives the IPv4 address.
+    pub fn to_ip(self) -> IpAddr {
+        let v6 = Ipv6Addr::from(self.0);
+        v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
+    }
+
+    /// Whether this is an IPv4-mapped GID, so that its packets carry an IPv4 header.
+    pub fn is_ipv4(self) -> bool {
+        matches!(self.to_ip(), IpAddr::V4(_))
+    }
+
+    /// Whether this names a multicast group: first byte 0xff, or an IPv4-mapped 224.0.0.0/4.
+    pub fn is_multicast(self) -> bool {
+        self.to_ip().is_multicast()
+    }
+
+    /// Whether all bytes are zero: an empty table entry.
+    pub fn is_zero(self) -> bool {
+        self.0 == [0; 16]
+    }
+}
+
+impl From<IpAddr> for Gid {
+    fn from(ip: IpAddr) -> Self {
+        match ip {
+            IpAddr::V4(v4) => v4.into(),
+            IpAddr::V6(v6) => Self(v6.octets()),
+        }
+    }
+}
+
+impl From<Ipv4Addr> for Gid {
+    fn from(v4: Ipv4Addr) -> Self {
+        Self(v4.to_ipv6_mapped().octets())
+    }
+}
+
+impl fmt::Display for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Ipv6Addr::from(self.0).fmt(f)
+    }
+}
+
+/// Payload bytes per packet of a path. The numeric values are those of verbs and CM messages (1..=5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum PathMtu {
+    /// 256 bytes.
+    Mtu256 = 1,
+    /// 512 bytes.
+    Mtu512 = 2,
+    /// 1024 bytes.
+    Mtu1024 = 3,
+    /// 2048 bytes.
+    Mtu2048 = 4,
+    /// 4096 bytes.
+    Mtu4096 = 5,
+}
+
+impl PathMtu {
+    /// All values, smallest first.
+    pub const ALL: [Self; 5] = [Self::Mtu256, Self::Mtu512, Self::Mtu1024, Self::Mtu2048, Self::Mtu4096];
+
+    /// Payload bytes of a full packet: 256..=4096.
+    pub const fn bytes(self) -> u32 {
+        128 << (self as u32)
+    }
+
+    /// The MTU with this code, 1..=5.
+    pub const fn from_code(code: u8) -> Option<Self> {
+        match code {
+            1 => Some(Self::Mtu256),
+            2 => Some(Self::Mtu512),
+            3 => Some(Self::Mtu1024),
+            4 => Some(Self::Mtu2048),
+            5 => Some(Self::Mtu4096),
+            _ => None,
+        }
+    }
+
+    /// The largest path MTU that a network device with this MTU (bytes of an IP packet) carries: the largest value not
+    /// above `netdev_mtu` − 96 (40 GRH + 8 UDP + 12 BTH + 4 XRCETH + 28 AtomicETH + 4 ICRC), as the kernel's core rule.
+    pub fn for_netdev(netdev_mtu: u32) -> Option<Self> {
+        Self::ALL.into_iter().rev().find(|mtu| mtu.bytes() + 96 <= netdev_mtu)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn psn_wraps_and_compares_modulo_2_24() {
+        let last = Psn::new(0xff_ffff);
+        assert_eq!(last.next(), Psn::new(0));
+        assert_eq!(Psn::new(0).distance(last), 1);
+        assert_eq!(last.distance(Psn::new(0)), -1);
+        assert!(last.is_before(Psn::new(5)));
+        assert_eq!(Psn::new(0x80_0000).distance(Psn::new(0)), -0x80_0000);
+        assert_eq!(Psn::new(0x7f_ffff).distance(Psn::new(0)), 0x7f_ffff);
+        assert_eq!(Psn::new(3).sub(5), Psn::new(0xff_fffe));
+    }
+
+    #[test]
+    fn pkeys_match_by_key_and_membership() {
+        assert!(Pkey::DEFAULT.matches(Pkey(0x7fff)));
+        assert!(!Pkey(0x7fff).matches(Pkey(0x7fff)));
+        assert!(!Pkey(0x8000).matches(Pkey(0x8000)));
+        assert!(!Pkey(0x8001).matches(Pkey(0x8002)));
+    }
+
+    #[test]
+    fn path_mtu_follows_the_core_rule() {
+        let at = |netdev| PathMtu::for_netdev(netdev).map(PathMtu::bytes);
+        assert_eq!(at(1500), Some(1024));
+        assert_eq!(at(4191), Some(2048));
+        assert_eq!(at(4192), Some(4096));
+        assert_eq!(at(65536), Some(4096));
+        assert_eq!(at(300), None);
+    }
+
+    #[test]
+    fn gids_are_addresses() {
+        let v4: Gid = Ipv4Addr::LOCALHOST.into();
+        assert!(v4.is_ipv4());
+        assert_eq!(v4.to_ip(), IpAddr::V4(Ipv4Addr::LOCALHOST));
+        assert!(Gid::from(IpAddr::V4(Ipv4Addr::new(239, 1, 2, 3))).is_multicast());
+        assert!(!v4.is_multicast());
+    }
+}
