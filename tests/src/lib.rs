@@ -1,1 +1,8 @@
-//! Placeholder; see the crate's description.
+//! What the cross-process tests and benchmarks share: building the product, running stock programs in pairs.
+//!
+//! Touches processes, temporary files and `/proc`; never the product's internals.
+
+pub mod build;
+pub mod pair;
+pub mod perftest;
+pub mod report;

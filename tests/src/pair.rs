@@ -1,0 +1,136 @@
+//! Two processes, a server and a client, under `roxe run`, bounded in time and always ended.
+
+use crate::build;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How often a condition is looked at while waiting for it.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// What one process left behind.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The command line, for messages.
+    pub command: String,
+    /// Whether it exited with status 0 in time.
+    pub ok: bool,
+    /// Standard output and standard error together.
+    pub output: String,
+}
+
+/// A running program with its output in a file; killed when dropped.
+struct Running {
+    command: String,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Running {
+    fn start(program: &str, args: &[String], envs: &[(&str, &str)], log: PathBuf) -> io::Result<Self> {
+        let file = File::create(&log)?;
+        let child = Command::new(build::roxe())
+            .arg("run")
+            .arg("--")
+            .arg(program)
+            .args(args)
+            .envs(envs.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(file.try_clone()?)
+            .stderr(file)
+            .spawn()?;
+        Ok(Self { command: format!("{program} {}", args.join(" ")), child, log })
+    }
+
+    fn exited(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
+    fn wait(mut self, deadline: Instant) -> Outcome {
+        while !self.exited() && Instant::now() < deadline {
+            thread::sleep(LOOK);
+        }
+        let (ok, note) = match self.child.try_wait() {
+            Ok(Some(status)) if status.success() => (true, String::new()),
+            Ok(Some(status)) => (false, format!("[ended with {status}]")),
+            Ok(None) => (false, "[still running at the time limit; killed]".to_owned()),
+            Err(e) => (false, format!("[lost: {e}]")),
+        };
+        let output = fs::read(&self.log).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default();
+        Outcome { command: self.command.clone(), ok, output: output + &note }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.exited() {
+            // It may end between the look and the kill; then there is nothing left to do.
+            let _ = self.child.kill();
+        }
+        let _ = self.child.wait();
+        let _ = fs::remove_file(&self.log);
+    }
+}
+
+/// One command line.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// Name or path.
+    pub name: String,
+    /// Arguments.
+    pub args: Vec<String>,
+}
+
+/// Runs `program` alone under `roxe run`.
+pub fn run(program: &Program, envs: &[(&str, &str)], limit: Duration) -> io::Result<Outcome> {
+    let deadline = Instant::now() + limit;
+    Ok(Running::start(&program.name, &program.args, envs, log_path("alone"))?.wait(deadline))
+}
+
+/// Starts `server`, waits until it listens on TCP `port`, runs `client`, and waits for both.
+pub fn run_pair(
+    server: &Program,
+    client: &Program,
+    port: u16,
+    envs: &[(&str, &str)],
+    limit: Duration,
+) -> io::Result<[Outcome; 2]> {
+    let deadline = Instant::now() + limit;
+    let mut first = Running::start(&server.name, &server.args, envs, log_path(&format!("s{port}")))?;
+    while !listens(port) && !first.exited() && Instant::now() < deadline {
+        thread::sleep(LOOK);
+    }
+    let second = Running::start(&client.name, &client.args, envs, log_path(&format!("c{port}")))?;
+    let client = second.wait(deadline);
+    // A client that failed leaves its server waiting for ever: give it a moment to say why, no more.
+    let server = first.wait(if client.ok { deadline } else { Instant::now() + Duration::from_secs(1) });
+    Ok([server, client])
+}
+
+fn log_path(tag: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("roxe-test-{}-{tag}.log", std::process::id()))
+}
+
+/// Whether some process of this network namespace listens on TCP `port` (column 2 is the local address, column 4 the
+/// state, 0A is LISTEN).
+fn listens(port: u16) -> bool {
+    let suffix = format!(":{port:04X}");
+    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
+        fs::read_to_string(table).is_ok_and(|text| {
+            text.lines().any(|line| {
+                let mut columns = line.split_whitespace().skip(1);
+                columns.next().is_some_and(|local| local.ends_with(&suffix)) && columns.nth(1) == Some("0A")
+            })
+        })
+    })
+}
+
+/// Whether `program` can be found in `PATH`.
+pub fn installed(program: &str) -> bool {
+    Path::new(program).is_file()
+        || std::env::var_os("PATH")
+            .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
+}

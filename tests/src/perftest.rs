@@ -1,0 +1,36 @@
+//! Reads the result table of Debian's perftest programs.
+
+/// One line of results: the message size and the columns behind it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// Message bytes.
+    pub size: u64,
+    /// Iterations, then the figures in the order the header names them.
+    pub figures: Vec<f64>,
+}
+
+/// The result lines in `output`: those that consist of numbers only and begin with a size.
+pub fn rows(output: &str) -> Vec<Row> {
+    output.lines().filter_map(row).collect()
+}
+
+fn row(line: &str) -> Option<Row> {
+    let numbers: Option<Vec<f64>> = line.split_whitespace().map(|word| word.parse().ok()).collect();
+    let numbers = numbers?;
+    let (size, figures) = numbers.split_first()?;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "sizes are small whole numbers")]
+    let size = (figures.len() >= 3 && *size >= 1.0 && size.fract() == 0.0).then_some(*size as u64)?;
+    Some(Row { size, figures: figures.to_vec() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_the_numbers_and_nothing_else() {
+        let text = " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n \
+                    65536      1000             2500.50            2400.25\t\t   0.038404\n local address: LID 0000\n";
+        assert_eq!(rows(text), vec![Row { size: 65536, figures: vec![1000.0, 2500.50, 2400.25, 0.038404] }]);
+    }
+}
