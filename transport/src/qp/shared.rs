@@ -79,3 +79,11 @@ pub(crate) struct Shared {
     /// A send error on UC/UD: the QP must enter SQE before the call returns.
     pub(crate) send_error: bool,
 }
+
+impl Shared {
+    /// A QP in RESET.
+    pub(crate) fn new(config: QpConfig) -> Self {
+        let attr = QpAttr::default();
+        Self { config, state: attr.state, attr, events: QpEvents::empty(), failed: false, send_error: false }
+    }
+}

@@ -1,0 +1,535 @@
+//! The attributes of a queue pair and its state machine as one table: which modify is legal, and what it changes.
+//!
+//! Lives here: `QpState`, `AttrMask`, `QpAttr`, `transition`, `check`, `apply`. Reads and writes only [`Shared`]; what a
+//! transition does to the queues is the business of `qp/mod.rs`.
+
+use crate::qp::shared::{Service, Shared};
+use crate::wr::{Access, Av};
+use bitflags::bitflags;
+use core::fmt;
+use roxe_wire::{PathMtu, Psn, Qkey, Qpn};
+use thiserror::Error;
+
+/// State of a queue pair (values of `enum ibv_qp_state`, IBA §10.3.1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum QpState {
+    /// Fresh or reset; the queues are empty.
+    #[default]
+    Reset = 0,
+    /// Receives may be posted.
+    Init = 1,
+    /// Ready to receive.
+    Rtr = 2,
+    /// Ready to send.
+    Rts = 3,
+    /// The send queue is drained: started requests finish, no other starts.
+    Sqd = 4,
+    /// A send failed on UC or UD: sends flush, receiving goes on.
+    Sqe = 5,
+    /// Everything flushes.
+    Err = 6,
+}
+
+impl QpState {
+    /// All states, in numeric order.
+    pub const ALL: [Self; 7] = [Self::Reset, Self::Init, Self::Rtr, Self::Rts, Self::Sqd, Self::Sqe, Self::Err];
+
+    /// The state with this `enum ibv_qp_state` value.
+    pub fn from_code(code: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| *state as u32 == code)
+    }
+
+    /// Whether incoming requests are executed (IBA §10.3.1: RTR, RTS, SQD and SQE).
+    pub const fn accepts_requests(self) -> bool {
+        matches!(self, Self::Rtr | Self::Rts | Self::Sqd | Self::Sqe)
+    }
+
+    /// Whether responses to own requests are taken.
+    pub const fn accepts_responses(self) -> bool {
+        matches!(self, Self::Rts | Self::Sqd)
+    }
+}
+
+bitflags! {
+    /// Which fields of a [`QpAttr`] a modify sets (values of `enum ibv_qp_attr_mask`).
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct AttrMask: u32 {
+        /// `state`.
+        const STATE = 1;
+        /// `cur_state`.
+        const CUR_STATE = 1 << 1;
+        /// `en_sqd_async_notify`.
+        const EN_SQD_ASYNC_NOTIFY = 1 << 2;
+        /// `access`.
+        const ACCESS_FLAGS = 1 << 3;
+        /// `pkey_index`.
+        const PKEY_INDEX = 1 << 4;
+        /// `port`.
+        const PORT = 1 << 5;
+        /// `qkey`.
+        const QKEY = 1 << 6;
+        /// `av`.
+        const AV = 1 << 7;
+        /// `path_mtu`.
+        const PATH_MTU = 1 << 8;
+        /// `timeout`.
+        const TIMEOUT = 1 << 9;
+        /// `retry_cnt`.
+        const RETRY_CNT = 1 << 10;
+        /// `rnr_retry`.
+        const RNR_RETRY = 1 << 11;
+        /// `rq_psn`.
+        const RQ_PSN = 1 << 12;
+        /// `max_rd_atomic`.
+        const MAX_QP_RD_ATOMIC = 1 << 13;
+        /// `alt_av`, `alt_pkey_index`, `alt_port`, `alt_timeout`.
+        const ALT_PATH = 1 << 14;
+        /// `min_rnr_timer`.
+        const MIN_RNR_TIMER = 1 << 15;
+        /// `sq_psn`.
+        const SQ_PSN = 1 << 16;
+        /// `max_dest_rd_atomic`.
+        const MAX_DEST_RD_ATOMIC = 1 << 17;
+        /// `path_mig_state`.
+        const PATH_MIG_STATE = 1 << 18;
+        /// Queue depths; they cannot be changed.
+        const CAP = 1 << 19;
+        /// `dest_qpn`.
+        const DEST_QPN = 1 << 20;
+        /// Packet pacing; not offered.
+        const RATE_LIMIT = 1 << 25;
+    }
+}
+
+impl fmt::Display for AttrMask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        bitflags::parser::to_writer(self, f)
+    }
+}
+
+/// The attributes of a queue pair, as modify sets and query reports them (`struct ibv_qp_attr`, IBA §11.2.5.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpAttr {
+    /// The state; the target of a modify.
+    pub state: QpState,
+    /// On input with `CUR_STATE`: the state that the caller believes the QP is in.
+    pub cur_state: Option<QpState>,
+    /// Payload bytes of a full packet.
+    pub path_mtu: PathMtu,
+    /// `enum ibv_mig_state`; always 0, migrated.
+    pub path_mig_state: u8,
+    /// Key that datagrams to this QP must carry.
+    pub qkey: Qkey,
+    /// First PSN expected from the peer.
+    pub rq_psn: Psn,
+    /// First PSN sent to the peer.
+    pub sq_psn: Psn,
+    /// The peer.
+    pub dest_qpn: Qpn,
+    /// What the peer may do.
+    pub access: Access,
+    /// The way to the peer.
+    pub av: Av,
+    /// Alternate way; not offered.
+    pub alt_av: Av,
+    /// Index in the P_Key table; 0.
+    pub pkey_index: u16,
+    /// Alternate index in the P_Key table; not offered.
+    pub alt_pkey_index: u16,
+    /// Raise `SQ_DRAINED` when the send queue is drained.
+    pub en_sqd_async_notify: bool,
+    /// READs and atomics this QP may have outstanding at the peer.
+    pub max_rd_atomic: u8,
+    /// READs and atomics the peer may have outstanding here.
+    pub max_dest_rd_atomic: u8,
+    /// Code of the wait that an RNR NAK asks for, 0..=31.
+    pub min_rnr_timer: u8,
+    /// Physical port; 1.
+    pub port: u8,
+    /// Code of the local ACK timeout, 0..=31.
+    pub timeout: u8,
+    /// Retries after a timeout or a sequence error, 0..=7.
+    pub retry_cnt: u8,
+    /// Retries after RNR NAK, 0..=7; 7 is without end.
+    pub rnr_retry: u8,
+    /// Alternate port; not offered.
+    pub alt_port: u8,
+    /// Alternate local ACK timeout; not offered.
+    pub alt_timeout: u8,
+}
+
+impl Default for QpAttr {
+    fn default() -> Self {
+        Self {
+            state: QpState::Reset,
+            cur_state: None,
+            path_mtu: PathMtu::Mtu256,
+            path_mig_state: 0,
+            qkey: Qkey::default(),
+            rq_psn: Psn::default(),
+            sq_psn: Psn::default(),
+            dest_qpn: Qpn::default(),
+            access: Access::default(),
+            av: Av::default(),
+            alt_av: Av::default(),
+            pkey_index: 0,
+            alt_pkey_index: 0,
+            en_sqd_async_notify: false,
+            max_rd_atomic: 0,
+            max_dest_rd_atomic: 0,
+            min_rnr_timer: 0,
+            port: 1,
+            timeout: 0,
+            retry_cnt: 0,
+            rnr_retry: 0,
+            alt_port: 0,
+            alt_timeout: 0,
+        }
+    }
+}
+
+/// Why a modify was refused. Nothing changed. All of them are `EINVAL` in C.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum ModifyError {
+    /// The state machine has no such edge.
+    #[error("a queue pair cannot go from {from:?} to {to:?}")]
+    BadTransition {
+        /// The state it is in.
+        from: QpState,
+        /// The state asked for.
+        to: QpState,
+    },
+    /// The edge needs these attributes too.
+    #[error("the transition also needs {0}")]
+    Missing(AttrMask),
+    /// The edge does not take these attributes.
+    #[error("the transition does not take {0}")]
+    Forbidden(AttrMask),
+    /// The value of this attribute is out of range.
+    #[error("the value of {0} is out of range")]
+    BadValue(AttrMask),
+}
+
+/// READs and atomics that a QP can have outstanding, each way.
+pub const MAX_RD_ATOMIC: u8 = 128;
+
+/// Union of several masks, for the table.
+const fn all(masks: &[AttrMask]) -> AttrMask {
+    let mut bits = 0;
+    let mut i = 0;
+    while i < masks.len() {
+        bits |= masks[i].bits();
+        i += 1;
+    }
+    AttrMask::from_bits_retain(bits)
+}
+
+/// One edge of the state machine of one service.
+struct Edge {
+    service: Service,
+    from: QpState,
+    to: QpState,
+    required: AttrMask,
+    optional: AttrMask,
+}
+
+const fn edge(service: Service, from: QpState, to: QpState, required: AttrMask, optional: AttrMask) -> Edge {
+    Edge { service, from, to, required, optional }
+}
+
+/// Every edge that carries attributes (IBA §11.2.5.2, table 92). Edges into RESET and ERR take none and are in
+/// [`transition`].
+const TABLE: &[Edge] = {
+    use QpState::{Init, Reset, Rtr, Rts, Sqd, Sqe};
+    use Service::{Rc, Uc, Ud};
+    type M = AttrMask;
+    const NONE: M = M::empty();
+    const RC_INIT: M = all(&[M::PKEY_INDEX, M::PORT, M::ACCESS_FLAGS]);
+    const UD_INIT: M = all(&[M::PKEY_INDEX, M::PORT, M::QKEY]);
+    const UC_RTR: M = all(&[M::AV, M::PATH_MTU, M::DEST_QPN, M::RQ_PSN]);
+    const RC_RTR: M = all(&[UC_RTR, M::MAX_DEST_RD_ATOMIC, M::MIN_RNR_TIMER]);
+    const RTR_OPT: M = all(&[M::ALT_PATH, M::ACCESS_FLAGS, M::PKEY_INDEX]);
+    const RC_RTS: M = all(&[M::TIMEOUT, M::RETRY_CNT, M::RNR_RETRY, M::SQ_PSN, M::MAX_QP_RD_ATOMIC]);
+    const UC_RTS_OPT: M = all(&[M::CUR_STATE, M::ALT_PATH, M::ACCESS_FLAGS, M::PATH_MIG_STATE]);
+    const RC_RTS_OPT: M = all(&[UC_RTS_OPT, M::MIN_RNR_TIMER]);
+    const UD_RTS_OPT: M = all(&[M::CUR_STATE, M::QKEY]);
+    const UC_SQD: M = all(&[M::AV, M::ALT_PATH, M::ACCESS_FLAGS, M::PKEY_INDEX, M::PATH_MIG_STATE]);
+    const RC_SQD_RETRY: M = all(&[M::TIMEOUT, M::RETRY_CNT, M::RNR_RETRY, M::MIN_RNR_TIMER]);
+    const RC_SQD: M = all(&[UC_SQD, M::PORT, RC_SQD_RETRY, M::MAX_QP_RD_ATOMIC, M::MAX_DEST_RD_ATOMIC]);
+    &[
+        edge(Rc, Reset, Init, RC_INIT, NONE),
+        edge(Rc, Init, Init, NONE, RC_INIT),
+        edge(Rc, Init, Rtr, RC_RTR, RTR_OPT),
+        edge(Rc, Rtr, Rts, RC_RTS, RC_RTS_OPT),
+        edge(Rc, Rts, Rts, NONE, RC_RTS_OPT),
+        edge(Rc, Rts, Sqd, NONE, M::EN_SQD_ASYNC_NOTIFY),
+        edge(Rc, Sqd, Rts, NONE, RC_RTS_OPT),
+        edge(Rc, Sqd, Sqd, NONE, RC_SQD),
+        edge(Uc, Reset, Init, RC_INIT, NONE),
+        edge(Uc, Init, Init, NONE, RC_INIT),
+        edge(Uc, Init, Rtr, UC_RTR, RTR_OPT),
+        edge(Uc, Rtr, Rts, M::SQ_PSN, UC_RTS_OPT),
+        edge(Uc, Rts, Rts, NONE, UC_RTS_OPT),
+        edge(Uc, Rts, Sqd, NONE, M::EN_SQD_ASYNC_NOTIFY),
+        edge(Uc, Sqd, Rts, NONE, UC_RTS_OPT),
+        edge(Uc, Sqd, Sqd, NONE, UC_SQD),
+        edge(Uc, Sqe, Rts, NONE, all(&[M::CUR_STATE, M::ACCESS_FLAGS])),
+        edge(Ud, Reset, Init, UD_INIT, NONE),
+        edge(Ud, Init, Init, NONE, UD_INIT),
+        edge(Ud, Init, Rtr, NONE, all(&[M::PKEY_INDEX, M::QKEY])),
+        edge(Ud, Rtr, Rts, M::SQ_PSN, UD_RTS_OPT),
+        edge(Ud, Rts, Rts, NONE, UD_RTS_OPT),
+        edge(Ud, Rts, Sqd, NONE, M::EN_SQD_ASYNC_NOTIFY),
+        edge(Ud, Sqd, Rts, NONE, UD_RTS_OPT),
+        edge(Ud, Sqd, Sqd, NONE, all(&[M::PKEY_INDEX, M::QKEY])),
+        edge(Ud, Sqe, Rts, NONE, UD_RTS_OPT),
+    ]
+};
+
+/// What a modify of a `service` QP from `from` to `to` requires and what it may set besides; `None` if there is no such
+/// edge. `STATE` itself is always allowed and in neither mask.
+pub fn transition(service: Service, from: QpState, to: QpState) -> Option<(AttrMask, AttrMask)> {
+    match to {
+        QpState::Reset => Some((AttrMask::empty(), AttrMask::empty())),
+        QpState::Err if from != QpState::Reset => Some((AttrMask::empty(), AttrMask::empty())),
+        _ => TABLE
+            .iter()
+            .find(|edge| edge.service == service && edge.from == from && edge.to == to)
+            .map(|edge| (edge.required, edge.optional)),
+    }
+}
+
+/// Whether the QP may be modified like this: the state it would be in afterwards, or why not. Changes nothing.
+pub(crate) fn check(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> Result<QpState, ModifyError> {
+    let from = sh.state;
+    check_cur_state(from, attr, mask)?;
+    let to = if mask.contains(AttrMask::STATE) { attr.state } else { from };
+    let (required, optional) =
+        transition(sh.config.service, from, to).ok_or(ModifyError::BadTransition { from, to })?;
+    let missing = required.difference(mask);
+    if !missing.is_empty() {
+        return Err(ModifyError::Missing(missing));
+    }
+    let forbidden = mask.difference(required.union(optional).union(AttrMask::STATE));
+    if !forbidden.is_empty() {
+        return Err(ModifyError::Forbidden(forbidden));
+    }
+    check_values(sh, attr, mask)?;
+    Ok(to)
+}
+
+/// `CUR_STATE` states what the caller believes. It may only be given where sends are possible (IBA §11.2.5.2), and a
+/// wrong belief is refused: looking up the edge of another state could restart PSNs of a live connection.
+fn check_cur_state(from: QpState, attr: &QpAttr, mask: AttrMask) -> Result<(), ModifyError> {
+    let allowed = matches!(from, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
+    if mask.contains(AttrMask::CUR_STATE) && !(allowed && attr.cur_state == Some(from)) {
+        return Err(ModifyError::BadValue(AttrMask::CUR_STATE));
+    }
+    Ok(())
+}
+
+/// Whether every value named by `mask` is one that this port and this library can honour.
+fn check_values(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> Result<(), ModifyError> {
+    let rules = [
+        (AttrMask::PKEY_INDEX, attr.pkey_index == 0),
+        (AttrMask::PORT, attr.port == 1),
+        (AttrMask::AV, is_unicast_path(&attr.av)),
+        (AttrMask::PATH_MTU, attr.path_mtu.bytes() <= sh.config.port_mtu),
+        (AttrMask::TIMEOUT, attr.timeout <= 31),
+        (AttrMask::RETRY_CNT, attr.retry_cnt <= 7),
+        (AttrMask::RNR_RETRY, attr.rnr_retry <= 7),
+        (AttrMask::MIN_RNR_TIMER, attr.min_rnr_timer <= 31),
+        (AttrMask::MAX_QP_RD_ATOMIC, attr.max_rd_atomic <= MAX_RD_ATOMIC),
+        (AttrMask::MAX_DEST_RD_ATOMIC, attr.max_dest_rd_atomic <= MAX_RD_ATOMIC),
+        // Path migration does not exist on RoCE (the Linux core refuses it too): the only state is "migrated".
+        (AttrMask::ALT_PATH, false),
+        (AttrMask::PATH_MIG_STATE, attr.path_mig_state == 0),
+    ];
+    match rules.into_iter().find(|(bit, legal)| mask.contains(*bit) && !legal) {
+        Some((bit, _)) => Err(ModifyError::BadValue(bit)),
+        None => Ok(()),
+    }
+}
+
+/// Whether a connection can run over `av`: one host at each end, both of one address family.
+fn is_unicast_path(av: &Av) -> bool {
+    !av.dgid.is_zero() && !av.dgid.is_multicast() && av.sgid.is_ipv4() == av.dgid.is_ipv4()
+}
+
+/// Copies the attributes that `mask` names and enters `to`, the state that [`check`] returned.
+pub(crate) fn apply(sh: &mut Shared, attr: &QpAttr, mask: AttrMask, to: QpState) {
+    let own = &mut sh.attr;
+    let set = |bit| mask.contains(bit);
+    macro_rules! copy {
+        ($($bit:ident => $field:ident),* $(,)?) => { $(if set(AttrMask::$bit) { own.$field = attr.$field; })* };
+    }
+    copy! {
+        EN_SQD_ASYNC_NOTIFY => en_sqd_async_notify,
+        ACCESS_FLAGS => access,
+        PKEY_INDEX => pkey_index,
+        PORT => port,
+        QKEY => qkey,
+        AV => av,
+        PATH_MTU => path_mtu,
+        TIMEOUT => timeout,
+        RETRY_CNT => retry_cnt,
+        RNR_RETRY => rnr_retry,
+        RQ_PSN => rq_psn,
+        MAX_QP_RD_ATOMIC => max_rd_atomic,
+        MIN_RNR_TIMER => min_rnr_timer,
+        SQ_PSN => sq_psn,
+        MAX_DEST_RD_ATOMIC => max_dest_rd_atomic,
+        PATH_MIG_STATE => path_mig_state,
+        DEST_QPN => dest_qpn,
+    }
+    own.state = to;
+    sh.state = to;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::qp::shared::{QpCaps, QpConfig};
+    use std::fmt::Write;
+
+    fn shared(service: Service, state: QpState) -> Shared {
+        let caps = QpCaps::default();
+        let qpn = Qpn::new(2);
+        let config = QpConfig { qpn, service, caps, sq_sig_all: false, srq_max_sge: None, port_mtu: 4096 };
+        let mut sh = Shared::new(config);
+        sh.state = state;
+        sh
+    }
+
+    /// An attribute set whose every value is legal.
+    fn legal(state: QpState) -> QpAttr {
+        let dgid = core::net::Ipv4Addr::LOCALHOST.into();
+        QpAttr { state, av: Av { sgid: dgid, dgid, ..Av::default() }, ..QpAttr::default() }
+    }
+
+    fn render() -> String {
+        let mut text = String::new();
+        for service in [Service::Rc, Service::Uc, Service::Ud] {
+            for from in QpState::ALL {
+                for to in QpState::ALL {
+                    if let Some((required, optional)) = transition(service, from, to) {
+                        writeln!(text, "{service:?} {from:?} -> {to:?}: required [{required}] optional [{optional}]")
+                            .expect("a String takes everything");
+                    }
+                }
+            }
+        }
+        text
+    }
+
+    #[test]
+    fn the_table_is_the_one_reviewed() {
+        let (now, reviewed) = (render(), include_str!("state_table.txt"));
+        assert!(now == reviewed, "the state machine changed; review it and update state_table.txt:\n{now}");
+    }
+
+    #[test]
+    fn each_edge_takes_exactly_its_attributes() {
+        for edge in TABLE {
+            let sh = shared(edge.service, edge.from);
+            let attr = legal(edge.to);
+            let mask = edge.required | AttrMask::STATE;
+            assert_eq!(check(&sh, &attr, mask), Ok(edge.to));
+            for bit in edge.required.iter() {
+                assert_eq!(check(&sh, &attr, mask - bit), Err(ModifyError::Missing(bit)));
+            }
+            for bit in (AttrMask::all() - mask - edge.optional).iter() {
+                // A belief about the state is judged before the edge is looked up.
+                if bit != AttrMask::CUR_STATE {
+                    assert_eq!(check(&sh, &attr, mask | bit), Err(ModifyError::Forbidden(bit)));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn without_a_state_the_qp_stays_where_it_is() {
+        let sh = shared(Service::Rc, QpState::Rts);
+        assert_eq!(check(&sh, &legal(QpState::Reset), AttrMask::ACCESS_FLAGS), Ok(QpState::Rts));
+    }
+
+    #[test]
+    fn edges_that_do_not_exist_are_named() {
+        for (from, to) in [(QpState::Reset, QpState::Err), (QpState::Rtr, QpState::Rtr), (QpState::Rtr, QpState::Sqd)] {
+            let sh = shared(Service::Rc, from);
+            assert_eq!(check(&sh, &legal(to), AttrMask::STATE), Err(ModifyError::BadTransition { from, to }));
+        }
+    }
+
+    #[test]
+    fn the_believed_state_must_be_the_real_one() {
+        let mask = AttrMask::STATE | AttrMask::CUR_STATE;
+        let sh = shared(Service::Rc, QpState::Rts);
+        let with = |cur| QpAttr { cur_state: cur, ..legal(QpState::Rts) };
+        assert_eq!(check(&sh, &with(Some(QpState::Rts)), mask), Ok(QpState::Rts));
+        let refused = Err(ModifyError::BadValue(AttrMask::CUR_STATE));
+        assert_eq!(check(&sh, &with(Some(QpState::Sqd)), mask), refused);
+        assert_eq!(check(&sh, &with(None), mask), refused);
+        let init = QpAttr { cur_state: Some(QpState::Init), ..legal(QpState::Init) };
+        assert_eq!(check(&shared(Service::Rc, QpState::Init), &init, mask), refused);
+    }
+
+    /// Both sides of every limit: `set` puts a value, the first is the last legal one, the second the first illegal one.
+    fn limit(mask: AttrMask, set: impl Fn(&mut QpAttr, u8), last_legal: u8) {
+        let sh = shared(Service::Rc, QpState::Sqd);
+        for value in [last_legal, last_legal + 1] {
+            let mut attr = legal(QpState::Sqd);
+            set(&mut attr, value);
+            let expected = if value == last_legal { Ok(QpState::Sqd) } else { Err(ModifyError::BadValue(mask)) };
+            assert_eq!(check(&sh, &attr, mask), expected, "{mask} = {value}");
+        }
+    }
+
+    #[test]
+    fn values_are_checked_on_both_sides_of_their_limits() {
+        limit(AttrMask::TIMEOUT, |attr, v| attr.timeout = v, 31);
+        limit(AttrMask::RETRY_CNT, |attr, v| attr.retry_cnt = v, 7);
+        limit(AttrMask::RNR_RETRY, |attr, v| attr.rnr_retry = v, 7);
+        limit(AttrMask::MIN_RNR_TIMER, |attr, v| attr.min_rnr_timer = v, 31);
+        limit(AttrMask::MAX_QP_RD_ATOMIC, |attr, v| attr.max_rd_atomic = v, MAX_RD_ATOMIC);
+        limit(AttrMask::MAX_DEST_RD_ATOMIC, |attr, v| attr.max_dest_rd_atomic = v, MAX_RD_ATOMIC);
+        limit(AttrMask::PKEY_INDEX, |attr, v| attr.pkey_index = v.into(), 0);
+        limit(AttrMask::PORT, |attr, v| attr.port = v, 1);
+        limit(AttrMask::PATH_MIG_STATE, |attr, v| attr.path_mig_state = v, 0);
+    }
+
+    #[test]
+    fn the_path_must_fit_the_port_and_lead_to_one_host() {
+        let mask = transition(Service::Uc, QpState::Init, QpState::Rtr).expect("an edge").0 | AttrMask::STATE;
+        let mut sh = shared(Service::Uc, QpState::Init);
+        sh.config.port_mtu = 1024;
+        let at = |path_mtu| QpAttr { path_mtu, ..legal(QpState::Rtr) };
+        assert_eq!(check(&sh, &at(PathMtu::Mtu1024), mask), Ok(QpState::Rtr));
+        assert_eq!(check(&sh, &at(PathMtu::Mtu2048), mask), Err(ModifyError::BadValue(AttrMask::PATH_MTU)));
+        let group = core::net::Ipv4Addr::new(239, 0, 0, 1).into();
+        for dgid in [roxe_wire::Gid::default(), group, roxe_wire::Gid([0x20; 16])] {
+            let mut attr = at(PathMtu::Mtu256);
+            attr.av.dgid = dgid;
+            assert_eq!(check(&sh, &attr, mask), Err(ModifyError::BadValue(AttrMask::AV)), "{dgid}");
+        }
+    }
+
+    #[test]
+    fn only_named_attributes_are_copied() {
+        let mut sh = shared(Service::Rc, QpState::Rtr);
+        let attr = QpAttr { timeout: 14, retry_cnt: 7, sq_psn: Psn::new(9), ..legal(QpState::Rts) };
+        apply(&mut sh, &attr, AttrMask::STATE | AttrMask::TIMEOUT | AttrMask::SQ_PSN, QpState::Rts);
+        assert_eq!((sh.attr.timeout, sh.attr.retry_cnt, sh.attr.sq_psn), (14, 0, Psn::new(9)));
+        assert_eq!((sh.state, sh.attr.state), (QpState::Rts, QpState::Rts));
+    }
+
+    #[test]
+    fn codes_are_those_of_the_verbs_abi() {
+        for (code, state) in (0..).zip(QpState::ALL) {
+            assert_eq!(QpState::from_code(code), Some(state));
+        }
+        assert_eq!(QpState::from_code(7), None);
+        assert_eq!((AttrMask::DEST_QPN.bits(), AttrMask::RATE_LIMIT.bits()), (0x10_0000, 1 << 25));
+    }
+}
