@@ -1,6 +1,125 @@
 //! RoCEv2 packets: bytes to values that can only be legal, and back.
+//!
+//! # Who checks what
+//!
+//! [`Packet::parse`] takes the payload of a UDP datagram and answers either with a packet that is legal in itself
+//! (a defined opcode, exactly the headers that opcode has, a payload and a pad the opcode may carry) or with a
+//! [`ParseError`]. Nobody asks these questions again. It does not check the ICRC, because that needs the IP header:
+//! [`icrc::verify`] does, or [`icrc::solve_ident`] where the IPv4 identification is unknown. What depends on a queue
+//! pair (keys, PSNs, the order of opcodes, a payload of exactly one path MTU) is the transport's to check.
+//!
+//! [`Header::emit`] is the other direction. What it writes parses back to the same values. What was parsed is written
+//! back byte for byte, but for fields the receiver must ignore and the sender must zero: reserved bits, pad bytes and
+//! the pad count of a packet without payload.
+//!
+//! # What cannot happen
+//!
+//! No input makes anything here panic. There is no `unsafe`, no allocation and no I/O. The crate itself uses only
+//! `core`; its one dependency, the CRC, uses `std` to find out what the processor can do.
+//!
+//! # Example
+//!
+//! ```
+//! use roxe_wire::{Bth, Header, Kind, NetHeader, Packet, Psn, Qpn, Request, SendTail, icrc};
+//!
+//! let loopback = std::net::Ipv4Addr::LOCALHOST.into();
+//! let net = NetHeader { src: loopback, dst: loopback, src_port: 0xc132, ..NetHeader::default() };
+//! let bth = Bth { ack_req: true, ..Bth::new(Qpn::new(0x11), Psn::new(256)) };
+//! let header = Header { bth, kind: Kind::RcRequest(Request::SendOnly(SendTail::Plain)) };
+//!
+//! let mut datagram = vec![0; header.padded_len(5) + icrc::LEN];
+//! let room = datagram.len() - icrc::LEN;
+//! header.emit(5, &mut datagram[..room]).expect("an exact slot").copy_from_slice(b"hello");
+//! icrc::seal(&net, &mut datagram);
+//!
+//! assert!(icrc::verify(&net, &datagram));
+//! let packet = Packet::parse(&datagram)?;
+//! assert_eq!(packet.header, header);
+//! assert_eq!(packet.payload, b"hello");
+//! assert_eq!(packet.to_string(), "RC SEND_ONLY dqpn=0x11 psn=256 ackreq len=5");
+//! # Ok::<(), roxe_wire::ParseError>(())
+//! ```
 #![no_std]
 #![forbid(unsafe_code)]
 
+mod bytes;
+
+pub mod bth;
+pub mod ext;
+pub mod icrc;
 pub mod net;
 pub mod num;
+pub mod opcode;
+pub mod packet;
+
+pub use bth::Bth;
+pub use ext::{
+    Aeth, AtomicAckEth, AtomicEth, Deth, Feth, Ieth, ImmDt, NakCode, Placement, Reth, Selectivity, Syndrome, XrcEth,
+};
+pub use net::NetHeader;
+pub use num::{Gid, LKey, Msn, PathMtu, Pkey, Psn, Qkey, Qpn, RKey};
+pub use opcode::{Opcode, Operation};
+pub use packet::{Header, Kind, Packet, Request, Response, SendTail, UcRequest};
+
+use core::fmt;
+
+/// The UDP destination port of every RoCEv2 packet, in both directions.
+pub const UDP_PORT: u16 = 4791;
+
+/// The most payload bytes a packet carries: the largest path MTU.
+pub const MAX_PAYLOAD: usize = 4096;
+
+/// Why bytes are not a RoCEv2 packet. All of these are dropped in silence and counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ParseError {
+    /// Not IPv4 or IPv6, or with options, extension headers or fragments that RoCEv2 does not use.
+    NotIp,
+    /// Not UDP, or not to port 4791.
+    NotRoce,
+    /// Shorter than the headers or the length fields say.
+    Truncated,
+    /// The transport header version is not 0.
+    Version,
+    /// An opcode that is reserved or of a transport this implementation does not know.
+    Opcode,
+    /// The pad count does not go with the payload: not a multiple of 4 bytes, more pad than payload, or a pad where
+    /// there must be none.
+    Pad,
+    /// A payload the opcode cannot carry: one where there must be none, none where there must be one, or too long.
+    PayloadLength,
+}
+
+impl ParseError {
+    /// All of them, for counters.
+    pub const ALL: [Self; 7] =
+        [Self::NotIp, Self::NotRoce, Self::Truncated, Self::Version, Self::Opcode, Self::Pad, Self::PayloadLength];
+
+    /// A short name for counters and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NotIp => "not_ip",
+            Self::NotRoce => "not_roce",
+            Self::Truncated => "truncated",
+            Self::Version => "bth_version",
+            Self::Opcode => "bad_opcode",
+            Self::Pad => "bad_pad",
+            Self::PayloadLength => "bad_payload_length",
+        }
+    }
+}
+
+impl fmt::Display for ParseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotIp => "not a plain IPv4 or IPv6 packet",
+            Self::NotRoce => "not a UDP datagram to port 4791",
+            Self::Truncated => "shorter than its headers",
+            Self::Version => "transport header version is not 0",
+            Self::Opcode => "unknown opcode",
+            Self::Pad => "pad count does not fit the payload",
+            Self::PayloadLength => "payload length does not fit the opcode",
+        })
+    }
+}
+
+impl core::error::Error for ParseError {}

@@ -1,11 +1,13 @@
 //! What the IP and UDP headers around a packet say, as far as RoCEv2 cares.
 //!
-//! The ICRC covers these fields ([`crate::icrc`]) and a UD receiver is handed them as a GRH. Touches nothing but `core`.
+//! The ICRC covers these fields ([`crate::icrc`]) and a UD receiver is handed them as a GRH. Touches `num`.
 
-use crate::num::Gid;
+use crate::bytes::Reader;
+use crate::{Gid, ParseError, UDP_PORT};
+use core::net::IpAddr;
 
-/// The network header of one received or sent packet. IPv4 or IPv6 follows from `src` and `dst`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The network header of one received or sent packet. IPv4 or IPv6 follows from `dst`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NetHeader {
     /// Source address.
     pub src: Gid,
@@ -21,4 +23,147 @@ pub struct NetHeader {
     pub flow_label: u32,
     /// IPv4 identification; 0 for IPv6.
     pub ident: u16,
+}
+
+const IPV4_LEN: usize = 20;
+const IPV6_LEN: usize = 40;
+const UDP_LEN: usize = 8;
+const PROTOCOL_UDP: u8 = 17;
+const DONT_FRAGMENT: u16 = 0x4000;
+
+impl NetHeader {
+    /// Whether the packet travels in IPv4.
+    #[inline]
+    pub fn is_ipv4(&self) -> bool {
+        self.dst.is_ipv4()
+    }
+
+    /// The 40 bytes in front of the payload in a UD receive buffer: the IPv6 header, or 20 zero bytes and the IPv4
+    /// header with a valid checksum. `udp_payload_len` counts from the BTH to the ICRC.
+    pub fn to_grh(&self, udp_payload_len: usize) -> [u8; 40] {
+        if !self.is_ipv4() {
+            return self.ipv6_header(udp_payload_len);
+        }
+        let mut header = self.ipv4_header(udp_payload_len);
+        let checksum = internet_checksum(&header).to_be_bytes();
+        [header[10], header[11]] = checksum;
+        let mut area = [0; 40];
+        if let Some((_, ipv4)) = area.split_last_chunk_mut() {
+            *ipv4 = header;
+        }
+        area
+    }
+
+    /// Reads an IP packet (no Ethernet header) and returns what it says with its UDP payload, ICRC included. What
+    /// follows the length given in the IP header is Ethernet padding and is left out.
+    ///
+    /// # Errors
+    /// [`ParseError::NotIp`], [`ParseError::NotRoce`] or [`ParseError::Truncated`].
+    pub fn parse_ip(packet: &[u8]) -> Result<(Self, &[u8]), ParseError> {
+        let version = packet.first().ok_or(ParseError::Truncated)? >> 4;
+        let (mut net, protocol, datagram) = match version {
+            4 => parse_ipv4(packet)?,
+            6 => parse_ipv6(packet)?,
+            _ => return Err(ParseError::NotIp),
+        };
+        if protocol != PROTOCOL_UDP {
+            return Err(ParseError::NotRoce);
+        }
+        let (src_port, payload) = parse_udp(datagram)?;
+        net.src_port = src_port;
+        Ok((net, payload))
+    }
+
+    /// The IPv4 header with DF set and checksum 0.
+    pub(crate) fn ipv4_header(&self, udp_payload_len: usize) -> [u8; IPV4_LEN] {
+        let [len_high, len_low] = wire_length(IPV4_LEN + UDP_LEN, udp_payload_len);
+        let [id_high, id_low] = self.ident.to_be_bytes();
+        let [df, fragment] = DONT_FRAGMENT.to_be_bytes();
+        let [.., s0, s1, s2, s3] = self.src.0;
+        let [.., d0, d1, d2, d3] = self.dst.0;
+        #[rustfmt::skip]
+        let header = [
+            0x45, self.traffic_class, len_high, len_low,
+            id_high, id_low, df, fragment,
+            self.hop_limit, PROTOCOL_UDP, 0, 0,
+            s0, s1, s2, s3,
+            d0, d1, d2, d3,
+        ];
+        header
+    }
+
+    /// The IPv6 header.
+    pub(crate) fn ipv6_header(&self, udp_payload_len: usize) -> [u8; IPV6_LEN] {
+        let word = 6 << 28 | u32::from(self.traffic_class) << 20 | self.flow_label & 0x000f_ffff;
+        let [w0, w1, w2, w3] = word.to_be_bytes();
+        let [len_high, len_low] = wire_length(UDP_LEN, udp_payload_len);
+        let mut header = [0; IPV6_LEN];
+        let (fixed, addresses) = header.split_at_mut(8);
+        fixed.copy_from_slice(&[w0, w1, w2, w3, len_high, len_low, PROTOCOL_UDP, self.hop_limit]);
+        let (src, dst) = addresses.split_at_mut(16);
+        src.copy_from_slice(&self.src.0);
+        dst.copy_from_slice(&self.dst.0);
+        header
+    }
+
+    /// The UDP header with this checksum.
+    pub(crate) fn udp_header(&self, udp_payload_len: usize, checksum: u16) -> [u8; UDP_LEN] {
+        let [s0, s1] = self.src_port.to_be_bytes();
+        let [d0, d1] = UDP_PORT.to_be_bytes();
+        let [len_high, len_low] = wire_length(UDP_LEN, udp_payload_len);
+        let [c0, c1] = checksum.to_be_bytes();
+        [s0, s1, d0, d1, len_high, len_low, c0, c1]
+    }
+}
+
+/// A length field: headers and payload. No datagram is longer than the field can say; a made-up one wraps.
+fn wire_length(headers: usize, udp_payload_len: usize) -> [u8; 2] {
+    (headers.wrapping_add(udp_payload_len) as u16).to_be_bytes()
+}
+
+/// The Internet checksum of an IPv4 header whose checksum field is 0.
+fn internet_checksum(header: &[u8; IPV4_LEN]) -> u16 {
+    let (words, _) = header.as_chunks::<2>();
+    let sum: u32 = words.iter().map(|word| u32::from(u16::from_be_bytes(*word))).sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    !((folded & 0xffff) + (folded >> 16)) as u16
+}
+
+/// Header, protocol, and what the header says is behind it.
+type IpParts<'a> = (NetHeader, u8, &'a [u8]);
+
+fn parse_ipv4(packet: &[u8]) -> Result<IpParts<'_>, ParseError> {
+    let mut rest = Reader(packet);
+    let [version, traffic_class] = *rest.array()?;
+    let [total_len, ident, fragment] = [rest.u16()?, rest.u16()?, rest.u16()?];
+    let [hop_limit, protocol, _, _] = *rest.array()?;
+    if version != 0x45 || fragment & !DONT_FRAGMENT != 0 {
+        return Err(ParseError::NotIp);
+    }
+    let [src, dst] = [*rest.array::<4>()?, *rest.array::<4>()?].map(|address| IpAddr::from(address).into());
+    let len = usize::from(total_len).checked_sub(IPV4_LEN).ok_or(ParseError::Truncated)?;
+    let net = NetHeader { src, dst, src_port: 0, traffic_class, hop_limit, flow_label: 0, ident };
+    Ok((net, protocol, rest.0.get(..len).ok_or(ParseError::Truncated)?))
+}
+
+fn parse_ipv6(packet: &[u8]) -> Result<IpParts<'_>, ParseError> {
+    let mut rest = Reader(packet);
+    let (word, len) = (rest.u32()?, rest.u16()?);
+    let [protocol, hop_limit] = *rest.array()?;
+    let [src, dst] = [Gid(*rest.array()?), Gid(*rest.array()?)];
+    let [traffic_class, ..] = (word << 4).to_be_bytes();
+    let flow_label = word & 0x000f_ffff;
+    let net = NetHeader { src, dst, src_port: 0, traffic_class, hop_limit, flow_label, ident: 0 };
+    Ok((net, protocol, rest.0.get(..usize::from(len)).ok_or(ParseError::Truncated)?))
+}
+
+/// Source port and payload of a datagram to the RoCEv2 port.
+fn parse_udp(datagram: &[u8]) -> Result<(u16, &[u8]), ParseError> {
+    let mut rest = Reader(datagram);
+    let [src_port, dst_port, len, _checksum] = [rest.u16()?, rest.u16()?, rest.u16()?, rest.u16()?];
+    if dst_port != UDP_PORT {
+        return Err(ParseError::NotRoce);
+    }
+    let len = usize::from(len).checked_sub(UDP_LEN).ok_or(ParseError::Truncated)?;
+    Ok((src_port, rest.0.get(..len).ok_or(ParseError::Truncated)?))
 }

@@ -1,0 +1,101 @@
+//! The base transport header: the 12 bytes every packet starts with (IBA §9.2).
+//!
+//! Touches `num` and `opcode`.
+
+use crate::bytes::{Reader, Writer};
+use crate::{Opcode, ParseError, Pkey, Psn, Qpn};
+use core::fmt;
+
+/// Everything of the BTH but opcode, pad count and header version, which follow from the rest of the packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bth {
+    /// Queue pair this is for.
+    pub dest_qpn: Qpn,
+    /// Packet sequence number.
+    pub psn: Psn,
+    /// Partition key.
+    pub pkey: Pkey,
+    /// SE: completing this message counts for a completion queue armed for solicited events only.
+    pub solicited: bool,
+    /// A: the responder must schedule a response.
+    pub ack_req: bool,
+    /// M: the sender's path migration state is "migrated".
+    pub mig_req: bool,
+    /// F: forward congestion. RoCEv2 uses the ECN bits of the IP header instead; sent as 0.
+    pub fecn: bool,
+    /// B: backward congestion. Set in a CNP.
+    pub becn: bool,
+}
+
+impl Bth {
+    /// Length on the wire, bytes.
+    pub const LEN: usize = 12;
+
+    /// A header with the default partition key and all flags off.
+    pub const fn new(dest_qpn: Qpn, psn: Psn) -> Self {
+        Self {
+            dest_qpn,
+            psn,
+            pkey: Pkey::DEFAULT,
+            solicited: false,
+            ack_req: false,
+            mig_req: false,
+            fecn: false,
+            becn: false,
+        }
+    }
+
+    /// Reads a header: what follows from the rest of the packet (opcode, pad count), and the header itself.
+    /// Reserved bits are ignored.
+    #[inline]
+    pub(crate) fn read(from: &mut Reader<'_>) -> Result<(Opcode, usize, Self), ParseError> {
+        let [w0, w1, w2] = [from.u32()?, from.u32()?, from.u32()?];
+        if (w0 >> 16) & 0xf != 0 {
+            return Err(ParseError::Version);
+        }
+        let [code, flags, ..] = w0.to_be_bytes();
+        let opcode = Opcode::from_u8(code).ok_or(ParseError::Opcode)?;
+        let bth = Self {
+            dest_qpn: Qpn::new(w1),
+            psn: Psn::new(w2),
+            pkey: Pkey((w0 & 0xffff) as u16),
+            solicited: flags & 0x80 != 0,
+            ack_req: w2 >> 31 != 0,
+            mig_req: flags & 0x40 != 0,
+            fecn: w1 & 1 << 31 != 0,
+            becn: w1 & 1 << 30 != 0,
+        };
+        Ok((opcode, usize::from(flags >> 4 & 3), bth))
+    }
+
+    /// Writes the header; reserved bits are 0. `pad` is 0..=3.
+    #[inline]
+    pub(crate) fn write(&self, opcode: Opcode, pad: usize, to: &mut Writer<'_>) -> Option<()> {
+        let flag = |set: bool, bit: u32| u32::from(set) << bit;
+        let w0 = u32::from(opcode.to_u8()) << 24
+            | flag(self.solicited, 23)
+            | flag(self.mig_req, 22)
+            | ((pad & 3) as u32) << 20
+            | u32::from(self.pkey.0);
+        to.u32(w0)?;
+        to.u32(flag(self.fecn, 31) | flag(self.becn, 30) | self.dest_qpn.get())?;
+        to.u32(flag(self.ack_req, 31) | self.psn.get())
+    }
+}
+
+impl fmt::Display for Bth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "dqpn={} psn={}", self.dest_qpn, self.psn)?;
+        if self.pkey != Pkey::DEFAULT {
+            write!(f, " pkey={:#06x}", self.pkey.0)?;
+        }
+        let flags = [
+            (self.ack_req, " ackreq"),
+            (self.solicited, " solicited"),
+            (self.mig_req, " migreq"),
+            (self.fecn, " fecn"),
+            (self.becn, " becn"),
+        ];
+        flags.into_iter().filter(|(set, _)| *set).try_for_each(|(_, name)| f.write_str(name))
+    }
+}

@@ -1,0 +1,57 @@
+//! Cursors over byte slices: big-endian numbers in, big-endian numbers out, no index that can fail.
+//!
+//! Touches nothing but `core`.
+
+use crate::ParseError;
+
+/// What is left to read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
+
+impl<'a> Reader<'a> {
+    #[inline]
+    pub(crate) fn array<const N: usize>(&mut self) -> Result<&'a [u8; N], ParseError> {
+        let (head, rest) = self.0.split_first_chunk().ok_or(ParseError::Truncated)?;
+        self.0 = rest;
+        Ok(head)
+    }
+
+    #[inline]
+    pub(crate) fn u16(&mut self) -> Result<u16, ParseError> {
+        self.array().map(|bytes| u16::from_be_bytes(*bytes))
+    }
+
+    #[inline]
+    pub(crate) fn u32(&mut self) -> Result<u32, ParseError> {
+        self.array().map(|bytes| u32::from_be_bytes(*bytes))
+    }
+
+    #[inline]
+    pub(crate) fn u64(&mut self) -> Result<u64, ParseError> {
+        self.array().map(|bytes| u64::from_be_bytes(*bytes))
+    }
+}
+
+/// What is left to write. `None` means out of room.
+#[derive(Debug)]
+pub(crate) struct Writer<'a>(pub(crate) &'a mut [u8]);
+
+impl Writer<'_> {
+    #[inline]
+    pub(crate) fn array<const N: usize>(&mut self, bytes: [u8; N]) -> Option<()> {
+        let (head, rest) = core::mem::take(&mut self.0).split_first_chunk_mut()?;
+        *head = bytes;
+        self.0 = rest;
+        Some(())
+    }
+
+    #[inline]
+    pub(crate) fn u32(&mut self, value: u32) -> Option<()> {
+        self.array(value.to_be_bytes())
+    }
+
+    #[inline]
+    pub(crate) fn u64(&mut self, value: u64) -> Option<()> {
+        self.array(value.to_be_bytes())
+    }
+}

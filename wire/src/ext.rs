@@ -1,0 +1,426 @@
+//! The extended headers, one section each: fields, length, from bytes, to bytes (IBA §9.3). Text is at the end.
+//!
+//! Reserved bits are ignored when read and 0 when written. Touches `num`.
+
+use crate::bytes::{Reader, Writer};
+use crate::{Msn, ParseError, Qkey, Qpn, RKey};
+use core::fmt;
+
+/// RDMA extended header: where in the responder's memory a WRITE or READ works.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reth {
+    /// Virtual address.
+    pub va: u64,
+    /// Key of the remote memory.
+    pub rkey: RKey,
+    /// Bytes of the whole message, not of this packet.
+    pub dma_len: u32,
+}
+
+impl Reth {
+    /// Length on the wire, bytes.
+    pub const LEN: usize = 16;
+
+    #[inline]
+    pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, ParseError> {
+        Ok(Self { va: from.u64()?, rkey: RKey(from.u32()?), dma_len: from.u32()? })
+    }
+
+    #[inline]
+    pub(crate) fn write(&self, to: &mut Writer<'_>) -> Option<()> {
+        to.u64(self.va)?;
+        to.u32(self.rkey.0)?;
+        to.u32(self.dma_len)
+    }
+}
+
+/// ACK extended header: what became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Aeth {
+    /// The verdict.
+    pub syndrome: Syndrome,
+    /// How many messages the responder has completed.
+    pub msn: Msn,
+}
+
+impl Aeth {
+    /// Length on the wire, bytes.
+    pub const LEN: usize = 4;
+
+    #[inline]
+    pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, ParseError> {
+        let word = from.u32()?;
+        let [syndrome, ..] = word.to_be_bytes();
+        Ok(Self { syndrome: Syndrome::from_u8(syndrome), msn: Msn::new(word) })
+    }
+
+    #[inline]
+    pub(crate) fn write(&self, to: &mut Writer<'_>) -> Option<()> {
+        to.u32(u32::from(self.syndrome.to_u8()) << 24 | self.msn.get())
+    }
+}
+
+/// The verdict of an AETH (IBA §9.7.5.2, table 47).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Syndrome {
+    /// Positive: everything up to this PSN was executed.
+    Ack {
+        /// Encoded count of receive requests available, 5 bits; 31 means "no limit given".
+        credits: u8,
+    },
+    /// Receiver not ready: try again after the timer.
+    RnrNak {
+        /// Encoded time to wait, 5 bits.
+        timer: u8,
+    },
+    /// Refused.
+    Nak(NakCode),
+    /// A syndrome without meaning: the whole byte, as received.
+    Reserved(u8),
+}
+
+impl Syndrome {
+    /// A positive acknowledgement that does not limit the sender.
+    pub const ACK_UNLIMITED: Self = Self::Ack { credits: 0x1f };
+
+    /// The syndrome with this byte; every byte is one.
+    #[inline]
+    pub const fn from_u8(byte: u8) -> Self {
+        let low = byte & 0x1f;
+        match byte >> 5 {
+            0b000 => Self::Ack { credits: low },
+            0b001 => Self::RnrNak { timer: low },
+            0b011 => Self::Nak(NakCode::from_u8(low)),
+            _ => Self::Reserved(byte),
+        }
+    }
+
+    /// The byte of this syndrome; only the low 5 bits of credits, timer and NAK code are used.
+    #[inline]
+    pub const fn to_u8(self) -> u8 {
+        match self {
+            Self::Ack { credits } => credits & 0x1f,
+            Self::RnrNak { timer } => 0x20 | timer & 0x1f,
+            Self::Nak(code) => 0x60 | code.to_u8() & 0x1f,
+            Self::Reserved(byte) => byte,
+        }
+    }
+}
+
+/// Why a request was refused (IBA §9.7.5.2.8, table 49).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NakCode {
+    /// A packet is missing before the refused one: send again from the PSN in the BTH.
+    PsnSequence,
+    /// The request is malformed or not supported.
+    InvalidRequest,
+    /// The key, the range or the access right does not allow it.
+    RemoteAccess,
+    /// The responder failed locally.
+    RemoteOperation,
+    /// Reliable datagram only.
+    InvalidRd,
+    /// A code without meaning, 5..=31.
+    Reserved(u8),
+}
+
+impl NakCode {
+    const fn from_u8(code: u8) -> Self {
+        match code {
+            0 => Self::PsnSequence,
+            1 => Self::InvalidRequest,
+            2 => Self::RemoteAccess,
+            3 => Self::RemoteOperation,
+            4 => Self::InvalidRd,
+            other => Self::Reserved(other),
+        }
+    }
+
+    const fn to_u8(self) -> u8 {
+        match self {
+            Self::PsnSequence => 0,
+            Self::InvalidRequest => 1,
+            Self::RemoteAccess => 2,
+            Self::RemoteOperation => 3,
+            Self::InvalidRd => 4,
+            Self::Reserved(other) => other,
+        }
+    }
+}
+
+/// Atomic extended header: a COMPARE SWAP or FETCH ADD on 8 bytes of the responder's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AtomicEth {
+    /// Virtual address.
+    pub va: u64,
+    /// Key of the remote memory.
+    pub rkey: RKey,
+    /// The new value, or what to add; a number, not bytes of memory.
+    pub swap_or_add: u64,
+    /// The value to compare with; 0 for FETCH ADD.
+    pub compare: u64,
+}
+
+impl AtomicEth {
+    /// Length on the wire, bytes.
+    pub const LEN: usize = 28;
+
+    #[inline]
+    pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, ParseError> {
+        Ok(Self { va: from.u64()?, rkey: RKey(from.u32()?), swap_or_add: from.u64()?, compare: from.u64()? })
+    }
+
+    #[inline]
+    pub(crate) fn write(&self, to: &mut Writer<'_>) -> Option<()> {
+        to.u64(self.va)?;
+        to.u32(self.rkey.0)?;
+        to.u64(self.swap_or_add)?;
+        to.u64(self.compare)
+    }
+}
+
+/// Atomic ACK extended header: the value the remote memory had before; a number, not bytes of memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AtomicAckEth(pub u64);
+
+impl AtomicAckEth {
+    /// Length on the wire, bytes.
+    pub const LEN: usize = 8;
+
+    #[inline]
+    pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, ParseError> {
+        from.u64().map(Self)
+    }
+
+    #[inline]
+    pub(crate) fn write(self, to: &mut Writer<'_>) -> Option<()> {
+        to.u64(self.0)
+    }
+}
+
+/// Immediate data: 4 bytes the receiver finds in its completion, in the order they were given in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ImmDt(pub [u8; 4]);
+
+impl ImmDt {
+    /// Length on the wire, bytes.
+    pub const LEN: usize = 4;
+
+    #[inline]
+    pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, ParseError> {
+        from.array().copied().map(Self)
+    }
+
+    #[inline]
+    pub(crate) fn write(self, to: &mut Writer<'_>) -> Option<()> {
+        to.array(self.0)
+    }
+}
+
+/// Invalidate extended header: the remote key that the receiver of a SEND must make invalid.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ieth(pub RKey);
+
+impl Ieth {
+    /// Length on the wire, bytes.
+    pub const LEN: usize = 4;
+
+    #[inline]
+    pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, ParseError> {
+        from.u32().map(|key| Self(RKey(key)))
+    }
+
+    #[inline]
+    pub(crate) fn write(self, to: &mut Writer<'_>) -> Option<()> {
+        to.u32(self.0.0)
+    }
+}
+
+/// Datagram extended header: who may receive it and who sent it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Deth {
+    /// Must equal the receiving QP's key.
+    pub qkey: Qkey,
+    /// The sending QP.
+    pub src_qpn: Qpn,
+}
+
+impl Deth {
+    /// Length on the wire, bytes.
+    pub const LEN: usize = 8;
+
+    #[inline]
+    pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, ParseError> {
+        Ok(Self { qkey: Qkey(from.u32()?), src_qpn: Qpn::new(from.u32()?) })
+    }
+
+    #[inline]
+    pub(crate) fn write(&self, to: &mut Writer<'_>) -> Option<()> {
+        to.u32(self.qkey.0)?;
+        to.u32(self.src_qpn.get())
+    }
+}
+
+/// XRC extended header: number of the shared receive queue a request is for, 24 bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct XrcEth(pub u32);
+
+impl XrcEth {
+    /// Length on the wire, bytes.
+    pub const LEN: usize = 4;
+    const MASK: u32 = 0x00ff_ffff;
+
+    #[inline]
+    pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, ParseError> {
+        from.u32().map(|word| Self(word & Self::MASK))
+    }
+
+    #[inline]
+    pub(crate) fn write(self, to: &mut Writer<'_>) -> Option<()> {
+        to.u32(self.0 & Self::MASK)
+    }
+}
+
+/// FLUSH extended header: what must have become visible or persistent before the answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Feth {
+    /// How much memory.
+    pub selectivity: Selectivity,
+    /// To which level.
+    pub placement: Placement,
+}
+
+impl Feth {
+    /// Length on the wire, bytes.
+    pub const LEN: usize = 4;
+
+    #[inline]
+    pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, ParseError> {
+        let [.., low] = from.u32()?.to_be_bytes();
+        Ok(Self { selectivity: Selectivity::from_u8(low >> 4 & 3), placement: Placement(low & 0xf) })
+    }
+
+    #[inline]
+    pub(crate) fn write(&self, to: &mut Writer<'_>) -> Option<()> {
+        to.u32(u32::from((self.selectivity.to_u8() & 3) << 4 | self.placement.0 & 0xf))
+    }
+}
+
+/// How much memory a FLUSH covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Selectivity {
+    /// The range in the RETH.
+    Range,
+    /// The whole memory region.
+    Region,
+    /// A value without meaning, 2 or 3.
+    Reserved(u8),
+}
+
+impl Selectivity {
+    const fn from_u8(value: u8) -> Self {
+        match value {
+            0 => Self::Range,
+            1 => Self::Region,
+            other => Self::Reserved(other),
+        }
+    }
+
+    const fn to_u8(self) -> u8 {
+        match self {
+            Self::Range => 0,
+            Self::Region => 1,
+            Self::Reserved(other) => other,
+        }
+    }
+}
+
+/// Placement type of a FLUSH: 4 bits, see the constants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Placement(pub u8);
+
+impl Placement {
+    /// Visible to every other observer of the memory.
+    pub const GLOBAL_VISIBILITY: Self = Self(1);
+    /// Kept over a loss of power.
+    pub const PERSISTENCE: Self = Self(2);
+}
+
+impl fmt::Display for Reth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "va={:#x} rkey={:#x} dmalen={}", self.va, self.rkey.0, self.dma_len)
+    }
+}
+
+impl fmt::Display for Aeth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} msn={}", self.syndrome, self.msn.get())
+    }
+}
+
+impl fmt::Display for Syndrome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ack { credits: 0x1f } => f.write_str("ack"),
+            Self::Ack { credits } => write!(f, "ack credits={credits}"),
+            Self::RnrNak { timer } => write!(f, "rnr timer={timer}"),
+            Self::Nak(code) => write!(f, "nak={code}"),
+            Self::Reserved(byte) => write!(f, "syndrome={byte:#04x}"),
+        }
+    }
+}
+
+impl fmt::Display for NakCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PsnSequence => f.write_str("psn_sequence"),
+            Self::InvalidRequest => f.write_str("invalid_request"),
+            Self::RemoteAccess => f.write_str("remote_access"),
+            Self::RemoteOperation => f.write_str("remote_operation"),
+            Self::InvalidRd => f.write_str("invalid_rd"),
+            Self::Reserved(code) => write!(f, "reserved_{code}"),
+        }
+    }
+}
+
+impl fmt::Display for AtomicEth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "va={:#x} rkey={:#x} data={:#x}", self.va, self.rkey.0, self.swap_or_add)
+    }
+}
+
+impl fmt::Display for AtomicAckEth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "original={:#x}", self.0)
+    }
+}
+
+impl fmt::Display for ImmDt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "imm={:#010x}", u32::from_be_bytes(self.0))
+    }
+}
+
+impl fmt::Display for Ieth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "invalidate={:#x}", self.0.0)
+    }
+}
+
+impl fmt::Display for Deth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "qkey={:#x} sqpn={}", self.qkey.0, self.src_qpn)
+    }
+}
+
+impl fmt::Display for XrcEth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "srq={:#x}", self.0)
+    }
+}
+
+impl fmt::Display for Feth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "selectivity={} placement={:#x}", self.selectivity.to_u8(), self.placement.0)
+    }
+}

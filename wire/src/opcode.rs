@@ -1,0 +1,276 @@
+//! Opcodes and the facts about them, as one table (IBA §9.2, table 38; the RoCEv2 annex for the CNP).
+//!
+//! An opcode byte is a service (bits 7:5) and an operation (bits 4:0); most operations exist for several services and
+//! mean the same in each. Touches nothing but `core`.
+
+use core::fmt;
+
+/// The transport service of an opcode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Service {
+    /// Reliable connection.
+    Rc = 0b000,
+    /// Unreliable connection.
+    Uc = 0b001,
+    /// Unreliable datagram.
+    Ud = 0b011,
+    /// Congestion notification: a packet of its own kind.
+    Cnp = 0b100,
+    /// Extended reliable connection.
+    Xrc = 0b101,
+}
+
+impl Service {
+    /// As written in front of an operation's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Rc => "RC",
+            Self::Uc => "UC",
+            Self::Ud => "UD",
+            Self::Cnp => "",
+            Self::Xrc => "XRC",
+        }
+    }
+}
+
+/// What a packet does, whatever its service. The low 5 bits are those of the opcode byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+#[allow(missing_docs, reason = "the names say it; see `Operation::facts`")]
+pub enum Operation {
+    SendFirst = 0x00,
+    SendMiddle = 0x01,
+    SendLast = 0x02,
+    SendLastImm = 0x03,
+    SendOnly = 0x04,
+    SendOnlyImm = 0x05,
+    WriteFirst = 0x06,
+    WriteMiddle = 0x07,
+    WriteLast = 0x08,
+    WriteLastImm = 0x09,
+    WriteOnly = 0x0a,
+    WriteOnlyImm = 0x0b,
+    ReadRequest = 0x0c,
+    ReadResponseFirst = 0x0d,
+    ReadResponseMiddle = 0x0e,
+    ReadResponseLast = 0x0f,
+    ReadResponseOnly = 0x10,
+    Acknowledge = 0x11,
+    AtomicAcknowledge = 0x12,
+    CompareSwap = 0x13,
+    FetchAdd = 0x14,
+    SendLastInvalidate = 0x16,
+    SendOnlyInvalidate = 0x17,
+    Flush = 0x1c,
+    AtomicWrite = 0x1d,
+    /// The only operation of its service, so it needs no number below 0x20.
+    Cnp = 0x21,
+}
+
+/// Where in its message a packet stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Position {
+    /// More follow.
+    First,
+    /// Neither first nor last.
+    Middle,
+    /// Ends a message that began with another packet.
+    Last,
+    /// A message of one packet.
+    Only,
+}
+
+/// What payload a packet may carry. Always at most [`crate::MAX_PAYLOAD`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PayloadRule {
+    /// None.
+    None,
+    /// One path MTU: no pad. That it is the path's MTU is the transport's to check.
+    Full,
+    /// At least one byte.
+    Some,
+    /// Any length, 0 too.
+    Any,
+    /// Exactly 8 bytes.
+    Eight,
+}
+
+impl PayloadRule {
+    /// Whether `len` bytes of payload are allowed.
+    #[inline]
+    pub const fn allows(self, len: usize) -> bool {
+        let fits = match self {
+            Self::None => len == 0,
+            Self::Full => len % 4 == 0,
+            Self::Some => len > 0,
+            Self::Any => true,
+            Self::Eight => len == 8,
+        };
+        fits && len <= crate::MAX_PAYLOAD
+    }
+}
+
+/// What is known of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// Its name as printed.
+    pub name: &'static str,
+    /// Its place in a message.
+    pub position: Position,
+    /// Bytes of extended headers, without those that a service adds (XRCETH, DETH).
+    pub ext_len: usize,
+    /// Its payload.
+    pub payload: PayloadRule,
+}
+
+impl Operation {
+    /// The facts about this operation.
+    #[inline]
+    #[rustfmt::skip]
+    pub const fn facts(self) -> Facts {
+        use PayloadRule::{Any, Eight, Full, None, Some};
+        use Position::{First, Last, Middle, Only};
+        match self {
+            Self::SendFirst          => facts("SEND_FIRST",           First,   0, Full),
+            Self::SendMiddle         => facts("SEND_MIDDLE",          Middle,  0, Full),
+            Self::SendLast           => facts("SEND_LAST",            Last,    0, Some),
+            Self::SendLastImm        => facts("SEND_LAST_IMM",        Last,    4, Some),
+            Self::SendOnly           => facts("SEND_ONLY",            Only,    0, Any),
+            Self::SendOnlyImm        => facts("SEND_ONLY_IMM",        Only,    4, Any),
+            Self::WriteFirst         => facts("WRITE_FIRST",          First,  16, Full),
+            Self::WriteMiddle        => facts("WRITE_MIDDLE",         Middle,  0, Full),
+            Self::WriteLast          => facts("WRITE_LAST",           Last,    0, Some),
+            Self::WriteLastImm       => facts("WRITE_LAST_IMM",       Last,    4, Some),
+            Self::WriteOnly          => facts("WRITE_ONLY",           Only,   16, Any),
+            Self::WriteOnlyImm       => facts("WRITE_ONLY_IMM",       Only,   20, Any),
+            Self::ReadRequest        => facts("READ_REQUEST",         Only,   16, None),
+            Self::ReadResponseFirst  => facts("READ_RESPONSE_FIRST",  First,   4, Full),
+            Self::ReadResponseMiddle => facts("READ_RESPONSE_MIDDLE", Middle,  0, Full),
+            Self::ReadResponseLast   => facts("READ_RESPONSE_LAST",   Last,    4, Some),
+            Self::ReadResponseOnly   => facts("READ_RESPONSE_ONLY",   Only,    4, Any),
+            Self::Acknowledge        => facts("ACK",                  Only,    4, None),
+            Self::AtomicAcknowledge  => facts("ATOMIC_ACK",           Only,   12, None),
+            Self::CompareSwap        => facts("COMPARE_SWAP",         Only,   28, None),
+            Self::FetchAdd           => facts("FETCH_ADD",            Only,   28, None),
+            Self::SendLastInvalidate => facts("SEND_LAST_INV",        Last,    4, Some),
+            Self::SendOnlyInvalidate => facts("SEND_ONLY_INV",        Only,    4, Any),
+            Self::Flush              => facts("FLUSH",                Only,   20, None),
+            Self::AtomicWrite        => facts("ATOMIC_WRITE",         Only,   16, Eight),
+            Self::Cnp                => facts("CNP",                  Only,   16, None),
+        }
+    }
+
+    /// Whether it goes from the responder to the requester.
+    pub const fn is_response(self) -> bool {
+        use Operation as O;
+        matches!(
+            self,
+            O::ReadResponseFirst
+                | O::ReadResponseMiddle
+                | O::ReadResponseLast
+                | O::ReadResponseOnly
+                | O::Acknowledge
+                | O::AtomicAcknowledge
+        )
+    }
+
+    /// The operation with these low 5 bits in a connected service. 0x15 (RESYNC) belongs to reliable datagrams.
+    #[rustfmt::skip]
+    const fn from_low_bits(bits: u8) -> Option<Self> {
+        Some(match bits {
+            0x00 => Self::SendFirst,         0x01 => Self::SendMiddle,        0x02 => Self::SendLast,
+            0x03 => Self::SendLastImm,       0x04 => Self::SendOnly,          0x05 => Self::SendOnlyImm,
+            0x06 => Self::WriteFirst,        0x07 => Self::WriteMiddle,       0x08 => Self::WriteLast,
+            0x09 => Self::WriteLastImm,      0x0a => Self::WriteOnly,         0x0b => Self::WriteOnlyImm,
+            0x0c => Self::ReadRequest,       0x0d => Self::ReadResponseFirst, 0x0e => Self::ReadResponseMiddle,
+            0x0f => Self::ReadResponseLast,  0x10 => Self::ReadResponseOnly,  0x11 => Self::Acknowledge,
+            0x12 => Self::AtomicAcknowledge, 0x13 => Self::CompareSwap,       0x14 => Self::FetchAdd,
+            0x16 => Self::SendLastInvalidate, 0x17 => Self::SendOnlyInvalidate,
+            0x1c => Self::Flush,             0x1d => Self::AtomicWrite,
+            _ => return None,
+        })
+    }
+}
+
+const fn facts(name: &'static str, position: Position, ext_len: usize, payload: PayloadRule) -> Facts {
+    Facts { name, position, ext_len, payload }
+}
+
+/// A defined opcode: a service and an operation that the service has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Opcode {
+    service: Service,
+    operation: Operation,
+}
+
+impl Opcode {
+    /// Only for combinations that exist: the caller takes them from a [`crate::Kind`].
+    pub(crate) const fn new(service: Service, operation: Operation) -> Self {
+        Self { service, operation }
+    }
+
+    /// The opcode with this byte; `None` for reserved ones, reliable datagrams and vendors' own.
+    #[inline]
+    pub const fn from_u8(byte: u8) -> Option<Self> {
+        OPCODES[byte as usize]
+    }
+
+    /// The byte on the wire.
+    #[inline]
+    pub const fn to_u8(self) -> u8 {
+        (self.service as u8) << 5 | self.operation as u8 & 0x1f
+    }
+
+    /// The transport service.
+    pub const fn service(self) -> Service {
+        self.service
+    }
+
+    /// The operation.
+    pub const fn operation(self) -> Operation {
+        self.operation
+    }
+
+    /// The facts about the operation.
+    #[inline]
+    pub const fn facts(self) -> Facts {
+        self.operation.facts()
+    }
+
+    const fn decode(byte: u8) -> Option<Self> {
+        let bits = byte & 0x1f;
+        let (service, exists) = match byte >> 5 {
+            0b000 => (Service::Rc, true),
+            0b001 => (Service::Uc, bits <= Operation::WriteOnlyImm as u8),
+            0b011 => (Service::Ud, matches!(bits, 0x04 | 0x05)),
+            0b101 => (Service::Xrc, true),
+            0b100 if bits == 1 => return Some(Self::new(Service::Cnp, Operation::Cnp)),
+            _ => return None,
+        };
+        match Operation::from_low_bits(bits) {
+            Some(operation) if exists => Some(Self::new(service, operation)),
+            _ => None,
+        }
+    }
+}
+
+/// [`Opcode::decode`] of every byte: one load instead of two jumps for each packet.
+const OPCODES: [Option<Opcode>; 256] = {
+    let mut table = [None; 256];
+    let mut byte = 0;
+    while byte < table.len() {
+        table[byte] = Opcode::decode(byte as u8);
+        byte += 1;
+    }
+    table
+};
+
+impl fmt::Display for Opcode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.service {
+            Service::Cnp => f.write_str("CNP"),
+            service => write!(f, "{} {}", service.name(), self.facts().name),
+        }
+    }
+}
