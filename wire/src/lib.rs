@@ -45,6 +45,7 @@
 mod bytes;
 
 pub mod bth;
+pub mod capture;
 pub mod ext;
 pub mod icrc;
 pub mod net;

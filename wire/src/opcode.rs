@@ -102,7 +102,7 @@ impl PayloadRule {
     pub const fn allows(self, len: usize) -> bool {
         let fits = match self {
             Self::None => len == 0,
-            Self::Full => len % 4 == 0,
+            Self::Full => len.is_multiple_of(4),
             Self::Some => len > 0,
             Self::Any => true,
             Self::Eight => len == 8,
@@ -163,15 +163,14 @@ impl Operation {
 
     /// Whether it goes from the responder to the requester.
     pub const fn is_response(self) -> bool {
-        use Operation as O;
         matches!(
             self,
-            O::ReadResponseFirst
-                | O::ReadResponseMiddle
-                | O::ReadResponseLast
-                | O::ReadResponseOnly
-                | O::Acknowledge
-                | O::AtomicAcknowledge
+            Self::ReadResponseFirst
+                | Self::ReadResponseMiddle
+                | Self::ReadResponseLast
+                | Self::ReadResponseOnly
+                | Self::Acknowledge
+                | Self::AtomicAcknowledge
         )
     }
 

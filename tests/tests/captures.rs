@@ -1,0 +1,83 @@
+//! Packets of another implementation: every RoCE packet in `captures/` must parse, carry the ICRC we compute and be
+//! written back byte for byte.
+
+use roxe_wire::capture::{Frame, frames, ip_packet};
+use roxe_wire::{Header, Kind, NetHeader, Packet, ParseError, icrc};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// All of them, by the account of whoever recorded them (see captures/README.md).
+const ROCE_PACKETS: usize = 2279;
+
+fn captures() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("captures");
+    let entries = fs::read_dir(&folder).expect("the folder of captures");
+    let mut files: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "pcap"));
+    files.sort();
+    files
+}
+
+/// Calls `check` with the IP packet, what it says and the UDP payload of every RoCE packet; returns how many.
+fn for_each_roce_packet(mut check: impl FnMut(&str, &[u8], &NetHeader, &[u8])) -> usize {
+    let mut seen = 0;
+    for path in captures() {
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let file = fs::read(&path).expect("a capture");
+        for (index, frame) in frames(&file).expect("a capture file").enumerate() {
+            let Frame { link, data, .. } = frame.expect("a whole frame");
+            let Some(ip) = ip_packet(link, data) else { continue };
+            match NetHeader::parse_ip(ip) {
+                Ok((net, payload)) => check(&format!("{name} frame {}", index + 1), ip, &net, payload),
+                // IGMP and ICMPv6 of the recording machines.
+                Err(ParseError::NotIp | ParseError::NotRoce) => continue,
+                Err(error) => panic!("{name} frame {}: {error}", index + 1),
+            }
+            seen += 1;
+        }
+    }
+    seen
+}
+
+fn emit(header: &Header, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0xee; header.padded_len(payload.len())];
+    header.emit(payload.len(), &mut bytes).expect("a slot of exact size").copy_from_slice(payload);
+    bytes
+}
+
+#[test]
+fn every_captured_packet_parses_verifies_and_is_written_back_byte_for_byte() {
+    let seen = for_each_roce_packet(|at, _, net, datagram| {
+        let packet = Packet::parse(datagram).unwrap_or_else(|error| panic!("{at}: {error}"));
+        assert!(icrc::verify(net, datagram), "{at}: ICRC");
+        let mut ours = emit(&packet.header, packet.payload);
+        ours.extend_from_slice(&[0; icrc::LEN]);
+        icrc::seal(net, &mut ours);
+        assert_eq!(ours, datagram, "{at}: {packet}");
+    });
+    assert_eq!(seen, ROCE_PACKETS);
+}
+
+#[test]
+fn every_captured_identification_is_found_from_the_icrc() {
+    let seen = for_each_roce_packet(|at, _, net, datagram| {
+        let unknown = NetHeader { ident: 0, ..*net };
+        for likely in [0, net.ident, net.ident.wrapping_sub(1)] {
+            assert_eq!(icrc::solve_ident(&unknown, datagram, likely), Some(net.ident), "{at}");
+        }
+    });
+    assert_eq!(seen, ROCE_PACKETS);
+}
+
+#[test]
+fn the_grh_of_a_datagram_is_its_ip_header() {
+    let mut datagrams = 0;
+    for_each_roce_packet(|at, ip, net, datagram| {
+        let packet = Packet::parse(datagram).unwrap_or_else(|error| panic!("{at}: {error}"));
+        if matches!(packet.header.kind, Kind::Ud { .. }) {
+            datagrams += 1;
+            assert_eq!(net.to_grh(datagram.len())[20..], ip[..20], "{at}");
+        }
+    });
+    assert!(datagrams > 0);
+}

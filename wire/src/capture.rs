@@ -1,0 +1,393 @@
+//! Capture files (pcap and pcapng) in memory: their frames, and the IP packet in a frame.
+//!
+//! For tests and for `roxe dump`; the data path never comes here. Reads any bytes without panic and without
+//! allocation. Formats: the Internet drafts draft-ietf-opsawg-pcap and draft-ietf-opsawg-pcapng. Touches `bytes`.
+
+use crate::bytes::Reader;
+use core::fmt;
+
+/// What stands in front of the IP header of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkType {
+    /// Ethernet, with or without VLAN tags.
+    Ethernet,
+    /// Nothing.
+    RawIp,
+    /// 4 bytes of BSD loopback header.
+    BsdLoopback,
+    /// Linux cooked capture: all interfaces, version 1.
+    LinuxCooked,
+    /// Linux cooked capture: all interfaces, version 2.
+    LinuxCooked2,
+    /// Another one, by its number.
+    Other(u16),
+}
+
+impl LinkType {
+    /// From the number in the file (`LINKTYPE_*`).
+    pub const fn from_number(number: u16) -> Self {
+        match number {
+            0 | 108 => Self::BsdLoopback,
+            1 => Self::Ethernet,
+            // 12 and 14 are DLT_RAW of old files.
+            12 | 14 | 101 | 228 | 229 => Self::RawIp,
+            113 => Self::LinuxCooked,
+            276 => Self::LinuxCooked2,
+            other => Self::Other(other),
+        }
+    }
+}
+
+/// A captured frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame<'a> {
+    /// When, in nanoseconds since 1970; 0 if the file does not say.
+    pub timestamp_ns: u64,
+    /// What it begins with.
+    pub link: LinkType,
+    /// Its bytes, as many as were captured.
+    pub data: &'a [u8],
+}
+
+/// Why a file, or the rest of it, cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CaptureError {
+    /// Neither pcap nor pcapng.
+    UnknownFormat,
+    /// Ends within a header, block or frame.
+    Truncated,
+    /// A length or an interface number in a block is wrong.
+    BadBlock,
+}
+
+impl fmt::Display for CaptureError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::UnknownFormat => "neither a pcap nor a pcapng file",
+            Self::Truncated => "the capture file ends too early",
+            Self::BadBlock => "a block of the capture file contradicts itself",
+        })
+    }
+}
+
+impl core::error::Error for CaptureError {}
+
+/// The frames of a capture file, which is given as a whole.
+///
+/// # Errors
+/// [`CaptureError`] if the bytes do not begin like a capture file.
+pub fn frames(file: &[u8]) -> Result<Frames<'_>, CaptureError> {
+    let format = match Classic::open(file) {
+        Some(classic) => Format::Classic(classic),
+        None => Format::Blocks(Blocks::open(file)?),
+    };
+    Ok(Frames { format })
+}
+
+/// Iterator over the frames of a file. After an error it ends.
+#[derive(Clone, Debug)]
+pub struct Frames<'a> {
+    format: Format<'a>,
+}
+
+#[derive(Clone, Debug)]
+enum Format<'a> {
+    Classic(Classic<'a>),
+    Blocks(Blocks<'a>),
+    Broken,
+}
+
+impl<'a> Iterator for Frames<'a> {
+    type Item = Result<Frame<'a>, CaptureError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let frame = match &mut self.format {
+            Format::Classic(classic) => classic.next_frame(),
+            Format::Blocks(blocks) => blocks.next_frame(),
+            Format::Broken => Ok(None),
+        };
+        if frame.is_err() {
+            self.format = Format::Broken;
+        }
+        frame.transpose()
+    }
+}
+
+/// The IP packet in a frame, if there is one.
+pub fn ip_packet(link: LinkType, frame: &[u8]) -> Option<&[u8]> {
+    let mut rest = Reader(frame);
+    match link {
+        LinkType::RawIp => Some(frame),
+        LinkType::BsdLoopback => rest.array::<4>().is_ok().then_some(rest.0),
+        LinkType::Ethernet => {
+            rest.array::<12>().ok()?;
+            let mut ether_type = rest.u16().ok()?;
+            while is_vlan_tag(ether_type) {
+                rest.u16().ok()?;
+                ether_type = rest.u16().ok()?;
+            }
+            is_ip(ether_type).then_some(rest.0)
+        }
+        LinkType::LinuxCooked => {
+            rest.array::<14>().ok()?;
+            is_ip(rest.u16().ok()?).then_some(rest.0)
+        }
+        LinkType::LinuxCooked2 => {
+            let protocol = rest.u16().ok()?;
+            rest.array::<18>().ok()?;
+            is_ip(protocol).then_some(rest.0)
+        }
+        LinkType::Other(_) => None,
+    }
+}
+
+const fn is_vlan_tag(ether_type: u16) -> bool {
+    matches!(ether_type, 0x8100 | 0x88a8 | 0x9100)
+}
+
+const fn is_ip(ether_type: u16) -> bool {
+    matches!(ether_type, 0x0800 | 0x86dd)
+}
+
+/// Byte order of a file or a section of one.
+#[derive(Clone, Copy, Debug)]
+enum Order {
+    Big,
+    Little,
+}
+
+/// A cursor that knows the byte order.
+#[derive(Clone, Copy, Debug)]
+struct Fields<'a> {
+    order: Order,
+    rest: Reader<'a>,
+}
+
+impl<'a> Fields<'a> {
+    const fn new(order: Order, bytes: &'a [u8]) -> Self {
+        Self { order, rest: Reader(bytes) }
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], CaptureError> {
+        self.rest.array().copied().map_err(|_| CaptureError::Truncated)
+    }
+
+    fn u16(&mut self) -> Result<u16, CaptureError> {
+        let bytes = self.array()?;
+        Ok(match self.order {
+            Order::Big => u16::from_be_bytes(bytes),
+            Order::Little => u16::from_le_bytes(bytes),
+        })
+    }
+
+    fn u32(&mut self) -> Result<u32, CaptureError> {
+        let bytes = self.array()?;
+        Ok(match self.order {
+            Order::Big => u32::from_be_bytes(bytes),
+            Order::Little => u32::from_le_bytes(bytes),
+        })
+    }
+
+    fn bytes(&mut self, len: u32) -> Result<&'a [u8], CaptureError> {
+        let len = usize::try_from(len).map_err(|_| CaptureError::Truncated)?;
+        let (taken, rest) = self.rest.0.split_at_checked(len).ok_or(CaptureError::Truncated)?;
+        self.rest = Reader(rest);
+        Ok(taken)
+    }
+
+    const fn is_empty(&self) -> bool {
+        self.rest.0.is_empty()
+    }
+}
+
+/// A classic pcap file: one header, then records.
+#[derive(Clone, Debug)]
+struct Classic<'a> {
+    link: LinkType,
+    /// Nanoseconds per unit of the second half of a timestamp.
+    unit_ns: u64,
+    records: Fields<'a>,
+}
+
+impl<'a> Classic<'a> {
+    /// `None` if the bytes do not begin as such a file.
+    fn open(file: &'a [u8]) -> Option<Self> {
+        let (order, unit_ns) = match file.first_chunk()? {
+            [0xa1, 0xb2, 0xc3, 0xd4] => (Order::Big, 1000),
+            [0xd4, 0xc3, 0xb2, 0xa1] => (Order::Little, 1000),
+            [0xa1, 0xb2, 0x3c, 0x4d] => (Order::Big, 1),
+            [0x4d, 0x3c, 0xb2, 0xa1] => (Order::Little, 1),
+            _ => return None,
+        };
+        let mut records = Fields::new(order, file);
+        records.array::<20>().ok()?;
+        // The upper half says whether frames end with an FCS, which the IP length cuts off anyway.
+        let link = LinkType::from_number((records.u32().ok()? & 0xffff) as u16);
+        Some(Self { link, unit_ns, records })
+    }
+
+    fn next_frame(&mut self) -> Result<Option<Frame<'a>>, CaptureError> {
+        if self.records.is_empty() {
+            return Ok(None);
+        }
+        let [seconds, fraction] = [self.records.u32()?, self.records.u32()?].map(u64::from);
+        let [captured, _on_the_wire] = [self.records.u32()?, self.records.u32()?];
+        let timestamp_ns = seconds * 1_000_000_000 + fraction * self.unit_ns;
+        Ok(Some(Frame { timestamp_ns, link: self.link, data: self.records.bytes(captured)? }))
+    }
+}
+
+const SECTION_HEADER: u32 = 0x0a0d_0d0a;
+const INTERFACE: u32 = 1;
+const SIMPLE_PACKET: u32 = 3;
+const ENHANCED_PACKET: u32 = 6;
+
+/// A pcapng file: sections of blocks; every section has its own byte order and interfaces.
+#[derive(Clone, Debug)]
+struct Blocks<'a> {
+    /// The current section, from behind its header to the end of the file: interfaces are looked up here.
+    section: Fields<'a>,
+    /// Blocks not yet read.
+    rest: Fields<'a>,
+    /// The interface of the last frame; most files have one only.
+    last: Option<(u32, Interface)>,
+}
+
+/// What the frames of an interface have in common.
+#[derive(Clone, Copy, Debug)]
+struct Interface {
+    link: LinkType,
+    /// Most bytes of a frame that are captured; 0 is no limit.
+    snap_len: u32,
+    /// `if_tsresol`: a negative power of 10, or of 2 with the top bit set.
+    resolution: u8,
+}
+
+struct Block<'a> {
+    kind: u32,
+    body: Fields<'a>,
+}
+
+impl<'a> Blocks<'a> {
+    fn open(file: &'a [u8]) -> Result<Self, CaptureError> {
+        if !file.starts_with(&SECTION_HEADER.to_be_bytes()) {
+            return Err(CaptureError::UnknownFormat);
+        }
+        // The byte order does not matter yet: the file begins with a section header, which sets it.
+        let rest = Fields::new(Order::Big, file);
+        Ok(Self { section: rest, rest, last: None })
+    }
+
+    fn next_frame(&mut self) -> Result<Option<Frame<'a>>, CaptureError> {
+        while !self.rest.is_empty() {
+            let block = next_block(&mut self.rest)?;
+            match block.kind {
+                SECTION_HEADER => {
+                    self.section = self.rest;
+                    self.last = None;
+                }
+                ENHANCED_PACKET => return self.enhanced(block.body).map(Some),
+                SIMPLE_PACKET => return self.simple(block.body).map(Some),
+                _ => {}
+            }
+        }
+        Ok(None)
+    }
+
+    fn enhanced(&mut self, mut body: Fields<'a>) -> Result<Frame<'a>, CaptureError> {
+        let interface = self.interface(body.u32()?)?;
+        let [high, low] = [body.u32()?, body.u32()?].map(u64::from);
+        let [captured, _on_the_wire] = [body.u32()?, body.u32()?];
+        let timestamp_ns = interface.nanoseconds(high << 32 | low);
+        Ok(Frame { timestamp_ns, link: interface.link, data: body.bytes(captured)? })
+    }
+
+    fn simple(&mut self, mut body: Fields<'a>) -> Result<Frame<'a>, CaptureError> {
+        let interface = self.interface(0)?;
+        let on_the_wire = body.u32()?;
+        let limit = if interface.snap_len == 0 { u32::MAX } else { interface.snap_len };
+        Ok(Frame { timestamp_ns: 0, link: interface.link, data: body.bytes(on_the_wire.min(limit))? })
+    }
+
+    /// Interface number `id` of the current section.
+    fn interface(&mut self, id: u32) -> Result<Interface, CaptureError> {
+        if let Some((last, interface)) = self.last
+            && last == id
+        {
+            return Ok(interface);
+        }
+        let interface = find_interface(self.section, id)?;
+        self.last = Some((id, interface));
+        Ok(interface)
+    }
+}
+
+/// The next block. A section header changes the byte order of `rest`.
+fn next_block<'a>(rest: &mut Fields<'a>) -> Result<Block<'a>, CaptureError> {
+    let kind = rest.u32()?;
+    if kind == SECTION_HEADER {
+        rest.order = section_order(rest.rest.0)?;
+    }
+    let total = rest.u32()?;
+    // The length counts the three words around the body.
+    let body = total.checked_sub(12).filter(|len| len.is_multiple_of(4)).ok_or(CaptureError::BadBlock)?;
+    let body = Fields::new(rest.order, rest.bytes(body)?);
+    if rest.u32()? != total {
+        return Err(CaptureError::BadBlock);
+    }
+    Ok(Block { kind, body })
+}
+
+/// The byte order of the section whose header goes on with `bytes` after the block type.
+fn section_order(bytes: &[u8]) -> Result<Order, CaptureError> {
+    match bytes.first_chunk().ok_or(CaptureError::Truncated)? {
+        [_, _, _, _, 0x1a, 0x2b, 0x3c, 0x4d] => Ok(Order::Big),
+        [_, _, _, _, 0x4d, 0x3c, 0x2b, 0x1a] => Ok(Order::Little),
+        _ => Err(CaptureError::BadBlock),
+    }
+}
+
+/// Walks the section instead of keeping a list: interfaces stand at its beginning, and nothing is allocated.
+fn find_interface(mut section: Fields<'_>, id: u32) -> Result<Interface, CaptureError> {
+    let mut seen = 0;
+    while !section.is_empty() {
+        let block = next_block(&mut section)?;
+        match block.kind {
+            SECTION_HEADER => break,
+            INTERFACE if seen == id => return Interface::read(block.body),
+            INTERFACE => seen += 1,
+            _ => {}
+        }
+    }
+    Err(CaptureError::BadBlock)
+}
+
+impl Interface {
+    const MICROSECONDS: u8 = 6;
+    const OPTION_END: u16 = 0;
+    const OPTION_RESOLUTION: u16 = 9;
+
+    fn read(mut body: Fields<'_>) -> Result<Self, CaptureError> {
+        let [link, _reserved] = [body.u16()?, body.u16()?];
+        let snap_len = body.u32()?;
+        let mut interface = Self { link: LinkType::from_number(link), snap_len, resolution: Self::MICROSECONDS };
+        while !body.is_empty() {
+            let [code, len] = [body.u16()?, body.u16()?];
+            let value = body.bytes(u32::from(len).next_multiple_of(4))?;
+            match (code, value) {
+                (Self::OPTION_END, _) => break,
+                (Self::OPTION_RESOLUTION, [resolution, ..]) => interface.resolution = *resolution,
+                _ => {}
+            }
+        }
+        Ok(interface)
+    }
+
+    fn nanoseconds(self, timestamp: u64) -> u64 {
+        let billionths = u128::from(timestamp) * 1_000_000_000;
+        let exponent = u32::from(self.resolution & 0x7f);
+        let base: u128 = if self.resolution & 0x80 == 0 { 10 } else { 2 };
+        let divisor = base.checked_pow(exponent).unwrap_or(u128::MAX);
+        u64::try_from(billionths / divisor).unwrap_or(u64::MAX)
+    }
+}
