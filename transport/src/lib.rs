@@ -1,9 +1,43 @@
 //! The InfiniBand transport (RC, UC, UD) as state machines without I/O, clock or threads.
+//!
+//! A [`Qp`] is driven from outside and has four kinds of method:
+//!
+//! 1. getters, which change nothing;
+//! 2. verbs of the application: [`Qp::post_send`], [`Qp::post_recv`], [`Qp::modify`];
+//! 3. inputs: [`Qp::handle_packet`] when a packet arrived, [`Qp::handle_timeout`] when [`Qp::poll_timeout`] is due;
+//! 4. outputs: [`Qp::poll_transmit`], [`Qp::poll_timeout`], [`Qp::poll_event`].
+//!
+//! After any verb or input, call the outputs in this order: `poll_transmit` until it returns [`cx::TxState::Drained`],
+//! then `poll_event`, then `poll_timeout` for the next wake-up. Calling any of them once too often is harmless. What a
+//! QP needs from its surroundings (the time, memory, completion queues, room at the peer) comes in as a [`cx::Host`] with
+//! every call and is never stored, so the same code runs under the engine, in a unit test and in a fuzzer:
+//!
+//! ```
+//! use roxe_transport::Qp;
+//! use roxe_transport::cx::{Host, TxBatch, TxState};
+//!
+//! /// What a driver does after it posted to `qp`, handed it a packet or was woken for it.
+//! fn drive<H: Host, T: TxBatch>(qp: &mut Qp, host: &mut H, tx: &mut T, send: impl Fn(&mut T)) {
+//!     if qp.poll_timeout().is_some_and(|due| due <= host.now()) {
+//!         qp.handle_timeout(host);
+//!     }
+//!     while qp.poll_transmit(host, tx) == TxState::BatchFull {
+//!         send(tx);
+//!     }
+//!     send(tx);
+//!     let _events = qp.poll_event();
+//! }
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod cx;
 pub mod qp;
+#[cfg(any(test, feature = "sim"))]
+pub mod sim;
 pub mod time;
 pub mod wr;
+
+#[cfg(test)]
+mod tests;
 
 pub use qp::Qp;

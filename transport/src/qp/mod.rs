@@ -1,1 +1,346 @@
-//! The queue pair.
+//! The queue pair: owns both roles, routes packets to them, and walks the state machine.
+//!
+//! Inside `qp` only this file sees both roles. A role that hits a fatal error says so in [`Shared`]; the change of state
+//! and the flush of both queues happen here, before the call that caused them returns.
+
+pub mod attr;
+mod completer;
+mod datagram;
+mod flight;
+mod refusal;
+mod replay;
+mod reply;
+mod requester;
+mod responder;
+mod retry;
+mod rq;
+mod segment;
+mod shared;
+mod sq;
+mod unreliable;
+
+pub use attr::{AttrMask, ModifyError, QpAttr, QpState};
+pub use shared::{QpCaps, QpConfig, QpEvents, Service};
+
+use crate::cx::{Host, TxBatch, TxState};
+use crate::time::Instant;
+use crate::wr::{RecvRequest, SendRequest};
+use requester::Requester;
+use responder::Responder;
+use roxe_wire::{Bth, Kind, NetHeader, Packet, Pkey, Qpn};
+use shared::Shared;
+use thiserror::Error;
+
+/// Why a work request was not accepted; nothing was queued (`man ibv_post_send`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
+pub enum PostError {
+    /// The state of the QP does not allow it.
+    #[error("the queue pair is not in a state that accepts this work request")]
+    State,
+    /// The queue is full.
+    #[error("the queue is full")]
+    QueueFull,
+    /// The list is longer than the queue was created for.
+    #[error("the scatter/gather list has too many elements")]
+    TooManySges,
+    /// More inline bytes than the queue was created for.
+    #[error("the inline data is longer than max_inline_data")]
+    InlineTooLong,
+    /// The service, or `max_rd_atomic` = 0, rules this operation out, or its data cannot be inline.
+    #[error("this queue pair cannot do this operation")]
+    BadOpcode,
+    /// The message is longer than 2^31 bytes, or the result buffer of an atomic is shorter than 8.
+    #[error("the length is out of range")]
+    BadLength,
+    /// A datagram without a destination.
+    #[error("a datagram needs a destination")]
+    MissingDestination,
+}
+
+macro_rules! drop_reasons {
+    ($($(#[$doc:meta])+ $variant:ident => $name:literal,)+) => {
+        /// Why a packet was ignored. Nobody is told but the counters: a peer must not learn, nor break, anything by it.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum DropReason {
+            $($(#[$doc])+ $variant,)+
+        }
+
+        impl DropReason {
+            /// All reasons; `reason as usize` is the index of `reason`.
+            pub const ALL: &[Self] = &[$(Self::$variant,)+];
+
+            /// Name of the counter.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)+
+                }
+            }
+        }
+    };
+}
+
+drop_reasons! {
+    /// The QP is in a state that does not take this kind of packet.
+    BadState => "bad_state",
+    /// The packet belongs to another transport service.
+    WrongService => "wrong_service",
+    /// The P_Key is not ours.
+    Pkey => "pkey",
+    /// The Q_Key is not ours.
+    Qkey => "qkey",
+    /// It does not come from, or go to, the addresses of this connection.
+    Address => "address",
+    /// A response to something that was never sent.
+    GhostResponse => "ghost_response",
+    /// A response to something that is already complete.
+    DuplicateResponse => "duplicate_response",
+    /// A response that tells of a loss whose repair is already under way.
+    AwaitingRetry => "awaiting_retry",
+    /// An acknowledgement with a reserved syndrome.
+    ReservedSyndrome => "reserved_syndrome",
+    /// A request that was executed before.
+    DuplicateRequest => "duplicate_request",
+    /// A request behind a lost one.
+    OutOfSequence => "out_of_sequence",
+    /// A congestion notification; this card does not limit rates.
+    CongestionNotice => "congestion_notice",
+}
+
+/// A queue pair (IBA §10.2.4). See the crate documentation for how to drive one.
+///
+/// Before dropping a `Qp`, take it to RESET or ERR: what it has reserved at [`crate::cx::FlowControl`] is given back then.
+#[derive(Debug)]
+pub struct Qp {
+    shared: Shared,
+    requester: Requester,
+    responder: Responder,
+    /// Work was posted in a state that flushes it; the next `poll_transmit` does.
+    flush_due: bool,
+}
+
+impl Qp {
+    /// A queue pair in RESET. Allocates everything it will ever need, untouched until used.
+    pub fn new(config: QpConfig) -> Self {
+        Self {
+            requester: Requester::new(&config),
+            responder: Responder::new(&config),
+            shared: Shared::new(config),
+            flush_due: false,
+        }
+    }
+
+    /// Its number.
+    pub fn qpn(&self) -> Qpn {
+        self.shared.config.qpn
+    }
+
+    /// Its transport service.
+    pub fn service(&self) -> Service {
+        self.shared.config.service
+    }
+
+    /// Its state.
+    pub fn state(&self) -> QpState {
+        self.shared.state
+    }
+
+    /// Its attributes as set by [`Qp::modify`].
+    pub fn attr(&self) -> &QpAttr {
+        &self.shared.attr
+    }
+
+    /// What it was created with.
+    pub fn config(&self) -> &QpConfig {
+        &self.shared.config
+    }
+
+    /// In SQD: whether started requests are still being finished (`sq_draining` of `ibv_query_qp`).
+    pub fn is_draining(&self) -> bool {
+        self.shared.state == QpState::Sqd && !self.requester.is_drained()
+    }
+
+    /// Whether nothing is posted to the send queue and no answer is owed to the peer.
+    pub fn is_quiescent(&self) -> bool {
+        self.requester.is_empty() && !self.responder.has_work()
+    }
+
+    /// Changes attributes and state (`man ibv_modify_qp`): to ERR both queues flush, to RESET they empty silently.
+    ///
+    /// # Errors
+    /// The caller's fault, always; nothing changed.
+    pub fn modify<H: Host>(&mut self, host: &mut H, attr: &QpAttr, mask: AttrMask) -> Result<(), ModifyError> {
+        let from = self.shared.state;
+        let to = attr::check(&self.shared, attr, mask)?;
+        if to == QpState::Reset || mask.intersects(AttrMask::AV | AttrMask::DEST_QPN) {
+            self.requester.release_all(&self.shared, host);
+        }
+        attr::apply(&mut self.shared, attr, mask, to);
+        match (from, to) {
+            (_, QpState::Reset) => self.reset(),
+            (_, QpState::Err) => self.enter_error(host),
+            (QpState::Init, QpState::Rtr) => self.responder.on_rtr(&self.shared),
+            (QpState::Rtr, QpState::Rts) => self.requester.on_rts(&self.shared),
+            (QpState::Rts, QpState::Sqd) => self.requester.on_sqd(&mut self.shared),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Queues a send work request. In SQE and ERR it is accepted and flushed by the next [`Qp::poll_transmit`].
+    ///
+    /// # Errors
+    /// The caller's fault; nothing was queued. The data of a request is not looked at before it is sent.
+    pub fn post_send(&mut self, req: &SendRequest<'_>) -> Result<(), PostError> {
+        match self.shared.state {
+            QpState::Reset | QpState::Init | QpState::Rtr => return Err(PostError::State),
+            QpState::Sqe | QpState::Err => self.flush_due = true,
+            QpState::Rts | QpState::Sqd => {}
+        }
+        self.requester.post_send(&self.shared, req)
+    }
+
+    /// Queues a receive work request. In ERR it is accepted and flushed by the next [`Qp::poll_transmit`].
+    ///
+    /// # Errors
+    /// The caller's fault; nothing was queued.
+    pub fn post_recv(&mut self, req: &RecvRequest<'_>) -> Result<(), PostError> {
+        match self.shared.state {
+            QpState::Reset => return Err(PostError::State),
+            QpState::Err => self.flush_due = true,
+            _ => {}
+        }
+        self.responder.post_recv(req)
+    }
+
+    /// Takes in one packet addressed to this QP, its ICRC already verified.
+    ///
+    /// # Errors
+    /// Why it was ignored, for the counters; never a reason to do anything else.
+    pub fn handle_packet<H: Host>(
+        &mut self,
+        host: &mut H,
+        net: &NetHeader,
+        packet: &Packet<'_>,
+    ) -> Result<(), DropReason> {
+        let (sh, bth, payload) = (&mut self.shared, &packet.header.bth, packet.payload);
+        let result = match (sh.config.service, &packet.header.kind) {
+            (Service::Rc, Kind::RcRequest(req)) => check_request(sh, net, bth)
+                .and_then(|()| self.responder.handle_request(sh, host, net, bth, req, payload)),
+            (Service::Rc, Kind::RcResponse(resp)) => check_response(sh, net, bth)
+                .and_then(|()| self.requester.handle_response(sh, host, bth.psn, resp, payload)),
+            (Service::Uc, Kind::UcRequest(req)) => check_request(sh, net, bth)
+                .and_then(|()| self.responder.handle_uc(sh, host, net, bth, req, payload)),
+            (Service::Ud, Kind::Ud { deth, imm }) => check_request(sh, net, bth)
+                .and_then(|()| self.responder.handle_ud(sh, host, net, bth, deth, *imm, payload)),
+            (Service::Rc | Service::Uc, Kind::Cnp) => Err(DropReason::CongestionNotice),
+            _ => Err(DropReason::WrongService),
+        };
+        self.settle(host);
+        result
+    }
+
+    /// Acts on a timer that is due; does nothing if none is.
+    pub fn handle_timeout<H: Host>(&mut self, host: &mut H) {
+        self.requester.handle_timeout(&mut self.shared, host);
+        self.settle(host);
+    }
+
+    /// Writes into `tx` what may be sent now, answers to the peer first.
+    ///
+    /// When [`crate::cx::FlowControl::reserve`] refuses, the QP stops and [`TxState::Drained`] is returned; the host calls
+    /// again when there is room.
+    pub fn poll_transmit<H: Host, T: TxBatch>(&mut self, host: &mut H, tx: &mut T) -> TxState {
+        self.flush_posted(host);
+        if self.responder.poll_transmit(&mut self.shared, host, tx) == TxState::BatchFull {
+            self.settle(host);
+            return TxState::BatchFull;
+        }
+        self.settle(host);
+        let state = self.requester.poll_transmit(&mut self.shared, host, tx);
+        self.settle(host);
+        state
+    }
+
+    /// Whether [`Qp::poll_transmit`] would do anything, as far as the QP itself knows.
+    pub fn has_work(&self) -> bool {
+        self.flush_due || self.responder.has_work() || self.requester.has_work(&self.shared)
+    }
+
+    /// When [`Qp::handle_timeout`] wants to be called next.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.requester.poll_timeout()
+    }
+
+    /// Takes the asynchronous events raised since the last call.
+    pub fn poll_event(&mut self) -> QpEvents {
+        core::mem::take(&mut self.shared.events)
+    }
+
+    fn reset(&mut self) {
+        self.shared = Shared::new(self.shared.config);
+        self.requester.on_reset();
+        self.responder.on_reset();
+        self.flush_due = false;
+    }
+
+    /// Enters the state that a role asked for.
+    fn settle<H: Host>(&mut self, host: &mut H) {
+        if self.shared.failed {
+            self.enter_error(host);
+        } else if self.shared.send_error {
+            self.shared.send_error = false;
+            self.shared.set_state(QpState::Sqe);
+            self.requester.flush(&mut self.shared, host);
+        }
+    }
+
+    fn enter_error<H: Host>(&mut self, host: &mut H) {
+        self.shared.set_state(QpState::Err);
+        self.requester.flush(&mut self.shared, host);
+        self.responder.flush(&mut self.shared, host);
+        // A completion queue that overruns during the flush has nothing left to change.
+        self.shared.failed = false;
+        self.shared.send_error = false;
+        self.flush_due = false;
+    }
+
+    /// Flushes what was posted after the queues were flushed.
+    fn flush_posted<H: Host>(&mut self, host: &mut H) {
+        if !core::mem::take(&mut self.flush_due) {
+            return;
+        }
+        match self.shared.state {
+            QpState::Err => self.enter_error(host),
+            QpState::Sqe => self.requester.flush(&mut self.shared, host),
+            _ => {}
+        }
+    }
+}
+
+/// Refuses requests in states that do not execute them, and packets of strangers.
+fn check_request(sh: &Shared, net: &NetHeader, bth: &Bth) -> Result<(), DropReason> {
+    if !sh.state.accepts_requests() {
+        return Err(DropReason::BadState);
+    }
+    check_connection(sh, net, bth)
+}
+
+/// Refuses responses in states that cannot have asked for them, and packets of strangers.
+fn check_response(sh: &Shared, net: &NetHeader, bth: &Bth) -> Result<(), DropReason> {
+    if !sh.state.accepts_responses() {
+        return Err(DropReason::BadState);
+    }
+    check_connection(sh, net, bth)
+}
+
+/// Both addresses are those of the connection, and the P_Key is ours (IBA §9.6.1.2). Any host may send datagrams.
+fn check_connection(sh: &Shared, net: &NetHeader, bth: &Bth) -> Result<(), DropReason> {
+    let av = &sh.attr.av;
+    if sh.config.service != Service::Ud && (net.src != av.dgid || net.dst != av.sgid) {
+        return Err(DropReason::Address);
+    }
+    if !Pkey::DEFAULT.matches(bth.pkey) {
+        return Err(DropReason::Pkey);
+    }
+    Ok(())
+}

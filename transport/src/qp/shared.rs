@@ -86,4 +86,21 @@ impl Shared {
         let attr = QpAttr::default();
         Self { config, state: attr.state, attr, events: QpEvents::empty(), failed: false, send_error: false }
     }
+
+    /// Enters `state`.
+    pub(crate) fn set_state(&mut self, state: QpState) {
+        self.state = state;
+        self.attr.state = state;
+    }
+
+    /// A role cannot go on: the QP goes to the error state before the call returns.
+    pub(crate) fn fail(&mut self) {
+        self.failed = true;
+    }
+
+    /// A completion queue took no more: the QP can no longer report anything (IBA §10.8.3).
+    pub(crate) fn overrun(&mut self) {
+        self.events.insert(QpEvents::FATAL);
+        self.failed = true;
+    }
 }

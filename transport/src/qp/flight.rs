@@ -1,0 +1,131 @@
+//! How much of this QP is on its way to the peer, and the room it holds for that at [`FlowControl`].
+//!
+//! Room is accounted per packet, as a receiving socket does. Bytes reserved are first `ahead`, then, once their packet is
+//! in the batch, `in_flight`, and are given back when the packet is acknowledged or given up.
+
+use crate::cx::FlowControl;
+use crate::qp::shared::Shared;
+use roxe_wire::PathMtu;
+
+/// What a packet costs besides its payload: its longest header (BTH, RETH, ImmDt) and 64 bytes of bookkeeping.
+const OVERHEAD: u32 = 96;
+/// The least that any packet costs: a socket buffer comes in steps.
+const LEAST: u32 = 832;
+
+/// Bytes that a packet with this payload occupies at the receiver.
+pub(crate) fn charge(payload: u32) -> u32 {
+    (payload.next_multiple_of(4) + OVERHEAD).max(LEAST)
+}
+
+/// What packets `from..to` of a message of `length` bytes in `packets` packets occupy together.
+pub(crate) fn charge_range(length: u32, packets: u32, mtu: PathMtu, from: u32, to: u32) -> u32 {
+    let full = to.min(packets - 1).saturating_sub(from);
+    let last = if from < to && to == packets { charge(length - (packets - 1) * mtu.bytes()) } else { 0 };
+    full * charge(mtu.bytes()) + last
+}
+
+/// Room held for one RC QP, in the bytes of [`charge`].
+#[derive(Debug, Default)]
+pub(crate) struct Flight {
+    /// Packets sent and not acknowledged.
+    in_flight: u32,
+    /// Reserved and not used yet.
+    ahead: u32,
+    /// Acknowledged and not given back yet.
+    landed: u32,
+}
+
+impl Flight {
+    /// Makes sure that `first` and then `more` bytes are reserved beyond what is in flight: whether both are, or nothing
+    /// but the first, or not even that.
+    pub(crate) fn reserve<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F, first: u32, more: u32) -> Room {
+        if !self.reach(sh, flow, first) {
+            // What is merely reserved brings no acknowledgement. Without it nothing is under way, so this is not refused.
+            if self.in_flight != 0 || self.ahead == 0 {
+                return Room::None;
+            }
+            self.clear(sh, flow);
+            if !self.reach(sh, flow, first) {
+                return Room::None;
+            }
+        }
+        if more != 0 && !self.reach(sh, flow, first + more) {
+            return Room::First;
+        }
+        Room::Both
+    }
+
+    /// Raises `ahead` to at least `bytes`.
+    fn reach<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F, bytes: u32) -> bool {
+        let missing = bytes.saturating_sub(self.ahead);
+        let own = self.in_flight + self.ahead;
+        if missing != 0 && !flow.reserve(&sh.attr.av, sh.attr.dest_qpn, missing, own) {
+            return false;
+        }
+        self.ahead += missing;
+        true
+    }
+
+    /// A packet of `bytes`, reserved before, is in the batch.
+    pub(crate) fn depart(&mut self, bytes: u32) {
+        self.ahead = self.ahead.saturating_sub(bytes);
+        self.in_flight += bytes;
+    }
+
+    /// Packets of `bytes` arrived; [`Flight::give_back`] tells the host once for all of them.
+    pub(crate) fn land(&mut self, bytes: u32) {
+        let bytes = bytes.min(self.in_flight);
+        self.in_flight -= bytes;
+        self.landed += bytes;
+    }
+
+    /// Gives back what landed.
+    pub(crate) fn give_back<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F) {
+        let landed = core::mem::take(&mut self.landed);
+        if landed != 0 {
+            flow.release(&sh.attr.av, sh.attr.dest_qpn, landed);
+        }
+    }
+
+    /// Gives back everything: what is in flight is given up.
+    pub(crate) fn clear<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F) {
+        self.landed += core::mem::take(&mut self.in_flight) + core::mem::take(&mut self.ahead);
+        self.give_back(sh, flow);
+    }
+}
+
+/// Answer of [`Flight::reserve`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// For this packet and the one after it.
+    Both,
+    /// For this packet, and then no more until something is acknowledged.
+    First,
+    /// For nothing.
+    None,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_packet_costs_at_least_a_small_buffer() {
+        assert_eq!(charge(0), 832);
+        assert_eq!(charge(736), 832);
+        assert_eq!(charge(737), 836);
+        assert_eq!(charge(4096), 4192);
+    }
+
+    #[test]
+    fn a_range_costs_the_sum_of_its_packets() {
+        let mtu = PathMtu::Mtu1024;
+        let one = |i| charge(crate::qp::segment::payload_len(2500, mtu, i));
+        for from in 0..=3 {
+            for to in from..=3 {
+                assert_eq!(charge_range(2500, 3, mtu, from, to), (from..to).map(one).sum::<u32>(), "{from}..{to}");
+            }
+        }
+        assert_eq!(charge_range(0, 1, mtu, 0, 1), 832);
+    }
+}

@@ -1,0 +1,467 @@
+//! The sending role: which work request and which packet come next, and everything that this must wait for.
+//!
+//! Lives here: the cursors of the send queue and the reliable send loop. `unreliable.rs` has the loop of UC and UD,
+//! `completer.rs` what responses do to the cursors. Touches the send queue, `segment`, `flight`, `retry` and the host.
+//!
+//! Three PSNs and three places in the queue, always in this order:
+//!
+//! ```text
+//!   una_psn       oldest PSN not acknowledged, inside the oldest work request (`sq.head`)
+//!   cursor        the next packet to send; behind `sent_psn` only while a retry repeats packets
+//!   sent_psn      PSN after the newest one ever sent; `fresh` is the first work request never started
+//! ```
+
+use crate::cx::{FlowControl, Host, Memory, Side, TxBatch, TxState};
+use crate::qp::PostError;
+use crate::qp::attr::QpState;
+use crate::qp::flight::{Flight, Room, charge};
+use crate::qp::retry::{Exhausted, Retry, Timer};
+use crate::qp::segment::{self, Place};
+use crate::qp::shared::{QpConfig, QpEvents, Service, Shared};
+use crate::qp::sq::{Payload, SendQueue, SendWqe};
+use crate::time::Instant;
+use crate::wr::{Av, Cqe, SendData, SendFlags, SendOp, SendRequest, WcStatus};
+use roxe_wire::{Bth, Header, Kind, PathMtu, Psn, Request, Reth};
+
+/// PSNs under way at most. Half the space is what the peer can tell apart (2^23); a quarter leaves room for late ones.
+const MAX_OUTSTANDING: i32 = 1 << 22;
+
+/// The next packet to send.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Cursor {
+    /// Index of the work request.
+    pub(crate) wqe: u32,
+    /// Which packet of it.
+    pub(crate) packet: u32,
+    /// The PSN of that packet.
+    pub(crate) psn: Psn,
+}
+
+/// What an attempt to send one packet led to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// A packet is in the batch.
+    Sent,
+    /// The batch is full.
+    BatchFull,
+    /// Nothing can be sent now.
+    Stop,
+}
+
+/// The sending role of a QP.
+#[derive(Debug)]
+pub(crate) struct Requester {
+    pub(crate) sq: SendQueue,
+    pub(crate) cursor: Cursor,
+    pub(crate) fresh: u32,
+    pub(crate) una_psn: Psn,
+    pub(crate) sent_psn: Psn,
+    /// READ requests and atomics between `una_psn` and the cursor.
+    pub(crate) reads_out: u32,
+    pub(crate) flight: Flight,
+    pub(crate) retry: Retry,
+    /// The work request at the cursor failed here; it is reported when all before it are complete.
+    pub(crate) fault: Option<WcStatus>,
+    /// `reserve` said no, and nothing was given back since.
+    pub(crate) no_room: bool,
+    /// UC and UD: what this call of `poll_transmit` has sent, and whether room for the next packet is reserved.
+    pub(crate) burst: u32,
+    pub(crate) paid: bool,
+    /// In SQD: nothing that was started is left, and this was told.
+    drained: bool,
+}
+
+impl Requester {
+    pub(crate) fn new(config: &QpConfig) -> Self {
+        Self {
+            sq: SendQueue::new(config),
+            cursor: Cursor::default(),
+            fresh: 0,
+            una_psn: Psn::default(),
+            sent_psn: Psn::default(),
+            reads_out: 0,
+            flight: Flight::default(),
+            retry: Retry::default(),
+            fault: None,
+            no_room: false,
+            burst: 0,
+            paid: false,
+            drained: false,
+        }
+    }
+
+    /// Queues a request.
+    pub(crate) fn post_send(&mut self, sh: &Shared, req: &SendRequest<'_>) -> Result<(), PostError> {
+        check_op(sh, req)?;
+        self.sq.push(req)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.sq.is_empty()
+    }
+
+    /// In SQD: whether nothing that was started is left.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.sq.head_index() == self.fresh
+    }
+
+    /// Whether [`Requester::poll_transmit`] would send something, as far as is known here.
+    pub(crate) fn has_work(&self, sh: &Shared) -> bool {
+        !self.no_room && self.is_ready(sh)
+    }
+
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        self.retry.deadline()
+    }
+
+    /// RTR to RTS: numbering starts, counters are loaded.
+    pub(crate) fn on_rts(&mut self, sh: &Shared) {
+        let psn = sh.attr.sq_psn;
+        (self.cursor.psn, self.una_psn, self.sent_psn) = (psn, psn, psn);
+        self.retry.reset(&sh.attr);
+    }
+
+    /// RTS to SQD: from now on only what was started goes on.
+    pub(crate) fn on_sqd(&mut self, sh: &mut Shared) {
+        self.drained = false;
+        self.check_drained(sh);
+    }
+
+    /// Forgets everything without a word. What is reserved must have been released before.
+    pub(crate) fn on_reset(&mut self) {
+        self.sq.clear();
+        self.restart_at(Psn::default());
+        self.retry = Retry::default();
+    }
+
+    /// Gives back all room held for packets under way.
+    pub(crate) fn release_all<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F) {
+        self.flight.clear(sh, flow);
+        self.no_room = false;
+    }
+
+    /// Completes everything that is left with `WR_FLUSH_ERR` (IBA §10.3.1.5).
+    pub(crate) fn flush<H: Host>(&mut self, sh: &mut Shared, host: &mut H) {
+        self.release_all(sh, host);
+        while let Some(wqe) = self.sq.pop() {
+            complete(sh, host, &wqe, WcStatus::WrFlushErr);
+        }
+        // UC and UD go on numbering from here when they leave SQE.
+        self.restart_at(self.cursor.psn);
+        self.retry.reset(&sh.attr);
+    }
+
+    /// All cursors at the end of the queue; the next packet will be `psn`.
+    fn restart_at(&mut self, psn: Psn) {
+        let wqe = self.sq.tail_index();
+        self.cursor = Cursor { wqe, packet: 0, psn };
+        self.fresh = wqe;
+        (self.una_psn, self.sent_psn) = (psn, psn);
+        self.reads_out = 0;
+        self.fault = None;
+        (self.no_room, self.paid) = (false, false);
+    }
+
+    /// Sends what may be sent.
+    pub(crate) fn poll_transmit<H: Host, T: TxBatch>(&mut self, sh: &mut Shared, host: &mut H, tx: &mut T) -> TxState {
+        (self.no_room, self.burst) = (false, 0);
+        while self.is_ready(sh) {
+            let step = match sh.config.service {
+                Service::Rc => self.send_reliable(sh, host, tx),
+                Service::Uc | Service::Ud => self.send_unreliable(sh, host, tx),
+            };
+            match step {
+                Step::Sent => {}
+                Step::BatchFull => return TxState::BatchFull,
+                Step::Stop => break,
+            }
+        }
+        TxState::Drained
+    }
+
+    /// Whether a packet may be sent, but for room at the peer and in the batch.
+    fn is_ready(&self, sh: &Shared) -> bool {
+        let Some(wqe) = self.sq.get(self.cursor.wqe) else { return false };
+        let may_start = match sh.state {
+            QpState::Rts => true,
+            QpState::Sqd => self.cursor.wqe != self.fresh,
+            _ => false,
+        };
+        may_start
+            && self.fault.is_none()
+            && !self.retry.is_waiting()
+            && !self.is_fenced(wqe)
+            && !self.is_read_depth_reached(sh, wqe)
+            && self.cursor.psn.distance(self.una_psn) < MAX_OUTSTANDING
+    }
+
+    /// A fenced request starts when earlier READs and atomics are complete (IBA §10.8.3.3).
+    fn is_fenced(&self, wqe: &SendWqe) -> bool {
+        self.reads_out > 0 && self.cursor.packet == 0 && wqe.flags.contains(SendFlags::FENCE)
+    }
+
+    /// With `max_rd_atomic` = 0 a READ is not held back: it fails when its turn comes.
+    fn is_read_depth_reached(&self, sh: &Shared, wqe: &SendWqe) -> bool {
+        self.reads_out > 0 && self.reads_out >= u32::from(sh.attr.max_rd_atomic) && wqe.awaits_response()
+    }
+
+    /// Puts the RC packet at the cursor into the batch.
+    fn send_reliable<H: Host, T: TxBatch>(&mut self, sh: &mut Shared, host: &mut H, tx: &mut T) -> Step {
+        let mtu = sh.attr.path_mtu;
+        self.begin(mtu);
+        let Some(wqe) = self.sq.get(self.cursor.wqe) else { return Step::Stop };
+        if wqe.awaits_response() && sh.attr.max_rd_atomic == 0 {
+            return self.stop_with(sh, host, WcStatus::LocQpOpErr);
+        }
+        let packet = Outgoing::of(wqe, self.cursor.packet, mtu);
+        let cost = charge(packet.len);
+        let room = self.flight.reserve(sh, host, cost, packet.next_len.map_or(0, charge));
+        if room == Room::None {
+            self.no_room = true;
+            return Step::Stop;
+        }
+        let bth = Bth {
+            ack_req: packet.asks_ack || room == Room::First,
+            solicited: packet.solicited,
+            mig_req: true,
+            ..Bth::new(sh.attr.dest_qpn, self.cursor.psn)
+        };
+        let header = Header { bth, kind: Kind::RcRequest(packet.request) };
+        match put(host, tx, &sh.attr.av, &header, self.sq.payload(self.cursor.wqe, wqe), &packet) {
+            Put::Done => {}
+            Put::Full => return Step::BatchFull,
+            Put::Fault => return self.stop_with(sh, host, WcStatus::LocProtErr),
+        }
+        self.reads_out += u32::from(wqe.awaits_response());
+        self.flight.depart(cost);
+        self.advance(packet.span);
+        self.retry.on_sent(&sh.attr, host.now());
+        Step::Sent
+    }
+
+    /// Numbers the work request at the cursor if it starts here. Doing so again gives the same numbers.
+    pub(crate) fn begin(&mut self, mtu: PathMtu) {
+        let Cursor { wqe, packet: 0, psn } = self.cursor else { return };
+        if let Some(wqe) = self.sq.get_mut(wqe) {
+            wqe.first_psn = psn;
+            wqe.packets = segment::packets(wqe.length, mtu);
+        }
+    }
+
+    /// Moves the cursor behind the packet just sent, which took `span` PSNs.
+    pub(crate) fn advance(&mut self, span: u32) {
+        let Some(wqe) = self.sq.get(self.cursor.wqe) else { return };
+        if self.cursor.wqe == self.fresh {
+            self.fresh = self.fresh.wrapping_add(1);
+        }
+        self.cursor.psn = self.cursor.psn.add(span);
+        self.cursor.packet += span;
+        if self.cursor.packet >= wqe.packets {
+            self.cursor.wqe = self.cursor.wqe.wrapping_add(1);
+            self.cursor.packet = 0;
+        }
+        if self.cursor.psn.is_after(self.sent_psn) {
+            self.sent_psn = self.cursor.psn;
+        }
+    }
+
+    /// Goes back to the oldest packet not acknowledged (go-back-N): what was under way is given up.
+    pub(crate) fn go_back<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F) {
+        self.release_all(sh, flow);
+        self.reads_out = 0;
+        self.fault = None;
+        self.cursor = self.oldest();
+    }
+
+    /// The place of `una_psn`.
+    pub(crate) fn oldest(&self) -> Cursor {
+        let (wqe, psn) = (self.sq.head_index(), self.una_psn);
+        let started = if wqe == self.fresh { None } else { self.sq.head() };
+        Cursor { wqe, packet: started.map_or(0, |wqe| index_of(psn, wqe)), psn }
+    }
+
+    pub(crate) fn handle_timeout<H: Host>(&mut self, sh: &mut Shared, host: &mut H) {
+        match self.retry.due(host.now()) {
+            None => {}
+            Some(Timer::Rnr) => self.retry.on_rnr_timeout(),
+            Some(Timer::Ack) => match self.retry.on_ack_timeout() {
+                Ok(()) => self.go_back(sh, host),
+                Err(Exhausted) => self.fail_head(sh, host, WcStatus::RetryExcErr),
+            },
+        }
+    }
+
+    /// The work request at the cursor cannot go on. It fails once everything before it is complete.
+    pub(crate) fn stop_with<H: Host>(&mut self, sh: &mut Shared, host: &mut H, status: WcStatus) -> Step {
+        self.fault = Some(status);
+        self.report_fault(sh, host);
+        Step::Stop
+    }
+
+    /// Reports the fault at the cursor if its turn has come.
+    pub(crate) fn report_fault<H: Host>(&mut self, sh: &mut Shared, host: &mut H) {
+        if let Some(status) = self.fault.filter(|_| self.sq.head_index() == self.cursor.wqe) {
+            self.fail_head(sh, host, status);
+        }
+    }
+
+    /// Completes the oldest work request with an error; the QP leaves RTS before the call returns (IBA §10.8.3.2 for RC,
+    /// where the error is fatal; on UC and UD only the send queue stops).
+    pub(crate) fn fail_head<H: Host>(&mut self, sh: &mut Shared, host: &mut H, status: WcStatus) {
+        if let Some(wqe) = self.sq.pop() {
+            complete(sh, host, &wqe, status);
+        }
+        match sh.config.service {
+            Service::Rc => sh.fail(),
+            Service::Uc | Service::Ud => sh.send_error = true,
+        }
+    }
+
+    /// Completes the oldest work request with success.
+    pub(crate) fn complete_head<H: Host>(&mut self, sh: &mut Shared, host: &mut H) {
+        if let Some(wqe) = self.sq.pop() {
+            if sh.config.sq_sig_all || wqe.flags.contains(SendFlags::SIGNALED) {
+                complete(sh, host, &wqe, WcStatus::Success);
+            }
+        }
+    }
+
+    /// In SQD: tells, once, when nothing that was started is left (IBA §10.3.1.4).
+    pub(crate) fn check_drained(&mut self, sh: &mut Shared) {
+        if sh.state == QpState::Sqd && !self.drained && self.is_drained() {
+            self.drained = true;
+            sh.events.set(QpEvents::SQ_DRAINED, sh.attr.en_sqd_async_notify);
+        }
+    }
+}
+
+/// Which packet of `wqe` has `psn`.
+pub(crate) fn index_of(psn: Psn, wqe: &SendWqe) -> u32 {
+    psn.sub(wqe.first_psn.get()).get()
+}
+
+/// Appends a completion of `wqe`.
+fn complete<H: Host>(sh: &mut Shared, host: &mut H, wqe: &SendWqe, status: WcStatus) {
+    let cqe = Cqe {
+        wr_id: wqe.wr_id,
+        status,
+        opcode: wqe.wc_opcode(),
+        byte_len: if wqe.awaits_response() { wqe.length } else { 0 },
+        qpn: sh.config.qpn,
+        solicited: status != WcStatus::Success,
+        timestamp: host.now().0,
+        ..Cqe::default()
+    };
+    if host.complete(Side::Send, cqe).is_err() {
+        sh.overrun();
+    }
+}
+
+/// What this QP may never do, found at post time.
+fn check_op(sh: &Shared, req: &SendRequest<'_>) -> Result<(), PostError> {
+    use SendOp::{CompareSwap, FetchAdd, Read, Send, SendImm, SendInvalidate, Write, WriteImm};
+    let is_inline = matches!(req.data, SendData::Inline(_));
+    let possible = match (req.op, sh.config.service) {
+        (Send | SendImm(_), _) => true,
+        (Write { .. } | WriteImm { .. }, Service::Rc | Service::Uc) | (SendInvalidate(_), Service::Rc) => true,
+        (Read { .. } | CompareSwap { .. } | FetchAdd { .. }, Service::Rc) => !is_inline && sh.attr.max_rd_atomic > 0,
+        (_, Service::Uc | Service::Ud) => false,
+    };
+    if !possible {
+        return Err(PostError::BadOpcode);
+    }
+    if sh.config.service == Service::Ud && req.ud.is_none() {
+        return Err(PostError::MissingDestination);
+    }
+    Ok(())
+}
+
+/// One packet of a message: what it says and carries.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outgoing {
+    pub(crate) request: Request,
+    /// Payload bytes.
+    pub(crate) len: u32,
+    /// Where in the message they start.
+    pub(crate) offset: u32,
+    /// PSNs it takes.
+    pub(crate) span: u32,
+    /// Payload bytes of the next packet, while the responder is not asked for an answer before it.
+    pub(crate) next_len: Option<u32>,
+    /// The responder must answer.
+    pub(crate) asks_ack: bool,
+    pub(crate) solicited: bool,
+}
+
+impl Outgoing {
+    /// Packet `index` of `wqe`.
+    pub(crate) fn of(wqe: &SendWqe, index: u32, mtu: PathMtu) -> Self {
+        if let SendOp::Read { remote_addr, rkey } = wqe.op {
+            let end = segment::read_chunk_end(index, wqe.packets, mtu);
+            let whole = Reth { va: remote_addr, rkey, dma_len: wqe.length };
+            return Self::question(segment::read_request(whole, mtu, index, end), end - index);
+        }
+        let place = Place::of(index, wqe.packets);
+        let request = segment::request(&wqe.op, wqe.length, place);
+        if wqe.is_atomic() {
+            return Self::question(request, 1);
+        }
+        let asks_ack = place.ends() || segment::is_ack_point(index);
+        let next_len = if asks_ack { None } else { Some(segment::payload_len(wqe.length, mtu, index + 1)) };
+        let len = segment::payload_len(wqe.length, mtu, index);
+        let (offset, solicited) = (segment::offset(index, mtu), place.ends() && wqe.is_solicited());
+        Self { request, len, offset, span: 1, next_len, asks_ack, solicited }
+    }
+
+    /// A request without payload whose answer takes `span` PSNs.
+    fn question(request: Request, span: u32) -> Self {
+        Self { request, len: 0, offset: 0, span, next_len: None, asks_ack: true, solicited: false }
+    }
+}
+
+/// Outcome of [`put`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Put {
+    /// The packet is in the batch.
+    Done,
+    /// The batch is full.
+    Full,
+    /// The payload could not be read; there is no packet.
+    Fault,
+}
+
+/// Puts a packet into the batch.
+pub(crate) fn put<M: Memory, T: TxBatch>(
+    memory: &mut M,
+    tx: &mut T,
+    av: &Av,
+    header: &Header,
+    payload: Payload<'_>,
+    packet: &Outgoing,
+) -> Put {
+    let len = packet.len as usize;
+    let Some(slot) = tx.slot(av, header.padded_len(len)) else { return Put::Full };
+    let written = header.emit(len, slot).is_some_and(|room| payload.read(memory, packet.offset, room));
+    if written {
+        return Put::Done;
+    }
+    tx.retract();
+    Put::Fault
+}
+
+impl Payload<'_> {
+    /// Copies `out.len()` bytes from `offset` on; whether that was possible.
+    fn read<M: Memory>(self, memory: &mut M, offset: u32, out: &mut [u8]) -> bool {
+        match self {
+            _ if out.is_empty() => true,
+            Self::Sges(sges) => memory.gather(sges, offset, out).is_ok(),
+            Self::Inline(bytes) => match bytes.get(offset as usize..).and_then(|rest| rest.get(..out.len())) {
+                Some(bytes) => {
+                    out.copy_from_slice(bytes);
+                    true
+                }
+                None => false,
+            },
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! How often to try again and how long to wait: the retry counters and the one timer of a requester.
+//!
+//! The timer runs either for an acknowledgement or, after an RNR NAK, until the responder wants to be asked again; never
+//! for both (IBA §9.7.5.2.8). Touches `time` and the attributes.
+
+use crate::qp::attr::QpAttr;
+use crate::time::{Instant, ack_timeout, rnr_wait};
+use core::time::Duration;
+
+/// The value of `rnr_retry` that means "for ever".
+const RNR_FOREVER: u8 = 7;
+
+/// The shortest ACK timeout. A responder here is a thread that may have to be scheduled first, so the microseconds that
+/// small codes ask for would only ever produce retries; hardware rounds small codes up too.
+const MIN_ACK_TIMEOUT: Duration = Duration::from_nanos(4096 << 10);
+
+/// What the timer runs for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Timer {
+    /// An acknowledgement is overdue.
+    Ack,
+    /// The responder may have a receive request now.
+    Rnr,
+}
+
+/// No retries are left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Exhausted;
+
+/// Retry state of a requester.
+#[derive(Debug, Default)]
+pub(crate) struct Retry {
+    retries_left: u8,
+    rnr_left: u8,
+    timer: Option<(Timer, Instant)>,
+    /// A NAK made us go back and nothing was acknowledged since: more news of the same loss are old news.
+    went_back: bool,
+}
+
+impl Retry {
+    /// Full counters, no timer.
+    pub(crate) fn reset(&mut self, attr: &QpAttr) {
+        *self = Self { retries_left: attr.retry_cnt, rnr_left: attr.rnr_retry, timer: None, went_back: false };
+    }
+
+    /// Something was acknowledged: reloads the counters, and restarts the ACK timer if more is `outstanding`.
+    pub(crate) fn on_progress(&mut self, attr: &QpAttr, now: Instant, outstanding: bool) {
+        self.retries_left = attr.retry_cnt;
+        self.rnr_left = attr.rnr_retry;
+        self.went_back = false;
+        if !self.is_waiting() {
+            self.timer = None;
+            if outstanding {
+                self.on_sent(attr, now);
+            }
+        }
+    }
+
+    /// A packet was sent: starts the ACK timer unless a timer runs.
+    pub(crate) fn on_sent(&mut self, attr: &QpAttr, now: Instant) {
+        if self.timer.is_none() {
+            let wait = ack_timeout(attr.timeout).map(|wait| wait.max(MIN_ACK_TIMEOUT));
+            self.timer = wait.map(|wait| (Timer::Ack, now.after(wait)));
+        }
+    }
+
+    /// A NAK, written or implied, tells of a loss: uses up a retry. `Ok(false)` when that loss is being repaired already.
+    pub(crate) fn on_loss(&mut self) -> Result<bool, Exhausted> {
+        if self.went_back {
+            return Ok(false);
+        }
+        self.spend()?;
+        self.went_back = true;
+        self.timer = None;
+        Ok(true)
+    }
+
+    /// The ACK timer ran out: uses up a retry.
+    pub(crate) fn on_ack_timeout(&mut self) -> Result<(), Exhausted> {
+        self.timer = None;
+        self.went_back = false;
+        self.spend()
+    }
+
+    fn spend(&mut self) -> Result<(), Exhausted> {
+        self.retries_left = self.retries_left.checked_sub(1).ok_or(Exhausted)?;
+        Ok(())
+    }
+
+    /// The responder is not ready: uses up an RNR retry and starts the wait that `code` asks for.
+    pub(crate) fn on_rnr(&mut self, attr: &QpAttr, now: Instant, code: u8) -> Result<(), Exhausted> {
+        if attr.rnr_retry != RNR_FOREVER {
+            self.rnr_left = self.rnr_left.checked_sub(1).ok_or(Exhausted)?;
+        }
+        self.timer = Some((Timer::Rnr, now.after(rnr_wait(code))));
+        Ok(())
+    }
+
+    /// The RNR wait is over.
+    pub(crate) fn on_rnr_timeout(&mut self) {
+        self.timer = None;
+    }
+
+    /// Whether an RNR wait keeps the requester from sending.
+    pub(crate) fn is_waiting(&self) -> bool {
+        matches!(self.timer, Some((Timer::Rnr, _)))
+    }
+
+    /// When the timer is due.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.timer.map(|(_, at)| at)
+    }
+
+    /// The timer that is due, if any.
+    pub(crate) fn due(&self, now: Instant) -> Option<Timer> {
+        self.timer.filter(|(_, at)| *at <= now).map(|(timer, _)| timer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ATTR: fn() -> QpAttr = || QpAttr { timeout: 14, retry_cnt: 2, rnr_retry: 1, ..QpAttr::default() };
+    const T14: u64 = 4096 << 14;
+
+    fn fresh() -> Retry {
+        let mut retry = Retry::default();
+        retry.reset(&ATTR());
+        retry
+    }
+
+    #[test]
+    fn retry_cnt_retries_are_granted_and_not_one_more() {
+        let mut retry = fresh();
+        assert_eq!(retry.on_ack_timeout(), Ok(()));
+        assert_eq!(retry.on_loss(), Ok(true));
+        assert_eq!(retry.on_ack_timeout(), Err(Exhausted));
+        retry.on_progress(&ATTR(), Instant(0), false);
+        assert_eq!(retry.on_ack_timeout(), Ok(()));
+    }
+
+    #[test]
+    fn one_loss_costs_one_retry_however_often_it_is_told() {
+        let mut retry = fresh();
+        assert_eq!(retry.on_loss(), Ok(true));
+        assert_eq!(retry.on_loss(), Ok(false));
+        assert_eq!(retry.on_ack_timeout(), Ok(()));
+        assert_eq!(retry.on_loss(), Err(Exhausted));
+    }
+
+    #[test]
+    fn rnr_retries_are_counted_apart_and_seven_is_endless() {
+        let mut retry = fresh();
+        assert_eq!(retry.on_rnr(&ATTR(), Instant(0), 1), Ok(()));
+        assert_eq!(retry.on_rnr(&ATTR(), Instant(0), 1), Err(Exhausted));
+        let endless = QpAttr { rnr_retry: 7, ..ATTR() };
+        for _ in 0..100 {
+            assert_eq!(retry.on_rnr(&endless, Instant(0), 1), Ok(()));
+        }
+    }
+
+    #[test]
+    fn the_ack_timer_starts_once_and_restarts_on_progress() {
+        let mut retry = fresh();
+        retry.on_sent(&ATTR(), Instant(5));
+        retry.on_sent(&ATTR(), Instant(9));
+        assert_eq!(retry.deadline(), Some(Instant(5 + T14)));
+        assert_eq!(retry.due(Instant(4 + T14)), None);
+        assert_eq!(retry.due(Instant(5 + T14)), Some(Timer::Ack));
+        retry.on_progress(&ATTR(), Instant(20), true);
+        assert_eq!(retry.deadline(), Some(Instant(20 + T14)));
+        retry.on_progress(&ATTR(), Instant(30), false);
+        assert_eq!(retry.deadline(), None);
+    }
+
+    #[test]
+    fn nothing_cuts_an_rnr_wait_short() {
+        let mut retry = fresh();
+        assert_eq!(retry.on_rnr(&ATTR(), Instant(0), 12), Ok(()));
+        retry.on_progress(&ATTR(), Instant(1), true);
+        retry.on_sent(&ATTR(), Instant(1));
+        assert!(retry.is_waiting());
+        assert_eq!(retry.deadline(), Some(Instant(640_000)));
+        assert_eq!(retry.due(Instant(640_000)), Some(Timer::Rnr));
+    }
+
+    #[test]
+    fn code_zero_waits_for_ever_and_tiny_codes_are_rounded_up() {
+        let mut retry = fresh();
+        retry.on_sent(&QpAttr { timeout: 0, ..ATTR() }, Instant(0));
+        assert_eq!(retry.deadline(), None);
+        retry.on_sent(&QpAttr { timeout: 1, ..ATTR() }, Instant(0));
+        assert_eq!(retry.deadline(), Some(Instant(4096 << 10)));
+    }
+}

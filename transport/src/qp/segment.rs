@@ -1,0 +1,210 @@
+//! Messages into packets, as pure functions: how many, which part of the payload, which request.
+//!
+//! A message of `length` bytes is `packets(length)` packets, numbered from 0. Touches only `wire` and `wr`.
+
+use crate::wr::SendOp;
+use roxe_wire::{AtomicEth, Ieth, PathMtu, Request, Reth, SendTail};
+
+/// Longest message, bytes (IBA §9.7.7: 2^31).
+pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
+
+/// Response packets and bytes that one READ REQUEST asks for at most. A longer READ is a sequence of requests, so that
+/// the answers never outrun the receive buffer of our own socket.
+const READ_CHUNK_PACKETS: u32 = 64;
+const READ_CHUNK_BYTES: u32 = 128 << 10;
+
+/// Inside long messages the responder is asked for an acknowledgement every so many packets.
+const ACK_EVERY: u32 = 16;
+
+/// log2 of the payload bytes of a full packet.
+const fn shift(mtu: PathMtu) -> u32 {
+    mtu.bytes().trailing_zeros()
+}
+
+/// Packets, and so PSNs, of a message of `length` bytes: at least one.
+pub(crate) const fn packets(length: u32, mtu: PathMtu) -> u32 {
+    match length.div_ceil(mtu.bytes()) {
+        0 => 1,
+        n => n,
+    }
+}
+
+/// Offset in the message of the payload of packet `index`, bytes.
+pub(crate) const fn offset(index: u32, mtu: PathMtu) -> u32 {
+    index << shift(mtu)
+}
+
+/// Payload bytes of packet `index` of a message of `length` bytes.
+pub(crate) fn payload_len(length: u32, mtu: PathMtu, index: u32) -> u32 {
+    length.saturating_sub(offset(index, mtu)).min(mtu.bytes())
+}
+
+/// Where a packet stands in its message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Only,
+    First,
+    Middle,
+    Last,
+}
+
+impl Place {
+    /// Place of packet `index` of `packets`.
+    pub(crate) const fn of(index: u32, packets: u32) -> Self {
+        match (index == 0, index + 1 == packets) {
+            (true, true) => Self::Only,
+            (true, false) => Self::First,
+            (false, true) => Self::Last,
+            (false, false) => Self::Middle,
+        }
+    }
+
+    /// Whether the message ends here.
+    pub(crate) const fn ends(self) -> bool {
+        matches!(self, Self::Only | Self::Last)
+    }
+}
+
+/// Whether packet `index` is one of those inside a message that ask for an acknowledgement.
+pub(crate) const fn is_ack_point(index: u32) -> bool {
+    index % ACK_EVERY == ACK_EVERY - 1
+}
+
+/// Packet after the last one that a READ REQUEST for packet `index` of a READ covers. Requests end at fixed places also
+/// when a retry starts one in its middle, so that a retry always asks for a tail of the original (IBA §9.7.5.1.3).
+pub(crate) fn read_chunk_end(index: u32, packets: u32, mtu: PathMtu) -> u32 {
+    let chunk = READ_CHUNK_PACKETS.min(READ_CHUNK_BYTES >> shift(mtu));
+    ((index / chunk + 1) * chunk).min(packets)
+}
+
+/// The READ REQUEST for packets `index..end` of a READ of `length` bytes from `va`.
+pub(crate) fn read_request(reth: Reth, mtu: PathMtu, index: u32, end: u32) -> Request {
+    let from = offset(index, mtu);
+    let until = (u64::from(end) << shift(mtu)).min(u64::from(reth.dma_len));
+    let dma_len = u32::try_from(until).unwrap_or(MAX_MESSAGE).saturating_sub(from);
+    Request::Read(Reth { va: reth.va.wrapping_add(u64::from(from)), dma_len, ..reth })
+}
+
+/// The request that packet `index` of `packets` of `op` carries; a READ asks for everything.
+pub(crate) fn request(op: &SendOp, length: u32, place: Place) -> Request {
+    let reth = |va, rkey| Reth { va, rkey, dma_len: length };
+    match *op {
+        SendOp::Send => send(place, SendTail::Plain),
+        SendOp::SendImm(imm) => send(place, SendTail::Imm(imm)),
+        SendOp::SendInvalidate(rkey) => send(place, SendTail::Invalidate(Ieth(rkey))),
+        SendOp::Write { remote_addr, rkey } => write(place, reth(remote_addr, rkey), None),
+        SendOp::WriteImm { remote_addr, rkey, imm } => write(place, reth(remote_addr, rkey), Some(imm)),
+        SendOp::Read { remote_addr, rkey } => Request::Read(reth(remote_addr, rkey)),
+        SendOp::CompareSwap { remote_addr, rkey, compare, swap } => {
+            Request::CompareSwap(AtomicEth { va: remote_addr, rkey, swap_or_add: swap, compare })
+        }
+        SendOp::FetchAdd { remote_addr, rkey, add } => {
+            Request::FetchAdd(AtomicEth { va: remote_addr, rkey, swap_or_add: add, compare: 0 })
+        }
+    }
+}
+
+fn send(place: Place, tail: SendTail) -> Request {
+    match place {
+        Place::Only => Request::SendOnly(tail),
+        Place::First => Request::SendFirst,
+        Place::Middle => Request::SendMiddle,
+        Place::Last => Request::SendLast(tail),
+    }
+}
+
+fn write(place: Place, reth: Reth, imm: Option<roxe_wire::ImmDt>) -> Request {
+    match place {
+        Place::Only => Request::WriteOnly(reth, imm),
+        Place::First => Request::WriteFirst(reth),
+        Place::Middle => Request::WriteMiddle,
+        Place::Last => Request::WriteLast(imm),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use roxe_wire::{ImmDt, RKey};
+
+    const MTU: PathMtu = PathMtu::Mtu256;
+
+    #[test]
+    fn an_empty_message_is_one_packet() {
+        assert_eq!(packets(0, MTU), 1);
+        assert_eq!(payload_len(0, MTU, 0), 0);
+        assert_eq!(Place::of(0, 1), Place::Only);
+    }
+
+    #[test]
+    fn a_multiple_of_the_mtu_ends_with_a_full_packet() {
+        assert_eq!(packets(256, MTU), 1);
+        assert_eq!(packets(512, MTU), 2);
+        assert_eq!(payload_len(512, MTU, 1), 256);
+        assert_eq!(packets(513, MTU), 3);
+        assert_eq!(payload_len(513, MTU, 2), 1);
+    }
+
+    #[test]
+    fn the_longest_message_fits_the_arithmetic() {
+        let n = packets(MAX_MESSAGE, MTU);
+        assert_eq!(n, 1 << 23);
+        assert_eq!(offset(n - 1, MTU), MAX_MESSAGE - 256);
+        assert_eq!(payload_len(MAX_MESSAGE, MTU, n - 1), 256);
+    }
+
+    #[test]
+    fn only_the_last_packet_carries_the_tail_and_only_the_first_the_address() {
+        let op = SendOp::WriteImm { remote_addr: 7, rkey: RKey(8), imm: ImmDt([1; 4]) };
+        let reth = Reth { va: 7, rkey: RKey(8), dma_len: 700 };
+        let sequence = [0, 1, 2].map(|i| request(&op, 700, Place::of(i, 3)));
+        let expected = [Request::WriteFirst(reth), Request::WriteMiddle, Request::WriteLast(Some(ImmDt([1; 4])))];
+        assert_eq!(sequence, expected);
+        assert_eq!(request(&SendOp::SendInvalidate(RKey(3)), 0, Place::First), Request::SendFirst);
+        let tail = SendTail::Invalidate(Ieth(RKey(3)));
+        assert_eq!(request(&SendOp::SendInvalidate(RKey(3)), 0, Place::Last), Request::SendLast(tail));
+    }
+
+    #[test]
+    fn atomics_map_their_operands() {
+        let op = SendOp::CompareSwap { remote_addr: 8, rkey: RKey(1), compare: 3, swap: 4 };
+        let eth = AtomicEth { va: 8, rkey: RKey(1), swap_or_add: 4, compare: 3 };
+        assert_eq!(request(&op, 8, Place::Only), Request::CompareSwap(eth));
+        let op = SendOp::FetchAdd { remote_addr: 8, rkey: RKey(1), add: 5 };
+        let eth = AtomicEth { va: 8, rkey: RKey(1), swap_or_add: 5, compare: 0 };
+        assert_eq!(request(&op, 8, Place::Only), Request::FetchAdd(eth));
+    }
+
+    #[test]
+    fn a_retried_read_asks_for_a_tail_of_the_original_request() {
+        let reth = Reth { va: 0x1000, rkey: RKey(1), dma_len: 100 * 256 - 6 };
+        let n = packets(reth.dma_len, MTU);
+        assert_eq!(read_chunk_end(0, n, MTU), 64);
+        assert_eq!(read_request(reth, MTU, 0, 64), Request::Read(Reth { dma_len: 64 * 256, ..reth }));
+        assert_eq!(read_chunk_end(63, n, MTU), 64);
+        let last = Reth { va: 0x1000 + 63 * 256, dma_len: 256, ..reth };
+        assert_eq!(read_request(reth, MTU, 63, 64), Request::Read(last));
+        assert_eq!(read_chunk_end(64, n, MTU), 100);
+        let rest = Reth { va: 0x1000 + 64 * 256, dma_len: 36 * 256 - 6, ..reth };
+        assert_eq!(read_request(reth, MTU, 64, 100), Request::Read(rest));
+        assert_eq!(read_chunk_end(0, 1000, PathMtu::Mtu4096), 32);
+    }
+
+    proptest! {
+        /// The packets of a message partition it.
+        #[test]
+        fn packets_partition_the_message(length in 0u32..100_000, code in 1u8..=5) {
+            let mtu = PathMtu::from_code(code).expect("a code");
+            let n = packets(length, mtu);
+            let mut at = 0;
+            for i in 0..n {
+                prop_assert_eq!(offset(i, mtu), at);
+                let len = payload_len(length, mtu, i);
+                prop_assert!(len == mtu.bytes() || Place::of(i, n).ends());
+                at += len;
+            }
+            prop_assert_eq!(at, length);
+        }
+    }
+}

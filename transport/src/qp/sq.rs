@@ -1,0 +1,259 @@
+//! The send queue: a ring of work requests with their lists, inline bytes and destinations in flat side arrays.
+//!
+//! Entries are named by a running index that wraps at 2^32; `slot` maps it into the arrays. Everything is allocated at
+//! creation, and each page is touched when the ring first comes by, so an idle QP costs next to nothing. Touches `wr`.
+
+use crate::qp::PostError;
+use crate::qp::segment::MAX_MESSAGE;
+use crate::qp::shared::{QpCaps, QpConfig, Service};
+use crate::wr::{SendData, SendFlags, SendOp, SendRequest, Sge, UdDest, WcOpcode};
+use roxe_wire::Psn;
+
+/// Bytes of the remote word of an atomic.
+const ATOMIC_LEN: u32 = 8;
+
+/// A send work request in the queue.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SendWqe {
+    pub(crate) wr_id: u64,
+    pub(crate) op: SendOp,
+    pub(crate) flags: SendFlags,
+    /// Bytes of the message; 8 for atomics.
+    pub(crate) length: u32,
+    /// Elements of its list; none with inline data.
+    num_sge: u32,
+    /// PSN of its first packet; set when it starts.
+    pub(crate) first_psn: Psn,
+    /// PSNs that it spans; set when it starts.
+    pub(crate) packets: u32,
+}
+
+impl SendWqe {
+    /// Whether only a response of its own completes it, and `max_rd_atomic` limits it.
+    pub(crate) fn awaits_response(&self) -> bool {
+        self.is_read() || self.is_atomic()
+    }
+
+    pub(crate) fn is_read(&self) -> bool {
+        matches!(self.op, SendOp::Read { .. })
+    }
+
+    pub(crate) fn is_atomic(&self) -> bool {
+        matches!(self.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
+    }
+
+    /// Whether the receiver is to raise a solicited event: only a SEND and a WRITE with immediate can (IBA §9.2.3).
+    pub(crate) fn is_solicited(&self) -> bool {
+        self.flags.contains(SendFlags::SOLICITED) && !self.awaits_response() && !matches!(self.op, SendOp::Write { .. })
+    }
+
+    /// What its completion reports as operation.
+    pub(crate) fn wc_opcode(&self) -> WcOpcode {
+        match self.op {
+            SendOp::Send | SendOp::SendImm(_) | SendOp::SendInvalidate(_) => WcOpcode::Send,
+            SendOp::Write { .. } | SendOp::WriteImm { .. } => WcOpcode::RdmaWrite,
+            SendOp::Read { .. } => WcOpcode::RdmaRead,
+            SendOp::CompareSwap { .. } => WcOpcode::CompSwap,
+            SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
+        }
+    }
+}
+
+/// Where the bytes of a message are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Payload<'a> {
+    Sges(&'a [Sge]),
+    Inline(&'a [u8]),
+}
+
+/// `width` items for each entry of a ring; allocated whole, touched on the first lap.
+#[derive(Debug)]
+struct Lanes<T> {
+    items: Vec<T>,
+    width: usize,
+}
+
+impl<T: Copy> Lanes<T> {
+    fn new(slots: usize, width: usize) -> Self {
+        Self { items: Vec::with_capacity(slots.saturating_mul(width)), width }
+    }
+
+    fn put(&mut self, slot: usize, values: &[T], filler: T) {
+        let start = slot * self.width;
+        if self.items.len() < start + self.width {
+            self.items.resize(start + self.width, filler);
+        }
+        if let Some(room) = self.items.get_mut(start..start + values.len()) {
+            room.copy_from_slice(values);
+        }
+    }
+
+    fn get(&self, slot: usize, len: usize) -> &[T] {
+        let start = slot * self.width;
+        self.items.get(start..start + len).unwrap_or(&[])
+    }
+}
+
+/// The ring of send work requests, oldest (`head`) to newest (before `tail`).
+#[derive(Debug)]
+pub(crate) struct SendQueue {
+    caps: QpCaps,
+    mask: u32,
+    head: u32,
+    tail: u32,
+    wqes: Vec<SendWqe>,
+    sges: Lanes<Sge>,
+    inline: Lanes<u8>,
+    /// Destinations; used on UD only.
+    dests: Vec<UdDest>,
+}
+
+impl SendQueue {
+    pub(crate) fn new(config: &QpConfig) -> Self {
+        let caps = config.caps;
+        let slots = caps.max_send_wr.max(1).next_power_of_two();
+        let len = slots as usize;
+        let dests = if config.service == Service::Ud { len } else { 0 };
+        Self {
+            caps,
+            mask: slots - 1,
+            head: 0,
+            tail: 0,
+            wqes: Vec::with_capacity(len),
+            sges: Lanes::new(len, caps.max_send_sge as usize),
+            inline: Lanes::new(len, caps.max_inline_data as usize),
+            dests: Vec::with_capacity(dests),
+        }
+    }
+
+    /// Index of the oldest entry; equals [`SendQueue::tail`] when there is none.
+    pub(crate) fn head_index(&self) -> u32 {
+        self.head
+    }
+
+    /// Index that the next entry will get.
+    pub(crate) fn tail_index(&self) -> u32 {
+        self.tail
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.head == self.tail
+    }
+
+    fn slot(&self, index: u32) -> usize {
+        (index & self.mask) as usize
+    }
+
+    /// The entry `index`, if it is in the queue.
+    pub(crate) fn get(&self, index: u32) -> Option<&SendWqe> {
+        let queued = index.wrapping_sub(self.head) < self.tail.wrapping_sub(self.head);
+        if queued { self.wqes.get(self.slot(index)) } else { None }
+    }
+
+    /// The entry `index`, if it is in the queue.
+    pub(crate) fn get_mut(&mut self, index: u32) -> Option<&mut SendWqe> {
+        let queued = index.wrapping_sub(self.head) < self.tail.wrapping_sub(self.head);
+        let slot = self.slot(index);
+        if queued { self.wqes.get_mut(slot) } else { None }
+    }
+
+    /// The oldest entry.
+    pub(crate) fn head(&self) -> Option<&SendWqe> {
+        self.get(self.head)
+    }
+
+    /// Where the bytes of entry `index` are.
+    pub(crate) fn payload(&self, index: u32, wqe: &SendWqe) -> Payload<'_> {
+        let slot = self.slot(index);
+        if wqe.flags.contains(SendFlags::INLINE) {
+            Payload::Inline(self.inline.get(slot, wqe.length as usize))
+        } else {
+            Payload::Sges(self.sges.get(slot, wqe.num_sge as usize))
+        }
+    }
+
+    /// Destination of entry `index` of a UD queue.
+    pub(crate) fn dest(&self, index: u32) -> Option<&UdDest> {
+        self.dests.get(self.slot(index))
+    }
+
+    /// Appends a request.
+    pub(crate) fn push(&mut self, req: &SendRequest<'_>) -> Result<(), PostError> {
+        let mut wqe = self.check(req)?;
+        let slot = self.slot(self.tail);
+        match req.data {
+            SendData::Sges(sges) => self.sges.put(slot, sges, Sge::default()),
+            SendData::Inline(bytes) => {
+                wqe.flags.insert(SendFlags::INLINE);
+                self.inline.put(slot, bytes, 0);
+            }
+        }
+        if let Some(dest) = req.ud {
+            if self.dests.capacity() != 0 {
+                put(&mut self.dests, slot, dest);
+            }
+        }
+        put(&mut self.wqes, slot, wqe);
+        self.tail = self.tail.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Removes the oldest entry.
+    pub(crate) fn pop(&mut self) -> Option<SendWqe> {
+        let wqe = *self.head()?;
+        self.head = self.head.wrapping_add(1);
+        Some(wqe)
+    }
+
+    /// Removes all entries.
+    pub(crate) fn clear(&mut self) {
+        self.head = self.tail;
+    }
+
+    fn check(&self, req: &SendRequest<'_>) -> Result<SendWqe, PostError> {
+        if self.tail.wrapping_sub(self.head) >= self.caps.max_send_wr {
+            return Err(PostError::QueueFull);
+        }
+        let (length, num_sge) = match req.data {
+            SendData::Sges(sges) => (self.check_sges(sges)?, u32::try_from(sges.len()).unwrap_or(u32::MAX)),
+            SendData::Inline(bytes) => (self.check_inline(bytes)?, 0),
+        };
+        let flags = req.flags - SendFlags::INLINE;
+        let mut wqe = SendWqe { wr_id: req.wr_id, op: req.op, flags, length, num_sge, first_psn: Psn::default(), packets: 0 };
+        if wqe.is_atomic() {
+            if length < ATOMIC_LEN {
+                return Err(PostError::BadLength);
+            }
+            wqe.length = ATOMIC_LEN;
+        }
+        Ok(wqe)
+    }
+
+    /// Bytes of the list, if the queue takes it.
+    fn check_sges(&self, sges: &[Sge]) -> Result<u32, PostError> {
+        if sges.len() > self.caps.max_send_sge as usize {
+            return Err(PostError::TooManySges);
+        }
+        let sum: u64 = sges.iter().map(|sge| u64::from(sge.length)).sum();
+        match u32::try_from(sum) {
+            Ok(length) if length <= MAX_MESSAGE => Ok(length),
+            _ => Err(PostError::BadLength),
+        }
+    }
+
+    /// Bytes of the inline data, if the queue takes it.
+    fn check_inline(&self, bytes: &[u8]) -> Result<u32, PostError> {
+        match u32::try_from(bytes.len()) {
+            Ok(length) if length <= self.caps.max_inline_data => Ok(length),
+            _ => Err(PostError::InlineTooLong),
+        }
+    }
+}
+
+/// Sets element `slot`, which exists from the second lap on and is the next to append before.
+fn put<T>(items: &mut Vec<T>, slot: usize, value: T) {
+    match items.get_mut(slot) {
+        Some(old) => *old = value,
+        None => items.push(value),
+    }
+}

@@ -1,0 +1,87 @@
+//! The send loop of UC and UD: a work request is done when its last packet is in the batch; nothing comes back.
+
+use crate::cx::{Host, TxBatch};
+use crate::qp::flight::charge;
+use crate::qp::requester::{Outgoing, Put, Requester, Step, put};
+use crate::qp::shared::{Service, Shared};
+use crate::wr::{Av, SendOp, WcStatus};
+use roxe_wire::{Bth, Deth, Header, Kind, PathMtu, Qkey, Qpn, UcRequest};
+
+/// A packet and the way it goes.
+struct Datagram {
+    av: Av,
+    qpn: Qpn,
+    kind: Kind,
+    packet: Outgoing,
+}
+
+impl Requester {
+    /// Puts the UC or UD packet at the cursor into the batch.
+    pub(crate) fn send_unreliable<H: Host, T: TxBatch>(&mut self, sh: &mut Shared, host: &mut H, tx: &mut T) -> Step {
+        let next = match sh.config.service {
+            Service::Ud => self.next_ud(sh),
+            _ => self.next_uc(sh),
+        };
+        let Datagram { av, qpn, kind, packet } = match next {
+            Ok(next) => next,
+            Err(status) => return self.stop_with(sh, host, status),
+        };
+        let cost = charge(packet.len);
+        if !self.paid && !host.reserve(&av, qpn, cost, self.burst) {
+            self.no_room = true;
+            return Step::Stop;
+        }
+        self.paid = true;
+        let bth = Bth { solicited: packet.solicited, mig_req: true, ..Bth::new(qpn, self.cursor.psn) };
+        let Some(wqe) = self.sq.get(self.cursor.wqe) else { return Step::Stop };
+        match put(host, tx, &av, &Header { bth, kind }, self.sq.payload(self.cursor.wqe, wqe), &packet) {
+            Put::Done => {}
+            Put::Full => return Step::BatchFull,
+            Put::Fault => return self.stop_with(sh, host, WcStatus::LocProtErr),
+        }
+        self.paid = false;
+        self.burst = self.burst.saturating_add(cost);
+        self.advance(1);
+        self.una_psn = self.cursor.psn;
+        if self.cursor.packet == 0 {
+            self.complete_head(sh, host);
+            self.check_drained(sh);
+        }
+        Step::Sent
+    }
+
+    /// The packet at the cursor of a UC queue.
+    fn next_uc(&mut self, sh: &Shared) -> Result<Datagram, WcStatus> {
+        let mtu = sh.attr.path_mtu;
+        self.begin(mtu);
+        let wqe = self.sq.get(self.cursor.wqe).ok_or(WcStatus::GeneralErr)?;
+        let packet = Outgoing::of(wqe, self.cursor.packet, mtu);
+        let request = UcRequest::try_from(packet.request).map_err(|_| WcStatus::LocQpOpErr)?;
+        Ok(Datagram { av: sh.attr.av, qpn: sh.attr.dest_qpn, kind: Kind::UcRequest(request), packet })
+    }
+
+    /// The message at the cursor of a UD queue. One that does not fit a packet fails (IBA §9.8.3 only says that nothing is
+    /// sent; hardware reports a local length error).
+    fn next_ud(&mut self, sh: &Shared) -> Result<Datagram, WcStatus> {
+        self.begin(PathMtu::Mtu4096);
+        let index = self.cursor.wqe;
+        let (wqe, dest) = self.sq.get(index).zip(self.sq.dest(index)).ok_or(WcStatus::GeneralErr)?;
+        if wqe.length > sh.config.port_mtu {
+            return Err(WcStatus::LocLenErr);
+        }
+        let imm = if let SendOp::SendImm(imm) = wqe.op { Some(imm) } else { None };
+        let deth = Deth { qkey: qkey_to_send(sh, dest.qkey), src_qpn: sh.config.qpn };
+        let packet = Outgoing::of(wqe, 0, PathMtu::Mtu4096);
+        Ok(Datagram { av: dest.av, qpn: dest.qpn, kind: Kind::Ud { deth, imm }, packet })
+    }
+}
+
+/// The Q_Key for a datagram: what the request says, or the QP's own if that has its top bit set (IBA §10.2.5). QP1 always
+/// uses the well-known key.
+fn qkey_to_send(sh: &Shared, asked: Qkey) -> Qkey {
+    match asked {
+        _ if sh.config.qpn == Qpn::GSI => Qkey::GSI,
+        asked if asked.is_controlled() => sh.attr.qkey,
+        asked => asked,
+    }
+}
