@@ -15,7 +15,7 @@ mod responder;
 mod retry;
 mod rq;
 mod segment;
-mod shared;
+pub(crate) mod shared;
 mod sq;
 mod unreliable;
 
@@ -25,6 +25,7 @@ pub use shared::{QpCaps, QpConfig, QpEvents, Service};
 use crate::cx::{Host, TxBatch, TxState};
 use crate::time::Instant;
 use crate::wr::{RecvRequest, SendRequest};
+use datagram::Datagram;
 use requester::Requester;
 use responder::Responder;
 use roxe_wire::{Bth, Kind, NetHeader, Packet, Pkey, Qpn};
@@ -102,6 +103,14 @@ drop_reasons! {
     DuplicateRequest => "duplicate_request",
     /// A request behind a lost one.
     OutOfSequence => "out_of_sequence",
+    /// A request for a receive, and none is posted.
+    NoReceive => "no_receive",
+    /// A request that is malformed, not offered, not allowed on this QP, or longer than the receive.
+    InvalidRequest => "invalid_request",
+    /// A request that the remote key does not allow.
+    RemoteAccess => "remote_access",
+    /// A good request that met unusable memory of our own application.
+    LocalProtection => "local_protection",
     /// A congestion notification; this card does not limit rates.
     CongestionNotice => "congestion_notice",
 }
@@ -225,13 +234,13 @@ impl Qp {
         let (sh, bth, payload) = (&mut self.shared, &packet.header.bth, packet.payload);
         let result = match (sh.config.service, &packet.header.kind) {
             (Service::Rc, Kind::RcRequest(req)) => check_request(sh, net, bth)
-                .and_then(|()| self.responder.handle_request(sh, host, net, bth, req, payload)),
+                .and_then(|()| self.responder.handle_request(sh, host, bth, req, payload)),
             (Service::Rc, Kind::RcResponse(resp)) => check_response(sh, net, bth)
                 .and_then(|()| self.requester.handle_response(sh, host, bth.psn, resp, payload)),
             (Service::Uc, Kind::UcRequest(req)) => check_request(sh, net, bth)
-                .and_then(|()| self.responder.handle_uc(sh, host, net, bth, req, payload)),
+                .and_then(|()| self.responder.handle_uc(sh, host, bth, req, payload)),
             (Service::Ud, Kind::Ud { deth, imm }) => check_request(sh, net, bth)
-                .and_then(|()| self.responder.handle_ud(sh, host, net, bth, deth, *imm, payload)),
+                .and_then(|()| self.responder.handle_ud(sh, host, net, &Datagram { header: &packet.header, deth, imm: *imm, payload })),
             (Service::Rc | Service::Uc, Kind::Cnp) => Err(DropReason::CongestionNotice),
             _ => Err(DropReason::WrongService),
         };
@@ -261,7 +270,8 @@ impl Qp {
         state
     }
 
-    /// Whether [`Qp::poll_transmit`] would do anything, as far as the QP itself knows.
+    /// Whether [`Qp::poll_transmit`] would do anything, given room at the peer: a QP that was refused by
+    /// [`crate::cx::FlowControl::reserve`] still has work.
     pub fn has_work(&self) -> bool {
         self.flush_due || self.responder.has_work() || self.requester.has_work(&self.shared)
     }

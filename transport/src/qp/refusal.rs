@@ -1,0 +1,119 @@
+//! Why a responder refuses a request, and what follows from it, as one table (IBA §9.9.3).
+//!
+//! Pure data; `responder.rs` acts on it.
+
+use crate::cx::MemError;
+use crate::qp::DropReason;
+use crate::qp::shared::{QpEvents, Service};
+use crate::wr::WcStatus;
+use roxe_wire::NakCode;
+
+/// Why a request is not executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// The opcode does not continue the open message, or continues none.
+    OpcodeSequence,
+    /// The QP does not do this operation, or its access flags do not allow it.
+    NotAllowed,
+    /// No receive is posted.
+    NoReceive,
+    /// More READs and atomics than `max_dest_rd_atomic`.
+    TooManyReads,
+    /// The payload does not go with the opcode, the path MTU or the announced length.
+    Length,
+    /// The message is longer than the receive it would land in.
+    ReceiveTooShort,
+    /// An atomic on an address that is not a multiple of 8.
+    Misaligned,
+    /// The remote key does not give the peer this right on this range.
+    RemoteAccess,
+    /// The memory behind a good remote key is gone.
+    RemoteFault,
+    /// The list of the receive is not writable.
+    LocalProtection,
+    /// A SEND with Invalidate names a key that cannot be invalidated; its data is placed.
+    Invalidate,
+}
+
+/// What the peer is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    Silence,
+    RnrNak,
+    Nak(NakCode),
+}
+
+/// What follows from a refusal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reaction {
+    pub(crate) answer: Answer,
+    /// The QP goes to the error state; the receive in use ends with `status`, or without one `event` is raised.
+    pub(crate) fatal: bool,
+    pub(crate) status: WcStatus,
+    pub(crate) event: QpEvents,
+    /// For the counters.
+    pub(crate) reason: DropReason,
+}
+
+impl Refusal {
+    /// What a peer's access to memory by remote key failed with.
+    pub(crate) const fn remote(error: MemError) -> Self {
+        match error {
+            MemError::Fault => Self::RemoteFault,
+            MemError::BadKey | MemError::WrongDomain | MemError::Access | MemError::Range => Self::RemoteAccess,
+        }
+    }
+
+    /// What a responder of `service` does about it.
+    pub(crate) const fn reaction(self, service: Service) -> Reaction {
+        match service {
+            Service::Rc => self.reliable(),
+            Service::Uc | Service::Ud => self.unreliable(),
+        }
+    }
+
+    /// The reliable responder tells the peer and, but for a missing receive, gives up.
+    const fn reliable(self) -> Reaction {
+        const fn fatal(code: NakCode, status: WcStatus, event: QpEvents, reason: DropReason) -> Reaction {
+            Reaction { answer: Answer::Nak(code), fatal: true, status, event, reason }
+        }
+        use {DropReason as D, NakCode as N, QpEvents as E, WcStatus as S};
+        match self {
+            Self::OpcodeSequence | Self::NotAllowed | Self::TooManyReads | Self::Length | Self::Misaligned => {
+                fatal(N::InvalidRequest, S::RemInvReqErr, E::REQ_ERR, D::InvalidRequest)
+            }
+            Self::ReceiveTooShort => fatal(N::InvalidRequest, S::LocLenErr, E::REQ_ERR, D::InvalidRequest),
+            Self::RemoteAccess => fatal(N::RemoteAccess, S::RemAccessErr, E::ACCESS_ERR, D::RemoteAccess),
+            Self::Invalidate => fatal(N::RemoteAccess, S::RemInvReqErr, E::ACCESS_ERR, D::RemoteAccess),
+            Self::RemoteFault => fatal(N::RemoteOperation, S::RemAccessErr, E::ACCESS_ERR, D::LocalProtection),
+            Self::LocalProtection => fatal(N::RemoteOperation, S::LocProtErr, E::FATAL, D::LocalProtection),
+            Self::NoReceive => Reaction { answer: Answer::RnrNak, ..silent(D::NoReceive) },
+        }
+    }
+
+    /// Unreliable services lose what they cannot take; only a fault of our own application ends the QP (IBA §9.8.3).
+    const fn unreliable(self) -> Reaction {
+        use DropReason as D;
+        match self {
+            Self::OpcodeSequence => silent(D::OutOfSequence),
+            Self::NoReceive => silent(D::NoReceive),
+            Self::RemoteAccess | Self::RemoteFault => silent(D::RemoteAccess),
+            Self::LocalProtection => {
+                let (status, event) = (WcStatus::LocProtErr, QpEvents::FATAL);
+                Reaction { answer: Answer::Silence, fatal: true, status, event, reason: D::LocalProtection }
+            }
+            Self::NotAllowed
+            | Self::TooManyReads
+            | Self::Length
+            | Self::ReceiveTooShort
+            | Self::Misaligned
+            | Self::Invalidate => silent(D::InvalidRequest),
+        }
+    }
+}
+
+/// The packet is dropped and nothing else happens; `status` and `event` mean nothing.
+const fn silent(reason: DropReason) -> Reaction {
+    let (status, event) = (WcStatus::GeneralErr, QpEvents::empty());
+    Reaction { answer: Answer::Silence, fatal: false, status, event, reason }
+}

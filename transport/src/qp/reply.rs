@@ -1,0 +1,262 @@
+//! What an RC responder owes its peer, and the packets that pay it, strictly in the order of PSNs.
+//!
+//! READ data is read from memory when its packet is built. Acknowledgements coalesce: one per `poll_transmit`, for the
+//! newest request executed. May touch [`Shared`], the host's memory and the batch.
+
+use crate::cx::{Host, MemError, TxBatch, TxState};
+use crate::qp::refusal::{Answer, Refusal};
+use crate::qp::replay::{AtomicKind, Due, Entry, Op, ReadJob, ReplayRing, Seq};
+use crate::qp::shared::{Service, Shared};
+use crate::wr::Access;
+use roxe_wire::{Aeth, AtomicAckEth, Bth, Header, Kind, Msn, NakCode, Psn, Response, Reth, Syndrome};
+
+/// How far the responder has come: the two numbers every answer is made from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Progress {
+    /// The PSN expected next.
+    pub(crate) e_psn: Psn,
+    /// Messages completed.
+    pub(crate) msn: Msn,
+}
+
+/// A refusal to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Nak {
+    psn: Psn,
+    syndrome: Syndrome,
+    /// The QP is in the error state; this is the last it says.
+    fatal: bool,
+}
+
+/// Acknowledges duplicates up to, not including, a READ or atomic that the peer may still miss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct BoundedAck {
+    /// The READ or atomic that must not be acknowledged.
+    until: Seq,
+    psn: Psn,
+}
+
+/// One packet to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Bounded(Psn),
+    Answer(Due),
+    Nak(Nak),
+    Ack(Psn),
+}
+
+/// Everything owed.
+#[derive(Debug, Default)]
+pub(crate) struct Replies {
+    ring: ReplayRing,
+    bounded: Option<BoundedAck>,
+    nak: Option<Nak>,
+    /// The newest executed request is to be acknowledged.
+    ack: bool,
+}
+
+impl Replies {
+    /// Starts a connection on which the peer may have `limit` READs and atomics outstanding.
+    pub(crate) fn reset(&mut self, limit: usize) {
+        self.ring.reset(limit);
+        (self.bounded, self.nak, self.ack) = (None, None, false);
+    }
+
+    /// Forgets what is owed, unless a fatal NAK is: that one is still sent, behind the answers before it.
+    pub(crate) fn abandon(&mut self) {
+        if !self.nak.is_some_and(|nak| nak.fatal) {
+            self.ring.abandon();
+            (self.bounded, self.nak, self.ack) = (None, None, false);
+        }
+    }
+
+    pub(crate) fn is_due(&self) -> bool {
+        self.ack || self.nak.is_some() || self.bounded.is_some() || self.ring.is_due()
+    }
+
+    /// An executed SEND or WRITE asked for an acknowledgement.
+    pub(crate) fn acknowledge(&mut self) {
+        self.ack = true;
+    }
+
+    /// The request expected next came after all: a NAK about it that is not sent yet has no meaning any more.
+    pub(crate) fn withdraw_nak(&mut self) {
+        self.nak = None;
+    }
+
+    pub(crate) fn refuse(&mut self, psn: Psn, answer: Answer, fatal: bool, rnr_timer: u8) {
+        let syndrome = match answer {
+            Answer::Silence => return,
+            Answer::RnrNak => Syndrome::RnrNak { timer: rnr_timer },
+            Answer::Nak(code) => Syndrome::Nak(code),
+        };
+        self.nak = Some(Nak { psn, syndrome, fatal });
+    }
+
+    /// The requests up to `e_psn` are here, one behind it as well: asks for what is missing, once (IBA C9-107).
+    pub(crate) fn refuse_gap(&mut self, e_psn: Psn) {
+        self.nak = Some(Nak { psn: e_psn, syndrome: Syndrome::Nak(NakCode::PsnSequence), fatal: false });
+    }
+
+    /// Whether one more READ or atomic may be outstanding.
+    pub(crate) fn has_room(&self, limit: u8) -> bool {
+        self.ring.has_room(limit.into())
+    }
+
+    /// An accepted READ or atomic will be answered. An acknowledgement that is due leaves before it.
+    pub(crate) fn answer(&mut self, psn: Psn, packets: u32, op: Op, limit: u8) {
+        let ack_before = core::mem::take(&mut self.ack);
+        self.ring.push(Entry { psn, packets, op, ack_before }, limit.into());
+    }
+
+    /// A SEND or WRITE came again: its acknowledgement was lost, and maybe answers to READs and atomics after it. The
+    /// acknowledgement must not reach past those (transport rule: it would tell the peer that they are lost again).
+    pub(crate) fn acknowledge_again(&mut self, psn: Psn, e_psn: Psn) {
+        match self.ring.oldest_after(psn, e_psn) {
+            None => self.ack = true,
+            Some((until, first)) => self.bounded = Some(BoundedAck { until, psn: first.sub(1) }),
+        }
+    }
+
+    /// A READ came again, maybe only its tail. Answers it from memory as it is now if it is part of the original and the
+    /// key still allows it; otherwise stays silent. Returns whether it will be answered.
+    pub(crate) fn read_again<H: Host>(&mut self, sh: &Shared, host: &mut H, psn: Psn, reth: &Reth) -> bool {
+        let Some((seq, entry)) = self.ring.find(psn) else { return false };
+        let Op::Read(original) = entry.op else { return false };
+        let index = psn.sub(entry.psn.get()).get();
+        let skipped = u64::from(index) * u64::from(sh.attr.path_mtu.bytes());
+        let inside = reth.rkey == original.rkey
+            && reth.va == original.va.wrapping_add(skipped)
+            && skipped + u64::from(reth.dma_len) <= u64::from(original.dma_len)
+            && (reth.dma_len > 0 || original.dma_len == 0);
+        if !inside || check_readable(host, reth).is_err() {
+            return false;
+        }
+        self.ring.replay(seq, Some(ReadJob::new(psn, reth, true)));
+        true
+    }
+
+    /// An atomic came again: its result is sent again, never computed again. Returns whether it is still known.
+    pub(crate) fn atomic_again(&mut self, psn: Psn, kind: AtomicKind) -> bool {
+        match self.ring.find(psn) {
+            Some((seq, Entry { op: Op::Atomic(of, _), .. })) if of == kind => {
+                self.ring.replay(seq, None);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Writes what is owed into `tx`, until it is full.
+    pub(crate) fn poll_transmit<H: Host, T: TxBatch>(
+        &mut self,
+        sh: &mut Shared,
+        host: &mut H,
+        tx: &mut T,
+        progress: Progress,
+    ) -> TxState {
+        while let Some(step) = self.next_step(progress.e_psn) {
+            match send(sh, host, tx, step, progress.msn) {
+                Sent::Yes => self.sent(step, sh),
+                Sent::Full => return TxState::BatchFull,
+                Sent::Unreadable(job, error) => self.give_up_read(sh, job, error),
+            }
+        }
+        TxState::Drained
+    }
+
+    /// What leaves next. A NAK acknowledges everything before it, so it makes the plain acknowledgement superfluous.
+    fn next_step(&self, e_psn: Psn) -> Option<Step> {
+        if let Some(bounded) = self.bounded.filter(|bounded| self.ring.is_answered_before(bounded.until)) {
+            return Some(Step::Bounded(bounded.psn));
+        }
+        if let Some(due) = self.ring.due() {
+            return Some(Step::Answer(due));
+        }
+        self.nak.map(Step::Nak).or(self.ack.then_some(Step::Ack(e_psn.sub(1))))
+    }
+
+    /// `step` is in the batch.
+    fn sent(&mut self, step: Step, sh: &Shared) {
+        match step {
+            Step::Bounded(_) => self.bounded = None,
+            Step::Answer(due) => self.ring.sent(due, sh.attr.path_mtu),
+            Step::Nak(_) => (self.nak, self.ack) = (None, false),
+            Step::Ack(_) => self.ack = false,
+        }
+    }
+
+    /// The memory of a READ went away after it was accepted. A first answer turns into a NAK with the PSN that cannot be
+    /// produced and the QP fails; a repeated one just ends.
+    fn give_up_read(&mut self, sh: &mut Shared, job: ReadJob, error: MemError) {
+        if job.again {
+            return self.ring.finish();
+        }
+        let reaction = Refusal::remote(error).reaction(Service::Rc);
+        self.ring.abandon();
+        (self.bounded, self.ack) = (None, false);
+        self.refuse(job.psn, reaction.answer, true, 0);
+        sh.events.insert(reaction.event);
+        sh.fail();
+    }
+}
+
+/// Whether the peer may read what `reth` names. Reading nothing needs no key (IBA C9-88).
+pub(crate) fn check_readable<H: Host>(host: &mut H, reth: &Reth) -> Result<(), MemError> {
+    match reth.dma_len {
+        0 => Ok(()),
+        len => host.check_remote(reth.rkey, reth.va, len.into(), Access::REMOTE_READ),
+    }
+}
+
+/// What became of a packet.
+enum Sent {
+    Yes,
+    /// The batch has no room for it.
+    Full,
+    /// Its data cannot be read.
+    Unreadable(ReadJob, MemError),
+}
+
+/// Writes the packet of `step`. The credit field always says "no limit": receives may be shared, and requesters of today
+/// rely on RNR NAK.
+fn send<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, step: Step, msn: Msn) -> Sent {
+    let ack = Aeth { syndrome: Syndrome::ACK_UNLIMITED, msn };
+    let (psn, response) = match step {
+        Step::Bounded(psn) | Step::Ack(psn) | Step::Answer(Due::AckBefore(psn)) => (psn, Response::Ack(ack)),
+        Step::Answer(Due::Atomic { psn, original }) => (psn, Response::AtomicAck(ack, AtomicAckEth(original))),
+        Step::Answer(Due::Read(job)) => return send_read(sh, host, tx, job, ack),
+        Step::Nak(nak) => (nak.psn, Response::Ack(Aeth { syndrome: nak.syndrome, msn })),
+    };
+    match slot(sh, tx, psn, response, 0) {
+        Some(_) => Sent::Yes,
+        None => Sent::Full,
+    }
+}
+
+/// Writes the next packet of the answer to a READ. After a restart it begins with FIRST or ONLY like a new one.
+fn send_read<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, job: ReadJob, ack: Aeth) -> Sent {
+    let (len, last) = job.next_len(sh.attr.path_mtu);
+    let response = match (job.first, last) {
+        (true, true) => Response::ReadOnly(ack),
+        (true, false) => Response::ReadFirst(ack),
+        (false, true) => Response::ReadLast(ack),
+        (false, false) => Response::ReadMiddle,
+    };
+    let Some(payload) = slot(sh, tx, job.psn, response, len as usize) else { return Sent::Full };
+    if len > 0
+        && let Err(error) = host.read_remote(job.rkey, job.va, payload)
+    {
+        tx.retract();
+        return Sent::Unreadable(job, error);
+    }
+    Sent::Yes
+}
+
+/// Room in the batch for one packet to the peer, its headers written.
+fn slot<'t, T: TxBatch>(sh: &Shared, tx: &'t mut T, psn: Psn, response: Response, len: usize) -> Option<&'t mut [u8]> {
+    let bth = Bth { mig_req: true, ..Bth::new(sh.attr.dest_qpn, psn) };
+    let header = Header { bth, kind: Kind::RcResponse(response) };
+    let slot = tx.slot(&sh.attr.av, header.padded_len(len))?;
+    header.emit(len, slot)
+}

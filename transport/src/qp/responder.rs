@@ -1,0 +1,525 @@
+//! The receiving side of a QP: requests of the peer are checked in the order of the standard and executed, or refused.
+//!
+//! A request runs through short `check_*` steps. They change nothing, so that a refused request leaves everything as it
+//! was; the first that fails gives a [`Refusal`], and `refusal.rs` says what follows. Answers are left in [`Replies`].
+//! UC goes through the same steps (IBA §9.8) with its own rules for PSNs; UD is in `datagram.rs`.
+//! May touch [`Shared`] and the host.
+
+use crate::cx::{AtomicOp, Host, TxBatch, TxState};
+use crate::qp::refusal::{Answer, Refusal};
+use crate::qp::replay::{AtomicKind, Op};
+use crate::qp::reply::{Progress, Replies, check_readable};
+use crate::qp::rq::RecvQueue;
+use crate::qp::segment::{self, MAX_MESSAGE};
+use crate::qp::shared::{QpConfig, QpEvents, Shared};
+use crate::qp::{DropReason, PostError, QpState};
+use crate::wr::{Access, Cqe, RecvRequest, VendorErr, WcExtra, WcOpcode};
+use roxe_wire::{AtomicEth, Bth, ImmDt, PathMtu, RKey, Request, Reth, SendTail, UcRequest};
+
+/// A request packet.
+#[derive(Clone, Copy)]
+struct Incoming<'a> {
+    bth: &'a Bth,
+    req: &'a Request,
+    payload: &'a [u8],
+}
+
+/// A WRITE whose packets are coming in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct OpenWrite {
+    rkey: RKey,
+    /// Where the next byte goes.
+    va: u64,
+    /// Bytes still to come.
+    left: u32,
+    /// Bytes of the whole message.
+    total: u32,
+}
+
+impl OpenWrite {
+    const fn new(reth: &Reth) -> Self {
+        Self { rkey: reth.rkey, va: reth.va, left: reth.dma_len, total: reth.dma_len }
+    }
+}
+
+/// The message that is not complete yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Open {
+    #[default]
+    None,
+    /// A SEND of which this many bytes are in the current receive.
+    Send(u32),
+    Write(OpenWrite),
+}
+
+/// The NAK that answers, for now, every packet that is not the expected one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum NakState {
+    #[default]
+    None,
+    /// The gap was reported.
+    Sequence,
+    /// The expected packet found no receive; what follows it is not a gap.
+    NotReady,
+}
+
+/// The receiving side of a QP.
+#[derive(Debug)]
+pub(crate) struct Responder {
+    rq: RecvQueue,
+    replies: Replies,
+    progress: Progress,
+    open: Open,
+    nak_state: NakState,
+    /// The current receive is in use by the message that is being executed.
+    receiving: bool,
+    /// `COMM_EST` was raised.
+    established: bool,
+    /// The queue was flushed, and `LAST_WQE_REACHED` raised if there is one to raise.
+    flushed: bool,
+}
+
+impl Responder {
+    /// A responder in RESET.
+    pub(crate) fn new(config: &QpConfig) -> Self {
+        Self {
+            rq: RecvQueue::new(config),
+            replies: Replies::default(),
+            progress: Progress::default(),
+            open: Open::None,
+            nak_state: NakState::None,
+            receiving: false,
+            established: false,
+            flushed: false,
+        }
+    }
+
+    /// Queues a receive.
+    pub(crate) fn post_recv(&mut self, req: &RecvRequest<'_>) -> Result<(), PostError> {
+        self.rq.post(req)
+    }
+
+    /// The QP entered RTR: the first packet has `rq_psn`.
+    pub(crate) fn on_rtr(&mut self, sh: &Shared) {
+        self.forget_connection(sh.attr.max_dest_rd_atomic.into());
+        self.progress.e_psn = sh.attr.rq_psn;
+    }
+
+    /// The QP entered RESET: receives vanish without completions.
+    pub(crate) fn on_reset(&mut self) {
+        self.rq.clear();
+        self.forget_connection(0);
+    }
+
+    fn forget_connection(&mut self, limit: usize) {
+        self.replies.reset(limit);
+        (self.progress, self.open, self.nak_state) = (Progress::default(), Open::None, NakState::None);
+        (self.receiving, self.established, self.flushed) = (false, false, false);
+    }
+
+    /// The QP is in ERR: ends all receives. A QP on a shared queue then holds none, and says so once (IBA §11.6.3.1).
+    pub(crate) fn flush<H: Host>(&mut self, sh: &mut Shared, host: &mut H) {
+        self.replies.abandon();
+        (self.open, self.receiving) = (Open::None, false);
+        self.rq.flush(sh, host);
+        if self.rq.is_shared() && !self.flushed {
+            sh.events.insert(QpEvents::LAST_WQE_REACHED);
+        }
+        self.flushed = true;
+    }
+
+    /// Whether the peer is owed an answer.
+    pub(crate) fn has_work(&self) -> bool {
+        self.replies.is_due()
+    }
+
+    /// Writes the answers that are due into `tx`.
+    pub(crate) fn poll_transmit<H: Host, T: TxBatch>(&mut self, sh: &mut Shared, host: &mut H, tx: &mut T) -> TxState {
+        self.replies.poll_transmit(sh, host, tx, self.progress)
+    }
+
+    /// A request on a reliable connection.
+    ///
+    /// # Errors
+    /// Why it was not executed, for the counters; the peer is told what it must know.
+    pub(crate) fn handle_request<H: Host>(
+        &mut self,
+        sh: &mut Shared,
+        host: &mut H,
+        bth: &Bth,
+        req: &Request,
+        payload: &[u8],
+    ) -> Result<(), DropReason> {
+        let incoming = Incoming { bth, req, payload };
+        match bth.psn.distance(self.progress.e_psn) {
+            0 => self.handle_expected(sh, host, incoming),
+            1.. => Err(self.handle_future()),
+            _ => Err(self.handle_duplicate(sh, host, incoming)),
+        }
+    }
+
+    fn handle_expected<H: Host>(
+        &mut self,
+        sh: &mut Shared,
+        host: &mut H,
+        incoming: Incoming<'_>,
+    ) -> Result<(), DropReason> {
+        self.nak_state = NakState::None;
+        self.replies.withdraw_nak();
+        self.note_established(sh);
+        match self.run(sh, host, incoming) {
+            Ok(()) => self.advance(sh, incoming),
+            Err(refusal) => return Err(self.refuse(sh, host, refusal)),
+        }
+        Ok(())
+    }
+
+    /// A packet before this one is missing. One NAK asks for it; the rest of what is under way is dropped in silence
+    /// (IBA C9-107), also when the expected packet was there but found no receive.
+    fn handle_future(&mut self) -> DropReason {
+        if self.nak_state == NakState::None {
+            self.nak_state = NakState::Sequence;
+            self.replies.refuse_gap(self.progress.e_psn);
+        }
+        DropReason::OutOfSequence
+    }
+
+    /// A packet that was executed before is answered again but never executed again (IBA §9.7.5.1.1).
+    fn handle_duplicate<H: Host>(&mut self, sh: &Shared, host: &mut H, incoming: Incoming<'_>) -> DropReason {
+        let psn = incoming.bth.psn;
+        let answered = match incoming.req {
+            Request::Read(reth) => self.replies.read_again(sh, host, psn, reth),
+            Request::CompareSwap(_) => self.replies.atomic_again(psn, AtomicKind::CompareSwap),
+            Request::FetchAdd(_) => self.replies.atomic_again(psn, AtomicKind::FetchAdd),
+            Request::Flush(..) | Request::AtomicWrite(_) => false,
+            _ => {
+                self.replies.acknowledge_again(psn, self.progress.e_psn);
+                true
+            }
+        };
+        // The peer went back, so it may lose the same packet again: report the next gap.
+        if answered && self.nak_state == NakState::Sequence {
+            self.nak_state = NakState::None;
+        }
+        DropReason::DuplicateRequest
+    }
+
+    /// A request on an unreliable connection: nobody is told anything, what is incomplete is forgotten (IBA §9.8.2).
+    ///
+    /// # Errors
+    /// Why it was not executed.
+    pub(crate) fn handle_uc<H: Host>(
+        &mut self,
+        sh: &mut Shared,
+        host: &mut H,
+        bth: &Bth,
+        req: &UcRequest,
+        payload: &[u8],
+    ) -> Result<(), DropReason> {
+        let req = Request::from(*req);
+        let in_order = bth.psn == self.progress.e_psn;
+        self.progress.e_psn = bth.psn.next();
+        // A packet is missing, or the peer starts anew: the receive in use is kept for the next message.
+        if !in_order || starts(&req) {
+            (self.open, self.receiving) = (Open::None, false);
+        }
+        self.note_established(sh);
+        let result = self.run(sh, host, Incoming { bth, req: &req, payload });
+        result.map_err(|refusal| {
+            let reason = self.refuse(sh, host, refusal);
+            (self.open, self.receiving) = (Open::None, false);
+            reason
+        })
+    }
+
+    /// A datagram (IBA §9.8.3): see `datagram.rs`.
+    pub(crate) fn receives(&mut self) -> &mut RecvQueue {
+        &mut self.rq
+    }
+
+    /// The first request in RTR tells the application that the peer is there (IBA §11.6.3.1).
+    fn note_established(&mut self, sh: &mut Shared) {
+        if sh.state == QpState::Rtr && !self.established {
+            self.established = true;
+            sh.events.insert(QpEvents::COMM_EST);
+        }
+    }
+
+    /// All checks, then the deed.
+    fn run<H: Host>(&mut self, sh: &mut Shared, host: &mut H, incoming: Incoming<'_>) -> Result<(), Refusal> {
+        let Incoming { req, payload, .. } = incoming;
+        check_op_seq(self.open, req)?;
+        check_op_valid(sh.attr.access, req)?;
+        self.check_resource(sh, host, req)?;
+        self.check_length(sh.attr.path_mtu, req, payload)?;
+        check_rkey(host, req)?;
+        self.execute(sh, host, incoming)
+    }
+
+    /// A message that ends in a receive needs one from its first packet on, a WRITE with immediate only for its last; a
+    /// READ or atomic needs room to remember it (IBA §9.7.5.2.8, C9-151).
+    fn check_resource<H: Host>(&mut self, sh: &Shared, host: &mut H, req: &Request) -> Result<(), Refusal> {
+        match req {
+            Request::SendFirst
+            | Request::SendOnly(_)
+            | Request::WriteLast(Some(_))
+            | Request::WriteOnly(_, Some(_)) => {
+                self.receiving = self.rq.acquire(host);
+                if self.receiving { Ok(()) } else { Err(Refusal::NoReceive) }
+            }
+            Request::Read(_) | Request::CompareSwap(_) | Request::FetchAdd(_)
+                if !self.replies.has_room(sh.attr.max_dest_rd_atomic) =>
+            {
+                Err(Refusal::TooManyReads)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The payload fits the opcode, then the message (IBA §9.7.4.1.6).
+    fn check_length(&self, mtu: PathMtu, req: &Request, payload: &[u8]) -> Result<(), Refusal> {
+        let mtu = mtu.bytes();
+        let len = u32::try_from(payload.len()).map_err(|_| Refusal::Length)?;
+        let fits_opcode = match req {
+            Request::SendFirst | Request::SendMiddle | Request::WriteFirst(_) | Request::WriteMiddle => len == mtu,
+            Request::SendLast(_) | Request::WriteLast(_) => (1..=mtu).contains(&len),
+            Request::SendOnly(_) | Request::WriteOnly(..) => len <= mtu,
+            _ => len == 0,
+        };
+        if !fits_opcode {
+            return Err(Refusal::Length);
+        }
+        self.check_message_length(req, len)
+    }
+
+    fn check_message_length(&self, req: &Request, len: u32) -> Result<(), Refusal> {
+        let fits_message = match (req, self.open) {
+            (Request::SendFirst | Request::SendOnly(_), _) => return self.check_room(0, len),
+            (_, Open::Send(received)) => return self.check_room(received, len),
+            (Request::WriteFirst(reth), _) => len <= reth.dma_len && reth.dma_len <= MAX_MESSAGE,
+            (Request::WriteOnly(reth, _), _) => len == reth.dma_len,
+            (Request::WriteMiddle, Open::Write(write)) => len <= write.left,
+            (Request::WriteLast(_), Open::Write(write)) => len == write.left,
+            (Request::Read(reth), _) => reth.dma_len <= MAX_MESSAGE,
+            _ => true,
+        };
+        if fits_message { Ok(()) } else { Err(Refusal::Length) }
+    }
+
+    /// `len` bytes more fit the current receive and the longest message there is.
+    fn check_room(&self, received: u32, len: u32) -> Result<(), Refusal> {
+        let total = u64::from(received) + u64::from(len);
+        if total > u64::from(MAX_MESSAGE) {
+            Err(Refusal::Length)
+        } else if total > self.rq.room() {
+            Err(Refusal::ReceiveTooShort)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Does what the request asks for. Only memory can still refuse.
+    fn execute<H: Host>(&mut self, sh: &mut Shared, host: &mut H, incoming: Incoming<'_>) -> Result<(), Refusal> {
+        let Incoming { bth, req, payload } = incoming;
+        match req {
+            Request::SendFirst | Request::SendMiddle => self.place_send(host, payload)?,
+            Request::SendLast(tail) | Request::SendOnly(tail) => {
+                self.place_send(host, payload)?;
+                self.finish_send(sh, host, bth, tail)?;
+            }
+            Request::WriteFirst(reth) => self.place_write(host, OpenWrite::new(reth), payload)?,
+            Request::WriteOnly(reth, imm) => {
+                self.place_write(host, OpenWrite::new(reth), payload)?;
+                self.finish_write(sh, host, bth, *imm);
+            }
+            Request::WriteMiddle => self.continue_write(host, payload)?,
+            Request::WriteLast(imm) => {
+                self.continue_write(host, payload)?;
+                self.finish_write(sh, host, bth, *imm);
+            }
+            Request::Read(reth) => self.remember(sh, bth, req, Op::Read(*reth)),
+            Request::CompareSwap(eth) => {
+                let op = AtomicOp::CompareSwap { compare: eth.compare, swap: eth.swap_or_add };
+                let original = atomic(host, eth, op)?;
+                self.remember(sh, bth, req, Op::Atomic(AtomicKind::CompareSwap, original));
+            }
+            Request::FetchAdd(eth) => {
+                let original = atomic(host, eth, AtomicOp::FetchAdd { add: eth.swap_or_add })?;
+                self.remember(sh, bth, req, Op::Atomic(AtomicKind::FetchAdd, original));
+            }
+            Request::Flush(..) | Request::AtomicWrite(_) => return Err(Refusal::NotAllowed),
+        }
+        Ok(())
+    }
+
+    fn place_send<H: Host>(&mut self, host: &mut H, payload: &[u8]) -> Result<(), Refusal> {
+        let received = if let Open::Send(received) = self.open { received } else { 0 };
+        self.rq.scatter(host, received, payload).map_err(|_| Refusal::LocalProtection)?;
+        self.open = Open::Send(received.saturating_add(len_of(payload)));
+        Ok(())
+    }
+
+    /// The key goes after the data is placed and before the application hears of it (IBA §9.4.1.1).
+    fn finish_send<H: Host>(
+        &mut self,
+        sh: &mut Shared,
+        host: &mut H,
+        bth: &Bth,
+        tail: &SendTail,
+    ) -> Result<(), Refusal> {
+        let extra = match tail {
+            SendTail::Plain => WcExtra::None,
+            SendTail::Imm(imm) => WcExtra::Imm(*imm),
+            SendTail::Invalidate(ieth) => {
+                host.invalidate_remote(ieth.0).map_err(|_| Refusal::Invalidate)?;
+                WcExtra::Invalidated(ieth.0)
+            }
+        };
+        let byte_len = if let Open::Send(received) = self.open { received } else { 0 };
+        self.open = Open::None;
+        self.complete_receive(
+            sh,
+            host,
+            Cqe { opcode: WcOpcode::Recv, byte_len, extra, solicited: bth.solicited, ..Cqe::default() },
+        );
+        Ok(())
+    }
+
+    fn continue_write<H: Host>(&mut self, host: &mut H, payload: &[u8]) -> Result<(), Refusal> {
+        let Open::Write(write) = self.open else { return Err(Refusal::OpcodeSequence) };
+        self.place_write(host, write, payload)
+    }
+
+    /// Memory checks the key again for every packet: it may have gone since the first.
+    fn place_write<H: Host>(&mut self, host: &mut H, write: OpenWrite, payload: &[u8]) -> Result<(), Refusal> {
+        if !payload.is_empty() {
+            host.write_remote(write.rkey, write.va, payload).map_err(Refusal::remote)?;
+        }
+        let len = len_of(payload);
+        let (va, left) = (write.va.wrapping_add(len.into()), write.left.saturating_sub(len));
+        self.open = Open::Write(OpenWrite { va, left, ..write });
+        Ok(())
+    }
+
+    fn finish_write<H: Host>(&mut self, sh: &mut Shared, host: &mut H, bth: &Bth, imm: Option<ImmDt>) {
+        let byte_len = if let Open::Write(write) = self.open { write.total } else { 0 };
+        self.open = Open::None;
+        if let Some(imm) = imm {
+            let (opcode, extra) = (WcOpcode::RecvRdmaWithImm, WcExtra::Imm(imm));
+            self.complete_receive(
+                sh,
+                host,
+                Cqe { opcode, byte_len, extra, solicited: bth.solicited, ..Cqe::default() },
+            );
+        }
+    }
+
+    fn complete_receive<H: Host>(&mut self, sh: &mut Shared, host: &mut H, cqe: Cqe) {
+        self.receiving = false;
+        self.rq.complete(sh, host, cqe);
+    }
+
+    /// Leaves the answer to a READ or atomic to [`Replies`].
+    fn remember(&mut self, sh: &Shared, bth: &Bth, req: &Request, op: Op) {
+        self.replies.answer(bth.psn, psns(req, sh.attr.path_mtu), op, sh.attr.max_dest_rd_atomic);
+    }
+
+    /// The request is executed: the next one is expected (IBA §9.7.5.1.2, §9.7.7.1).
+    fn advance(&mut self, sh: &Shared, incoming: Incoming<'_>) {
+        let Incoming { bth, req, .. } = incoming;
+        self.progress.e_psn = self.progress.e_psn.add(psns(req, sh.attr.path_mtu));
+        let is_open = self.open != Open::None;
+        if !is_open {
+            self.progress.msn = self.progress.msn.next();
+        }
+        // READs and atomics are answered whether they ask for it or not.
+        if bth.ack_req && !matches!(req, Request::Read(_) | Request::CompareSwap(_) | Request::FetchAdd(_)) {
+            self.replies.acknowledge();
+        }
+    }
+
+    /// Does what the table says about `refusal`.
+    fn refuse<H: Host>(&mut self, sh: &mut Shared, host: &mut H, refusal: Refusal) -> DropReason {
+        let reaction = refusal.reaction(sh.config.service);
+        self.replies.refuse(self.progress.e_psn, reaction.answer, reaction.fatal, sh.attr.min_rnr_timer);
+        if reaction.answer == Answer::RnrNak {
+            self.nak_state = NakState::NotReady;
+        }
+        if reaction.fatal {
+            sh.fail();
+            if self.receiving {
+                let vendor_err = VendorErr(refusal as u32);
+                self.complete_receive(
+                    sh,
+                    host,
+                    Cqe { status: reaction.status, opcode: WcOpcode::Recv, vendor_err, ..Cqe::default() },
+                );
+            } else {
+                sh.events.insert(reaction.event);
+            }
+        }
+        reaction.reason
+    }
+}
+
+/// PSNs that `req` occupies: a READ one for each response packet.
+fn psns(req: &Request, mtu: PathMtu) -> u32 {
+    match req {
+        Request::Read(reth) => segment::packets(reth.dma_len, mtu),
+        _ => 1,
+    }
+}
+
+/// Bytes of a payload; one packet's, so it always fits.
+fn len_of(payload: &[u8]) -> u32 {
+    u32::try_from(payload.len()).unwrap_or(u32::MAX)
+}
+
+/// Whether `req` begins a message.
+const fn starts(req: &Request) -> bool {
+    !matches!(req, Request::SendMiddle | Request::SendLast(_) | Request::WriteMiddle | Request::WriteLast(_))
+}
+
+/// A message is one run of packets, and no other request comes between them (IBA §9.7.4.1.4).
+fn check_op_seq(open: Open, req: &Request) -> Result<(), Refusal> {
+    let in_sequence = match open {
+        Open::None => starts(req),
+        Open::Send(_) => matches!(req, Request::SendMiddle | Request::SendLast(_)),
+        Open::Write(_) => matches!(req, Request::WriteMiddle | Request::WriteLast(_)),
+    };
+    if in_sequence { Ok(()) } else { Err(Refusal::OpcodeSequence) }
+}
+
+/// The access flags of the QP allow the operation (IBA §10.2.4.1). FLUSH and ATOMIC WRITE are not offered.
+fn check_op_valid(access: Access, req: &Request) -> Result<(), Refusal> {
+    let needed = match req {
+        Request::SendFirst | Request::SendMiddle | Request::SendLast(_) | Request::SendOnly(_) => Access::empty(),
+        Request::WriteFirst(_) | Request::WriteMiddle | Request::WriteLast(_) | Request::WriteOnly(..) => {
+            Access::REMOTE_WRITE
+        }
+        Request::Read(_) => Access::REMOTE_READ,
+        Request::CompareSwap(_) | Request::FetchAdd(_) => Access::REMOTE_ATOMIC,
+        Request::Flush(..) | Request::AtomicWrite(_) => return Err(Refusal::NotAllowed),
+    };
+    if access.contains(needed) { Ok(()) } else { Err(Refusal::NotAllowed) }
+}
+
+/// The remote key allows the whole range; nothing is asked of it for no bytes (IBA C9-88, §9.4.5 for atomics).
+fn check_rkey<H: Host>(host: &mut H, req: &Request) -> Result<(), Refusal> {
+    let checked = match req {
+        Request::WriteFirst(reth) | Request::WriteOnly(reth, _) if reth.dma_len > 0 => {
+            host.check_remote(reth.rkey, reth.va, reth.dma_len.into(), Access::REMOTE_WRITE)
+        }
+        Request::Read(reth) => check_readable(host, reth),
+        Request::CompareSwap(eth) | Request::FetchAdd(eth) if eth.va % 8 != 0 => return Err(Refusal::Misaligned),
+        Request::CompareSwap(eth) | Request::FetchAdd(eth) => {
+            host.check_remote(eth.rkey, eth.va, 8, Access::REMOTE_ATOMIC)
+        }
+        _ => Ok(()),
+    };
+    checked.map_err(Refusal::remote)
+}
+
+fn atomic<H: Host>(host: &mut H, eth: &AtomicEth, op: AtomicOp) -> Result<u64, Refusal> {
+    host.atomic_remote(eth.rkey, eth.va, op).map_err(Refusal::remote)
+}
