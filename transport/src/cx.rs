@@ -26,9 +26,17 @@ pub enum MemError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicOp {
     /// Store `swap` if the word equals `compare`.
-    CompareSwap { compare: u64, swap: u64 },
+    CompareSwap {
+        /// Expected value.
+        compare: u64,
+        /// New value.
+        swap: u64,
+    },
     /// Add with wrap-around.
-    FetchAdd { add: u64 },
+    FetchAdd {
+        /// Addend.
+        add: u64,
+    },
 }
 
 /// Registered memory as one QP may use it.
@@ -87,8 +95,9 @@ pub trait SharedReceives {
 /// A socket drops silently when its buffer is full, so the bytes that all QPs have under way towards one socket are
 /// bounded here. When `reserve` says no, the QP stops, and the host calls `poll_transmit` again once there is room.
 pub trait FlowControl {
-    /// Asks to send a packet that occupies `bytes` at the receiver `(av.dgid, qpn)`. `own` is what this QP has under way
-    /// itself; a host never refuses when it is 0, so that no QP starves.
+    /// Asks to send a packet that occupies `bytes` at the receiver `(av.dgid, qpn)`. `own` is what this QP has reserved and
+    /// not released; a host never refuses when it is 0, so that no QP starves. UC and UD never release: there, `own` is
+    /// what the QP has reserved in this call of `poll_transmit`.
     fn reserve(&mut self, av: &Av, qpn: Qpn, bytes: u32, own: u32) -> bool;
 
     /// `bytes` of earlier reservations towards `(av.dgid, qpn)` arrived or were given up (RC only).

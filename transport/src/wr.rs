@@ -87,15 +87,48 @@ pub enum SendOp {
     /// SEND that invalidates a key of the receiver.
     SendInvalidate(RKey),
     /// RDMA WRITE to `remote_addr` under `rkey`.
-    Write { remote_addr: u64, rkey: RKey },
+    Write {
+        /// Address in the memory of the peer.
+        remote_addr: u64,
+        /// Its key there.
+        rkey: RKey,
+    },
     /// RDMA WRITE with immediate data.
-    WriteImm { remote_addr: u64, rkey: RKey, imm: ImmDt },
+    WriteImm {
+        /// Address in the memory of the peer.
+        remote_addr: u64,
+        /// Its key there.
+        rkey: RKey,
+        /// Delivered with the completion.
+        imm: ImmDt,
+    },
     /// RDMA READ into the local list.
-    Read { remote_addr: u64, rkey: RKey },
+    Read {
+        /// Address in the memory of the peer.
+        remote_addr: u64,
+        /// Its key there.
+        rkey: RKey,
+    },
     /// Swap in `swap` if the remote word equals `compare`; the old value lands in the local list.
-    CompareSwap { remote_addr: u64, rkey: RKey, compare: u64, swap: u64 },
+    CompareSwap {
+        /// Address in the memory of the peer.
+        remote_addr: u64,
+        /// Its key there.
+        rkey: RKey,
+        /// Expected value.
+        compare: u64,
+        /// New value.
+        swap: u64,
+    },
     /// Add `add` to the remote word; the old value lands in the local list.
-    FetchAdd { remote_addr: u64, rkey: RKey, add: u64 },
+    FetchAdd {
+        /// Address in the memory of the peer.
+        remote_addr: u64,
+        /// Its key there.
+        rkey: RKey,
+        /// Addend.
+        add: u64,
+    },
 }
 
 /// Destination of one UD message.

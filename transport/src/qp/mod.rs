@@ -233,14 +233,17 @@ impl Qp {
     ) -> Result<(), DropReason> {
         let (sh, bth, payload) = (&mut self.shared, &packet.header.bth, packet.payload);
         let result = match (sh.config.service, &packet.header.kind) {
-            (Service::Rc, Kind::RcRequest(req)) => check_request(sh, net, bth)
-                .and_then(|()| self.responder.handle_request(sh, host, bth, req, payload)),
+            (Service::Rc, Kind::RcRequest(req)) => {
+                check_request(sh, net, bth).and_then(|()| self.responder.handle_request(sh, host, bth, req, payload))
+            }
             (Service::Rc, Kind::RcResponse(resp)) => check_response(sh, net, bth)
                 .and_then(|()| self.requester.handle_response(sh, host, bth.psn, resp, payload)),
-            (Service::Uc, Kind::UcRequest(req)) => check_request(sh, net, bth)
-                .and_then(|()| self.responder.handle_uc(sh, host, bth, req, payload)),
-            (Service::Ud, Kind::Ud { deth, imm }) => check_request(sh, net, bth)
-                .and_then(|()| self.responder.handle_ud(sh, host, net, &Datagram { header: &packet.header, deth, imm: *imm, payload })),
+            (Service::Uc, Kind::UcRequest(req)) => {
+                check_request(sh, net, bth).and_then(|()| self.responder.handle_uc(sh, host, bth, req, payload))
+            }
+            (Service::Ud, Kind::Ud { deth, imm }) => check_request(sh, net, bth).and_then(|()| {
+                self.responder.handle_ud(sh, host, net, &Datagram { header: &packet.header, deth, imm: *imm, payload })
+            }),
             (Service::Rc | Service::Uc, Kind::Cnp) => Err(DropReason::CongestionNotice),
             _ => Err(DropReason::WrongService),
         };

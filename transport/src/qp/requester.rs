@@ -62,8 +62,6 @@ pub(crate) struct Requester {
     pub(crate) retry: Retry,
     /// The work request at the cursor failed here; it is reported when all before it are complete.
     pub(crate) fault: Option<WcStatus>,
-    /// `reserve` said no, and nothing was given back since.
-    pub(crate) no_room: bool,
     /// UC and UD: what this call of `poll_transmit` has sent, and whether room for the next packet is reserved.
     pub(crate) burst: u32,
     pub(crate) paid: bool,
@@ -83,7 +81,6 @@ impl Requester {
             flight: Flight::default(),
             retry: Retry::default(),
             fault: None,
-            no_room: false,
             burst: 0,
             paid: false,
             drained: false,
@@ -103,11 +100,6 @@ impl Requester {
     /// In SQD: whether nothing that was started is left.
     pub(crate) fn is_drained(&self) -> bool {
         self.sq.head_index() == self.fresh
-    }
-
-    /// Whether [`Requester::poll_transmit`] would send something, as far as is known here.
-    pub(crate) fn has_work(&self, sh: &Shared) -> bool {
-        !self.no_room && self.is_ready(sh)
     }
 
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
@@ -137,7 +129,6 @@ impl Requester {
     /// Gives back all room held for packets under way.
     pub(crate) fn release_all<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F) {
         self.flight.clear(sh, flow);
-        self.no_room = false;
     }
 
     /// Completes everything that is left with `WR_FLUSH_ERR` (IBA §10.3.1.5).
@@ -159,13 +150,13 @@ impl Requester {
         (self.una_psn, self.sent_psn) = (psn, psn);
         self.reads_out = 0;
         self.fault = None;
-        (self.no_room, self.paid) = (false, false);
+        self.paid = false;
     }
 
     /// Sends what may be sent.
     pub(crate) fn poll_transmit<H: Host, T: TxBatch>(&mut self, sh: &mut Shared, host: &mut H, tx: &mut T) -> TxState {
-        (self.no_room, self.burst) = (false, 0);
-        while self.is_ready(sh) {
+        self.burst = 0;
+        while self.has_work(sh) {
             let step = match sh.config.service {
                 Service::Rc => self.send_reliable(sh, host, tx),
                 Service::Uc | Service::Ud => self.send_unreliable(sh, host, tx),
@@ -179,8 +170,8 @@ impl Requester {
         TxState::Drained
     }
 
-    /// Whether a packet may be sent, but for room at the peer and in the batch.
-    fn is_ready(&self, sh: &Shared) -> bool {
+    /// Whether there is a packet to send now, but for room at the peer and in the batch.
+    pub(crate) fn has_work(&self, sh: &Shared) -> bool {
         let Some(wqe) = self.sq.get(self.cursor.wqe) else { return false };
         let may_start = match sh.state {
             QpState::Rts => true,
@@ -217,7 +208,6 @@ impl Requester {
         let cost = charge(packet.len);
         let room = self.flight.reserve(sh, host, cost, packet.next_len.map_or(0, charge));
         if room == Room::None {
-            self.no_room = true;
             return Step::Stop;
         }
         let bth = Bth {

@@ -28,7 +28,6 @@ impl Requester {
         };
         let cost = charge(packet.len);
         if !self.paid && !host.reserve(&av, qpn, cost, self.burst) {
-            self.no_room = true;
             return Step::Stop;
         }
         self.paid = true;
