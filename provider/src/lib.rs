@@ -1,1 +1,75 @@
-//! Placeholder; see the crate's description.
+//! The device in this process: memory, completion queues, events, the engine and the links.
+//!
+//! ```text
+//! devices() -> Device -> Context -+-> Pd -+-> Mr     memory and its keys            (pd, mr, guard, mapped)
+//!                                 |       +-> Qp     transport's state machine      (qp, host)
+//!                                 |       +-> Srq    shared receives                (srq)
+//!                                 +-> Cq             completions                    (cq)
+//!                                 +-> CompChannel    descriptors to wait on         (event)
+//!              Engine, one per device and process: sockets, timers, one thread      (engine, net)
+//! ```
+//!
+//! # Who runs what
+//!
+//! The program's own threads drive the card. Posting a send builds and sends packets on the caller's thread. Polling an
+//! empty completion queue receives what has arrived, for all queue pairs. One background thread per process does the
+//! same while nobody polls: for programs that sleep on a channel, for passive targets of READ and WRITE, and for timers.
+//! No object belongs to a thread; each has a lock of its own.
+//!
+//! # Lock order
+//!
+//! From the outside in; a lock is only taken while locks further out are held:
+//!
+//! 1. the engine's receive side (tried, never waited for, by a poller),
+//! 2. one queue pair,
+//! 3. one of: a completion queue, a shared receive queue, the memory table (read), a flow's window,
+//! 4. the event queue of a channel or context.
+//!
+//! No lock is held while a program's thread waits. A queue pair's lock is held while its own packets are handed to the
+//! socket, which keeps them in order; completion channels are written to after it is dropped. The memory table is held
+//! for reading while bytes are copied, so a deregistration that has returned means that nobody touches the memory.
+//!
+//! # Unsafe code
+//!
+//! Lives in `guard` (touching application memory), `mapped`, `event` and `port` (one system call each) and `net` (socket
+//! calls); everything else is safe.
+
+mod config;
+mod counters;
+mod cq;
+mod device;
+mod engine;
+mod error;
+mod event;
+mod guard;
+pub mod limits;
+mod mapped;
+mod mr;
+mod net;
+mod pd;
+mod port;
+mod qp;
+mod srq;
+mod table;
+#[cfg(test)]
+mod testing;
+mod uses;
+
+pub use config::{ConfigError, KNOBS, Knob, check as check_config, settings};
+pub use cq::{Cq, CqInit};
+pub use device::{Context, Device, DeviceAttr, devices};
+pub use error::Error;
+pub use event::{AsyncEvent, AsyncEventKind, CompChannel};
+pub use mr::Mr;
+pub use pd::{Ah, AhAttr, Pd};
+pub use port::{GID_TABLE_LEN, GidEntry, PortAttr};
+pub use qp::{Qp, QpInit};
+pub use roxe_transport::qp::{
+    AttrMask, ModifyError, PostError, QpAttr, QpCaps, QpState, Service,
+};
+pub use roxe_transport::wr::{
+    Access, Av, Cqe, RecvRequest, SendData, SendFlags, SendOp, SendRequest, Sge, UdDest, VendorErr, WcExtra, WcOpcode,
+    WcStatus,
+};
+pub use roxe_wire as wire;
+pub use srq::{Srq, SrqAttr, SrqInit};

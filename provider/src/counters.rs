@@ -1,0 +1,93 @@
+//! What the device has counted since the process opened it: traffic, and why packets were dropped.
+//!
+//! Readable by name like the files in `/sys/class/infiniband/*/hw_counters`. Touches nothing.
+
+use roxe_transport::qp::DropReason;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// One number that only grows.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    #[inline]
+    pub(crate) fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// All counters of a device.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    /// RoCE packets handed to the link.
+    pub(crate) sent_packets: Counter,
+    /// Their bytes, from the BTH to the ICRC.
+    pub(crate) sent_bytes: Counter,
+    /// RoCE packets taken from the link.
+    pub(crate) received_packets: Counter,
+    /// Their bytes, from the BTH to the ICRC.
+    pub(crate) received_bytes: Counter,
+    /// Packets that are no legal RoCE packet.
+    pub(crate) malformed: Counter,
+    /// Packets whose ICRC is wrong.
+    pub(crate) icrc_errors: Counter,
+    /// Packets for a queue pair that does not exist.
+    pub(crate) unknown_qp: Counter,
+    /// Packets that the link could not send.
+    pub(crate) send_errors: Counter,
+    drops: [Counter; DropReason::ALL.len()],
+}
+
+impl Counters {
+    /// Counts a packet that a queue pair dropped.
+    pub(crate) fn count_drop(&self, reason: DropReason) {
+        if let Some(counter) = self.drops.get(reason as usize) {
+            counter.add(1);
+        }
+    }
+
+    /// How many packets were dropped for `reason`.
+    pub(crate) fn drops(&self, reason: DropReason) -> u64 {
+        self.drops.get(reason as usize).map_or(0, Counter::get)
+    }
+
+    /// Every counter with its name.
+    pub(crate) fn list(&self) -> Vec<(&'static str, u64)> {
+        let traffic = [
+            ("sent_packets", &self.sent_packets),
+            ("sent_bytes", &self.sent_bytes),
+            ("received_packets", &self.received_packets),
+            ("received_bytes", &self.received_bytes),
+            ("malformed", &self.malformed),
+            ("icrc_errors", &self.icrc_errors),
+            ("unknown_qp", &self.unknown_qp),
+            ("send_errors", &self.send_errors),
+        ];
+        let traffic = traffic.into_iter().map(|(name, counter)| (name, counter.get()));
+        traffic.chain(DropReason::ALL.iter().map(|&reason| (reason.name(), self.drops(reason)))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_reason_has_its_own_counter_and_name() {
+        let counters = Counters::default();
+        for (n, &reason) in DropReason::ALL.iter().enumerate() {
+            (0..=n).for_each(|_| counters.count_drop(reason));
+        }
+        for (n, &reason) in DropReason::ALL.iter().enumerate() {
+            assert_eq!(counters.drops(reason), n as u64 + 1, "{reason:?}");
+        }
+        let list = counters.list();
+        let names: HashSet<_> = list.iter().map(|(name, _)| name).collect();
+        assert_eq!(names.len(), list.len());
+    }
+}

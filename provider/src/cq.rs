@@ -1,0 +1,387 @@
+//! Completion queues: QPs push, programs poll, and whoever asked for it is woken once.
+//!
+//! One lock per queue guards the ring and the arming, so an entry either is there before a program arms (it finds it
+//! when it polls again, as the man page demands) or comes after and fires. Touches its channel and the engine.
+
+use crate::device::Context;
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::event::{AsyncEventKind, CompChannel};
+use crate::limits::{MAX_CQE, NUM_COMP_VECTORS};
+use crate::uses::{ObjectId, Use, UseCount};
+use parking_lot::Mutex;
+use roxe_transport::cx::Overrun;
+use roxe_transport::wr::Cqe;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Entries a ring starts with; it doubles up to the capacity as entries pile up, so that a huge queue that is polled in
+/// time stays small, and a queue in steady state allocates nothing.
+const FIRST_ENTRIES: usize = 128;
+
+/// What a completion queue is created with.
+#[derive(Clone, Debug, Default)]
+pub struct CqInit {
+    /// Entries it shall take, 1..=`max_cqe`.
+    pub cqe: u32,
+    /// Where its events go.
+    pub channel: Option<Arc<CompChannel>>,
+    /// Token that events carry.
+    pub user: u64,
+    /// Completion vector, below the number of vectors.
+    pub comp_vector: u32,
+}
+
+/// Which entries wake the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Armed {
+    No,
+    Solicited,
+    Any,
+}
+
+#[derive(Debug)]
+struct State {
+    ring: VecDeque<Cqe>,
+    capacity: usize,
+    armed: Armed,
+    overrun: bool,
+}
+
+impl State {
+    /// Whether `cqe` fires the event that is armed; disarms if so.
+    fn fires(&mut self, cqe: &Cqe) -> bool {
+        let fires = match self.armed {
+            Armed::No => false,
+            Armed::Solicited => cqe.solicited,
+            Armed::Any => true,
+        };
+        if fires {
+            self.armed = Armed::No;
+        }
+        fires
+    }
+
+    fn take(&mut self, max: usize, mut f: impl FnMut(&Cqe)) -> usize {
+        let n = max.min(self.ring.len());
+        self.ring.drain(..n).for_each(|cqe| f(&cqe));
+        n
+    }
+}
+
+/// A completion queue.
+#[derive(Debug)]
+pub struct Cq {
+    context: Arc<Context>,
+    channel: Option<Arc<CompChannel>>,
+    channel_use: Mutex<Option<Use>>,
+    id: ObjectId,
+    user: AtomicU64,
+    uses: UseCount,
+    state: Mutex<State>,
+}
+
+impl Cq {
+    pub(crate) fn create(context: Arc<Context>, init: CqInit) -> Result<Arc<Self>, Error> {
+        let capacity = check_size(init.cqe)?;
+        if init.comp_vector >= NUM_COMP_VECTORS {
+            let vector = init.comp_vector;
+            return Err(Error::invalid(format!("completion vector {vector} does not exist; use 0")));
+        }
+        let ring = VecDeque::with_capacity(capacity.min(FIRST_ENTRIES));
+        Ok(Arc::new(Self {
+            context,
+            channel_use: Mutex::new(init.channel.as_ref().map(|channel| channel.hold())),
+            channel: init.channel,
+            id: ObjectId::next(),
+            user: AtomicU64::new(init.user),
+            uses: UseCount::default(),
+            state: Mutex::new(State { ring, capacity, armed: Armed::No, overrun: false }),
+        }))
+    }
+
+    /// The context it belongs to.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Its channel.
+    pub fn channel(&self) -> Option<&Arc<CompChannel>> {
+        self.channel.as_ref()
+    }
+
+    /// Changes the token that its events carry from now on.
+    pub fn set_user(&self, user: u64) {
+        self.user.store(user, Ordering::Relaxed);
+    }
+
+    /// The token that its events carry.
+    pub fn user(&self) -> u64 {
+        self.user.load(Ordering::Relaxed)
+    }
+
+    /// Entries it takes.
+    pub fn capacity(&self) -> usize {
+        self.state.lock().capacity
+    }
+
+    /// Hands up to `max` entries to `f`, oldest first, and returns how many. An empty queue first lets the engine
+    /// receive what has arrived. `f` must not use this queue.
+    pub fn poll(&self, max: usize, mut f: impl FnMut(&Cqe)) -> Result<usize, Error> {
+        let n = self.state.lock().take(max, &mut f);
+        if n > 0 || max == 0 {
+            return Ok(n);
+        }
+        self.engine().progress();
+        Ok(self.state.lock().take(max, f))
+    }
+
+    /// Asks for one event on the next entry, or on the next solicited one. Entries that are already there raise none:
+    /// poll again after arming. Arming for any entry outweighs arming for solicited ones (IBA §11.4.2.2).
+    pub fn req_notify(&self, solicited_only: bool) {
+        let mut state = self.state.lock();
+        state.armed = match state.armed {
+            Armed::No if solicited_only => Armed::Solicited,
+            Armed::Solicited if solicited_only => Armed::Solicited,
+            _ => Armed::Any,
+        };
+        drop(state);
+        self.engine().arm();
+    }
+
+    /// Changes the capacity, keeping the entries; EINVAL if they do not fit or it exceeds `max_cqe`.
+    pub fn resize(&self, cqe: u32) -> Result<(), Error> {
+        let capacity = check_size(cqe)?;
+        let mut state = self.state.lock();
+        let held = state.ring.len();
+        if held > capacity {
+            return Err(Error::invalid(format!("{held} completions wait and do not fit into {capacity} entries")));
+        }
+        state.capacity = capacity;
+        state.ring.shrink_to(capacity.min(FIRST_ENTRIES));
+        Ok(())
+    }
+
+    /// Takes the queue out of use: EBUSY while QPs use it; then its pending events are forgotten.
+    pub fn destroy(&self) -> Result<(), Error> {
+        self.uses.check_unused("completion queue", "queue pairs")?;
+        if let Some(channel) = &self.channel {
+            channel.forget(self.id);
+        }
+        self.context.forget_events(self.id);
+        *self.channel_use.lock() = None;
+        Ok(())
+    }
+
+    /// Appends an entry; the answer tells whether [`Cq::notify`] must be called, once no QP lock is held.
+    ///
+    /// A full queue refuses and from then on refuses everything; nothing that was there is lost.
+    pub(crate) fn push(&self, cqe: Cqe) -> Result<bool, Overrun> {
+        let mut state = self.state.lock();
+        if state.overrun {
+            return Err(Overrun);
+        }
+        if state.ring.len() >= state.capacity {
+            state.overrun = true;
+            drop(state);
+            self.context.raise(AsyncEventKind::CqErr, self.user(), self.id);
+            return Err(Overrun);
+        }
+        state.ring.push_back(cqe);
+        Ok(state.fires(&cqe) && self.channel.is_some())
+    }
+
+    /// Announces on the channel that an armed entry came.
+    pub(crate) fn notify(&self) {
+        if let Some(channel) = &self.channel {
+            channel.announce(self.id, self.user());
+        }
+    }
+
+    /// Registers one queue pair as a user.
+    pub(crate) fn hold(&self) -> Use {
+        self.uses.hold()
+    }
+
+    /// Whether a program waits for an event of this queue.
+    pub(crate) fn is_armed(&self) -> bool {
+        self.state.lock().armed != Armed::No
+    }
+
+    fn engine(&self) -> &Engine {
+        self.context.engine()
+    }
+}
+
+impl Drop for Cq {
+    fn drop(&mut self) {
+        // Whoever still uses the queue holds it, so nobody does and this cannot fail; it is a no-op after `destroy`.
+        let _ = self.destroy();
+    }
+}
+
+fn check_size(cqe: u32) -> Result<usize, Error> {
+    match cqe {
+        1..=MAX_CQE => Ok(cqe as usize),
+        _ => Err(Error::invalid(format!("a completion queue takes 1 to {MAX_CQE} entries, not {cqe}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+
+    fn cqe(wr_id: u64) -> Cqe {
+        Cqe { wr_id, ..Cqe::default() }
+    }
+
+    fn solicited(wr_id: u64) -> Cqe {
+        Cqe { solicited: true, ..cqe(wr_id) }
+    }
+
+    fn cq(capacity: u32) -> Arc<Cq> {
+        let context = testing::context();
+        let channel = Some(context.create_comp_channel().unwrap());
+        context.create_cq(CqInit { cqe: capacity, channel, user: 77, comp_vector: 0 }).unwrap()
+    }
+
+    fn drain(cq: &Cq) -> Vec<u64> {
+        let mut ids = vec![];
+        cq.poll(usize::MAX, |cqe| ids.push(cqe.wr_id)).unwrap();
+        ids
+    }
+
+    #[test]
+    fn entries_come_out_in_order_and_in_batches() {
+        let cq = cq(10);
+        (0..5).for_each(|i| assert_eq!(cq.push(cqe(i)), Ok(false)));
+        let mut first = vec![];
+        assert_eq!(cq.poll(2, |cqe| first.push(cqe.wr_id)).unwrap(), 2);
+        assert_eq!(first, [0, 1]);
+        assert_eq!(drain(&cq), [2, 3, 4]);
+        assert_eq!(cq.poll(0, |_| panic!("nothing was asked for")).unwrap(), 0);
+        assert_eq!(drain(&cq), []);
+    }
+
+    #[test]
+    fn a_full_queue_fails_once_and_for_all_and_keeps_what_it_has() {
+        let cq = cq(2);
+        cq.push(cqe(1)).unwrap();
+        cq.push(cqe(2)).unwrap();
+        assert_eq!(cq.push(cqe(3)), Err(Overrun));
+        assert_eq!(drain(&cq), [1, 2]);
+        assert_eq!(cq.push(cqe(4)), Err(Overrun));
+        let event = cq.context().next_async_event().unwrap();
+        assert_eq!((event.kind, event.user), (AsyncEventKind::CqErr, 77));
+    }
+
+    #[test]
+    fn arming_fires_once_for_what_comes_later() {
+        let cq = cq(10);
+        cq.push(cqe(1)).unwrap();
+        cq.req_notify(false);
+        assert!(cq.is_armed());
+        assert_eq!(cq.push(cqe(2)), Ok(true));
+        assert!(!cq.is_armed());
+        assert_eq!(cq.push(cqe(3)), Ok(false));
+        cq.notify();
+        assert_eq!(cq.channel().unwrap().get_event().unwrap(), 77);
+    }
+
+    #[test]
+    fn solicited_arming_waits_for_a_solicited_entry() {
+        let cq = cq(10);
+        cq.req_notify(true);
+        assert_eq!(cq.push(cqe(1)), Ok(false));
+        assert_eq!(cq.push(solicited(2)), Ok(true));
+    }
+
+    #[test]
+    fn arming_for_all_outweighs_arming_for_solicited() {
+        let cq = cq(10);
+        cq.req_notify(true);
+        cq.req_notify(false);
+        cq.req_notify(true);
+        assert_eq!(cq.push(cqe(1)), Ok(true));
+    }
+
+    #[test]
+    fn a_queue_without_channel_never_asks_to_notify() {
+        let cq = testing::context().create_cq(CqInit { cqe: 4, ..CqInit::default() }).unwrap();
+        cq.req_notify(false);
+        assert_eq!(cq.push(cqe(1)), Ok(false));
+    }
+
+    #[test]
+    fn resizing_keeps_entries_or_refuses() {
+        let cq = cq(1000);
+        (0..600).for_each(|i| assert_eq!(cq.push(cqe(i)), Ok(false)));
+        assert_eq!(cq.resize(599).unwrap_err().errno(), libc::EINVAL);
+        assert_eq!(cq.resize(0).unwrap_err().errno(), libc::EINVAL);
+        assert_eq!(cq.resize(MAX_CQE + 1).unwrap_err().errno(), libc::EINVAL);
+        cq.resize(600).unwrap();
+        assert_eq!(cq.capacity(), 600);
+        assert_eq!(drain(&cq), (0..600).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn sizes_and_vectors_beyond_the_limits_are_refused() {
+        let context = testing::context();
+        for (cqe, comp_vector) in [(0, 0), (MAX_CQE + 1, 0), (1, NUM_COMP_VECTORS)] {
+            let init = CqInit { cqe, comp_vector, ..CqInit::default() };
+            assert_eq!(context.create_cq(init).unwrap_err().errno(), libc::EINVAL);
+        }
+        assert!(context.create_cq(CqInit { cqe: MAX_CQE, ..CqInit::default() }).is_ok());
+    }
+
+    #[test]
+    fn a_destroyed_queue_takes_its_events_along() {
+        let context = testing::context();
+        let channel = context.create_comp_channel().unwrap();
+        let make = |user| {
+            let init = CqInit { cqe: 4, channel: Some(Arc::clone(&channel)), user, comp_vector: 0 };
+            context.create_cq(init).unwrap()
+        };
+        let (gone, stays) = (make(1), make(2));
+        gone.notify();
+        stays.notify();
+        let user = gone.hold();
+        assert_eq!(gone.destroy().unwrap_err().errno(), libc::EBUSY);
+        drop(user);
+        gone.destroy().unwrap();
+        assert_eq!(channel.get_event().unwrap(), 2);
+        assert_eq!(channel.destroy().unwrap_err().errno(), libc::EBUSY);
+        drop(stays);
+        assert!(channel.destroy().is_ok());
+    }
+
+    #[test]
+    fn no_entry_is_lost_between_arming_and_polling() {
+        const ENTRIES: u64 = 20_000;
+        let cq = cq(ENTRIES as u32);
+        let producer = std::thread::spawn({
+            let cq = Arc::clone(&cq);
+            move || {
+                for i in 0..ENTRIES {
+                    if cq.push(cqe(i)).unwrap() {
+                        cq.notify();
+                    }
+                }
+            }
+        });
+        let mut seen = drain(&cq);
+        while (seen.len() as u64) < ENTRIES {
+            cq.req_notify(false);
+            seen.extend(drain(&cq));
+            if (seen.len() as u64) < ENTRIES {
+                // Would wait for ever if an event were lost.
+                cq.channel().unwrap().get_event().unwrap();
+                seen.extend(drain(&cq));
+            }
+        }
+        producer.join().unwrap();
+        assert!(seen.iter().copied().eq(0..ENTRIES));
+    }
+}

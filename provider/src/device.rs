@@ -1,0 +1,448 @@
+//! Devices and contexts: what a program finds, opens and asks about.
+//!
+//! A [`Device`] is one network interface seen as an RDMA card; a [`Context`] is one opening of it and owns the memory
+//! table and the asynchronous events. Touches the interfaces of the system and the engine.
+
+use crate::config::config;
+use crate::counters::Counters;
+use crate::cq::{Cq, CqInit};
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::event::{AsyncEvent, AsyncEventKind, CompChannel, EventQueue, eventfd};
+use crate::limits;
+use crate::mr::MemoryTable;
+use crate::pd::{AhAttr, Pd};
+use crate::port::{GidEntry, GidTable, Netdev, PortAttr};
+use crate::uses::ObjectId;
+use parking_lot::RwLock;
+use roxe_transport::qp::DropReason;
+use roxe_transport::wr::Av;
+use roxe_wire::{Gid, PathMtu, Pkey};
+use std::fs::File;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+
+/// Overrides `vendor_part_id`, because some programs choose a code path by it.
+const PART_ID_VARIABLE: &str = "ROXE_VENDOR_PART_ID";
+
+/// The devices of this process: loopback as `roxe0`, or the interfaces that `ROXE_NETDEV` names as `roxe0`, `roxe1`, ...
+///
+/// ENODEV if one of them does not exist, EINVAL if one is named twice or a `ROXE_*` variable is not understood.
+pub fn devices() -> Result<Vec<Arc<Device>>, Error> {
+    let netdevs = choose(&Netdev::all(), &config()?.netdevs)?;
+    Ok((0..).zip(netdevs).map(|(index, netdev)| Arc::new(Device::new(index, netdev))).collect())
+}
+
+/// The interfaces with these names, in the order of the names.
+fn choose(all: &[Netdev], names: &[String]) -> Result<Vec<Netdev>, Error> {
+    let find = |(at, name): (usize, &String)| {
+        if names[..at].contains(name) {
+            return Err(Error::invalid(format!("ROXE_NETDEV names {name} twice; name each interface once")));
+        }
+        all.iter().find(|dev| dev.name == *name).cloned().ok_or_else(|| no_such_netdev(all, name))
+    };
+    names.iter().enumerate().map(find).collect()
+}
+
+fn no_such_netdev(all: &[Netdev], name: &str) -> Error {
+    let known: Vec<_> = all.iter().map(|dev| dev.name.as_str()).collect();
+    let known = known.join(", ");
+    Error::new(libc::ENODEV, format!("there is no network interface {name}; set ROXE_NETDEV to some of: {known}"))
+}
+
+/// One RDMA device: a network interface and its addresses.
+#[derive(Debug)]
+pub struct Device {
+    name: String,
+    index: u32,
+    netdev: Netdev,
+    gids: RwLock<GidTable>,
+    counters: Counters,
+}
+
+impl Device {
+    fn new(index: u32, netdev: Netdev) -> Self {
+        let mut gids = GidTable::default();
+        gids.update(&netdev.addresses);
+        Self { name: format!("roxe{index}"), index, netdev, gids: RwLock::new(gids), counters: Counters::default() }
+    }
+
+    /// `roxe0`, `roxe1`, ...
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Position in the list of devices, from 0.
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// Name of the network interface.
+    pub fn netdev(&self) -> &str {
+        &self.netdev.name
+    }
+
+    /// Index of the network interface.
+    pub fn ifindex(&self) -> u32 {
+        self.netdev.ifindex
+    }
+
+    /// Node GUID, host order; never 0.
+    pub fn node_guid(&self) -> u64 {
+        self.netdev.guid()
+    }
+
+    /// Opens the device; refreshes the GID table and starts the engine if this is the first opening.
+    pub fn open(self: &Arc<Self>) -> Result<Arc<Context>, Error> {
+        self.refresh_gids();
+        Context::open(Arc::clone(self)).map(Arc::new)
+    }
+
+    /// Reads the addresses of the interface again; entries that stay keep their index.
+    fn refresh_gids(&self) {
+        if let Some(now) = Netdev::all().into_iter().find(|dev| dev.ifindex == self.netdev.ifindex) {
+            self.gids.write().update(&now.addresses);
+        }
+    }
+
+    /// The largest UD payload and path MTU.
+    pub(crate) fn active_mtu(&self) -> PathMtu {
+        self.netdev.path_mtu()
+    }
+
+    pub(crate) fn gids(&self) -> GidTable {
+        *self.gids.read()
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+}
+
+/// What the device is and takes, with the names of `struct ibv_device_attr`. Fields that are always 0 are left out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceAttr {
+    /// Version of this software.
+    pub fw_ver: &'static str,
+    /// Host order.
+    pub node_guid: u64,
+    /// Host order.
+    pub sys_image_guid: u64,
+    /// Bytes.
+    pub max_mr_size: u64,
+    /// Page sizes that registration takes: all from 4096.
+    pub page_size_cap: u64,
+    /// Not a registered OUI: locally administered.
+    pub vendor_id: u32,
+    /// `ROXE_VENDOR_PART_ID`, or 1.
+    pub vendor_part_id: u32,
+    /// Revision.
+    pub hw_ver: u32,
+    /// Queue pairs of one process.
+    pub max_qp: u32,
+    /// Work requests of one queue.
+    pub max_qp_wr: u32,
+    /// `enum ibv_device_cap_flags`.
+    pub device_cap_flags: u32,
+    /// Elements of a list.
+    pub max_sge: u32,
+    /// Elements of the list of a READ.
+    pub max_sge_rd: u32,
+    /// Completion queues.
+    pub max_cq: u32,
+    /// Entries of one completion queue.
+    pub max_cqe: u32,
+    /// Memory regions.
+    pub max_mr: u32,
+    /// Protection domains.
+    pub max_pd: u32,
+    /// READs and atomics a QP answers at a time.
+    pub max_qp_rd_atom: u32,
+    /// The same over all QPs.
+    pub max_res_rd_atom: u32,
+    /// READs and atomics a QP has under way.
+    pub max_qp_init_rd_atom: u32,
+    /// 2: `IBV_ATOMIC_GLOB`, atomics agree with the CPU's own.
+    pub atomic_cap: u32,
+    /// Address handles.
+    pub max_ah: u32,
+    /// Shared receive queues.
+    pub max_srq: u32,
+    /// Work requests of one.
+    pub max_srq_wr: u32,
+    /// Elements of a list in one.
+    pub max_srq_sge: u32,
+    /// P_Keys of a port.
+    pub max_pkeys: u16,
+    /// Time from a packet to its ACK, 4.096 µs · 2^code.
+    pub local_ca_ack_delay: u8,
+    /// Ports.
+    pub phys_port_cnt: u8,
+    /// Completion vectors.
+    pub num_comp_vectors: u32,
+    /// Bytes of inline data a QP may have.
+    pub max_inline_data: u32,
+}
+
+/// CURR_QP_STATE_MOD, SYS_IMAGE_GUID, RC_RNR_NAK_GEN, SRQ_RESIZE, BAD_PKEY_CNTR, BAD_QKEY_CNTR.
+const CAP_FLAGS: u32 = 1 << 7 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 1 | 1 << 2;
+
+impl DeviceAttr {
+    fn of(device: &Device) -> Self {
+        Self {
+            fw_ver: env!("CARGO_PKG_VERSION"),
+            node_guid: device.node_guid(),
+            sys_image_guid: device.node_guid(),
+            max_mr_size: limits::MAX_MR_SIZE,
+            page_size_cap: !0xfff,
+            vendor_id: 0x02_7278,
+            vendor_part_id: vendor_part_id(std::env::var(PART_ID_VARIABLE).ok().as_deref()),
+            hw_ver: 1,
+            max_qp: limits::MAX_QP,
+            max_qp_wr: limits::MAX_QP_WR,
+            device_cap_flags: CAP_FLAGS,
+            max_sge: limits::MAX_SGE,
+            max_sge_rd: limits::MAX_SGE,
+            max_cq: limits::MAX_OBJECTS,
+            max_cqe: limits::MAX_CQE,
+            max_mr: limits::MAX_MR,
+            max_pd: limits::MAX_OBJECTS,
+            max_qp_rd_atom: limits::MAX_QP_RD_ATOM.into(),
+            max_res_rd_atom: u32::from(limits::MAX_QP_RD_ATOM) * limits::MAX_QP,
+            max_qp_init_rd_atom: limits::MAX_QP_RD_ATOM.into(),
+            atomic_cap: 2,
+            max_ah: limits::MAX_OBJECTS,
+            max_srq: limits::MAX_OBJECTS,
+            max_srq_wr: limits::MAX_SRQ_WR,
+            max_srq_sge: limits::MAX_SRQ_SGE,
+            max_pkeys: 1,
+            // 2^15 · 4.096 µs = 134 ms: a sleeping process on a loaded host.
+            local_ca_ack_delay: 15,
+            phys_port_cnt: limits::PORTS,
+            num_comp_vectors: limits::NUM_COMP_VECTORS,
+            max_inline_data: limits::MAX_INLINE_DATA,
+        }
+    }
+}
+
+/// The number a program asked for, decimal or `0x` hexadecimal; 1 without one, or if it is none.
+fn vendor_part_id(text: Option<&str>) -> u32 {
+    let parse = |text: &str| match text.trim().strip_prefix("0x") {
+        Some(hex) => u32::from_str_radix(hex, 16).ok(),
+        None => text.trim().parse().ok(),
+    };
+    text.and_then(parse).unwrap_or(1)
+}
+
+/// An asynchronous event and the object it belongs to, so that it can be forgotten with it.
+#[derive(Clone, Copy, Debug)]
+struct Raised {
+    event: AsyncEvent,
+    source: ObjectId,
+}
+
+/// One opening of a device.
+#[derive(Debug)]
+pub struct Context {
+    device: Arc<Device>,
+    engine: Arc<Engine>,
+    memory: Arc<MemoryTable>,
+    events: EventQueue<Raised>,
+    /// Only there to be a descriptor: programs duplicate it.
+    command: File,
+}
+
+impl Context {
+    fn open(device: Arc<Device>) -> Result<Self, Error> {
+        Ok(Self {
+            engine: Engine::get(&device)?,
+            memory: Arc::new(MemoryTable::new()),
+            events: EventQueue::new()?,
+            command: eventfd()?,
+            device,
+        })
+    }
+
+    /// The device that was opened.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// What the device is and takes.
+    pub fn attr(&self) -> DeviceAttr {
+        DeviceAttr::of(&self.device)
+    }
+
+    /// Attributes of port 1; EINVAL for any other.
+    pub fn port_attr(&self, port: u8) -> Result<PortAttr, Error> {
+        check_port(port)?;
+        let drops = |reason| u32::try_from(self.device.counters.drops(reason)).unwrap_or(u32::MAX);
+        Ok(PortAttr {
+            bad_pkey_cntr: drops(DropReason::Pkey),
+            qkey_viol_cntr: drops(DropReason::Qkey),
+            ..self.device.netdev.port_attr()
+        })
+    }
+
+    /// The GID at `index`: all zero in a hole, EINVAL outside the table.
+    pub fn gid(&self, port: u8, index: usize) -> Result<Gid, Error> {
+        check_port(port)?;
+        self.device.gids().get(index).ok_or_else(|| no_such_index("GID", index))
+    }
+
+    /// The used entries of the GID table, in order.
+    pub fn gid_entries(&self) -> Vec<GidEntry> {
+        let entry = |(index, gid)| GidEntry { index, port: 1, gid, ndev_ifindex: self.device.ifindex() };
+        self.device.gids().used().map(entry).collect()
+    }
+
+    /// The P_Key at `index`; there is one.
+    pub fn pkey(&self, port: u8, index: usize) -> Result<Pkey, Error> {
+        check_port(port)?;
+        if index == 0 { Ok(Pkey::DEFAULT) } else { Err(no_such_index("P_Key", index)) }
+    }
+
+    /// Readable while asynchronous events are pending; may be polled and made non-blocking.
+    pub fn async_fd(&self) -> RawFd {
+        self.events.fd()
+    }
+
+    /// A descriptor that stays open as long as the context and is never readable.
+    pub fn cmd_fd(&self) -> RawFd {
+        self.command.as_raw_fd()
+    }
+
+    /// Waits for the next asynchronous event; EAGAIN if `async_fd` is non-blocking and none is pending.
+    pub fn next_async_event(&self) -> Result<AsyncEvent, Error> {
+        Ok(self.events.next()?.event)
+    }
+
+    /// A new protection domain.
+    pub fn alloc_pd(self: &Arc<Self>) -> Result<Arc<Pd>, Error> {
+        Ok(Pd::create(Arc::clone(self)))
+    }
+
+    /// A new completion channel.
+    pub fn create_comp_channel(self: &Arc<Self>) -> Result<Arc<CompChannel>, Error> {
+        CompChannel::create(Arc::clone(self))
+    }
+
+    /// A new completion queue; EINVAL for a size of 0 or beyond `max_cqe`, or a vector that does not exist.
+    pub fn create_cq(self: &Arc<Self>, init: CqInit) -> Result<Arc<Cq>, Error> {
+        Cq::create(Arc::clone(self), init)
+    }
+
+    /// The address vector that `attr` describes. EINVAL without GRH, with an unused `sgid_index`, a zero destination,
+    /// or one of the other address family.
+    pub fn resolve_av(&self, attr: &AhAttr) -> Result<Av, Error> {
+        check_port(attr.port)?;
+        let sgid = self.device.gids().get(attr.sgid_index.into()).unwrap_or_default();
+        attr.resolve(sgid)
+    }
+
+    /// Everything counted so far on this device in this process, by name.
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.device.counters.list()
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<MemoryTable> {
+        &self.memory
+    }
+
+    /// Queues an asynchronous event of the object `source`, whose token is `user`.
+    pub(crate) fn raise(&self, kind: AsyncEventKind, user: u64, source: ObjectId) {
+        self.events.push(Raised { event: AsyncEvent { kind, user }, source });
+    }
+
+    /// Forgets the pending events of an object that is destroyed.
+    pub(crate) fn forget_events(&self, source: ObjectId) {
+        self.events.forget(|raised| raised.source == source);
+    }
+}
+
+fn check_port(port: u8) -> Result<(), Error> {
+    match port {
+        1..=limits::PORTS => Ok(()),
+        _ => Err(Error::invalid(format!("port {port} does not exist; the device has port 1"))),
+    }
+}
+
+fn no_such_index(table: &str, index: usize) -> Error {
+    Error::invalid(format!("index {index} is outside the {table} table"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn netdev(name: &str) -> Netdev {
+        let (mac, addresses) = ([0; 6], vec![]);
+        Netdev { name: name.into(), ifindex: 1, mac, mtu: 1500, up: true, addresses }
+    }
+
+    fn chosen(names: &[&str]) -> Result<Vec<String>, Error> {
+        let all = ["eth0", "lo", "eth1"].map(netdev);
+        let names: Vec<_> = names.iter().map(ToString::to_string).collect();
+        Ok(choose(&all, &names)?.into_iter().map(|dev| dev.name).collect())
+    }
+
+    #[test]
+    fn interfaces_come_in_the_order_of_their_names() {
+        assert_eq!(chosen(&["eth1", "lo"]).unwrap(), ["eth1", "lo"]);
+    }
+
+    #[test]
+    fn wrong_names_are_explained() {
+        let error = chosen(&["lo", "eth7"]).unwrap_err();
+        assert_eq!(error.errno(), libc::ENODEV);
+        let text = "there is no network interface eth7; set ROXE_NETDEV to some of: eth0, lo, eth1";
+        assert_eq!(error.to_string(), text);
+        assert_eq!(chosen(&["lo", "lo"]).unwrap_err().errno(), libc::EINVAL);
+    }
+
+    #[test]
+    fn part_ids_are_decimal_or_hexadecimal() {
+        assert_eq!(vendor_part_id(Some("4119")), 4119);
+        assert_eq!(vendor_part_id(Some(" 0x1017 ")), 4119);
+        assert_eq!(vendor_part_id(Some("connectx")), 1);
+        assert_eq!(vendor_part_id(None), 1);
+    }
+
+    #[test]
+    fn a_context_answers_what_programs_ask_first() {
+        let context = crate::testing::context();
+        let attr = context.attr();
+        assert!(attr.vendor_id != 0 && attr.vendor_id != 0x02c9 && attr.node_guid != 0);
+        assert!(attr.max_cqe >= 262_144 && attr.max_srq_wr >= 4096 && attr.max_qp_wr >= 16_384);
+        assert_eq!(context.port_attr(1).unwrap().state, 4);
+        assert_eq!(context.port_attr(2).unwrap_err().errno(), libc::EINVAL);
+        assert_eq!(context.port_attr(0).unwrap_err().errno(), libc::EINVAL);
+        assert_eq!(context.pkey(1, 0).unwrap(), Pkey::DEFAULT);
+        assert_eq!(context.pkey(1, 1).unwrap_err().errno(), libc::EINVAL);
+    }
+
+    #[test]
+    fn the_gid_table_can_be_walked_to_its_end() {
+        let context = crate::testing::context();
+        let gids: Vec<_> = (0..16).map(|i| context.gid(1, i).unwrap()).collect();
+        assert_eq!(gids[0], std::net::Ipv4Addr::LOCALHOST.into());
+        assert!(gids[15].is_zero());
+        assert_eq!(context.gid(1, 16).unwrap_err().errno(), libc::EINVAL);
+        assert_eq!(context.gid_entries()[0].gid, gids[0]);
+    }
+
+    #[test]
+    fn events_of_a_destroyed_object_are_forgotten() {
+        let context = crate::testing::context();
+        let (a, b) = (ObjectId::next(), ObjectId::next());
+        context.raise(AsyncEventKind::CommEst, 1, a);
+        context.raise(AsyncEventKind::SqDrained, 2, b);
+        context.forget_events(a);
+        let event = context.next_async_event().unwrap();
+        assert_eq!(event, AsyncEvent { kind: AsyncEventKind::SqDrained, user: 2 });
+    }
+}

@@ -1,0 +1,55 @@
+//! Touching application memory: every access ends in a value or in [`Fault`], never in a signal.
+//!
+//! A program may unmap memory that is still registered, at any moment, also during an access. So the accesses are a few
+//! instructions of our own ([`x86`]) at known addresses, and a handler for SIGSEGV and SIGBUS sends a fault at one of
+//! them to an exit that reports it. Any other fault goes to whatever handler was there before. Memory is only ever
+//! reached through raw addresses here: the program changes it at will, and no Rust reference to it exists.
+//!
+//! The only room of this crate that dereferences an address of the application. Two limits: a program that blocks
+//! SIGSEGV in a thread, or replaces the handler after its first registration without calling the earlier one, dies of
+//! such a fault as it would have without us.
+//!
+//! Other processors go through system calls ([`portable`]) until they have a page like x86's.
+
+#[cfg(any(test, not(target_arch = "x86_64")))]
+mod portable;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+#[cfg(not(target_arch = "x86_64"))]
+use portable as arch;
+use roxe_transport::cx::AtomicOp;
+#[cfg(target_arch = "x86_64")]
+use x86 as arch;
+
+/// The memory is not mapped, or not with the right the access needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Fault;
+
+/// Makes faults of the functions below end in [`Fault`]; must have been called once before any of them.
+pub(crate) fn install() {
+    arch::install();
+}
+
+/// Copies `out.len()` bytes at `addr` of the application. Which bytes of `out` are written before a fault is open.
+#[inline]
+pub(crate) fn read(addr: u64, out: &mut [u8]) -> Result<(), Fault> {
+    arch::read(addr, out)
+}
+
+/// Copies `data` to `addr` of the application, in increasing order. The bytes in the last aligned 8-byte word land
+/// last, each naturally aligned integer at the very end with one store, because programs wait for them to change.
+#[inline]
+pub(crate) fn write(addr: u64, data: &[u8]) -> Result<(), Fault> {
+    arch::write(addr, data)
+}
+
+/// An atomic operation of the processor on the aligned word at `addr`; returns the old value.
+#[inline]
+pub(crate) fn atomic(addr: u64, op: AtomicOp) -> Result<u64, Fault> {
+    debug_assert!(addr.is_multiple_of(8));
+    arch::atomic(addr, op)
+}
+
+#[cfg(test)]
+mod tests;

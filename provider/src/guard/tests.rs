@@ -1,0 +1,255 @@
+//! Both implementations against mapped, unmapped, forbidden and read-only memory; signals that are not ours.
+
+use super::{Fault, portable, x86};
+use crate::testing::{PAGE, Pages};
+use roxe_transport::cx::AtomicOp;
+
+struct Arch {
+    name: &'static str,
+    read: fn(u64, &mut [u8]) -> Result<(), Fault>,
+    write: fn(u64, &[u8]) -> Result<(), Fault>,
+    atomic: fn(u64, AtomicOp) -> Result<u64, Fault>,
+}
+
+fn arches() -> [Arch; 2] {
+    super::install();
+    [
+        Arch { name: "x86", read: x86::read, write: x86::write, atomic: x86::atomic },
+        Arch { name: "portable", read: portable::read, write: portable::write, atomic: portable::atomic },
+    ]
+}
+
+#[test]
+fn every_length_at_every_alignment_is_copied_exactly() {
+    let pages = Pages::new(4);
+    let data: Vec<u8> = (0..6000u32).map(|i| (i * 7 + i / 256) as u8 | 1).collect();
+    for Arch { name, read, write, .. } in arches() {
+        let lengths = (0..200).chain([255, 256, 1023, 2047, 2048, 2055, 2056, 2064, 4096, 5000]);
+        for (len, skew) in lengths.flat_map(|len| (0..16).map(move |skew| (len, skew))) {
+            let at = pages.addr() + 64 + skew;
+            write(pages.addr(), &vec![0; len + 128]).unwrap();
+            write(at, &data[..len]).unwrap();
+            let mut whole = vec![0xaa; len + 128];
+            read(pages.addr(), &mut whole).unwrap();
+            let start = 64 + skew as usize;
+            assert_eq!(&whole[start..start + len], &data[..len], "{name} len {len} skew {skew}");
+            assert!(whole[..start].iter().chain(&whole[start + len..]).all(|&byte| byte == 0), "{name} {len} {skew}");
+        }
+    }
+}
+
+#[test]
+fn a_hole_is_a_fault_wherever_it_begins() {
+    let pages = Pages::new(3);
+    pages.unmap(1, 1);
+    for Arch { name, read, write, .. } in arches() {
+        for len in [1, 2, 4, 7, 8, 9, 64, 2048, 4096] {
+            for before in [0, 1, 4, len - 1].into_iter().filter(|before| *before < len) {
+                let at = pages.addr() + PAGE - before;
+                assert_eq!(read(at, &mut vec![0; len as usize]), Err(Fault), "{name} {len} {before}");
+                assert_eq!(write(at, &vec![0; len as usize]), Err(Fault), "{name} {len} {before}");
+            }
+            assert_eq!(read(pages.addr() + PAGE - len, &mut vec![0; len as usize]), Ok(()), "{name} {len}");
+            assert_eq!(write(pages.addr() + 2 * PAGE, &vec![0; len as usize]), Ok(()), "{name} {len}");
+        }
+    }
+}
+
+#[test]
+fn protection_is_respected() {
+    let pages = Pages::new(2);
+    pages.protect(0, libc::PROT_NONE);
+    pages.protect(1, libc::PROT_READ);
+    for Arch { name, read, write, atomic } in arches() {
+        assert_eq!(read(pages.addr(), &mut [0; 8]), Err(Fault), "{name}");
+        assert_eq!(write(pages.addr(), &[0; 8]), Err(Fault), "{name}");
+        assert_eq!(read(pages.addr() + PAGE, &mut [0; 8]), Ok(()), "{name}");
+        assert_eq!(write(pages.addr() + PAGE, &[0; 8]), Err(Fault), "{name}");
+        for op in [AtomicOp::FetchAdd { add: 1 }, AtomicOp::CompareSwap { compare: 0, swap: 1 }] {
+            assert_eq!(atomic(pages.addr(), op), Err(Fault), "{name}");
+            assert_eq!(atomic(pages.addr() + PAGE, op), Err(Fault), "{name}");
+        }
+    }
+}
+
+#[test]
+fn addresses_that_cannot_exist_are_faults() {
+    for Arch { name, read, write, .. } in arches() {
+        for addr in [0, 8, 1 << 47, 1 << 63, u64::MAX - 15] {
+            assert_eq!(read(addr, &mut [0; 8]), Err(Fault), "{name} {addr:#x}");
+            assert_eq!(write(addr, &[0; 8]), Err(Fault), "{name} {addr:#x}");
+        }
+    }
+}
+
+#[test]
+fn a_truncated_file_is_a_fault_too() {
+    let pages = Pages::of_file(2);
+    pages.truncate_file();
+    for Arch { name, read, write, atomic } in arches() {
+        assert_eq!(read(pages.addr(), &mut [0; 8]), Err(Fault), "{name}");
+        assert_eq!(write(pages.addr(), &[0; 4096]), Err(Fault), "{name}");
+        assert_eq!(atomic(pages.addr(), AtomicOp::FetchAdd { add: 1 }), Err(Fault), "{name}");
+    }
+}
+
+#[test]
+fn atomics_return_the_old_value_and_store_the_new() {
+    let pages = Pages::new(1);
+    let word = pages.addr() + 8;
+    for Arch { name, read, write, atomic } in arches() {
+        let value = || {
+            let mut bytes = [0; 8];
+            read(word, &mut bytes).unwrap();
+            u64::from_ne_bytes(bytes)
+        };
+        write(word, &5u64.to_ne_bytes()).unwrap();
+        assert_eq!(atomic(word, AtomicOp::FetchAdd { add: u64::MAX }), Ok(5), "{name}");
+        assert_eq!(value(), 4, "{name}");
+        assert_eq!(atomic(word, AtomicOp::CompareSwap { compare: 9, swap: 1 }), Ok(4), "{name}");
+        assert_eq!(value(), 4, "{name}");
+        assert_eq!(atomic(word, AtomicOp::CompareSwap { compare: 4, swap: 1 }), Ok(4), "{name}");
+        assert_eq!(value(), 1, "{name}");
+    }
+}
+
+#[test]
+fn atomics_of_several_threads_add_up() {
+    super::install();
+    let pages = Pages::new(1);
+    let word = pages.addr();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(move || (0..10_000).for_each(|_| drop(super::atomic(word, AtomicOp::FetchAdd { add: 3 }))));
+        }
+    });
+    assert_eq!(super::atomic(word, AtomicOp::FetchAdd { add: 0 }), Ok(120_000));
+}
+
+#[test]
+fn a_flag_behind_the_data_is_seen_after_the_data() {
+    super::install();
+    const ROUNDS: u64 = 2_000;
+    let pages = Pages::new(1);
+    let (data, flag) = (pages.addr(), pages.addr() + 192);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(move || {
+            for round in 1..=ROUNDS {
+                while crate::testing::load(flag) < round {
+                    std::hint::spin_loop();
+                    std::thread::yield_now();
+                }
+                let mut first = [0; 8];
+                super::read(data, &mut first).unwrap();
+                assert!(u64::from_ne_bytes(first) >= round);
+            }
+        });
+        for round in 1..=ROUNDS {
+            super::write(data, &round.to_ne_bytes().repeat(25)).unwrap();
+        }
+        reader.join().unwrap();
+    });
+}
+
+#[test]
+fn memory_may_go_away_during_the_access() {
+    super::install();
+    let pages = Pages::new(1);
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let (mut copied, mut faulted) = (0, 0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0..500 {
+                pages.protect(0, if round % 2 == 0 { libc::PROT_NONE } else { libc::PROT_READ | libc::PROT_WRITE });
+                std::thread::yield_now();
+            }
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+            match super::write(pages.addr(), &[1; 4096]) {
+                Ok(()) => copied += 1,
+                Err(Fault) => faulted += 1,
+            }
+        }
+    });
+    assert!(copied + faulted > 0);
+}
+
+/// Runs `child` in a forked process and returns its wait status.
+fn in_child(child: impl FnOnce()) -> i32 {
+    // SAFETY: the child only makes system calls, touches memory and ends with `_exit`.
+    unsafe {
+        let pid = libc::fork();
+        assert!(pid >= 0);
+        if pid == 0 {
+            let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child));
+            libc::_exit(ended.is_err().into());
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(pid, &raw mut status, 0), pid);
+        status
+    }
+}
+
+/// Loads from address 8 outside the guarded instructions.
+fn wild_load() {
+    // SAFETY: none: this is the crash the test wants, in a process of its own.
+    unsafe {
+        std::arch::asm!("mov {0}, [{1}]", out(reg) _, in(reg) 8usize);
+    }
+}
+
+extern "C" fn exit_with_42(signal: i32, info: *mut libc::siginfo_t, _: *mut std::ffi::c_void) {
+    // SAFETY: the kernel passes a valid siginfo.
+    let addr = unsafe { (*info).si_addr() } as usize;
+    // SAFETY: `_exit` is async-signal-safe.
+    unsafe { libc::_exit(if signal == libc::SIGSEGV && addr == 8 { 42 } else { 1 }) }
+}
+
+/// Makes `handler` the one for SIGSEGV, as a program would before it uses us.
+fn set_handler(handler: usize, flags: i32) {
+    // SAFETY: a complete sigaction; the handlers of these tests have the signature the flags say.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler;
+        action.sa_flags = flags;
+        libc::sigaction(libc::SIGSEGV, &raw const action, std::ptr::null_mut());
+    }
+}
+
+#[test]
+fn foreign_faults_reach_the_previous_handler() {
+    let status = in_child(|| {
+        set_handler(exit_with_42 as *const () as usize, libc::SA_SIGINFO);
+        x86::put_in_front();
+        assert_eq!(x86::read(8, &mut [0; 4]), Err(Fault));
+        wild_load();
+    });
+    assert!(libc::WIFEXITED(status), "{status:#x}");
+    assert_eq!(libc::WEXITSTATUS(status), 42);
+}
+
+#[test]
+fn foreign_faults_without_a_handler_kill_as_ever() {
+    for disposition in [libc::SIG_DFL, libc::SIG_IGN] {
+        let status = in_child(|| {
+            set_handler(disposition, 0);
+            x86::put_in_front();
+            wild_load();
+        });
+        assert!(libc::WIFSIGNALED(status), "{status:#x}");
+        assert_eq!(libc::WTERMSIG(status), libc::SIGSEGV);
+    }
+}
+
+#[test]
+fn a_signal_that_somebody_sends_has_its_default_effect() {
+    let status = in_child(|| {
+        set_handler(libc::SIG_DFL, 0);
+        x86::put_in_front();
+        // SAFETY: takes no pointers.
+        unsafe { libc::raise(libc::SIGSEGV) };
+    });
+    assert!(libc::WIFSIGNALED(status), "{status:#x}");
+    assert_eq!(libc::WTERMSIG(status), libc::SIGSEGV);
+}

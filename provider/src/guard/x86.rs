@@ -1,0 +1,301 @@
+//! The guarded instructions of x86-64 and the fault handler that knows them.
+
+use super::Fault;
+use roxe_transport::cx::AtomicOp;
+use std::arch::global_asm;
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::sync::Once;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+// Between `roxe_guard_begin` and `roxe_guard_end` no instruction moves the stack pointer and nothing is called, so at a
+// fault anywhere in between, jumping to `roxe_guard_fault` returns 1 to the caller. All functions return 0 otherwise.
+//
+// copy(rdi = to, rsi = from, rdx = length): the head, then the tail, which is what lies in the last aligned word of the
+// destination (r8 = its bytes). Every byte is stored once, and stores become visible in program order,
+// a string instruction as a whole before the stores behind it. Below the threshold 16-byte moves beat the start-up of
+// `rep movsb`.
+global_asm!(
+    ".pushsection .text.roxe_guard,\"ax\",@progbits",
+    ".p2align 6",
+    ".globl roxe_guard_begin, roxe_guard_end, roxe_guard_fault, roxe_guard_copy, roxe_guard_cas, roxe_guard_add",
+    ".hidden roxe_guard_begin, roxe_guard_end, roxe_guard_fault, roxe_guard_copy, roxe_guard_cas, roxe_guard_add",
+    "roxe_guard_begin:",
+    ".type roxe_guard_copy,@function",
+    "roxe_guard_copy:",
+    ".cfi_startproc",
+    "lea r8, [rdi + rdx - 1]",
+    "and r8d, 7",
+    "inc r8d",
+    "cmp r8, rdx",
+    "cmova r8, rdx",
+    "sub rdx, r8",
+    "jz 7f",
+    "cmp rdx, {threshold}",
+    "jae 9f",
+    "mov ecx, edx",
+    "shr ecx, 6",
+    "jz 2f",
+    "1:",
+    "movups xmm0, [rsi]",
+    "movups xmm1, [rsi + 16]",
+    "movups xmm2, [rsi + 32]",
+    "movups xmm3, [rsi + 48]",
+    "movups [rdi], xmm0",
+    "movups [rdi + 16], xmm1",
+    "movups [rdi + 32], xmm2",
+    "movups [rdi + 48], xmm3",
+    "add rsi, 64",
+    "add rdi, 64",
+    "dec ecx",
+    "jnz 1b",
+    "2:",
+    "mov ecx, edx",
+    "shr ecx, 4",
+    "and ecx, 3",
+    "jz 4f",
+    "3:",
+    "movups xmm0, [rsi]",
+    "movups [rdi], xmm0",
+    "add rsi, 16",
+    "add rdi, 16",
+    "dec ecx",
+    "jnz 3b",
+    "4:",
+    "test dl, 8",
+    "jz 5f",
+    "mov rax, [rsi]",
+    "mov [rdi], rax",
+    "add rsi, 8",
+    "add rdi, 8",
+    "5:",
+    "test dl, 4",
+    "jz 5f",
+    "mov eax, [rsi]",
+    "mov [rdi], eax",
+    "add rsi, 4",
+    "add rdi, 4",
+    "5:",
+    "test dl, 2",
+    "jz 6f",
+    "mov ax, [rsi]",
+    "mov [rdi], ax",
+    "add rsi, 2",
+    "add rdi, 2",
+    "6:",
+    "test dl, 1",
+    "jz 7f",
+    "mov al, [rsi]",
+    "mov [rdi], al",
+    "inc rsi",
+    "inc rdi",
+    // The tail: r8 = 0..=8 bytes, of which only 8 has bit 3.
+    "7:",
+    "test r8b, 8",
+    "jz 8f",
+    "mov rax, [rsi]",
+    "mov [rdi], rax",
+    "xor eax, eax",
+    "ret",
+    "8:",
+    "test r8b, 4",
+    "jz 8f",
+    "mov eax, [rsi]",
+    "mov [rdi], eax",
+    "add rsi, 4",
+    "add rdi, 4",
+    "8:",
+    "test r8b, 2",
+    "jz 8f",
+    "mov ax, [rsi]",
+    "mov [rdi], ax",
+    "add rsi, 2",
+    "add rdi, 2",
+    "8:",
+    "test r8b, 1",
+    "jz 8f",
+    "mov al, [rsi]",
+    "mov [rdi], al",
+    "8:",
+    "xor eax, eax",
+    "ret",
+    "9:",
+    "mov rcx, rdx",
+    "rep movsb",
+    "jmp 7b",
+    ".cfi_endproc",
+    ".size roxe_guard_copy, . - roxe_guard_copy",
+    // cas(rdi = word, rsi = compare, rdx = swap, rcx = where the old value goes)
+    ".type roxe_guard_cas,@function",
+    "roxe_guard_cas:",
+    ".cfi_startproc",
+    "mov rax, rsi",
+    "lock cmpxchg [rdi], rdx",
+    "mov [rcx], rax",
+    "xor eax, eax",
+    "ret",
+    ".cfi_endproc",
+    ".size roxe_guard_cas, . - roxe_guard_cas",
+    // add(rdi = word, rsi = what to add, rdx = where the old value goes)
+    ".type roxe_guard_add,@function",
+    "roxe_guard_add:",
+    ".cfi_startproc",
+    "lock xadd [rdi], rsi",
+    "mov [rdx], rsi",
+    "xor eax, eax",
+    "ret",
+    ".cfi_endproc",
+    ".size roxe_guard_add, . - roxe_guard_add",
+    "roxe_guard_end:",
+    "roxe_guard_fault:",
+    ".cfi_startproc",
+    "mov eax, 1",
+    "ret",
+    ".cfi_endproc",
+    ".popsection",
+    threshold = const 2048,
+);
+
+// SAFETY: these are the symbols and the signatures of the assembly above. They may be called with any application
+// address once the handler is installed; the address that is ours (the slice, `old`) must be valid as usual.
+unsafe extern "C" {
+    static roxe_guard_begin: u8;
+    static roxe_guard_end: u8;
+    static roxe_guard_fault: u8;
+    fn roxe_guard_copy(to: *mut c_void, from: *const c_void, len: usize) -> u32;
+    fn roxe_guard_cas(word: u64, compare: u64, swap: u64, old: *mut u64) -> u32;
+    fn roxe_guard_add(word: u64, add: u64, old: *mut u64) -> u32;
+}
+
+#[inline]
+pub(super) fn read(addr: u64, out: &mut [u8]) -> Result<(), Fault> {
+    // SAFETY: `out` is valid for its length; a fault at `addr` is reported, and racing writes there are no data race
+    // in the eyes of the compiler, which does not see the assembly's loads.
+    let rc = unsafe { roxe_guard_copy(out.as_mut_ptr().cast(), addr as *const c_void, out.len()) };
+    if rc == 0 { Ok(()) } else { Err(Fault) }
+}
+
+#[inline]
+pub(super) fn write(addr: u64, data: &[u8]) -> Result<(), Fault> {
+    // SAFETY: `data` is valid for its length; a fault at `addr` is reported. The caller checked that the program
+    // registered these bytes for writing, so they are not memory of ours.
+    let rc = unsafe { roxe_guard_copy(addr as *mut c_void, data.as_ptr().cast(), data.len()) };
+    if rc == 0 { Ok(()) } else { Err(Fault) }
+}
+
+#[inline]
+pub(super) fn atomic(addr: u64, op: AtomicOp) -> Result<u64, Fault> {
+    let mut old = 0;
+    // SAFETY: `old` is valid; a fault at `addr` is reported; the rest as in `write`.
+    let rc = unsafe {
+        match op {
+            AtomicOp::CompareSwap { compare, swap } => roxe_guard_cas(addr, compare, swap, &raw mut old),
+            AtomicOp::FetchAdd { add } => roxe_guard_add(addr, add, &raw mut old),
+        }
+    };
+    if rc == 0 { Ok(old) } else { Err(Fault) }
+}
+
+/// The signals that a bad address raises.
+const SIGNALS: [i32; 2] = [libc::SIGSEGV, libc::SIGBUS];
+
+/// What handled the two signals before us; null until we are in front.
+static PREVIOUS: [AtomicPtr<libc::sigaction>; 2] = [const { AtomicPtr::new(std::ptr::null_mut()) }; 2];
+
+pub(super) fn install() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(put_in_front);
+}
+
+/// Puts our handler in front of those that are there now.
+pub(super) fn put_in_front() {
+    for (&signal, previous) in SIGNALS.iter().zip(&PREVIOUS) {
+        let action = current_action(signal);
+        // Kept for ever: a handler may run at any later time. Stored first, so that ours always finds it.
+        previous.store(Box::into_raw(Box::new(action)), Ordering::Release);
+        set_action(signal, &action);
+    }
+}
+
+/// Installs our handler with the mask of `previous`, which may be called from it.
+fn set_action(signal: i32, previous: &libc::sigaction) {
+    let mut action = *previous;
+    action.sa_sigaction = on_fault as *const () as usize;
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | (previous.sa_flags & (libc::SA_NODEFER | libc::SA_RESTART));
+    // SAFETY: `action` is a complete sigaction whose handler is async-signal-safe and has the SA_SIGINFO signature.
+    // With these signals and a valid pointer the call cannot fail.
+    unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) };
+}
+
+fn current_action(signal: i32) -> libc::sigaction {
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: only reads the current action into `action`, for which all zero is a valid value too.
+    unsafe {
+        libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr());
+        action.assume_init()
+    }
+}
+
+/// The handler: sends our own faults to the exit, everything else to the previous handler.
+extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
+    // SAFETY: the kernel passes a valid siginfo and, for SA_SIGINFO handlers, a valid ucontext of its own layout that
+    // the handler may change; nobody else looks at them meanwhile. Only plain loads and stores happen here.
+    unsafe {
+        let rip = &raw mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs[libc::REG_RIP as usize];
+        let raised_by_kernel = (*info).si_code > 0;
+        if raised_by_kernel && is_guarded(*rip as usize) {
+            *rip = (&raw const roxe_guard_fault) as usize as i64;
+            return;
+        }
+    }
+    chain(signal, info, context);
+}
+
+fn is_guarded(rip: usize) -> bool {
+    ((&raw const roxe_guard_begin) as usize..(&raw const roxe_guard_end) as usize).contains(&rip)
+}
+
+/// Does what would have happened without us.
+fn chain(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
+    let slot = SIGNALS.iter().zip(&PREVIOUS).find(|(known, _)| **known == signal);
+    let previous = slot.map_or(std::ptr::null_mut(), |(_, previous)| previous.load(Ordering::Acquire));
+    // SAFETY: null, or a box that was leaked by `put_in_front` and is never written again.
+    let Some(previous) = (unsafe { previous.as_ref() }) else { return give_up(signal, info) };
+    if previous.sa_flags & libc::SA_RESETHAND != 0 {
+        reset(signal);
+    }
+    // SAFETY: a handler that is neither SIG_DFL nor SIG_IGN is a function of the signature its SA_SIGINFO flag says;
+    // it gets exactly what the kernel gave us, on the stack and with the mask it asked for.
+    unsafe {
+        match previous.sa_sigaction {
+            libc::SIG_DFL => give_up(signal, info),
+            libc::SIG_IGN if (*info).si_code <= 0 => {}
+            libc::SIG_IGN => give_up(signal, info),
+            handler if previous.sa_flags & libc::SA_SIGINFO != 0 => {
+                let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut c_void) = std::mem::transmute(handler);
+                handler(signal, info, context);
+            }
+            handler => {
+                let handler: extern "C" fn(i32) = std::mem::transmute(handler);
+                handler(signal);
+            }
+        }
+    }
+}
+
+/// Lets the default action happen: the faulting instruction runs again after the return; a signal that somebody sent
+/// has to be sent again.
+fn give_up(signal: i32, info: *mut libc::siginfo_t) {
+    reset(signal);
+    // SAFETY: the kernel's siginfo is valid; `raise` is async-signal-safe.
+    unsafe {
+        if (*info).si_code <= 0 {
+            libc::raise(signal);
+        }
+    }
+}
+
+fn reset(signal: i32) {
+    // SAFETY: `signal` is async-signal-safe and takes no pointers.
+    unsafe { libc::signal(signal, libc::SIG_DFL) };
+}

@@ -1,0 +1,30 @@
+//! What the device promises to take. Requests beyond these numbers fail; requests up to them work.
+
+/// Work requests of a send or receive queue.
+pub const MAX_QP_WR: u32 = 16_384;
+/// Elements of a scatter/gather list.
+pub const MAX_SGE: u32 = 32;
+/// Bytes of inline data. Programs probe upwards until creation fails, so it must not be absurd.
+pub const MAX_INLINE_DATA: u32 = 1024;
+/// READs and atomics one QP has under way, as requester and as responder.
+pub const MAX_QP_RD_ATOM: u8 = 16;
+/// Entries of a completion queue. libfabric asks for 196,608; room is made as entries arrive.
+pub const MAX_CQE: u32 = 1 << 20;
+/// Work requests of a shared receive queue.
+pub const MAX_SRQ_WR: u32 = 32_768;
+/// Elements of a list in a shared receive queue.
+pub const MAX_SRQ_SGE: u32 = MAX_SGE;
+/// Memory regions of one context.
+pub const MAX_MR: u32 = 1 << 22;
+/// Bytes of one region: any range the process can have.
+pub const MAX_MR_SIZE: u64 = 1 << 47;
+/// Bytes of one message (IBA §9.7.2).
+pub const MAX_MSG_SIZE: u32 = 1 << 31;
+/// Queue pairs of one process.
+pub const MAX_QP: u32 = 16_384;
+/// Objects that only memory limits; the number is what a count of 24 bits could name.
+pub const MAX_OBJECTS: u32 = (1 << 24) - 1;
+/// Completion vectors: one, because one thread serves all channels.
+pub const NUM_COMP_VECTORS: u32 = 1;
+/// Ports of a device.
+pub const PORTS: u8 = 1;

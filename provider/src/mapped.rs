@@ -1,0 +1,116 @@
+//! Whether memory is mapped with the rights that a registration needs.
+//!
+//! The kernel answers by making the pages present, as pinning them for hardware would. Touches no contents.
+
+use crate::error::Error;
+use std::ffi::c_void;
+use std::io;
+
+const PAGE: u64 = 4096;
+
+/// Fails with EFAULT unless `length` bytes at `addr` are mapped readable, and writable if `write`; makes them present.
+pub(crate) fn check(addr: u64, length: u64, write: bool) -> Result<(), Error> {
+    if length == 0 {
+        return Ok(());
+    }
+    let fault = || {
+        let rights = if write { "reading and writing" } else { "reading" };
+        let advice = "map it with these rights and keep it mapped until it is deregistered";
+        Error::new(libc::EFAULT, format!("{length} bytes at {addr:#x} are not mapped for {rights}; {advice}"))
+    };
+    let first = addr & !(PAGE - 1);
+    let end = addr.checked_add(length).ok_or_else(fault)?;
+    let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    match populate(first, end - first, advice) {
+        Ok(()) => Ok(()),
+        Err(libc::EINVAL) if populate(first, 0, advice).is_err() && is_listed(&maps()?, first, end, write) => Ok(()),
+        Err(_) => Err(fault()),
+    }
+}
+
+/// Makes pages present; the errno on failure. Kernels before 5.14 answer EINVAL even for no bytes.
+fn populate(addr: u64, length: u64, advice: i32) -> Result<(), i32> {
+    loop {
+        // SAFETY: populating changes no contents and no mappings; the kernel checks the range.
+        if unsafe { libc::madvise(addr as *mut c_void, length as usize, advice) } == 0 {
+            return Ok(());
+        }
+        match io::Error::last_os_error().raw_os_error().unwrap_or(libc::EFAULT) {
+            libc::EINTR | libc::EAGAIN => {}
+            errno => return Err(errno),
+        }
+    }
+}
+
+fn maps() -> Result<String, Error> {
+    std::fs::read_to_string("/proc/self/maps").map_err(|e| Error::os("cannot read /proc/self/maps", &e))
+}
+
+/// Whether the mappings in `maps` (`man 5 proc_pid_maps`) cover `first..end` without a hole and with the rights.
+fn is_listed(maps: &str, first: u64, end: u64, write: bool) -> bool {
+    let mut reached = first;
+    for line in maps.lines() {
+        let Some((from, to, rights)) = parse_mapping(line) else { continue };
+        let granted = rights.starts_with(if write { "rw" } else { "r" });
+        if from <= reached && reached < to && granted {
+            reached = to;
+        }
+    }
+    reached >= end
+}
+
+/// `from-to rights ...`
+fn parse_mapping(line: &str) -> Option<(u64, u64, &str)> {
+    let mut fields = line.split_ascii_whitespace();
+    let (from, to) = fields.next()?.split_once('-')?;
+    Some((u64::from_str_radix(from, 16).ok()?, u64::from_str_radix(to, 16).ok()?, fields.next()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{PAGE, Pages};
+
+    fn errno(addr: u64, length: u64, write: bool) -> Option<i32> {
+        check(addr, length, write).err().map(|e| e.errno())
+    }
+
+    #[test]
+    fn rights_and_holes_are_found() {
+        let pages = Pages::new(4);
+        pages.protect(1, libc::PROT_READ);
+        pages.protect(2, libc::PROT_NONE);
+        pages.unmap(3, 1);
+        let page = |i: u64| pages.addr() + i * PAGE;
+        assert_eq!(errno(page(0) + 1, PAGE - 1, true), None);
+        assert_eq!(errno(page(0) + 1, PAGE, true), Some(libc::EFAULT));
+        assert_eq!(errno(page(0) + 1, PAGE, false), None);
+        assert_eq!(errno(page(2), 1, false), Some(libc::EFAULT));
+        assert_eq!(errno(page(3), 1, false), Some(libc::EFAULT));
+        assert_eq!(errno(page(3), 0, true), None);
+        assert_eq!(errno(u64::MAX - 5, 100, false), Some(libc::EFAULT));
+        assert_eq!(errno(0, 1, false), Some(libc::EFAULT));
+    }
+
+    #[test]
+    fn a_truncated_file_is_not_there() {
+        let pages = Pages::of_file(2);
+        assert_eq!(errno(pages.addr(), 2 * PAGE, true), None);
+        pages.truncate_file();
+        assert_eq!(errno(pages.addr(), 1, false), Some(libc::EFAULT));
+    }
+
+    #[test]
+    fn the_list_of_mappings_says_the_same() {
+        let maps = "1000-3000 rw-p 0 0:0 0\n3000-4000 r--p 0 0:0 0 /lib\n5000-6000 rw-p 0 0:0 0\n";
+        assert!(is_listed(maps, 0x1000, 0x4000, false));
+        assert!(is_listed(maps, 0x2000, 0x3000, true));
+        assert!(!is_listed(maps, 0x2000, 0x3001, true));
+        assert!(!is_listed(maps, 0x3000, 0x5001, false));
+        assert!(!is_listed(maps, 0x0, 0x1001, false));
+        let now = super::maps().unwrap();
+        let pages = Pages::new(2);
+        assert!(is_listed(&super::maps().unwrap(), pages.addr(), pages.addr() + 2 * PAGE, true));
+        assert!(!is_listed(&now, 0x1000, 0x2000, false));
+    }
+}

@@ -1,0 +1,277 @@
+//! Memory regions: registration, and every access that a local list or a peer makes under a key.
+//!
+//! Each access checks key, protection domain, rights and range, under one read lock that is held until the last byte is
+//! copied, so that deregistration returns only when no access is under way. Touches the application's memory through
+//! [`crate::guard`] only.
+
+use crate::error::Error;
+use crate::guard::{self, Fault};
+use crate::limits::{MAX_MR, MAX_MR_SIZE};
+use crate::mapped;
+use crate::pd::{Pd, PdId};
+use crate::table::Slots;
+use crate::uses::Use;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use roxe_transport::cx::{AtomicOp, MemError};
+use roxe_transport::wr::{Access, Sge};
+use roxe_wire::{LKey, RKey};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// What a key stands for.
+#[derive(Clone, Copy, Debug)]
+struct Region {
+    /// Where the memory is.
+    addr: u64,
+    /// The address by which lists and peers name its first byte.
+    base: u64,
+    length: u64,
+    access: Access,
+    pd: PdId,
+}
+
+impl Region {
+    /// Where `len` bytes at `va` are, if the region holds them and grants `access` to `pd`.
+    #[inline]
+    fn resolve(&self, pd: PdId, va: u64, len: u64, access: Access) -> Result<u64, MemError> {
+        if self.pd != pd {
+            return Err(MemError::WrongDomain);
+        }
+        if !self.access.contains(access) {
+            return Err(MemError::Access);
+        }
+        // Neither subtraction wraps where the comparison before it held; a range that wraps is too long.
+        let offset = va.checked_sub(self.base).ok_or(MemError::Range)?;
+        let room = self.length.checked_sub(offset).ok_or(MemError::Range)?;
+        if len > room {
+            return Err(MemError::Range);
+        }
+        Ok(self.addr.wrapping_add(offset))
+    }
+}
+
+/// The regions of a context by key. The methods mirror [`roxe_transport::cx::Memory`] for one protection domain each.
+#[derive(Debug)]
+pub(crate) struct MemoryTable {
+    regions: RwLock<Slots<Region>>,
+}
+
+impl MemoryTable {
+    pub(crate) fn new() -> Self {
+        Self { regions: RwLock::new(Slots::new(MAX_MR as usize)) }
+    }
+
+    /// Copies out of the list `sges`, from `offset` bytes into it.
+    pub(crate) fn gather(&self, pd: PdId, sges: &[Sge], offset: u32, out: &mut [u8]) -> Result<(), MemError> {
+        let regions = self.regions.read();
+        walk(sges, offset, out.len(), |sge, part| {
+            let out = out.get_mut(part).ok_or(MemError::Range)?;
+            let addr = find(&regions, sge.lkey.0)?.resolve(pd, sge.addr, out.len() as u64, Access::empty())?;
+            Ok(guard::read(addr, out)?)
+        })
+    }
+
+    /// Copies into the list `sges`, from `offset` bytes into it.
+    pub(crate) fn scatter(&self, pd: PdId, sges: &[Sge], offset: u32, data: &[u8]) -> Result<(), MemError> {
+        let regions = self.regions.read();
+        walk(sges, offset, data.len(), |sge, part| {
+            let data = data.get(part).ok_or(MemError::Range)?;
+            let addr = find(&regions, sge.lkey.0)?.resolve(pd, sge.addr, data.len() as u64, Access::LOCAL_WRITE)?;
+            Ok(guard::write(addr, data)?)
+        })
+    }
+
+    /// Whether a peer may do `access` on `len` bytes at `va`. Nothing is checked for no bytes (IBA §9.7.4.1.6).
+    pub(crate) fn check_remote(&self, pd: PdId, rkey: RKey, va: u64, len: u64, access: Access) -> Result<(), MemError> {
+        if len == 0 {
+            return Ok(());
+        }
+        find(&self.regions.read(), rkey.0)?.resolve(pd, va, len, access).map(drop)
+    }
+
+    /// Copies out of memory for a peer.
+    pub(crate) fn read_remote(&self, pd: PdId, rkey: RKey, va: u64, out: &mut [u8]) -> Result<(), MemError> {
+        if out.is_empty() {
+            return Ok(());
+        }
+        let regions = self.regions.read();
+        let addr = find(&regions, rkey.0)?.resolve(pd, va, out.len() as u64, Access::REMOTE_READ)?;
+        Ok(guard::read(addr, out)?)
+    }
+
+    /// Copies into memory for a peer.
+    pub(crate) fn write_remote(&self, pd: PdId, rkey: RKey, va: u64, data: &[u8]) -> Result<(), MemError> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        let regions = self.regions.read();
+        let addr = find(&regions, rkey.0)?.resolve(pd, va, data.len() as u64, Access::REMOTE_WRITE)?;
+        Ok(guard::write(addr, data)?)
+    }
+
+    /// One atomic for a peer; returns the old value. The memory itself must be aligned too, which `va` does not say
+    /// when the region's `iova` is odd: that is `Range`.
+    pub(crate) fn atomic_remote(&self, pd: PdId, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError> {
+        let regions = self.regions.read();
+        let addr = find(&regions, rkey.0)?.resolve(pd, va, 8, Access::REMOTE_ATOMIC)?;
+        if !addr.is_multiple_of(8) {
+            return Err(MemError::Range);
+        }
+        Ok(guard::atomic(addr, op)?)
+    }
+
+    /// Refuses: only windows and fast-registered regions can be invalidated by a peer (IBA §10.6.5), and this device
+    /// has neither.
+    pub(crate) fn invalidate_remote(&self, pd: PdId, rkey: RKey) -> Result<(), MemError> {
+        match find(&self.regions.read(), rkey.0)?.pd == pd {
+            true => Err(MemError::Access),
+            false => Err(MemError::WrongDomain),
+        }
+    }
+
+    fn insert(&self, region: Region) -> Result<u32, Error> {
+        self.regions.write().insert(region)
+    }
+
+    /// Kills a key. Returns when no access under it is under way any more.
+    fn remove(&self, key: u32) {
+        self.regions.write().remove(key);
+    }
+
+    /// How many regions there are.
+    #[cfg(test)]
+    fn len(&self) -> usize {
+        self.regions.read().len()
+    }
+}
+
+impl From<Fault> for MemError {
+    fn from(Fault: Fault) -> Self {
+        Self::Fault
+    }
+}
+
+#[inline]
+fn find<'a>(regions: &'a RwLockReadGuard<'_, Slots<Region>>, key: u32) -> Result<&'a Region, MemError> {
+    regions.get(key).ok_or(MemError::BadKey)
+}
+
+/// Calls `f` for each stretch of the list that `total` bytes from `offset` on fall into, with the element cut to the
+/// stretch's first byte and the range of the data that belongs there. Elements that no byte falls into are not looked
+/// at. `Range` if the list is too short.
+fn walk(
+    sges: &[Sge],
+    offset: u32,
+    total: usize,
+    mut f: impl FnMut(Sge, Range<usize>) -> Result<(), MemError>,
+) -> Result<(), MemError> {
+    let (mut skip, mut done) = (offset, 0);
+    for sge in sges {
+        if done == total {
+            break;
+        }
+        let Some(room) = sge.length.checked_sub(skip).filter(|room| *room > 0) else {
+            skip -= sge.length;
+            continue;
+        };
+        let n = (total - done).min(room as usize);
+        let addr = sge.addr.checked_add(u64::from(skip)).ok_or(MemError::Range)?;
+        f(Sge { addr, ..*sge }, done..done + n)?;
+        (done, skip) = (done + n, 0);
+    }
+    if done == total { Ok(()) } else { Err(MemError::Range) }
+}
+
+/// A registered memory region.
+#[derive(Debug)]
+pub struct Mr {
+    pd: Arc<Pd>,
+    key: u32,
+    addr: u64,
+    length: u64,
+    /// Ends with the registration.
+    pd_use: Mutex<Option<Use>>,
+}
+
+impl Mr {
+    pub(crate) fn register(
+        pd: &Arc<Pd>,
+        addr: u64,
+        length: u64,
+        iova: u64,
+        access: Access,
+    ) -> Result<Arc<Self>, Error> {
+        let base = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
+        check_rights(access)?;
+        check_range(addr, base, length)?;
+        guard::install();
+        if !access.contains(Access::ON_DEMAND) {
+            mapped::check(addr, length, access.contains(Access::LOCAL_WRITE))?;
+        }
+        let key = pd.context().memory().insert(Region { addr, base, length, access, pd: pd.id() })?;
+        let pd_use = Mutex::new(Some(pd.hold()));
+        Ok(Arc::new(Self { pd: Arc::clone(pd), key, addr, length, pd_use }))
+    }
+
+    /// Its protection domain.
+    pub fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+
+    /// The key for local lists; the same number as [`Mr::rkey`].
+    pub fn lkey(&self) -> LKey {
+        LKey(self.key)
+    }
+
+    /// The key for peers.
+    pub fn rkey(&self) -> RKey {
+        RKey(self.key)
+    }
+
+    /// Where the memory begins.
+    pub fn addr(&self) -> u64 {
+        self.addr
+    }
+
+    /// Bytes.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Kills the keys; returns when no access is under way any more. Done by dropping too; doing it again does nothing.
+    pub fn deregister(&self) -> Result<(), Error> {
+        if let Some(pd_use) = self.pd_use.lock().take() {
+            self.pd.context().memory().remove(self.key);
+            drop(pd_use);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Mr {
+    fn drop(&mut self) {
+        // Cannot fail; the verb has a result because hardware's can.
+        let _ = self.deregister();
+    }
+}
+
+fn check_rights(access: Access) -> Result<(), Error> {
+    if access.intersects(Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT) {
+        return Err(Error::new(libc::EOPNOTSUPP, "the device does not FLUSH; register without the flush rights"));
+    }
+    if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) && !access.contains(Access::LOCAL_WRITE) {
+        return Err(Error::invalid("remote write and atomic rights need LOCAL_WRITE as well"));
+    }
+    Ok(())
+}
+
+fn check_range(addr: u64, base: u64, length: u64) -> Result<(), Error> {
+    let fits = addr.checked_add(length).is_some() && base.checked_add(length).is_some();
+    if !fits || length > MAX_MR_SIZE {
+        return Err(Error::invalid(format!("{length} bytes at {addr:#x} (named {base:#x}) exceed the address space")));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,187 @@
+//! Protection domains: what memory, queues and address handles have in common; and address handles.
+//!
+//! Makes the objects of a domain and counts them. Touches the memory table through [`crate::mr`].
+
+use crate::device::Context;
+use crate::error::Error;
+use crate::mr::Mr;
+use crate::qp::{Qp, QpInit};
+use crate::srq::{Srq, SrqInit};
+use crate::uses::{Use, UseCount};
+use roxe_transport::wr::{Access, Av};
+use roxe_wire::Gid;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Names a protection domain on every access to memory. Never reused while anything of the domain is alive: the number
+/// would have to go round 2^32 first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct PdId(NonZeroU32);
+
+impl PdId {
+    pub(crate) fn next() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        Self(NonZeroU32::new(NEXT.fetch_add(1, Ordering::Relaxed)).unwrap_or(NonZeroU32::MIN))
+    }
+}
+
+/// A protection domain: objects of different domains cannot reach each other's memory.
+#[derive(Debug)]
+pub struct Pd {
+    context: Arc<Context>,
+    id: PdId,
+    uses: UseCount,
+}
+
+impl Pd {
+    pub(crate) fn create(context: Arc<Context>) -> Arc<Self> {
+        Arc::new(Self { context, id: PdId::next(), uses: UseCount::default() })
+    }
+
+    /// The context it belongs to.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Registers `length` bytes at `addr`; peers and lists name them by addresses from `iova` (0 with `ZERO_BASED`).
+    ///
+    /// EINVAL: overflow, or remote write or atomic rights without `LOCAL_WRITE`. EFAULT: not mapped with the needed
+    /// rights. ENOMEM: too many regions. EOPNOTSUPP: rights of operations that the device does not do.
+    pub fn reg_mr(self: &Arc<Self>, addr: u64, length: u64, iova: u64, access: Access) -> Result<Arc<Mr>, Error> {
+        Mr::register(self, addr, length, iova, access)
+    }
+
+    /// A new shared receive queue; EINVAL beyond the limits of the device.
+    pub fn create_srq(self: &Arc<Self>, init: SrqInit) -> Result<Arc<Srq>, Error> {
+        Srq::create(self, init)
+    }
+
+    /// A new address handle; errors as [`Context::resolve_av`].
+    pub fn create_ah(self: &Arc<Self>, attr: &AhAttr) -> Result<Ah, Error> {
+        Ok(Ah { av: self.context.resolve_av(attr)?, pd: Arc::clone(self), _use: self.hold() })
+    }
+
+    /// A new queue pair in the RESET state.
+    pub fn create_qp(self: &Arc<Self>, init: QpInit) -> Result<Arc<Qp>, Error> {
+        Qp::create(self, init)
+    }
+
+    /// Whether the domain may be deallocated: EBUSY while it has regions, queues or address handles.
+    pub fn dealloc(&self) -> Result<(), Error> {
+        self.uses.check_unused("protection domain", "memory regions, queues and address handles")
+    }
+
+    pub(crate) fn id(&self) -> PdId {
+        self.id
+    }
+
+    /// Registers one object of the domain.
+    pub(crate) fn hold(&self) -> Use {
+        self.uses.hold()
+    }
+}
+
+/// Where a datagram or a connection shall go, as programs say it (`struct ibv_ah_attr`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AhAttr {
+    /// Destination address.
+    pub dgid: Gid,
+    /// Index of the source address in the GID table.
+    pub sgid_index: u8,
+    /// IPv4 TTL or IPv6 hop limit.
+    pub hop_limit: u8,
+    /// IPv4 TOS or IPv6 traffic class.
+    pub traffic_class: u8,
+    /// 20 bits.
+    pub flow_label: u32,
+    /// Port number.
+    pub port: u8,
+    /// Whether the fields above but `port` are given; required on Ethernet.
+    pub has_grh: bool,
+    /// Service level; has no meaning on the wire here.
+    pub sl: u8,
+}
+
+impl AhAttr {
+    /// The address vector from `sgid`, which is what the table holds at `sgid_index` (zero: nothing).
+    pub(crate) fn resolve(&self, sgid: Gid) -> Result<Av, Error> {
+        if !self.has_grh {
+            return Err(Error::invalid("the address has no GRH; Ethernet needs one: set is_global and the grh fields"));
+        }
+        if sgid.is_zero() {
+            return Err(Error::invalid(format!("GID index {} is empty; choose one with an address", self.sgid_index)));
+        }
+        if self.dgid.is_zero() {
+            return Err(Error::invalid("the destination GID is zero"));
+        }
+        if sgid.is_ipv4() != self.dgid.is_ipv4() {
+            let dgid = self.dgid;
+            return Err(Error::invalid(format!("source {sgid} and destination {dgid} are of different IP versions")));
+        }
+        Ok(Av {
+            sgid,
+            dgid: self.dgid,
+            traffic_class: self.traffic_class,
+            hop_limit: self.hop_limit,
+            flow_label: self.flow_label & 0x000f_ffff,
+            sgid_index: self.sgid_index,
+        })
+    }
+}
+
+/// An address handle: the resolved destination of UD messages.
+#[derive(Debug)]
+pub struct Ah {
+    av: Av,
+    pd: Arc<Pd>,
+    _use: Use,
+}
+
+impl Ah {
+    /// The resolved address.
+    pub fn av(&self) -> &Av {
+        &self.av
+    }
+
+    /// Its protection domain.
+    pub fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    fn loopback() -> AhAttr {
+        AhAttr { dgid: Ipv4Addr::LOCALHOST.into(), port: 1, has_grh: true, ..AhAttr::default() }
+    }
+
+    #[test]
+    fn addresses_that_lead_nowhere_are_refused() {
+        let pd = crate::testing::pd();
+        assert!(pd.create_ah(&loopback()).is_ok());
+        let v6 = std::net::IpAddr::from(Ipv6Addr::LOCALHOST);
+        for bad in [
+            AhAttr { has_grh: false, ..loopback() },
+            AhAttr { sgid_index: 15, ..loopback() },
+            AhAttr { sgid_index: 200, ..loopback() },
+            AhAttr { dgid: Gid::default(), ..loopback() },
+            AhAttr { dgid: v6.into(), ..loopback() },
+            AhAttr { port: 2, ..loopback() },
+        ] {
+            assert_eq!(pd.create_ah(&bad).unwrap_err().errno(), libc::EINVAL, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_domain_is_busy_while_it_has_objects() {
+        let pd = crate::testing::pd();
+        let ah = pd.create_ah(&loopback()).unwrap();
+        assert_eq!(pd.dealloc().unwrap_err().errno(), libc::EBUSY);
+        drop(ah);
+        assert!(pd.dealloc().is_ok());
+    }
+}

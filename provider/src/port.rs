@@ -1,0 +1,282 @@
+//! The port: the network interface behind it, its GID table and its attributes.
+//!
+//! Reads the system's interfaces when a device is made or opened; opens no socket that carries traffic.
+
+use crate::error::Error;
+use crate::limits::MAX_MSG_SIZE;
+use pnet_datalink::NetworkInterface;
+use roxe_wire::{Gid, PathMtu};
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::AsRawFd;
+
+/// Entries of the GID table. Small, because programs walk all of it.
+pub const GID_TABLE_LEN: usize = 16;
+/// Addresses taken into the table: at least one entry stays empty, as programs expect of a real card.
+const MAX_ADDRESSES: usize = GID_TABLE_LEN - 1;
+
+/// Attributes of a port, with the names and numbers of `struct ibv_port_attr`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortAttr {
+    /// `enum ibv_port_state`: 4 active, 1 down.
+    pub state: u32,
+    /// Largest path MTU any port has.
+    pub max_mtu: PathMtu,
+    /// Largest path MTU the network interface carries.
+    pub active_mtu: PathMtu,
+    /// Entries of the GID table, holes included.
+    pub gid_tbl_len: u32,
+    /// `enum ibv_port_cap_flags`.
+    pub port_cap_flags: u32,
+    /// Bytes of the longest message.
+    pub max_msg_sz: u32,
+    /// Packets dropped for their P_Key.
+    pub bad_pkey_cntr: u32,
+    /// Packets dropped for their Q_Key.
+    pub qkey_viol_cntr: u32,
+    /// Entries of the P_Key table.
+    pub pkey_tbl_len: u16,
+    /// Link width code: 1 = 1X, 2 = 4X.
+    pub active_width: u8,
+    /// Link speed code per lane.
+    pub active_speed: u8,
+    /// 5 link up, 3 disabled.
+    pub phys_state: u8,
+    /// 2 Ethernet.
+    pub link_layer: u8,
+    /// 1: every packet has a GRH.
+    pub flags: u8,
+    /// Virtual lanes code: 1 = VL0 only.
+    pub max_vl_num: u8,
+}
+
+/// One used entry of the GID table; all are of type RoCE v2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GidEntry {
+    /// Position in the table.
+    pub index: u8,
+    /// Port number.
+    pub port: u8,
+    /// The address.
+    pub gid: Gid,
+    /// Index of the network interface that has the address.
+    pub ndev_ifindex: u32,
+}
+
+/// A network interface as the system describes it now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Netdev {
+    pub(crate) name: String,
+    pub(crate) ifindex: u32,
+    pub(crate) mac: [u8; 6],
+    pub(crate) mtu: u32,
+    pub(crate) up: bool,
+    /// IPv4 first, then IPv6, each in the system's order.
+    pub(crate) addresses: Vec<Gid>,
+}
+
+impl Netdev {
+    /// All interfaces of this network namespace.
+    pub(crate) fn all() -> Vec<Self> {
+        pnet_datalink::interfaces().iter().map(Self::describe).collect()
+    }
+
+    fn describe(interface: &NetworkInterface) -> Self {
+        let (v4, v6): (Vec<_>, Vec<_>) = interface.ips.iter().map(|net| net.ip()).partition(IpAddr::is_ipv4);
+        Self {
+            name: interface.name.clone(),
+            ifindex: interface.index,
+            mac: interface.mac.map_or([0; 6], |mac| mac.octets()),
+            mtu: mtu_of(&interface.name).unwrap_or(1500),
+            up: interface.is_up(),
+            addresses: v4.into_iter().chain(v6).map(Gid::from).collect(),
+        }
+    }
+
+    /// EUI-64 of the MAC, universal/local bit flipped, as the kernel's rxe. An interface without a MAC (loopback) gets
+    /// a locally administered number that is the same in every process.
+    pub(crate) fn guid(&self) -> u64 {
+        let [a, b, c, d, e, f] = self.mac;
+        if self.mac == [0; 6] {
+            return 0x0272_6f78_6500_0000 | u64::from(self.ifindex & 0x00ff_ffff);
+        }
+        u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f])
+    }
+
+    /// The path MTU the interface carries, by the kernel's core rule; tiny interfaces still get the smallest.
+    pub(crate) fn path_mtu(&self) -> PathMtu {
+        PathMtu::for_netdev(self.mtu).unwrap_or(PathMtu::Mtu256)
+    }
+
+    pub(crate) fn port_attr(&self) -> PortAttr {
+        let (active_width, active_speed) = speed_codes(self.speed());
+        PortAttr {
+            state: if self.up { 4 } else { 1 },
+            max_mtu: PathMtu::Mtu4096,
+            active_mtu: self.path_mtu(),
+            gid_tbl_len: GID_TABLE_LEN as u32,
+            // CM_SUP and IP_BASED_GIDS.
+            port_cap_flags: 1 << 16 | 1 << 26,
+            max_msg_sz: MAX_MSG_SIZE,
+            bad_pkey_cntr: 0,
+            qkey_viol_cntr: 0,
+            pkey_tbl_len: 1,
+            active_width,
+            active_speed,
+            phys_state: if self.up { 5 } else { 3 },
+            link_layer: 2,
+            flags: 1,
+            max_vl_num: 1,
+        }
+    }
+
+    /// Link speed, Mbit/s; 0 when the interface has none (loopback, most virtual ones).
+    fn speed(&self) -> u32 {
+        let text = std::fs::read_to_string(format!("/sys/class/net/{}/speed", self.name)).unwrap_or_default();
+        text.trim().parse().unwrap_or_default()
+    }
+}
+
+/// Width and speed codes of the slowest InfiniBand link that reaches `mbits`; what cannot be known counts as 100 Gbit/s,
+/// about what memory copies through a socket can reach.
+fn speed_codes(mbits: u32) -> (u8, u8) {
+    const X1: u8 = 1;
+    const X4: u8 = 2;
+    const SDR: u8 = 1;
+    const QDR: u8 = 4;
+    const EDR: u8 = 32;
+    match mbits {
+        1..=2_500 => (X1, SDR),
+        2_501..=10_000 => (X1, QDR),
+        10_001..=25_000 => (X1, EDR),
+        25_001..=40_000 => (X4, QDR),
+        _ => (X4, EDR),
+    }
+}
+
+/// MTU of an interface, bytes of an IP packet.
+fn mtu_of(name: &str) -> Result<u32, Error> {
+    let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::DGRAM, None)
+        .map_err(|e| Error::os("cannot open a socket", &e))?;
+    // SAFETY: all-zero is a valid `ifreq`.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    // The last byte stays 0.
+    let room = request.ifr_name.len() - 1;
+    for (to, from) in request.ifr_name[..room].iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    // SAFETY: SIOCGIFMTU reads the name and writes the MTU of the `ifreq`, which outlives the call.
+    let rc = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU, &raw mut request) };
+    if rc != 0 {
+        return Err(Error::os(format!("cannot read the MTU of {name}"), &io::Error::last_os_error()));
+    }
+    // SAFETY: the successful ioctl filled in `ifru_mtu`; any bit pattern is an integer.
+    let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+    Ok(u32::try_from(mtu).unwrap_or(0))
+}
+
+/// The GID table. An address keeps its index as long as the interface has it, because QPs and programs refer to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct GidTable([Gid; GID_TABLE_LEN]);
+
+impl GidTable {
+    /// Removes what is not in `addresses` and puts what is new into the holes, in order.
+    pub(crate) fn update(&mut self, addresses: &[Gid]) {
+        let addresses = &addresses[..addresses.len().min(MAX_ADDRESSES)];
+        for entry in self.0.iter_mut().filter(|entry| !addresses.contains(entry)) {
+            *entry = Gid::default();
+        }
+        for &address in addresses {
+            if self.index_of(address).is_none()
+                && let Some(hole) = self.0.iter_mut().find(|entry| entry.is_zero())
+            {
+                *hole = address;
+            }
+        }
+    }
+
+    /// The entry at `index`: zero in a hole, `None` outside the table.
+    pub(crate) fn get(&self, index: usize) -> Option<Gid> {
+        self.0.get(index).copied()
+    }
+
+    pub(crate) fn index_of(&self, gid: Gid) -> Option<usize> {
+        self.0.iter().position(|&entry| entry == gid)
+    }
+
+    /// The used entries with their indices.
+    pub(crate) fn used(&self) -> impl Iterator<Item = (u8, Gid)> {
+        (0u8..).zip(self.0).filter(|(_, gid)| !gid.is_zero())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    fn v4(last: u8) -> Gid {
+        Ipv4Addr::new(10, 0, 0, last).into()
+    }
+
+    fn netdev(mac: [u8; 6], mtu: u32) -> Netdev {
+        Netdev { name: "x0".into(), ifindex: 7, mac, mtu, up: true, addresses: vec![] }
+    }
+
+    #[test]
+    fn loopback_is_found_with_its_addresses() {
+        let lo = Netdev::all().into_iter().find(|dev| dev.name == "lo").unwrap();
+        assert_eq!(lo.addresses.first(), Some(&Ipv4Addr::LOCALHOST.into()));
+        assert!(lo.mtu >= 1500);
+        assert_eq!(lo.ifindex, 1);
+    }
+
+    #[test]
+    fn interfaces_that_do_not_exist_have_no_mtu() {
+        let long = "a-name-longer-than-any-interface-has";
+        assert_eq!(mtu_of("nonexistent0").unwrap_err().errno(), libc::ENODEV);
+        assert_eq!(mtu_of(long).unwrap_err().errno(), libc::ENODEV);
+    }
+
+    #[test]
+    fn guids_are_eui_64_and_never_zero() {
+        assert_eq!(netdev([0x02, 0xfc, 0, 0, 0, 1], 1500).guid(), 0x00fc_00ff_fe00_0001);
+        assert_eq!(netdev([0; 6], 65536).guid(), 0x0272_6f78_6500_0007);
+    }
+
+    #[test]
+    fn a_port_is_down_when_its_interface_is() {
+        let down = Netdev { up: false, ..netdev([0; 6], 1500) };
+        assert_eq!((down.port_attr().state, down.port_attr().phys_state), (1, 3));
+        let up = netdev([0; 6], 1500).port_attr();
+        assert_eq!((up.state, up.phys_state, up.active_mtu), (4, 5, PathMtu::Mtu1024));
+        assert_eq!(netdev([0; 6], 68).port_attr().active_mtu, PathMtu::Mtu256);
+    }
+
+    #[test]
+    fn addresses_keep_their_index_and_fill_holes() {
+        let mut table = GidTable::default();
+        table.update(&[v4(1), v4(2), v4(3)]);
+        table.update(&[v4(3), v4(4), v4(1)]);
+        assert_eq!(table.used().collect::<Vec<_>>(), [(0, v4(1)), (1, v4(4)), (2, v4(3))]);
+        assert_eq!(table.get(3), Some(Gid::default()));
+        assert_eq!(table.get(GID_TABLE_LEN), None);
+    }
+
+    #[test]
+    fn one_entry_always_stays_empty() {
+        let many: Vec<Gid> = (1..=40).map(|i| IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, i)).into()).collect();
+        let mut table = GidTable::default();
+        table.update(&many);
+        assert_eq!(table.used().count(), GID_TABLE_LEN - 1);
+        assert!(table.get(GID_TABLE_LEN - 1).unwrap().is_zero());
+    }
+
+    #[test]
+    fn speeds_map_to_the_slowest_link_that_reaches_them() {
+        assert_eq!(speed_codes(1_000), (1, 1));
+        assert_eq!(speed_codes(10_000), (1, 4));
+        assert_eq!(speed_codes(25_000), (1, 32));
+        assert_eq!(speed_codes(0), (2, 32));
+    }
+}
