@@ -1,0 +1,181 @@
+//! The surroundings of one QP: memory, completion vectors, a shared receive queue, flow control, a clock that is set.
+//!
+//! May touch: `cx`, `wr`, [`super::memory`]. What a real host would have to trust, this one checks: reservations match
+//! what the QP says it has under way, and nothing is released that was not reserved.
+
+use super::memory::VecMemory;
+use crate::cx::{AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, SharedReceives, Side};
+use crate::time::Instant;
+use crate::wr::{Access, Av, Cqe, RecvRequest, Sge};
+use roxe_wire::{Qpn, RKey};
+use std::collections::VecDeque;
+
+/// Elements of a shared receive request at most.
+pub const SRQ_MAX_SGE: usize = 4;
+
+#[derive(Clone, Copy, Debug)]
+struct SharedRecv {
+    wr_id: u64,
+    sges: [Sge; SRQ_MAX_SGE],
+    count: usize,
+}
+
+/// A shared receive queue with its limit, kept by the host (IBA §11.6.3: the event is raised once, then disarmed).
+#[derive(Debug, Default)]
+pub struct Srq {
+    ring: VecDeque<SharedRecv>,
+    limit: usize,
+    /// How many limit events were raised.
+    pub limit_events: u32,
+}
+
+impl Srq {
+    /// Adds a receive of at most [`SRQ_MAX_SGE`] elements.
+    pub fn post(&mut self, req: &RecvRequest<'_>) {
+        let mut sges = [Sge::default(); SRQ_MAX_SGE];
+        sges[..req.sges.len()].copy_from_slice(req.sges);
+        self.ring.push_back(SharedRecv { wr_id: req.wr_id, sges, count: req.sges.len() });
+    }
+
+    /// Arms the limit: an event is raised when fewer than `limit` receives are left.
+    pub fn arm(&mut self, limit: usize) {
+        self.limit = limit;
+    }
+
+    /// Receives not taken yet.
+    pub fn len(&self) -> usize {
+        self.ring.len()
+    }
+
+    /// Whether no receive is left.
+    pub fn is_empty(&self) -> bool {
+        self.ring.is_empty()
+    }
+}
+
+/// How much may be under way towards the peer, and how much is.
+#[derive(Debug, Default)]
+pub struct Flow {
+    /// Bytes allowed; `None`: no bound.
+    pub limit: Option<u32>,
+    /// Bytes reserved and not released.
+    pub reserved: u32,
+    /// Largest `reserved` seen.
+    pub peak: u32,
+    /// A reservation was refused since this was last cleared.
+    pub refused: bool,
+    /// Whether reservations are given back (RC), so that `own` must equal `reserved`.
+    pub returns: bool,
+}
+
+/// The surroundings of one QP.
+#[derive(Debug, Default)]
+pub struct SimHost {
+    /// The time every call sees.
+    pub clock: Instant,
+    /// Registered memory.
+    pub memory: VecMemory,
+    /// Completions of sends not taken yet, oldest first.
+    pub sends: VecDeque<Cqe>,
+    /// Completions of receives not taken yet, oldest first.
+    pub recvs: VecDeque<Cqe>,
+    /// Entries the queues take before they overrun, `[send, receive]`; `None`: no bound.
+    pub cq_room: [Option<usize>; 2],
+    /// Completions that were refused.
+    pub overruns: u32,
+    /// The shared receive queue, if the QP uses one.
+    pub srq: Srq,
+    /// Flow control towards the peer.
+    pub flow: Flow,
+}
+
+impl SimHost {
+    /// A host whose queues grow on demand but hold `depth` completions without allocating.
+    pub fn with_depth(depth: usize) -> Self {
+        let queue = || VecDeque::with_capacity(depth);
+        Self { sends: queue(), recvs: queue(), ..Self::default() }
+    }
+}
+
+impl Memory for SimHost {
+    fn gather(&mut self, sges: &[Sge], offset: u32, out: &mut [u8]) -> Result<(), MemError> {
+        self.memory.gather(sges, offset, out)
+    }
+
+    fn scatter(&mut self, sges: &[Sge], offset: u32, data: &[u8]) -> Result<(), MemError> {
+        self.memory.scatter(sges, offset, data)
+    }
+
+    fn check_remote(&mut self, rkey: RKey, va: u64, len: u64, access: Access) -> Result<(), MemError> {
+        self.memory.check_remote(rkey, va, len, access)
+    }
+
+    fn read_remote(&mut self, rkey: RKey, va: u64, out: &mut [u8]) -> Result<(), MemError> {
+        self.memory.read_remote(rkey, va, out)
+    }
+
+    fn write_remote(&mut self, rkey: RKey, va: u64, data: &[u8]) -> Result<(), MemError> {
+        self.memory.write_remote(rkey, va, data)
+    }
+
+    fn atomic_remote(&mut self, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError> {
+        self.memory.atomic_remote(rkey, va, op)
+    }
+
+    fn invalidate_remote(&mut self, rkey: RKey) -> Result<(), MemError> {
+        self.memory.invalidate_remote(rkey)
+    }
+}
+
+impl Completions for SimHost {
+    fn complete(&mut self, side: Side, cqe: Cqe) -> Result<(), Overrun> {
+        let (queue, room) = match side {
+            Side::Send => (&mut self.sends, self.cq_room[0]),
+            Side::Recv => (&mut self.recvs, self.cq_room[1]),
+        };
+        if room.is_some_and(|room| queue.len() >= room) {
+            self.overruns += 1;
+            return Err(Overrun);
+        }
+        queue.push_back(cqe);
+        Ok(())
+    }
+}
+
+impl SharedReceives for SimHost {
+    fn take_shared(&mut self, sges: &mut Vec<Sge>) -> Option<u64> {
+        let taken = self.srq.ring.pop_front()?;
+        if self.srq.ring.len() < self.srq.limit {
+            self.srq.limit = 0;
+            self.srq.limit_events += 1;
+        }
+        sges.clear();
+        sges.extend_from_slice(&taken.sges[..taken.count]);
+        Some(taken.wr_id)
+    }
+}
+
+impl FlowControl for SimHost {
+    fn reserve(&mut self, _av: &Av, _qpn: Qpn, bytes: u32, own: u32) -> bool {
+        let flow = &mut self.flow;
+        assert!(!flow.returns || own == flow.reserved, "QP claims {own} bytes under way, reserved {}", flow.reserved);
+        if own != 0 && flow.limit.is_some_and(|limit| flow.reserved.saturating_add(bytes) > limit) {
+            flow.refused = true;
+            return false;
+        }
+        flow.reserved = flow.reserved.saturating_add(bytes);
+        flow.peak = flow.peak.max(flow.reserved);
+        true
+    }
+
+    fn release(&mut self, _av: &Av, _qpn: Qpn, bytes: u32) {
+        let left = self.flow.reserved.checked_sub(bytes);
+        self.flow.reserved = left.expect("a QP released more than it had reserved");
+    }
+}
+
+impl Host for SimHost {
+    fn now(&self) -> Instant {
+        self.clock
+    }
+}

@@ -1,0 +1,230 @@
+//! Registered memory made of vectors: keys, protection domains, rights, and faults on demand.
+//!
+//! May touch: `cx` and `wr` only. Everything the [`Memory`] trait promises is checked here, byte by byte, so that a
+//! state machine that asks for the wrong thing is found out.
+
+use crate::cx::{AtomicOp, MemError, Memory};
+use crate::wr::{Access, Sge};
+use roxe_wire::{LKey, RKey};
+
+/// The protection domain of the QP that uses a [`VecMemory`].
+pub const OWN_PD: u32 = 1;
+
+/// Where the first region starts; page aligned, far from zero.
+const FIRST_ADDR: u64 = 0x10_0000;
+
+/// A registered region, as an application holds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mr {
+    /// Local and remote key: 24 bits of index, 8 bits of tag.
+    pub key: u32,
+    /// First virtual address.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u32,
+}
+
+impl Mr {
+    /// The remote key.
+    pub const fn rkey(&self) -> RKey {
+        RKey(self.key)
+    }
+
+    /// The element for `len` bytes that start `offset` bytes into the region.
+    pub const fn sge(&self, offset: u32, len: u32) -> Sge {
+        Sge { addr: self.addr + offset as u64, length: len, lkey: LKey(self.key) }
+    }
+
+    /// The element for the whole region.
+    pub const fn all(&self) -> Sge {
+        self.sge(0, self.len)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Condition {
+    Good,
+    Invalid,
+    Unmapped,
+}
+
+#[derive(Debug)]
+struct Region {
+    mr: Mr,
+    pd: u32,
+    access: Access,
+    /// Whether a peer may invalidate it, as it may a memory window.
+    window: bool,
+    condition: Condition,
+    bytes: Vec<u8>,
+}
+
+/// An address space of registered regions, used by one QP of domain [`OWN_PD`].
+#[derive(Debug, Default)]
+pub struct VecMemory {
+    regions: Vec<Region>,
+}
+
+impl VecMemory {
+    /// Registers `len` zero bytes with these rights in the QP's own domain.
+    pub fn register(&mut self, len: u32, access: Access) -> Mr {
+        self.register_in(OWN_PD, len, access)
+    }
+
+    /// Registers `len` zero bytes in the domain `pd`.
+    pub fn register_in(&mut self, pd: u32, len: u32, access: Access) -> Mr {
+        let index = u32::try_from(self.regions.len()).expect("few regions");
+        // A page of nothing between regions, so that an overrun is caught.
+        let addr =
+            self.regions.last().map_or(FIRST_ADDR, |r| (r.mr.addr + u64::from(r.mr.len)).next_multiple_of(4096) + 4096);
+        let mr = Mr { key: (index + 1) << 8 | (index.wrapping_mul(37) & 0xff), addr, len };
+        let bytes = vec![0; len as usize];
+        self.regions.push(Region { mr, pd, access, window: false, condition: Condition::Good, bytes });
+        mr
+    }
+
+    /// Lets a peer invalidate `mr`, as if it were a memory window.
+    pub fn make_window(&mut self, mr: Mr) {
+        self.region_mut(mr).window = true;
+    }
+
+    /// Deregisters `mr`: its key is bad from now on.
+    pub fn deregister(&mut self, mr: Mr) {
+        self.region_mut(mr).condition = Condition::Invalid;
+    }
+
+    /// Takes the memory behind `mr` away while it stays registered: accesses fault.
+    pub fn unmap(&mut self, mr: Mr) {
+        self.region_mut(mr).condition = Condition::Unmapped;
+    }
+
+    /// The bytes of `mr`.
+    pub fn bytes(&self, mr: Mr) -> &[u8] {
+        &self.regions[index_of(mr.key).expect("a key of ours")].bytes
+    }
+
+    /// The bytes of `mr`, to fill.
+    pub fn bytes_mut(&mut self, mr: Mr) -> &mut [u8] {
+        &mut self.region_mut(mr).bytes
+    }
+
+    /// The 8-byte word at `offset` of `mr`, in the byte order of this machine.
+    pub fn word(&self, mr: Mr, offset: u32) -> u64 {
+        let at = offset as usize;
+        u64::from_ne_bytes(self.bytes(mr)[at..at + 8].try_into().expect("eight bytes"))
+    }
+
+    fn region_mut(&mut self, mr: Mr) -> &mut Region {
+        &mut self.regions[index_of(mr.key).expect("a key of ours")]
+    }
+
+    /// The bytes `addr..addr + len` under `key`, after every check.
+    fn access(&mut self, key: u32, addr: u64, len: u64, need: Access) -> Result<&mut [u8], MemError> {
+        let region = index_of(key).and_then(|i| self.regions.get_mut(i)).ok_or(MemError::BadKey)?;
+        if region.mr.key != key || region.condition == Condition::Invalid {
+            return Err(MemError::BadKey);
+        }
+        if region.pd != OWN_PD {
+            return Err(MemError::WrongDomain);
+        }
+        if !region.access.contains(need) {
+            return Err(MemError::Access);
+        }
+        let start = addr.checked_sub(region.mr.addr).ok_or(MemError::Range)?;
+        let end = start.checked_add(len).filter(|&end| end <= u64::from(region.mr.len)).ok_or(MemError::Range)?;
+        if region.condition == Condition::Unmapped {
+            return Err(MemError::Fault);
+        }
+        Ok(&mut region.bytes[usize::try_from(start).expect("in range")..usize::try_from(end).expect("in range")])
+    }
+
+    /// Walks the part of `sges` that covers `len` bytes from `offset`; `f` gets each piece and its place in the data.
+    fn walk(
+        &mut self,
+        sges: &[Sge],
+        offset: u32,
+        len: usize,
+        need: Access,
+        mut f: impl FnMut(usize, &mut [u8]),
+    ) -> Result<(), MemError> {
+        let (mut skip, mut done) = (u64::from(offset), 0);
+        for sge in sges {
+            let here = u64::from(sge.length);
+            if skip >= here {
+                skip -= here;
+                continue;
+            }
+            let take = (here - skip).min((len - done) as u64);
+            if take == 0 {
+                break;
+            }
+            let addr = sge.addr.checked_add(skip).ok_or(MemError::Range)?;
+            let piece = self.access(sge.lkey.0, addr, take, need)?;
+            f(done, piece);
+            done += piece.len();
+            skip = 0;
+        }
+        if done == len { Ok(()) } else { Err(MemError::Range) }
+    }
+}
+
+/// The table index of a key; keys start at index 1 so that key 0 is nobody's.
+fn index_of(key: u32) -> Option<usize> {
+    (key >> 8).checked_sub(1).map(|i| i as usize)
+}
+
+impl Memory for VecMemory {
+    fn gather(&mut self, sges: &[Sge], offset: u32, out: &mut [u8]) -> Result<(), MemError> {
+        self.walk(sges, offset, out.len(), Access::empty(), |at, piece| {
+            out[at..at + piece.len()].copy_from_slice(piece)
+        })
+    }
+
+    fn scatter(&mut self, sges: &[Sge], offset: u32, data: &[u8]) -> Result<(), MemError> {
+        let put = |at: usize, piece: &mut [u8]| piece.copy_from_slice(&data[at..at + piece.len()]);
+        self.walk(sges, offset, data.len(), Access::LOCAL_WRITE, put)
+    }
+
+    fn check_remote(&mut self, rkey: RKey, va: u64, len: u64, access: Access) -> Result<(), MemError> {
+        self.access(rkey.0, va, len, access).map(|_| ())
+    }
+
+    fn read_remote(&mut self, rkey: RKey, va: u64, out: &mut [u8]) -> Result<(), MemError> {
+        out.copy_from_slice(self.access(rkey.0, va, out.len() as u64, Access::REMOTE_READ)?);
+        Ok(())
+    }
+
+    fn write_remote(&mut self, rkey: RKey, va: u64, data: &[u8]) -> Result<(), MemError> {
+        self.access(rkey.0, va, data.len() as u64, Access::REMOTE_WRITE)?.copy_from_slice(data);
+        Ok(())
+    }
+
+    fn atomic_remote(&mut self, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError> {
+        assert_eq!(va % 8, 0, "the responder let a misaligned atomic through");
+        let word = self.access(rkey.0, va, 8, Access::REMOTE_ATOMIC)?;
+        let old = u64::from_ne_bytes((&*word).try_into().expect("eight bytes"));
+        let new = match op {
+            AtomicOp::CompareSwap { compare, swap } if old == compare => swap,
+            AtomicOp::CompareSwap { .. } => old,
+            AtomicOp::FetchAdd { add } => old.wrapping_add(add),
+        };
+        word.copy_from_slice(&new.to_ne_bytes());
+        Ok(old)
+    }
+
+    fn invalidate_remote(&mut self, rkey: RKey) -> Result<(), MemError> {
+        self.access(rkey.0, self.base_of(rkey), 0, Access::empty())?;
+        let region = index_of(rkey.0).and_then(|i| self.regions.get_mut(i)).ok_or(MemError::BadKey)?;
+        if !region.window {
+            return Err(MemError::Access);
+        }
+        region.condition = Condition::Invalid;
+        Ok(())
+    }
+}
+
+impl VecMemory {
+    fn base_of(&self, rkey: RKey) -> u64 {
+        index_of(rkey.0).and_then(|i| self.regions.get(i)).map_or(0, |r| r.mr.addr)
+    }
+}

@@ -1,0 +1,119 @@
+//! Where decisions come from: a seeded generator, or the bytes of a fuzzer.
+//!
+//! Both speak through [`Choices`], so one scenario serves simulation and fuzzing. Touches nothing.
+
+/// A source of decisions. 0 is always the plainest choice, so that an exhausted fuzz input ends calmly.
+pub trait Choices {
+    /// A number in `0..n`; 0 when `n` is 0.
+    fn below(&mut self, n: u32) -> u32;
+
+    /// A number in `low..=high`.
+    fn between(&mut self, low: u32, high: u32) -> u32 {
+        low + self.below(high.saturating_sub(low).saturating_add(1))
+    }
+
+    /// True about `per_mille` times in a thousand.
+    fn chance(&mut self, per_mille: u32) -> bool {
+        self.below(1000) >= 1000u32.saturating_sub(per_mille)
+    }
+
+    /// One of `items`, which must not be empty.
+    fn pick<T: Copy>(&mut self, items: &[T]) -> T
+    where
+        Self: Sized,
+    {
+        items[self.below(u32::try_from(items.len()).unwrap_or(u32::MAX)) as usize]
+    }
+}
+
+/// SplitMix64: eight bytes of state, every seed good, the same numbers on every machine.
+#[derive(Clone, Debug)]
+pub struct Rng(u64);
+
+impl Rng {
+    /// The generator of this seed.
+    pub const fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next 64 bits.
+    #[allow(clippy::should_implement_trait)]
+    pub const fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Fills `out` with random bytes.
+    pub fn fill(&mut self, out: &mut [u8]) {
+        for chunk in out.chunks_mut(8) {
+            let word = self.next().to_le_bytes();
+            chunk.copy_from_slice(&word[..chunk.len()]);
+        }
+    }
+}
+
+impl Choices for Rng {
+    fn below(&mut self, n: u32) -> u32 {
+        // The high 32 bits of the product are uniform enough for tests and need no division.
+        ((u64::from(n) * (self.next() >> 32)) >> 32) as u32
+    }
+}
+
+/// Decisions read from a fuzz input; all zero once it is used up.
+#[derive(Clone, Debug)]
+pub struct Script<'a>(&'a [u8]);
+
+impl<'a> Script<'a> {
+    /// Decisions from `bytes`, first byte first.
+    pub const fn new(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+
+    /// Whether every byte was used.
+    pub const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn byte(&mut self) -> u32 {
+        let Some((&first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        u32::from(first)
+    }
+}
+
+impl Choices for Script<'_> {
+    fn below(&mut self, n: u32) -> u32 {
+        let mut value = self.byte();
+        if n > 1 << 8 {
+            value |= self.byte() << 8;
+        }
+        if n > 1 << 16 {
+            value |= (self.byte() << 16) | (self.byte() << 24);
+        }
+        value.checked_rem(n).unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_generator_is_splitmix64() {
+        // First outputs for seed 1234567, as published with the algorithm (Steele, Lea, Flood 2014).
+        let mut rng = Rng::new(1_234_567);
+        assert_eq!([rng.next(), rng.next()], [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]);
+    }
+
+    #[test]
+    fn an_exhausted_script_makes_plain_choices() {
+        let mut script = Script::new(&[7]);
+        assert_eq!(script.below(5), 2);
+        assert_eq!(script.below(1000), 0);
+        assert!(!script.chance(999));
+        assert!(script.is_empty());
+    }
+}
