@@ -424,3 +424,28 @@ impl fmt::Display for Feth {
         write!(f, "selectivity={} placement={:#x}", self.selectivity.to_u8(), self.placement.0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_syndrome_byte_is_kept() {
+        for byte in 0..=255 {
+            assert_eq!(Syndrome::from_u8(byte).to_u8(), byte);
+        }
+    }
+
+    #[test]
+    fn syndromes_mean_what_the_specification_says() {
+        assert_eq!(Syndrome::from_u8(0x1f), Syndrome::ACK_UNLIMITED);
+        assert_eq!(Syndrome::from_u8(0x2c), Syndrome::RnrNak { timer: 12 });
+        assert_eq!(Syndrome::from_u8(0x60), Syndrome::Nak(NakCode::PsnSequence));
+        assert_eq!(Syndrome::from_u8(0x61), Syndrome::Nak(NakCode::InvalidRequest));
+        assert_eq!(Syndrome::from_u8(0x62), Syndrome::Nak(NakCode::RemoteAccess));
+        assert_eq!(Syndrome::from_u8(0x63), Syndrome::Nak(NakCode::RemoteOperation));
+        assert_eq!(Syndrome::from_u8(0x65), Syndrome::Nak(NakCode::Reserved(5)));
+        assert_eq!(Syndrome::from_u8(0x40), Syndrome::Reserved(0x40));
+        assert_eq!(Syndrome::from_u8(0x80), Syndrome::Reserved(0x80));
+    }
+}

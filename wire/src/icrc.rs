@@ -17,41 +17,48 @@ const AFTER_PREFIX: u32 = 0x2144_df1c;
 /// first.
 pub fn compute(net: &NetHeader, packet: &[u8]) -> u32 {
     let mut hasher = Hasher::new_with_initial(AFTER_PREFIX);
-    let udp_payload_len = packet.len().saturating_add(LEN);
-    if net.is_ipv4() {
-        hasher.update(&masked_ipv4(net, udp_payload_len));
-    } else {
-        hasher.update(&masked_ipv6(net, udp_payload_len));
-    }
-    hasher.update(&net.udp_header(udp_payload_len, 0xffff));
-    match packet.split_first_chunk::<{ Bth::LEN }>() {
+    match packet.split_first_chunk() {
         Some((bth, rest)) => {
-            let mut bth = *bth;
-            bth[4] = 0xff;
-            hasher.update(&bth);
+            let udp_payload_len = packet.len().saturating_add(LEN);
+            // All headers in one piece: three short updates cost 10 ns more than one.
+            if net.is_ipv4() {
+                hasher.update(&masked_ipv4(net, udp_payload_len, *bth));
+            } else {
+                hasher.update(&masked_ipv6(net, udp_payload_len, *bth));
+            }
             hasher.update(rest);
         }
-        // No packet; some CRC has to come out.
+        // Not a packet; some CRC has to come out.
         None => hasher.update(packet),
     }
     hasher.finalize()
 }
 
-fn masked_ipv4(net: &NetHeader, udp_payload_len: usize) -> [u8; 20] {
-    let mut header = net.ipv4_header(udp_payload_len);
-    for at in [1, 8, 10, 11] {
-        header[at] = 0xff;
+/// IPv4, UDP and base transport header with ones for what routers change.
+fn masked_ipv4(net: &NetHeader, udp_payload_len: usize, bth: [u8; Bth::LEN]) -> [u8; 40] {
+    let mut headers = [0; 40];
+    headers[..20].copy_from_slice(&net.ipv4_header(udp_payload_len));
+    headers[20..28].copy_from_slice(&net.udp_header(udp_payload_len));
+    headers[28..].copy_from_slice(&bth);
+    // TOS, TTL, header checksum, UDP checksum, congestion bits.
+    for at in [1, 8, 10, 11, 26, 27, 32] {
+        headers[at] = 0xff;
     }
-    header
+    headers
 }
 
-fn masked_ipv6(net: &NetHeader, udp_payload_len: usize) -> [u8; 40] {
-    let mut header = net.ipv6_header(udp_payload_len);
-    header[0] = 0x6f;
-    for at in [1, 2, 3, 7] {
-        header[at] = 0xff;
+/// IPv6, UDP and base transport header with ones for what routers change.
+fn masked_ipv6(net: &NetHeader, udp_payload_len: usize, bth: [u8; Bth::LEN]) -> [u8; 60] {
+    let mut headers = [0; 60];
+    headers[..40].copy_from_slice(&net.ipv6_header(udp_payload_len));
+    headers[40..48].copy_from_slice(&net.udp_header(udp_payload_len));
+    headers[48..].copy_from_slice(&bth);
+    // Traffic class and flow label (the version stays), hop limit, UDP checksum, congestion bits.
+    headers[0] |= 0x0f;
+    for at in [1, 2, 3, 7, 46, 47, 52] {
+        headers[at] = 0xff;
     }
-    header
+    headers
 }
 
 /// Whether the last 4 bytes of a UDP payload are its ICRC.
@@ -131,5 +138,42 @@ mod gf2 {
             i += 1;
         }
         table
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unshift_undoes_zero_bytes() {
+        for count in [0, 1, 2, 255, 256, 257, 4150, 65535] {
+            let register = 0x1234_5678;
+            let mut shifted = register;
+            for _ in 0..8 * u32::from(count) {
+                shifted = shifted >> 1 ^ if shifted & 1 == 0 { 0 } else { 0xedb8_8320 };
+            }
+            assert_eq!(gf2::unshift(shifted, count), register, "{count} bytes");
+        }
+    }
+
+    #[test]
+    fn without_an_identification_the_icrc_is_right_or_wrong() {
+        let net = NetHeader { dst: crate::Gid([0xfd; 16]), ..NetHeader::default() };
+        let mut datagram = [7; 40];
+        seal(&net, &mut datagram);
+        assert_eq!(solve_ident(&net, &datagram, 5), Some(0));
+        datagram[20] ^= 1;
+        assert_eq!(solve_ident(&net, &datagram, 5), None);
+    }
+
+    #[test]
+    fn what_is_too_short_for_an_icrc_is_never_right() {
+        let net = NetHeader::default();
+        let mut datagram = [0; 3];
+        seal(&net, &mut datagram);
+        assert_eq!(datagram, [0; 3]);
+        assert!(!verify(&net, &datagram));
+        assert_eq!(solve_ident(&net, &datagram, 0), None);
     }
 }

@@ -106,13 +106,12 @@ impl NetHeader {
         header
     }
 
-    /// The UDP header with this checksum.
-    pub(crate) fn udp_header(&self, udp_payload_len: usize, checksum: u16) -> [u8; UDP_LEN] {
+    /// The UDP header without a checksum, as RoCEv2 packets are sent.
+    pub(crate) fn udp_header(&self, udp_payload_len: usize) -> [u8; UDP_LEN] {
         let [s0, s1] = self.src_port.to_be_bytes();
         let [d0, d1] = UDP_PORT.to_be_bytes();
         let [len_high, len_low] = wire_length(UDP_LEN, udp_payload_len);
-        let [c0, c1] = checksum.to_be_bytes();
-        [s0, s1, d0, d1, len_high, len_low, c0, c1]
+        [s0, s1, d0, d1, len_high, len_low, 0, 0]
     }
 }
 
@@ -166,4 +165,47 @@ fn parse_udp(datagram: &[u8]) -> Result<(u16, &[u8]), ParseError> {
     }
     let len = usize::from(len).checked_sub(UDP_LEN).ok_or(ParseError::Truncated)?;
     Ok((src_port, rest.0.get(..len).ok_or(ParseError::Truncated)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An IPv4 packet with an empty datagram from port 0xc132 to 4791.
+    const PACKET: [u8; 28] = [
+        0x45, 2, 0, 28, 0x12, 0x34, 0x40, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2, // IPv4
+        0xc1, 0x32, 0x12, 0xb7, 0, 8, 0, 0, // UDP
+    ];
+
+    fn with(changes: &[(usize, u8)]) -> Result<usize, ParseError> {
+        let mut packet = PACKET;
+        changes.iter().for_each(|(at, byte)| packet[*at] = *byte);
+        NetHeader::parse_ip(&packet).map(|(_, payload)| payload.len())
+    }
+
+    #[test]
+    fn only_plain_udp_to_the_port_is_read() {
+        assert_eq!(with(&[]), Ok(0));
+        assert_eq!(with(&[(0, 0x46)]), Err(ParseError::NotIp), "options");
+        assert_eq!(with(&[(0, 0x55)]), Err(ParseError::NotIp), "version 5");
+        assert_eq!(with(&[(6, 0x20)]), Err(ParseError::NotIp), "more fragments");
+        assert_eq!(with(&[(7, 1)]), Err(ParseError::NotIp), "fragment offset");
+        assert_eq!(with(&[(9, 6)]), Err(ParseError::NotRoce), "TCP");
+        assert_eq!(with(&[(23, 0xb8)]), Err(ParseError::NotRoce), "port 4792");
+        assert_eq!(with(&[(3, 29)]), Err(ParseError::Truncated), "IP length beyond the frame");
+        assert_eq!(with(&[(3, 19)]), Err(ParseError::Truncated), "IP length below the header");
+        assert_eq!(with(&[(25, 9)]), Err(ParseError::Truncated), "UDP length beyond the packet");
+        assert_eq!(with(&[(25, 7)]), Err(ParseError::Truncated), "UDP length below the header");
+        assert_eq!(NetHeader::parse_ip(&[]), Err(ParseError::Truncated));
+    }
+
+    #[test]
+    fn the_checksum_in_the_grh_is_valid() {
+        let (net, _) = NetHeader::parse_ip(&PACKET).expect("a RoCE packet");
+        let grh = net.to_grh(0);
+        let words = grh[20..].chunks(2).map(|word| u64::from(word[0]) << 8 | u64::from(word[1]));
+        assert_eq!(words.sum::<u64>() % 0xffff, 0);
+        assert_eq!(grh[20..30], PACKET[..10]);
+        assert_eq!(grh[32..], PACKET[12..20]);
+    }
 }

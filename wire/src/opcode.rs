@@ -273,3 +273,38 @@ impl fmt::Display for Opcode {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use super::*;
+    use std::fmt::Write;
+    use std::string::String;
+
+    /// The whole table as text, so that a change to it is visible in review.
+    #[test]
+    fn all_256_bytes_are_as_in_the_reviewed_table() {
+        let mut table = String::new();
+        for byte in 0..=255 {
+            let Some(opcode) = Opcode::from_u8(byte) else { continue };
+            assert_eq!(opcode.to_u8(), byte);
+            let Facts { position, ext_len, payload, .. } = opcode.facts();
+            let way = if opcode.operation().is_response() { "response" } else { "request" };
+            writeln!(table, "{byte:02x} {opcode}: {way}, {position:?}, headers {ext_len}, payload {payload:?}")
+                .unwrap();
+        }
+        assert_eq!(table, include_str!("opcodes.txt"), "\n{table}");
+    }
+
+    #[test]
+    fn payload_rules_hold_at_their_limits() {
+        let allowed = |rule: PayloadRule| [0, 1, 4, 7, 8, 4095, 4096, 4097, 4100].map(|len| rule.allows(len));
+        let [t, f] = [true, false];
+        assert_eq!(allowed(PayloadRule::None), [t, f, f, f, f, f, f, f, f]);
+        assert_eq!(allowed(PayloadRule::Full), [t, f, t, f, t, f, t, f, f]);
+        assert_eq!(allowed(PayloadRule::Some), [f, t, t, t, t, t, t, f, f]);
+        assert_eq!(allowed(PayloadRule::Any), [t, t, t, t, t, t, t, f, f]);
+        assert_eq!(allowed(PayloadRule::Eight), [f, f, f, f, t, f, f, f, f]);
+    }
+}

@@ -178,7 +178,7 @@ impl Header {
     /// Bytes of headers, `payload` bytes of payload and the pad: everything but the ICRC.
     #[inline]
     pub const fn padded_len(&self, payload: usize) -> usize {
-        self.len() + payload + pad_of(payload)
+        self.len().saturating_add(payload).saturating_add(pad_of(payload))
     }
 
     /// Writes headers and pad into `out`, which is [`padded_len(payload_len)`](Self::padded_len) long, and returns the
@@ -489,4 +489,80 @@ impl Response {
 
 fn fmt_imm(imm: Option<ImmDt>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     imm.map_or(Ok(()), |imm| write!(f, " {imm}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ParseError as E;
+
+    /// Opcode, flags byte, then zeros: a packet of `len` bytes behind the BTH, ICRC included.
+    fn parse(opcode: u8, flags: u8, len: usize) -> Result<usize, ParseError> {
+        let mut bytes = [0; 5000];
+        (bytes[0], bytes[1]) = (opcode, flags);
+        Packet::parse(&bytes[..Bth::LEN + len]).map(|packet| packet.payload.len())
+    }
+
+    #[test]
+    fn lengths_are_checked_at_their_limits() {
+        for (opcode, len, verdict) in [
+            (0x04, 3, Err(E::Truncated)),
+            (0x04, 4, Ok(0)),
+            (0x04, 4 + 4096, Ok(4096)),
+            (0x04, 4 + 4100, Err(E::PayloadLength)),
+            (0x02, 4, Err(E::PayloadLength)),
+            (0x02, 8, Ok(4)),
+            (0x11, 7, Err(E::Truncated)),
+            (0x11, 8, Ok(0)),
+            (0x11, 12, Err(E::PayloadLength)),
+            (0x0c, 19, Err(E::Truncated)),
+            (0x0c, 20, Ok(0)),
+            (0x1d, 24, Err(E::PayloadLength)),
+            (0x1d, 28, Ok(8)),
+            (0x1d, 32, Err(E::PayloadLength)),
+            (0x81, 19, Err(E::Truncated)),
+            (0x81, 20, Ok(0)),
+            (0xa4, 7, Err(E::Truncated)),
+            (0xa4, 8, Ok(0)),
+            (0x65, 15, Err(E::Truncated)),
+            (0x65, 16, Ok(0)),
+        ] {
+            assert_eq!(parse(opcode, 0, len), verdict, "opcode {opcode:#04x}, {len} bytes");
+        }
+    }
+
+    #[test]
+    fn the_pad_must_bring_the_payload_to_a_multiple_of_4() {
+        assert_eq!(parse(0x04, 0x30, 8), Ok(1));
+        assert_eq!(parse(0x04, 0x30, 4), Err(E::Pad));
+        assert_eq!(parse(0x04, 0x00, 9), Err(E::Pad));
+        assert_eq!(parse(0x04, 0x10, 9), Err(E::Pad));
+        // FIRST and MIDDLE carry a whole path MTU.
+        assert_eq!(parse(0x00, 0x10, 8), Err(E::Pad));
+        assert_eq!(parse(0x01, 0x00, 8), Ok(4));
+        // No payload: the count has no meaning.
+        assert_eq!(parse(0x11, 0x30, 8), Ok(0));
+    }
+
+    #[test]
+    fn other_versions_and_opcodes_are_refused() {
+        assert_eq!(parse(0x04, 0x01, 4), Err(E::Version));
+        assert_eq!(parse(0x15, 0, 40), Err(E::Opcode));
+        assert_eq!(parse(0x2c, 0, 40), Err(E::Opcode));
+        assert_eq!(parse(0x44, 0, 40), Err(E::Opcode));
+    }
+
+    #[test]
+    fn emit_refuses_other_slots_and_payloads_that_would_not_parse() {
+        let bth = Bth::new(crate::Qpn::new(1), crate::Psn::new(2));
+        let first = Header { bth, kind: Kind::RcRequest(Request::SendFirst) };
+        let mut slot = [0; 64];
+        assert!(first.emit(4, &mut slot[..16]).is_some());
+        assert!(first.emit(4, &mut slot[..17]).is_none());
+        assert!(first.emit(4, &mut slot[..15]).is_none());
+        assert!(first.emit(5, &mut slot[..20]).is_none());
+        let last = Header { kind: Kind::RcRequest(Request::SendLast(SendTail::Plain)), ..first };
+        assert!(last.emit(0, &mut slot[..12]).is_none());
+        assert!(last.emit(usize::MAX, &mut slot).is_none());
+    }
 }

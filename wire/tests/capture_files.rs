@@ -1,0 +1,192 @@
+//! Capture files of every format, written by hand: the reader finds the frames, and refuses what is broken.
+
+use proptest::prelude::*;
+use roxe_wire::capture::{CaptureError, Frame, LinkType, frames, ip_packet};
+
+/// Numbers in one byte order, as a file is written.
+#[derive(Clone, Default)]
+struct File {
+    big: bool,
+    bytes: Vec<u8>,
+}
+
+impl File {
+    fn u16(mut self, value: u16) -> Self {
+        self.bytes.extend(if self.big { value.to_be_bytes() } else { value.to_le_bytes() });
+        self
+    }
+
+    fn u32(mut self, value: u32) -> Self {
+        self.bytes.extend(if self.big { value.to_be_bytes() } else { value.to_le_bytes() });
+        self
+    }
+
+    fn raw(mut self, bytes: &[u8]) -> Self {
+        self.bytes.extend_from_slice(bytes);
+        self
+    }
+
+    fn classic(big: bool, magic: u32, link: u32) -> Self {
+        Self { big, bytes: Vec::new() }.u32(magic).u16(2).u16(4).u32(0).u32(0).u32(65535).u32(link)
+    }
+
+    fn record(self, seconds: u32, fraction: u32, data: &[u8]) -> Self {
+        self.u32(seconds).u32(fraction).u32(data.len() as u32).u32(data.len() as u32).raw(data)
+    }
+
+    /// A pcapng block around what `body` writes.
+    fn block(self, kind: u32, body: impl FnOnce(Self) -> Self) -> Self {
+        let mut body = body(Self { big: self.big, bytes: Vec::new() }).bytes;
+        body.resize(body.len().next_multiple_of(4), 0);
+        let total = body.len() as u32 + 12;
+        self.u32(kind).u32(total).raw(&body).u32(total)
+    }
+
+    fn section(self, big: bool) -> Self {
+        Self { big, ..self }.block(0x0a0d_0d0a, |body| body.u32(0x1a2b_3c4d).u16(1).u16(0).u32(u32::MAX).u32(u32::MAX))
+    }
+
+    fn interface(self, link: u16, snap_len: u32, resolution: Option<u8>) -> Self {
+        self.block(1, |body| {
+            let body = body.u16(link).u16(0).u32(snap_len).u16(2).u16(3).raw(b"lo\0\0");
+            let body = match resolution {
+                Some(resolution) => body.u16(9).u16(1).raw(&[resolution, 0, 0, 0]),
+                None => body,
+            };
+            body.u16(0).u16(0)
+        })
+    }
+
+    fn packet(self, interface: u32, time: u64, data: &[u8]) -> Self {
+        self.block(6, |body| {
+            let body = body.u32(interface).u32((time >> 32) as u32).u32(time as u32);
+            body.u32(data.len() as u32).u32(data.len() as u32).raw(data)
+        })
+    }
+
+    fn frames(&self) -> Vec<Result<Frame<'_>, CaptureError>> {
+        frames(&self.bytes).expect("a capture file").collect()
+    }
+}
+
+fn frame(timestamp_ns: u64, link: LinkType, data: &[u8]) -> Result<Frame<'_>, CaptureError> {
+    Ok(Frame { timestamp_ns, link, data })
+}
+
+#[test]
+fn classic_files_of_both_orders_and_both_units() {
+    for (big, magic, unit) in
+        [(false, 0xa1b2_c3d4, 1000), (true, 0xa1b2_c3d4, 1000), (false, 0xa1b2_3c4d, 1), (true, 0xa1b2_3c4d, 1)]
+    {
+        let file = File::classic(big, magic, 101).record(7, 5, b"one").record(8, 0, b"");
+        let expected =
+            [frame(7_000_000_000 + 5 * unit, LinkType::RawIp, b"one"), frame(8_000_000_000, LinkType::RawIp, b"")];
+        assert_eq!(file.frames(), expected);
+    }
+}
+
+#[test]
+fn pcapng_files_of_both_orders_with_their_interfaces_and_clocks() {
+    for big in [false, true] {
+        let file = File::default()
+            .section(big)
+            .interface(1, 0, None)
+            .interface(276, 0, Some(9))
+            .interface(101, 0, Some(0x8a))
+            .block(5, |statistics| statistics.u32(0))
+            .packet(1, 1_700_000_000_000_000_001, b"cooked")
+            .packet(0, 1_700_000_000_000_001, b"ether")
+            .packet(2, 1536, b"raw");
+        let expected = [
+            frame(1_700_000_000_000_000_001, LinkType::LinuxCooked2, b"cooked"),
+            frame(1_700_000_000_000_001_000, LinkType::Ethernet, b"ether"),
+            frame(1_500_000_000, LinkType::RawIp, b"raw"),
+        ];
+        assert_eq!(file.frames(), expected);
+    }
+}
+
+#[test]
+fn sections_have_interfaces_of_their_own() {
+    let file = File::default()
+        .section(false)
+        .interface(1, 0, None)
+        .packet(0, 1, b"first")
+        .section(true)
+        .interface(0, 0, None)
+        .packet(0, 2, b"second")
+        .packet(1, 3, b"of no interface");
+    let expected = [
+        frame(1000, LinkType::Ethernet, b"first"),
+        frame(2000, LinkType::BsdLoopback, b"second"),
+        Err(CaptureError::BadBlock),
+    ];
+    assert_eq!(file.frames(), expected);
+}
+
+#[test]
+fn simple_packets_are_cut_at_the_snapshot_length() {
+    let file = File::default().section(false).interface(1, 4, None).block(3, |body| body.u32(9).raw(b"nine"));
+    assert_eq!(file.frames(), [frame(0, LinkType::Ethernet, b"nine")]);
+}
+
+#[test]
+fn broken_files_are_refused_where_they_break() {
+    assert_eq!(frames(b"").err(), Some(CaptureError::UnknownFormat));
+    assert_eq!(frames(b"GIF89a").err(), Some(CaptureError::UnknownFormat));
+    let mut cut = File::classic(false, 0xa1b2_c3d4, 1).record(0, 0, b"whole").record(0, 0, b"cut");
+    cut.bytes.pop();
+    assert_eq!(cut.frames(), [frame(0, LinkType::Ethernet, b"whole"), Err(CaptureError::Truncated)]);
+
+    let good = File::default().section(false).interface(1, 0, None);
+    for (broken, error) in [
+        (good.clone().u32(6), CaptureError::Truncated),
+        (good.clone().u32(6).u32(11).u32(11), CaptureError::BadBlock),
+        (good.clone().u32(6).u32(13).raw(&[0; 8]), CaptureError::BadBlock),
+        (good.clone().u32(6).u32(u32::MAX - 3), CaptureError::Truncated),
+        (good.clone().u32(9).u32(12).u32(16), CaptureError::BadBlock),
+        (good.block(6, |body| body.u32(0).u32(0).u32(0).u32(9).u32(9)), CaptureError::Truncated),
+    ] {
+        assert_eq!(broken.frames(), [Err(error)]);
+    }
+}
+
+#[test]
+fn the_ip_packet_is_found_behind_every_link_header() {
+    let with = |header: &[u8]| [header, b"IP"].concat();
+    let ethernet = |rest: &[u8]| with(&[&[0; 12], rest].concat());
+    let ip = Some(&b"IP"[..]);
+    assert_eq!(ip_packet(LinkType::RawIp, b"IP"), ip);
+    assert_eq!(ip_packet(LinkType::BsdLoopback, &with(&[2, 0, 0, 0])), ip);
+    assert_eq!(ip_packet(LinkType::Ethernet, &ethernet(&[8, 0])), ip);
+    assert_eq!(ip_packet(LinkType::Ethernet, &ethernet(&[0x86, 0xdd])), ip);
+    assert_eq!(ip_packet(LinkType::Ethernet, &ethernet(&[0x81, 0, 0, 5, 8, 0])), ip);
+    assert_eq!(ip_packet(LinkType::Ethernet, &ethernet(&[0x88, 0xa8, 0, 5, 0x81, 0, 0, 5, 8, 0])), ip);
+    assert_eq!(ip_packet(LinkType::Ethernet, &ethernet(&[8, 6])), None);
+    assert_eq!(ip_packet(LinkType::Ethernet, &ethernet(&[0x81, 0, 0, 5])), None);
+    assert_eq!(ip_packet(LinkType::LinuxCooked, &with(&[&[0; 14][..], &[8, 0]].concat())), ip);
+    assert_eq!(ip_packet(LinkType::LinuxCooked2, &with(&[&[8, 0][..], &[0; 18]].concat())), ip);
+    assert_eq!(ip_packet(LinkType::LinuxCooked2, &[8, 0, 0]), None);
+    assert_eq!(ip_packet(LinkType::Other(147), b"IP"), None);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn mangled_files_end(classic: bool, at: prop::sample::Index, byte: u8, keep: prop::sample::Index) {
+        let file = if classic {
+            File::classic(false, 0xa1b2_c3d4, 1).record(1, 2, b"data")
+        } else {
+            File::default().section(false).interface(1, 0, Some(9)).packet(0, 3, b"data").packet(0, 4, b"more")
+        };
+        let mut bytes = file.bytes;
+        let at = at.index(bytes.len());
+        bytes[at] = byte;
+        bytes.truncate(keep.index(bytes.len()) + 1);
+        let count = frames(&bytes).map_or(0, |frames| {
+            frames.filter(|frame| frame.is_ok_and(|frame| ip_packet(frame.link, frame.data).is_some())).count()
+        });
+        prop_assert!(count <= 2);
+    }
+}
