@@ -22,9 +22,6 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
-/// Overrides `vendor_part_id`, because some programs choose a code path by it.
-const PART_ID_VARIABLE: &str = "ROXE_VENDOR_PART_ID";
-
 /// The devices of this process: loopback as `roxe0`, or the interfaces that `ROXE_NETDEV` names as `roxe0`, `roxe1`, ...
 ///
 /// ENODEV if one of them does not exist, EINVAL if one is named twice or a `ROXE_*` variable is not understood.
@@ -196,7 +193,7 @@ impl DeviceAttr {
             max_mr_size: limits::MAX_MR_SIZE,
             page_size_cap: !0xfff,
             vendor_id: 0x02_7278,
-            vendor_part_id: vendor_part_id(std::env::var(PART_ID_VARIABLE).ok().as_deref()),
+            vendor_part_id: config().map_or(1, |config| config.vendor_part_id),
             hw_ver: 1,
             max_qp: limits::MAX_QP,
             max_qp_wr: limits::MAX_QP_WR,
@@ -223,15 +220,6 @@ impl DeviceAttr {
             max_inline_data: limits::MAX_INLINE_DATA,
         }
     }
-}
-
-/// The number a program asked for, decimal or `0x` hexadecimal; 1 without one, or if it is none.
-fn vendor_part_id(text: Option<&str>) -> u32 {
-    let parse = |text: &str| match text.trim().strip_prefix("0x") {
-        Some(hex) => u32::from_str_radix(hex, 16).ok(),
-        None => text.trim().parse().ok(),
-    };
-    text.and_then(parse).unwrap_or(1)
 }
 
 /// An asynchronous event and the object it belongs to, so that it can be forgotten with it.
@@ -402,14 +390,6 @@ mod tests {
         let text = "there is no network interface eth7; set ROXE_NETDEV to some of: eth0, lo, eth1";
         assert_eq!(error.to_string(), text);
         assert_eq!(chosen(&["lo", "lo"]).unwrap_err().errno(), libc::EINVAL);
-    }
-
-    #[test]
-    fn part_ids_are_decimal_or_hexadecimal() {
-        assert_eq!(vendor_part_id(Some("4119")), 4119);
-        assert_eq!(vendor_part_id(Some(" 0x1017 ")), 4119);
-        assert_eq!(vendor_part_id(Some("connectx")), 1);
-        assert_eq!(vendor_part_id(None), 1);
     }
 
     #[test]

@@ -34,7 +34,7 @@
 //! Lives in `guard` (touching application memory), `mapped`, `event` and `port` (one system call each) and `net` (socket
 //! calls); everything else is safe.
 
-mod config;
+pub mod config;
 mod counters;
 mod cq;
 mod device;
@@ -55,7 +55,6 @@ mod table;
 mod testing;
 mod uses;
 
-pub use config::{ConfigError, KNOBS, Knob, check as check_config, settings};
 pub use cq::{Cq, CqInit};
 pub use device::{Context, Device, DeviceAttr, devices};
 pub use error::Error;

@@ -153,7 +153,7 @@ global_asm!(
     "ret",
     ".cfi_endproc",
     ".popsection",
-    threshold = const 2048,
+    threshold = const 960,
 );
 
 // SAFETY: these are the symbols and the signatures of the assembly above. They may be called with any application
