@@ -190,6 +190,7 @@ impl Qp {
             (QpState::Init, QpState::Rtr) => self.responder.on_rtr(&self.shared),
             (QpState::Rtr, QpState::Rts) => self.requester.on_rts(&self.shared),
             (QpState::Rts, QpState::Sqd) => self.requester.on_sqd(&mut self.shared),
+            (QpState::Sqd, QpState::Sqd) => self.requester.on_retries_changed(&self.shared),
             _ => {}
         }
         Ok(())

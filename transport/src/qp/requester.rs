@@ -23,8 +23,9 @@ use crate::time::Instant;
 use crate::wr::{Av, Cqe, SendData, SendFlags, SendOp, SendRequest, WcStatus};
 use roxe_wire::{Bth, Header, Kind, PathMtu, Psn, Request, Reth};
 
-/// PSNs under way at most. Half the space is what the peer can tell apart (2^23); a quarter leaves room for late ones.
-const MAX_OUTSTANDING: i32 = 1 << 22;
+/// PSNs under way at most. The peer can tell 2^23 apart; this is more than any network holds, keeps late packets
+/// recognisable and the bytes of [`Flight`] within 32 bits.
+const MAX_OUTSTANDING: i32 = 1 << 16;
 
 /// The next packet to send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -113,6 +114,11 @@ impl Requester {
         self.retry.reset(&sh.attr);
     }
 
+    /// SQD: retries may have been set to other values.
+    pub(crate) fn on_retries_changed(&mut self, sh: &Shared) {
+        self.retry.reload(&sh.attr);
+    }
+
     /// RTS to SQD: from now on only what was started goes on.
     pub(crate) fn on_sqd(&mut self, sh: &mut Shared) {
         self.drained = false;
@@ -156,7 +162,7 @@ impl Requester {
     /// Sends what may be sent.
     pub(crate) fn poll_transmit<H: Host, T: TxBatch>(&mut self, sh: &mut Shared, host: &mut H, tx: &mut T) -> TxState {
         self.burst = 0;
-        while self.has_work(sh) {
+        while !sh.failed && self.has_work(sh) {
             let step = match sh.config.service {
                 Service::Rc => self.send_reliable(sh, host, tx),
                 Service::Uc | Service::Ud => self.send_unreliable(sh, host, tx),
@@ -309,10 +315,9 @@ impl Requester {
 
     /// Completes the oldest work request with success.
     pub(crate) fn complete_head<H: Host>(&mut self, sh: &mut Shared, host: &mut H) {
-        if let Some(wqe) = self.sq.pop() {
-            if sh.config.sq_sig_all || wqe.flags.contains(SendFlags::SIGNALED) {
-                complete(sh, host, &wqe, WcStatus::Success);
-            }
+        let Some(wqe) = self.sq.pop() else { return };
+        if sh.config.sq_sig_all || wqe.flags.contains(SendFlags::SIGNALED) {
+            complete(sh, host, &wqe, WcStatus::Success);
         }
     }
 

@@ -43,10 +43,15 @@ impl Retry {
         *self = Self { retries_left: attr.retry_cnt, rnr_left: attr.rnr_retry, timer: None, went_back: false };
     }
 
-    /// Something was acknowledged: reloads the counters, and restarts the ACK timer if more is `outstanding`.
-    pub(crate) fn on_progress(&mut self, attr: &QpAttr, now: Instant, outstanding: bool) {
+    /// Full counters.
+    pub(crate) fn reload(&mut self, attr: &QpAttr) {
         self.retries_left = attr.retry_cnt;
         self.rnr_left = attr.rnr_retry;
+    }
+
+    /// Something was acknowledged: reloads the counters, and restarts the ACK timer if more is `outstanding`.
+    pub(crate) fn on_progress(&mut self, attr: &QpAttr, now: Instant, outstanding: bool) {
+        self.reload(attr);
         self.went_back = false;
         if !self.is_waiting() {
             self.timer = None;

@@ -188,10 +188,8 @@ impl SendQueue {
                 self.inline.put(slot, bytes, 0);
             }
         }
-        if let Some(dest) = req.ud {
-            if self.dests.capacity() != 0 {
-                put(&mut self.dests, slot, dest);
-            }
+        if let Some(dest) = req.ud.filter(|_| self.dests.capacity() != 0) {
+            put(&mut self.dests, slot, dest);
         }
         put(&mut self.wqes, slot, wqe);
         self.tail = self.tail.wrapping_add(1);
@@ -256,5 +254,88 @@ fn put<T>(items: &mut Vec<T>, slot: usize, value: T) {
     match items.get_mut(slot) {
         Some(old) => *old = value,
         None => items.push(value),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use roxe_wire::{LKey, Qpn, RKey};
+
+    fn queue(max_send_wr: u32) -> SendQueue {
+        let caps = QpCaps { max_send_wr, max_recv_wr: 0, max_send_sge: 2, max_recv_sge: 0, max_inline_data: 4 };
+        let qpn = Qpn::new(1);
+        SendQueue::new(&QpConfig {
+            qpn,
+            service: Service::Rc,
+            caps,
+            sq_sig_all: false,
+            srq_max_sge: None,
+            port_mtu: 256,
+        })
+    }
+
+    fn request(wr_id: u64, data: SendData<'_>) -> SendRequest<'_> {
+        SendRequest { wr_id, op: SendOp::Send, flags: SendFlags::empty(), data, ud: None }
+    }
+
+    fn sge(length: u32) -> Sge {
+        Sge { addr: 0x1000, length, lkey: LKey(1) }
+    }
+
+    #[test]
+    fn it_holds_exactly_max_send_wr_and_goes_round() {
+        let mut sq = queue(3);
+        for wr_id in 0..3 {
+            assert_eq!(sq.push(&request(wr_id, SendData::Sges(&[]))), Ok(()));
+        }
+        for wr_id in 3..100 {
+            assert_eq!(sq.push(&request(wr_id, SendData::Sges(&[]))), Err(PostError::QueueFull));
+            assert_eq!(sq.pop().map(|wqe| wqe.wr_id), Some(wr_id - 3));
+            let list = [sge(u32::try_from(wr_id).expect("small")), sge(1)];
+            assert_eq!(sq.push(&request(wr_id, SendData::Sges(&list))), Ok(()));
+            let newest = sq.tail_index().wrapping_sub(1);
+            let wqe = *sq.get(newest).expect("just pushed");
+            assert!(matches!(sq.payload(newest, &wqe), Payload::Sges(sges) if sges == list));
+            assert_eq!(u64::from(wqe.length), wr_id + 1);
+        }
+        sq.clear();
+        assert!(sq.is_empty() && sq.head().is_none() && sq.pop().is_none());
+    }
+
+    #[test]
+    fn lists_inline_bytes_and_lengths_have_limits() {
+        let mut sq = queue(8);
+        assert_eq!(sq.push(&request(0, SendData::Sges(&[sge(1); 3]))), Err(PostError::TooManySges));
+        assert_eq!(sq.push(&request(0, SendData::Sges(&[sge(1 << 30); 2]))), Ok(()));
+        assert_eq!(sq.push(&request(0, SendData::Sges(&[sge(1 << 31), sge(1)]))), Err(PostError::BadLength));
+        assert_eq!(sq.push(&request(0, SendData::Sges(&[sge(u32::MAX); 2]))), Err(PostError::BadLength));
+        assert_eq!(sq.push(&request(0, SendData::Inline(&[0; 5]))), Err(PostError::InlineTooLong));
+        assert_eq!(sq.push(&request(0, SendData::Inline(&[1, 2, 3, 4]))), Ok(()));
+        let wqe = *sq.get(1).expect("the second");
+        assert!(matches!(sq.payload(1, &wqe), Payload::Inline(&[1, 2, 3, 4])));
+    }
+
+    #[test]
+    fn an_atomic_needs_eight_bytes_and_uses_no_more() {
+        let op = SendOp::FetchAdd { remote_addr: 0, rkey: RKey(0), add: 1 };
+        let mut sq = queue(2);
+        assert_eq!(sq.push(&SendRequest { op, ..request(0, SendData::Sges(&[sge(7)])) }), Err(PostError::BadLength));
+        assert_eq!(sq.push(&SendRequest { op, ..request(0, SendData::Sges(&[sge(9)])) }), Ok(()));
+        assert_eq!(sq.head().map(|wqe| wqe.length), Some(8));
+    }
+
+    #[test]
+    fn only_what_can_raise_a_solicited_event_asks_for_one() {
+        let (remote_addr, rkey, flags) = (0, RKey(0), SendFlags::SOLICITED);
+        let solicits = |op| {
+            let mut sq = queue(1);
+            sq.push(&SendRequest { op, flags, ..request(0, SendData::Sges(&[sge(8)])) }).expect("room");
+            sq.head().is_some_and(SendWqe::is_solicited)
+        };
+        assert!(
+            solicits(SendOp::Send) && solicits(SendOp::WriteImm { remote_addr, rkey, imm: roxe_wire::ImmDt([0; 4]) })
+        );
+        assert!(!solicits(SendOp::Write { remote_addr, rkey }) && !solicits(SendOp::Read { remote_addr, rkey }));
     }
 }

@@ -65,7 +65,7 @@ impl Requester {
         self.begin(PathMtu::Mtu4096);
         let index = self.cursor.wqe;
         let (wqe, dest) = self.sq.get(index).zip(self.sq.dest(index)).ok_or(WcStatus::GeneralErr)?;
-        if wqe.length > sh.config.port_mtu {
+        if wqe.length > sh.config.port_mtu || wqe.packets != 1 {
             return Err(WcStatus::LocLenErr);
         }
         let imm = if let SendOp::SendImm(imm) = wqe.op { Some(imm) } else { None };
@@ -82,5 +82,23 @@ fn qkey_to_send(sh: &Shared, asked: Qkey) -> Qkey {
         _ if sh.config.qpn == Qpn::GSI => Qkey::GSI,
         asked if asked.is_controlled() => sh.attr.qkey,
         asked => asked,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::Setup;
+    use crate::sim::wire::Peer;
+
+    #[test]
+    fn the_q_key_is_the_requests_unless_it_is_controlled() {
+        let (qp, _) = Setup::of(Service::Ud).make(Peer::A);
+        let mut sh = Shared::new(*qp.config());
+        sh.attr.qkey = Qkey(7);
+        assert_eq!(qkey_to_send(&sh, Qkey(0x7fff_ffff)), Qkey(0x7fff_ffff));
+        assert_eq!(qkey_to_send(&sh, Qkey(0x8000_0000)), Qkey(7));
+        sh.config.qpn = Qpn::GSI;
+        assert_eq!(qkey_to_send(&sh, Qkey(5)), Qkey::GSI);
     }
 }
