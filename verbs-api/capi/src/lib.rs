@@ -1,1 +1,36 @@
-//! Placeholder; see the crate's description.
+//! `libroxe.so`: the C interface, serving as both `libibverbs.so.1` and `librdmacm.so.1`.
+//!
+//! Every function is a translation: C arguments in, one call of the provider, its result out in the convention that the
+//! man page of the call promises. What can go wrong is decided elsewhere; what lives here is the shape of the interface:
+//!
+//! - `abi.rs`, `abi_layout.rs`: the structures of `infiniband/verbs.h` and the proof that they are laid out as in C;
+//! - `exports.rs` with `exports.map`: the dynamic symbols and their version nodes; `unsupported.rs`: EOPNOTSUPP for those
+//!   that are not implemented;
+//! - `errno.rs`: results to return values, panics to EIO; `object.rs`: the objects that programs hold pointers to;
+//! - one file per kind of object, `data.rs` with `qp_ex.rs` and `cq_ex.rs` for what runs per message.
+//!
+//! This is a room where `unsafe` is allowed. The reasons given at each block rest on three promises that every verbs
+//! program makes: pointers are NULL or valid for their type, an object is not destroyed while another call uses it, and
+//! handles of the data path are alive. Control calls check handles all the same.
+
+mod abi;
+mod abi_layout;
+mod ah;
+mod context;
+mod cq;
+mod cq_ex;
+mod data;
+mod device;
+mod errno;
+mod event;
+mod exports;
+mod marshall;
+mod memory;
+mod object;
+mod qp;
+mod qp_ex;
+mod query;
+mod rate;
+mod srq;
+mod text;
+mod unsupported;

@@ -1,0 +1,179 @@
+//! Address handles, also from what was received.
+
+use crate::abi::{ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_global_route, ibv_grh, ibv_pd, ibv_wc};
+use crate::context::context;
+use crate::errno::{EINVAL, Result, minus_one, pointer, status};
+use crate::memory::{context_of, pd};
+use crate::object::{Exposed, Object, Token};
+use core::ffi::c_int;
+use core::net::{IpAddr, Ipv4Addr};
+use roxe_provider::{Ah, AhAttr, Context};
+use roxe_wire::Gid;
+
+/// `IBV_WC_GRH`.
+const WC_GRH: u32 = 1;
+/// The hop limit of a reply: the sender is as far away as its packet came, which nobody knows.
+const REPLY_HOP_LIMIT: u8 = 0xff;
+/// Bytes of the receive area in front of a datagram.
+const GRH_LEN: usize = 40;
+
+// SAFETY: the handle is the whole structure, at offset 0.
+unsafe impl Exposed for ibv_ah {
+    type Handle = Self;
+    type Inner = Ah;
+}
+
+/// The address that a program describes.
+pub(crate) fn ah_attr(attr: &ibv_ah_attr) -> AhAttr {
+    AhAttr {
+        dgid: Gid(attr.grh.dgid.raw),
+        sgid_index: attr.grh.sgid_index,
+        hop_limit: attr.grh.hop_limit,
+        traffic_class: attr.grh.traffic_class,
+        flow_label: attr.grh.flow_label,
+        port: attr.port_num,
+        has_grh: attr.is_global != 0,
+        sl: attr.sl,
+    }
+}
+
+fn create(handle: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah> {
+    let ah = pd(handle)?.create_ah(&ah_attr(attr))?;
+    let token = Token::new();
+    let exposed = ibv_ah { context: context_of(handle)?, pd: handle, handle: token.short() };
+    Ok(Object::publish(token, exposed, ah))
+}
+
+/// `man ibv_create_ah`.
+pub(crate) unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
+    pointer(|| {
+        // SAFETY: NULL or a whole structure of the program.
+        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        create(pd, attr)
+    })
+}
+
+/// `man ibv_create_ah`.
+pub(crate) unsafe extern "C" fn ibv_destroy_ah(handle: *mut ibv_ah) -> c_int {
+    status(|| Object::<ibv_ah>::retire(handle).map(drop))
+}
+
+/// Whether `header` is an IPv4 header of 20 bytes with a right checksum.
+fn is_ipv4(header: &[u8; 20]) -> bool {
+    let sum: u32 = header.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+    header[0] == 0x45 && (sum & 0xffff) + (sum >> 16) == 0xffff
+}
+
+/// Source, destination, traffic class and flow label of a received datagram (`IBA` annex A17.4.5.1: an IPv4 header lies
+/// in the last 20 bytes of the area, an IPv6 header fills it).
+fn addresses(area: &[u8; GRH_LEN]) -> Option<(Gid, Gid, u8, u32)> {
+    let (_, v4) = area.split_last_chunk::<20>()?;
+    if is_ipv4(v4) {
+        let [.., s0, s1, s2, s3, d0, d1, d2, d3] = *v4;
+        let gid = |a, b, c, d| Gid::from(IpAddr::V4(Ipv4Addr::new(a, b, c, d)));
+        return Some((gid(s0, s1, s2, s3), gid(d0, d1, d2, d3), v4[1], 0));
+    }
+    let (word, rest) = area.split_first_chunk::<4>()?;
+    let (_, rest) = rest.split_first_chunk::<4>()?;
+    let (sgid, rest) = rest.split_first_chunk::<16>()?;
+    let word = u32::from_be_bytes(*word);
+    let [traffic_class, ..] = (word << 4).to_be_bytes();
+    (word >> 28 == 6).then_some((Gid(*sgid), Gid(*rest.first_chunk()?), traffic_class, word & 0x000f_ffff))
+}
+
+/// The address of the sender of a datagram that came with `area` in front.
+fn reply_to(context: &Context, port: u8, wc: &ibv_wc, area: &[u8; GRH_LEN]) -> Result<ibv_ah_attr> {
+    let (sgid, dgid, traffic_class, flow_label) = addresses(area).ok_or(EINVAL)?;
+    let ours = context.gid_entries().into_iter().find(|entry| entry.gid == dgid && entry.port == port).ok_or(EINVAL)?;
+    Ok(ibv_ah_attr {
+        grh: ibv_global_route {
+            dgid: ibv_gid { raw: sgid.0 },
+            flow_label,
+            sgid_index: ours.index,
+            hop_limit: REPLY_HOP_LIMIT,
+            traffic_class,
+        },
+        dlid: wc.slid,
+        sl: wc.sl,
+        src_path_bits: wc.dlid_path_bits,
+        static_rate: 0,
+        is_global: 1,
+        port_num: port,
+    })
+}
+
+/// # Safety
+/// `wc` and `grh` are NULL or valid for reads; `grh` need not be aligned.
+unsafe fn init_from_wc(handle: *mut ibv_context, port: u8, wc: *mut ibv_wc, grh: *mut ibv_grh) -> Result<ibv_ah_attr> {
+    let context = context(handle)?;
+    // SAFETY: this function's contract.
+    let wc = unsafe { wc.as_ref() }.ok_or(EINVAL)?;
+    if wc.wc_flags & WC_GRH == 0 || grh.is_null() {
+        return Err(EINVAL);
+    }
+    // SAFETY: not NULL, and as long as the receive area, which a completion with this flag has filled.
+    let area = unsafe { grh.cast::<[u8; GRH_LEN]>().read_unaligned() };
+    reply_to(context, port, wc, &area)
+}
+
+/// `man ibv_init_ah_from_wc`.
+pub(crate) unsafe extern "C" fn ibv_init_ah_from_wc(
+    handle: *mut ibv_context,
+    port: u8,
+    wc: *mut ibv_wc,
+    grh: *mut ibv_grh,
+    attr: *mut ibv_ah_attr,
+) -> c_int {
+    minus_one(|| {
+        if attr.is_null() {
+            return Err(EINVAL);
+        }
+        // SAFETY: the program passes a completion and the area in front of its datagram.
+        let found = unsafe { init_from_wc(handle, port, wc, grh) }?;
+        // SAFETY: not NULL; the program passes a whole structure.
+        unsafe { attr.write(found) };
+        Ok(0)
+    })
+}
+
+/// `man ibv_create_ah_from_wc`.
+pub(crate) unsafe extern "C" fn ibv_create_ah_from_wc(
+    pd: *mut ibv_pd,
+    wc: *mut ibv_wc,
+    grh: *mut ibv_grh,
+    port: u8,
+) -> *mut ibv_ah {
+    pointer(|| {
+        // SAFETY: the program passes a completion and the area in front of its datagram.
+        let attr = unsafe { init_from_wc(context_of(pd)?, port, wc, grh) }?;
+        create(pd, &attr)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::net::Ipv6Addr;
+    use roxe_wire::NetHeader;
+
+    fn area(src: IpAddr, dst: IpAddr) -> [u8; GRH_LEN] {
+        let net = NetHeader { src: src.into(), dst: dst.into(), traffic_class: 0xa5, ..NetHeader::default() };
+        NetHeader { flow_label: if src.is_ipv6() { 0xabcde } else { 0 }, ..net }.to_grh(100)
+    }
+
+    #[test]
+    fn the_sender_is_found_in_either_header() {
+        let v4 = |last| IpAddr::V4(Ipv4Addr::new(10, 0, 0, last));
+        assert_eq!(addresses(&area(v4(1), v4(2))), Some((v4(1).into(), v4(2).into(), 0xa5, 0)));
+        let v6 = |last| IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last));
+        assert_eq!(addresses(&area(v6(1), v6(2))), Some((v6(1).into(), v6(2).into(), 0xa5, 0xabcde)));
+    }
+
+    #[test]
+    fn an_area_without_a_header_has_no_sender() {
+        assert_eq!(addresses(&[0; GRH_LEN]), None);
+        let mut broken = area(Ipv4Addr::LOCALHOST.into(), Ipv4Addr::LOCALHOST.into());
+        broken[30] ^= 1;
+        assert_eq!(addresses(&broken), None);
+    }
+}

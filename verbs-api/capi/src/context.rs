@@ -1,0 +1,86 @@
+//! Opening and closing a device: the context, whose tables of function pointers the headers jump through.
+
+use crate::abi::{ABI_EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context};
+use crate::errno::{Result, minus_one, pointer};
+use crate::object::{Exposed, Object, Token};
+use crate::{cq, data, device, qp, query, srq};
+use core::ffi::{c_int, c_void};
+use core::mem::offset_of;
+use std::sync::Arc;
+
+// SAFETY: the public structure starts at the field `context`, whose offset is given.
+unsafe impl Exposed for verbs_context {
+    type Handle = ibv_context;
+    type Inner = Arc<roxe_provider::Context>;
+    const HANDLE_OFFSET: usize = offset_of!(Self, context);
+}
+
+/// The provider's context behind a handle.
+pub(crate) fn context<'a>(handle: *mut ibv_context) -> Result<&'a Arc<roxe_provider::Context>> {
+    Object::<verbs_context>::live(handle).map(|object| &object.inner)
+}
+
+/// `man ibv_open_device`.
+pub(crate) unsafe extern "C" fn ibv_open_device(handle: *mut ibv_device) -> *mut ibv_context {
+    pointer(|| {
+        let context = device::device(handle)?.open()?;
+        Ok(Object::publish(Token::new(), exposed(handle, &context), context))
+    })
+}
+
+/// `man ibv_close_device`. Objects that the program leaves behind keep the engine going until the process ends.
+pub(crate) unsafe extern "C" fn ibv_close_device(handle: *mut ibv_context) -> c_int {
+    minus_one(|| Object::<verbs_context>::retire(handle).map(|_| 0))
+}
+
+/// What the program sees. An empty slot makes the header answer EOPNOTSUPP.
+fn exposed(device: *mut ibv_device, context: &roxe_provider::Context) -> verbs_context {
+    verbs_context {
+        query_port: Some(query::query_port),
+        _unused1: [None; 23],
+        query_rt_values: Some(query::query_rt_values),
+        create_cq_ex: Some(cq::create_cq_ex),
+        _priv: 0,
+        query_device_ex: Some(query::query_device_ex),
+        _unused2: [None; 5],
+        create_qp_ex: Some(qp::create_qp_ex),
+        get_srq_num: None,
+        create_srq_ex: Some(srq::create_srq_ex),
+        _unused3: [None; 3],
+        sz: size_of::<verbs_context>(),
+        context: ibv_context {
+            device,
+            ops: OPS,
+            cmd_fd: context.cmd_fd(),
+            async_fd: context.async_fd(),
+            num_comp_vectors: context.attr().num_comp_vectors.cast_signed(),
+            mutex: [0; 5],
+            abi_compat: ABI_EXTENDED,
+        },
+    }
+}
+
+/// The data path. The header compares only `alloc_mw` with NULL, so the other two verbs of windows need functions.
+const OPS: ibv_context_ops = ibv_context_ops {
+    _compat1: [None; 7],
+    alloc_mw: None,
+    bind_mw: Some(bind_mw),
+    dealloc_mw: Some(dealloc_mw),
+    _compat2: [None; 1],
+    poll_cq: Some(data::poll_cq),
+    req_notify_cq: Some(data::req_notify_cq),
+    _compat3: [None; 7],
+    post_srq_recv: Some(data::post_srq_recv),
+    _compat4: [None; 4],
+    post_send: Some(data::post_send),
+    post_recv: Some(data::post_recv),
+    _compat5: [None; 5],
+};
+
+unsafe extern "C" fn bind_mw(_: *mut crate::abi::ibv_qp, _: *mut c_void, _: *mut c_void) -> c_int {
+    libc::EOPNOTSUPP
+}
+
+unsafe extern "C" fn dealloc_mw(_: *mut c_void) -> c_int {
+    libc::EOPNOTSUPP
+}

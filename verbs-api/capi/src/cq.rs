@@ -1,0 +1,135 @@
+//! Completion queues: making, resizing and destroying them. Polling is in `data.rs` and `cq_ex.rs`.
+
+use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex};
+use crate::context::context;
+use crate::cq_ex::{self, Cursor};
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
+use crate::event::{count_cq, optional_channel};
+use crate::object::{Exposed, Object, Token, Unacked};
+use core::ffi::{c_int, c_void};
+use roxe_provider::{Cq, CqInit};
+use std::sync::Arc;
+
+/// `IBV_CREATE_CQ_SUP_WC_FLAGS`: every flag that verbs defines.
+const KNOWN_WC_FLAGS: u64 = 0xfff;
+/// VLAN tag, flow tag and tag-matching data: there are none on this device.
+const UNSUPPORTED_WC_FLAGS: u64 = 0x100 | 0x200 | 0x400;
+/// `IBV_CQ_INIT_ATTR_MASK_FLAGS`: the field `flags` is given.
+const MASK_FLAGS: u32 = 1;
+/// `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`, a hint: the lock is cheap when nobody contends for it.
+const SINGLE_THREADED: u32 = 1;
+
+/// The Rust part of a CQ.
+pub(crate) struct CqInner {
+    pub(crate) cq: Arc<Cq>,
+    pub(crate) comp_events: Unacked,
+    pub(crate) async_events: Unacked,
+    pub(crate) cursor: Cursor,
+}
+
+// SAFETY: the public structure starts with an `ibv_cq`, at offset 0.
+unsafe impl Exposed for ibv_cq_ex {
+    type Handle = ibv_cq;
+    type Inner = CqInner;
+}
+
+/// The provider's CQ behind a handle.
+pub(crate) fn cq<'a>(handle: *mut ibv_cq) -> Result<&'a Arc<Cq>> {
+    Object::<ibv_cq_ex>::live(handle).map(|object| &object.inner.cq)
+}
+
+/// Entries as C counts them.
+fn cqe_field(cq: &Cq) -> c_int {
+    c_int::try_from(cq.capacity()).unwrap_or(c_int::MAX)
+}
+
+fn create(
+    handle: *mut ibv_context,
+    cqe: u32,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    comp_vector: u32,
+) -> Result<*mut ibv_cq> {
+    let token = Token::new();
+    let init = CqInit { cqe, channel: optional_channel(channel)?, user: token.0, comp_vector };
+    let cq = context(handle)?.create_cq(init)?;
+    let base = ibv_cq {
+        context: handle,
+        channel,
+        cq_context,
+        handle: token.short(),
+        cqe: cqe_field(&cq),
+        mutex: [0; 5],
+        cond: [0; 6],
+        comp_events_completed: 0,
+        async_events_completed: 0,
+    };
+    let inner =
+        CqInner { cq, comp_events: Unacked::default(), async_events: Unacked::default(), cursor: Cursor::default() };
+    count_cq(channel, 1);
+    Ok(Object::publish(token, cq_ex::exposed(base), inner))
+}
+
+/// `man ibv_create_cq`.
+pub(crate) unsafe extern "C" fn ibv_create_cq(
+    context: *mut ibv_context,
+    cqe: c_int,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    comp_vector: c_int,
+) -> *mut ibv_cq {
+    pointer(|| {
+        let cqe = u32::try_from(cqe).map_err(|_| EINVAL)?;
+        let comp_vector = u32::try_from(comp_vector).map_err(|_| EINVAL)?;
+        create(context, cqe, cq_context, channel, comp_vector)
+    })
+}
+
+/// EINVAL for flags that verbs does not define, EOPNOTSUPP for what the device does not do.
+fn check_extended(attr: &ibv_cq_init_attr_ex) -> Result<()> {
+    let flags = if attr.comp_mask & MASK_FLAGS != 0 { attr.flags } else { 0 };
+    if attr.wc_flags & !KNOWN_WC_FLAGS != 0 {
+        return Err(EINVAL);
+    }
+    if attr.wc_flags & UNSUPPORTED_WC_FLAGS != 0 || attr.comp_mask & !MASK_FLAGS != 0 || flags & !SINGLE_THREADED != 0 {
+        return Err(EOPNOTSUPP);
+    }
+    Ok(())
+}
+
+/// `man ibv_create_cq_ex`.
+pub(crate) unsafe extern "C" fn create_cq_ex(
+    context: *mut ibv_context,
+    attr: *mut ibv_cq_init_attr_ex,
+) -> *mut ibv_cq_ex {
+    pointer(|| {
+        // SAFETY: NULL or a whole structure of the program.
+        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        check_extended(attr)?;
+        create(context, attr.cqe, attr.cq_context, attr.channel, attr.comp_vector).map(|cq| cq.cast())
+    })
+}
+
+/// `man ibv_resize_cq`.
+pub(crate) unsafe extern "C" fn ibv_resize_cq(handle: *mut ibv_cq, cqe: c_int) -> c_int {
+    status(|| {
+        let object = Object::<ibv_cq_ex>::live(handle)?;
+        object.inner.cq.resize(u32::try_from(cqe).map_err(|_| EINVAL)?)?;
+        // SAFETY: the field lives as long as the object, and programs only read it.
+        unsafe { (&raw mut (*handle).cqe).write(cqe_field(&object.inner.cq)) };
+        Ok(())
+    })
+}
+
+/// `man ibv_create_cq`: EBUSY while QPs use it; waits until every event is acknowledged.
+pub(crate) unsafe extern "C" fn ibv_destroy_cq(handle: *mut ibv_cq) -> c_int {
+    status(|| {
+        cq(handle)?.destroy()?;
+        let object = Object::<ibv_cq_ex>::retire(handle)?;
+        object.inner.comp_events.wait();
+        object.inner.async_events.wait();
+        // SAFETY: the block is still ours; the field is not written after creation.
+        count_cq(unsafe { (&raw const (*object.exposed()).base.channel).read() }, -1);
+        Ok(())
+    })
+}

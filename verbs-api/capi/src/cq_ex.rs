@@ -1,0 +1,165 @@
+//! Extended completion queues: one entry at a time, each field read through a function (`man ibv_create_cq_ex`).
+
+use crate::abi::{ibv_cq, ibv_cq_ex, ibv_poll_cq_attr, ibv_wc_tm_info};
+use crate::data::{immediate, wc_flags};
+use crate::errno::status;
+use crate::object::Object;
+use core::cell::UnsafeCell;
+use core::ffi::{c_int, c_uint};
+use parking_lot::RawMutex;
+use parking_lot::lock_api::RawMutex as _;
+use roxe_transport::wr::Cqe;
+
+/// The entry being read. `start_poll` locks it, `end_poll` unlocks it, as the man page describes; in between the calling
+/// thread owns it.
+pub(crate) struct Cursor {
+    lock: RawMutex,
+    entry: UnsafeCell<Cqe>,
+}
+
+// SAFETY: the entry is only touched between `start_poll` and `end_poll`, while the lock is held.
+unsafe impl Sync for Cursor {}
+
+impl Default for Cursor {
+    fn default() -> Self {
+        Self { lock: RawMutex::INIT, entry: UnsafeCell::default() }
+    }
+}
+
+/// What the program sees.
+pub(crate) fn exposed(base: ibv_cq) -> ibv_cq_ex {
+    ibv_cq_ex {
+        base,
+        comp_mask: 0,
+        status: 0,
+        wr_id: 0,
+        start_poll: Some(start_poll),
+        next_poll: Some(next_poll),
+        end_poll: Some(end_poll),
+        read_opcode: Some(read_opcode),
+        read_vendor_err: Some(read_vendor_err),
+        read_byte_len: Some(read_byte_len),
+        read_imm_data: Some(read_imm_data),
+        read_qp_num: Some(read_qp_num),
+        read_src_qp: Some(read_src_qp),
+        read_wc_flags: Some(read_wc_flags),
+        read_slid: Some(read_slid),
+        read_sl: Some(read_sl),
+        read_dlid_path_bits: Some(read_dlid_path_bits),
+        read_completion_ts: Some(read_completion_ts),
+        read_cvlan: Some(read_cvlan),
+        read_flow_tag: Some(read_flow_tag),
+        read_tm_info: Some(read_tm_info),
+        read_completion_wallclock_ns: Some(read_completion_wallclock_ns),
+    }
+}
+
+/// The CQ behind a pointer of the extended interface.
+///
+/// # Safety
+/// `cq` is NULL or a living CQ of ours.
+unsafe fn object<'a>(cq: *mut ibv_cq_ex) -> Option<&'a Object<ibv_cq_ex>> {
+    // SAFETY: this function's contract; the structure starts with the handle.
+    unsafe { Object::<ibv_cq_ex>::trusted(cq.cast()) }
+}
+
+/// Takes the next entry: 0, or ENOENT if there is none. The cursor is locked.
+fn advance(object: &Object<ibv_cq_ex>) -> c_int {
+    let mut found = None;
+    let poll = status(|| object.inner.cq.poll(1, |cqe| found = Some(*cqe)).map(drop).map_err(Into::into));
+    let Some(cqe) = found else { return if poll == 0 { libc::ENOENT } else { poll } };
+    let public = object.exposed();
+    // SAFETY: the cursor is locked by this thread, and the program reads the public fields only between polls.
+    unsafe {
+        object.inner.cursor.entry.get().write(cqe);
+        (&raw mut (*public).status).write(cqe.status as u32);
+        (&raw mut (*public).wr_id).write(cqe.wr_id);
+    }
+    0
+}
+
+unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+    // SAFETY: called through the structure of a living CQ.
+    let Some(object) = (unsafe { object(cq) }) else { return libc::EINVAL };
+    // SAFETY: NULL or a whole structure of the program.
+    if unsafe { attr.as_ref() }.is_some_and(|attr| attr.comp_mask != 0) {
+        return libc::EINVAL;
+    }
+    object.inner.cursor.lock.lock();
+    let found = advance(object);
+    if found != 0 {
+        // SAFETY: locked above; without an entry the program does not call `end_poll`.
+        unsafe { object.inner.cursor.lock.unlock() };
+    }
+    found
+}
+
+unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: called through the structure of a living CQ.
+    unsafe { object(cq) }.map_or(libc::EINVAL, advance)
+}
+
+unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
+    // SAFETY: called through the structure of a living CQ.
+    let Some(object) = (unsafe { object(cq) }) else { return };
+    if object.inner.cursor.lock.is_locked() {
+        // SAFETY: the man page allows this call only after `start_poll` returned 0, which leaves it locked.
+        unsafe { object.inner.cursor.lock.unlock() };
+    }
+}
+
+/// The current entry; an empty one for NULL.
+///
+/// # Safety
+/// `cq` is NULL or a living CQ of ours.
+unsafe fn entry(cq: *mut ibv_cq_ex) -> Cqe {
+    // SAFETY: this function's contract; readers run between `start_poll` and `end_poll`, so this thread owns the cursor.
+    unsafe { object(cq).map(|object| object.inner.cursor.entry.get().read()) }.unwrap_or_default()
+}
+
+/// Readers of one field of the current entry.
+macro_rules! readers {
+    ($($(#[$doc:meta])* $name:ident -> $type:ty = |$cqe:ident| $value:expr;)+) => {
+        $($(#[$doc])* unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
+            // SAFETY: called through the structure of a living CQ.
+            let $cqe = unsafe { entry(cq) };
+            $value
+        })+
+    };
+}
+
+readers! {
+    read_opcode -> u32 = |cqe| cqe.opcode as u32;
+    read_vendor_err -> u32 = |cqe| cqe.vendor_err.0;
+    read_byte_len -> u32 = |cqe| cqe.byte_len;
+    /// Also the reader of the invalidated key.
+    read_imm_data -> u32 = |cqe| immediate(&cqe);
+    read_qp_num -> u32 = |cqe| cqe.qpn.get();
+    read_src_qp -> u32 = |cqe| cqe.src_qpn.get();
+    read_wc_flags -> c_uint = |cqe| wc_flags(&cqe);
+    /// Ethernet has no LIDs.
+    read_slid -> u32 = |_cqe| 0;
+    read_sl -> u8 = |cqe| cqe.sl;
+    /// Ethernet has no LIDs.
+    read_dlid_path_bits -> u8 = |_cqe| 0;
+    /// Nanoseconds of the device's clock.
+    read_completion_ts -> u64 = |cqe| cqe.timestamp;
+    /// Never asked for: a CQ with VLAN tags is refused.
+    read_cvlan -> u16 = |_cqe| 0;
+    /// Never asked for: a CQ with flow tags is refused.
+    read_flow_tag -> u32 = |_cqe| 0;
+    /// Nanoseconds since 1970: the age of the entry, subtracted from the time now.
+    read_completion_wallclock_ns -> u64 = |cqe| {
+        let age = roxe_provider::now().0.saturating_sub(cqe.timestamp);
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        u64::try_from(now.as_nanos()).unwrap_or(u64::MAX).saturating_sub(age)
+    };
+}
+
+/// Never asked for: a CQ with tag-matching data is refused.
+unsafe extern "C" fn read_tm_info(_cq: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info) {
+    if !info.is_null() {
+        // SAFETY: not NULL; the program passes a whole structure.
+        unsafe { info.write(ibv_wc_tm_info { tag: 0, priv_: 0 }) };
+    }
+}

@@ -1,0 +1,317 @@
+//! The data path: posting and polling through the function pointers of the context.
+//!
+//! Nothing here allocates or looks a handle up; lists are converted on the stack. Handles are compared with NULL only.
+
+use crate::abi::{ibv_ah, ibv_cq, ibv_cq_ex, ibv_qp, ibv_qp_ex, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq, ibv_wc};
+use crate::errno::{EINVAL, Errno, Result, negative, status};
+use crate::object::Object;
+use core::ffi::{c_int, c_uint};
+use core::mem::MaybeUninit;
+use roxe_provider::limits::{MAX_INLINE_DATA, MAX_SGE};
+use roxe_provider::{PostError, Service};
+use roxe_transport::wr::{Cqe, RecvRequest, SendData, SendFlags, SendOp, SendRequest, Sge, UdDest, WcExtra};
+use roxe_wire::{ImmDt, LKey, Qkey, Qpn, RKey};
+
+/// `IBV_WC_GRH`, `IBV_WC_WITH_IMM`, `IBV_WC_WITH_INV`.
+const WC_GRH: c_uint = 1;
+const WC_WITH_IMM: c_uint = 2;
+const WC_WITH_INV: c_uint = 8;
+
+impl From<PostError> for Errno {
+    /// `man ibv_post_send`: a full queue is ENOMEM, everything else a wrong request.
+    fn from(error: PostError) -> Self {
+        match error {
+            PostError::QueueFull => Self(libc::ENOMEM),
+            _ => EINVAL,
+        }
+    }
+}
+
+/// The immediate data in network byte order, or the invalidated key in host order.
+pub(crate) fn immediate(cqe: &Cqe) -> u32 {
+    match cqe.extra {
+        WcExtra::None => 0,
+        WcExtra::Imm(imm) => u32::from_ne_bytes(imm.0),
+        WcExtra::Invalidated(rkey) => rkey.0,
+    }
+}
+
+/// `enum ibv_wc_flags`.
+pub(crate) fn wc_flags(cqe: &Cqe) -> c_uint {
+    let extra = match cqe.extra {
+        WcExtra::None => 0,
+        WcExtra::Imm(_) => WC_WITH_IMM,
+        WcExtra::Invalidated(_) => WC_WITH_INV,
+    };
+    extra | if cqe.grh { WC_GRH } else { 0 }
+}
+
+fn to_wc(cqe: &Cqe) -> ibv_wc {
+    ibv_wc {
+        wr_id: cqe.wr_id,
+        status: cqe.status as u32,
+        opcode: cqe.opcode as u32,
+        vendor_err: cqe.vendor_err.0,
+        byte_len: cqe.byte_len,
+        imm_data: immediate(cqe),
+        qp_num: cqe.qpn.get(),
+        src_qp: cqe.src_qpn.get(),
+        wc_flags: wc_flags(cqe),
+        pkey_index: 0,
+        slid: 0,
+        sl: cqe.sl,
+        dlid_path_bits: 0,
+    }
+}
+
+/// `man ibv_poll_cq`.
+pub(crate) unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
+    // SAFETY: called through the context of a living CQ.
+    let Some(object) = (unsafe { Object::<ibv_cq_ex>::trusted(handle) }) else { return -libc::EINVAL };
+    negative(|| {
+        let max = usize::try_from(num_entries).map_err(|_| EINVAL)?;
+        if wc.is_null() && max > 0 {
+            return Err(EINVAL);
+        }
+        let mut next = wc;
+        let found = object.inner.cq.poll(max, |cqe| {
+            // SAFETY: the program passes room for `num_entries`, and this runs at most that often.
+            unsafe {
+                next.write(to_wc(cqe));
+                next = next.add(1);
+            }
+        })?;
+        c_int::try_from(found).map_err(|_| EINVAL)
+    })
+}
+
+/// `man ibv_req_notify_cq`.
+pub(crate) unsafe extern "C" fn req_notify_cq(handle: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    // SAFETY: called through the context of a living CQ.
+    let Some(object) = (unsafe { Object::<ibv_cq_ex>::trusted(handle) }) else { return libc::EINVAL };
+    status(|| {
+        object.inner.cq.req_notify(solicited_only != 0);
+        Ok(())
+    })
+}
+
+/// A scatter/gather list on the stack.
+pub(crate) struct SgeList {
+    items: [MaybeUninit<Sge>; MAX_SGE as usize],
+    len: usize,
+}
+
+impl SgeList {
+    pub(crate) const fn new() -> Self {
+        Self { items: [MaybeUninit::uninit(); MAX_SGE as usize], len: 0 }
+    }
+
+    /// Fills the list from the program's; EINVAL if it is longer than any queue allows.
+    ///
+    /// # Safety
+    /// `list` is NULL or points to `count` elements.
+    pub(crate) unsafe fn fill(&mut self, list: *const ibv_sge, count: usize) -> Result<&[Sge]> {
+        if count > self.items.len() || (list.is_null() && count > 0) {
+            return Err(EINVAL);
+        }
+        self.len = count;
+        for (i, item) in self.items[..count].iter_mut().enumerate() {
+            // SAFETY: `i` is below `count`, so this element exists by the function's contract.
+            let sge = unsafe { list.add(i).read() };
+            item.write(Sge { addr: sge.addr, length: sge.length, lkey: LKey(sge.lkey) });
+        }
+        // SAFETY: the loop initialised the first `count` items.
+        Ok(unsafe { core::slice::from_raw_parts(self.items.as_ptr().cast(), count) })
+    }
+}
+
+/// Inline data on the stack, gathered from a list.
+struct InlineData {
+    bytes: [MaybeUninit<u8>; MAX_INLINE_DATA as usize],
+}
+
+impl InlineData {
+    const fn new() -> Self {
+        Self { bytes: [MaybeUninit::uninit(); MAX_INLINE_DATA as usize] }
+    }
+
+    /// Copies what the list names; the keys are not looked at (`man ibv_post_send`).
+    ///
+    /// # Safety
+    /// Every element of `sges` names memory that the program may read.
+    unsafe fn gather(&mut self, sges: &[Sge]) -> Result<&[u8]> {
+        let mut len = 0;
+        for sge in sges {
+            let count = sge.length as usize;
+            let room = self.bytes.get_mut(len..).and_then(|rest| rest.get_mut(..count)).ok_or(EINVAL)?;
+            let from = core::ptr::with_exposed_provenance::<u8>(usize::try_from(sge.addr).map_err(|_| EINVAL)?);
+            if count > 0 {
+                // SAFETY: `room` has `count` bytes; the source has them by this function's contract.
+                unsafe { room.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(from, count) };
+            }
+            len += count;
+        }
+        // SAFETY: the first `len` bytes were written above.
+        Ok(unsafe { core::slice::from_raw_parts(self.bytes.as_ptr().cast(), len) })
+    }
+}
+
+/// The operation of a work request; EINVAL for those that the device does not do.
+///
+/// # Safety
+/// The member of the union that belongs to the opcode is filled.
+unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
+    let imm = ImmDt(wr.imm_data.to_ne_bytes());
+    // SAFETY: this function's contract; each arm reads the member of its opcode. Any bytes make valid integers.
+    unsafe {
+        let (rdma, atomic) = (|| wr.wr.rdma, || wr.wr.atomic);
+        Ok(match wr.opcode {
+            0 => SendOp::Write { remote_addr: rdma().remote_addr, rkey: RKey(rdma().rkey) },
+            1 => SendOp::WriteImm { remote_addr: rdma().remote_addr, rkey: RKey(rdma().rkey), imm },
+            2 => SendOp::Send,
+            3 => SendOp::SendImm(imm),
+            4 => SendOp::Read { remote_addr: rdma().remote_addr, rkey: RKey(rdma().rkey) },
+            5 => SendOp::CompareSwap {
+                remote_addr: atomic().remote_addr,
+                rkey: RKey(atomic().rkey),
+                compare: atomic().compare_add,
+                swap: atomic().swap,
+            },
+            6 => SendOp::FetchAdd {
+                remote_addr: atomic().remote_addr,
+                rkey: RKey(atomic().rkey),
+                add: atomic().compare_add,
+            },
+            9 => SendOp::SendInvalidate(RKey(wr.imm_data)),
+            _ => return Err(EINVAL),
+        })
+    }
+}
+
+/// The destination that an address handle, a QPN and a Q_Key make; EINVAL without a handle.
+///
+/// # Safety
+/// `ah` is NULL or a living handle of ours.
+pub(crate) unsafe fn ud_dest(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Result<UdDest> {
+    // SAFETY: this function's contract.
+    let ah = unsafe { Object::<ibv_ah>::trusted(ah) }.ok_or(EINVAL)?;
+    Ok(UdDest { av: *ah.inner.av(), qpn: Qpn::new(qpn), qkey: Qkey(qkey) })
+}
+
+/// Converts one work request and hands it to `post`.
+///
+/// # Safety
+/// `wr` and what it points to are as the program of a verbs interface must pass them.
+unsafe fn convert(
+    wr: &ibv_send_wr,
+    service: Service,
+    post: impl FnOnce(&SendRequest<'_>) -> core::result::Result<(), PostError>,
+) -> Result<()> {
+    let flags = SendFlags::from_bits_truncate(wr.send_flags);
+    let count = usize::try_from(wr.num_sge).map_err(|_| EINVAL)?;
+    let (mut list, mut bytes) = (SgeList::new(), InlineData::new());
+    // SAFETY: the program passes `num_sge` elements.
+    let sges = unsafe { list.fill(wr.sg_list, count) }?;
+    let data = if flags.contains(SendFlags::INLINE) {
+        // SAFETY: inline data is memory of the program that it may read.
+        SendData::Inline(unsafe { bytes.gather(sges) }?)
+    } else {
+        SendData::Sges(sges)
+    };
+    let ud = match service {
+        // SAFETY: on UD the program fills this member.
+        Service::Ud => Some(unsafe { ud_dest(wr.wr.ud.ah, wr.wr.ud.remote_qpn, wr.wr.ud.remote_qkey) }?),
+        Service::Rc | Service::Uc => None,
+    };
+    // SAFETY: the program fills the member of its opcode.
+    let op = unsafe { send_op(wr) }?;
+    Ok(post(&SendRequest { wr_id: wr.wr_id, op, flags, data, ud })?)
+}
+
+/// `man ibv_post_send`.
+pub(crate) unsafe extern "C" fn post_send(
+    handle: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: called through the context of a living QP.
+    let Some(object) = (unsafe { Object::<ibv_qp_ex>::trusted(handle) }) else { return libc::EINVAL };
+    status(|| {
+        let mut queue = object.inner.qp.send();
+        let mut next = wr;
+        // SAFETY: the list ends with NULL and its elements are whole structures of the program.
+        while let Some(request) = unsafe { next.as_ref() } {
+            // SAFETY: as above.
+            let posted = unsafe { convert(request, object.inner.service, |request| queue.push(request)) };
+            if let Err(error) = posted {
+                // SAFETY: NULL or a variable of the program.
+                unsafe { report_bad(bad_wr, next) };
+                return Err(error);
+            }
+            next = request.next;
+        }
+        Ok(())
+    })
+}
+
+/// Tells the program which request failed.
+///
+/// # Safety
+/// `bad` is NULL or a variable of the program.
+unsafe fn report_bad<T>(bad: *mut *mut T, wr: *mut T) {
+    if !bad.is_null() {
+        // SAFETY: this function's contract.
+        unsafe { bad.write(wr) };
+    }
+}
+
+/// Posts a list of receives one by one.
+///
+/// # Safety
+/// `wr` is NULL or a list as the program of a verbs interface must pass it, and so is `bad_wr`.
+unsafe fn post_receives(
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+    mut post: impl FnMut(&RecvRequest<'_>) -> core::result::Result<(), PostError>,
+) -> Result<()> {
+    let mut list = SgeList::new();
+    let mut next = wr;
+    // SAFETY: this function's contract.
+    while let Some(request) = unsafe { next.as_ref() } {
+        let count = usize::try_from(request.num_sge).map_err(|_| EINVAL);
+        // SAFETY: the program passes `num_sge` elements.
+        let sges = count.and_then(|count| unsafe { list.fill(request.sg_list, count) });
+        let posted = sges.and_then(|sges| Ok(post(&RecvRequest { wr_id: request.wr_id, sges })?));
+        if let Err(error) = posted {
+            // SAFETY: this function's contract.
+            unsafe { report_bad(bad_wr, next) };
+            return Err(error);
+        }
+        next = request.next;
+    }
+    Ok(())
+}
+
+/// `man ibv_post_recv`.
+pub(crate) unsafe extern "C" fn post_recv(
+    handle: *mut ibv_qp,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: called through the context of a living QP.
+    let Some(object) = (unsafe { Object::<ibv_qp_ex>::trusted(handle) }) else { return libc::EINVAL };
+    // SAFETY: the program passes a list that ends with NULL.
+    status(|| unsafe { post_receives(wr, bad_wr, |request| object.inner.qp.post_recv(request)) })
+}
+
+/// `man ibv_post_srq_recv`.
+pub(crate) unsafe extern "C" fn post_srq_recv(
+    handle: *mut ibv_srq,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: called through the context of a living SRQ.
+    let Some(object) = (unsafe { Object::<ibv_srq>::trusted(handle) }) else { return libc::EINVAL };
+    // SAFETY: the program passes a list that ends with NULL.
+    status(|| unsafe { post_receives(wr, bad_wr, |request| object.inner.srq.post_recv(request)) })
+}

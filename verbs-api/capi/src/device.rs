@@ -1,0 +1,195 @@
+//! The list of devices and what can be asked before one is opened.
+//!
+//! A device found once stays valid until the process ends: programs go on using its pointer after they freed the list.
+
+use crate::abi::ibv_device;
+use crate::errno::{EINVAL, Errno, Result, minus_one, pointer, silent};
+use core::ffi::{CStr, c_char, c_int};
+use parking_lot::Mutex;
+use roxe_provider::Device;
+use std::fs::File;
+use std::io::Read;
+use std::sync::Arc;
+
+/// `IBV_NODE_CA`.
+const NODE_CA: c_int = 1;
+/// `IBV_TRANSPORT_IB`; RoCE is this transport on another link layer.
+const TRANSPORT_IB: c_int = 0;
+
+/// A device as programs see it.
+///
+/// The tail is read by provider libraries (libmlx5, libefa) that are handed any device and look behind the public
+/// structure for a pointer of their own; they must find zero.
+#[repr(C)]
+struct Card {
+    public: ibv_device,
+    tail: [u64; 8],
+    device: Arc<Device>,
+}
+
+/// Every device found so far; entries are never removed.
+static CARDS: Mutex<Vec<&'static Card>> = Mutex::new(Vec::new());
+
+impl Card {
+    fn new(device: Arc<Device>) -> Self {
+        let public = ibv_device {
+            _ops: [0; 2],
+            node_type: NODE_CA,
+            transport_type: TRANSPORT_IB,
+            name: text(device.name()),
+            dev_name: text(device.name()),
+            dev_path: text(&format!("/sys/class/infiniband_verbs/{}", device.name())),
+            ibdev_path: text(&format!("/sys/class/infiniband/{}", device.name())),
+        };
+        Self { public, tail: [0; 8], device }
+    }
+
+    fn handle(&'static self) -> *mut ibv_device {
+        (&raw const self.public).cast_mut()
+    }
+}
+
+/// `text` as a zero-terminated array, cut off if it is too long.
+pub(crate) fn text<const N: usize>(text: &str) -> [c_char; N] {
+    let mut out = [0; N];
+    for (to, from) in out.iter_mut().zip(text.bytes()).take(N.saturating_sub(1)) {
+        *to = c_char::from_ne_bytes([from]);
+    }
+    out
+}
+
+/// The card behind a pointer of the program.
+fn card(device: *mut ibv_device) -> Result<&'static Card> {
+    CARDS.lock().iter().find(|card| core::ptr::eq(&raw const card.public, device)).copied().ok_or(EINVAL)
+}
+
+/// The device behind a pointer of the program; EINVAL if it is none of ours.
+pub(crate) fn device(device: *mut ibv_device) -> Result<Arc<Device>> {
+    card(device).map(|card| Arc::clone(&card.device))
+}
+
+/// Finds the devices the first time, and again as long as there were none.
+fn cards() -> Result<Vec<&'static Card>> {
+    let mut cards = CARDS.lock();
+    if cards.is_empty() {
+        let devices = roxe_provider::devices().inspect_err(|error| eprintln!("roxe: {error}"))?;
+        cards.extend(devices.into_iter().map(|device| &*Box::leak(Box::new(Card::new(device)))));
+    }
+    Ok(cards.clone())
+}
+
+/// A NULL-terminated array that `free` releases.
+fn c_array(handles: &[*mut ibv_device]) -> Result<*mut *mut ibv_device> {
+    // SAFETY: any sizes are allowed; the memory comes back zeroed, or NULL.
+    let array = unsafe { libc::calloc(handles.len() + 1, size_of::<*mut ibv_device>()) }.cast::<*mut ibv_device>();
+    if array.is_null() {
+        return Err(Errno(libc::ENOMEM));
+    }
+    // SAFETY: the array has room for one more than this many, and nothing else knows it yet.
+    unsafe { array.copy_from_nonoverlapping(handles.as_ptr(), handles.len()) };
+    Ok(array)
+}
+
+/// `man ibv_get_device_list`.
+pub(crate) unsafe extern "C" fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device {
+    pointer(|| {
+        let handles: Vec<_> = cards()?.into_iter().map(Card::handle).collect();
+        let array = c_array(&handles)?;
+        if !num_devices.is_null() {
+            // SAFETY: not NULL, so the program passed a variable for the number.
+            unsafe { num_devices.write(c_int::try_from(handles.len()).unwrap_or(c_int::MAX)) };
+        }
+        Ok(array)
+    })
+}
+
+/// `man ibv_get_device_list`.
+pub(crate) unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
+    // SAFETY: NULL or an array from `c_array`, which came from `calloc`.
+    silent(|| Ok(unsafe { libc::free(list.cast()) }));
+}
+
+/// `man ibv_get_device_name`.
+pub(crate) unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
+    pointer(|| Ok((&raw const card(device)?.public.name).cast::<c_char>().cast_mut()))
+}
+
+/// `man ibv_get_device_guid`: network byte order; 0 for a foreign pointer.
+pub(crate) unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
+    card(device).map_or(0, |card| card.device.node_guid().to_be())
+}
+
+/// `man ibv_get_device_index`.
+pub(crate) unsafe extern "C" fn ibv_get_device_index(device: *mut ibv_device) -> c_int {
+    minus_one(|| c_int::try_from(card(device)?.device.index()).map_err(|_| EINVAL))
+}
+
+/// Where the system shows its devices; roxe adds nothing there.
+pub(crate) extern "C" fn ibv_get_sysfs_path() -> *const c_char {
+    c"/sys".as_ptr()
+}
+
+/// Reads the file `dir/name` into `buf` as a string without its last newline; returns its length or -1.
+pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
+    dir: *const c_char,
+    name: *const c_char,
+    buf: *mut c_char,
+    size: usize,
+) -> c_int {
+    minus_one(|| {
+        if dir.is_null() || name.is_null() || buf.is_null() || size == 0 {
+            return Err(EINVAL);
+        }
+        // SAFETY: two C strings of the program, not NULL.
+        let (dir, name) = unsafe { (CStr::from_ptr(dir), CStr::from_ptr(name)) };
+        // SAFETY: `size` writable bytes of the program, not NULL; any bytes make a valid slice of u8.
+        let buf = unsafe { core::slice::from_raw_parts_mut(buf.cast::<u8>(), size) };
+        read_line(&dir.to_string_lossy(), &name.to_string_lossy(), buf)
+    })
+}
+
+/// Reads a small file; what does not fit is cut off.
+fn read_line(dir: &str, name: &str, buf: &mut [u8]) -> Result<c_int> {
+    let last = buf.len().saturating_sub(1);
+    let to_errno = |error: std::io::Error| Errno(error.raw_os_error().unwrap_or(libc::EIO));
+    let mut file = File::open(format!("{dir}/{name}")).map_err(to_errno)?;
+    let mut n = file.read(&mut buf[..last]).map_err(to_errno)?;
+    if n > 0 && buf[n - 1] == b'\n' {
+        n -= 1;
+    }
+    buf[n] = 0;
+    c_int::try_from(n).map_err(|_| EINVAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_cut_to_their_field() {
+        let name: [c_char; 4] = text("roxe0");
+        assert_eq!(name.map(|c| c.to_ne_bytes()[0]), *b"rox\0");
+        let short: [c_char; 4] = text("a");
+        assert_eq!(short.map(|c| c.to_ne_bytes()[0]), *b"a\0\0\0");
+    }
+
+    #[test]
+    fn files_are_read_as_lines() {
+        let mut buf = [0xff; 8];
+        assert_eq!(read_line("/proc/sys/kernel", "ostype", &mut buf), Ok(5));
+        assert_eq!(&buf[..6], b"Linux\0");
+        assert_eq!(read_line("/proc", "no-such-file", &mut buf), Err(Errno(libc::ENOENT)));
+        assert_eq!(read_line("/proc/sys/kernel", "ostype", &mut buf[..1]), Ok(0));
+    }
+
+    #[test]
+    fn foreign_devices_are_refused() {
+        assert!(device(core::ptr::null_mut()).is_err());
+        // SAFETY: foreign pointers are looked up, never followed.
+        unsafe {
+            assert!(ibv_get_device_name(core::ptr::dangling_mut()).is_null());
+            assert_eq!(ibv_get_device_guid(core::ptr::null_mut()), 0);
+            assert_eq!(ibv_get_device_index(core::ptr::null_mut()), -1);
+        }
+    }
+}

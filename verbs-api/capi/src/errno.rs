@@ -1,0 +1,84 @@
+//! How a Rust result becomes a C return value: three conventions, one place, and the wall that stops a panic.
+
+use core::ffi::c_int;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// A positive errno value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Errno(pub(crate) c_int);
+
+pub(crate) type Result<T> = core::result::Result<T, Errno>;
+
+/// The caller passed NULL, a foreign handle or an impossible value.
+pub(crate) const EINVAL: Errno = Errno(libc::EINVAL);
+/// roxe does not do this.
+pub(crate) const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
+
+impl From<roxe_provider::Error> for Errno {
+    fn from(error: roxe_provider::Error) -> Self {
+        Self(error.errno())
+    }
+}
+
+/// Sets the calling thread's `errno`.
+pub(crate) fn set_errno(value: c_int) {
+    // SAFETY: glibc returns the address of this thread's errno, which lives as long as the thread.
+    unsafe { *libc::__errno_location() = value };
+}
+
+/// Runs `body`; a panic, which would be a defect of ours, becomes EIO instead of crossing into C.
+fn contained<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Errno(libc::EIO)))
+}
+
+/// For calls that return 0 or a positive errno value.
+pub(crate) fn status(body: impl FnOnce() -> Result<()>) -> c_int {
+    contained(body).map_or_else(|errno| errno.0, |()| 0)
+}
+
+/// For calls that return a number, or -1 with `errno` set.
+pub(crate) fn minus_one(body: impl FnOnce() -> Result<c_int>) -> c_int {
+    contained(body).unwrap_or_else(|errno| {
+        set_errno(errno.0);
+        -1
+    })
+}
+
+/// For calls that return a number, or a negative errno value.
+pub(crate) fn negative(body: impl FnOnce() -> Result<c_int>) -> c_int {
+    contained(body).unwrap_or_else(|errno| -errno.0)
+}
+
+/// For calls that return a pointer, or NULL with `errno` set.
+pub(crate) fn pointer<T>(body: impl FnOnce() -> Result<*mut T>) -> *mut T {
+    contained(body).unwrap_or_else(|errno| {
+        set_errno(errno.0);
+        core::ptr::null_mut()
+    })
+}
+
+/// For calls that return nothing.
+pub(crate) fn silent(body: impl FnOnce() -> Result<()>) {
+    let _ = contained(body);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_convention_reports_in_its_own_way() {
+        assert_eq!(status(|| Err(EOPNOTSUPP)), libc::EOPNOTSUPP);
+        assert_eq!(negative(|| Err(EINVAL)), -libc::EINVAL);
+        assert_eq!(minus_one(|| Ok(7)), 7);
+        assert_eq!(minus_one(|| Err(EINVAL)), -1);
+        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
+        assert!(pointer::<u8>(|| Err(EOPNOTSUPP)).is_null());
+        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EOPNOTSUPP));
+    }
+
+    #[test]
+    fn a_panic_becomes_eio() {
+        assert_eq!(status(|| panic!("expected in this test")), libc::EIO);
+    }
+}

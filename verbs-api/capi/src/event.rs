@@ -1,0 +1,202 @@
+//! Completion channels, and the two kinds of events a program waits for.
+//!
+//! An event carries a token, not a pointer; an object that was destroyed meanwhile is not found, and its event is passed
+//! over. Handing an event out and finding its object are one step under the lock of the register, so a destroy either
+//! comes first or waits for the acknowledgement.
+
+use crate::abi::{
+    async_element, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_qp_ex, ibv_srq,
+};
+use crate::context::context;
+use crate::errno::{EINVAL, Result, minus_one, pointer, silent, status};
+use crate::object::{Exposed, Object, Token, with_token};
+use core::ffi::{c_int, c_uint, c_void};
+use core::sync::atomic::{AtomicI32, Ordering};
+use roxe_provider::{AsyncEvent, AsyncEventKind, CompChannel};
+use std::sync::Arc;
+
+// SAFETY: the handle is the whole structure, at offset 0.
+unsafe impl Exposed for ibv_comp_channel {
+    type Handle = Self;
+    type Inner = Arc<CompChannel>;
+}
+
+/// `man ibv_create_comp_channel`.
+pub(crate) unsafe extern "C" fn ibv_create_comp_channel(handle: *mut ibv_context) -> *mut ibv_comp_channel {
+    pointer(|| {
+        let channel = context(handle)?.create_comp_channel()?;
+        let exposed = ibv_comp_channel { context: handle, fd: channel.fd(), refcnt: 0 };
+        Ok(Object::publish(Token::new(), exposed, channel))
+    })
+}
+
+/// `man ibv_create_comp_channel`: EBUSY while CQs use it.
+pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(handle: *mut ibv_comp_channel) -> c_int {
+    status(|| {
+        Object::<ibv_comp_channel>::live(handle)?.inner.destroy()?;
+        Object::<ibv_comp_channel>::retire(handle).map(drop)
+    })
+}
+
+/// The channel a CQ shall use: none for NULL.
+pub(crate) fn optional_channel(handle: *mut ibv_comp_channel) -> Result<Option<Arc<CompChannel>>> {
+    if handle.is_null() {
+        return Ok(None);
+    }
+    Object::<ibv_comp_channel>::live(handle).map(|object| Some(Arc::clone(&object.inner)))
+}
+
+/// Keeps the public count of CQs on a channel; NULL and destroyed channels are passed over.
+pub(crate) fn count_cq(handle: *mut ibv_comp_channel, change: i32) {
+    if let Ok(object) = Object::<ibv_comp_channel>::live(handle) {
+        // SAFETY: the field lives as long as the object, and only this line touches it.
+        let refcnt = unsafe { AtomicI32::from_ptr(&raw mut (*object.exposed()).refcnt) };
+        refcnt.fetch_add(change, Ordering::Relaxed);
+    }
+}
+
+/// Waits on `handle` until an event of a living CQ comes; returns the CQ and its context pointer.
+fn next_cq(handle: *mut ibv_comp_channel) -> Result<(*mut ibv_cq, *mut c_void)> {
+    let channel = &Object::<ibv_comp_channel>::live(handle)?.inner;
+    loop {
+        let token = Token(channel.get_event()?);
+        let found = with_token::<ibv_cq_ex, _>(token, |object| {
+            object.inner.comp_events.hand_out();
+            // SAFETY: the structure is alive; the field is not written after creation.
+            (object.handle(), unsafe { (&raw const (*object.handle()).cq_context).read() })
+        });
+        if let Some(found) = found {
+            return Ok(found);
+        }
+    }
+}
+
+/// `man ibv_get_cq_event`.
+pub(crate) unsafe extern "C" fn ibv_get_cq_event(
+    handle: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    minus_one(|| {
+        if cq.is_null() || cq_context.is_null() {
+            return Err(EINVAL);
+        }
+        let found = next_cq(handle)?;
+        // SAFETY: not NULL; the program passes two variables.
+        unsafe {
+            cq.write(found.0);
+            cq_context.write(found.1);
+        }
+        Ok(0)
+    })
+}
+
+/// `man ibv_get_cq_event`.
+pub(crate) unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: c_uint) {
+    silent(|| {
+        Object::<ibv_cq_ex>::live(cq)?.inner.comp_events.ack(nevents.into());
+        Ok(())
+    });
+}
+
+/// What an event is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Source {
+    Cq,
+    Qp,
+    Srq,
+    Port,
+}
+
+impl Source {
+    fn of(event_type: u32) -> Self {
+        const CQ_ERR: u32 = AsyncEventKind::CqErr as u32;
+        const QP_FATAL: u32 = AsyncEventKind::QpFatal as u32;
+        /// `IBV_EVENT_PATH_MIG_ERR`, the last of the row of QP events.
+        const PATH_MIG_ERR: u32 = 7;
+        const SRQ_ERR: u32 = AsyncEventKind::SrqErr as u32;
+        const SRQ_LIMIT: u32 = AsyncEventKind::SrqLimitReached as u32;
+        const LAST_WQE: u32 = AsyncEventKind::QpLastWqeReached as u32;
+        match event_type {
+            CQ_ERR => Self::Cq,
+            QP_FATAL..=PATH_MIG_ERR | LAST_WQE => Self::Qp,
+            SRQ_ERR | SRQ_LIMIT => Self::Srq,
+            _ => Self::Port,
+        }
+    }
+}
+
+/// Finds the object of an event and counts the event as handed out; `None` if the object is gone.
+fn hand_out(event: AsyncEvent) -> Option<async_element> {
+    let token = Token(event.user);
+    match Source::of(event.kind as u32) {
+        Source::Cq => with_token::<ibv_cq_ex, _>(token, |object| {
+            object.inner.async_events.hand_out();
+            async_element { cq: object.handle() }
+        }),
+        Source::Qp => with_token::<ibv_qp_ex, _>(token, |object| {
+            object.inner.events.hand_out();
+            async_element { qp: object.handle() }
+        }),
+        Source::Srq => with_token::<ibv_srq, _>(token, |object| {
+            object.inner.events.hand_out();
+            async_element { srq: object.handle() }
+        }),
+        Source::Port => Some(async_element { port_num: c_int::try_from(event.user).unwrap_or_default() }),
+    }
+}
+
+/// `man ibv_get_async_event`.
+pub(crate) unsafe extern "C" fn ibv_get_async_event(handle: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
+    minus_one(|| {
+        let context = context(handle)?;
+        if event.is_null() {
+            return Err(EINVAL);
+        }
+        loop {
+            let next = context.next_async_event()?;
+            if let Some(element) = hand_out(next) {
+                // SAFETY: not NULL; the program passes a whole structure.
+                unsafe { event.write(ibv_async_event { element, event_type: next.kind as c_int }) };
+                return Ok(0);
+            }
+        }
+    })
+}
+
+/// `man ibv_get_async_event`.
+pub(crate) unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
+    silent(|| {
+        if event.is_null() {
+            return Err(EINVAL);
+        }
+        // SAFETY: not NULL; the program passes the structure that `ibv_get_async_event` filled.
+        let event = unsafe { event.read() };
+        // SAFETY: all members are pointers or shorter than one; the type says which one is meant.
+        let (cq, qp, srq) = unsafe { (event.element.cq, event.element.qp, event.element.srq) };
+        match Source::of(event.event_type.cast_unsigned()) {
+            Source::Cq => Object::<ibv_cq_ex>::live(cq)?.inner.async_events.ack(1),
+            Source::Qp => Object::<ibv_qp_ex>::live(qp)?.inner.events.ack(1),
+            Source::Srq => Object::<ibv_srq>::live(srq)?.inner.events.ack(1),
+            Source::Port => {}
+        }
+        Ok(())
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_event_has_its_source() {
+        let of = |kind: AsyncEventKind| Source::of(kind as u32);
+        assert_eq!(of(AsyncEventKind::CqErr), Source::Cq);
+        assert_eq!(of(AsyncEventKind::CommEst), Source::Qp);
+        assert_eq!(of(AsyncEventKind::QpLastWqeReached), Source::Qp);
+        assert_eq!(of(AsyncEventKind::SrqLimitReached), Source::Srq);
+        assert_eq!(of(AsyncEventKind::PortActive), Source::Port);
+        assert_eq!(of(AsyncEventKind::GidChange), Source::Port);
+        assert_eq!(of(AsyncEventKind::DeviceFatal), Source::Port);
+    }
+}

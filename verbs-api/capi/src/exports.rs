@@ -1,0 +1,131 @@
+//! The dynamic symbols of the shared object: which function answers to which name in which version node.
+//!
+//! Each entry is a label of two instructions at most that jumps to the Rust function, and a `.symver` line that gives the
+//! label its public name and version. The label and the line must stand in one object file, which the Rust function and
+//! its attribute could not promise across codegen units. `exports.map` lists the same names once more for the linker; a
+//! test compares both with the finished file.
+
+use core::arch::global_asm;
+
+/// One symbol: `name@@node` jumps to `function`.
+macro_rules! symbol {
+    ($node:literal, $name:ident, $function:path) => {
+        #[cfg(target_arch = "x86_64")]
+        global_asm!(
+            concat!(".pushsection .text.roxe_export_", stringify!($name), ",\"ax\",@progbits"),
+            concat!(".globl roxe_export_", stringify!($name)),
+            concat!(".type roxe_export_", stringify!($name), ",@function"),
+            concat!("roxe_export_", stringify!($name), ":"),
+            "jmp {f}",
+            concat!(".size roxe_export_", stringify!($name), ", . - roxe_export_", stringify!($name)),
+            concat!(".symver roxe_export_", stringify!($name), ", ", stringify!($name), "@@@", $node),
+            ".popsection",
+            f = sym $function
+        );
+        #[cfg(target_arch = "aarch64")]
+        global_asm!(
+            concat!(".pushsection .text.roxe_export_", stringify!($name), ",\"ax\",%progbits"),
+            concat!(".globl roxe_export_", stringify!($name)),
+            concat!(".type roxe_export_", stringify!($name), ",%function"),
+            concat!("roxe_export_", stringify!($name), ":"),
+            "b {f}",
+            concat!(".size roxe_export_", stringify!($name), ", . - roxe_export_", stringify!($name)),
+            concat!(".symver roxe_export_", stringify!($name), ", ", stringify!($name), "@@@", $node),
+            ".popsection",
+            f = sym $function
+        );
+    };
+}
+
+/// Functions exported under their own names: `"NODE", module: name name ...`.
+macro_rules! export {
+    ($($node:literal, $module:ident: $($name:ident)+;)+) => {
+        $($(symbol!($node, $name, crate::$module::$name);)+)+
+    };
+}
+
+/// Names that share one answer: `"NODE", function: name name ...`, with the functions of `unsupported.rs`.
+macro_rules! refuse {
+    ($($node:literal, $answer:ident: $($name:ident)+;)+) => {
+        $($(symbol!($node, $name, crate::unsupported::$answer);)+)+
+    };
+}
+
+export! {
+    "IBVERBS_1.0", device: ibv_get_sysfs_path ibv_read_sysfs_file;
+    "IBVERBS_1.0", marshall: ibv_copy_path_rec_from_kern ibv_copy_path_rec_to_kern ibv_copy_qp_attr_from_kern;
+    "IBVERBS_1.0", rate: ibv_rate_to_mult mult_to_ibv_rate;
+    "IBVERBS_1.0", event: ibv_create_comp_channel ibv_destroy_comp_channel;
+    "IBVERBS_1.1", ah: ibv_create_ah ibv_create_ah_from_wc ibv_destroy_ah ibv_init_ah_from_wc;
+    "IBVERBS_1.1", context: ibv_close_device ibv_open_device;
+    "IBVERBS_1.1", cq: ibv_create_cq ibv_destroy_cq ibv_resize_cq;
+    "IBVERBS_1.1", device: ibv_free_device_list ibv_get_device_guid ibv_get_device_list ibv_get_device_name;
+    "IBVERBS_1.1", event: ibv_ack_async_event ibv_ack_cq_events ibv_get_async_event ibv_get_cq_event;
+    "IBVERBS_1.1", marshall: ibv_copy_ah_attr_from_kern;
+    "IBVERBS_1.1", memory: ibv_alloc_pd ibv_dealloc_pd ibv_dereg_mr ibv_dofork_range ibv_dontfork_range ibv_fork_init
+        ibv_reg_mr ibv_rereg_mr;
+    "IBVERBS_1.1", qp: ibv_attach_mcast ibv_create_qp ibv_destroy_qp ibv_detach_mcast ibv_modify_qp ibv_query_qp;
+    "IBVERBS_1.1", query: ibv_query_device ibv_query_gid ibv_query_pkey ibv_query_port;
+    "IBVERBS_1.1", rate: ibv_rate_to_mbps mbps_to_ibv_rate;
+    "IBVERBS_1.1", srq: ibv_create_srq ibv_destroy_srq ibv_modify_srq ibv_query_srq;
+    "IBVERBS_1.1", text: ibv_event_type_str ibv_node_type_str ibv_port_state_str ibv_wc_status_str;
+    "IBVERBS_1.5", query: ibv_get_pkey_index;
+    "IBVERBS_1.6", qp: ibv_qp_to_qp_ex;
+    "IBVERBS_1.7", memory: ibv_reg_mr_iova;
+    "IBVERBS_1.8", memory: ibv_reg_mr_iova2;
+    "IBVERBS_1.9", device: ibv_get_device_index;
+    "IBVERBS_1.11", query: _ibv_query_gid_ex _ibv_query_gid_table;
+    "IBVERBS_1.13", memory: ibv_is_fork_initialized;
+    "IBVERBS_1.14", qp: ibv_query_qp_data_in_order;
+    "IBVERBS_PRIVATE_34", query: ibv_query_gid_type;
+    "RDMACM_1.0", text: rdma_event_str;
+}
+
+refuse! {
+    "IBVERBS_1.1", minus_one: ibv_resolve_eth_l2_from_gid;
+    "IBVERBS_1.10", null: ibv_import_device ibv_import_mr ibv_import_pd;
+    "IBVERBS_1.10", status: ibv_query_ece ibv_set_ece;
+    "IBVERBS_1.10", nothing: ibv_unimport_mr ibv_unimport_pd;
+    "IBVERBS_1.12", null: ibv_reg_dmabuf_mr;
+    "IBVERBS_1.13", null: ibv_import_dm;
+    "IBVERBS_1.13", nothing: ibv_unimport_dm;
+    "IBVERBS_PRIVATE_34", null: _verbs_init_and_alloc_context verbs_open_device;
+    "IBVERBS_PRIVATE_34", nothing: __ioctl_final_num_attrs __verbs_log verbs_init_cq verbs_register_driver_34
+        verbs_set_ops verbs_uninit_context;
+    "IBVERBS_PRIVATE_34", minus_one: ibv_read_ibdev_sysfs_file;
+    "IBVERBS_PRIVATE_34", status: execute_ioctl ibv_cmd_advise_mr ibv_cmd_alloc_dm ibv_cmd_alloc_mw ibv_cmd_alloc_pd
+        ibv_cmd_attach_mcast ibv_cmd_close_xrcd ibv_cmd_create_ah ibv_cmd_create_counters ibv_cmd_create_cq
+        ibv_cmd_create_cq_ex ibv_cmd_create_flow ibv_cmd_create_flow_action_esp ibv_cmd_create_qp ibv_cmd_create_qp_ex
+        ibv_cmd_create_qp_ex2 ibv_cmd_create_rwq_ind_table ibv_cmd_create_srq ibv_cmd_create_srq_ex ibv_cmd_create_wq
+        ibv_cmd_dealloc_mw ibv_cmd_dealloc_pd ibv_cmd_dereg_mr ibv_cmd_destroy_ah ibv_cmd_destroy_counters
+        ibv_cmd_destroy_cq ibv_cmd_destroy_flow ibv_cmd_destroy_flow_action ibv_cmd_destroy_qp
+        ibv_cmd_destroy_rwq_ind_table ibv_cmd_destroy_srq ibv_cmd_destroy_wq ibv_cmd_detach_mcast ibv_cmd_free_dm
+        ibv_cmd_get_context ibv_cmd_modify_cq ibv_cmd_modify_flow_action_esp ibv_cmd_modify_qp ibv_cmd_modify_qp_ex
+        ibv_cmd_modify_srq ibv_cmd_modify_wq ibv_cmd_open_qp ibv_cmd_open_xrcd ibv_cmd_poll_cq ibv_cmd_post_recv
+        ibv_cmd_post_send ibv_cmd_post_srq_recv ibv_cmd_query_context ibv_cmd_query_device_any ibv_cmd_query_mr
+        ibv_cmd_query_port ibv_cmd_query_qp ibv_cmd_query_srq ibv_cmd_read_counters ibv_cmd_reg_dm_mr
+        ibv_cmd_reg_dmabuf_mr ibv_cmd_reg_mr ibv_cmd_req_notify_cq ibv_cmd_rereg_mr ibv_cmd_resize_cq;
+    "RDMACM_1.0", null: rdma_create_event_channel rdma_get_devices;
+    "RDMACM_1.0", nothing: rdma_destroy_ep rdma_destroy_event_channel rdma_destroy_qp rdma_destroy_srq
+        rdma_free_devices rdma_freeaddrinfo rdma_get_dst_port rdma_get_src_port;
+    "RDMACM_1.0", minus_one: raccept rbind rclose rconnect rdma_accept rdma_ack_cm_event rdma_bind_addr rdma_connect
+        rdma_create_ep rdma_create_id rdma_create_qp rdma_create_qp_ex rdma_create_srq rdma_create_srq_ex
+        rdma_destroy_id rdma_disconnect rdma_get_cm_event rdma_get_request rdma_getaddrinfo rdma_join_multicast
+        rdma_leave_multicast rdma_listen rdma_migrate_id rdma_notify rdma_reject rdma_resolve_addr rdma_resolve_route
+        rdma_set_option rfcntl rgetpeername rgetsockname rgetsockopt riomap riounmap riowrite rlisten rpoll rread
+        rreadv rrecv rrecvfrom rrecvmsg rselect rsend rsendmsg rsendto rsetsockopt rshutdown rsocket rwrite rwritev;
+    "RDMACM_1.1", minus_one: rdma_join_multicast_ex;
+    "RDMACM_1.2", minus_one: rdma_establish rdma_init_qp_attr;
+    "RDMACM_1.3", minus_one: rdma_get_remote_ece rdma_reject_ece rdma_set_local_ece;
+}
+
+// The one exported variable: `bool verbs_allow_disassociate_destroy`, which provider libraries read; always false.
+global_asm!(
+    ".pushsection .bss.roxe_export_verbs_allow_disassociate_destroy,\"aw\",%nobits",
+    ".globl roxe_export_verbs_allow_disassociate_destroy",
+    ".type roxe_export_verbs_allow_disassociate_destroy,%object",
+    "roxe_export_verbs_allow_disassociate_destroy: .zero 1",
+    ".size roxe_export_verbs_allow_disassociate_destroy, 1",
+    ".symver roxe_export_verbs_allow_disassociate_destroy, verbs_allow_disassociate_destroy@@@IBVERBS_PRIVATE_34",
+    ".popsection",
+);

@@ -1,0 +1,245 @@
+//! Conversions between the structures of the kernel's uverbs interface and those of verbs.h, for programs that talk to
+//! `rdma_cm` themselves. Copies field by field; touches nothing else.
+
+use crate::abi::{ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp_attr, ibv_qp_cap};
+use core::ffi::c_int;
+
+/// `struct ib_uverbs_ah_attr` of `rdma/ib_user_verbs.h`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct KernAhAttr {
+    dgid: [u8; 16],
+    flow_label: u32,
+    sgid_index: u8,
+    hop_limit: u8,
+    traffic_class: u8,
+    reserved1: u8,
+    dlid: u16,
+    sl: u8,
+    src_path_bits: u8,
+    static_rate: u8,
+    is_global: u8,
+    port_num: u8,
+    reserved2: u8,
+}
+
+/// `struct ib_uverbs_qp_attr` of `rdma/ib_user_verbs.h`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct KernQpAttr {
+    qp_attr_mask: u32,
+    qp_state: u32,
+    cur_qp_state: u32,
+    path_mtu: u32,
+    path_mig_state: u32,
+    qkey: u32,
+    rq_psn: u32,
+    sq_psn: u32,
+    dest_qp_num: u32,
+    qp_access_flags: u32,
+    ah_attr: KernAhAttr,
+    alt_ah_attr: KernAhAttr,
+    cap: ibv_qp_cap,
+    pkey_index: u16,
+    alt_pkey_index: u16,
+    en_sqd_async_notify: u8,
+    sq_draining: u8,
+    max_rd_atomic: u8,
+    max_dest_rd_atomic: u8,
+    min_rnr_timer: u8,
+    port_num: u8,
+    timeout: u8,
+    retry_cnt: u8,
+    rnr_retry: u8,
+    alt_port_num: u8,
+    alt_timeout: u8,
+    reserved: [u8; 5],
+}
+
+/// `struct ib_user_path_rec` of `rdma/ib_user_sa.h`; multi-byte fields in network byte order as in [`PathRec`].
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct KernPathRec {
+    dgid: [u8; 16],
+    sgid: [u8; 16],
+    dlid: u16,
+    slid: u16,
+    raw_traffic: u32,
+    flow_label: u32,
+    reversible: u32,
+    mtu: u32,
+    pkey: u16,
+    hop_limit: u8,
+    traffic_class: u8,
+    numb_path: u8,
+    sl: u8,
+    mtu_selector: u8,
+    rate_selector: u8,
+    rate: u8,
+    packet_life_time_selector: u8,
+    packet_life_time: u8,
+    preference: u8,
+}
+
+/// `struct ibv_sa_path_rec` of `infiniband/sa.h`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct PathRec {
+    dgid: ibv_gid,
+    sgid: ibv_gid,
+    dlid: u16,
+    slid: u16,
+    raw_traffic: c_int,
+    flow_label: u32,
+    hop_limit: u8,
+    traffic_class: u8,
+    reversible: c_int,
+    numb_path: u8,
+    pkey: u16,
+    sl: u8,
+    mtu_selector: u8,
+    mtu: u8,
+    rate_selector: u8,
+    rate: u8,
+    packet_life_time_selector: u8,
+    packet_life_time: u8,
+    preference: u8,
+}
+
+const _: () = {
+    assert!(size_of::<KernAhAttr>() == 32 && size_of::<KernQpAttr>() == 144 && size_of::<KernPathRec>() == 64);
+    assert!(size_of::<PathRec>() == 64 && core::mem::offset_of!(PathRec, reversible) == 48);
+};
+
+fn ah_attr(src: &KernAhAttr) -> ibv_ah_attr {
+    ibv_ah_attr {
+        grh: ibv_global_route {
+            dgid: ibv_gid { raw: src.dgid },
+            flow_label: src.flow_label,
+            sgid_index: src.sgid_index,
+            hop_limit: src.hop_limit,
+            traffic_class: src.traffic_class,
+        },
+        dlid: src.dlid,
+        sl: src.sl,
+        src_path_bits: src.src_path_bits,
+        static_rate: src.static_rate,
+        is_global: src.is_global,
+        port_num: src.port_num,
+    }
+}
+
+fn qp_attr(src: &KernQpAttr) -> ibv_qp_attr {
+    ibv_qp_attr {
+        qp_state: src.qp_state.cast_signed(),
+        cur_qp_state: src.cur_qp_state.cast_signed(),
+        path_mtu: src.path_mtu.cast_signed(),
+        path_mig_state: src.path_mig_state.cast_signed(),
+        qkey: src.qkey,
+        rq_psn: src.rq_psn,
+        sq_psn: src.sq_psn,
+        dest_qp_num: src.dest_qp_num,
+        qp_access_flags: src.qp_access_flags,
+        cap: src.cap,
+        ah_attr: ah_attr(&src.ah_attr),
+        alt_ah_attr: ah_attr(&src.alt_ah_attr),
+        pkey_index: src.pkey_index,
+        alt_pkey_index: src.alt_pkey_index,
+        en_sqd_async_notify: src.en_sqd_async_notify,
+        sq_draining: src.sq_draining,
+        max_rd_atomic: src.max_rd_atomic,
+        max_dest_rd_atomic: src.max_dest_rd_atomic,
+        min_rnr_timer: src.min_rnr_timer,
+        port_num: src.port_num,
+        timeout: src.timeout,
+        retry_cnt: src.retry_cnt,
+        rnr_retry: src.rnr_retry,
+        alt_port_num: src.alt_port_num,
+        alt_timeout: src.alt_timeout,
+        rate_limit: 0,
+    }
+}
+
+fn path_from_kern(src: &KernPathRec) -> PathRec {
+    PathRec {
+        dgid: ibv_gid { raw: src.dgid },
+        sgid: ibv_gid { raw: src.sgid },
+        dlid: src.dlid,
+        slid: src.slid,
+        raw_traffic: src.raw_traffic.cast_signed(),
+        flow_label: src.flow_label,
+        hop_limit: src.hop_limit,
+        traffic_class: src.traffic_class,
+        reversible: src.reversible.cast_signed(),
+        numb_path: src.numb_path,
+        pkey: src.pkey,
+        sl: src.sl,
+        mtu_selector: src.mtu_selector,
+        mtu: src.mtu.to_le_bytes()[0],
+        rate_selector: src.rate_selector,
+        rate: src.rate,
+        packet_life_time_selector: src.packet_life_time_selector,
+        packet_life_time: src.packet_life_time,
+        preference: src.preference,
+    }
+}
+
+fn path_to_kern(src: &PathRec) -> KernPathRec {
+    KernPathRec {
+        dgid: src.dgid.raw,
+        sgid: src.sgid.raw,
+        dlid: src.dlid,
+        slid: src.slid,
+        raw_traffic: src.raw_traffic.cast_unsigned(),
+        flow_label: src.flow_label,
+        reversible: src.reversible.cast_unsigned(),
+        mtu: src.mtu.into(),
+        pkey: src.pkey,
+        hop_limit: src.hop_limit,
+        traffic_class: src.traffic_class,
+        numb_path: src.numb_path,
+        sl: src.sl,
+        mtu_selector: src.mtu_selector,
+        rate_selector: src.rate_selector,
+        rate: src.rate,
+        packet_life_time_selector: src.packet_life_time_selector,
+        packet_life_time: src.packet_life_time,
+        preference: src.preference,
+    }
+}
+
+/// Writes `convert(*src)` to `dst` unless either is NULL.
+///
+/// # Safety
+/// Both are NULL or valid for their types.
+unsafe fn copy<S: Copy, D>(dst: *mut D, src: *const S, convert: impl Fn(&S) -> D) {
+    if dst.is_null() || src.is_null() {
+        return;
+    }
+    // SAFETY: not NULL, and valid by this function's contract.
+    unsafe { dst.write(convert(&src.read())) };
+}
+
+/// Kernel AH attributes to verbs'.
+pub(crate) unsafe extern "C" fn ibv_copy_ah_attr_from_kern(dst: *mut ibv_ah_attr, src: *const KernAhAttr) {
+    // SAFETY: the C caller passes structures of these types.
+    unsafe { copy(dst, src, ah_attr) };
+}
+
+/// Kernel QP attributes to verbs'.
+pub(crate) unsafe extern "C" fn ibv_copy_qp_attr_from_kern(dst: *mut ibv_qp_attr, src: *const KernQpAttr) {
+    // SAFETY: the C caller passes structures of these types.
+    unsafe { copy(dst, src, qp_attr) };
+}
+
+/// Kernel path record to verbs'.
+pub(crate) unsafe extern "C" fn ibv_copy_path_rec_from_kern(dst: *mut PathRec, src: *const KernPathRec) {
+    // SAFETY: the C caller passes structures of these types.
+    unsafe { copy(dst, src, path_from_kern) };
+}
+
+/// Verbs path record to the kernel's.
+pub(crate) unsafe extern "C" fn ibv_copy_path_rec_to_kern(dst: *mut KernPathRec, src: *const PathRec) {
+    // SAFETY: the C caller passes structures of these types.
+    unsafe { copy(dst, src, path_to_kern) };
+}

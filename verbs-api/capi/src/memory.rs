@@ -1,0 +1,160 @@
+//! Protection domains, memory regions, and the fork calls.
+
+use crate::abi::{ibv_context, ibv_mr, ibv_pd};
+use crate::context::context;
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, minus_one, pointer, status};
+use crate::object::{Exposed, Object, Token};
+use core::ffi::{c_int, c_uint, c_void};
+use roxe_provider::{Access, Mr, Pd};
+use std::sync::Arc;
+
+/// `IBV_ACCESS_OPTIONAL_RANGE`: hints in these bits that the device does not know are ignored.
+const OPTIONAL_ACCESS: u32 = 0x3ff0_0000;
+/// `IBV_FORK_UNNEEDED`: memory that the card reads is the process's own, so fork needs no preparation.
+const FORK_UNNEEDED: c_int = 2;
+
+// SAFETY: the handle is the whole structure, at offset 0.
+unsafe impl Exposed for ibv_pd {
+    type Handle = Self;
+    type Inner = Arc<Pd>;
+}
+
+// SAFETY: the handle is the whole structure, at offset 0.
+unsafe impl Exposed for ibv_mr {
+    type Handle = Self;
+    type Inner = Arc<Mr>;
+}
+
+/// The provider's domain behind a handle.
+pub(crate) fn pd<'a>(handle: *mut ibv_pd) -> Result<&'a Arc<Pd>> {
+    Object::<ibv_pd>::live(handle).map(|object| &object.inner)
+}
+
+/// The context of an object, as its structure says; the object is alive, so the field is ours.
+pub(crate) fn context_of(pd: *mut ibv_pd) -> Result<*mut ibv_context> {
+    let object = Object::<ibv_pd>::live(pd)?;
+    // SAFETY: the structure lives as long as the object and the field is never written after creation.
+    Ok(unsafe { (&raw const (*object.exposed()).context).read() })
+}
+
+/// `man ibv_alloc_pd`.
+pub(crate) unsafe extern "C" fn ibv_alloc_pd(handle: *mut ibv_context) -> *mut ibv_pd {
+    pointer(|| {
+        let pd = context(handle)?.alloc_pd()?;
+        let token = Token::new();
+        Ok(Object::publish(token, ibv_pd { context: handle, handle: token.short() }, pd))
+    })
+}
+
+/// `man ibv_alloc_pd`.
+pub(crate) unsafe extern "C" fn ibv_dealloc_pd(handle: *mut ibv_pd) -> c_int {
+    status(|| {
+        pd(handle)?.dealloc()?;
+        Object::<ibv_pd>::retire(handle).map(drop)
+    })
+}
+
+/// The rights that `bits` name; hints that the device does not know are left out, other unknown bits refused.
+fn access(bits: u32) -> Result<Access> {
+    let known = bits & (Access::all().bits() | !OPTIONAL_ACCESS);
+    Access::from_bits(known).ok_or(EINVAL)
+}
+
+fn register(handle: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, bits: u32) -> Result<*mut ibv_mr> {
+    let mr = pd(handle)?.reg_mr(addr.addr() as u64, length as u64, iova, access(bits)?)?;
+    let token = Token::new();
+    let exposed = ibv_mr {
+        context: context_of(handle)?,
+        pd: handle,
+        addr,
+        length,
+        handle: token.short(),
+        lkey: mr.lkey().0,
+        rkey: mr.rkey().0,
+    };
+    Ok(Object::publish(token, exposed, mr))
+}
+
+/// `man ibv_reg_mr`.
+pub(crate) unsafe extern "C" fn ibv_reg_mr(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    pointer(|| register(pd, addr, length, addr.addr() as u64, access.cast_unsigned()))
+}
+
+/// `man ibv_reg_mr`.
+pub(crate) unsafe extern "C" fn ibv_reg_mr_iova(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut ibv_mr {
+    pointer(|| register(pd, addr, length, iova, access.cast_unsigned()))
+}
+
+/// What the macros for the two above call when the rights are no constant or hold hints.
+pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> *mut ibv_mr {
+    pointer(|| register(pd, addr, length, iova, access))
+}
+
+/// `man ibv_rereg_mr`: not offered; -1 is `IBV_REREG_MR_ERR_INPUT`, "the old region is still valid".
+pub(crate) unsafe extern "C" fn ibv_rereg_mr(
+    mr: *mut ibv_mr,
+    _flags: c_int,
+    _pd: *mut ibv_pd,
+    _addr: *mut c_void,
+    _length: usize,
+    _access: c_int,
+) -> c_int {
+    minus_one(|| Object::<ibv_mr>::live(mr).and(Err(EOPNOTSUPP)))
+}
+
+/// `man ibv_reg_mr`. When it returns, no peer and no engine touches the memory any more.
+pub(crate) unsafe extern "C" fn ibv_dereg_mr(handle: *mut ibv_mr) -> c_int {
+    status(|| {
+        Object::<ibv_mr>::live(handle)?.inner.deregister()?;
+        Object::<ibv_mr>::retire(handle).map(drop)
+    })
+}
+
+/// `man ibv_fork_init`: there is nothing to prepare, so it cannot fail.
+pub(crate) extern "C" fn ibv_fork_init() -> c_int {
+    0
+}
+
+/// `man ibv_is_fork_initialized`.
+pub(crate) extern "C" fn ibv_is_fork_initialized() -> c_int {
+    FORK_UNNEEDED
+}
+
+/// Keeps a range out of children; not needed here.
+pub(crate) extern "C" fn ibv_dontfork_range(_base: *mut c_void, _size: usize) -> c_int {
+    0
+}
+
+/// Undoes [`ibv_dontfork_range`].
+pub(crate) extern "C" fn ibv_dofork_range(_base: *mut c_void, _size: usize) -> c_int {
+    0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_hints_are_ignored_and_unknown_rights_refused() {
+        assert_eq!(access(1 | 1 << 25), Ok(Access::LOCAL_WRITE));
+        assert_eq!(access(1 << 20), Ok(Access::RELAXED_ORDERING));
+        assert_eq!(access(1 << 30), Err(EINVAL));
+    }
+}

@@ -1,0 +1,177 @@
+//! Objects that C programs hold pointers to, and the register of those that are alive.
+//!
+//! An object is one heap block: first the structure the program sees and may write to, then the Rust part. The register
+//! turns a NULL, foreign or stale handle of a control call into EINVAL, and a late event of a destroyed object into
+//! nothing. The data path does not consult it: there a handle is only compared with NULL, as in every verbs library.
+//!
+//! Touches the heap blocks it made and nothing else.
+
+use crate::errno::{EINVAL, Result};
+use core::any::TypeId;
+use core::cell::UnsafeCell;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::collections::HashMap;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A C structure that starts an object, and the handle that programs hold.
+///
+/// # Safety
+/// `HANDLE_OFFSET` is the offset of a `Handle` inside `Self`.
+pub(crate) unsafe trait Exposed: 'static {
+    /// What the program's pointer points to.
+    type Handle;
+    /// The Rust part of the object.
+    type Inner: Send + Sync;
+    /// Where the handle lies in the structure.
+    const HANDLE_OFFSET: usize = 0;
+}
+
+/// See the module's description. `repr(C)` because a handle is converted back by its offset.
+#[repr(C)]
+pub(crate) struct Object<E: Exposed> {
+    exposed: UnsafeCell<E>,
+    /// Names the object in events; never used twice.
+    token: Token,
+    /// The Rust part.
+    pub(crate) inner: E::Inner,
+}
+
+// SAFETY: the Rust part is Send and Sync; the exposed part is reached through raw pointers only, by the program and by
+// us, under the rules of the verbs interface (fields are written by whoever owns the call in progress).
+unsafe impl<E: Exposed> Sync for Object<E> {}
+
+/// Names an object in events for as long as the process lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Token(pub(crate) u64);
+
+impl Token {
+    /// A name that no object has or had.
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// For the `handle` fields, which programs at most print.
+    pub(crate) fn short(self) -> u32 {
+        (self.0 & u64::from(u32::MAX)) as u32
+    }
+}
+
+/// The objects alive, by handle address and by token.
+#[derive(Default)]
+struct Register {
+    by_address: HashMap<usize, TypeId>,
+    by_token: HashMap<Token, (usize, TypeId)>,
+}
+
+static REGISTER: LazyLock<Mutex<Register>> = LazyLock::new(Mutex::default);
+
+impl<E: Exposed> Object<E> {
+    /// Makes an object, enters it in the register and returns the handle.
+    pub(crate) fn publish(token: Token, exposed: E, inner: E::Inner) -> *mut E::Handle {
+        let block = Box::into_raw(Box::new(Self { exposed: UnsafeCell::new(exposed), token, inner }));
+        let handle = block.cast::<u8>().wrapping_add(E::HANDLE_OFFSET).cast::<E::Handle>();
+        let mut register = REGISTER.lock();
+        let address = handle.expose_provenance();
+        register.by_address.insert(address, TypeId::of::<E>());
+        register.by_token.insert(token, (address, TypeId::of::<E>()));
+        handle
+    }
+
+    /// The object behind the handle of a control call; EINVAL if there is none of this kind.
+    ///
+    /// The program promises, as everywhere in verbs, not to destroy an object while another call uses it.
+    pub(crate) fn live<'a>(handle: *mut E::Handle) -> Result<&'a Self> {
+        match REGISTER.lock().by_address.get(&handle.addr()) {
+            // SAFETY: the register says that a block of this type lies there and was not freed.
+            Some(kind) if *kind == TypeId::of::<E>() => Ok(unsafe { &*Self::block(handle) }),
+            _ => Err(EINVAL),
+        }
+    }
+
+    /// Takes an object out of the register, so that no event can find it any more; the returned box frees it.
+    pub(crate) fn retire(handle: *mut E::Handle) -> Result<Box<Self>> {
+        let mut register = REGISTER.lock();
+        if register.by_address.get(&handle.addr()) != Some(&TypeId::of::<E>()) {
+            return Err(EINVAL);
+        }
+        register.by_address.remove(&handle.addr());
+        let block = Self::block(handle);
+        // SAFETY: the block was alive until the line above, and whoever removes the entry owns the block.
+        let object = unsafe { Box::from_raw(block) };
+        register.by_token.remove(&object.token);
+        Ok(object)
+    }
+
+    /// The object behind a handle of the data path; only NULL is refused.
+    ///
+    /// # Safety
+    /// `handle` is NULL or came from [`Object::publish`] of this type and is alive.
+    pub(crate) unsafe fn trusted<'a>(handle: *mut E::Handle) -> Option<&'a Self> {
+        if handle.is_null() {
+            return None;
+        }
+        // SAFETY: this function's contract.
+        Some(unsafe { &*Self::block(handle) })
+    }
+
+    /// The handle programs hold.
+    pub(crate) fn handle(&self) -> *mut E::Handle {
+        self.exposed.get().cast::<u8>().wrapping_add(E::HANDLE_OFFSET).cast()
+    }
+
+    /// The structure the program sees. Read and write single fields through it; never make a reference to it.
+    pub(crate) fn exposed(&self) -> *mut E {
+        self.exposed.get()
+    }
+
+    #[allow(clippy::cast_ptr_alignment)] // Back to the address that `publish` started from.
+    fn block(handle: *mut E::Handle) -> *mut Self {
+        handle.cast::<u8>().wrapping_sub(E::HANDLE_OFFSET).cast()
+    }
+}
+
+/// Calls `use_it` with the object named `token` if it is of this kind and alive; it cannot be retired meanwhile.
+pub(crate) fn with_token<E: Exposed, T>(token: Token, use_it: impl FnOnce(&Object<E>) -> T) -> Option<T> {
+    let register = REGISTER.lock();
+    let &(address, kind) = register.by_token.get(&token)?;
+    if kind != TypeId::of::<E>() {
+        return None;
+    }
+    let handle = core::ptr::with_exposed_provenance_mut::<E::Handle>(address);
+    // SAFETY: registered with this type, and `retire` needs the lock held here before it can free the block.
+    Some(use_it(unsafe { &*Object::<E>::block(handle) }))
+}
+
+/// Events handed to the program and not acknowledged yet; destroying the object waits for them (`man
+/// ibv_get_cq_event`).
+#[derive(Default)]
+pub(crate) struct Unacked {
+    count: Mutex<u64>,
+    acked: Condvar,
+}
+
+impl Unacked {
+    /// One more event was handed out.
+    pub(crate) fn hand_out(&self) {
+        *self.count.lock() += 1;
+    }
+
+    /// The program acknowledged `n` events; more than were handed out counts as all of them.
+    pub(crate) fn ack(&self, n: u64) {
+        let mut count = self.count.lock();
+        *count = count.saturating_sub(n);
+        if *count == 0 {
+            self.acked.notify_all();
+        }
+    }
+
+    /// Waits until every event handed out is acknowledged.
+    pub(crate) fn wait(&self) {
+        let mut count: MutexGuard<'_, u64> = self.count.lock();
+        while *count > 0 {
+            self.acked.wait(&mut count);
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! Queue pairs: making, changing, asking and destroying them. Posting to them is in `data.rs` and `qp_ex.rs`.
+
+use crate::abi::{
+    ibv_ah_attr, ibv_context, ibv_gid, ibv_global_route, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex,
+    ibv_qp_init_attr, ibv_qp_init_attr_ex,
+};
+use crate::ah::ah_attr;
+use crate::cq::cq;
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
+use crate::memory::{context_of, pd};
+use crate::object::{Exposed, Object, Token, Unacked};
+use crate::qp_ex::{self, Builder};
+use crate::srq::optional_srq;
+use core::ffi::c_int;
+use roxe_provider::{Access, AttrMask, Context, Qp, QpAttr, QpInit};
+use roxe_transport::qp::{QpCaps, QpState, Service};
+use roxe_transport::wr::Av;
+use roxe_wire::{PathMtu, Psn, Qkey, Qpn};
+use std::sync::Arc;
+
+/// Bits of `ibv_qp_init_attr_ex.comp_mask`.
+const MASK_PD: u32 = 1;
+const MASK_CREATE_FLAGS: u32 = 1 << 2;
+const MASK_SEND_OPS_FLAGS: u32 = 1 << 6;
+/// `IBV_QP_EX_WITH_*` of the operations that the builders offer: WRITE, SEND, READ, atomics, SEND with invalidate.
+const SEND_OPS: u64 = 0x7f | 0x200;
+
+/// The Rust part of a QP.
+pub(crate) struct QpInner {
+    pub(crate) qp: Arc<Qp>,
+    pub(crate) service: Service,
+    pub(crate) events: Unacked,
+    /// Present if the program asked for the `ibv_wr_*` interface.
+    pub(crate) builder: Option<Builder>,
+    init: Init,
+}
+
+// SAFETY: the public structure starts with an `ibv_qp`, at offset 0.
+unsafe impl Exposed for ibv_qp_ex {
+    type Handle = ibv_qp;
+    type Inner = QpInner;
+}
+
+/// What `ibv_query_qp` tells about creation.
+struct Init {
+    cap: ibv_qp_cap,
+    sq_sig_all: c_int,
+}
+
+/// Values of `enum ibv_qp_type` that the device has.
+fn service(qp_type: c_int) -> Result<Service> {
+    match qp_type {
+        2 => Ok(Service::Rc),
+        3 => Ok(Service::Uc),
+        4 => Ok(Service::Ud),
+        _ => Err(EOPNOTSUPP),
+    }
+}
+
+fn caps(cap: &ibv_qp_cap) -> QpCaps {
+    QpCaps {
+        max_send_wr: cap.max_send_wr,
+        max_recv_wr: cap.max_recv_wr,
+        max_send_sge: cap.max_send_sge,
+        max_recv_sge: cap.max_recv_sge,
+        max_inline_data: cap.max_inline_data,
+    }
+}
+
+fn create(handle: *mut ibv_pd, init: &mut ibv_qp_init_attr, extended: bool) -> Result<*mut ibv_qp> {
+    let token = Token::new();
+    let service = service(init.qp_type)?;
+    let qp = pd(handle)?.create_qp(QpInit {
+        service,
+        caps: caps(&init.cap),
+        sq_sig_all: init.sq_sig_all != 0,
+        send_cq: Arc::clone(cq(init.send_cq)?),
+        recv_cq: Arc::clone(cq(init.recv_cq)?),
+        srq: optional_srq(init.srq)?,
+        user: token.0,
+    })?;
+    let base = base(handle, init, token, &qp)?;
+    let builder = extended.then(|| Builder::new(&init.cap));
+    let inner = QpInner {
+        qp,
+        service,
+        events: Unacked::default(),
+        builder,
+        init: Init { cap: init.cap, sq_sig_all: init.sq_sig_all },
+    };
+    Ok(Object::publish(token, qp_ex::exposed(base), inner))
+}
+
+/// The classic part of what the program sees.
+fn base(handle: *mut ibv_pd, init: &ibv_qp_init_attr, token: Token, qp: &Qp) -> Result<ibv_qp> {
+    Ok(ibv_qp {
+        context: context_of(handle)?,
+        qp_context: init.qp_context,
+        pd: handle,
+        send_cq: init.send_cq,
+        recv_cq: init.recv_cq,
+        srq: init.srq,
+        handle: token.short(),
+        qp_num: qp.qpn().get(),
+        state: QpState::Reset as c_int,
+        qp_type: init.qp_type,
+        mutex: [0; 5],
+        cond: [0; 6],
+        events_completed: 0,
+    })
+}
+
+/// `man ibv_create_qp`.
+pub(crate) unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    pointer(|| {
+        // SAFETY: NULL or a whole structure of the program.
+        let init = unsafe { init.as_mut() }.ok_or(EINVAL)?;
+        create(pd, init, false)
+    })
+}
+
+/// EINVAL without a domain, EOPNOTSUPP for what the device does not do.
+fn check_extended(init: &ibv_qp_init_attr_ex) -> Result<()> {
+    let given = |bit| init.comp_mask & bit != 0;
+    let flags = if given(MASK_CREATE_FLAGS) { init.create_flags } else { 0 };
+    let ops = if given(MASK_SEND_OPS_FLAGS) { init.send_ops_flags } else { 0 };
+    let other = init.comp_mask & !(MASK_PD | MASK_CREATE_FLAGS | MASK_SEND_OPS_FLAGS);
+    if other != 0 || flags != 0 || ops & !SEND_OPS != 0 {
+        return Err(EOPNOTSUPP);
+    }
+    if given(MASK_PD) { Ok(()) } else { Err(EINVAL) }
+}
+
+/// `man ibv_create_qp_ex`.
+pub(crate) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
+    pointer(|| {
+        crate::context::context(context)?;
+        // SAFETY: NULL or a whole structure of the program.
+        let extended = unsafe { init.as_ref() }.ok_or(EINVAL)?;
+        check_extended(extended)?;
+        let (pd, builders) = (extended.pd, extended.comp_mask & MASK_SEND_OPS_FLAGS != 0);
+        // SAFETY: not NULL, and the extended structure starts with the classic one.
+        create(pd, unsafe { &mut *init.cast::<ibv_qp_init_attr>() }, builders)
+    })
+}
+
+/// `man ibv_wr_post`: NULL unless the QP was created with `send_ops_flags`.
+pub(crate) unsafe extern "C" fn ibv_qp_to_qp_ex(handle: *mut ibv_qp) -> *mut ibv_qp_ex {
+    pointer(|| {
+        let object = Object::<ibv_qp_ex>::live(handle)?;
+        object.inner.builder.as_ref().map(|_| object.exposed()).ok_or(EOPNOTSUPP)
+    })
+}
+
+/// The way that `attr` describes, if `mask` says that it is given.
+fn resolve(context: &Context, attr: &ibv_ah_attr, mask: AttrMask, bit: AttrMask) -> Result<Av> {
+    if mask.contains(bit) { Ok(context.resolve_av(&ah_attr(attr))?) } else { Ok(Av::default()) }
+}
+
+/// The value of a field, if `mask` says that it is given; EINVAL for a number that `convert` does not know.
+fn coded<T: Default>(mask: AttrMask, bit: AttrMask, code: c_int, convert: fn(u8) -> Option<T>) -> Result<Option<T>> {
+    if !mask.contains(bit) {
+        return Ok(None);
+    }
+    u8::try_from(code).ok().and_then(convert).map(Some).ok_or(EINVAL)
+}
+
+/// Attributes as the transport has them. Fields that `mask` does not name may hold anything and are not looked at.
+fn from_c(context: &Context, attr: &ibv_qp_attr, mask: AttrMask) -> Result<QpAttr> {
+    let state = |code: u8| QpState::from_code(code.into());
+    let access = if mask.contains(AttrMask::ACCESS_FLAGS) { attr.qp_access_flags } else { 0 };
+    let default = QpAttr::default();
+    let mtu = if mask.contains(AttrMask::PATH_MTU) {
+        u8::try_from(attr.path_mtu).ok().and_then(PathMtu::from_code).ok_or(EINVAL)?
+    } else {
+        default.path_mtu
+    };
+    Ok(QpAttr {
+        state: coded(mask, AttrMask::STATE, attr.qp_state, state)?.unwrap_or_default(),
+        cur_state: coded(mask, AttrMask::CUR_STATE, attr.cur_qp_state, state)?,
+        path_mtu: mtu,
+        path_mig_state: u8::try_from(attr.path_mig_state).unwrap_or(u8::MAX),
+        qkey: Qkey(attr.qkey),
+        rq_psn: Psn::new(attr.rq_psn),
+        sq_psn: Psn::new(attr.sq_psn),
+        dest_qpn: Qpn::new(attr.dest_qp_num),
+        access: Access::from_bits(access).ok_or(EINVAL)?,
+        av: resolve(context, &attr.ah_attr, mask, AttrMask::AV)?,
+        alt_av: resolve(context, &attr.alt_ah_attr, mask, AttrMask::ALT_PATH)?,
+        pkey_index: attr.pkey_index,
+        alt_pkey_index: attr.alt_pkey_index,
+        en_sqd_async_notify: attr.en_sqd_async_notify != 0,
+        max_rd_atomic: attr.max_rd_atomic,
+        max_dest_rd_atomic: attr.max_dest_rd_atomic,
+        min_rnr_timer: attr.min_rnr_timer,
+        port: attr.port_num,
+        timeout: attr.timeout,
+        retry_cnt: attr.retry_cnt,
+        rnr_retry: attr.rnr_retry,
+        alt_port: attr.alt_port_num,
+        alt_timeout: attr.alt_timeout,
+    })
+}
+
+/// An address vector as programs see it; all zero while none is set.
+fn av_to_c(av: &Av, port: u8) -> ibv_ah_attr {
+    if av.dgid.is_zero() {
+        return ibv_ah_attr::default();
+    }
+    ibv_ah_attr {
+        grh: ibv_global_route {
+            dgid: ibv_gid { raw: av.dgid.0 },
+            flow_label: av.flow_label,
+            sgid_index: av.sgid_index,
+            hop_limit: av.hop_limit,
+            traffic_class: av.traffic_class,
+        },
+        is_global: 1,
+        port_num: port,
+        ..ibv_ah_attr::default()
+    }
+}
+
+fn to_c(attr: &QpAttr, cap: ibv_qp_cap) -> ibv_qp_attr {
+    ibv_qp_attr {
+        qp_state: attr.state as c_int,
+        cur_qp_state: attr.state as c_int,
+        path_mtu: attr.path_mtu as c_int,
+        path_mig_state: attr.path_mig_state.into(),
+        qkey: attr.qkey.0,
+        rq_psn: attr.rq_psn.get(),
+        sq_psn: attr.sq_psn.get(),
+        dest_qp_num: attr.dest_qpn.get(),
+        qp_access_flags: attr.access.bits(),
+        cap,
+        ah_attr: av_to_c(&attr.av, attr.port),
+        alt_ah_attr: av_to_c(&attr.alt_av, attr.alt_port),
+        pkey_index: attr.pkey_index,
+        alt_pkey_index: attr.alt_pkey_index,
+        en_sqd_async_notify: attr.en_sqd_async_notify.into(),
+        sq_draining: 0,
+        max_rd_atomic: attr.max_rd_atomic,
+        max_dest_rd_atomic: attr.max_dest_rd_atomic,
+        min_rnr_timer: attr.min_rnr_timer,
+        port_num: attr.port,
+        timeout: attr.timeout,
+        retry_cnt: attr.retry_cnt,
+        rnr_retry: attr.rnr_retry,
+        alt_port_num: attr.alt_port,
+        alt_timeout: attr.alt_timeout,
+        rate_limit: 0,
+    }
+}
+
+/// `man ibv_modify_qp`: on an error nothing has changed.
+pub(crate) unsafe extern "C" fn ibv_modify_qp(handle: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+    status(|| {
+        let qp = &Object::<ibv_qp_ex>::live(handle)?.inner.qp;
+        // SAFETY: NULL or a whole structure of the program.
+        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        let mask = AttrMask::from_bits(mask.cast_unsigned()).ok_or(EINVAL)?;
+        qp.modify(&from_c(qp.pd().context(), attr, mask)?, mask)?;
+        // SAFETY: the field lives as long as the object, and programs only read it.
+        unsafe { (&raw mut (*handle).state).write(qp.state() as c_int) };
+        Ok(())
+    })
+}
+
+/// `man ibv_query_qp`: all attributes, whatever the mask asks for.
+pub(crate) unsafe extern "C" fn ibv_query_qp(
+    handle: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    _mask: c_int,
+    init: *mut ibv_qp_init_attr,
+) -> c_int {
+    status(|| {
+        let object = Object::<ibv_qp_ex>::live(handle)?;
+        if attr.is_null() || init.is_null() {
+            return Err(EINVAL);
+        }
+        let now = object.inner.qp.query();
+        let (cap, sq_sig_all) = (object.inner.init.cap, object.inner.init.sq_sig_all);
+        // SAFETY: neither is NULL; the program passes whole structures, and the QP's own is alive.
+        unsafe {
+            attr.write(to_c(&now, cap));
+            init.write(creation(&*handle, cap, sq_sig_all));
+            (&raw mut (*handle).state).write(now.state as c_int);
+        }
+        Ok(())
+    })
+}
+
+/// What a QP was created with.
+fn creation(qp: &ibv_qp, cap: ibv_qp_cap, sq_sig_all: c_int) -> ibv_qp_init_attr {
+    ibv_qp_init_attr {
+        qp_context: qp.qp_context,
+        send_cq: qp.send_cq,
+        recv_cq: qp.recv_cq,
+        srq: qp.srq,
+        cap,
+        qp_type: qp.qp_type,
+        sq_sig_all,
+    }
+}
+
+/// `man ibv_destroy_qp`: waits until every event is acknowledged.
+pub(crate) unsafe extern "C" fn ibv_destroy_qp(handle: *mut ibv_qp) -> c_int {
+    status(|| {
+        let object = Object::<ibv_qp_ex>::retire(handle)?;
+        object.inner.qp.destroy();
+        object.inner.events.wait();
+        Ok(())
+    })
+}
+
+/// `man ibv_query_qp_data_in_order`: 1, because bytes are placed in order of their addresses.
+pub(crate) unsafe extern "C" fn ibv_query_qp_data_in_order(handle: *mut ibv_qp, _op: c_int, flags: u32) -> c_int {
+    c_int::from(Object::<ibv_qp_ex>::live(handle).is_ok() && flags == 0)
+}
+
+/// Multicast is not offered.
+pub(crate) unsafe extern "C" fn ibv_attach_mcast(handle: *mut ibv_qp, _gid: *const ibv_gid, _lid: u16) -> c_int {
+    status(|| Object::<ibv_qp_ex>::live(handle).and(Err(EOPNOTSUPP)))
+}
+
+/// Multicast is not offered.
+pub(crate) unsafe extern "C" fn ibv_detach_mcast(handle: *mut ibv_qp, _gid: *const ibv_gid, _lid: u16) -> c_int {
+    status(|| Object::<ibv_qp_ex>::live(handle).and(Err(EOPNOTSUPP)))
+}

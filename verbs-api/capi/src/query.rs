@@ -1,0 +1,315 @@
+//! Questions about the device and its port.
+
+use crate::abi::{
+    ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_port_attr, ibv_values_ex,
+};
+use crate::context::context;
+use crate::device::text;
+use crate::errno::{EINVAL, Errno, Result, minus_one, negative, status};
+use core::ffi::c_int;
+use core::mem::offset_of;
+use roxe_provider::{DeviceAttr, GidEntry, PortAttr};
+
+/// `IBV_GID_TYPE_ROCE_V2`, in a table entry.
+const GID_TYPE_ROCE_V2: u32 = 2;
+/// The private enumeration of `ibv_query_gid_type`: 0 is IB or RoCE v1, 1 is RoCE v2.
+const SYSFS_GID_TYPE_V1: c_int = 0;
+const SYSFS_GID_TYPE_V2: c_int = 1;
+/// `IBV_VALUES_MASK_RAW_CLOCK`.
+const RAW_CLOCK: u32 = 1;
+/// Completion timestamps count nanoseconds: a clock of 1 GHz, in kHz.
+const CORE_CLOCK_KHZ: u64 = 1_000_000;
+/// The exported `ibv_query_port` predates the last field of the structure.
+const OLD_PORT_ATTR: usize = offset_of!(ibv_port_attr, port_cap_flags2);
+
+/// Copies the first `size` bytes of `value` to `dst`; bytes of a larger, newer structure are zeroed.
+///
+/// # Safety
+/// `dst` is NULL or points to `size` writable bytes.
+unsafe fn write_prefix<T: Copy>(dst: *mut T, size: usize, value: &T) -> Result<()> {
+    if dst.is_null() {
+        return Err(EINVAL);
+    }
+    // SAFETY: at most `size` bytes are written, which this function's contract allows; the source has `size_of::<T>()`.
+    unsafe {
+        dst.cast::<u8>().write_bytes(0, size);
+        dst.cast::<u8>().copy_from_nonoverlapping((&raw const *value).cast(), size.min(size_of::<T>()));
+    }
+    Ok(())
+}
+
+/// A count as C has it.
+fn int(value: u32) -> c_int {
+    c_int::try_from(value).unwrap_or(c_int::MAX)
+}
+
+fn device_attr(attr: &DeviceAttr) -> ibv_device_attr {
+    ibv_device_attr {
+        fw_ver: text(attr.fw_ver),
+        node_guid: attr.node_guid.to_be(),
+        sys_image_guid: attr.sys_image_guid.to_be(),
+        max_mr_size: attr.max_mr_size,
+        page_size_cap: attr.page_size_cap,
+        vendor_id: attr.vendor_id,
+        vendor_part_id: attr.vendor_part_id,
+        hw_ver: attr.hw_ver,
+        max_qp: int(attr.max_qp),
+        max_qp_wr: int(attr.max_qp_wr),
+        device_cap_flags: attr.device_cap_flags,
+        max_sge: int(attr.max_sge),
+        max_sge_rd: int(attr.max_sge_rd),
+        max_cq: int(attr.max_cq),
+        max_cqe: int(attr.max_cqe),
+        max_mr: int(attr.max_mr),
+        max_pd: int(attr.max_pd),
+        max_qp_rd_atom: int(attr.max_qp_rd_atom),
+        max_ee_rd_atom: 0,
+        max_res_rd_atom: int(attr.max_res_rd_atom),
+        max_qp_init_rd_atom: int(attr.max_qp_init_rd_atom),
+        max_ee_init_rd_atom: 0,
+        atomic_cap: int(attr.atomic_cap),
+        max_ee: 0,
+        max_rdd: 0,
+        max_mw: 0,
+        max_raw_ipv6_qp: 0,
+        max_raw_ethy_qp: 0,
+        max_mcast_grp: 0,
+        max_mcast_qp_attach: 0,
+        max_total_mcast_qp_attach: 0,
+        max_ah: int(attr.max_ah),
+        max_fmr: 0,
+        max_map_per_fmr: 0,
+        max_srq: int(attr.max_srq),
+        max_srq_wr: int(attr.max_srq_wr),
+        max_srq_sge: int(attr.max_srq_sge),
+        max_pkeys: attr.max_pkeys,
+        local_ca_ack_delay: attr.local_ca_ack_delay,
+        phys_port_cnt: attr.phys_port_cnt,
+    }
+}
+
+fn device_attr_ex(attr: &DeviceAttr) -> ibv_device_attr_ex {
+    ibv_device_attr_ex {
+        orig_attr: device_attr(attr),
+        comp_mask: 0,
+        odp_caps: [0; 3],
+        completion_timestamp_mask: u64::MAX,
+        hca_core_clock: CORE_CLOCK_KHZ,
+        device_cap_flags_ex: attr.device_cap_flags.into(),
+        tso_caps: [0; 2],
+        rss_caps: [0; 4],
+        max_wq_type_rq: 0,
+        packet_pacing_caps: [0; 3],
+        raw_packet_caps: 0,
+        tm_caps: [0; 5],
+        cq_mod_caps: [0; 2],
+        max_dm_size: 0,
+        pci_atomic_caps: [0; 3],
+        xrc_odp_caps: 0,
+        phys_port_cnt_ex: attr.phys_port_cnt.into(),
+    }
+}
+
+fn port_attr(attr: &PortAttr) -> ibv_port_attr {
+    ibv_port_attr {
+        state: int(attr.state),
+        max_mtu: attr.max_mtu as c_int,
+        active_mtu: attr.active_mtu as c_int,
+        gid_tbl_len: int(attr.gid_tbl_len),
+        port_cap_flags: attr.port_cap_flags,
+        max_msg_sz: attr.max_msg_sz,
+        bad_pkey_cntr: attr.bad_pkey_cntr,
+        qkey_viol_cntr: attr.qkey_viol_cntr,
+        pkey_tbl_len: attr.pkey_tbl_len,
+        max_vl_num: attr.max_vl_num,
+        active_width: attr.active_width,
+        active_speed: attr.active_speed,
+        phys_state: attr.phys_state,
+        link_layer: attr.link_layer,
+        flags: attr.flags,
+        ..ibv_port_attr::default()
+    }
+}
+
+fn gid_entry(entry: &GidEntry) -> ibv_gid_entry {
+    ibv_gid_entry {
+        gid: ibv_gid { raw: entry.gid.0 },
+        gid_index: entry.index.into(),
+        port_num: entry.port.into(),
+        gid_type: GID_TYPE_ROCE_V2,
+        ndev_ifindex: entry.ndev_ifindex,
+    }
+}
+
+/// `man ibv_query_device`.
+pub(crate) unsafe extern "C" fn ibv_query_device(handle: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
+    // SAFETY: the program passes a whole structure.
+    status(|| unsafe { write_prefix(attr, size_of::<ibv_device_attr>(), &device_attr(&context(handle)?.attr())) })
+}
+
+/// `man ibv_query_device_ex`; `size` is the caller's idea of the structure.
+pub(crate) unsafe extern "C" fn query_device_ex(
+    handle: *mut ibv_context,
+    comp_mask: *const u32,
+    attr: *mut ibv_device_attr_ex,
+    size: usize,
+) -> c_int {
+    status(|| {
+        // SAFETY: NULL or the program's input structure, whose only field this is.
+        let unknown_input = !comp_mask.is_null() && unsafe { comp_mask.read() } != 0;
+        if unknown_input || size < size_of::<ibv_device_attr>() {
+            return Err(EINVAL);
+        }
+        // SAFETY: the caller says how large its structure is.
+        unsafe { write_prefix(attr, size, &device_attr_ex(&context(handle)?.attr())) }
+    })
+}
+
+/// `man ibv_query_port`, as programs compiled against old headers call it.
+pub(crate) unsafe extern "C" fn ibv_query_port(handle: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int {
+    // SAFETY: the old structure has this many bytes.
+    unsafe { query_port(handle, port, attr, OLD_PORT_ATTR) }
+}
+
+/// `man ibv_query_port`; `size` is the caller's idea of the structure.
+pub(crate) unsafe extern "C" fn query_port(
+    handle: *mut ibv_context,
+    port: u8,
+    attr: *mut ibv_port_attr,
+    size: usize,
+) -> c_int {
+    // SAFETY: the caller says how large its structure is.
+    status(|| unsafe { write_prefix(attr, size, &port_attr(&context(handle)?.port_attr(port)?)) })
+}
+
+/// `man ibv_query_gid`: an empty entry is all zero.
+pub(crate) unsafe extern "C" fn ibv_query_gid(
+    handle: *mut ibv_context,
+    port: u8,
+    index: c_int,
+    gid: *mut ibv_gid,
+) -> c_int {
+    minus_one(|| {
+        let index = usize::try_from(index).map_err(|_| EINVAL)?;
+        let found = ibv_gid { raw: context(handle)?.gid(port, index)?.0 };
+        // SAFETY: the program passes a whole GID.
+        unsafe { write_prefix(gid, size_of::<ibv_gid>(), &found) }.map(|()| 0)
+    })
+}
+
+/// The entry at `index`: ENODATA in a hole, EINVAL outside the table.
+fn find_entry(handle: *mut ibv_context, port: u32, index: u32) -> Result<GidEntry> {
+    let context = context(handle)?;
+    let port = u8::try_from(port).map_err(|_| EINVAL)?;
+    context.gid(port, usize::try_from(index).map_err(|_| EINVAL)?)?;
+    let is_it = |entry: &GidEntry| entry.port == port && u32::from(entry.index) == index;
+    context.gid_entries().into_iter().find(is_it).ok_or(Errno(libc::ENODATA))
+}
+
+/// `man ibv_query_gid_ex`; `size` is the caller's idea of an entry.
+pub(crate) unsafe extern "C" fn _ibv_query_gid_ex(
+    handle: *mut ibv_context,
+    port: u32,
+    index: u32,
+    entry: *mut ibv_gid_entry,
+    flags: u32,
+    size: usize,
+) -> c_int {
+    status(|| {
+        if flags != 0 {
+            return Err(EINVAL);
+        }
+        // SAFETY: the caller says how large its entry is.
+        unsafe { write_prefix(entry, size, &gid_entry(&find_entry(handle, port, index)?)) }
+    })
+}
+
+/// `man ibv_query_gid_table`: the number of entries, or a negative errno; -EINVAL if they do not fit.
+pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
+    handle: *mut ibv_context,
+    entries: *mut ibv_gid_entry,
+    max_entries: usize,
+    flags: u32,
+    size: usize,
+) -> isize {
+    let count = negative(|| {
+        let found = context(handle)?.gid_entries();
+        if flags != 0 || found.len() > max_entries {
+            return Err(EINVAL);
+        }
+        for (i, entry) in found.iter().enumerate() {
+            let slot = entries.cast::<u8>().wrapping_add(i.wrapping_mul(size)).cast::<ibv_gid_entry>();
+            // SAFETY: the program passes `max_entries` entries of `size` bytes, and `i` is below that.
+            unsafe { write_prefix(if entries.is_null() { entries } else { slot }, size, &gid_entry(entry)) }?;
+        }
+        c_int::try_from(found.len()).map_err(|_| EINVAL)
+    });
+    isize::try_from(count).unwrap_or_default()
+}
+
+/// The type of a GID in the enumeration of old programs (`ibv_devinfo`, pyverbs); a hole counts as type 0.
+pub(crate) unsafe extern "C" fn ibv_query_gid_type(
+    handle: *mut ibv_context,
+    port: u8,
+    index: u32,
+    gid_type: *mut c_int,
+) -> c_int {
+    minus_one(|| {
+        let found = match find_entry(handle, port.into(), index) {
+            Ok(_) => SYSFS_GID_TYPE_V2,
+            Err(Errno(libc::ENODATA)) => SYSFS_GID_TYPE_V1,
+            Err(error) => return Err(error),
+        };
+        // SAFETY: the program passes a variable for the type.
+        unsafe { write_prefix(gid_type, size_of::<c_int>(), &found) }.map(|()| 0)
+    })
+}
+
+/// `man ibv_query_pkey`: network byte order.
+pub(crate) unsafe extern "C" fn ibv_query_pkey(
+    handle: *mut ibv_context,
+    port: u8,
+    index: c_int,
+    pkey: *mut u16,
+) -> c_int {
+    minus_one(|| {
+        let index = usize::try_from(index).map_err(|_| EINVAL)?;
+        let found = context(handle)?.pkey(port, index)?.0.to_be();
+        // SAFETY: the program passes a variable for the key.
+        unsafe { write_prefix(pkey, size_of::<u16>(), &found) }.map(|()| 0)
+    })
+}
+
+/// `man ibv_get_pkey_index`; `pkey` in network byte order.
+pub(crate) unsafe extern "C" fn ibv_get_pkey_index(handle: *mut ibv_context, port: u8, pkey: u16) -> c_int {
+    minus_one(|| {
+        let context = context(handle)?;
+        let len = context.port_attr(port)?.pkey_tbl_len;
+        let is_it = |index: &u16| context.pkey(port, (*index).into()).is_ok_and(|found| found.0 == u16::from_be(pkey));
+        (0..len).find(is_it).map(c_int::from).ok_or(EINVAL)
+    })
+}
+
+/// `man ibv_query_rt_values_ex`: the clock of completion timestamps, as it reads now.
+pub(crate) unsafe extern "C" fn query_rt_values(handle: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
+    status(|| {
+        context(handle)?;
+        if values.is_null() {
+            return Err(EINVAL);
+        }
+        // SAFETY: not NULL; the program passes a whole structure.
+        let wanted = unsafe { (&raw const (*values).comp_mask).read() };
+        if wanted & !RAW_CLOCK != 0 {
+            return Err(EINVAL);
+        }
+        let now = roxe_provider::now().0;
+        let nanos_per_s = 1_000_000_000;
+        let raw_clock = libc::timespec {
+            tv_sec: libc::time_t::try_from(now / nanos_per_s).unwrap_or(libc::time_t::MAX),
+            tv_nsec: libc::c_long::try_from(now % nanos_per_s).unwrap_or_default(),
+        };
+        // SAFETY: as above.
+        unsafe { values.write(ibv_values_ex { comp_mask: RAW_CLOCK & wanted, raw_clock }) };
+        Ok(())
+    })
+}

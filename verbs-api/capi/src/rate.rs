@@ -1,0 +1,87 @@
+//! Conversions of `enum ibv_rate`: to Mbit/s and to multiples of 2.5 Gbit/s, and back.
+//!
+//! Touches nothing.
+
+use core::ffi::c_int;
+
+/// The rate that means "as fast as the port goes", and "no such rate" when converting to a rate.
+const RATE_MAX: c_int = 0;
+
+/// One rate: its number, Mbit/s on the wire, and the multiple of the 2.5 Gbit/s base rate where one is defined.
+struct Rate {
+    code: c_int,
+    mbps: c_int,
+    mult: Option<c_int>,
+}
+
+const fn rate(code: c_int, mbps: c_int, mult: c_int) -> Rate {
+    Rate { code, mbps, mult: if mult > 0 { Some(mult) } else { None } }
+}
+
+/// All of `enum ibv_rate`. Rates from FDR on count coding overhead, so "14" is 14 062 Mbit/s.
+const RATES: [Rate; 23] = [
+    rate(2, 2_500, 1),
+    rate(5, 5_000, 2),
+    rate(3, 10_000, 4),
+    rate(6, 20_000, 8),
+    rate(4, 30_000, 12),
+    rate(7, 40_000, 16),
+    rate(8, 60_000, 24),
+    rate(9, 80_000, 32),
+    rate(10, 120_000, 48),
+    rate(11, 14_062, 0),
+    rate(12, 56_250, 0),
+    rate(13, 112_500, 0),
+    rate(14, 168_750, 0),
+    rate(15, 25_781, 0),
+    rate(16, 103_125, 0),
+    rate(17, 206_250, 0),
+    rate(18, 309_375, 0),
+    rate(19, 28_125, 11),
+    rate(20, 53_125, 20),
+    rate(21, 425_000, 160),
+    rate(22, 637_500, 240),
+    rate(23, 850_000, 320),
+    rate(24, 1_275_000, 480),
+];
+
+/// `man ibv_rate_to_mult`: -1 if the rate is no multiple or unknown.
+pub(crate) extern "C" fn ibv_rate_to_mult(rate: c_int) -> c_int {
+    RATES.iter().find(|r| r.code == rate).and_then(|r| r.mult).unwrap_or(-1)
+}
+
+/// `man ibv_rate_to_mult`.
+pub(crate) extern "C" fn mult_to_ibv_rate(mult: c_int) -> c_int {
+    RATES.iter().find(|r| r.mult == Some(mult)).map_or(RATE_MAX, |r| r.code)
+}
+
+/// `man ibv_rate_to_mbps`: -1 if the rate is unknown.
+pub(crate) extern "C" fn ibv_rate_to_mbps(rate: c_int) -> c_int {
+    RATES.iter().find(|r| r.code == rate).map_or(-1, |r| r.mbps)
+}
+
+/// `man ibv_rate_to_mbps`.
+pub(crate) extern "C" fn mbps_to_ibv_rate(mbps: c_int) -> c_int {
+    RATES.iter().find(|r| r.mbps == mbps).map_or(RATE_MAX, |r| r.code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_rate_converts_both_ways() {
+        for code in 2..=24 {
+            assert_eq!(mbps_to_ibv_rate(ibv_rate_to_mbps(code)), code);
+            let mult = ibv_rate_to_mult(code);
+            assert!(mult == -1 || mult_to_ibv_rate(mult) == code);
+        }
+    }
+
+    #[test]
+    fn unknown_numbers_are_refused() {
+        assert_eq!((ibv_rate_to_mbps(0), ibv_rate_to_mult(25)), (-1, -1));
+        assert_eq!((mbps_to_ibv_rate(1), mult_to_ibv_rate(3)), (RATE_MAX, RATE_MAX));
+        assert_eq!(mult_to_ibv_rate(-1), RATE_MAX);
+    }
+}

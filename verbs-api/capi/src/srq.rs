@@ -1,0 +1,128 @@
+//! Shared receive queues. Posting to them is in `data.rs`.
+
+use crate::abi::{ibv_context, ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex};
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
+use crate::memory::{context_of, pd};
+use crate::object::{Exposed, Object, Token, Unacked};
+use core::ffi::{c_int, c_void};
+use roxe_provider::{Srq, SrqInit};
+use std::sync::Arc;
+
+/// `IBV_SRQ_MAX_WR` and `IBV_SRQ_LIMIT`: which attributes a modify sets.
+const MAX_WR: c_int = 1;
+const LIMIT: c_int = 2;
+/// `IBV_SRQ_INIT_ATTR_TYPE` and `IBV_SRQ_INIT_ATTR_PD`: the fields that a basic SRQ is made from.
+const MASK_TYPE: u32 = 1;
+const MASK_PD: u32 = 2;
+/// `IBV_SRQT_BASIC`.
+const BASIC: c_int = 0;
+
+/// The Rust part of an SRQ.
+pub(crate) struct SrqInner {
+    pub(crate) srq: Arc<Srq>,
+    pub(crate) events: Unacked,
+}
+
+// SAFETY: the handle is the whole structure, at offset 0.
+unsafe impl Exposed for ibv_srq {
+    type Handle = Self;
+    type Inner = SrqInner;
+}
+
+/// The SRQ a QP shall use: none for NULL.
+pub(crate) fn optional_srq(handle: *mut ibv_srq) -> Result<Option<Arc<Srq>>> {
+    if handle.is_null() {
+        return Ok(None);
+    }
+    Object::<ibv_srq>::live(handle).map(|object| Some(Arc::clone(&object.inner.srq)))
+}
+
+fn attr(srq: &Srq) -> ibv_srq_attr {
+    let attr = srq.query();
+    ibv_srq_attr { max_wr: attr.max_wr, max_sge: attr.max_sge, srq_limit: attr.limit }
+}
+
+/// Makes an SRQ and writes what it really takes back to `wish`. The limit is not part of creation (`man
+/// ibv_create_srq`), so it starts unarmed.
+fn create(handle: *mut ibv_pd, srq_context: *mut c_void, wish: &mut ibv_srq_attr) -> Result<*mut ibv_srq> {
+    let token = Token::new();
+    let init = SrqInit { max_wr: wish.max_wr, max_sge: wish.max_sge, limit: 0, user: token.0 };
+    let srq = pd(handle)?.create_srq(init)?;
+    let exposed = ibv_srq {
+        context: context_of(handle)?,
+        srq_context,
+        pd: handle,
+        handle: token.short(),
+        mutex: [0; 5],
+        cond: [0; 6],
+        events_completed: 0,
+    };
+    *wish = attr(&srq);
+    Ok(Object::publish(token, exposed, SrqInner { srq, events: Unacked::default() }))
+}
+
+/// `man ibv_create_srq`.
+pub(crate) unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq {
+    pointer(|| {
+        // SAFETY: NULL or a whole structure of the program.
+        let init = unsafe { init.as_mut() }.ok_or(EINVAL)?;
+        create(pd, init.srq_context, &mut init.attr)
+    })
+}
+
+/// `man ibv_create_srq_ex`: of the types, only the basic one.
+pub(crate) unsafe extern "C" fn create_srq_ex(
+    context: *mut ibv_context,
+    init: *mut ibv_srq_init_attr_ex,
+) -> *mut ibv_srq {
+    pointer(|| {
+        crate::context::context(context)?;
+        // SAFETY: NULL or a whole structure of the program.
+        let init = unsafe { init.as_mut() }.ok_or(EINVAL)?;
+        let other_type = init.comp_mask & MASK_TYPE != 0 && init.srq_type != BASIC;
+        if other_type || init.comp_mask & !(MASK_TYPE | MASK_PD) != 0 {
+            return Err(EOPNOTSUPP);
+        }
+        if init.comp_mask & MASK_PD == 0 {
+            return Err(EINVAL);
+        }
+        create(init.pd, init.srq_context, &mut init.attr)
+    })
+}
+
+/// `man ibv_modify_srq`.
+pub(crate) unsafe extern "C" fn ibv_modify_srq(handle: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
+    status(|| {
+        let srq = &Object::<ibv_srq>::live(handle)?.inner.srq;
+        // SAFETY: NULL or a whole structure of the program.
+        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        if mask & !(MAX_WR | LIMIT) != 0 {
+            return Err(EINVAL);
+        }
+        let chosen = |bit, value| (mask & bit != 0).then_some(value);
+        Ok(srq.modify(chosen(MAX_WR, attr.max_wr), chosen(LIMIT, attr.srq_limit))?)
+    })
+}
+
+/// `man ibv_query_srq`.
+pub(crate) unsafe extern "C" fn ibv_query_srq(handle: *mut ibv_srq, out: *mut ibv_srq_attr) -> c_int {
+    status(|| {
+        let srq = &Object::<ibv_srq>::live(handle)?.inner.srq;
+        if out.is_null() {
+            return Err(EINVAL);
+        }
+        // SAFETY: not NULL; the program passes a whole structure.
+        unsafe { out.write(attr(srq)) };
+        Ok(())
+    })
+}
+
+/// `man ibv_create_srq`: EBUSY while QPs use it; waits until every event is acknowledged.
+pub(crate) unsafe extern "C" fn ibv_destroy_srq(handle: *mut ibv_srq) -> c_int {
+    status(|| {
+        Object::<ibv_srq>::live(handle)?.inner.srq.destroy()?;
+        let object = Object::<ibv_srq>::retire(handle)?;
+        object.inner.events.wait();
+        Ok(())
+    })
+}

@@ -1,0 +1,147 @@
+//! Names of numbers for people: the `*_str` functions. The wording is what programs print and people search for, so it is
+//! that of the libraries these replace.
+//!
+//! Touches nothing.
+
+use core::ffi::{CStr, c_char, c_int};
+
+const UNKNOWN: &CStr = c"unknown";
+
+/// The entry `index` of `names`, or `other` if there is none.
+fn name(names: &[&'static CStr], index: c_int, other: &'static CStr) -> *const c_char {
+    usize::try_from(index).ok().and_then(|i| names.get(i)).unwrap_or(&other).as_ptr()
+}
+
+/// Indexed by `enum ibv_wc_status`.
+const WC_STATUS: [&CStr; 24] = [
+    c"success",
+    c"local length error",
+    c"local QP operation error",
+    c"local EE context operation error",
+    c"local protection error",
+    c"Work Request Flushed Error",
+    c"memory management operation error",
+    c"bad response error",
+    c"local access error",
+    c"remote invalid request error",
+    c"remote access error",
+    c"remote operation error",
+    c"transport retry counter exceeded",
+    c"RNR retry counter exceeded",
+    c"local RDD violation error",
+    c"remote invalid RD request",
+    c"aborted error",
+    c"invalid EE context number",
+    c"invalid EE context state",
+    c"fatal error",
+    c"response timeout error",
+    c"general error",
+    c"TM error",
+    c"TM software rendezvous",
+];
+
+/// Indexed by `enum ibv_event_type`.
+const EVENT_TYPE: [&CStr; 20] = [
+    c"CQ error",
+    c"local work queue catastrophic error",
+    c"invalid request local work queue error",
+    c"local access violation work queue error",
+    c"communication established",
+    c"send queue drained",
+    c"path migrated",
+    c"path migration request error",
+    c"local catastrophic error",
+    c"port active",
+    c"port error",
+    c"LID change",
+    c"P_Key change",
+    c"SM change",
+    c"SRQ catastrophic error",
+    c"SRQ limit reached",
+    c"last WQE reached",
+    c"client reregistration",
+    c"GID table change",
+    c"WQ fatal",
+];
+
+/// Indexed by `enum ibv_node_type`.
+const NODE_TYPE: [&CStr; 8] = [
+    UNKNOWN,
+    c"InfiniBand channel adapter",
+    c"InfiniBand switch",
+    c"InfiniBand router",
+    c"iWARP NIC",
+    c"usNIC",
+    c"usNIC UDP",
+    c"unspecified",
+];
+
+/// Indexed by `enum ibv_port_state`.
+const PORT_STATE: [&CStr; 6] = [c"no state change (NOP)", c"down", c"init", c"armed", c"active", c"active defer"];
+
+/// Indexed by `enum rdma_cm_event_type`.
+const CM_EVENT: [&CStr; 16] = [
+    c"RDMA_CM_EVENT_ADDR_RESOLVED",
+    c"RDMA_CM_EVENT_ADDR_ERROR",
+    c"RDMA_CM_EVENT_ROUTE_RESOLVED",
+    c"RDMA_CM_EVENT_ROUTE_ERROR",
+    c"RDMA_CM_EVENT_CONNECT_REQUEST",
+    c"RDMA_CM_EVENT_CONNECT_RESPONSE",
+    c"RDMA_CM_EVENT_CONNECT_ERROR",
+    c"RDMA_CM_EVENT_UNREACHABLE",
+    c"RDMA_CM_EVENT_REJECTED",
+    c"RDMA_CM_EVENT_ESTABLISHED",
+    c"RDMA_CM_EVENT_DISCONNECTED",
+    c"RDMA_CM_EVENT_DEVICE_REMOVAL",
+    c"RDMA_CM_EVENT_MULTICAST_JOIN",
+    c"RDMA_CM_EVENT_MULTICAST_ERROR",
+    c"RDMA_CM_EVENT_ADDR_CHANGE",
+    c"RDMA_CM_EVENT_TIMEWAIT_EXIT",
+];
+
+/// `man ibv_poll_cq`: what a completion status means.
+pub(crate) extern "C" fn ibv_wc_status_str(status: c_int) -> *const c_char {
+    name(&WC_STATUS, status, UNKNOWN)
+}
+
+/// `man ibv_event_type_str`.
+pub(crate) extern "C" fn ibv_event_type_str(event: c_int) -> *const c_char {
+    name(&EVENT_TYPE, event, UNKNOWN)
+}
+
+/// `man ibv_event_type_str`.
+pub(crate) extern "C" fn ibv_node_type_str(node_type: c_int) -> *const c_char {
+    name(&NODE_TYPE, node_type, UNKNOWN)
+}
+
+/// `man ibv_event_type_str`.
+pub(crate) extern "C" fn ibv_port_state_str(state: c_int) -> *const c_char {
+    name(&PORT_STATE, state, UNKNOWN)
+}
+
+/// `man rdma_event_str`.
+pub(crate) extern "C" fn rdma_event_str(event: c_int) -> *const c_char {
+    name(&CM_EVENT, event, c"UNKNOWN EVENT")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(name: *const c_char) -> &'static str {
+        // SAFETY: every function here returns one of its static C strings.
+        unsafe { CStr::from_ptr(name) }.to_str().unwrap()
+    }
+
+    #[test]
+    fn any_number_has_a_name() {
+        assert_eq!(text(ibv_wc_status_str(12)), "transport retry counter exceeded");
+        assert_eq!(text(ibv_wc_status_str(-1)), "unknown");
+        assert_eq!(text(ibv_wc_status_str(24)), "unknown");
+        assert_eq!(text(ibv_port_state_str(4)), "active");
+        assert_eq!(text(ibv_event_type_str(18)), "GID table change");
+        assert_eq!(text(ibv_node_type_str(0)), "unknown");
+        assert_eq!(text(rdma_event_str(9)), "RDMA_CM_EVENT_ESTABLISHED");
+        assert_eq!(text(rdma_event_str(16)), "UNKNOWN EVENT");
+    }
+}
