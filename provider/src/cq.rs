@@ -75,6 +75,7 @@ impl State {
 pub struct Cq {
     context: Arc<Context>,
     channel: Option<Arc<CompChannel>>,
+    /// Ends when the queue is destroyed; locked while an event is announced.
     channel_use: Mutex<Option<Use>>,
     id: ObjectId,
     user: AtomicU64,
@@ -166,11 +167,13 @@ impl Cq {
     /// Takes the queue out of use: EBUSY while QPs use it; then its pending events are forgotten.
     pub fn destroy(&self) -> Result<(), Error> {
         self.uses.check_unused("completion queue", "queue pairs")?;
+        // First no new events, then forget the old ones.
+        let channel_use = self.channel_use.lock().take();
         if let Some(channel) = &self.channel {
             channel.forget(self.id);
         }
         self.context.forget_events(self.id);
-        *self.channel_use.lock() = None;
+        drop(channel_use);
         Ok(())
     }
 
@@ -192,9 +195,10 @@ impl Cq {
         Ok(state.fires(&cqe) && self.channel.is_some())
     }
 
-    /// Announces on the channel that an armed entry came.
+    /// Announces on the channel that an armed entry came; not any more once the queue is destroyed.
     pub(crate) fn notify(&self) {
-        if let Some(channel) = &self.channel {
+        let in_use = self.channel_use.lock();
+        if let (Some(channel), Some(_)) = (&self.channel, in_use.as_ref()) {
             channel.announce(self.id, self.user());
         }
     }
@@ -351,6 +355,7 @@ mod tests {
         assert_eq!(gone.destroy().unwrap_err().errno(), libc::EBUSY);
         drop(user);
         gone.destroy().unwrap();
+        gone.notify();
         assert_eq!(channel.get_event().unwrap(), 2);
         assert_eq!(channel.destroy().unwrap_err().errno(), libc::EBUSY);
         drop(stays);

@@ -14,7 +14,7 @@ use crate::mr::MemoryTable;
 use crate::pd::{AhAttr, Pd};
 use crate::port::{GidEntry, GidTable, Netdev, PortAttr};
 use crate::uses::ObjectId;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use roxe_transport::qp::DropReason;
 use roxe_transport::wr::Av;
 use roxe_wire::{Gid, PathMtu, Pkey};
@@ -24,10 +24,24 @@ use std::sync::Arc;
 
 /// The devices of this process: loopback as `roxe0`, or the interfaces that `ROXE_NETDEV` names as `roxe0`, `roxe1`, ...
 ///
-/// ENODEV if one of them does not exist, EINVAL if one is named twice or a `ROXE_*` variable is not understood.
+/// Asking again gives the same devices, described as the interfaces are now. ENODEV if an interface does not exist,
+/// EINVAL if one is named twice or a `ROXE_*` variable is not understood.
 pub fn devices() -> Result<Vec<Arc<Device>>, Error> {
+    /// What earlier calls gave out, with its engine and counters.
+    static KNOWN: Mutex<Vec<Arc<Device>>> = Mutex::new(Vec::new());
     let netdevs = choose(&Netdev::all(), &config()?.netdevs)?;
-    Ok((0..).zip(netdevs).map(|(index, netdev)| Arc::new(Device::new(index, netdev))).collect())
+    let mut known = KNOWN.lock();
+    let found = (0..).zip(netdevs).map(|(index, netdev)| {
+        match known.iter().find(|device| device.index == index && device.ifindex == netdev.ifindex) {
+            Some(device) => {
+                device.update(&netdev);
+                Arc::clone(device)
+            }
+            None => Arc::new(Device::new(index, &netdev)),
+        }
+    });
+    *known = found.collect();
+    Ok(known.clone())
 }
 
 /// The interfaces with these names, in the order of the names.
@@ -52,16 +66,40 @@ fn no_such_netdev(all: &[Netdev], name: &str) -> Error {
 pub struct Device {
     name: String,
     index: u32,
-    netdev: Netdev,
-    gids: RwLock<GidTable>,
+    netdev: String,
+    ifindex: u32,
+    guid: u64,
+    port: RwLock<Port>,
     counters: Counters,
 }
 
+/// What may change while the device is known.
+#[derive(Debug)]
+struct Port {
+    attr: PortAttr,
+    gids: GidTable,
+}
+
 impl Device {
-    fn new(index: u32, netdev: Netdev) -> Self {
+    fn new(index: u32, netdev: &Netdev) -> Self {
         let mut gids = GidTable::default();
         gids.update(&netdev.addresses);
-        Self { name: format!("roxe{index}"), index, netdev, gids: RwLock::new(gids), counters: Counters::default() }
+        Self {
+            name: format!("roxe{index}"),
+            index,
+            ifindex: netdev.ifindex,
+            guid: netdev.guid(),
+            netdev: netdev.name.clone(),
+            port: RwLock::new(Port { attr: netdev.port_attr(), gids }),
+            counters: Counters::default(),
+        }
+    }
+
+    /// Takes over what the interface is like now; GIDs that stay keep their index.
+    fn update(&self, netdev: &Netdev) {
+        let mut port = self.port.write();
+        port.attr = netdev.port_attr();
+        port.gids.update(&netdev.addresses);
     }
 
     /// `roxe0`, `roxe1`, ...
@@ -76,39 +114,35 @@ impl Device {
 
     /// Name of the network interface.
     pub fn netdev(&self) -> &str {
-        &self.netdev.name
+        &self.netdev
     }
 
     /// Index of the network interface.
     pub fn ifindex(&self) -> u32 {
-        self.netdev.ifindex
+        self.ifindex
     }
 
     /// Node GUID, host order; never 0.
     pub fn node_guid(&self) -> u64 {
-        self.netdev.guid()
+        self.guid
     }
 
-    /// Opens the device; refreshes the GID table and starts the engine if this is the first opening.
+    /// Opens the device as its interface is now; starts the engine if this is the first opening.
     pub fn open(self: &Arc<Self>) -> Result<Arc<Context>, Error> {
-        self.refresh_gids();
-        Context::open(Arc::clone(self)).map(Arc::new)
-    }
-
-    /// Reads the addresses of the interface again; entries that stay keep their index.
-    fn refresh_gids(&self) {
-        if let Some(now) = Netdev::all().into_iter().find(|dev| dev.ifindex == self.netdev.ifindex) {
-            self.gids.write().update(&now.addresses);
+        if let Some(now) = Netdev::all().iter().find(|dev| dev.ifindex == self.ifindex) {
+            self.update(now);
         }
+        Context::open(Arc::clone(self)).map(Arc::new)
     }
 
     /// The largest UD payload and path MTU.
     pub(crate) fn active_mtu(&self) -> PathMtu {
-        self.netdev.path_mtu()
+        self.port.read().attr.active_mtu
     }
 
+    /// The GID table now.
     pub(crate) fn gids(&self) -> GidTable {
-        *self.gids.read()
+        self.port.read().gids
     }
 
     pub(crate) fn counters(&self) -> &Counters {
@@ -268,7 +302,7 @@ impl Context {
         Ok(PortAttr {
             bad_pkey_cntr: drops(DropReason::Pkey),
             qkey_viol_cntr: drops(DropReason::Qkey),
-            ..self.device.netdev.port_attr()
+            ..self.device.port.read().attr
         })
     }
 
@@ -390,6 +424,13 @@ mod tests {
         let text = "there is no network interface eth7; set ROXE_NETDEV to some of: eth0, lo, eth1";
         assert_eq!(error.to_string(), text);
         assert_eq!(chosen(&["lo", "lo"]).unwrap_err().errno(), libc::EINVAL);
+    }
+
+    #[test]
+    fn asking_again_gives_the_same_devices() {
+        let (first, second) = (devices().unwrap(), devices().unwrap());
+        assert!(Arc::ptr_eq(&first[0], &second[0]));
+        assert_eq!((first[0].name(), first[0].netdev(), first[0].ifindex()), ("roxe0", "lo", 1));
     }
 
     #[test]

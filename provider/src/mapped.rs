@@ -6,8 +6,6 @@ use crate::error::Error;
 use std::ffi::c_void;
 use std::io;
 
-const PAGE: u64 = 4096;
-
 /// Fails with EFAULT unless `length` bytes at `addr` are mapped readable, and writable if `write`; makes them present.
 pub(crate) fn check(addr: u64, length: u64, write: bool) -> Result<(), Error> {
     if length == 0 {
@@ -18,7 +16,7 @@ pub(crate) fn check(addr: u64, length: u64, write: bool) -> Result<(), Error> {
         let advice = "map it with these rights and keep it mapped until it is deregistered";
         Error::new(libc::EFAULT, format!("{length} bytes at {addr:#x} are not mapped for {rights}; {advice}"))
     };
-    let first = addr & !(PAGE - 1);
+    let first = addr & !(page_size() - 1);
     let end = addr.checked_add(length).ok_or_else(fault)?;
     let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
     match populate(first, end - first, advice) {
@@ -40,6 +38,12 @@ fn populate(addr: u64, length: u64, advice: i32) -> Result<(), i32> {
             errno => return Err(errno),
         }
     }
+}
+
+/// Bytes of a page, a power of two.
+pub(crate) fn page_size() -> u64 {
+    // SAFETY: takes no pointers.
+    u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
 fn maps() -> Result<String, Error> {

@@ -5,6 +5,7 @@
 //! page exactly in between dies of its own unmapping.
 
 use super::Fault;
+use crate::mapped::page_size;
 use roxe_transport::cx::AtomicOp;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,8 +41,9 @@ fn write_once(addr: u64, data: &[u8]) -> Result<(), Fault> {
 }
 
 pub(super) fn atomic(addr: u64, op: AtomicOp) -> Result<u64, Fault> {
+    let page = page_size();
     // SAFETY: changes no contents; the kernel checks the address.
-    let rc = unsafe { libc::madvise((addr & !0xfff) as *mut c_void, 0x1000, libc::MADV_POPULATE_WRITE) };
+    let rc = unsafe { libc::madvise((addr & !(page - 1)) as *mut c_void, page as usize, libc::MADV_POPULATE_WRITE) };
     if rc != 0 {
         return Err(Fault);
     }

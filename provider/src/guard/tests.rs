@@ -156,7 +156,6 @@ fn memory_may_go_away_during_the_access() {
     super::install();
     let pages = Pages::new(1);
     let stop = std::sync::atomic::AtomicBool::new(false);
-    let (mut copied, mut faulted) = (0, 0);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for round in 0..500 {
@@ -166,13 +165,12 @@ fn memory_may_go_away_during_the_access() {
             stop.store(true, std::sync::atomic::Ordering::Relaxed);
         });
         while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-            match super::write(pages.addr(), &[1; 4096]) {
-                Ok(()) => copied += 1,
-                Err(Fault) => faulted += 1,
-            }
+            // Either is right; a signal would end the test.
+            let _ = super::write(pages.addr(), &[1; 4096]);
         }
     });
-    assert!(copied + faulted > 0);
+    // The last round left the page writable.
+    assert_eq!(super::write(pages.addr(), &[1; 4096]), Ok(()));
 }
 
 /// Runs `child` in a forked process and returns its wait status.
