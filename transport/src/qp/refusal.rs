@@ -8,11 +8,12 @@ use crate::qp::shared::{QpEvents, Service};
 use crate::wr::WcStatus;
 use roxe_wire::NakCode;
 
-/// Why a request is not executed.
+/// Why a request is not executed. The number is the `vendor_err` of the receive that ends by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
 pub(crate) enum Refusal {
     /// The opcode does not continue the open message, or continues none.
-    OpcodeSequence,
+    OpcodeSequence = 1,
     /// The QP does not do this operation, or its access flags do not allow it.
     NotAllowed,
     /// No receive is posted.
@@ -42,6 +43,9 @@ pub(crate) enum Answer {
     RnrNak,
     Nak(NakCode),
 }
+
+/// Where there always is a receive to report on.
+const NO_EVENT: QpEvents = QpEvents::empty();
 
 /// What follows from a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,11 +86,11 @@ impl Refusal {
             Self::OpcodeSequence | Self::NotAllowed | Self::TooManyReads | Self::Length | Self::Misaligned => {
                 fatal(N::InvalidRequest, S::RemInvReqErr, E::REQ_ERR, D::InvalidRequest)
             }
-            Self::ReceiveTooShort => fatal(N::InvalidRequest, S::LocLenErr, E::REQ_ERR, D::InvalidRequest),
+            Self::ReceiveTooShort => fatal(N::InvalidRequest, S::LocLenErr, NO_EVENT, D::InvalidRequest),
             Self::RemoteAccess => fatal(N::RemoteAccess, S::RemAccessErr, E::ACCESS_ERR, D::RemoteAccess),
-            Self::Invalidate => fatal(N::RemoteAccess, S::RemInvReqErr, E::ACCESS_ERR, D::RemoteAccess),
+            Self::Invalidate => fatal(N::RemoteAccess, S::RemInvReqErr, NO_EVENT, D::RemoteAccess),
             Self::RemoteFault => fatal(N::RemoteOperation, S::RemAccessErr, E::ACCESS_ERR, D::LocalProtection),
-            Self::LocalProtection => fatal(N::RemoteOperation, S::LocProtErr, E::FATAL, D::LocalProtection),
+            Self::LocalProtection => fatal(N::RemoteOperation, S::LocProtErr, NO_EVENT, D::LocalProtection),
             Self::NoReceive => Reaction { answer: Answer::RnrNak, ..silent(D::NoReceive) },
         }
     }
@@ -99,7 +103,7 @@ impl Refusal {
             Self::NoReceive => silent(D::NoReceive),
             Self::RemoteAccess | Self::RemoteFault => silent(D::RemoteAccess),
             Self::LocalProtection => {
-                let (status, event) = (WcStatus::LocProtErr, QpEvents::FATAL);
+                let (status, event) = (WcStatus::LocProtErr, NO_EVENT);
                 Reaction { answer: Answer::Silence, fatal: true, status, event, reason: D::LocalProtection }
             }
             Self::NotAllowed
@@ -114,6 +118,51 @@ impl Refusal {
 
 /// The packet is dropped and nothing else happens; `status` and `event` mean nothing.
 const fn silent(reason: DropReason) -> Reaction {
-    let (status, event) = (WcStatus::GeneralErr, QpEvents::empty());
+    let (status, event) = (WcStatus::GeneralErr, NO_EVENT);
     Reaction { answer: Answer::Silence, fatal: false, status, event, reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fmt::Write;
+
+    const ALL: [Refusal; 11] = [
+        Refusal::OpcodeSequence,
+        Refusal::NotAllowed,
+        Refusal::NoReceive,
+        Refusal::TooManyReads,
+        Refusal::Length,
+        Refusal::ReceiveTooShort,
+        Refusal::Misaligned,
+        Refusal::RemoteAccess,
+        Refusal::RemoteFault,
+        Refusal::LocalProtection,
+        Refusal::Invalidate,
+    ];
+
+    fn render() -> String {
+        let mut text = String::new();
+        for (number, refusal) in (1..).zip(ALL) {
+            assert_eq!(refusal as u32, number, "ALL is complete and in order");
+            for service in [Service::Rc, Service::Uc] {
+                let Reaction { answer, fatal, status, event, reason } = refusal.reaction(service);
+                write!(text, "{service:?} {refusal:?}: {answer:?}, counted as {}", reason.name()).expect("a String");
+                if fatal {
+                    write!(text, "; error state, receive ends with {status:?}").expect("a String");
+                }
+                for (name, _) in event.iter_names() {
+                    write!(text, " or {name}").expect("a String");
+                }
+                text.push('\n');
+            }
+        }
+        text
+    }
+
+    #[test]
+    fn the_table_is_the_one_reviewed() {
+        let (now, reviewed) = (render(), include_str!("refusal_table.txt"));
+        assert!(now == reviewed, "a reaction changed; review it and update refusal_table.txt:\n{now}");
+    }
 }

@@ -173,7 +173,7 @@ impl Replies {
         if let Some(due) = self.ring.due() {
             return Some(Step::Answer(due));
         }
-        self.nak.map(Step::Nak).or(self.ack.then_some(Step::Ack(e_psn.sub(1))))
+        self.nak.map(Step::Nak).or_else(|| self.ack.then_some(Step::Ack(e_psn.sub(1))))
     }
 
     /// `step` is in the batch.

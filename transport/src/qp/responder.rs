@@ -523,3 +523,6 @@ fn check_rkey<H: Host>(host: &mut H, req: &Request) -> Result<(), Refusal> {
 fn atomic<H: Host>(host: &mut H, eth: &AtomicEth, op: AtomicOp) -> Result<u64, Refusal> {
     host.atomic_remote(eth.rkey, eth.va, op).map_err(Refusal::remote)
 }
+
+#[cfg(test)]
+mod tests;

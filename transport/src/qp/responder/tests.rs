@@ -1,0 +1,180 @@
+//! Scripts of the receiving side alone: this state, this packet in, exactly these packets out and nothing else.
+
+mod atomics;
+mod duplicates;
+mod order;
+mod reads;
+mod receives;
+mod refusals;
+mod unreliable;
+
+use super::*;
+use crate::cx::{MemError, Memory};
+use crate::qp::shared::{QpCaps, Service};
+use crate::sim::{Mr, SimHost};
+use crate::wr::{Av, Sge, WcStatus};
+use roxe_wire::{
+    Aeth, AtomicAckEth, Feth, Header, Ieth, Kind, Msn, NakCode, Packet, Placement, Psn, Qpn, Response, Selectivity,
+    Syndrome, icrc,
+};
+
+/// The first PSN expected.
+const FIRST: u32 = 100;
+/// Payload bytes of a full packet.
+const MTU: usize = 256;
+const SEND: Request = Request::SendOnly(SendTail::Plain);
+
+/// A batch of at most `room` packets.
+struct Outbox {
+    room: usize,
+    packets: Vec<Vec<u8>>,
+}
+
+impl TxBatch for Outbox {
+    fn slot(&mut self, _av: &Av, len: usize) -> Option<&mut [u8]> {
+        if self.packets.len() == self.room {
+            return None;
+        }
+        self.packets.push(vec![0xa5; len + icrc::LEN]);
+        self.packets.last_mut()?.get_mut(..len)
+    }
+
+    fn retract(&mut self) {
+        self.packets.pop();
+    }
+}
+
+/// What came out: PSN, response, payload.
+type Out = (u32, Response, Vec<u8>);
+
+struct Script {
+    sh: Shared,
+    responder: Responder,
+    host: SimHost,
+    mr: Mr,
+}
+
+impl Script {
+    fn new(service: Service) -> Self {
+        Self::with(service, None)
+    }
+
+    /// A QP in RTS whose peer may do everything, with a region of 64 KiB of known bytes.
+    fn with(service: Service, srq_max_sge: Option<u32>) -> Self {
+        let caps = QpCaps { max_recv_wr: 8, max_recv_sge: 2, ..QpCaps::default() };
+        let config = QpConfig { qpn: Qpn::new(2), service, caps, sq_sig_all: false, srq_max_sge, port_mtu: MTU as u32 };
+        let mut sh = Shared::new(config);
+        sh.set_state(QpState::Rts);
+        sh.attr.rq_psn = Psn::new(FIRST);
+        sh.attr.dest_qpn = Qpn::new(3);
+        sh.attr.access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        sh.attr.max_dest_rd_atomic = 2;
+        sh.attr.min_rnr_timer = 12;
+        let mut responder = Responder::new(&config);
+        responder.on_rtr(&sh);
+        let mut host = SimHost::default();
+        let mr = host.memory.register(1 << 16, Access::LOCAL_WRITE | sh.attr.access);
+        for (byte, value) in host.memory.bytes_mut(mr).iter_mut().zip((0..251u8).cycle()) {
+            *byte = value;
+        }
+        Self { sh, responder, host, mr }
+    }
+
+    fn receive(&mut self, wr_id: u64, sges: &[Sge]) {
+        self.responder.post_recv(&RecvRequest { wr_id, sges }).expect("room in the queue");
+    }
+
+    /// A request that asks for an acknowledgement.
+    fn put(&mut self, psn: u32, req: Request, payload: &[u8]) -> Result<(), DropReason> {
+        self.put_with(Bth { ack_req: true, ..Bth::new(Qpn::new(2), Psn::new(psn)) }, req, payload)
+    }
+
+    /// A request that does not.
+    fn put_quietly(&mut self, psn: u32, req: Request, payload: &[u8]) -> Result<(), DropReason> {
+        self.put_with(Bth::new(Qpn::new(2), Psn::new(psn)), req, payload)
+    }
+
+    fn put_with(&mut self, bth: Bth, req: Request, payload: &[u8]) -> Result<(), DropReason> {
+        let result = self.responder.handle_request(&mut self.sh, &mut self.host, &bth, &req, payload);
+        self.settle();
+        result
+    }
+
+    fn put_uc(&mut self, psn: u32, req: UcRequest, payload: &[u8]) -> Result<(), DropReason> {
+        let bth = Bth::new(Qpn::new(2), Psn::new(psn));
+        let result = self.responder.handle_uc(&mut self.sh, &mut self.host, &bth, &req, payload);
+        self.settle();
+        assert!(!self.responder.has_work(), "UC answers nothing");
+        result
+    }
+
+    /// What the QP does when a role failed.
+    fn settle(&mut self) {
+        if core::mem::take(&mut self.sh.failed) {
+            self.sh.set_state(QpState::Err);
+            self.responder.flush(&mut self.sh, &mut self.host);
+        }
+    }
+
+    /// Up to `room` packets.
+    fn poll(&mut self, room: usize) -> (Vec<Out>, TxState) {
+        let mut tx = Outbox { room, packets: Vec::new() };
+        let state = self.responder.poll_transmit(&mut self.sh, &mut self.host, &mut tx);
+        self.settle();
+        let parse = |bytes: &Vec<u8>| {
+            let Packet { header: Header { bth, kind }, payload } = Packet::parse(bytes).expect("a legal packet");
+            let Kind::RcResponse(response) = kind else { panic!("{kind:?} is no response") };
+            assert_eq!((bth.dest_qpn, bth.ack_req, bth.solicited), (Qpn::new(3), false, false));
+            (bth.psn.get(), response, payload.to_vec())
+        };
+        (tx.packets.iter().map(parse).collect(), state)
+    }
+
+    /// Everything that is due.
+    fn out(&mut self) -> Vec<Out> {
+        let (out, state) = self.poll(100);
+        assert_eq!((state, self.responder.has_work()), (TxState::Drained, false));
+        out
+    }
+
+    /// Completions so far, as (wr_id, status, byte_len).
+    fn done(&mut self) -> Vec<(u64, WcStatus, u32)> {
+        self.host.recvs.drain(..).map(|cqe| (cqe.wr_id, cqe.status, cqe.byte_len)).collect()
+    }
+
+    fn reth(&self, offset: u32, dma_len: u32) -> Reth {
+        Reth { va: self.mr.addr + u64::from(offset), rkey: self.mr.rkey(), dma_len }
+    }
+
+    fn eth(&self, offset: u32) -> AtomicEth {
+        AtomicEth { va: self.mr.addr + u64::from(offset), rkey: self.mr.rkey(), swap_or_add: 1, compare: 0 }
+    }
+
+    fn bytes(&self, from: usize, len: usize) -> Vec<u8> {
+        self.host.memory.bytes(self.mr)[from..from + len].to_vec()
+    }
+}
+
+fn aeth(syndrome: Syndrome, msn: u32) -> Aeth {
+    Aeth { syndrome, msn: Msn::new(msn) }
+}
+
+fn good(msn: u32) -> Aeth {
+    aeth(Syndrome::ACK_UNLIMITED, msn)
+}
+
+fn ack(psn: u32, msn: u32) -> Out {
+    (psn, Response::Ack(good(msn)), vec![])
+}
+
+fn nak(psn: u32, code: NakCode, msn: u32) -> Out {
+    (psn, Response::Ack(aeth(Syndrome::Nak(code), msn)), vec![])
+}
+
+fn rnr_nak(psn: u32, msn: u32) -> Out {
+    (psn, Response::Ack(aeth(Syndrome::RnrNak { timer: 12 }, msn)), vec![])
+}
+
+fn rc() -> Script {
+    Script::new(Service::Rc)
+}

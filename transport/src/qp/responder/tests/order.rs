@@ -1,0 +1,99 @@
+//! Which request is the expected one, and when it is acknowledged.
+
+use super::*;
+
+#[test]
+fn one_acknowledgement_answers_all_that_arrived() {
+    let mut s = rc();
+    let sge = s.mr.sge(0, 64);
+    for psn in 0..3 {
+        s.receive(psn, &[sge]);
+        assert_eq!(s.put(FIRST + psn as u32, SEND, b"hi"), Ok(()));
+    }
+    assert_eq!(s.out(), [ack(FIRST + 2, 3)]);
+    assert_eq!(s.done(), [0, 1, 2].map(|id| (id, WcStatus::Success, 2)));
+}
+
+#[test]
+fn nothing_is_said_unless_asked() {
+    let mut s = rc();
+    assert_eq!(s.put_quietly(FIRST, Request::WriteOnly(s.reth(0, 2), None), b"hi"), Ok(()));
+    assert_eq!(s.out(), []);
+}
+
+#[test]
+fn inside_a_message_the_count_of_messages_stays() {
+    let mut s = rc();
+    s.receive(1, &[s.mr.all()]);
+    assert_eq!(s.put(FIRST, Request::SendFirst, &[1; MTU]), Ok(()));
+    assert_eq!(s.out(), [ack(FIRST, 0)]);
+    assert_eq!(s.put(FIRST + 1, Request::SendLast(SendTail::Plain), &[2; 3]), Ok(()));
+    assert_eq!(s.out(), [ack(FIRST + 1, 1)]);
+    assert_eq!(s.bytes(0, MTU + 3), [[1; MTU].as_slice(), &[2; 3]].concat());
+    assert_eq!(s.done(), [(1, WcStatus::Success, MTU as u32 + 3)]);
+}
+
+#[test]
+fn a_gap_is_reported_once_until_it_is_closed() {
+    let mut s = rc();
+    let write = Request::WriteOnly(s.reth(0, 1), None);
+    assert_eq!(s.put(FIRST + 1, write, b"x"), Err(DropReason::OutOfSequence));
+    assert_eq!(s.put(FIRST + 2, write, b"x"), Err(DropReason::OutOfSequence));
+    assert_eq!(s.out(), [nak(FIRST, NakCode::PsnSequence, 0)]);
+    assert_eq!(s.put(FIRST + 3, write, b"x"), Err(DropReason::OutOfSequence));
+    assert_eq!(s.out(), []);
+    assert_eq!(s.put(FIRST, write, b"x"), Ok(()));
+    assert_eq!(s.put(FIRST + 2, write, b"x"), Err(DropReason::OutOfSequence));
+    assert_eq!(s.out(), [nak(FIRST + 1, NakCode::PsnSequence, 1)], "which acknowledges what is before it");
+}
+
+#[test]
+fn an_answered_duplicate_lets_the_next_gap_be_reported() {
+    let mut s = rc();
+    let write = Request::WriteOnly(s.reth(0, 1), None);
+    assert_eq!(s.put(FIRST, write, b"x"), Ok(()));
+    assert_eq!(s.put(FIRST + 2, write, b"x"), Err(DropReason::OutOfSequence));
+    s.out();
+    assert_eq!(s.put(FIRST, write, b"x"), Err(DropReason::DuplicateRequest));
+    assert_eq!(s.put(FIRST + 2, write, b"x"), Err(DropReason::OutOfSequence));
+    assert_eq!(s.out(), [nak(FIRST + 1, NakCode::PsnSequence, 1)]);
+}
+
+#[test]
+fn a_gap_that_closes_before_it_was_reported_is_not() {
+    let mut s = rc();
+    let write = Request::WriteOnly(s.reth(0, 1), None);
+    assert_eq!(s.put(FIRST, write, b"x"), Ok(()));
+    assert_eq!(s.put(FIRST + 2, write, b"x"), Err(DropReason::OutOfSequence));
+    assert_eq!(s.put_quietly(FIRST + 1, write, b"x"), Ok(()));
+    assert_eq!(s.out(), [ack(FIRST + 1, 2)], "the first request still asked");
+}
+
+#[test]
+fn half_of_all_psns_are_old_and_half_are_new() {
+    let mut s = rc();
+    let write = Request::WriteOnly(s.reth(0, 1), None);
+    assert_eq!(s.put(FIRST + 0x7f_ffff, write, b"x"), Err(DropReason::OutOfSequence));
+    assert_eq!(s.put(FIRST + 0x80_0000, write, b"x"), Err(DropReason::DuplicateRequest));
+}
+
+#[test]
+fn the_first_request_in_rtr_establishes_the_connection_once() {
+    let mut s = rc();
+    s.sh.set_state(QpState::Rtr);
+    let write = Request::WriteOnly(s.reth(0, 1), None);
+    assert_eq!(s.put(FIRST + 1, write, b"x"), Err(DropReason::OutOfSequence));
+    assert_eq!(core::mem::take(&mut s.sh.events), QpEvents::empty());
+    assert_eq!(s.put(FIRST, write, b"x"), Ok(()));
+    assert_eq!(core::mem::take(&mut s.sh.events), QpEvents::COMM_EST);
+    assert_eq!(s.put(FIRST + 1, write, b"x"), Ok(()));
+    assert_eq!(s.sh.events, QpEvents::empty());
+    assert_eq!(s.out(), [ack(FIRST + 1, 2)], "RTR answers");
+}
+
+#[test]
+fn in_rts_nothing_needs_to_be_established() {
+    let mut s = rc();
+    assert_eq!(s.put(FIRST, Request::WriteOnly(s.reth(0, 1), None), b"x"), Ok(()));
+    assert_eq!(s.sh.events, QpEvents::empty());
+}

@@ -1,0 +1,151 @@
+//! READs: answered in order, again, in part, or not at all.
+
+use super::*;
+
+fn data(s: &Script, offset: usize, psn: u32, lens: &[usize], msn: u32) -> Vec<Out> {
+    let (last, mut at) = (lens.len() - 1, offset);
+    let packet = |(i, len): (usize, &usize)| {
+        let response = match (i == 0, i == last) {
+            (true, true) => Response::ReadOnly(good(msn)),
+            (true, false) => Response::ReadFirst(good(msn)),
+            (false, true) => Response::ReadLast(good(msn)),
+            (false, false) => Response::ReadMiddle,
+        };
+        at += len;
+        (psn + i as u32, response, s.bytes(at - len, *len))
+    };
+    lens.iter().enumerate().map(packet).collect()
+}
+
+#[test]
+fn a_read_of_any_length_is_answered() {
+    for lens in [&[0][..], &[1], &[256], &[256, 1], &[256, 256], &[256, 256, 256, 7]] {
+        let mut s = rc();
+        let len: usize = lens.iter().sum();
+        assert_eq!(s.put(FIRST, Request::Read(s.reth(16, len as u32)), b""), Ok(()));
+        assert_eq!(s.out(), data(&s, 16, FIRST, lens, 1));
+        let next = FIRST + lens.len() as u32;
+        assert_eq!(s.put(next, Request::WriteOnly(s.reth(0, 0), None), b""), Ok(()), "it took a PSN per packet");
+        assert_eq!(s.out(), [ack(next, 2)]);
+    }
+}
+
+#[test]
+fn reading_and_writing_nothing_needs_no_key() {
+    let mut s = rc();
+    let nowhere = Reth { va: 1, rkey: RKey(1), dma_len: 0 };
+    assert_eq!(s.put(FIRST, Request::Read(nowhere), b""), Ok(()));
+    assert_eq!(s.put(FIRST + 1, Request::WriteOnly(nowhere, None), b""), Ok(()));
+    assert_eq!(s.out(), [(FIRST, Response::ReadOnly(good(2)), vec![]), ack(FIRST + 1, 2)]);
+    assert_eq!(s.put(FIRST, Request::Read(nowhere), b""), Err(DropReason::DuplicateRequest));
+    assert_eq!(s.out(), [(FIRST, Response::ReadOnly(good(2)), vec![])]);
+}
+
+#[test]
+fn answers_leave_in_the_order_of_requests() {
+    let mut s = rc();
+    assert_eq!(s.put(FIRST, Request::WriteOnly(s.reth(0, 0), None), b""), Ok(()));
+    assert_eq!(s.put(FIRST + 1, Request::Read(s.reth(0, 300)), b""), Ok(()));
+    assert_eq!(s.put(FIRST + 3, Request::WriteOnly(s.reth(0, 0), None), b""), Ok(()));
+    let read = data(&s, 0, FIRST + 1, &[256, 44], 3);
+    assert_eq!(s.out(), [vec![ack(FIRST, 3)], read, vec![ack(FIRST + 3, 3)]].concat());
+}
+
+#[test]
+fn a_full_batch_is_continued_where_it_ended() {
+    let mut s = rc();
+    assert_eq!(s.put(FIRST, Request::Read(s.reth(0, 700)), b""), Ok(()));
+    let (mut got, state) = s.poll(2);
+    assert_eq!((got.len(), state), (2, TxState::BatchFull));
+    assert!(s.responder.has_work());
+    got.extend(s.out());
+    assert_eq!(got, data(&s, 0, FIRST, &[256, 256, 188], 1));
+}
+
+#[test]
+fn any_tail_is_read_again_and_as_often_as_asked() {
+    let mut s = rc();
+    assert_eq!(s.put(FIRST, Request::Read(s.reth(0, 700)), b""), Ok(()));
+    s.out();
+    for (skip, lens) in [(2, &[188][..]), (1, &[256, 188]), (0, &[256, 256, 188])] {
+        let (at, len) = (skip * 256, 700 - skip * 256);
+        let dup = s.put(FIRST + skip, Request::Read(s.reth(at, len)), b"");
+        assert_eq!(dup, Err(DropReason::DuplicateRequest));
+        assert_eq!(s.out(), data(&s, at as usize, FIRST + skip, lens, 1), "and the count of messages stays");
+    }
+    let part = s.put(FIRST + 1, Request::Read(s.reth(256, 256)), b"");
+    assert_eq!(part, Err(DropReason::DuplicateRequest));
+    assert_eq!(s.out(), data(&s, 256, FIRST + 1, &[256], 1), "a part of it too");
+}
+
+#[test]
+fn a_repeated_read_that_is_not_the_one_remembered_is_ignored() {
+    let mut s = rc();
+    assert_eq!(s.put(FIRST, Request::Read(s.reth(0, 700)), b""), Ok(()));
+    assert_eq!(s.put(FIRST + 3, Request::WriteOnly(s.reth(0, 0), None), b""), Ok(()));
+    s.out();
+    let right = s.reth(256, 444);
+    let wrong = [
+        (FIRST + 1, Reth { va: right.va + 1, ..right }),
+        (FIRST + 1, Reth { rkey: RKey(right.rkey.0 ^ 1), ..right }),
+        (FIRST + 1, Reth { dma_len: 445, ..right }),
+        (FIRST + 1, Reth { dma_len: 0, ..right }),
+        (FIRST + 2, right),
+        (FIRST + 3, right),
+        (FIRST - 1, right),
+    ];
+    for (psn, reth) in wrong {
+        assert_eq!(s.put(psn, Request::Read(reth), b""), Err(DropReason::DuplicateRequest));
+        assert_eq!(s.out(), [], "{psn} {reth:?}");
+    }
+    assert_eq!(s.put(FIRST + 1, Request::Read(right), b""), Err(DropReason::DuplicateRequest));
+    assert_eq!(s.out().len(), 2, "the right one is answered");
+}
+
+#[test]
+fn a_repeated_read_whose_key_is_gone_is_ignored() {
+    let mut s = rc();
+    let read = Request::Read(s.reth(0, 300));
+    assert_eq!(s.put(FIRST, read, b""), Ok(()));
+    s.out();
+    s.host.memory.deregister(s.mr);
+    assert_eq!(s.put(FIRST, read, b""), Err(DropReason::DuplicateRequest));
+    assert_eq!((s.out(), s.sh.state), (vec![], QpState::Rts));
+}
+
+#[test]
+fn memory_that_goes_away_stops_the_answer_at_the_packet_it_cannot_make() {
+    let mut s = rc();
+    assert_eq!(s.put(FIRST, Request::Read(s.reth(0, 700)), b""), Ok(()));
+    assert_eq!(s.put(FIRST + 3, Request::WriteOnly(s.reth(0, 0), None), b""), Ok(()));
+    assert_eq!(s.poll(1).0.len(), 1);
+    s.host.memory.deregister(s.mr);
+    assert_eq!(s.out(), [nak(FIRST + 1, NakCode::RemoteAccess, 2)]);
+    assert_eq!((s.sh.state, s.sh.events), (QpState::Err, QpEvents::ACCESS_ERR));
+    assert_eq!(s.out(), []);
+}
+
+#[test]
+fn memory_that_goes_away_ends_a_repeated_answer_in_silence() {
+    let mut s = rc();
+    let read = Request::Read(s.reth(0, 700));
+    assert_eq!(s.put(FIRST, read, b""), Ok(()));
+    s.out();
+    assert_eq!(s.put(FIRST, read, b""), Err(DropReason::DuplicateRequest));
+    assert_eq!(s.poll(1).0.len(), 1);
+    s.host.memory.unmap(s.mr);
+    assert_eq!((s.out(), s.sh.state), (vec![], QpState::Rts));
+}
+
+#[test]
+fn max_dest_rd_atomic_may_be_outstanding_and_no_more() {
+    let mut s = rc();
+    assert_eq!(s.put(FIRST, Request::Read(s.reth(0, 1)), b""), Ok(()));
+    assert_eq!(s.put(FIRST + 1, Request::FetchAdd(s.eth(0)), b""), Ok(()));
+    assert_eq!(s.poll(1).0.len(), 1);
+    assert_eq!(s.put(FIRST + 2, Request::Read(s.reth(0, 1)), b""), Ok(()), "one is answered");
+    assert_eq!(s.put(FIRST + 3, Request::Read(s.reth(0, 1)), b""), Err(DropReason::InvalidRequest));
+    let psns: Vec<_> = s.out().into_iter().map(|(psn, ..)| psn).collect();
+    assert_eq!(psns, [FIRST + 1, FIRST + 2, FIRST + 3], "the NAK behind the answers before it");
+    assert_eq!((s.sh.state, s.sh.events), (QpState::Err, QpEvents::REQ_ERR));
+}
