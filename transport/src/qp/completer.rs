@@ -12,7 +12,7 @@ use crate::qp::segment;
 use crate::qp::shared::Shared;
 use crate::qp::sq::{Payload, SendWqe};
 use crate::wr::WcStatus;
-use roxe_wire::{Aeth, AtomicAckEth, NakCode, Psn, Response, Syndrome};
+use roxe_wire::{Aeth, AtomicAckEth, NakCode, PathMtu, Psn, Response, Syndrome};
 
 /// What a response asks for, once everything it acknowledges is done with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,17 +103,16 @@ impl Requester {
             return Outcome::Failed(WcStatus::BadRespErr);
         };
         let (mtu, index) = (sh.attr.path_mtu, index_of(psn, &wqe));
-        let next = index + 1;
         // After a retry an answer may begin anywhere in its request and be called FIRST or MIDDLE, ONLY or LAST: only
         // where the request ends is fixed.
-        let expected_end = next == segment::read_chunk_end(index, wqe.packets, mtu);
-        if ends != expected_end || payload.len() != segment::payload_len(wqe.length, mtu, index) as usize {
+        let len = segment::payload_len(wqe.length, mtu, index);
+        if ends != ends_request(&wqe, mtu, index) || payload.len() != len as usize {
             return Outcome::Failed(WcStatus::BadRespErr);
         }
         if !self.place(host, &wqe, segment::offset(index, mtu), payload) {
             return Outcome::Failed(WcStatus::LocProtErr);
         }
-        self.on_answered(sh, host, &wqe, next, expected_end);
+        self.on_answered(sh, host, &wqe, index, len);
         Outcome::Done
     }
 
@@ -137,7 +136,7 @@ impl Requester {
         if !self.place(host, &wqe, 0, &value.0.to_ne_bytes()) {
             return Outcome::Failed(WcStatus::LocProtErr);
         }
-        self.on_answered(sh, host, &wqe, 1, true);
+        self.on_answered(sh, host, &wqe, 0, 0);
         Outcome::Done
     }
 
@@ -155,15 +154,18 @@ impl Requester {
         }
     }
 
-    /// Packet `next - 1` of the oldest work request, a READ or atomic, is answered; `whole` if that answers its request.
-    fn on_answered<H: Host>(&mut self, sh: &mut Shared, host: &mut H, wqe: &SendWqe, next: u32, whole: bool) {
-        // A request that a retry has not repeated yet is not counted.
-        let counted = self.una_psn.is_before(self.cursor.psn);
-        self.una_psn = wqe.first_psn.add(next);
-        if whole && counted {
-            self.reads_out = self.reads_out.saturating_sub(1);
-            self.flight.land(charge(0));
+    /// Packet `index` of the oldest work request, a READ or atomic, is answered with `len` bytes of READ data.
+    fn on_answered<H: Host>(&mut self, sh: &mut Shared, host: &mut H, wqe: &SendWqe, index: u32, len: u32) {
+        // What a retry has not asked for again is not counted.
+        if self.una_psn.is_before(self.cursor.psn) {
+            self.bytes_due = self.bytes_due.saturating_sub(len);
+            if ends_request(wqe, sh.attr.path_mtu, index) {
+                self.reads_out = self.reads_out.saturating_sub(1);
+                self.flight.land(charge(0));
+            }
         }
+        let next = index + 1;
+        self.una_psn = wqe.first_psn.add(next);
         if next == wqe.packets {
             self.complete_head(sh, host);
         }
@@ -195,8 +197,13 @@ impl Requester {
         if self.cursor.psn.is_before(self.una_psn) {
             self.cursor = self.oldest();
         }
-        self.retry.on_progress(&sh.attr, host.now(), self.una_psn != self.sent_psn);
-        self.flight.give_back(sh, host);
+        let outstanding = self.una_psn != self.sent_psn;
+        self.retry.on_progress(&sh.attr, host.now(), outstanding);
+        if outstanding {
+            self.flight.give_back(sh, host);
+        } else {
+            self.release_all(sh, host);
+        }
         self.report_fault(sh, host);
         self.check_drained(sh);
     }
@@ -228,6 +235,11 @@ impl Requester {
     }
 }
 
+/// Whether the answer to packet `index` of a READ or atomic is the last one to its request.
+fn ends_request(wqe: &SendWqe, mtu: PathMtu, index: u32) -> bool {
+    index + 1 == segment::read_chunk_end(index, wqe.packets, mtu)
+}
+
 #[cfg(test)]
 mod tests {
     //! One requester, its packets read off the log, its answers forged.
@@ -236,7 +248,9 @@ mod tests {
     use crate::sim::setup::{QPN_A, Setup};
     use crate::sim::{Mr, Pair, Peer, Rng};
     use crate::wr::{Access, SendData, SendFlags, SendOp, SendRequest, Sge, WcStatus};
-    use roxe_wire::{Aeth, AtomicAckEth, Bth, Header, Kind, Msn, NakCode, Psn, RKey, Request, Response, Syndrome};
+    use roxe_wire::{
+        Aeth, AtomicAckEth, Bth, Header, Kind, Msn, NakCode, PathMtu, Psn, RKey, Request, Response, Syndrome,
+    };
 
     const ACK: Aeth = aeth(Syndrome::ACK_UNLIMITED);
     const SEQUENCE: Response = Response::Ack(aeth(Syndrome::Nak(NakCode::PsnSequence)));
@@ -500,6 +514,23 @@ mod tests {
         assert_eq!(s.psns(), [228]);
         s.time_out();
         assert_eq!((s.psns(), s.reserved()), (vec![164, 228], 2 * 832));
+    }
+
+    #[test]
+    fn reads_wait_for_room_in_our_own_socket() {
+        let mut s = Script::with(Setup { path_mtu: PathMtu::Mtu4096, max_rd_atomic: 16, ..Setup::default() });
+        s.post(1, READ, 1 << 20);
+        assert_eq!(s.psns(), [100, 132]);
+        assert_eq!(s.answer(100, Response::ReadFirst(ACK), &[7; 4096]), None);
+        assert_eq!(s.psns(), []);
+        for psn in 101..131 {
+            assert_eq!(s.answer(psn, Response::ReadMiddle, &[7; 4096]), None);
+        }
+        assert_eq!(s.psns(), []);
+        assert_eq!(s.answer(131, Response::ReadLast(ACK), &[7; 4096]), None);
+        assert_eq!(s.psns(), [164]);
+        s.time_out();
+        assert_eq!(s.psns(), [132, 164]);
     }
 
     #[test]

@@ -180,6 +180,7 @@ impl Qp {
     pub fn modify<H: Host>(&mut self, host: &mut H, attr: &QpAttr, mask: AttrMask) -> Result<(), ModifyError> {
         let from = self.shared.state;
         let to = attr::check(&self.shared, attr, mask)?;
+        self.flush_posted(host);
         if to == QpState::Reset || mask.intersects(AttrMask::AV | AttrMask::DEST_QPN) {
             self.requester.release_all(&self.shared, host);
         }

@@ -27,6 +27,10 @@ use roxe_wire::{Bth, Header, Kind, PathMtu, Psn, Request, Reth};
 /// recognisable and the bytes of [`Flight`] within 32 bits.
 const MAX_OUTSTANDING: i32 = 1 << 16;
 
+/// Another READ REQUEST is sent while no more than this is still to come. Its answers (128 KiB at most, see `segment`) and
+/// these must fit the receive buffer of our own socket, which drops silently; two requests keep the peer busy.
+const READ_AHEAD: u32 = 128 << 10;
+
 /// The next packet to send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cursor {
@@ -59,6 +63,8 @@ pub(crate) struct Requester {
     pub(crate) sent_psn: Psn,
     /// READ requests and atomics between `una_psn` and the cursor.
     pub(crate) reads_out: u32,
+    /// Bytes of READ data that they still have to bring.
+    pub(crate) bytes_due: u32,
     pub(crate) flight: Flight,
     pub(crate) retry: Retry,
     /// The work request at the cursor failed here; it is reported when all before it are complete.
@@ -79,6 +85,7 @@ impl Requester {
             una_psn: Psn::default(),
             sent_psn: Psn::default(),
             reads_out: 0,
+            bytes_due: 0,
             flight: Flight::default(),
             retry: Retry::default(),
             fault: None,
@@ -154,7 +161,7 @@ impl Requester {
         self.cursor = Cursor { wqe, packet: 0, psn };
         self.fresh = wqe;
         (self.una_psn, self.sent_psn) = (psn, psn);
-        self.reads_out = 0;
+        (self.reads_out, self.bytes_due) = (0, 0);
         self.fault = None;
         self.paid = false;
     }
@@ -188,7 +195,7 @@ impl Requester {
             && self.fault.is_none()
             && !self.retry.is_waiting()
             && !self.is_fenced(wqe)
-            && !self.is_read_depth_reached(sh, wqe)
+            && !self.is_read_held(sh, wqe)
             && self.cursor.psn.distance(self.una_psn) < MAX_OUTSTANDING
     }
 
@@ -197,9 +204,12 @@ impl Requester {
         self.reads_out > 0 && self.cursor.packet == 0 && wqe.flags.contains(SendFlags::FENCE)
     }
 
-    /// With `max_rd_atomic` = 0 a READ is not held back: it fails when its turn comes.
-    fn is_read_depth_reached(&self, sh: &Shared, wqe: &SendWqe) -> bool {
-        self.reads_out > 0 && self.reads_out >= u32::from(sh.attr.max_rd_atomic) && wqe.awaits_response()
+    /// READs and atomics wait for a free place at the responder, and READs for room in our own socket. With
+    /// `max_rd_atomic` = 0 there is nothing to wait for: they fail when their turn comes.
+    fn is_read_held(&self, sh: &Shared, wqe: &SendWqe) -> bool {
+        let no_place = self.reads_out >= u32::from(sh.attr.max_rd_atomic);
+        let no_room = self.bytes_due > READ_AHEAD && wqe.is_read();
+        self.reads_out > 0 && wqe.awaits_response() && (no_place || no_room)
     }
 
     /// Puts the RC packet at the cursor into the batch.
@@ -229,6 +239,7 @@ impl Requester {
             Put::Fault => return self.stop_with(sh, host, WcStatus::LocProtErr),
         }
         self.reads_out += u32::from(wqe.awaits_response());
+        self.bytes_due += packet.brings;
         self.flight.depart(cost);
         self.advance(packet.span);
         self.retry.on_sent(&sh.attr, host.now());
@@ -264,7 +275,7 @@ impl Requester {
     /// Goes back to the oldest packet not acknowledged (go-back-N): what was under way is given up.
     pub(crate) fn go_back<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F) {
         self.release_all(sh, flow);
-        self.reads_out = 0;
+        (self.reads_out, self.bytes_due) = (0, 0);
         self.fault = None;
         self.cursor = self.oldest();
     }
@@ -325,7 +336,9 @@ impl Requester {
     pub(crate) fn check_drained(&mut self, sh: &mut Shared) {
         if sh.state == QpState::Sqd && !self.drained && self.is_drained() {
             self.drained = true;
-            sh.events.set(QpEvents::SQ_DRAINED, sh.attr.en_sqd_async_notify);
+            if sh.attr.en_sqd_async_notify {
+                sh.events.insert(QpEvents::SQ_DRAINED);
+            }
         }
     }
 }
@@ -378,13 +391,15 @@ pub(crate) struct Outgoing {
     /// Payload bytes.
     pub(crate) len: u32,
     /// Where in the message they start.
-    pub(crate) offset: u32,
+    offset: u32,
     /// PSNs it takes.
-    pub(crate) span: u32,
+    span: u32,
     /// Payload bytes of the next packet, while the responder is not asked for an answer before it.
-    pub(crate) next_len: Option<u32>,
+    next_len: Option<u32>,
+    /// Bytes of READ data that its answers carry.
+    brings: u32,
     /// The responder must answer.
-    pub(crate) asks_ack: bool,
+    asks_ack: bool,
     pub(crate) solicited: bool,
 }
 
@@ -394,23 +409,24 @@ impl Outgoing {
         if let SendOp::Read { remote_addr, rkey } = wqe.op {
             let end = segment::read_chunk_end(index, wqe.packets, mtu);
             let whole = Reth { va: remote_addr, rkey, dma_len: wqe.length };
-            return Self::question(segment::read_request(whole, mtu, index, end), end - index);
+            let part = segment::read_part(whole, mtu, index, end);
+            return Self::question(Request::Read(part), end - index, part.dma_len);
         }
         let place = Place::of(index, wqe.packets);
         let request = segment::request(&wqe.op, wqe.length, place);
         if wqe.is_atomic() {
-            return Self::question(request, 1);
+            return Self::question(request, 1, 0);
         }
         let asks_ack = place.ends() || segment::is_ack_point(index);
         let next_len = if asks_ack { None } else { Some(segment::payload_len(wqe.length, mtu, index + 1)) };
         let len = segment::payload_len(wqe.length, mtu, index);
         let (offset, solicited) = (segment::offset(index, mtu), place.ends() && wqe.is_solicited());
-        Self { request, len, offset, span: 1, next_len, asks_ack, solicited }
+        Self { request, len, offset, span: 1, brings: 0, next_len, asks_ack, solicited }
     }
 
     /// A request without payload whose answer takes `span` PSNs.
-    fn question(request: Request, span: u32) -> Self {
-        Self { request, len: 0, offset: 0, span, next_len: None, asks_ack: true, solicited: false }
+    fn question(request: Request, span: u32, brings: u32) -> Self {
+        Self { request, len: 0, offset: 0, span, brings, next_len: None, asks_ack: true, solicited: false }
     }
 }
 

@@ -77,12 +77,12 @@ pub(crate) fn read_chunk_end(index: u32, packets: u32, mtu: PathMtu) -> u32 {
     ((index / chunk + 1) * chunk).min(packets)
 }
 
-/// The READ REQUEST for packets `index..end` of a READ of `length` bytes from `va`.
-pub(crate) fn read_request(reth: Reth, mtu: PathMtu, index: u32, end: u32) -> Request {
+/// Packets `index..end` of the READ that `whole` asks for.
+pub(crate) fn read_part(whole: Reth, mtu: PathMtu, index: u32, end: u32) -> Reth {
     let from = offset(index, mtu);
-    let until = (u64::from(end) << shift(mtu)).min(u64::from(reth.dma_len));
+    let until = (u64::from(end) << shift(mtu)).min(u64::from(whole.dma_len));
     let dma_len = u32::try_from(until).unwrap_or(MAX_MESSAGE).saturating_sub(from);
-    Request::Read(Reth { va: reth.va.wrapping_add(u64::from(from)), dma_len, ..reth })
+    Reth { va: whole.va.wrapping_add(u64::from(from)), dma_len, ..whole }
 }
 
 /// The request that packet `index` of `packets` of `op` carries; a READ asks for everything.
@@ -181,13 +181,13 @@ mod tests {
         let reth = Reth { va: 0x1000, rkey: RKey(1), dma_len: 100 * 256 - 6 };
         let n = packets(reth.dma_len, MTU);
         assert_eq!(read_chunk_end(0, n, MTU), 64);
-        assert_eq!(read_request(reth, MTU, 0, 64), Request::Read(Reth { dma_len: 64 * 256, ..reth }));
+        assert_eq!(read_part(reth, MTU, 0, 64), Reth { dma_len: 64 * 256, ..reth });
         assert_eq!(read_chunk_end(63, n, MTU), 64);
         let last = Reth { va: 0x1000 + 63 * 256, dma_len: 256, ..reth };
-        assert_eq!(read_request(reth, MTU, 63, 64), Request::Read(last));
+        assert_eq!(read_part(reth, MTU, 63, 64), last);
         assert_eq!(read_chunk_end(64, n, MTU), 100);
         let rest = Reth { va: 0x1000 + 64 * 256, dma_len: 36 * 256 - 6, ..reth };
-        assert_eq!(read_request(reth, MTU, 64, 100), Request::Read(rest));
+        assert_eq!(read_part(reth, MTU, 64, 100), rest);
         assert_eq!(read_chunk_end(0, 1000, PathMtu::Mtu4096), 32);
     }
 
