@@ -4,16 +4,16 @@
 //! `reliable` (what RC does when nothing goes wrong), `loss`, `rnr`, `refusals` (NAKs and their statuses), `responder`
 //! and `requester` (one side against forged packets), `states`, `unreliable` (UC), `datagram` (UD).
 
-//TMP mod datagram;
+mod datagram;
 mod loss;
 mod refusals;
 mod reliable;
-//TMP mod requester;
-//TMP mod responder;
+mod requester;
+mod responder;
 mod rnr;
 mod simulation;
 mod states;
-//TMP mod unreliable;
+mod unreliable;
 
 use crate::qp::PostError;
 use crate::qp::attr::{AttrMask, ModifyError, QpAttr, QpState};

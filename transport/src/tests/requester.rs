@@ -1,0 +1,357 @@
+//! A lone RC requester against forged responses: what it completes, resends, ignores and reports.
+
+use super::*;
+use crate::qp::DropReason;
+use crate::wr::WcStatus::*;
+use roxe_wire::{Aeth, AtomicAckEth, Msn, NakCode, Syndrome};
+
+/// A requester with first PSN 100, whose peer is played by the test.
+struct Script {
+    p: Pair,
+    mr: Mr,
+}
+
+impl Script {
+    fn new(setup: Setup) -> Self {
+        let mut p = alone(A, setup);
+        let mr = blank(&mut p, A, 8192);
+        Self { p, mr }
+    }
+
+    fn post(&mut self, id: u64, op: SendOp, len: u32) {
+        let sge = self.mr.sge(0, len);
+        post(&mut self.p, A, id, op, &[sge]);
+        self.p.transmit(A);
+    }
+
+    fn answer(&mut self, psn: u32, resp: Response, payload: &[u8]) {
+        self.p.inject(A, &response(A, psn, resp), payload);
+        self.p.transmit(A);
+    }
+
+    fn done(&mut self) -> Vec<(u64, WcStatus)> {
+        sends(&mut self.p, A)
+    }
+
+    fn psns(&self) -> Vec<u32> {
+        request_psns(&self.p, A)
+    }
+
+    fn state(&self) -> QpState {
+        self.p.ends[0].qp.state()
+    }
+}
+
+/// Somewhere at the peer that the test plays.
+const FAR: Mr = Mr { key: 0x77, addr: 0x4000, len: 8192 };
+
+fn aeth(syndrome: Syndrome) -> Aeth {
+    Aeth { syndrome, msn: Msn::new(0) }
+}
+
+fn ack() -> Response {
+    Response::Ack(aeth(Syndrome::ACK_UNLIMITED))
+}
+
+fn nak(code: NakCode) -> Response {
+    Response::Ack(aeth(Syndrome::Nak(code)))
+}
+
+fn ok() -> Aeth {
+    aeth(Syndrome::ACK_UNLIMITED)
+}
+
+#[test]
+fn an_acknowledgement_completes_everything_up_to_its_psn() {
+    let mut s = Script::new(Setup::default());
+    for id in 1..=4 {
+        s.post(id, write_to(FAR), 300);
+    }
+    s.answer(102, ack(), &[]);
+    assert_eq!(s.done(), each(1..=1, Success));
+    s.answer(105, ack(), &[]);
+    assert_eq!(s.done(), each(2..=3, Success));
+    s.answer(107, ack(), &[]);
+    assert_eq!(s.done(), each(4..=4, Success));
+    assert_eq!((s.p.ends[0].qp.poll_timeout(), s.p.ends[0].host.flow.reserved), (None, 0));
+}
+
+#[test]
+fn acknowledgements_of_the_past_and_of_the_future_are_ghosts() {
+    let mut s = Script::new(Setup::default());
+    s.post(1, write_to(FAR), 0);
+    s.post(2, write_to(FAR), 0);
+    s.answer(100, ack(), &[]);
+    assert_eq!(s.done(), each(1..=1, Success));
+    for psn in [102, 103, 100 + 0x7f_ffff] {
+        s.answer(psn, ack(), &[]);
+        assert_eq!(s.p.ends[0].dropped.0, Some(DropReason::GhostResponse), "{psn}");
+    }
+    for (psn, resp) in [(100, ack()), (99, ack()), (99, nak(NakCode::InvalidRequest)), (98, nak(NakCode::PsnSequence))]
+    {
+        s.answer(psn, resp, &[]);
+        assert_eq!(s.p.ends[0].dropped.0, Some(DropReason::DuplicateResponse), "{psn}");
+    }
+    for code in [NakCode::InvalidRequest, NakCode::RemoteAccess, NakCode::PsnSequence] {
+        s.answer(102, nak(code), &[]);
+    }
+    assert_eq!((s.done(), s.state(), s.psns()), (vec![], QpState::Rts, vec![100, 101]));
+}
+
+#[test]
+fn each_fatal_nak_has_its_status_and_comes_behind_earlier_successes() {
+    for (code, status) in [
+        (NakCode::InvalidRequest, RemInvReqErr),
+        (NakCode::RemoteAccess, RemAccessErr),
+        (NakCode::RemoteOperation, RemOpErr),
+    ] {
+        let mut s = Script::new(Setup::default());
+        for id in 1..=3 {
+            s.post(id, write_to(FAR), 300);
+        }
+        s.answer(103, nak(code), &[]);
+        assert_eq!(s.done(), [(1, Success), (2, status), (3, WrFlushErr)]);
+        assert_eq!((s.state(), s.p.ends[0].host.flow.reserved), (QpState::Err, 0));
+    }
+}
+
+#[test]
+fn reserved_syndromes_are_ignored() {
+    let mut s = Script::new(Setup::default());
+    s.post(1, write_to(FAR), 0);
+    for code in [NakCode::InvalidRd, NakCode::Reserved(5), NakCode::Reserved(0x1f)] {
+        s.answer(100, nak(code), &[]);
+    }
+    for bits in [0x40, 0x5f, 0x80, 0x9f, 0xe0, 0xff] {
+        s.answer(100, Response::Ack(aeth(Syndrome::Reserved(bits))), &[]);
+    }
+    assert_eq!((s.done(), s.state(), s.psns()), (vec![], QpState::Rts, vec![100]));
+    s.answer(100, ack(), &[]);
+    assert_eq!(s.done(), each(1..=1, Success));
+}
+
+#[test]
+fn a_sequence_nak_completes_what_is_before_it_and_goes_back() {
+    let mut s = Script::new(Setup::default());
+    for id in 1..=3 {
+        s.post(id, write_to(FAR), 300);
+    }
+    s.answer(103, nak(NakCode::PsnSequence), &[]);
+    assert_eq!(s.done(), each(1..=1, Success));
+    assert_eq!(s.psns(), [100, 101, 102, 103, 104, 105, 103, 104, 105]);
+    s.answer(105, ack(), &[]);
+    assert_eq!(s.done(), each(2..=3, Success));
+}
+
+#[test]
+fn a_sequence_nak_during_an_rnr_wait_does_not_cut_it_short() {
+    let mut s = Script::new(Setup::default());
+    for id in 1..=3 {
+        s.post(id, write_to(FAR), 0);
+    }
+    s.answer(101, Response::Ack(aeth(Syndrome::RnrNak { timer: 24 })), &[]);
+    assert_eq!(s.done(), each(1..=1, Success));
+    let due = s.p.ends[0].qp.poll_timeout();
+    s.answer(101, nak(NakCode::PsnSequence), &[]);
+    s.answer(101, Response::Ack(aeth(Syndrome::RnrNak { timer: 1 })), &[]);
+    assert_eq!((s.psns(), s.p.ends[0].qp.poll_timeout()), (vec![100, 101, 102], due));
+    s.p.run_for(ms(41));
+    assert_eq!(s.psns(), [100, 101, 102, 101, 102]);
+}
+
+#[test]
+fn an_acknowledgement_during_a_retry_skips_what_it_covers() {
+    let mut s = Script::new(Setup { batch: 1, ..Setup::default() });
+    for id in 1..=3 {
+        s.post(id, write_to(FAR), 0);
+    }
+    // The late acknowledgement of everything arrives just when the timer has decided to resend.
+    let due = s.p.ends[0].qp.poll_timeout().expect("set");
+    let end = &mut s.p.ends[0];
+    end.host.clock = due;
+    end.qp.handle_timeout(&mut end.host);
+    s.answer(102, ack(), &[]);
+    assert_eq!((s.done(), s.psns()), (each(1..=3, Success), vec![100, 101, 102]));
+    s.p.assert_settled();
+}
+
+#[test]
+fn an_answer_of_the_wrong_kind_is_a_bad_response() {
+    let read = read_from(FAR);
+    let write = write_to(FAR);
+    let value = AtomicAckEth(1);
+    let cases: &[(SendOp, u32, Response, usize)] = &[
+        (write, 0, Response::AtomicAck(ok(), value), 0),
+        (write, 0, Response::ReadOnly(ok()), 0),
+        (read, 300, Response::AtomicAck(ok(), value), 0),
+        (add_to(FAR, 1), 8, Response::ReadOnly(ok()), 8),
+        // A READ answer must be exactly as long as asked: one MTU, or the rest.
+        (read, 300, Response::ReadFirst(ok()), 252),
+        (read, 300, Response::ReadOnly(ok()), 256),
+        (read, 300, Response::ReadOnly(ok()), 300),
+        (read, 100, Response::ReadOnly(ok()), 99),
+        (read, 100, Response::ReadOnly(ok()), 101),
+        (read, 100, Response::ReadFirst(ok()), 256),
+        (read, 0, Response::ReadOnly(ok()), 1),
+        // Its AETH must be an acknowledgement.
+        (read, 100, Response::ReadOnly(aeth(Syndrome::Nak(NakCode::RemoteAccess))), 100),
+        (read, 100, Response::ReadOnly(aeth(Syndrome::RnrNak { timer: 1 })), 100),
+    ];
+    for (op, len, resp, payload) in cases {
+        let mut s = Script::new(Setup::default());
+        s.post(1, *op, *len);
+        s.answer(100, *resp, &vec![0xbb; *payload]);
+        assert_eq!(s.done(), [(1, BadRespErr)], "{resp:?} with {payload} bytes for {op:?}");
+        assert_eq!((s.state(), s.p.ends[0].host.flow.reserved), (QpState::Err, 0));
+    }
+}
+
+#[test]
+fn read_data_lands_as_it_comes_and_completes_with_the_last_packet() {
+    let mut s = Script::new(Setup::default());
+    s.post(1, read_from(FAR), 600);
+    s.post(2, write_to(FAR), 0);
+    s.answer(100, Response::ReadFirst(ok()), &[1; 256]);
+    s.answer(101, Response::ReadMiddle, &[2; 256]);
+    assert_eq!(s.done(), []);
+    s.answer(102, Response::ReadLast(ok()), &[3; 88]);
+    assert_eq!(s.done(), each(1..=1, Success));
+    let data = bytes(&s.p, A, s.mr);
+    assert_eq!([&data[..256], &data[256..512], &data[512..600]], [&[1; 256][..], &[2; 256], &[3; 88]]);
+    assert_eq!(data[600], 0);
+}
+
+#[test]
+fn after_a_retry_both_styles_of_answer_are_taken() {
+    // Hardware starts anew with FIRST or ONLY, the kernel's rxe goes on with MIDDLE and LAST.
+    for fresh in [true, false] {
+        let mut s = Script::new(Setup::default());
+        s.post(1, read_from(FAR), 600);
+        s.answer(100, Response::ReadFirst(ok()), &[1; 256]);
+        // 101 is lost: 102 tells.
+        s.answer(102, Response::ReadLast(ok()), &[3; 88]);
+        assert_eq!(s.psns(), [100, 101]);
+        let first = if fresh { Response::ReadFirst(ok()) } else { Response::ReadMiddle };
+        s.answer(101, first, &[2; 256]);
+        s.answer(102, Response::ReadLast(ok()), &[3; 88]);
+        assert_eq!(s.done(), each(1..=1, Success));
+        assert_eq!(bytes(&s.p, A, s.mr)[511..513], [2, 3]);
+
+        let mut s = Script::new(Setup::default());
+        s.post(1, read_from(FAR), 300);
+        s.answer(100, Response::ReadFirst(ok()), &[1; 256]);
+        let due = s.p.ends[0].qp.poll_timeout().expect("set");
+        s.p.run_for(due.since(s.p.now()));
+        assert_eq!(s.psns(), [100, 101]);
+        s.answer(101, if fresh { Response::ReadOnly(ok()) } else { Response::ReadLast(ok()) }, &[2; 44]);
+        assert_eq!(s.done(), each(1..=1, Success));
+    }
+}
+
+#[test]
+fn one_loss_makes_one_retry_however_many_packets_tell_of_it() {
+    let mut s = Script::new(Setup { retry_cnt: 1, ..Setup::default() });
+    s.post(1, read_from(FAR), 256 * 6);
+    s.answer(100, Response::ReadFirst(ok()), &[1; 256]);
+    for psn in [102, 103, 104] {
+        s.answer(psn, Response::ReadMiddle, &[1; 256]);
+    }
+    s.answer(105, Response::ReadLast(ok()), &[1; 256]);
+    assert_eq!((s.psns(), s.state()), (vec![100, 101], QpState::Rts));
+}
+
+#[test]
+fn duplicate_read_answers_are_dropped() {
+    let mut s = Script::new(Setup::default());
+    s.post(1, read_from(FAR), 600);
+    s.answer(100, Response::ReadFirst(ok()), &[1; 256]);
+    s.answer(100, Response::ReadFirst(ok()), &[9; 256]);
+    assert_eq!(s.p.ends[0].dropped.0, Some(DropReason::DuplicateResponse));
+    s.answer(101, Response::ReadMiddle, &[2; 256]);
+    s.answer(101, Response::ReadMiddle, &[9; 256]);
+    s.answer(102, Response::ReadLast(ok()), &[3; 88]);
+    assert_eq!((s.done(), s.psns()), (each(1..=1, Success), vec![100]));
+    assert!(!bytes(&s.p, A, s.mr).contains(&9));
+}
+
+#[test]
+fn a_read_answer_acknowledges_what_was_sent_before_it() {
+    let mut s = Script::new(Setup::default());
+    s.post(1, write_to(FAR), 300);
+    s.post(2, read_from(FAR), 100);
+    s.answer(102, Response::ReadOnly(ok()), &[1; 100]);
+    assert_eq!(s.done(), each(1..=2, Success));
+}
+
+#[test]
+fn a_nak_may_end_a_read_in_the_middle() {
+    let mut s = Script::new(Setup::default());
+    s.post(1, write_to(FAR), 0);
+    s.post(2, read_from(FAR), 600);
+    s.answer(101, Response::ReadFirst(ok()), &[1; 256]);
+    s.answer(102, nak(NakCode::RemoteAccess), &[]);
+    assert_eq!(s.done(), [(1, Success), (2, RemAccessErr)]);
+}
+
+#[test]
+fn an_acknowledgement_past_an_unanswered_atomic_asks_for_it_again() {
+    let mut s = Script::new(Setup::default());
+    s.post(1, add_to(FAR, 1), 8);
+    s.post(2, write_to(FAR), 0);
+    s.answer(101, ack(), &[]);
+    assert_eq!((s.done(), s.psns()), (vec![], vec![100, 101, 100, 101]));
+    s.answer(100, Response::AtomicAck(ok(), AtomicAckEth(7)), &[]);
+    s.answer(101, ack(), &[]);
+    assert_eq!(s.done(), each(1..=2, Success));
+    assert_eq!(s.p.ends[0].host.memory.word(s.mr, 0), 7);
+}
+
+#[test]
+fn implied_naks_cost_retries() {
+    let mut s = Script::new(Setup { retry_cnt: 0, ..Setup::default() });
+    s.post(1, add_to(FAR, 1), 8);
+    s.post(2, write_to(FAR), 0);
+    s.answer(101, ack(), &[]);
+    assert_eq!(s.done(), [(1, RetryExcErr), (2, WrFlushErr)]);
+}
+
+#[test]
+fn an_idle_requester_believes_nobody() {
+    let mut s = Script::new(Setup::default());
+    for psn in [99, 100, 101] {
+        for resp in [ack(), nak(NakCode::InvalidRequest), Response::ReadOnly(ok()), Response::ReadMiddle] {
+            s.answer(psn, resp, &vec![0; if resp == Response::ReadMiddle { 256 } else { 0 }]);
+        }
+    }
+    assert_eq!((s.done(), s.state(), s.psns()), (vec![], QpState::Rts, vec![]));
+    assert_eq!(s.p.ends[0].qp.poll_timeout(), None);
+}
+
+#[test]
+fn responses_in_rtr_are_dropped() {
+    let mut p = Pair::idle(Setup::default(), Rng::new(1));
+    p.bring_to(A, QpState::Rtr);
+    p.inject(A, &response(A, 100, ack()), &[]);
+    assert_eq!(p.ends[0].dropped.0, Some(DropReason::BadState));
+}
+
+#[test]
+fn long_messages_ask_for_acknowledgements_on_the_way() {
+    let mut s = Script::new(Setup { path_mtu: roxe_wire::PathMtu::Mtu256, ..Setup::default() });
+    s.post(1, write_to(FAR), 8192);
+    let asked: Vec<_> = s.p.log.iter().map(|l| l.header.bth.ack_req).collect();
+    assert_eq!(asked.len(), 32);
+    assert!(asked[31], "always on the last packet");
+    assert!(asked.windows(16).all(|run| run.contains(&true)), "at least every 16 packets: {asked:?}");
+}
+
+#[test]
+fn a_packet_that_fills_the_window_asks_for_an_acknowledgement() {
+    for limit in [832, 1700, 3000] {
+        let mut s = Script::new(Setup { flow_limit: Some(limit), ..Setup::default() });
+        s.post(1, write_to(FAR), 8192);
+        let last = s.p.log.last().expect("sent");
+        assert!(last.header.bth.ack_req, "or the peer stays silent until the timer: limit {limit}");
+        assert!(s.psns().len() < 32);
+    }
+}
