@@ -1,1 +1,94 @@
-//! Placeholder; see the crate's description.
+//! Verbs for Rust programs: open an RDMA device, register memory, connect queue pairs, and move data without copies on
+//! the way.
+//!
+//! The nouns are those of `libibverbs` and of the crates that wrap it. The difference is underneath: here the card itself
+//! is software, runs in this process, and speaks RoCEv2 over an ordinary UDP socket. So nothing has to be installed, the
+//! default device is the loopback interface, and most of the API is safe.
+//!
+//! Two queue pairs of one process, a SEND, and a look at what arrived:
+//!
+//! ```
+//! use roxe::{Access, Context, WorkRequest};
+//! use std::time::Duration;
+//!
+//! let context = Context::open_first()?;
+//! let pd = context.alloc_pd()?;
+//! let cq = context.create_cq(16)?;
+//! let alice = pd.create_qp(&cq, &cq).build()?;
+//! let bob = pd.create_qp(&cq, &cq).build()?;
+//!
+//! // Each side learns the endpoint of the other; between processes it travels as a line of text.
+//! alice.connect(&bob.endpoint())?;
+//! bob.connect(&alice.endpoint())?;
+//!
+//! let inbox = pd.alloc_mr(4096, Access::LOCAL_WRITE)?;
+//! bob.post_recv(1, &[inbox.slice(..)?])?;
+//! alice.post_send(&WorkRequest::send_inline(b"hello").imm(7).wr_id(2).signaled())?;
+//!
+//! for _ in 0..2 {
+//!     let completion = *cq.wait(Duration::from_secs(5))?.ok()?;
+//!     if completion.wr_id() == 1 {
+//!         assert_eq!(completion.imm_data(), Some(7));
+//!         assert_eq!(inbox.to_vec(..5)?, b"hello");
+//!     }
+//! }
+//! # Ok::<(), roxe::Error>(())
+//! ```
+//!
+//! # Where to go from here
+//!
+//! - [`devices`] and [`Context`]: what there is, and what everything is made from.
+//! - [`ProtectionDomain`]: makes [`MemoryRegion`]s, [`QueuePair`]s and [`SharedReceiveQueue`]s.
+//! - [`WorkRequest`]: SEND, WRITE, READ, atomics. [`WorkCompletion`]: how they ended.
+//! - [`CompletionQueue::wait`] polls; [`CompletionChannel`] sleeps, and works with `poll` and `epoll`.
+//! - `examples/ping_pong.rs`: the whole way for two processes.
+//!
+//! # Threads and order
+//!
+//! Every type is `Send` and `Sync`, and every method takes `&self`. Requests of one queue pair start in the order in
+//! which they were posted. Packets are received by whoever polls an empty completion queue, and by one background thread
+//! when nobody does; so the memory of a passive process can be read and written while it sleeps.
+#![deny(unsafe_code)]
+#![deny(missing_docs)]
+
+mod cq;
+mod device;
+mod endpoint;
+mod error;
+mod mr;
+mod pd;
+mod qp;
+mod srq;
+mod wr;
+
+pub use cq::{CompletionChannel, CompletionQueue, WorkCompletion};
+pub use device::{AsyncEvent, AsyncEventKind, Context, Device, DeviceAttr, DeviceList, GidEntry, PortAttr, devices};
+pub use endpoint::{Endpoint, RemoteAddr};
+pub use error::Error;
+pub use mr::{MemoryRegion, Sge};
+pub use pd::{AddressHandle, ProtectionDomain};
+pub use qp::{QueuePair, QueuePairBuilder};
+pub use roxe_transport::qp::{AttrMask, PostError, QpAttr, QpState, Service};
+pub use roxe_transport::wr::{Access, WcOpcode, WcStatus};
+pub use roxe_wire::{Gid, LKey, PathMtu, Pkey, Psn, Qkey, Qpn, RKey};
+pub use srq::SharedReceiveQueue;
+pub use wr::WorkRequest;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Identity of a queue or queue pair in this process: events carry it, and the object's `id` returns it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ObjectId(u64);
+
+impl ObjectId {
+    /// One that no other object has.
+    fn next() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The identity that the provider calls `user`.
+    const fn from_user(user: u64) -> Self {
+        Self(user)
+    }
+}

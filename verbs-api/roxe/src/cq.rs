@@ -1,0 +1,185 @@
+//! Completion queues and channels: how a program learns that its requests are done.
+//!
+//! Touches the provider's CQ and completion channel.
+
+use crate::{Context, Error, ObjectId, WcOpcode, WcStatus};
+use roxe_provider as provider;
+use roxe_transport::wr::{Cqe, WcExtra};
+use roxe_wire::{Qpn, RKey};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Polls without a pause before [`CompletionQueue::wait`] lets other threads run. A local round trip takes fewer.
+const SPINS: u32 = 200;
+
+/// A queue of completions. Clones are the same queue.
+#[derive(Clone, Debug)]
+pub struct CompletionQueue {
+    cq: Arc<provider::Cq>,
+    id: ObjectId,
+}
+
+impl CompletionQueue {
+    pub(crate) fn create(context: &Context, cqe: u32, channel: Option<&CompletionChannel>) -> Result<Self, Error> {
+        let id = ObjectId::next();
+        let channel = channel.map(|channel| Arc::clone(&channel.0));
+        let cq = context.provider().create_cq(provider::CqInit { cqe, channel, user: id.0, comp_vector: 0 })?;
+        Ok(Self { cq, id })
+    }
+
+    /// Takes as many completions as there are and `out` holds, oldest first; an empty slice means that there are none
+    /// now. Polling an empty queue is what drives the card: packets are received on this thread.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] when the queue overran; it is of no use then.
+    pub fn poll<'o>(&self, out: &'o mut [WorkCompletion]) -> Result<&'o [WorkCompletion], Error> {
+        let mut taken = 0;
+        self.cq.poll(out.len(), |cqe| {
+            if let Some(slot) = out.get_mut(taken) {
+                *slot = WorkCompletion(*cqe);
+                taken += 1;
+            }
+        })?;
+        Ok(out.get(..taken).unwrap_or_default())
+    }
+
+    /// The next completion; polls until there is one. For programs that have nothing else to do meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] when none came in time, and as [`poll`](Self::poll). A completion that reports a failure is not
+    /// an error here: see [`WorkCompletion::ok`].
+    pub fn wait(&self, timeout: Duration) -> Result<WorkCompletion, Error> {
+        let deadline = Instant::now().checked_add(timeout);
+        let mut one = [WorkCompletion::default()];
+        for polls in 0u32.. {
+            if let [completion] = self.poll(&mut one)? {
+                return Ok(*completion);
+            }
+            if polls % SPINS == SPINS - 1 {
+                if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                    break;
+                }
+                std::thread::yield_now();
+            }
+        }
+        Err(Error::Timeout(timeout))
+    }
+
+    /// Asks for one event on the channel when the next completion comes; with `solicited_only`, when the next one comes
+    /// that the sender marked as solicited, or that failed. Poll once more after this, before you wait: what was there
+    /// already raises no event.
+    pub fn req_notify(&self, solicited_only: bool) {
+        self.cq.req_notify(solicited_only);
+    }
+
+    /// Who this is, for [`CompletionChannel::get_event`].
+    pub const fn id(&self) -> ObjectId {
+        self.id
+    }
+
+    pub(crate) const fn provider(&self) -> &Arc<provider::Cq> {
+        &self.cq
+    }
+}
+
+/// Where completion queues announce new completions: a descriptor for `poll` and `epoll`, or a blocking wait.
+#[derive(Clone, Debug)]
+pub struct CompletionChannel(Arc<provider::CompChannel>);
+
+impl CompletionChannel {
+    pub(crate) fn create(context: &Context) -> Result<Self, Error> {
+        Ok(Self(context.provider().create_comp_channel()?))
+    }
+
+    /// Waits for an event and says which queue it is of. If the descriptor was made non-blocking, an error for which
+    /// [`Error::is_would_block`] holds means that there is none.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] when the wait fails, also when a signal interrupts it.
+    pub fn get_event(&self) -> Result<ObjectId, Error> {
+        Ok(ObjectId::from_user(self.0.get_event()?))
+    }
+}
+
+impl AsFd for CompletionChannel {
+    #[allow(unsafe_code)]
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel keeps the descriptor open as long as it lives, and `self` keeps the channel.
+        unsafe { BorrowedFd::borrow_raw(self.0.fd()) }
+    }
+}
+
+/// How a work request ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WorkCompletion(Cqe);
+
+impl WorkCompletion {
+    /// The number given to the request.
+    pub const fn wr_id(&self) -> u64 {
+        self.0.wr_id
+    }
+
+    /// Success, or why it failed.
+    pub const fn status(&self) -> WcStatus {
+        self.0.status
+    }
+
+    /// The completion itself if it reports success, or the failure in words.
+    ///
+    /// # Errors
+    /// [`Error::Completion`].
+    pub fn ok(&self) -> Result<&Self, Error> {
+        let Cqe { wr_id, qpn, opcode, status, vendor_err, .. } = self.0;
+        match status {
+            WcStatus::Success => Ok(self),
+            _ => Err(Error::Completion { wr_id, qpn, opcode, status, vendor_err: vendor_err.0 }),
+        }
+    }
+
+    /// What the request was.
+    pub const fn opcode(&self) -> WcOpcode {
+        self.0.opcode
+    }
+
+    /// Bytes received, read or swapped. On UD it counts the 40 bytes in front of the data.
+    pub const fn byte_len(&self) -> u32 {
+        self.0.byte_len
+    }
+
+    /// The immediate data that came along, as the number given to [`WorkRequest::imm`](crate::WorkRequest::imm).
+    pub const fn imm_data(&self) -> Option<u32> {
+        match self.0.extra {
+            WcExtra::Imm(imm) => Some(u32::from_be_bytes(imm.0)),
+            _ => None,
+        }
+    }
+
+    /// The own key that the sender invalidated.
+    pub const fn invalidated_rkey(&self) -> Option<RKey> {
+        match self.0.extra {
+            WcExtra::Invalidated(rkey) => Some(rkey),
+            _ => None,
+        }
+    }
+
+    /// The own queue pair.
+    pub const fn qp_num(&self) -> Qpn {
+        self.0.qpn
+    }
+
+    /// The sender's queue pair, on UD.
+    pub const fn src_qp(&self) -> Qpn {
+        self.0.src_qpn
+    }
+
+    /// Whether the first 40 bytes of the buffer hold the network header of the message; true for every UD message.
+    pub const fn has_grh(&self) -> bool {
+        self.0.grh
+    }
+
+    /// Detail of a failure: a number from the list in the README, 0 if there is none.
+    pub const fn vendor_err(&self) -> u32 {
+        self.0.vendor_err.0
+    }
+}

@@ -1,0 +1,206 @@
+//! Devices and contexts: where everything starts.
+//!
+//! Touches the provider's device list and contexts.
+
+use crate::{CompletionChannel, CompletionQueue, Error, ObjectId, ProtectionDomain};
+use roxe_provider as provider;
+use roxe_transport::wr::Av;
+use roxe_wire::Gid;
+use std::ops::Deref;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+pub use provider::{AsyncEventKind, DeviceAttr, GidEntry, PortAttr};
+
+/// The only port a device has.
+const PORT: u8 = 1;
+
+/// The devices of this machine: the loopback interface as `roxe0`, or what `ROXE_NETDEV` names.
+///
+/// # Errors
+/// [`Error::Provider`] if an interface that `ROXE_NETDEV` names does not exist or cannot be used.
+pub fn devices() -> Result<DeviceList, Error> {
+    Ok(DeviceList(provider::devices()?.into_iter().map(Device).collect()))
+}
+
+/// The devices that [`devices`] found; used like a slice.
+#[derive(Clone, Debug)]
+pub struct DeviceList(Vec<Device>);
+
+impl DeviceList {
+    /// The device of this name, for example `roxe0`.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`], which lists those that exist.
+    pub fn by_name(&self, name: &str) -> Result<&Device, Error> {
+        self.iter().find(|device| device.name() == name).ok_or_else(|| Error::NoDevice {
+            name: name.into(),
+            present: self.iter().map(Device::name).collect::<Vec<_>>().join(", "),
+        })
+    }
+}
+
+impl Deref for DeviceList {
+    type Target = [Device];
+
+    fn deref(&self) -> &[Device] {
+        &self.0
+    }
+}
+
+/// A device that can be opened. Clones are the same device.
+#[derive(Clone, Debug)]
+pub struct Device(Arc<provider::Device>);
+
+impl Device {
+    /// Its name: `roxe0`, `roxe1`, ...
+    pub fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    /// The network interface under it.
+    pub fn netdev(&self) -> &str {
+        self.0.netdev()
+    }
+
+    /// Its identity, host byte order.
+    pub fn node_guid(&self) -> u64 {
+        self.0.node_guid()
+    }
+
+    /// Opens it.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if its socket or descriptors cannot be had.
+    pub fn open(&self) -> Result<Context, Error> {
+        Ok(Context(self.0.open()?))
+    }
+}
+
+/// An open device. Everything made from it keeps it open. Clones are the same context.
+#[derive(Clone, Debug)]
+pub struct Context(Arc<provider::Context>);
+
+impl Context {
+    /// Opens the first device: the loopback interface unless `ROXE_NETDEV` says otherwise.
+    ///
+    /// # Errors
+    /// As [`devices`] and [`Device::open`].
+    pub fn open_first() -> Result<Self, Error> {
+        let devices = devices()?;
+        let nothing = || Error::NoDevice { name: "at all".into(), present: "none".into() };
+        devices.first().ok_or_else(nothing)?.open()
+    }
+
+    /// The device behind it.
+    pub fn device(&self) -> Device {
+        Device(Arc::clone(self.0.device()))
+    }
+
+    /// Limits and abilities of the device.
+    pub fn attr(&self) -> DeviceAttr {
+        self.0.attr()
+    }
+
+    /// State and MTU of the port.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if the interface is gone.
+    pub fn port_attr(&self) -> Result<PortAttr, Error> {
+        Ok(self.0.port_attr(PORT)?)
+    }
+
+    /// The addresses of the port, IPv4 first.
+    pub fn gid_entries(&self) -> Vec<GidEntry> {
+        self.0.gid_entries()
+    }
+
+    /// One address of the port.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if `index` is outside the table.
+    pub fn gid(&self, index: u8) -> Result<Gid, Error> {
+        Ok(self.0.gid(PORT, usize::from(index))?)
+    }
+
+    /// Makes a protection domain.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if the device has no room for one more.
+    pub fn alloc_pd(&self) -> Result<ProtectionDomain, Error> {
+        ProtectionDomain::alloc(self)
+    }
+
+    /// Makes a completion channel.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if the process has no descriptor left.
+    pub fn create_comp_channel(&self) -> Result<CompletionChannel, Error> {
+        CompletionChannel::create(self)
+    }
+
+    /// Makes a completion queue for at least `cqe` completions. A queue that overflows is lost, with everything that
+    /// reports to it, so make it as large as all requests that can be outstanding.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if `cqe` is zero or above the limit.
+    pub fn create_cq(&self, cqe: u32) -> Result<CompletionQueue, Error> {
+        CompletionQueue::create(self, cqe, None)
+    }
+
+    /// Makes a completion queue that can raise events on `channel`.
+    ///
+    /// # Errors
+    /// As [`create_cq`](Self::create_cq).
+    pub fn create_cq_with_channel(&self, cqe: u32, channel: &CompletionChannel) -> Result<CompletionQueue, Error> {
+        CompletionQueue::create(self, cqe, Some(channel))
+    }
+
+    /// Readable while asynchronous events are pending.
+    #[allow(unsafe_code)]
+    pub fn async_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the context keeps the descriptor open as long as it lives, and `self` keeps the context.
+        unsafe { BorrowedFd::borrow_raw(self.0.async_fd()) }
+    }
+
+    /// Waits for the next asynchronous event.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] when the wait fails; if the descriptor was made non-blocking, see
+    /// [`Error::is_would_block`].
+    pub fn next_async_event(&self) -> Result<AsyncEvent, Error> {
+        let event = self.0.next_async_event()?;
+        let of_port = matches!(
+            event.kind,
+            AsyncEventKind::PortActive
+                | AsyncEventKind::PortErr
+                | AsyncEventKind::GidChange
+                | AsyncEventKind::DeviceFatal
+        );
+        Ok(AsyncEvent { kind: event.kind, object: (!of_port).then_some(ObjectId::from_user(event.user)) })
+    }
+
+    pub(crate) fn resolve(&self, dgid: Gid, sgid_index: u8) -> Result<Av, Error> {
+        Ok(self.0.resolve_av(&provider::AhAttr {
+            dgid,
+            sgid_index,
+            hop_limit: 64,
+            port: PORT,
+            has_grh: true,
+            ..Default::default()
+        })?)
+    }
+
+    pub(crate) const fn provider(&self) -> &Arc<provider::Context> {
+        &self.0
+    }
+}
+
+/// Something happened that belongs to no work request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AsyncEvent {
+    /// What.
+    pub kind: AsyncEventKind,
+    /// To which queue; none if to the port or the device.
+    pub object: Option<ObjectId>,
+}

@@ -1,0 +1,176 @@
+//! Work requests: what to send, where from, where to. Plain builders over borrowed lists; nothing is copied until posting.
+//!
+//! Touches no device: `qp.rs` posts them.
+
+use crate::{AddressHandle, RemoteAddr, Sge};
+use roxe_transport::wr::{self, SendData, SendFlags, SendOp, UdDest};
+use roxe_wire::{ImmDt, Qkey, Qpn, RKey};
+
+/// One request for the send queue.
+///
+/// Built in one go and posted with [`QueuePair::post_send`](crate::QueuePair::post_send):
+///
+/// ```no_run
+/// # use roxe::{QueuePair, MemoryRegion, RemoteAddr, WorkRequest};
+/// # fn f(qp: &QueuePair, region: &MemoryRegion, remote: RemoteAddr) -> Result<(), roxe::Error> {
+/// qp.post_send(&WorkRequest::send(&[region.slice(0..64)?]).wr_id(1).signaled())?;
+/// qp.post_send(&WorkRequest::write(&[region.slice(64..128)?], remote).imm(7).wr_id(2).signaled())?;
+/// qp.post_send(&WorkRequest::send_inline(b"hello").solicited())?;
+/// # Ok(()) }
+/// ```
+///
+/// A request without [`signaled`](Self::signaled) reports only its failure, unless the queue pair was built with
+/// `sq_sig_all`; its place in the send queue is free again when a later signaled request completes.
+#[derive(Clone, Copy, Debug)]
+pub struct WorkRequest<'a> {
+    wr_id: u64,
+    op: SendOp,
+    flags: SendFlags,
+    data: SendData<'a>,
+    ud: Option<UdDest>,
+}
+
+impl<'a> WorkRequest<'a> {
+    const fn new(op: SendOp, data: SendData<'a>) -> Self {
+        Self { wr_id: 0, op, flags: SendFlags::empty(), data, ud: None }
+    }
+
+    /// SEND: the bytes of `sges`, in order, to the next receive request of the peer.
+    pub const fn send(sges: &'a [Sge]) -> Self {
+        Self::new(SendOp::Send, SendData::Sges(sges))
+    }
+
+    /// SEND of bytes that are copied while posting: they need no registration and may change right after. At most
+    /// `max_inline_data` of the queue pair.
+    pub const fn send_inline(bytes: &'a [u8]) -> Self {
+        Self::new(SendOp::Send, SendData::Inline(bytes))
+    }
+
+    /// RDMA WRITE: the bytes of `sges` to the memory of the peer, who does not notice. Not on UD.
+    pub const fn write(sges: &'a [Sge], remote: RemoteAddr) -> Self {
+        Self::new(SendOp::Write { remote_addr: remote.addr, rkey: remote.rkey }, SendData::Sges(sges))
+    }
+
+    /// RDMA WRITE of bytes that are copied while posting, as [`send_inline`](Self::send_inline).
+    pub const fn write_inline(bytes: &'a [u8], remote: RemoteAddr) -> Self {
+        Self::new(SendOp::Write { remote_addr: remote.addr, rkey: remote.rkey }, SendData::Inline(bytes))
+    }
+
+    /// RDMA READ: fills `sges` from the memory of the peer, who does not notice. RC only.
+    pub const fn read(sges: &'a [Sge], remote: RemoteAddr) -> Self {
+        Self::new(SendOp::Read { remote_addr: remote.addr, rkey: remote.rkey }, SendData::Sges(sges))
+    }
+
+    /// COMPARE_SWAP on the 8 bytes at `remote` (aligned, native byte order of the peer): stores `swap` there if they
+    /// equal `compare`. The old value lands in `sges` (8 bytes). RC only.
+    pub const fn compare_swap(sges: &'a [Sge], remote: RemoteAddr, compare: u64, swap: u64) -> Self {
+        let op = SendOp::CompareSwap { remote_addr: remote.addr, rkey: remote.rkey, compare, swap };
+        Self::new(op, SendData::Sges(sges))
+    }
+
+    /// FETCH_ADD on the 8 bytes at `remote` (aligned, native byte order of the peer), wrapping. The old value lands in
+    /// `sges` (8 bytes). RC only.
+    pub const fn fetch_add(sges: &'a [Sge], remote: RemoteAddr, add: u64) -> Self {
+        Self::new(SendOp::FetchAdd { remote_addr: remote.addr, rkey: remote.rkey, add }, SendData::Sges(sges))
+    }
+
+    /// A number of your choice that comes back in the completion.
+    #[must_use]
+    pub const fn wr_id(mut self, wr_id: u64) -> Self {
+        self.wr_id = wr_id;
+        self
+    }
+
+    /// Carries four bytes to the peer's completion, as a number. SEND and WRITE become "with immediate" (a WRITE then
+    /// uses up a receive request of the peer); other operations have no such form and stay as they are.
+    #[must_use]
+    pub const fn imm(mut self, imm: u32) -> Self {
+        let imm = ImmDt(imm.to_be_bytes());
+        self.op = match self.op {
+            SendOp::Send | SendOp::SendImm(_) | SendOp::SendInvalidate(_) => SendOp::SendImm(imm),
+            SendOp::Write { remote_addr, rkey } | SendOp::WriteImm { remote_addr, rkey, .. } => {
+                SendOp::WriteImm { remote_addr, rkey, imm }
+            }
+            other => other,
+        };
+        self
+    }
+
+    /// Invalidates the peer's `rkey` on arrival. Only for SEND; other operations stay as they are.
+    #[must_use]
+    pub const fn invalidate(mut self, rkey: RKey) -> Self {
+        if let SendOp::Send | SendOp::SendImm(_) = self.op {
+            self.op = SendOp::SendInvalidate(rkey);
+        }
+        self
+    }
+
+    /// Reports success with a completion too.
+    #[must_use]
+    pub const fn signaled(mut self) -> Self {
+        self.flags = self.flags.union(SendFlags::SIGNALED);
+        self
+    }
+
+    /// Does not start before the earlier READs and atomics of this queue pair are complete.
+    #[must_use]
+    pub const fn fence(mut self) -> Self {
+        self.flags = self.flags.union(SendFlags::FENCE);
+        self
+    }
+
+    /// Wakes a peer who waits for solicited events only.
+    #[must_use]
+    pub const fn solicited(mut self) -> Self {
+        self.flags = self.flags.union(SendFlags::SOLICITED);
+        self
+    }
+
+    /// Where a UD message goes: the queue pair `qpn` behind `ah`, which takes it if `qkey` is its own.
+    #[must_use]
+    pub fn to(mut self, ah: &AddressHandle, qpn: Qpn, qkey: Qkey) -> Self {
+        self.ud = Some(UdDest { av: ah.av(), qpn, qkey });
+        self
+    }
+
+    pub(crate) const fn as_request(&self) -> wr::SendRequest<'a> {
+        wr::SendRequest { wr_id: self.wr_id, op: self.op, flags: self.flags, data: self.data, ud: self.ud }
+    }
+
+    /// What the request does, in words for an error message.
+    pub(crate) const fn name(&self) -> &'static str {
+        match self.op {
+            SendOp::Send => "a SEND",
+            SendOp::SendImm(_) => "a SEND with immediate",
+            SendOp::SendInvalidate(_) => "a SEND with invalidate",
+            SendOp::Write { .. } => "an RDMA WRITE",
+            SendOp::WriteImm { .. } => "an RDMA WRITE with immediate",
+            SendOp::Read { .. } => "an RDMA READ",
+            SendOp::CompareSwap { .. } => "a COMPARE_SWAP",
+            SendOp::FetchAdd { .. } => "a FETCH_ADD",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn imm_changes_the_operation_it_can_change() {
+        let remote = RemoteAddr { addr: 8, rkey: RKey(9) };
+        let send = WorkRequest::send(&[]).imm(0x0102_0304).as_request();
+        assert_eq!(send.op, SendOp::SendImm(ImmDt([1, 2, 3, 4])));
+        let write = WorkRequest::write(&[], remote).imm(1).imm(2).as_request();
+        assert_eq!(write.op, SendOp::WriteImm { remote_addr: 8, rkey: RKey(9), imm: ImmDt([0, 0, 0, 2]) });
+        let read = WorkRequest::read(&[], remote).imm(1).as_request();
+        assert_eq!(read.op, SendOp::Read { remote_addr: 8, rkey: RKey(9) });
+    }
+
+    #[test]
+    fn flags_add_up() {
+        let request = WorkRequest::send_inline(b"x").wr_id(5).signaled().fence().solicited().as_request();
+        assert_eq!(request.flags, SendFlags::SIGNALED | SendFlags::FENCE | SendFlags::SOLICITED);
+        assert_eq!(request.wr_id, 5);
+    }
+}

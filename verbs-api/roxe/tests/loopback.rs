@@ -1,0 +1,254 @@
+//! The Rust API over the loopback device, both ends in this process: each operation once, and what misuse ends in.
+
+use roxe::{
+    Access, AsyncEventKind, CompletionQueue, Context, Error, MemoryRegion, PathMtu, PostError, ProtectionDomain, Qkey,
+    QpState, QueuePair, Service, WcOpcode, WcStatus, WorkCompletion, WorkRequest,
+};
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+const REMOTE: Access =
+    Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
+
+/// Two connected queue pairs, each with a queue and a region of its own.
+struct Pair {
+    pd: ProtectionDomain,
+    alice: End,
+    bob: End,
+}
+
+struct End {
+    qp: QueuePair,
+    cq: CompletionQueue,
+    region: MemoryRegion,
+}
+
+impl End {
+    fn new(pd: &ProtectionDomain, service: Service) -> Self {
+        let cq = pd.context().create_cq(64).unwrap();
+        let qp = pd.create_qp(&cq, &cq).service(service).retry_cnt(1).rnr_retry(1).build().unwrap();
+        Self { qp, cq, region: pd.alloc_mr(1 << 16, REMOTE).unwrap() }
+    }
+
+    fn wait(&self) -> WorkCompletion {
+        self.cq.wait(PATIENCE).unwrap()
+    }
+
+    /// Waits for success.
+    fn done(&self) -> WorkCompletion {
+        *self.wait().ok().unwrap()
+    }
+}
+
+fn pair(service: Service) -> Pair {
+    let pd = Context::open_first().unwrap().alloc_pd().unwrap();
+    let (alice, bob) = (End::new(&pd, service), End::new(&pd, service));
+    for (one, other) in [(&alice, &bob), (&bob, &alice)] {
+        match service {
+            Service::Ud => one.qp.activate().unwrap(),
+            _ => one.qp.connect(&other.qp.endpoint()).unwrap(),
+        }
+    }
+    Pair { pd, alice, bob }
+}
+
+#[test]
+fn send_arrives_with_immediate_data() {
+    for service in [Service::Rc, Service::Uc] {
+        let Pair { alice, bob, .. } = pair(service);
+        bob.qp.post_recv(5, &[bob.region.slice(10..10_010).unwrap()]).unwrap();
+        alice.region.write(3, b"a message").unwrap();
+        let part = [alice.region.slice(3..12).unwrap()];
+        alice.qp.post_send(&WorkRequest::send(&part).imm(0xdead_beef).wr_id(6).signaled()).unwrap();
+        assert_eq!((alice.done().wr_id(), bob.qp.state()), (6, QpState::Rts));
+        let received = bob.done();
+        assert_eq!((received.wr_id(), received.byte_len(), received.imm_data()), (5, 9, Some(0xdead_beef)));
+        assert_eq!((received.opcode(), received.qp_num()), (WcOpcode::Recv, bob.qp.qp_num()));
+        assert_eq!(bob.region.to_vec(9..20).unwrap(), b"\0a message\0");
+    }
+}
+
+#[test]
+fn write_and_read_reach_the_peers_memory() {
+    let Pair { alice, bob, .. } = pair(Service::Rc);
+    let data: Vec<u8> = (0..40_000u32).map(|i| (i * 7) as u8).collect();
+    alice.region.write(0, &data).unwrap();
+    let (first, second) = (alice.region.slice(..1).unwrap(), alice.region.slice(1..40_000).unwrap());
+    let list = [first, second];
+    alice.qp.post_send(&WorkRequest::write(&list, bob.region.remote().offset(5)).signaled()).unwrap();
+    assert_eq!(alice.done().opcode(), WcOpcode::RdmaWrite);
+    assert_eq!(bob.region.to_vec(5..40_005).unwrap(), data);
+
+    let into = [alice.region.slice(1000..21_000).unwrap()];
+    alice.qp.post_send(&WorkRequest::read(&into, bob.region.remote().offset(5)).signaled()).unwrap();
+    assert_eq!(alice.done().opcode(), WcOpcode::RdmaRead);
+    assert_eq!(alice.region.to_vec(1000..21_000).unwrap(), data[..20_000]);
+}
+
+#[test]
+fn write_with_immediate_reports_its_length() {
+    let Pair { alice, bob, .. } = pair(Service::Rc);
+    bob.qp.post_recv(1, &[]).unwrap();
+    alice.qp.post_send(&WorkRequest::write_inline(b"four", bob.region.remote()).imm(9).signaled()).unwrap();
+    let received = bob.done();
+    assert_eq!((received.opcode(), received.byte_len()), (WcOpcode::RecvRdmaWithImm, 4));
+    assert_eq!(bob.region.to_vec(..4).unwrap(), b"four");
+}
+
+#[test]
+fn atomics_return_the_old_value() {
+    let Pair { alice, bob, .. } = pair(Service::Rc);
+    bob.region.store_u64(8, 40).unwrap();
+    let into = [alice.region.slice(..8).unwrap()];
+    let word = bob.region.remote().offset(8);
+    alice.qp.post_send(&WorkRequest::fetch_add(&into, word, 2).signaled()).unwrap();
+    assert_eq!((alice.done().opcode(), alice.region.load_u64(0).unwrap()), (WcOpcode::FetchAdd, 40));
+    alice.qp.post_send(&WorkRequest::compare_swap(&into, word, 42, 7).signaled()).unwrap();
+    assert_eq!((alice.done().opcode(), alice.region.load_u64(0).unwrap()), (WcOpcode::CompSwap, 42));
+    assert_eq!(bob.region.load_u64(8).unwrap(), 7);
+}
+
+#[test]
+fn a_datagram_brings_its_header_and_sender() {
+    let Pair { pd, alice, bob } = pair(Service::Ud);
+    bob.qp.post_recv(1, &[bob.region.slice(..140).unwrap()]).unwrap();
+    let ah = pd.create_ah(bob.qp.endpoint().gid, 0).unwrap();
+    let request = WorkRequest::send_inline(b"datagram").signaled();
+    alice.qp.post_send(&request.to(&ah, bob.qp.qp_num(), Qkey(0x1111_1111))).unwrap();
+    alice.done();
+    let received = bob.done();
+    assert_eq!((received.byte_len(), received.has_grh(), received.src_qp()), (48, true, alice.qp.qp_num()));
+    assert_eq!(bob.region.to_vec(40..48).unwrap(), b"datagram");
+}
+
+#[test]
+fn a_shared_queue_feeds_a_queue_pair() {
+    let Pair { pd, alice, bob } = pair(Service::Rc);
+    let srq = pd.create_srq(8, 2).unwrap();
+    let taker = pd.create_qp(&bob.cq, &bob.cq).srq(&srq).build().unwrap();
+    let giver = pd.create_qp(&alice.cq, &alice.cq).build().unwrap();
+    taker.connect(&giver.endpoint()).unwrap();
+    giver.connect(&taker.endpoint()).unwrap();
+    srq.post_recv(3, &[bob.region.slice(..16).unwrap()]).unwrap();
+    srq.post_recv(4, &[bob.region.slice(16..32).unwrap()]).unwrap();
+    srq.set_limit(2).unwrap();
+    giver.post_send(&WorkRequest::send_inline(b"x")).unwrap();
+    assert_eq!(bob.done().wr_id(), 3);
+    let event = pd.context().next_async_event().unwrap();
+    assert_eq!((event.kind, event.object), (AsyncEventKind::SrqLimitReached, Some(srq.id())));
+}
+
+#[test]
+fn a_channel_wakes_its_waiter() {
+    let Pair { pd, alice, .. } = pair(Service::Rc);
+    let channel = pd.context().create_comp_channel().unwrap();
+    let cq = pd.context().create_cq_with_channel(16, &channel).unwrap();
+    let (taker, giver) =
+        (pd.create_qp(&cq, &cq).build().unwrap(), pd.create_qp(&alice.cq, &alice.cq).build().unwrap());
+    taker.connect(&giver.endpoint()).unwrap();
+    giver.connect(&taker.endpoint()).unwrap();
+    taker.post_recv(1, &[]).unwrap();
+    cq.req_notify(false);
+    giver.post_send(&WorkRequest::send_inline(b"")).unwrap();
+    assert_eq!(channel.get_event().unwrap(), cq.id());
+    assert_eq!(cq.wait(PATIENCE).unwrap().wr_id(), 1);
+}
+
+#[test]
+fn a_list_of_requests_completes_in_order() {
+    let Pair { alice, bob, .. } = pair(Service::Rc);
+    let part = [alice.region.slice(..100).unwrap()];
+    let remote = bob.region.remote();
+    let list: Vec<_> = (0..10).map(|i| WorkRequest::write(&part, remote).wr_id(i).signaled()).collect();
+    alice.qp.post_send_list(&list).unwrap();
+    assert_eq!((0..10).map(|_| alice.done().wr_id()).collect::<Vec<_>>(), (0..10).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_wrong_key_is_refused_by_the_peer_and_explained() {
+    let Pair { alice, bob, .. } = pair(Service::Rc);
+    let mut remote = bob.region.remote();
+    remote.rkey.0 ^= 0xff;
+    alice.qp.post_send(&WorkRequest::write_inline(b"x", remote).wr_id(1).signaled()).unwrap();
+    let failed = alice.wait();
+    assert_eq!(failed.status(), WcStatus::RemAccessErr);
+    let text = failed.ok().unwrap_err().to_string();
+    assert!(text.contains("wr_id 1") && text.contains("rkey"), "{text}");
+    assert_eq!(alice.qp.state(), QpState::Err);
+}
+
+#[test]
+fn a_region_that_was_dropped_fails_the_request_and_nothing_else() {
+    let Pair { pd, alice, bob } = pair(Service::Rc);
+    let gone = pd.alloc_mr(4096, Access::LOCAL_WRITE).unwrap();
+    let part = [gone.slice(..).unwrap()];
+    drop(gone);
+    alice.qp.post_send(&WorkRequest::write(&part, bob.region.remote()).signaled()).unwrap();
+    assert_eq!(alice.wait().status(), WcStatus::LocProtErr);
+}
+
+#[test]
+fn a_silent_peer_ends_in_retry_exceeded() {
+    let Pair { alice, bob, .. } = pair(Service::Rc);
+    drop(bob.qp);
+    alice.qp.post_send(&WorkRequest::send_inline(b"anyone?").signaled()).unwrap();
+    let failed = alice.wait();
+    assert_eq!(failed.status(), WcStatus::RetryExcErr);
+    assert!(failed.ok().unwrap_err().to_string().contains("4791"));
+}
+
+#[test]
+fn refused_requests_say_why_and_what_to_do() {
+    let pd = Context::open_first().unwrap().alloc_pd().unwrap();
+    let cq = pd.context().create_cq(4).unwrap();
+    let qp = pd.create_qp(&cq, &cq).max_recv_wr(1).max_inline_data(16).build().unwrap();
+    let error = qp.post_send(&WorkRequest::send_inline(b"x")).unwrap_err();
+    assert!(matches!(error, Error::Post { source: PostError::State, state: QpState::Init, .. }));
+    assert!(error.to_string().contains("connect it first"), "{error}");
+
+    let mut full = Ok(());
+    for _ in 0..100_000 {
+        full = qp.post_recv(0, &[]);
+        if full.is_err() {
+            break;
+        }
+    }
+    assert!(matches!(full, Err(Error::Post { source: PostError::QueueFull, .. })), "{full:?}");
+    assert!(matches!(qp.activate(), Err(Error::WrongService { .. })));
+}
+
+#[test]
+fn connecting_twice_is_refused() {
+    let Pair { alice, bob, .. } = pair(Service::Rc);
+    assert!(matches!(alice.qp.connect(&bob.qp.endpoint()), Err(Error::Provider(_))));
+    let query = alice.qp.query();
+    assert_eq!((query.state, query.dest_qpn, query.path_mtu), (QpState::Rts, bob.qp.qp_num(), PathMtu::Mtu4096));
+}
+
+#[test]
+fn regions_guard_their_ends() {
+    let pd = Context::open_first().unwrap().alloc_pd().unwrap();
+    let region = pd.alloc_mr(100, Access::LOCAL_WRITE).unwrap();
+    assert_eq!(region.slice(..).unwrap().length, 100);
+    assert_eq!(region.slice(100..).unwrap().length, 0);
+    assert!(region.write(96, b"four").is_ok());
+    for error in [
+        region.write(97, b"four").unwrap_err(),
+        region.read(usize::MAX, &mut [0; 2]).unwrap_err(),
+        region.slice(50..101).unwrap_err(),
+        #[allow(clippy::reversed_empty_ranges)]
+        region.slice(9..8).unwrap_err(),
+        region.load_u64(4).unwrap_err(),
+        region.load_u8(100).unwrap_err(),
+    ] {
+        assert!(matches!(error, Error::OutOfRange { region: 100, .. }), "{error}");
+    }
+}
+
+#[test]
+fn devices_are_found_by_name() {
+    let devices = roxe::devices().unwrap();
+    assert_eq!(devices.by_name("roxe0").unwrap().netdev(), "lo");
+    let error = devices.by_name("mlx5_0").unwrap_err().to_string();
+    assert!(error.contains("mlx5_0") && error.contains("roxe0"), "{error}");
+}
