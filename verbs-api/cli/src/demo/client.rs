@@ -1,0 +1,345 @@
+//! The client: goes through the steps of a case and takes the times.
+//!
+//! Touches its lane and the pipe to the server.
+
+use super::Failure;
+use super::case::{CHECKED, Case, Op, Step, Task, service_name};
+use super::lane::{Lane, Patience, Station, is_received};
+use super::server::{ECHO_DEPTH, atomic_operands, mark};
+use roxe::{RemoteAddr, WcOpcode};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout};
+use std::time::{Duration, Instant};
+
+/// Time that each measurement aims at.
+const MEASURE: Duration = Duration::from_millis(80);
+/// Rounds before the measurement, to see how long one takes.
+const WARM_UP: usize = 20;
+
+/// The line to the server process.
+#[derive(Debug)]
+pub(super) struct Control {
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+    /// The server's process id.
+    pub(super) pid: u32,
+    /// Memory of the server that the client may reach.
+    remote: RemoteAddr,
+}
+
+impl Control {
+    /// Takes the pipes of a started server and waits for its greeting.
+    pub(super) fn new(child: &mut Child) -> Result<Self, Failure> {
+        let gone = || Failure::new("the server process has no pipes");
+        let to = child.stdin.take().ok_or_else(gone)?;
+        let mut from = BufReader::new(child.stdout.take().ok_or_else(gone)?);
+        let greeting = read_answer(&mut from)?;
+        let [_, pid, remote] = super::words(&greeting)?;
+        let pid = pid.parse().map_err(|_| Failure::new(format!("not a greeting: {greeting:?}")))?;
+        Ok(Self { to, from, pid, remote: remote.parse()? })
+    }
+
+    /// Sends a line and waits for the answer.
+    fn ask(&mut self, line: &str) -> Result<String, Failure> {
+        writeln!(self.to, "{line}")?;
+        read_answer(&mut self.from)
+    }
+}
+
+fn read_answer(from: &mut impl BufRead) -> Result<String, Failure> {
+    let mut line = String::new();
+    if from.read_line(&mut line)? == 0 {
+        return Err(Failure::new("the server process ended; what it printed says why"));
+    }
+    match line.trim_end().strip_prefix("failed ") {
+        Some(text) => Err(Failure::new(format!("server: {text}"))),
+        None => Ok(line.trim_end().to_owned()),
+    }
+}
+
+/// What one case showed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Outcome {
+    /// Checks passed, on both sides.
+    pub(super) checks: usize,
+    /// Median time of one message: half a round trip, or from posting to completion where data is fetched.
+    pub(super) latency: Duration,
+    /// Messages per second, one after another without waiting.
+    pub(super) rate: f64,
+}
+
+/// Runs one case on a connection of its own.
+pub(super) fn run(station: &Station, control: &mut Control, case: Case, seed: u64) -> Result<Outcome, Failure> {
+    let mut lane = station.lane(case.service)?;
+    let line = format!("open {} {} {}", service_name(case.service), lane.endpoint(), station.remote());
+    let answer = control.ask(&line)?;
+    let [_, endpoint] = super::words(&answer)?;
+    lane.connect(endpoint.parse()?, control.remote)?;
+    let mut client = Client { lane, control, case, seed, checks: 0 };
+    client.check_all()?;
+    let latency = client.latency()?;
+    let rate = client.rate()?;
+    Ok(Outcome { checks: client.checks, latency, rate })
+}
+
+struct Client<'s, 'c> {
+    lane: Lane<'s>,
+    control: &'c mut Control,
+    case: Case,
+    /// Of the next task; every task has another.
+    seed: u64,
+    checks: usize,
+}
+
+impl Client<'_, '_> {
+    /// Runs one step on both sides. The server is asked how it went even if this side failed, so that the two stay in
+    /// step.
+    fn step<T>(&mut self, step: Step, play: impl FnOnce(&mut Self, u64) -> Result<T, Failure>) -> Result<T, Failure> {
+        self.seed += 1000;
+        let task = Task { case: self.case, step, seed: self.seed };
+        self.control.ask(&format!("task {task}"))?;
+        let played = play(self, task.seed);
+        let verified = self.control.ask("verify");
+        let played = played?;
+        let answer = verified?;
+        let [_, checks] = super::words(&answer)?;
+        self.checks += checks.parse::<usize>().map_err(|_| Failure::new(format!("not a verdict: {answer:?}")))?;
+        Ok(played)
+    }
+
+    fn check_all(&mut self) -> Result<(), Failure> {
+        (0..CHECKED).try_for_each(|index| self.step(Step::Check { index }, |client, seed| client.check(index, seed)))
+    }
+
+    /// One message, and everything that can be seen of it on this side.
+    fn check(&mut self, index: usize, seed: u64) -> Result<(), Failure> {
+        let (case, length) = (self.case, self.case.length(index));
+        if case.op.is_atomic() {
+            self.lane.post_atomic(&case, index, atomic_operands(&case, index, seed))?;
+        } else {
+            self.lane.clear(&case, index)?;
+            self.lane.load(&case, index, length, seed)?;
+            self.lane.post(&case, index, length, seed as u32)?;
+        }
+        let completion = self.lane.wait(false)?;
+        if completion.opcode() != opcode(case.op) || completion.wr_id() != index as u64 {
+            return Err(Failure::new(format!("the sender got {completion:?} for {} {index}", case.op)));
+        }
+        self.checks += 1;
+        match case.op {
+            Op::Read => self.expect(self.lane.holds(&case, index, length, seed)?, "a READ brought wrong bytes"),
+            op if op.is_atomic() => self.expect(self.lane.fetched(&case, index)? == seed, "a wrong old value"),
+            _ => Ok(()),
+        }
+    }
+
+    fn expect(&mut self, right: bool, what: &str) -> Result<(), Failure> {
+        if right {
+            self.checks += 1;
+            return Ok(());
+        }
+        Err(Failure::new(what))
+    }
+
+    fn latency(&mut self) -> Result<Duration, Failure> {
+        let first = self.echo(WARM_UP)?;
+        let rounds = fitting(first, 1, 2000);
+        let there_and_back = self.echo(rounds)?;
+        Ok(if self.case.op.is_fetch() { there_and_back } else { there_and_back / 2 })
+    }
+
+    /// Median time of a round.
+    fn echo(&mut self, rounds: usize) -> Result<Duration, Failure> {
+        let mut times = self.step(Step::Echo { rounds }, |client, seed| client.play_echo(rounds, seed))?;
+        times.sort_unstable();
+        Ok(times.get(rounds / 2).copied().unwrap_or_default())
+    }
+
+    fn play_echo(&mut self, rounds: usize, seed: u64) -> Result<Vec<Duration>, Failure> {
+        let case = self.case;
+        self.lane.load(&case, 0, case.size, seed)?;
+        if case.op == Op::Write {
+            self.lane.clear_mark(&case)?;
+        }
+        if case.op.is_received() {
+            (0..rounds.min(ECHO_DEPTH)).try_for_each(|_| self.lane.post_recv(&case, 0, case.size))?;
+        }
+        let mut times = Vec::with_capacity(rounds);
+        for round in 0..rounds {
+            let start = Instant::now();
+            self.round(round)?;
+            times.push(start.elapsed());
+            if case.op.is_received() && round + ECHO_DEPTH < rounds {
+                self.lane.post_recv(&case, 0, case.size)?;
+            }
+        }
+        self.lane.settle()?;
+        Ok(times)
+    }
+
+    fn round(&mut self, round: usize) -> Result<(), Failure> {
+        let case = self.case;
+        match case.op {
+            Op::Write => {
+                self.lane.set_mark(&case, mark(round))?;
+                self.lane.post(&case, 0, case.size, 0)?;
+                self.lane.wait_mark(&case, mark(round))
+            }
+            Op::CompareSwap | Op::FetchAdd => {
+                self.lane.post_atomic(&case, 0, (0, 0))?;
+                self.lane.wait(false).map(drop)
+            }
+            op => {
+                self.lane.post(&case, 0, case.size, 0)?;
+                self.lane.wait(op.is_received()).map(drop)
+            }
+        }
+    }
+
+    /// Messages per second.
+    fn rate(&mut self) -> Result<f64, Failure> {
+        let count = 4 * self.case.window();
+        let first = self.stream(count)?;
+        let count = fitting(first, count, 200_000);
+        let time = self.stream(count)?;
+        Ok(count as f64 / time.as_secs_f64().max(1e-9))
+    }
+
+    fn stream(&mut self, count: usize) -> Result<Duration, Failure> {
+        self.step(Step::Stream { count }, |client, seed| client.play_stream(count, seed))
+    }
+
+    fn play_stream(&mut self, count: usize, seed: u64) -> Result<Duration, Failure> {
+        let case = self.case;
+        let slots = case.window().min(count);
+        for index in 0..slots {
+            self.lane.clear(&case, index)?;
+            self.lane.load(&case, index, case.size, seed + index as u64)?;
+        }
+        let start = Instant::now();
+        Flow::new(self, count).run()?;
+        let time = start.elapsed();
+        if case.op == Op::Read {
+            for index in 0..slots {
+                let right = self.lane.holds(&case, index, case.size, seed + index as u64)?;
+                self.expect(right, "READs brought wrong bytes")?;
+            }
+        }
+        Ok(time)
+    }
+}
+
+/// A stream of messages under way: never more than the window, or than the server gave credit for.
+struct Flow<'a, 's> {
+    lane: &'a mut Lane<'s>,
+    case: Case,
+    count: usize,
+    sent: usize,
+    /// Messages that certainly arrived.
+    returned: usize,
+    /// Credit messages still to come, and receive requests posted for them.
+    credits: usize,
+    posted: usize,
+}
+
+/// Receive requests that lie ready for credit messages. At most three are under way: a window is two batches.
+const CREDIT_DEPTH: usize = 4;
+
+impl<'a, 's> Flow<'a, 's> {
+    fn new(client: &'a mut Client<'s, '_>, count: usize) -> Self {
+        let case = client.case;
+        let credits = if case.needs_credit() { count.div_ceil(case.credit()) } else { 0 };
+        Self { lane: &mut client.lane, case, count, sent: 0, returned: 0, credits, posted: 0 }
+    }
+
+    fn run(mut self) -> Result<(), Failure> {
+        while self.posted < self.credits.min(CREDIT_DEPTH) {
+            self.post_credit_receive()?;
+        }
+        let mut patience = Patience::new();
+        while self.returned < self.count {
+            while self.sent < self.count && self.sent - self.returned < self.case.window() && self.lane.has_room() {
+                self.send()?;
+            }
+            match self.lane.poll()? {
+                Some(completion) if is_received(&completion) => {
+                    self.returned += completion.imm_data().unwrap_or(0) as usize;
+                    if self.posted < self.credits {
+                        self.post_credit_receive()?;
+                    }
+                }
+                Some(_) if self.credits == 0 => self.completed()?,
+                Some(_) => {}
+                None => {
+                    patience.check("the stream stood still: no message came through")?;
+                    continue;
+                }
+            }
+            patience.renew();
+        }
+        self.lane.settle()
+    }
+
+    fn post_credit_receive(&mut self) -> Result<(), Failure> {
+        self.posted += 1;
+        self.lane.post_recv_empty()
+    }
+
+    fn send(&mut self) -> Result<(), Failure> {
+        let number = self.sent;
+        let (case, index) = (self.case, number % self.case.window());
+        self.sent += 1;
+        match case.op {
+            Op::CompareSwap => self.lane.post_atomic(&case, index, (number as u64, number as u64 + 1)),
+            Op::FetchAdd => self.lane.post_atomic(&case, index, (1, 0)),
+            Op::Write if self.credits > 0 => {
+                let batch = number % case.credit() + 1;
+                let closes = batch == case.credit() || self.sent == self.count;
+                let case = if closes { Case { op: Op::WriteImm, ..case } } else { case };
+                self.lane.post(&case, index, case.size, batch as u32)
+            }
+            _ => self.lane.post(&case, index, case.size, 1),
+        }
+    }
+
+    /// A request is complete that needs no credit. Atomics ran in order, so each found what the one before left.
+    fn completed(&mut self) -> Result<(), Failure> {
+        let number = self.returned;
+        self.returned += 1;
+        if self.case.op.is_atomic() {
+            let old = self.lane.fetched(&self.case, number % self.case.window())?;
+            if old != number as u64 {
+                return Err(Failure::new(format!("atomic {number} found {old}, so one was lost or done twice")));
+            }
+        }
+        Ok(())
+    }
+}
+
+const fn opcode(op: Op) -> WcOpcode {
+    match op {
+        Op::Send | Op::SendImm => WcOpcode::Send,
+        Op::Write | Op::WriteImm => WcOpcode::RdmaWrite,
+        Op::Read => WcOpcode::RdmaRead,
+        Op::CompareSwap => WcOpcode::CompSwap,
+        Op::FetchAdd => WcOpcode::FetchAdd,
+    }
+}
+
+/// How often to repeat what took `time` for `done` repetitions, so that it takes about [`MEASURE`].
+fn fitting(time: Duration, done: usize, most: usize) -> usize {
+    let times = MEASURE.as_nanos() * done as u128 / time.as_nanos().max(1);
+    usize::try_from(times).unwrap_or(most).clamp(WARM_UP, most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repetitions_fill_the_time_within_bounds() {
+        assert_eq!(fitting(Duration::from_micros(80), 1, 2000), 1000);
+        assert_eq!(fitting(Duration::from_secs(1), 1, 2000), WARM_UP);
+        assert_eq!(fitting(Duration::ZERO, 1, 2000), 2000);
+    }
+}

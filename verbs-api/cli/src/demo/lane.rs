@@ -1,0 +1,319 @@
+//! One end of the connection that a case runs over: queue pair, memory, and the moves that both sides make with them.
+//!
+//! Touches the Rust API only.
+
+use super::Failure;
+use super::case::{Case, GRH, Op, REGION, pattern};
+use roxe::{
+    Access, AddressHandle, CompletionQueue, Context, Endpoint, MemoryRegion, ProtectionDomain, Qkey, QueuePair,
+    RemoteAddr, Service, Sge, WcOpcode, WorkCompletion, WorkRequest,
+};
+use std::time::{Duration, Instant};
+
+/// How long a side waits for the other without any progress.
+pub(super) const PATIENCE: Duration = Duration::from_secs(3);
+/// What memory holds that nobody should write to.
+const UNTOUCHED: u8 = 0xa5;
+const QKEY: Qkey = Qkey(0x0720_0610);
+/// Requests that either queue holds.
+const DEPTH: u32 = 64;
+
+/// What all lanes of a process share. Regions are large, so they are registered once.
+#[derive(Debug)]
+pub(super) struct Station {
+    pub(super) context: Context,
+    pd: ProtectionDomain,
+    inbox: MemoryRegion,
+    outbox: MemoryRegion,
+}
+
+impl Station {
+    pub(super) fn open() -> Result<Self, roxe::Error> {
+        let context = Context::open_first()?;
+        let pd = context.alloc_pd()?;
+        let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let inbox = pd.alloc_mr(REGION, Access::LOCAL_WRITE | remote)?;
+        let outbox = pd.alloc_mr(REGION, Access::LOCAL_WRITE)?;
+        Ok(Self { context, pd, inbox, outbox })
+    }
+
+    /// Where the peer's WRITEs, READs and atomics go.
+    pub(super) fn remote(&self) -> RemoteAddr {
+        self.inbox.remote()
+    }
+
+    /// A fresh queue pair; it is not connected yet.
+    pub(super) fn lane(&self, service: Service) -> Result<Lane<'_>, roxe::Error> {
+        let cq = self.context.create_cq(4 * DEPTH)?;
+        let builder = self.pd.create_qp(&cq, &cq).service(service).max_send_wr(DEPTH).max_recv_wr(DEPTH);
+        let qp = builder.qkey(QKEY).build()?;
+        Ok(Lane { station: self, cq, qp, peer: None, done: Vec::new(), outstanding: 0 })
+    }
+}
+
+/// Who is at the other end.
+#[derive(Clone, Copy, Debug)]
+struct Peer {
+    endpoint: Endpoint,
+    remote: RemoteAddr,
+    ah: Option<AddressHandle>,
+}
+
+/// A queue pair and its memory.
+#[derive(Debug)]
+pub(super) struct Lane<'s> {
+    station: &'s Station,
+    cq: CompletionQueue,
+    qp: QueuePair,
+    peer: Option<Peer>,
+    /// Completions polled and not yet handed out, newest first.
+    done: Vec<WorkCompletion>,
+    /// Own requests that have not completed.
+    outstanding: u32,
+}
+
+impl Lane<'_> {
+    pub(super) fn endpoint(&self) -> Endpoint {
+        self.qp.endpoint()
+    }
+
+    pub(super) fn connect(&mut self, endpoint: Endpoint, remote: RemoteAddr) -> Result<(), roxe::Error> {
+        let ah = match self.qp.service() {
+            Service::Ud => {
+                self.qp.activate()?;
+                Some(self.station.pd.create_ah(endpoint.gid, 0)?)
+            }
+            _ => {
+                self.qp.connect(&endpoint)?;
+                None
+            }
+        };
+        self.peer = Some(Peer { endpoint, remote, ah });
+        Ok(())
+    }
+
+    /// Bytes in front of the data of a received message.
+    pub(super) fn header(&self) -> usize {
+        if self.qp.service() == Service::Ud { GRH } else { 0 }
+    }
+
+    fn peer(&self) -> Result<Peer, Failure> {
+        self.peer.ok_or_else(|| Failure::new("no peer is connected"))
+    }
+
+    /// Posts message `index` of `case`: `length` bytes of the outbox (or into the inbox, if data is fetched). The number
+    /// `imm` goes along where the operation carries one.
+    pub(super) fn post(&mut self, case: &Case, index: usize, length: usize, imm: u32) -> Result<(), Failure> {
+        let data = case.data(index, length);
+        let local = if case.op.is_fetch() { &self.station.inbox } else { &self.station.outbox };
+        let (list, remote) = ([local.slice(data.clone())?], self.peer()?.remote.offset(data.start as u64));
+        let request = match case.op {
+            Op::Send => WorkRequest::send(&list),
+            Op::SendImm => WorkRequest::send(&list).imm(imm),
+            Op::Write => WorkRequest::write(&list, remote),
+            Op::WriteImm => WorkRequest::write(&list, remote).imm(imm),
+            Op::Read => WorkRequest::read(&list, remote),
+            Op::CompareSwap | Op::FetchAdd => return Err(Failure::new("atomics have operands: see post_atomic")),
+        };
+        self.submit(request, index)
+    }
+
+    /// Posts an atomic on word 0 of the peer; the old value lands in slot `index`.
+    pub(super) fn post_atomic(&mut self, case: &Case, index: usize, operands: (u64, u64)) -> Result<(), Failure> {
+        let list = [self.station.inbox.slice(case.data(index, 8))?];
+        let remote = self.peer()?.remote;
+        let request = match case.op {
+            Op::CompareSwap => WorkRequest::compare_swap(&list, remote, operands.0, operands.1),
+            _ => WorkRequest::fetch_add(&list, remote, operands.0),
+        };
+        self.submit(request, index)
+    }
+
+    /// Posts an empty SEND that carries a number.
+    pub(super) fn post_credit(&mut self, number: u32) -> Result<(), Failure> {
+        self.submit(WorkRequest::send(&[]).imm(number), 0)
+    }
+
+    fn submit(&mut self, request: WorkRequest<'_>, index: usize) -> Result<(), Failure> {
+        let peer = self.peer()?;
+        let request = request.wr_id(index as u64).signaled();
+        let request = match &peer.ah {
+            Some(ah) => request.to(ah, peer.endpoint.qpn, QKEY),
+            None => request,
+        };
+        self.qp.post_send(&request)?;
+        self.outstanding += 1;
+        Ok(())
+    }
+
+    /// Whether the send queue takes one more request.
+    pub(super) const fn has_room(&self) -> bool {
+        self.outstanding < DEPTH
+    }
+
+    /// Waits until every own request has completed.
+    pub(super) fn settle(&mut self) -> Result<(), Failure> {
+        while self.outstanding > 0 {
+            self.wait(false)?;
+        }
+        Ok(())
+    }
+
+    /// Posts a receive request for message `index` of `case`. It is exactly as long as the message.
+    pub(super) fn post_recv(&self, case: &Case, index: usize, length: usize) -> Result<(), Failure> {
+        let data = case.data(index, length);
+        let place = match case.op {
+            // The data of a WRITE goes where its sender says; the request only reports it.
+            Op::Write | Op::WriteImm => data.start..data.start,
+            _ => data.start - self.header()..data.end,
+        };
+        Ok(self.qp.post_recv(index as u64, &[self.station.inbox.slice(place)?])?)
+    }
+
+    /// Posts a receive request for an empty message.
+    pub(super) fn post_recv_empty(&self) -> Result<(), Failure> {
+        let list: [Sge; 1] = [self.station.inbox.slice(REGION - self.header()..REGION)?];
+        Ok(self.qp.post_recv(0, &list)?)
+    }
+
+    /// The next completion, if there is one now. A failed one is a failure.
+    pub(super) fn poll(&mut self) -> Result<Option<WorkCompletion>, Failure> {
+        if self.done.is_empty() {
+            let mut batch = [WorkCompletion::default(); 16];
+            self.done.extend(self.cq.poll(&mut batch)?.iter().rev());
+        }
+        let Some(completion) = self.done.pop() else { return Ok(None) };
+        completion.ok()?;
+        if !is_received(&completion) {
+            self.outstanding = self.outstanding.saturating_sub(1);
+        }
+        Ok(Some(completion))
+    }
+
+    /// The next completion of a received message (`received`) or of an own request; others are passed over.
+    pub(super) fn wait(&mut self, received: bool) -> Result<WorkCompletion, Failure> {
+        let mut patience = Patience::new();
+        loop {
+            match self.poll()? {
+                Some(completion) if is_received(&completion) == received => return Ok(completion),
+                Some(_) => patience.renew(),
+                None => patience.check("no completion came")?,
+            }
+        }
+    }
+
+    /// Puts the bytes of message `index` where they are sent from, or where the peer READs them.
+    pub(super) fn load(&self, case: &Case, index: usize, length: usize, seed: u64) -> Result<(), Failure> {
+        Ok(self.station.outbox.write(case.data(index, length).start, &pattern(seed, length))?)
+    }
+
+    /// As [`load`](Self::load), into the memory that the peer reaches.
+    pub(super) fn offer(&self, case: &Case, index: usize, length: usize, seed: u64) -> Result<(), Failure> {
+        Ok(self.station.inbox.write(case.data(index, length).start, &pattern(seed, length))?)
+    }
+
+    /// Marks all of slot `index` as untouched.
+    pub(super) fn clear(&self, case: &Case, index: usize) -> Result<(), Failure> {
+        let slot = case.slot(index);
+        Ok(self.station.inbox.write(slot.start, &vec![UNTOUCHED; slot.len()])?)
+    }
+
+    /// Whether slot `index` holds exactly the message, and nothing was written beside it.
+    pub(super) fn holds(&self, case: &Case, index: usize, length: usize, seed: u64) -> Result<bool, Failure> {
+        let (slot, data) = (case.slot(index), case.data(index, length));
+        let found = self.station.inbox.to_vec(slot.clone())?;
+        let mut expected = vec![UNTOUCHED; slot.len()];
+        let (start, header) = (data.start - slot.start, self.header());
+        // The network header in front of a datagram is not ours to foresee.
+        expected[start - header..start].copy_from_slice(&found[start - header..start]);
+        expected[start..start + length].copy_from_slice(&pattern(seed, length));
+        Ok(found == expected)
+    }
+
+    /// Like [`holds`](Self::holds), but waits: a WRITE over UC reports nothing when it arrives.
+    pub(super) fn wait_holds(&mut self, case: &Case, index: usize, length: usize, seed: u64) -> Result<bool, Failure> {
+        let patience = Patience::new();
+        while !self.holds(case, index, length, seed)? {
+            self.poll()?;
+            if patience.check("").is_err() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Sets the last byte of the message to send.
+    pub(super) fn set_mark(&self, case: &Case, mark: u8) -> Result<(), Failure> {
+        Ok(self.station.outbox.write(case.data(0, case.size).end - 1, &[mark])?)
+    }
+
+    /// Waits until the last byte of the message in slot 0 is `mark`, as a program does that polls on memory.
+    pub(super) fn wait_mark(&mut self, case: &Case, mark: u8) -> Result<(), Failure> {
+        let at = case.data(0, case.size).end - 1;
+        let mut patience = Patience::new();
+        loop {
+            match self.poll()? {
+                Some(_) => patience.renew(),
+                None => patience.check("the last byte of a WRITE did not come")?,
+            }
+            if self.station.inbox.load_u8(at)? == mark {
+                return Ok(());
+            }
+        }
+    }
+
+    pub(super) fn clear_mark(&self, case: &Case) -> Result<(), Failure> {
+        Ok(self.station.inbox.write(case.data(0, case.size).end - 1, &[0])?)
+    }
+
+    /// The word that the peer's atomics work on.
+    pub(super) fn word(&self) -> Result<u64, Failure> {
+        Ok(self.station.inbox.load_u64(0)?)
+    }
+
+    pub(super) fn set_word(&self, value: u64) -> Result<(), Failure> {
+        Ok(self.station.inbox.store_u64(0, value)?)
+    }
+
+    /// The old value that an atomic brought back into slot `index`.
+    pub(super) fn fetched(&self, case: &Case, index: usize) -> Result<u64, Failure> {
+        Ok(self.station.inbox.load_u64(case.data(index, 8).start)?)
+    }
+}
+
+/// Whether this reports a message from the peer, not an own request.
+pub(super) fn is_received(completion: &WorkCompletion) -> bool {
+    matches!(completion.opcode(), WcOpcode::Recv | WcOpcode::RecvRdmaWithImm)
+}
+
+/// A bound on waiting without progress. Looks at the clock only now and then.
+#[derive(Debug)]
+pub(super) struct Patience {
+    since: Instant,
+    asked: std::cell::Cell<u32>,
+}
+
+impl Patience {
+    pub(super) fn new() -> Self {
+        Self { since: Instant::now(), asked: std::cell::Cell::new(0) }
+    }
+
+    /// There was progress: the time starts again.
+    pub(super) fn renew(&mut self) {
+        *self = Self::new();
+    }
+
+    /// Fails with `what` when there was no progress for [`PATIENCE`]. Lets others run, because both sides may share one
+    /// processor.
+    pub(super) fn check(&self, what: &str) -> Result<(), Failure> {
+        let asked = self.asked.get().wrapping_add(1);
+        self.asked.set(asked);
+        if asked % 256 == 0 {
+            if self.since.elapsed() > PATIENCE {
+                return Err(Failure::new(format!("{what} within {PATIENCE:?}")));
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+}

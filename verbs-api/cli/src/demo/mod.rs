@@ -1,0 +1,235 @@
+//! `roxe demo`: a server and a client process, every service and operation between them, every byte and completion
+//! checked, and how fast it went.
+//!
+//! The client is this process. It starts the server as a second one and tells it over a pipe what comes next; the data
+//! goes over the device. `case` is what they agree on, `lane` what both can do, `client` and `server` their parts.
+
+mod case;
+mod client;
+mod lane;
+mod server;
+
+use case::{Case, service_name};
+use client::{Control, Outcome};
+use lane::Station;
+use std::error::Error;
+use std::fmt;
+use std::io::{Write, stdin, stdout};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Failures after which the rest is not worth waiting for.
+const ENOUGH: usize = 3;
+
+/// What `roxe demo` was asked to do.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Only cases whose service or operation is this, for example `rc` or `write`.
+    #[arg(value_name = "WORD")]
+    only: Option<String>,
+}
+
+/// Why a check did not pass, in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Failure(String);
+
+impl Failure {
+    fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    fn one_line(&self) -> String {
+        self.0.replace('\n', " ")
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Error for Failure {}
+
+impl From<roxe::Error> for Failure {
+    fn from(error: roxe::Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+/// Splits a line of the pipe into exactly `N` words.
+fn words<const N: usize>(line: &str) -> Result<[&str; N], Failure> {
+    let words: Vec<&str> = line.split(' ').collect();
+    words.try_into().map_err(|_| Failure(format!("the other process said {line:?}, which is not understood")))
+}
+
+/// The server process.
+pub(crate) fn serve() -> Result<(), Box<dyn Error>> {
+    Ok(server::serve(stdin().lock(), stdout().lock())?)
+}
+
+/// The client process, and the report.
+pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+    let start = Instant::now();
+    let station = Station::open()?;
+    let mut server = Server::start()?;
+    let mut control = Control::new(&mut server.0)?;
+    print_head(&station, &control)?;
+    let cases = chosen(&station, args)?;
+    let (mut checks, mut failures) = (0, Vec::new());
+    for (case, seed) in cases.into_iter().zip((1..).map(|n| n * 1_000_000)) {
+        match client::run(&station, &mut control, case, seed) {
+            Ok(outcome) => {
+                checks += outcome.checks;
+                print_case(&case, &outcome)?;
+            }
+            Err(failure) => {
+                writeln!(stdout(), "{}  FAILED: {failure}", name(&case))?;
+                failures.push(case);
+                if failures.len() == ENOUGH {
+                    break;
+                }
+            }
+        }
+    }
+    drop(control);
+    server.finish()?;
+    conclude(checks, &failures, start.elapsed())
+}
+
+fn chosen(station: &Station, args: &Args) -> Result<Vec<Case>, Failure> {
+    let mtu = station.context.port_attr()?.active_mtu.bytes() as usize;
+    let wanted = |case: &Case| match &args.only {
+        Some(word) => {
+            [service_name(case.service), &case.op.to_string()].iter().any(|own| own.eq_ignore_ascii_case(word))
+        }
+        None => true,
+    };
+    let cases: Vec<Case> = Case::all(mtu).into_iter().filter(wanted).collect();
+    if cases.is_empty() {
+        return Err(Failure::new(
+            "no case has that service or operation; run `roxe demo` without a word to see them all",
+        ));
+    }
+    Ok(cases)
+}
+
+/// The server process; ended when this goes away, however that comes.
+struct Server(Child);
+
+impl Server {
+    fn start() -> Result<Self, Failure> {
+        let own = std::env::current_exe()?;
+        let mut command = Command::new(own);
+        command.arg("demo-server").stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.spawn().map(Self).map_err(|error| Failure(format!("cannot start the server process: {error}")))
+    }
+
+    /// Waits for its end, which comes by itself when the pipe is closed.
+    fn finish(mut self) -> Result<(), Failure> {
+        let status = self.0.wait()?;
+        if status.success() { Ok(()) } else { Err(Failure(format!("the server process ended with {status}"))) }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Fails if it has ended already, which is the usual case.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn print_head(station: &Station, control: &Control) -> Result<(), Box<dyn Error>> {
+    let (device, port) = (station.context.device(), station.context.port_attr()?);
+    let (own, server) = (std::process::id(), control.pid);
+    let mut out = stdout();
+    writeln!(
+        out,
+        "Device {} on {} ({}), path MTU {}. Client is process {own}, server is process {server}.\n",
+        device.name(),
+        device.netdev(),
+        station.context.gid(0)?.to_ip(),
+        port.active_mtu.bytes(),
+    )?;
+    writeln!(
+        out,
+        "{:<3} {:<13}{:>9}{:>9}{:>13}{:>14}{:>14}",
+        "", "operation", "size", "checks", "latency", "bandwidth", "messages"
+    )?;
+    Ok(())
+}
+
+fn name(case: &Case) -> String {
+    format!("{:<3} {:<13}{:>9}", service_name(case.service), case.op, size(case.size))
+}
+
+fn print_case(case: &Case, outcome: &Outcome) -> Result<(), Box<dyn Error>> {
+    let bandwidth = outcome.rate * case.size as f64;
+    writeln!(
+        stdout(),
+        "{}{:>9}{:>10.1} µs{:>9.1} MB/s{:>10.1} k/s",
+        name(case),
+        outcome.checks,
+        outcome.latency.as_secs_f64() * 1e6,
+        bandwidth / 1e6,
+        outcome.rate / 1e3,
+    )?;
+    Ok(())
+}
+
+/// `64 B`, `4 KiB`, `1 MiB`.
+fn size(bytes: usize) -> String {
+    match bytes {
+        b if b >= 1 << 20 && b % (1 << 20) == 0 => format!("{} MiB", b >> 20),
+        b if b >= 1 << 10 && b % (1 << 10) == 0 => format!("{} KiB", b >> 10),
+        b => format!("{b} B"),
+    }
+}
+
+fn conclude(checks: usize, failures: &[Case], time: Duration) -> Result<(), Box<dyn Error>> {
+    let mut out = stdout();
+    writeln!(
+        out,
+        "\nLatency: half a round trip; for read and atomics, from posting to completion. Median.\n\
+         Bandwidth and messages: up to {} messages under way. MB are 10^6 bytes.",
+        case::MAX_WINDOW
+    )?;
+    if failures.is_empty() {
+        writeln!(out, "{checks} checks passed in {:.1} s.", time.as_secs_f64())?;
+        return Ok(());
+    }
+    let names: Vec<String> =
+        failures.iter().map(|case| format!("{} {}", service_name(case.service), case.op)).collect();
+    Err(format!(
+        "{checks} checks passed, but these failed: {}. Their lines above say what happened. Run it again with \
+         `roxe demo WORD` for one service or operation; `roxe config` shows the settings in force.",
+        names.join(", ")
+    )
+    .into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_read_well() {
+        assert_eq!(
+            [8, 64, 4096, 65536, 1 << 20, 1500].map(size),
+            ["8 B", "64 B", "4 KiB", "64 KiB", "1 MiB", "1500 B"]
+        );
+    }
+
+    #[test]
+    fn lines_have_a_fixed_number_of_words() {
+        assert_eq!(words::<2>("a b"), Ok(["a", "b"]));
+        assert!(words::<2>("a b c").is_err());
+    }
+}

@@ -1,0 +1,280 @@
+//! The server process: does what the client's lines ask for, and reports what it saw.
+//!
+//! Every line gets one answer, in bounded time, so that the two never lose step. Touches its lane, stdin and stdout.
+
+use super::Failure;
+use super::case::{Case, Op, Step, Task, parse_service};
+use super::lane::{Lane, Station};
+use roxe::{WcOpcode, WorkCompletion};
+use std::io::{BufRead, Write};
+
+/// Serves until the client closes its end.
+pub(super) fn serve(input: impl BufRead, mut output: impl Write) -> Result<(), Failure> {
+    let station = Station::open()?;
+    let mut server = Server { station: &station, lane: None, running: None };
+    writeln!(output, "hello {} {}", std::process::id(), station.remote())?;
+    for line in input.lines() {
+        server.answer(&line?, &mut output)?;
+    }
+    Ok(())
+}
+
+struct Server<'s> {
+    station: &'s Station,
+    lane: Option<Lane<'s>>,
+    /// The task under way and how it went so far: the checks passed.
+    running: Option<(Task, Result<usize, Failure>)>,
+}
+
+impl Server<'_> {
+    fn answer(&mut self, line: &str, output: &mut impl Write) -> Result<(), Failure> {
+        let (verb, rest) = line.split_once(' ').unwrap_or((line, ""));
+        let answer = match verb {
+            "open" => self.open(rest),
+            "task" => self.prepare(rest),
+            "verify" => self.verify(),
+            _ => Err(Failure::new(format!("unknown request {line:?}"))),
+        };
+        let text = answer.unwrap_or_else(|failure| format!("failed {}", failure.one_line()));
+        writeln!(output, "{text}")?;
+        output.flush()?;
+        if verb == "task" {
+            self.play();
+        }
+        Ok(())
+    }
+
+    /// `SERVICE ENDPOINT REMOTE`: a fresh lane, connected to the client's.
+    fn open(&mut self, text: &str) -> Result<String, Failure> {
+        let [service, endpoint, remote] = super::words(text)?;
+        let service = parse_service(service).ok_or_else(|| Failure::new(format!("unknown service {service}")))?;
+        self.lane = None;
+        let mut lane = self.station.lane(service)?;
+        lane.connect(endpoint.parse()?, remote.parse()?)?;
+        let own = lane.endpoint();
+        self.lane = Some(lane);
+        Ok(format!("opened {own}"))
+    }
+
+    fn prepare(&mut self, text: &str) -> Result<String, Failure> {
+        self.running = None;
+        let task: Task = text.parse().map_err(Failure::new)?;
+        let lane = self.lane.as_mut().ok_or_else(|| Failure::new("no connection is open"))?;
+        prepare(lane, &task)?;
+        self.running = Some((task, Ok(0)));
+        Ok("ready".into())
+    }
+
+    /// Does this side's part of the task, while the client does the other.
+    fn play(&mut self) {
+        if let (Some(lane), Some((task, outcome))) = (&mut self.lane, &mut self.running) {
+            *outcome = play(lane, task);
+        }
+    }
+
+    fn verify(&mut self) -> Result<String, Failure> {
+        let (task, outcome) = self.running.take().ok_or_else(|| Failure::new("nothing to verify"))?;
+        let lane = self.lane.as_mut().ok_or_else(|| Failure::new("no connection is open"))?;
+        Ok(format!("verified {}", outcome? + verify(lane, &task)?))
+    }
+}
+
+fn prepare(lane: &mut Lane<'_>, task: &Task) -> Result<(), Failure> {
+    let Task { case, step, seed } = *task;
+    match step {
+        Step::Check { index } if case.op.is_received() => {
+            lane.clear(&case, index)?;
+            lane.post_recv(&case, index, case.length(index))
+        }
+        Step::Check { index } if case.op == Op::Write => lane.clear(&case, index),
+        Step::Check { index } if case.op == Op::Read => lane.offer(&case, index, case.length(index), seed),
+        Step::Check { .. } => lane.set_word(seed),
+        Step::Echo { rounds } if case.op.is_received() => {
+            lane.load(&case, 0, case.size, seed)?;
+            (0..rounds.min(ECHO_DEPTH)).try_for_each(|_| lane.post_recv(&case, 0, case.size))
+        }
+        Step::Echo { .. } => {
+            lane.load(&case, 0, case.size, seed)?;
+            lane.clear_mark(&case)
+        }
+        Step::Stream { count } => prepare_stream(lane, &case, count, seed),
+    }
+}
+
+/// Receive requests that lie ready while messages go to and fro.
+pub(super) const ECHO_DEPTH: usize = 2;
+
+fn prepare_stream(lane: &mut Lane<'_>, case: &Case, count: usize, seed: u64) -> Result<(), Failure> {
+    for index in 0..case.window() {
+        match case.op {
+            Op::Read => lane.offer(case, index, case.size, seed + index as u64)?,
+            Op::CompareSwap | Op::FetchAdd => lane.set_word(0)?,
+            _ => lane.clear(case, index)?,
+        }
+    }
+    let receives = receives(case, count).min(case.window());
+    (0..receives).try_for_each(|index| lane.post_recv(case, index, case.size))
+}
+
+/// Receive requests that a stream of `count` messages uses up.
+fn receives(case: &Case, count: usize) -> usize {
+    match case.op {
+        op if op.is_received() => count,
+        // Only the last WRITE of each batch reports here.
+        Op::Write if case.needs_credit() => count.div_ceil(case.credit()),
+        _ => 0,
+    }
+}
+
+/// Returns the number of checks passed.
+fn play(lane: &mut Lane<'_>, task: &Task) -> Result<usize, Failure> {
+    let Task { case, step, seed } = *task;
+    match step {
+        Step::Check { index } if case.op.is_received() => {
+            let completion = lane.wait(true)?;
+            check_completion(lane, &case, index, seed, &completion)
+        }
+        Step::Echo { rounds } if case.op.is_received() => echo(lane, &case, rounds),
+        Step::Echo { rounds } if case.op == Op::Write => echo_writes(lane, &case, rounds),
+        Step::Stream { count } if case.needs_credit() => drain(lane, &case, count),
+        _ => Ok(0),
+    }
+}
+
+fn echo(lane: &mut Lane<'_>, case: &Case, rounds: usize) -> Result<usize, Failure> {
+    for round in 0..rounds {
+        lane.wait(true)?;
+        if round + ECHO_DEPTH < rounds {
+            lane.post_recv(case, 0, case.size)?;
+        }
+        lane.post(case, 0, case.size, 0)?;
+    }
+    lane.settle()?;
+    Ok(0)
+}
+
+fn echo_writes(lane: &mut Lane<'_>, case: &Case, rounds: usize) -> Result<usize, Failure> {
+    for round in 0..rounds {
+        lane.wait_mark(case, mark(round))?;
+        lane.set_mark(case, mark(round))?;
+        lane.post(case, 0, case.size, 0)?;
+    }
+    lane.settle()?;
+    Ok(0)
+}
+
+/// Last byte of the message of a round; differs from the round before and from cleared memory.
+pub(super) fn mark(round: usize) -> u8 {
+    (round % 255) as u8 + 1
+}
+
+/// Takes `count` messages and gives credit for them, so that the client never has more under way than there are
+/// receive requests.
+fn drain(lane: &mut Lane<'_>, case: &Case, count: usize) -> Result<usize, Failure> {
+    let receives = receives(case, count);
+    let (mut posted, mut got, mut due) = (receives.min(case.window()), 0, 0);
+    while got < count {
+        let completion = lane.wait(true)?;
+        // A WRITE with immediate that closes a batch of plain ones says how many it stands for.
+        let messages = if case.op == Op::Write { completion.imm_data().unwrap_or(0) as usize } else { 1 };
+        (got, due) = (got + messages, due + messages);
+        if posted < receives {
+            lane.post_recv(case, posted % case.window(), case.size)?;
+            posted += 1;
+        }
+        if due >= case.credit() || got >= count {
+            lane.post_credit(due as u32)?;
+            due = 0;
+        }
+    }
+    lane.settle()?;
+    Ok(0)
+}
+
+fn check_completion(
+    lane: &Lane<'_>,
+    case: &Case,
+    index: usize,
+    seed: u64,
+    completion: &WorkCompletion,
+) -> Result<usize, Failure> {
+    let opcode = if case.op == Op::WriteImm { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv };
+    let expected = Received {
+        wr_id: index as u64,
+        opcode,
+        // The length of a WRITE with immediate counts its data, though they land elsewhere.
+        byte_len: (lane.header() + case.length(index)) as u32,
+        imm: case.op.has_imm().then_some(seed as u32),
+        grh: lane.header() > 0,
+    };
+    let found = Received {
+        wr_id: completion.wr_id(),
+        opcode: completion.opcode(),
+        byte_len: completion.byte_len(),
+        imm: completion.imm_data(),
+        grh: completion.has_grh(),
+    };
+    if found == expected { Ok(1) } else { Err(Failure::new(format!("the receiver got {found:?}, not {expected:?}"))) }
+}
+
+/// What the completion of a received message must say.
+#[derive(Debug, PartialEq, Eq)]
+struct Received {
+    wr_id: u64,
+    opcode: WcOpcode,
+    byte_len: u32,
+    imm: Option<u32>,
+    grh: bool,
+}
+
+/// Looks at memory after the task. Returns the number of checks passed.
+fn verify(lane: &mut Lane<'_>, task: &Task) -> Result<usize, Failure> {
+    let Task { case, step, seed } = *task;
+    match step {
+        Step::Check { index } if !case.op.is_fetch() => {
+            let right = lane.wait_holds(&case, index, case.length(index), seed)?;
+            if right { Ok(1) } else { Err(Failure::new(format!("message {index} arrived with wrong bytes"))) }
+        }
+        Step::Check { index } if case.op.is_atomic() => expect_word(lane, atomic_result(&case, index, seed)),
+        Step::Stream { count } if case.op.is_atomic() => expect_word(lane, count as u64),
+        Step::Stream { count } if !case.op.is_fetch() => {
+            let slots = case.window().min(count);
+            for index in 0..slots {
+                if !lane.wait_holds(&case, index, case.size, seed + index as u64)? {
+                    return Err(Failure::new(format!("wrong bytes in slot {index} after the stream")));
+                }
+            }
+            Ok(slots)
+        }
+        _ => Ok(0),
+    }
+}
+
+fn expect_word(lane: &Lane<'_>, expected: u64) -> Result<usize, Failure> {
+    let found = lane.word()?;
+    if found == expected {
+        return Ok(1);
+    }
+    Err(Failure::new(format!("the word is {found:#x} after the atomic, not {expected:#x}")))
+}
+
+/// Operands of checked atomic `index` on a word that holds `seed`: (compare, swap) or (add, unused). Every second
+/// COMPARE_SWAP must find another value and change nothing.
+pub(super) fn atomic_operands(case: &Case, index: usize, seed: u64) -> (u64, u64) {
+    let other = !seed;
+    match case.op {
+        Op::CompareSwap if index % 2 == 0 => (seed, other),
+        Op::CompareSwap => (other, other),
+        _ => (u64::MAX - index as u64, 0),
+    }
+}
+
+/// The word after checked atomic `index`.
+fn atomic_result(case: &Case, index: usize, seed: u64) -> u64 {
+    let (first, second) = atomic_operands(case, index, seed);
+    match case.op {
+        Op::CompareSwap if first == seed => second,
+        Op::CompareSwap => seed,
+        _ => seed.wrapping_add(first),
+    }
+}

@@ -1,0 +1,265 @@
+//! `roxe run -- PROGRAM`: starts a program so that its loader finds our libraries instead of the system's.
+//!
+//! The loader looks for the names `libibverbs.so.1` and `librdmacm.so.1` in the folders of `LD_LIBRARY_PATH`. So we keep
+//! a private folder with these two names, both links to `libroxe.so`, put it first, and become the program: its process
+//! id, its signals and its exit status are its own. Touches the file system and the environment, no device.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The names programs were linked with.
+const LINKS: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
+
+/// The shared object that Cargo builds.
+const LIBRARY: &str = "libroxe.so";
+
+/// What `roxe run` was asked to do.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Network interfaces to open, separated by commas; the first becomes roxe0 [default: lo].
+    #[arg(long, value_name = "NAMES")]
+    netdev: Option<String>,
+    /// Also set LD_PRELOAD, for programs that ship a libibverbs of their own or were linked with a fixed library path.
+    #[arg(long)]
+    preload: bool,
+    /// The program and its arguments.
+    #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM [ARGS]", allow_hyphen_values = true)]
+    command: Vec<OsString>,
+}
+
+impl Args {
+    /// The program and its arguments.
+    #[cfg(test)]
+    pub(crate) fn command(&self) -> &[OsString] {
+        &self.command
+    }
+}
+
+/// Why a program could not be started. The text says what to do.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RunError {
+    #[error(
+        "{LIBRARY} is not there (looked in: {}).\n  \
+         Build it with `cargo build --release`, or say where it is with ROXE_LIB=/path/to/{LIBRARY}.",
+        list(looked_in)
+    )]
+    NoLibrary { looked_in: Vec<PathBuf> },
+    #[error("ROXE_LIB names {}, which cannot be used: {cause}.\n  Set it to the full path of {LIBRARY}, or unset it.", path.display())]
+    BadLibrary { path: PathBuf, cause: io::Error },
+    #[error(
+        "{} belongs to somebody else or others may write there, so libraries in it cannot be trusted.\n  \
+         Remove it, or set XDG_RUNTIME_DIR to a folder that only you can write.",
+        path.display()
+    )]
+    Untrusted { path: PathBuf },
+    #[error("cannot prepare {}: {cause}.\n  Set XDG_RUNTIME_DIR or TMPDIR to a folder that you can write.", path.display())]
+    Folder { path: PathBuf, cause: io::Error },
+    #[error("cannot start {}: there is no such program.\n  Check the spelling, or give its full path.", program.display())]
+    NotFound { program: PathBuf },
+    #[error("cannot start {}: {cause}.", program.display())]
+    Exec { program: PathBuf, cause: io::Error },
+}
+
+impl RunError {
+    /// The status a shell reports for a command that could not be started.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::NotFound { .. } => 127,
+            Self::Exec { .. } => 126,
+            _ => 125,
+        }
+    }
+}
+
+/// Becomes the program. Returns only when that failed.
+pub(crate) fn run(args: &Args) -> RunError {
+    match prepare(args) {
+        Ok(mut command) => exec(&mut command),
+        Err(error) => error,
+    }
+}
+
+fn prepare(args: &Args) -> Result<Command, RunError> {
+    let library = find_library()?;
+    let folder = link_folder(&library)?;
+    let (program, rest) = args.command.split_first().ok_or_else(|| RunError::NotFound { program: PathBuf::new() })?;
+    let mut command = Command::new(program);
+    command.args(rest).env("LD_LIBRARY_PATH", prepend(folder.as_os_str(), std::env::var_os("LD_LIBRARY_PATH")));
+    if args.preload {
+        command.env("LD_PRELOAD", prepend(folder.join(LINKS[0]).as_os_str(), std::env::var_os("LD_PRELOAD")));
+    }
+    if let Some(netdev) = &args.netdev {
+        command.env("ROXE_NETDEV", netdev);
+    }
+    Ok(command)
+}
+
+fn exec(command: &mut Command) -> RunError {
+    let cause = command.exec();
+    let program = PathBuf::from(command.get_program());
+    match cause.kind() {
+        io::ErrorKind::NotFound => RunError::NotFound { program },
+        _ => RunError::Exec { program, cause },
+    }
+}
+
+/// `value` in front of what the variable held already; both lists are separated by colons.
+fn prepend(value: &OsStr, old: Option<OsString>) -> OsString {
+    let mut list = value.to_owned();
+    if let Some(old) = old.filter(|old| !old.is_empty()) {
+        list.push(":");
+        list.push(old);
+    }
+    list
+}
+
+fn find_library() -> Result<PathBuf, RunError> {
+    if let Some(path) = std::env::var_os("ROXE_LIB").filter(|path| !path.is_empty()) {
+        let path = PathBuf::from(path);
+        return path.canonicalize().map_err(|cause| RunError::BadLibrary { path, cause });
+    }
+    let looked_in = std::env::current_exe().map(|exe| candidates(&exe)).unwrap_or_default();
+    looked_in.iter().find_map(|path| path.canonicalize().ok()).ok_or(RunError::NoLibrary { looked_in })
+}
+
+/// Where the library may be when the program is `exe`: beside it as Cargo leaves it, or in `../lib` when installed.
+fn candidates(exe: &Path) -> Vec<PathBuf> {
+    let beside = exe.parent().map(|folder| folder.join(LIBRARY));
+    let installed = exe.parent().and_then(Path::parent).map(|prefix| prefix.join("lib").join(LIBRARY));
+    beside.into_iter().chain(installed).collect()
+}
+
+/// The folder with the links to `library`, made if need be.
+///
+/// There is one folder per library file, so that two builds do not take each other's links away. Any number of starts may
+/// do this at once: every step is either atomic or harmless when another process was faster.
+fn link_folder(library: &Path) -> Result<PathBuf, RunError> {
+    let base = private_folder(&base_folder())?;
+    let folder = private_folder(&base.join(format!("lib-{:016x}", fnv1a(library.as_os_str().as_bytes()))))?;
+    for name in LINKS {
+        place_link(&folder, name, library).map_err(|cause| RunError::Folder { path: folder.clone(), cause })?;
+    }
+    Ok(folder)
+}
+
+fn base_folder() -> PathBuf {
+    match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| dir.is_absolute() && dir.is_dir()) {
+        Some(runtime) => runtime.join("roxe"),
+        None => std::env::temp_dir().join(format!("roxe-{}", own_uid())),
+    }
+}
+
+#[allow(unsafe_code)]
+fn own_uid() -> u32 {
+    // SAFETY: geteuid has no precondition and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+/// Makes `path` with mode 0700 unless it is there, and checks that nobody else may change what it holds: the loader will
+/// run code from it.
+fn private_folder(path: &Path) -> Result<PathBuf, RunError> {
+    let unusable = |cause| RunError::Folder { path: path.into(), cause };
+    match fs::DirBuilder::new().mode(0o700).create(path) {
+        Err(cause) if cause.kind() != io::ErrorKind::AlreadyExists => return Err(unusable(cause)),
+        _ => {}
+    }
+    let meta = fs::symlink_metadata(path).map_err(unusable)?;
+    let ours = meta.is_dir() && meta.uid() == own_uid() && meta.mode() & 0o022 == 0;
+    if ours { Ok(path.into()) } else { Err(RunError::Untrusted { path: path.into() }) }
+}
+
+/// Makes `folder/name` a link to `target`. A wrong or missing link is replaced by renaming a new one over it, so that a
+/// program that starts meanwhile sees the old or the new link, never none.
+fn place_link(folder: &Path, name: &str, target: &Path) -> io::Result<()> {
+    let link = folder.join(name);
+    if fs::read_link(&link).is_ok_and(|current| current == target) {
+        return Ok(());
+    }
+    let fresh = folder.join(format!(".{name}.{}", std::process::id()));
+    match symlink(target, &fresh).and_then(|()| fs::rename(&fresh, &link)) {
+        // Left behind by a process that had our id and died between the two steps.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            fs::remove_file(&fresh)?;
+            symlink(target, &fresh)?;
+            fs::rename(&fresh, &link)
+        }
+        other => other,
+    }
+}
+
+/// FNV-1a, 64 bits: a name for a folder, the same in every process (the standard hasher does not promise that).
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+fn list(paths: &[PathBuf]) -> String {
+    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn scratch(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("roxe-cli-test-{}-{name}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        path
+    }
+
+    #[test]
+    fn paths_are_prepended() {
+        assert_eq!(prepend(OsStr::new("/a"), None), "/a");
+        assert_eq!(prepend(OsStr::new("/a"), Some("".into())), "/a");
+        assert_eq!(prepend(OsStr::new("/a"), Some("/b:/c".into())), "/a:/b:/c");
+    }
+
+    #[test]
+    fn library_is_looked_for_beside_the_program_then_in_lib() {
+        let places = candidates(Path::new("/opt/roxe/bin/roxe"));
+        assert_eq!(places, [PathBuf::from("/opt/roxe/bin/libroxe.so"), PathBuf::from("/opt/roxe/lib/libroxe.so")]);
+    }
+
+    #[test]
+    fn a_wrong_link_is_replaced_and_a_right_one_is_kept() {
+        let folder = scratch("links");
+        symlink("/nowhere", folder.join(LINKS[0])).unwrap();
+        place_link(&folder, LINKS[0], Path::new("/somewhere")).unwrap();
+        place_link(&folder, LINKS[0], Path::new("/somewhere")).unwrap();
+        assert_eq!(fs::read_link(folder.join(LINKS[0])).unwrap(), Path::new("/somewhere"));
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "no temporary link is left");
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn many_starts_at_once_agree() {
+        let folder = scratch("race").join("new");
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| private_folder(&folder).unwrap());
+            }
+        });
+        assert_eq!(fs::metadata(&folder).unwrap().mode() & 0o777, 0o700);
+        fs::remove_dir_all(folder.parent().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn a_folder_that_others_may_write_is_refused() {
+        let folder = scratch("open");
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(matches!(private_folder(&folder), Err(RunError::Untrusted { .. })));
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn errors_say_what_to_do() {
+        let text = RunError::NoLibrary { looked_in: candidates(Path::new("/x/roxe")) }.to_string();
+        assert!(text.contains("cargo build --release") && text.contains("ROXE_LIB"), "{text}");
+    }
+}

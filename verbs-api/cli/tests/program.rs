@@ -1,0 +1,179 @@
+//! The program as its users start it: what it prints, and its exit status.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn roxe(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_roxe"));
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ROXE_")) {
+        command.env_remove(name);
+    }
+    command.args(args);
+    command
+}
+
+fn output(args: &[&str]) -> Output {
+    roxe(args).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+fn captures() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/captures");
+    let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    files.filter(|path| path.extension().is_some_and(|extension| extension == "pcap")).collect()
+}
+
+/// A file of this test process, removed at the end of the test.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str, bytes: &[u8]) -> Self {
+        let path = std::env::temp_dir().join(format!("roxe-test-{}-{name}", std::process::id()));
+        fs::write(&path, bytes).unwrap();
+        Self(path)
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+#[test]
+fn devices_are_listed_with_their_addresses() {
+    let output = output(&["devices"]);
+    let text = stdout(&output);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(text.starts_with("DEVICE  NETDEV  STATE   MTU   GID  ADDRESS\n"), "{text}");
+    let first: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
+    assert_eq!(first, ["roxe0", "lo", "active", "4096", "0", "127.0.0.1"]);
+}
+
+#[test]
+fn an_unknown_interface_is_an_error_that_names_those_that_exist() {
+    let output = roxe(&["devices"]).env("ROXE_NETDEV", "nonexistent0").output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let text = stderr(&output);
+    assert!(text.contains("nonexistent0") && text.contains("lo"), "{text}");
+}
+
+#[test]
+fn every_setting_is_shown_with_where_it_comes_from() {
+    let output = roxe(&["config"]).env("ROXE_SPIN_US", "7").output().unwrap();
+    let text = stdout(&output);
+    assert!(output.status.success());
+    for knob in roxe_provider::config::KNOBS {
+        let mut lines = text.lines().skip_while(|line| !line.starts_with(knob.name));
+        let (line, help) = (lines.next().unwrap(), lines.next().unwrap());
+        assert_eq!(help.trim(), knob.help);
+        assert_eq!(line.contains("environment"), knob.name == "ROXE_SPIN_US", "{line}");
+    }
+}
+
+#[test]
+fn a_setting_that_is_not_understood_is_refused() {
+    let output = roxe(&["config"]).env("ROXE_SPIN_US", "soon").output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("ROXE_SPIN_US"));
+}
+
+#[test]
+fn captures_of_a_kernel_peer_check_out() {
+    let files = captures();
+    assert!(!files.is_empty());
+    for file in files {
+        let output = output(&["dump", "--check", file.to_str().unwrap()]);
+        assert!(output.status.success(), "{}: {}", file.display(), stderr(&output));
+        let text = stdout(&output);
+        let (last, lines) = text.lines().rev().collect::<Vec<_>>().split_first().map(|(l, r)| (*l, r.len())).unwrap();
+        assert!(lines > 0, "{}", file.display());
+        assert!(last.starts_with(&format!("{lines} RoCEv2 packets, 0 of them bad; ")), "{last}");
+        assert!(text.lines().rev().skip(1).all(|line| line.ends_with("icrc ok")));
+    }
+}
+
+#[test]
+fn check_stops_at_the_damaged_packet() {
+    let file = captures().into_iter().find(|path| path.ends_with("rc_send_pingpong.pcap")).unwrap();
+    let mut bytes = fs::read(file).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    let damaged = Scratch::new("damaged.pcap", &bytes);
+
+    let checked = output(&["dump", "--check", damaged.path()]);
+    assert_eq!(checked.status.code(), Some(1));
+    let frames = roxe_wire::capture::frames(&bytes).unwrap().count();
+    assert!(stderr(&checked).contains(&format!("frame {frames} is bad: icrc wrong")), "{}", stderr(&checked));
+    assert!(stdout(&checked).lines().last().unwrap().contains("icrc wrong"));
+
+    let shown = output(&["dump", damaged.path()]);
+    assert!(shown.status.success());
+    assert!(stdout(&shown).lines().last().unwrap().contains(" 1 of them bad; "));
+}
+
+#[test]
+fn other_files_are_refused_with_advice() {
+    let text = Scratch::new("text", b"not a capture at all");
+    let output_of_text = output(&["dump", text.path()]);
+    assert_eq!(output_of_text.status.code(), Some(1));
+    assert!(stderr(&output_of_text).contains("tcpdump"));
+    let missing = output(&["dump", "/nonexistent/file"]);
+    assert!(stderr(&missing).contains("cannot read /nonexistent/file"));
+}
+
+#[test]
+fn a_program_that_was_run_keeps_its_exit_status_and_finds_the_library_first() {
+    let library = Scratch::new("libroxe.so", b"");
+    let home = std::env::temp_dir().join(format!("roxe-test-{}-runtime", std::process::id()));
+    fs::create_dir_all(&home).unwrap();
+    let script = "readlink ${LD_LIBRARY_PATH%%:*}/libibverbs.so.1 ${LD_LIBRARY_PATH%%:*}/librdmacm.so.1; \
+                  echo $LD_LIBRARY_PATH $ROXE_NETDEV $LD_PRELOAD; exit 42";
+    let output = roxe(&["run", "--netdev", "eth7", "--", "sh", "-c", script])
+        .env("ROXE_LIB", library.path())
+        .env("XDG_RUNTIME_DIR", &home)
+        .env("LD_LIBRARY_PATH", "/before")
+        .output()
+        .unwrap();
+    fs::remove_dir_all(&home).unwrap();
+    assert_eq!(output.status.code(), Some(42), "{}", stderr(&output));
+    let text = stdout(&output);
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(&lines[..2], [library.path(), library.path()]);
+    assert!(lines[2].ends_with(":/before eth7"), "{text}");
+}
+
+#[test]
+fn a_program_that_cannot_be_run_is_reported_as_a_shell_does() {
+    let library = Scratch::new("libroxe2.so", b"");
+    let home = std::env::temp_dir();
+    let run = |program: &str| {
+        let mut command = roxe(&["run", "--", program]);
+        command.env("ROXE_LIB", library.path()).env("XDG_RUNTIME_DIR", &home).output().unwrap()
+    };
+    assert_eq!(run("no-such-program-anywhere").status.code(), Some(127));
+    assert_eq!(run("/").status.code(), Some(126));
+    let output = roxe(&["run", "--", "true"]).env("ROXE_LIB", "/nonexistent/libroxe.so").output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert!(stderr(&output).contains("ROXE_LIB"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_closed_pipe_is_no_error() {
+    let file = captures().into_iter().find(|path| path.ends_with("pt_write_bw.pcap")).unwrap();
+    let script = format!("'{}' dump '{}' | head -n 1 >/dev/null", env!("CARGO_BIN_EXE_roxe"), file.display());
+    let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+    assert_eq!(stderr(&output), "");
+}
