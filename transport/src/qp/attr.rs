@@ -238,7 +238,7 @@ const fn edge(service: Service, from: QpState, to: QpState, required: AttrMask, 
     Edge { service, from, to, required, optional }
 }
 
-/// Every edge that carries attributes (IBA §11.2.5.2, table 92). Edges into RESET and ERR take none and are in
+/// Every edge that carries attributes (IBA §11.2.5.2). Edges into RESET and ERR take none and are in
 /// [`transition`].
 const TABLE: &[Edge] = {
     use QpState::{Init, Reset, Rtr, Rts, Sqd, Sqe};
@@ -383,8 +383,7 @@ pub(crate) fn apply(sh: &mut Shared, attr: &QpAttr, mask: AttrMask, to: QpState)
         PATH_MIG_STATE => path_mig_state,
         DEST_QPN => dest_qpn,
     }
-    own.state = to;
-    sh.state = to;
+    sh.set_state(to);
 }
 
 #[cfg(test)]

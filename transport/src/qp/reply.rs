@@ -93,7 +93,7 @@ impl Replies {
         self.nak = Some(Nak { psn, syndrome, fatal });
     }
 
-    /// The requests up to `e_psn` are here, one behind it as well: asks for what is missing, once (IBA C9-107).
+    /// The requests up to `e_psn` are here, one behind it as well: asks for what is missing (IBA §9.7.5).
     pub(crate) fn refuse_gap(&mut self, e_psn: Psn) {
         self.nak = Some(Nak { psn: e_psn, syndrome: Syndrome::Nak(NakCode::PsnSequence), fatal: false });
     }
@@ -110,7 +110,7 @@ impl Replies {
     }
 
     /// A SEND or WRITE came again: its acknowledgement was lost, and maybe answers to READs and atomics after it. The
-    /// acknowledgement must not reach past those (transport rule: it would tell the peer that they are lost again).
+    /// acknowledgement must not reach past those (it would tell the peer that they are lost once more).
     pub(crate) fn acknowledge_again(&mut self, psn: Psn, e_psn: Psn) {
         match self.ring.oldest_after(psn, e_psn) {
             None => self.ack = true,

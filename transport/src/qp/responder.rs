@@ -1,12 +1,13 @@
 //! The receiving side of a QP: requests of the peer are checked in the order of the standard and executed, or refused.
 //!
-//! A request runs through short `check_*` steps. They change nothing, so that a refused request leaves everything as it
-//! was; the first that fails gives a [`Refusal`], and `refusal.rs` says what follows. Answers are left in [`Replies`].
+//! A request runs through short `check_*` steps. They change nothing that the application could see, so that a refused
+//! request can come again; the first that fails gives a [`Refusal`], and `refusal.rs` says what follows. Answers are left
+//! in [`Replies`].
 //! UC goes through the same steps (IBA §9.8) with its own rules for PSNs; UD is in `datagram.rs`.
 //! May touch [`Shared`] and the host.
 
 use crate::cx::{AtomicOp, Host, TxBatch, TxState};
-use crate::qp::refusal::{Answer, Refusal};
+use crate::qp::refusal::{Answer, Reaction, Refusal};
 use crate::qp::replay::{AtomicKind, Op};
 use crate::qp::reply::{Progress, Replies, check_readable};
 use crate::qp::rq::RecvQueue;
@@ -117,7 +118,7 @@ impl Responder {
         (self.receiving, self.established, self.flushed) = (false, false, false);
     }
 
-    /// The QP is in ERR: ends all receives. A QP on a shared queue then holds none, and says so once (IBA §11.6.3.1).
+    /// The QP is in ERR: ends all receives. A QP on a shared queue then holds none, and says so once (IBA §11.6.3).
     pub(crate) fn flush<H: Host>(&mut self, sh: &mut Shared, host: &mut H) {
         self.replies.abandon();
         (self.open, self.receiving) = (Open::None, false);
@@ -175,7 +176,7 @@ impl Responder {
     }
 
     /// A packet before this one is missing. One NAK asks for it; the rest of what is under way is dropped in silence
-    /// (IBA C9-107), also when the expected packet was there but found no receive.
+    /// (IBA §9.7.5), also when the expected packet was there but found no receive.
     fn handle_future(&mut self) -> DropReason {
         if self.nak_state == NakState::None {
             self.nak_state = NakState::Sequence;
@@ -184,7 +185,7 @@ impl Responder {
         DropReason::OutOfSequence
     }
 
-    /// A packet that was executed before is answered again but never executed again (IBA §9.7.5.1.1).
+    /// A packet that was executed before is answered again but never executed again (IBA C9-105).
     fn handle_duplicate<H: Host>(&mut self, sh: &Shared, host: &mut H, incoming: Incoming<'_>) -> DropReason {
         let psn = incoming.bth.psn;
         let answered = match incoming.req {
@@ -232,12 +233,12 @@ impl Responder {
         })
     }
 
-    /// A datagram (IBA §9.8.3): see `datagram.rs`.
+    /// The receive queue, for `datagram.rs`.
     pub(crate) fn receives(&mut self) -> &mut RecvQueue {
         &mut self.rq
     }
 
-    /// The first request in RTR tells the application that the peer is there (IBA §11.6.3.1).
+    /// The first request in RTR tells the application that the peer is there (IBA §11.6.3).
     fn note_established(&mut self, sh: &mut Shared) {
         if sh.state == QpState::Rtr && !self.established {
             self.established = true;
@@ -257,7 +258,7 @@ impl Responder {
     }
 
     /// A message that ends in a receive needs one from its first packet on, a WRITE with immediate only for its last; a
-    /// READ or atomic needs room to remember it (IBA §9.7.5.2.8, C9-151).
+    /// READ or atomic needs room to remember it (IBA §9.7.5).
     fn check_resource<H: Host>(&mut self, sh: &Shared, host: &mut H, req: &Request) -> Result<(), Refusal> {
         match req {
             Request::SendFirst
@@ -276,7 +277,7 @@ impl Responder {
         }
     }
 
-    /// The payload fits the opcode, then the message (IBA §9.7.4.1.6).
+    /// The payload fits the opcode, then the message (IBA §9.7.4).
     fn check_length(&self, mtu: PathMtu, req: &Request, payload: &[u8]) -> Result<(), Refusal> {
         let mtu = mtu.bytes();
         let len = u32::try_from(payload.len()).map_err(|_| Refusal::Length)?;
@@ -359,7 +360,7 @@ impl Responder {
         Ok(())
     }
 
-    /// The key goes after the data is placed and before the application hears of it (IBA §9.4.1.1).
+    /// The key goes after the data is placed and before the application hears of it (IBA §9.4.1).
     fn finish_send<H: Host>(
         &mut self,
         sh: &mut Shared,
@@ -377,11 +378,9 @@ impl Responder {
         };
         let byte_len = if let Open::Send(received) = self.open { received } else { 0 };
         self.open = Open::None;
-        self.complete_receive(
-            sh,
-            host,
-            Cqe { opcode: WcOpcode::Recv, byte_len, extra, solicited: bth.solicited, ..Cqe::default() },
-        );
+        let opcode = WcOpcode::Recv;
+        let cqe = Cqe { opcode, byte_len, extra, solicited: bth.solicited, ..Cqe::default() };
+        self.complete_receive(sh, host, cqe);
         Ok(())
     }
 
@@ -406,11 +405,8 @@ impl Responder {
         self.open = Open::None;
         if let Some(imm) = imm {
             let (opcode, extra) = (WcOpcode::RecvRdmaWithImm, WcExtra::Imm(imm));
-            self.complete_receive(
-                sh,
-                host,
-                Cqe { opcode, byte_len, extra, solicited: bth.solicited, ..Cqe::default() },
-            );
+            let cqe = Cqe { opcode, byte_len, extra, solicited: bth.solicited, ..Cqe::default() };
+            self.complete_receive(sh, host, cqe);
         }
     }
 
@@ -424,12 +420,11 @@ impl Responder {
         self.replies.answer(bth.psn, psns(req, sh.attr.path_mtu), op, sh.attr.max_dest_rd_atomic);
     }
 
-    /// The request is executed: the next one is expected (IBA §9.7.5.1.2, §9.7.7.1).
+    /// The request is executed: the next one is expected (IBA §9.7.5).
     fn advance(&mut self, sh: &Shared, incoming: Incoming<'_>) {
         let Incoming { bth, req, .. } = incoming;
         self.progress.e_psn = self.progress.e_psn.add(psns(req, sh.attr.path_mtu));
-        let is_open = self.open != Open::None;
-        if !is_open {
+        if self.open == Open::None {
             self.progress.msn = self.progress.msn.next();
         }
         // READs and atomics are answered whether they ask for it or not.
@@ -447,18 +442,20 @@ impl Responder {
         }
         if reaction.fatal {
             sh.fail();
-            if self.receiving {
-                let vendor_err = VendorErr(refusal as u32);
-                self.complete_receive(
-                    sh,
-                    host,
-                    Cqe { status: reaction.status, opcode: WcOpcode::Recv, vendor_err, ..Cqe::default() },
-                );
-            } else {
-                sh.events.insert(reaction.event);
-            }
+            self.report(sh, host, refusal, reaction);
         }
         reaction.reason
+    }
+
+    /// The application hears of a fatal refusal by the receive in use, or else by an event (IBA §9.9.3).
+    fn report<H: Host>(&mut self, sh: &mut Shared, host: &mut H, refusal: Refusal, reaction: Reaction) {
+        if self.receiving {
+            let (status, vendor_err) = (reaction.status, VendorErr(refusal as u32));
+            let cqe = Cqe { status, opcode: WcOpcode::Recv, vendor_err, ..Cqe::default() };
+            self.complete_receive(sh, host, cqe);
+        } else {
+            sh.events.insert(reaction.event);
+        }
     }
 }
 
@@ -480,7 +477,7 @@ const fn starts(req: &Request) -> bool {
     !matches!(req, Request::SendMiddle | Request::SendLast(_) | Request::WriteMiddle | Request::WriteLast(_))
 }
 
-/// A message is one run of packets, and no other request comes between them (IBA §9.7.4.1.4).
+/// A message is one run of packets, and no other request comes between them (IBA §9.7.4).
 fn check_op_seq(open: Open, req: &Request) -> Result<(), Refusal> {
     let in_sequence = match open {
         Open::None => starts(req),
@@ -490,7 +487,7 @@ fn check_op_seq(open: Open, req: &Request) -> Result<(), Refusal> {
     if in_sequence { Ok(()) } else { Err(Refusal::OpcodeSequence) }
 }
 
-/// The access flags of the QP allow the operation (IBA §10.2.4.1). FLUSH and ATOMIC WRITE are not offered.
+/// The access flags of the QP allow the operation (IBA §9.7.4). FLUSH and ATOMIC WRITE are not offered.
 fn check_op_valid(access: Access, req: &Request) -> Result<(), Refusal> {
     let needed = match req {
         Request::SendFirst | Request::SendMiddle | Request::SendLast(_) | Request::SendOnly(_) => Access::empty(),
@@ -504,7 +501,7 @@ fn check_op_valid(access: Access, req: &Request) -> Result<(), Refusal> {
     if access.contains(needed) { Ok(()) } else { Err(Refusal::NotAllowed) }
 }
 
-/// The remote key allows the whole range; nothing is asked of it for no bytes (IBA C9-88, §9.4.5 for atomics).
+/// The remote key allows the whole range; nothing is asked of it for no bytes (IBA C9-88).
 fn check_rkey<H: Host>(host: &mut H, req: &Request) -> Result<(), Refusal> {
     let checked = match req {
         Request::WriteFirst(reth) | Request::WriteOnly(reth, _) if reth.dma_len > 0 => {

@@ -75,7 +75,7 @@ impl Ring {
     }
 }
 
-/// The receive taken from a shared queue. It belongs to this QP until it completes (IBA §10.2.9.3).
+/// The receive taken from a shared queue. It belongs to this QP until it completes (IBA §10.2.9).
 #[derive(Debug)]
 struct Taken {
     slot: Option<Slot>,
