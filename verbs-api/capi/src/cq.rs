@@ -124,10 +124,12 @@ pub(crate) unsafe extern "C" fn ibv_resize_cq(handle: *mut ibv_cq, cqe: c_int) -
 /// `man ibv_create_cq`: EBUSY while QPs use it; waits until every event is acknowledged.
 pub(crate) unsafe extern "C" fn ibv_destroy_cq(handle: *mut ibv_cq) -> c_int {
     status(|| {
-        cq(handle)?.destroy()?;
-        let object = Object::<ibv_cq_ex>::retire(handle)?;
+        let object = Object::<ibv_cq_ex>::live(handle)?;
+        object.inner.cq.destroy()?;
+        object.conceal();
         object.inner.comp_events.wait();
         object.inner.async_events.wait();
+        let object = Object::<ibv_cq_ex>::retire(handle)?;
         // SAFETY: the block is still ours; the field is not written after creation.
         count_cq(unsafe { (&raw const (*object.exposed()).base.channel).read() }, -1);
         Ok(())

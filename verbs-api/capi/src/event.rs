@@ -1,8 +1,8 @@
 //! Completion channels, and the two kinds of events a program waits for.
 //!
 //! An event carries a token, not a pointer; an object that was destroyed meanwhile is not found, and its event is passed
-//! over. Handing an event out and finding its object are one step under the lock of the register, so a destroy either
-//! comes first or waits for the acknowledgement.
+//! over. Finding the object and counting the event are one step under the lock of the register, for handing out as for
+//! acknowledging, so a destroy either comes first or waits for the acknowledgement.
 
 use crate::abi::{
     async_element, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_qp_ex, ibv_srq,
@@ -93,10 +93,7 @@ pub(crate) unsafe extern "C" fn ibv_get_cq_event(
 
 /// `man ibv_get_cq_event`.
 pub(crate) unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: c_uint) {
-    silent(|| {
-        Object::<ibv_cq_ex>::live(cq)?.inner.comp_events.ack(nevents.into());
-        Ok(())
-    });
+    silent(|| Object::<ibv_cq_ex>::with_live(cq, |object| object.inner.comp_events.ack(nevents.into())));
 }
 
 /// What an event is about.
@@ -175,12 +172,11 @@ pub(crate) unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event)
         // SAFETY: all members are pointers or shorter than one; the type says which one is meant.
         let (cq, qp, srq) = unsafe { (event.element.cq, event.element.qp, event.element.srq) };
         match Source::of(event.event_type.cast_unsigned()) {
-            Source::Cq => Object::<ibv_cq_ex>::live(cq)?.inner.async_events.ack(1),
-            Source::Qp => Object::<ibv_qp_ex>::live(qp)?.inner.events.ack(1),
-            Source::Srq => Object::<ibv_srq>::live(srq)?.inner.events.ack(1),
-            Source::Port => {}
+            Source::Cq => Object::<ibv_cq_ex>::with_live(cq, |object| object.inner.async_events.ack(1)),
+            Source::Qp => Object::<ibv_qp_ex>::with_live(qp, |object| object.inner.events.ack(1)),
+            Source::Srq => Object::<ibv_srq>::with_live(srq, |object| object.inner.events.ack(1)),
+            Source::Port => Ok(()),
         }
-        Ok(())
     });
 }
 

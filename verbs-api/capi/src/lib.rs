@@ -32,5 +32,7 @@ mod qp_ex;
 mod query;
 mod rate;
 mod srq;
+#[cfg(test)]
+mod tests;
 mod text;
 mod unsupported;

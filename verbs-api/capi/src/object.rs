@@ -90,16 +90,31 @@ impl<E: Exposed> Object<E> {
         }
     }
 
-    /// Takes an object out of the register, so that no event can find it any more; the returned box frees it.
+    /// Calls `use_it` with the object behind a handle; it cannot be retired meanwhile.
+    pub(crate) fn with_live<T>(handle: *mut E::Handle, use_it: impl FnOnce(&Self) -> T) -> Result<T> {
+        let register = REGISTER.lock();
+        if register.by_address.get(&handle.addr()) != Some(&TypeId::of::<E>()) {
+            return Err(EINVAL);
+        }
+        // SAFETY: the register says that a block of this type lies there, and it cannot be freed while locked.
+        Ok(use_it(unsafe { &*Self::block(handle) }))
+    }
+
+    /// First half of destroying an object that has events: none finds it any more, and those handed out may still be
+    /// acknowledged.
+    pub(crate) fn conceal(&self) {
+        REGISTER.lock().by_token.remove(&self.token);
+    }
+
+    /// Takes an object out of the register; the returned box frees it.
     pub(crate) fn retire(handle: *mut E::Handle) -> Result<Box<Self>> {
         let mut register = REGISTER.lock();
         if register.by_address.get(&handle.addr()) != Some(&TypeId::of::<E>()) {
             return Err(EINVAL);
         }
         register.by_address.remove(&handle.addr());
-        let block = Self::block(handle);
         // SAFETY: the block was alive until the line above, and whoever removes the entry owns the block.
-        let object = unsafe { Box::from_raw(block) };
+        let object = unsafe { Box::from_raw(Self::block(handle)) };
         register.by_token.remove(&object.token);
         Ok(object)
     }

@@ -306,10 +306,11 @@ fn creation(qp: &ibv_qp, cap: ibv_qp_cap, sq_sig_all: c_int) -> ibv_qp_init_attr
 /// `man ibv_destroy_qp`: waits until every event is acknowledged.
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(handle: *mut ibv_qp) -> c_int {
     status(|| {
-        let object = Object::<ibv_qp_ex>::retire(handle)?;
+        let object = Object::<ibv_qp_ex>::live(handle)?;
         object.inner.qp.destroy();
+        object.conceal();
         object.inner.events.wait();
-        Ok(())
+        Object::<ibv_qp_ex>::retire(handle).map(drop)
     })
 }
 

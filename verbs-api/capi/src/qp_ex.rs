@@ -349,10 +349,9 @@ mod tests {
     fn inline_buffers_are_joined_up_to_the_limit() {
         let mut batch = batch();
         let mut bytes = *b"abcde";
-        let buffer = |range: Range<usize>| ibv_data_buf {
-            addr: bytes.as_mut_ptr().wrapping_add(range.start).cast(),
-            length: range.len(),
-        };
+        let start = bytes.as_mut_ptr();
+        let buffer =
+            |range: Range<usize>| ibv_data_buf { addr: start.wrapping_add(range.start).cast(), length: range.len() };
         let (good, long) = ([buffer(0..2), buffer(3..5)], [buffer(0..2), buffer(0..3)]);
         batch.begin(1, 0, SendOp::Send).unwrap();
         // SAFETY: the buffers lie in `bytes`.

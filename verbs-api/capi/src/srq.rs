@@ -120,9 +120,10 @@ pub(crate) unsafe extern "C" fn ibv_query_srq(handle: *mut ibv_srq, out: *mut ib
 /// `man ibv_create_srq`: EBUSY while QPs use it; waits until every event is acknowledged.
 pub(crate) unsafe extern "C" fn ibv_destroy_srq(handle: *mut ibv_srq) -> c_int {
     status(|| {
-        Object::<ibv_srq>::live(handle)?.inner.srq.destroy()?;
-        let object = Object::<ibv_srq>::retire(handle)?;
+        let object = Object::<ibv_srq>::live(handle)?;
+        object.inner.srq.destroy()?;
+        object.conceal();
         object.inner.events.wait();
-        Ok(())
+        Object::<ibv_srq>::retire(handle).map(drop)
     })
 }

@@ -1,0 +1,128 @@
+//! Completion and asynchronous events, their acknowledgement, and what destroying an object does about them.
+
+use super::*;
+use crate::event::{ibv_ack_async_event, ibv_ack_cq_events, ibv_get_async_event, ibv_get_cq_event};
+use crate::object::{Token, with_token};
+use crate::srq::{ibv_create_srq, ibv_destroy_srq, ibv_modify_srq};
+use core::sync::atomic::{AtomicBool, Ordering};
+
+fn set_nonblocking(fd: c_int) {
+    // SAFETY: plain fcntl on an open descriptor.
+    assert_eq!(unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) }, 0);
+}
+
+fn is_readable(fd: c_int, timeout: Duration) -> bool {
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one structure that outlives the call.
+    unsafe { libc::poll(&raw mut poll, 1, timeout.as_millis() as c_int) == 1 }
+}
+
+/// Waits for a completion event; 0 or -1 with errno.
+fn get_cq_event(rig: &Rig) -> (c_int, *mut ibv_cq) {
+    let (mut cq, mut cq_context) = (null_mut(), null_mut());
+    // SAFETY: a living channel and two variables.
+    let rc = unsafe { ibv_get_cq_event(rig.channel, &raw mut cq, &raw mut cq_context) };
+    (rc, cq)
+}
+
+#[test]
+fn an_armed_queue_wakes_a_program_that_sleeps() {
+    let rig = Rig::new();
+    let [a, b] = rig.rc_pair();
+    assert_eq!(rig.post_recv(b, 1, &[rig.sge(100, 1)]), 0);
+    // SAFETY: a living CQ.
+    assert_eq!(unsafe { rig.ops().req_notify_cq.unwrap()(rig.cq, 0) }, 0);
+    let sges = [rig.sge(0, 1)];
+    assert_eq!(rig.post_send(a, &mut send_wr(2, 2, &sges)).0, 0);
+    // Nobody polls: the engine has to move the packets.
+    assert_eq!(get_cq_event(&rig), (0, rig.cq));
+    // SAFETY: a living CQ.
+    unsafe { ibv_ack_cq_events(rig.cq, 1) };
+    rig.completions(2);
+    destroy(&[a, b]);
+}
+
+#[test]
+fn a_non_blocking_channel_says_eagain() {
+    let rig = Rig::new();
+    // SAFETY: a living channel and context.
+    unsafe {
+        set_nonblocking((*rig.channel).fd);
+        set_nonblocking((*rig.context).async_fd);
+    }
+    assert_eq!((get_cq_event(&rig), errno()), ((-1, null_mut()), libc::EAGAIN));
+    let mut event = ibv_async_event { element: async_element { port_num: 0 }, event_type: 0 };
+    // SAFETY: a living context and a whole structure.
+    assert_eq!(unsafe { ibv_get_async_event(rig.context, &raw mut event) }, -1);
+    assert_eq!(errno(), libc::EAGAIN);
+}
+
+#[test]
+fn destroying_a_queue_waits_for_the_acknowledgement() {
+    static ACKED: AtomicBool = AtomicBool::new(false);
+    let mut rig = Rig::new();
+    // SAFETY: a living context and channel.
+    let cq = unsafe { ibv_create_cq(rig.context, 16, null_mut(), rig.channel, 0) };
+    let token = Token(crate::cq::cq(cq).unwrap().user());
+    let classic = core::mem::replace(&mut rig.cq, cq);
+    let [a, b] = rig.rc_pair();
+    assert_eq!(rig.post_recv(b, 1, &[rig.sge(100, 1)]), 0);
+    // SAFETY: a living CQ.
+    unsafe { rig.ops().req_notify_cq.unwrap()(rig.cq, 0) };
+    let sges = [rig.sge(0, 1)];
+    assert_eq!(rig.post_send(a, &mut send_wr(2, 2, &sges)).0, 0);
+    assert_eq!(get_cq_event(&rig).0, 0);
+    destroy(&[a, b]);
+    let address = cq.expose_provenance();
+    let destroyer = std::thread::spawn(move || {
+        // SAFETY: a living CQ, which nobody else destroys.
+        assert_eq!(unsafe { ibv_destroy_cq(ptr::with_exposed_provenance_mut(address)) }, 0);
+        assert!(ACKED.load(Ordering::SeqCst), "destroyed before the event was acknowledged");
+    });
+    // Once its events find it no more, the other thread waits or is about to.
+    while is_listed(token) {
+        std::thread::yield_now();
+    }
+    ACKED.store(true, Ordering::SeqCst);
+    // SAFETY: a CQ that lives until this event is acknowledged.
+    unsafe { ibv_ack_cq_events(cq, 1) };
+    destroyer.join().unwrap();
+    rig.cq = classic;
+}
+
+/// Whether events still find this CQ.
+fn is_listed(token: Token) -> bool {
+    with_token::<ibv_cq_ex, _>(token, |_| ()).is_some()
+}
+
+#[test]
+fn the_limit_of_a_shared_queue_is_reported() {
+    let rig = Rig::new();
+    let mut init =
+        ibv_srq_init_attr { srq_context: null_mut(), attr: ibv_srq_attr { max_wr: 4, max_sge: 1, srq_limit: 0 } };
+    // SAFETY: living handles and whole structures throughout.
+    unsafe {
+        let srq = ibv_create_srq(rig.pd, &raw mut init);
+        let (a, mut attr) = (rig.qp(RC), rig.init_attr(RC));
+        attr.srq = srq;
+        let b = ibv_create_qp(rig.pd, &raw mut attr);
+        connect(a, number(b));
+        connect(b, number(a));
+        let sges = [rig.sge(100, 1)];
+        let mut wr = ibv_recv_wr { wr_id: 9, next: null_mut(), sg_list: sges.as_ptr(), num_sge: 1 };
+        assert_eq!(rig.ops().post_srq_recv.unwrap()(srq, &raw mut wr, &mut null_mut()), 0);
+        assert_eq!(ibv_modify_srq(srq, &mut ibv_srq_attr { max_wr: 0, max_sge: 0, srq_limit: 1 }, 2), 0);
+        assert_eq!(rig.post_send(a, &mut send_wr(2, 2, &[rig.sge(0, 1)])).0, 0);
+        rig.completions(2);
+        assert!(is_readable((*rig.context).async_fd, PATIENCE));
+        let mut event = ibv_async_event { element: async_element { port_num: 0 }, event_type: 0 };
+        // A QP may have reported its first packet before.
+        while event.event_type != 15 {
+            assert_eq!(ibv_get_async_event(rig.context, &raw mut event), 0);
+            ibv_ack_async_event(&raw mut event);
+        }
+        assert_eq!(event.element.srq, srq);
+        destroy(&[a, b]);
+        assert_eq!(ibv_destroy_srq(srq), 0);
+    }
+}

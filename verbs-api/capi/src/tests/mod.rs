@@ -1,0 +1,297 @@
+//! A C program in Rust: opens the loopback device through the exported functions and the tables of function pointers, as
+//! the inline functions of verbs.h do, and looks at what comes back.
+
+mod events;
+mod misuse;
+mod traffic;
+
+use crate::abi::*;
+use crate::ah::{ibv_create_ah, ibv_destroy_ah};
+use crate::context::{ibv_close_device, ibv_open_device};
+use crate::cq::{ibv_create_cq, ibv_destroy_cq};
+use crate::device::{ibv_free_device_list, ibv_get_device_list};
+use crate::event::{ibv_create_comp_channel, ibv_destroy_comp_channel};
+use crate::memory::{ibv_alloc_pd, ibv_dealloc_pd, ibv_dereg_mr, ibv_reg_mr};
+use crate::qp::{create_qp_ex, ibv_create_qp, ibv_destroy_qp, ibv_modify_qp};
+use core::ffi::{c_int, c_void};
+use core::ptr::{self, null_mut};
+use std::time::{Duration, Instant};
+
+const RC: c_int = 2;
+const UD: c_int = 4;
+const INIT: c_int = 1;
+const RTR: c_int = 2;
+const RTS: c_int = 3;
+const QKEY: u32 = 0x1111_1111;
+/// LOCAL_WRITE and every remote right.
+const ALL_ACCESS: c_int = 0xf;
+/// Far beyond what anything here takes; a test that reaches it has failed.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// `errno` of this thread.
+fn errno() -> c_int {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
+}
+
+/// An opened device with a domain, a channel, a CQ on it, and 8 KiB of registered memory.
+struct Rig {
+    context: *mut ibv_context,
+    pd: *mut ibv_pd,
+    channel: *mut ibv_comp_channel,
+    cq: *mut ibv_cq,
+    mr: *mut ibv_mr,
+    memory: Box<[u64; 1024]>,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let mut memory = Box::new([0u64; 1024]);
+        let addr: *mut c_void = memory.as_mut_ptr().cast();
+        // SAFETY: handles of this function, and memory that the rig keeps.
+        unsafe {
+            let list = ibv_get_device_list(null_mut());
+            assert!(!list.is_null());
+            let context = ibv_open_device(*list);
+            ibv_free_device_list(list);
+            let pd = ibv_alloc_pd(context);
+            let channel = ibv_create_comp_channel(context);
+            let cq = ibv_create_cq(context, 64, null_mut(), channel, 0);
+            let mr = ibv_reg_mr(pd, addr, size_of_val(&*memory), ALL_ACCESS);
+            assert!(![context.cast(), pd.cast(), channel.cast(), cq.cast(), mr.cast::<c_void>()].contains(&null_mut()));
+            Self { context, pd, channel, cq, mr, memory }
+        }
+    }
+
+    fn ops(&self) -> &ibv_context_ops {
+        // SAFETY: the context is alive as long as the rig.
+        unsafe { &(*self.context).ops }
+    }
+
+    fn lkey(&self) -> u32 {
+        // SAFETY: the region is alive as long as the rig.
+        unsafe { (*self.mr).lkey }
+    }
+
+    fn rkey(&self) -> u32 {
+        // SAFETY: the region is alive as long as the rig.
+        unsafe { (*self.mr).rkey }
+    }
+
+    /// Address of the word at `index` of the registered memory.
+    fn addr(&self, index: usize) -> u64 {
+        self.memory.as_ptr().wrapping_add(index).addr() as u64
+    }
+
+    /// The word at `index`, read after the device may have written it.
+    fn word(&self, index: usize) -> u64 {
+        // SAFETY: inside the memory of the rig.
+        unsafe { self.memory.as_ptr().add(index).read_volatile() }
+    }
+
+    fn set(&mut self, index: usize, value: u64) {
+        // SAFETY: inside the memory of the rig.
+        unsafe { self.memory.as_mut_ptr().add(index).write_volatile(value) };
+    }
+
+    fn sge(&self, index: usize, words: usize) -> ibv_sge {
+        ibv_sge { addr: self.addr(index), length: (words * 8) as u32, lkey: self.lkey() }
+    }
+
+    fn init_attr(&self, qp_type: c_int) -> ibv_qp_init_attr {
+        let cap = ibv_qp_cap { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 2, max_recv_sge: 2, max_inline_data: 64 };
+        ibv_qp_init_attr {
+            qp_context: null_mut(),
+            send_cq: self.cq,
+            recv_cq: self.cq,
+            srq: null_mut(),
+            cap,
+            qp_type,
+            sq_sig_all: 0,
+        }
+    }
+
+    fn qp(&self, qp_type: c_int) -> *mut ibv_qp {
+        // SAFETY: a living domain and a whole structure.
+        let qp = unsafe { ibv_create_qp(self.pd, &mut self.init_attr(qp_type)) };
+        assert!(!qp.is_null());
+        qp
+    }
+
+    /// A QP with the `ibv_wr_*` interface.
+    fn qp_ex(&self, qp_type: c_int) -> *mut ibv_qp {
+        let base = self.init_attr(qp_type);
+        let mut init = ibv_qp_init_attr_ex {
+            qp_context: base.qp_context,
+            send_cq: base.send_cq,
+            recv_cq: base.recv_cq,
+            srq: base.srq,
+            cap: base.cap,
+            qp_type,
+            sq_sig_all: 0,
+            comp_mask: 1 | 1 << 6,
+            pd: self.pd,
+            xrcd: null_mut(),
+            create_flags: 0,
+            max_tso_header: 0,
+            rwq_ind_tbl: null_mut(),
+            rx_hash_conf: [0; 3],
+            source_qpn: 0,
+            send_ops_flags: 0x7f,
+        };
+        // SAFETY: a living context and a whole structure.
+        let qp = unsafe { create_qp_ex(self.context, &raw mut init) };
+        assert!(!qp.is_null());
+        qp
+    }
+
+    /// Two connected RC QPs.
+    fn rc_pair(&self) -> [*mut ibv_qp; 2] {
+        let pair = [self.qp(RC), self.qp(RC)];
+        connect(pair[0], number(pair[1]));
+        connect(pair[1], number(pair[0]));
+        pair
+    }
+
+    /// A UD QP in RTS.
+    fn ud(&self) -> *mut ibv_qp {
+        let qp = self.qp(UD);
+        let attr = ibv_qp_attr { qp_state: INIT, port_num: 1, qkey: QKEY, ..ibv_qp_attr::default() };
+        modify(qp, attr, 1 | 1 << 4 | 1 << 5 | 1 << 6);
+        modify(qp, ibv_qp_attr { qp_state: RTR, ..ibv_qp_attr::default() }, 1);
+        modify(qp, ibv_qp_attr { qp_state: RTS, ..ibv_qp_attr::default() }, 1 | 1 << 16);
+        qp
+    }
+
+    fn post_send(&self, qp: *mut ibv_qp, wr: &mut ibv_send_wr) -> (c_int, *mut ibv_send_wr) {
+        let mut bad = null_mut();
+        // SAFETY: a living QP and a list of whole structures.
+        let rc = unsafe { self.ops().post_send.unwrap()(qp, wr, &raw mut bad) };
+        (rc, bad)
+    }
+
+    fn post_recv(&self, qp: *mut ibv_qp, wr_id: u64, sges: &[ibv_sge]) -> c_int {
+        let mut wr = ibv_recv_wr { wr_id, next: null_mut(), sg_list: sges.as_ptr(), num_sge: sges.len() as c_int };
+        let mut bad = null_mut();
+        // SAFETY: a living QP and a list of one whole structure.
+        unsafe { self.ops().post_recv.unwrap()(qp, &raw mut wr, &raw mut bad) }
+    }
+
+    /// The next `count` completions, in order.
+    fn completions(&self, count: usize) -> Vec<ibv_wc> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut found = vec![];
+        while found.len() < count {
+            assert!(Instant::now() < deadline, "{} of {count} completions came", found.len());
+            let mut wc = ibv_wc::default();
+            // SAFETY: a living CQ and room for one entry.
+            let n = unsafe { self.ops().poll_cq.unwrap()(self.cq, 1, &raw mut wc) };
+            assert!(n >= 0);
+            found.extend((n == 1).then_some(wc));
+        }
+        found
+    }
+
+    fn ah(&self) -> *mut ibv_ah {
+        // SAFETY: a living domain and a whole structure.
+        let ah = unsafe { ibv_create_ah(self.pd, &mut loopback()) };
+        assert!(!ah.is_null());
+        ah
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        // SAFETY: handles of the rig; the tests destroyed what they added.
+        unsafe {
+            assert_eq!(ibv_destroy_cq(self.cq), 0);
+            assert_eq!(ibv_destroy_comp_channel(self.channel), 0);
+            assert_eq!(ibv_dereg_mr(self.mr), 0);
+            assert_eq!(ibv_dealloc_pd(self.pd), 0);
+            assert_eq!(ibv_close_device(self.context), 0);
+        }
+    }
+}
+
+/// The way to ourselves: 127.0.0.1 is the first entry of the loopback device.
+fn loopback() -> ibv_ah_attr {
+    let raw = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1];
+    let grh = ibv_global_route { dgid: ibv_gid { raw }, hop_limit: 64, ..ibv_global_route::default() };
+    ibv_ah_attr { grh, is_global: 1, port_num: 1, ..ibv_ah_attr::default() }
+}
+
+fn number(qp: *mut ibv_qp) -> u32 {
+    // SAFETY: a living QP.
+    unsafe { (*qp).qp_num }
+}
+
+fn state(qp: *mut ibv_qp) -> c_int {
+    // SAFETY: a living QP.
+    unsafe { (*qp).state }
+}
+
+fn modify(qp: *mut ibv_qp, mut attr: ibv_qp_attr, mask: c_int) {
+    // SAFETY: a living QP and a whole structure.
+    let rc = unsafe { ibv_modify_qp(qp, &raw mut attr, mask) };
+    assert_eq!(rc, 0, "to state {}", attr.qp_state);
+    assert_eq!(state(qp), attr.qp_state);
+}
+
+/// Takes an RC QP from RESET to RTS.
+fn connect(qp: *mut ibv_qp, peer: u32) {
+    let attr = ibv_qp_attr {
+        qp_state: INIT,
+        path_mtu: 3,
+        dest_qp_num: peer,
+        rq_psn: 7,
+        sq_psn: 7,
+        qp_access_flags: ALL_ACCESS.cast_unsigned(),
+        ah_attr: loopback(),
+        max_rd_atomic: 4,
+        max_dest_rd_atomic: 4,
+        min_rnr_timer: 1,
+        port_num: 1,
+        timeout: 14,
+        retry_cnt: 7,
+        rnr_retry: 7,
+        ..ibv_qp_attr::default()
+    };
+    modify(qp, attr, 1 | 1 << 3 | 1 << 4 | 1 << 5);
+    modify(qp, ibv_qp_attr { qp_state: RTR, ..attr }, 1 | 1 << 7 | 1 << 8 | 1 << 12 | 1 << 15 | 1 << 17 | 1 << 20);
+    modify(qp, ibv_qp_attr { qp_state: RTS, ..attr }, 1 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 13 | 1 << 16);
+}
+
+/// A signaled send work request without a successor.
+fn send_wr(wr_id: u64, opcode: u32, sges: &[ibv_sge]) -> ibv_send_wr {
+    ibv_send_wr {
+        wr_id,
+        next: null_mut(),
+        sg_list: sges.as_ptr(),
+        num_sge: sges.len() as c_int,
+        opcode,
+        send_flags: 2,
+        imm_data: 0,
+        wr: wr_union { atomic: wr_atomic { remote_addr: 0, compare_add: 0, swap: 0, rkey: 0 } },
+        remote_srqn: 0,
+        tail: [0; 6],
+    }
+}
+
+fn destroy(qps: &[*mut ibv_qp]) {
+    for &qp in qps {
+        // SAFETY: living QPs, each named once.
+        assert_eq!(unsafe { ibv_destroy_qp(qp) }, 0);
+    }
+}
+
+fn destroy_ah(ah: *mut ibv_ah) {
+    // SAFETY: a living handle.
+    assert_eq!(unsafe { ibv_destroy_ah(ah) }, 0);
+}
+
+/// A pointer that is no handle of ours.
+fn foreign<T>() -> *mut T {
+    ptr::without_provenance_mut(0x1000)
+}

@@ -1,0 +1,279 @@
+//! Data through the function pointers, both ends in this process.
+
+use super::*;
+use crate::ah::ibv_create_ah_from_wc;
+use crate::cq::create_cq_ex;
+use crate::qp::{ibv_qp_to_qp_ex, ibv_query_qp};
+use crate::srq::{ibv_create_srq, ibv_destroy_srq};
+
+#[test]
+fn sends_and_receives_match() {
+    let mut rig = Rig::new();
+    let [a, b] = rig.rc_pair();
+    rig.set(0, 0x1122_3344_5566_7788);
+    rig.set(1, 42);
+    assert_eq!(rig.post_recv(b, 1, &[rig.sge(100, 1), rig.sge(110, 4)]), 0);
+    let sges = [rig.sge(0, 2)];
+    let mut wr = send_wr(2, 3, &sges);
+    wr.imm_data = 0xdead_beef_u32.to_be();
+    assert_eq!(rig.post_send(a, &mut wr).0, 0);
+    let wcs = rig.completions(2);
+    let sent = wcs.iter().find(|wc| wc.wr_id == 2).unwrap();
+    let received = wcs.iter().find(|wc| wc.wr_id == 1).unwrap();
+    assert_eq!((sent.status, sent.opcode, sent.qp_num), (0, 0, number(a)));
+    assert_eq!((received.status, received.opcode, received.byte_len, received.qp_num), (0, 128, 16, number(b)));
+    assert_eq!((received.wc_flags, received.imm_data), (2, 0xdead_beef_u32.to_be()));
+    assert_eq!((rig.word(100), rig.word(110)), (0x1122_3344_5566_7788, 42));
+    destroy(&[a, b]);
+}
+
+#[test]
+fn a_list_is_posted_in_order_and_inline_data_is_copied_at_once() {
+    let rig = Rig::new();
+    let [a, b] = rig.rc_pair();
+    for wr_id in 0..2 {
+        assert_eq!(rig.post_recv(b, wr_id, &[rig.sge(100 + wr_id as usize, 1)]), 0);
+    }
+    let mut bytes = [1u8, 2, 3, 4, 5, 6, 7, 8];
+    let (left, right) = bytes.split_at_mut(3);
+    // Inline data needs no key.
+    let part = |bytes: &mut [u8]| ibv_sge {
+        addr: bytes.as_mut_ptr().expose_provenance() as u64,
+        length: bytes.len() as u32,
+        lkey: 0,
+    };
+    let sges = [part(left), part(right)];
+    let mut second = send_wr(11, 2, &sges);
+    let mut first = send_wr(10, 2, &sges);
+    (first.send_flags, second.send_flags) = (8, 8 | 2);
+    first.next = &raw mut second;
+    assert_eq!(rig.post_send(a, &mut first).0, 0);
+    bytes.fill(0xff);
+    let ids: Vec<_> = rig.completions(3).iter().map(|wc| (wc.wr_id, wc.status)).collect();
+    assert!(ids.contains(&(11, 0)) && !ids.contains(&(10, 0)), "only the second one is signaled: {ids:?}");
+    let expected = u64::from_ne_bytes([1, 2, 3, 4, 5, 6, 7, 8]);
+    assert_eq!((rig.word(100), rig.word(101)), (expected, expected));
+    destroy(&[a, b]);
+}
+
+#[test]
+fn one_sided_operations_reach_memory() {
+    let mut rig = Rig::new();
+    let [a, b] = rig.rc_pair();
+    rig.set(0, 5);
+    rig.set(200, 70);
+    let rkey = rig.rkey();
+    let steps = [
+        // WRITE word 0 to word 201.
+        (0, rig.sge(0, 1), wr_union { rdma: wr_rdma { remote_addr: rig.addr(201), rkey } }),
+        // FETCH_ADD 3 to word 200, old value to word 1.
+        (6, rig.sge(1, 1), atomic(&rig, 3, 0)),
+        // COMPARE_SWAP 73 by 9, old value to word 2.
+        (5, rig.sge(2, 1), atomic(&rig, 73, 9)),
+        // READ word 200 to word 3.
+        (4, rig.sge(3, 1), wr_union { rdma: wr_rdma { remote_addr: rig.addr(200), rkey } }),
+    ];
+    for (opcode, sge, union) in steps {
+        let sges = [sge];
+        let mut wr = send_wr(opcode.into(), opcode, &sges);
+        wr.wr = union;
+        assert_eq!(rig.post_send(a, &mut wr).0, 0);
+    }
+    let done: Vec<_> = rig.completions(4).iter().map(|wc| (wc.wr_id, wc.status, wc.opcode)).collect();
+    assert_eq!(done, [(0, 0, 1), (6, 0, 4), (5, 0, 3), (4, 0, 2)]);
+    assert_eq!((rig.word(201), rig.word(1), rig.word(2), rig.word(3)), (5, 70, 73, 9));
+    destroy(&[a, b]);
+}
+
+fn atomic(rig: &Rig, compare_add: u64, swap: u64) -> wr_union {
+    wr_union { atomic: wr_atomic { remote_addr: rig.addr(200), compare_add, swap, rkey: rig.rkey() } }
+}
+
+#[test]
+fn datagrams_come_with_a_header_that_leads_back() {
+    let mut rig = Rig::new();
+    let (a, b, ah) = (rig.ud(), rig.ud(), rig.ah());
+    rig.set(0, 77);
+    assert_eq!(rig.post_recv(b, 1, &[rig.sge(100, 6)]), 0);
+    let sges = [rig.sge(0, 1)];
+    let mut wr = send_wr(2, 2, &sges);
+    wr.wr = wr_union { ud: wr_ud { ah, remote_qpn: number(b), remote_qkey: QKEY } };
+    assert_eq!(rig.post_send(a, &mut wr).0, 0);
+    let wcs = rig.completions(2);
+    let mut received = *wcs.iter().find(|wc| wc.wr_id == 1).unwrap();
+    assert_eq!((received.status, received.byte_len, received.src_qp), (0, 48, number(a)));
+    assert_eq!((received.wc_flags, received.sl), (1, 0b1010));
+    assert_eq!(rig.word(105), 77);
+    let area = ptr::with_exposed_provenance_mut(rig.memory.as_ptr().wrapping_add(100).expose_provenance());
+    // SAFETY: a living domain, a completion, and the area it filled.
+    let back = unsafe { ibv_create_ah_from_wc(rig.pd, &raw mut received, area, 1) };
+    assert!(!back.is_null());
+    destroy_ah(back);
+    destroy_ah(ah);
+    destroy(&[a, b]);
+}
+
+#[test]
+fn batches_are_posted_as_a_whole_or_not_at_all() {
+    let mut rig = Rig::new();
+    let (a, b) = (rig.qp_ex(RC), rig.qp(RC));
+    connect(a, number(b));
+    connect(b, number(a));
+    rig.set(0, 31);
+    let (lkey, from, to, rkey) = (rig.lkey(), rig.addr(0), rig.addr(300), rig.rkey());
+    // SAFETY: a living QP with builders, called in the order of the man page.
+    unsafe {
+        let x = ibv_qp_to_qp_ex(a);
+        let ops = &*x;
+        ops.wr_start.unwrap()(x);
+        (*x).wr_id = 1;
+        (*x).wr_flags = 2;
+        ops.wr_rdma_write.unwrap()(x, rkey, to);
+        ops.wr_set_sge.unwrap()(x, lkey, from, 8);
+        ops.wr_abort.unwrap()(x);
+
+        ops.wr_start.unwrap()(x);
+        ops.wr_rdma_write.unwrap()(x, rkey, to);
+        ops.wr_set_sge_list.unwrap()(x, 3, [rig.sge(0, 1); 3].as_ptr());
+        assert_eq!(ops.wr_complete.unwrap()(x), libc::EINVAL, "three elements in a queue for two");
+        assert_eq!(rig.word(300), 0);
+
+        ops.wr_start.unwrap()(x);
+        (*x).wr_id = 2;
+        ops.wr_rdma_write.unwrap()(x, rkey, to);
+        ops.wr_set_sge.unwrap()(x, lkey, from, 8);
+        (*x).wr_id = 3;
+        ops.wr_rdma_write.unwrap()(x, rkey, to + 8);
+        let mut word = 32u64;
+        ops.wr_set_inline_data.unwrap()(x, (&raw mut word).cast(), 8);
+        assert_eq!(ops.wr_complete.unwrap()(x), 0);
+    }
+    let done: Vec<_> = rig.completions(2).iter().map(|wc| (wc.wr_id, wc.status)).collect();
+    assert_eq!(done, [(2, 0), (3, 0)]);
+    assert_eq!((rig.word(300), rig.word(301)), (31, 32));
+    destroy(&[a, b]);
+}
+
+#[test]
+fn a_batch_longer_than_the_queue_leaves_no_trace() {
+    let rig = Rig::new();
+    let (a, b) = (rig.qp_ex(RC), rig.qp(RC));
+    connect(a, number(b));
+    connect(b, number(a));
+    // SAFETY: a living QP with builders, called in the order of the man page.
+    unsafe {
+        let x = ibv_qp_to_qp_ex(a);
+        (*x).wr_flags = 2;
+        (*x).wr_start.unwrap()(x);
+        for _ in 0..9 {
+            (*x).wr_rdma_write.unwrap()(x, rig.rkey(), rig.addr(300));
+        }
+        assert_eq!((*x).wr_complete.unwrap()(x), libc::ENOMEM, "nine requests in a queue of eight");
+        (*x).wr_start.unwrap()(x);
+        (*x).wr_id = 5;
+        (*x).wr_rdma_write.unwrap()(x, rig.rkey(), rig.addr(300));
+        assert_eq!((*x).wr_complete.unwrap()(x), 0);
+    }
+    let done = rig.completions(1);
+    assert_eq!((done[0].wr_id, done[0].status), (5, 0), "the first completion is of the second batch");
+    destroy(&[a, b]);
+}
+
+#[test]
+fn extended_queues_are_read_entry_by_entry() {
+    let mut rig = Rig::new();
+    let mut attr = ibv_cq_init_attr_ex {
+        cqe: 16,
+        cq_context: null_mut(),
+        channel: null_mut(),
+        comp_vector: 0,
+        wc_flags: 0x8ff,
+        comp_mask: 0,
+        flags: 0,
+        parent_domain: null_mut(),
+    };
+    // SAFETY: a living context and a whole structure.
+    let cq = unsafe { create_cq_ex(rig.context, &raw mut attr) };
+    assert!(!cq.is_null());
+    let classic = rig.cq;
+    rig.cq = cq.cast();
+    let [a, b] = rig.rc_pair();
+    assert_eq!(rig.post_recv(b, 1, &[rig.sge(100, 1)]), 0);
+    let sges = [rig.sge(0, 1)];
+    assert_eq!(rig.post_send(a, &mut send_wr(2, 2, &sges)).0, 0);
+    let (mut ids, deadline) = (vec![], Instant::now() + PATIENCE);
+    // SAFETY: a living extended CQ, called in the order of the man page.
+    unsafe {
+        while ids.len() < 2 {
+            assert!(Instant::now() < deadline);
+            if (*cq).start_poll.unwrap()(cq, &mut ibv_poll_cq_attr { comp_mask: 0 }) != 0 {
+                continue;
+            }
+            loop {
+                ids.push((*cq).wr_id);
+                assert_eq!((*cq).status, 0);
+                if (*cq).wr_id == 1 {
+                    assert_eq!((*cq).read_opcode.unwrap()(cq), 128);
+                    assert_eq!((*cq).read_byte_len.unwrap()(cq), 8);
+                    assert_eq!((*cq).read_qp_num.unwrap()(cq), number(b));
+                    assert_ne!((*cq).read_completion_ts.unwrap()(cq), 0);
+                    assert!((*cq).read_completion_wallclock_ns.unwrap()(cq) > 1_500_000_000_000_000_000);
+                }
+                if (*cq).next_poll.unwrap()(cq) != 0 {
+                    break;
+                }
+            }
+            (*cq).end_poll.unwrap()(cq);
+        }
+        ids.sort_unstable();
+        assert_eq!(ids, [1, 2]);
+        destroy(&[a, b]);
+        assert_eq!(ibv_destroy_cq(cq.cast()), 0);
+    }
+    rig.cq = classic;
+}
+
+#[test]
+fn shared_receives_serve_a_queue_pair() {
+    let rig = Rig::new();
+    let mut init =
+        ibv_srq_init_attr { srq_context: null_mut(), attr: ibv_srq_attr { max_wr: 4, max_sge: 1, srq_limit: 0 } };
+    // SAFETY: a living domain and a whole structure.
+    let srq = unsafe { ibv_create_srq(rig.pd, &raw mut init) };
+    assert!(!srq.is_null() && init.attr.max_wr >= 4);
+    let (a, mut attr) = (rig.qp(RC), rig.init_attr(RC));
+    attr.srq = srq;
+    // SAFETY: a living domain and a whole structure.
+    let b = unsafe { ibv_create_qp(rig.pd, &raw mut attr) };
+    connect(a, number(b));
+    connect(b, number(a));
+    let sges = [rig.sge(100, 1)];
+    let mut wr = ibv_recv_wr { wr_id: 9, next: null_mut(), sg_list: sges.as_ptr(), num_sge: 1 };
+    // SAFETY: a living SRQ and a list of one whole structure.
+    assert_eq!(unsafe { rig.ops().post_srq_recv.unwrap()(srq, &raw mut wr, &mut null_mut()) }, 0);
+    let from = [rig.sge(0, 1)];
+    assert_eq!(rig.post_send(a, &mut send_wr(2, 2, &from)).0, 0);
+    assert!(rig.completions(2).iter().any(|wc| (wc.wr_id, wc.status, wc.qp_num) == (9, 0, number(b))));
+    // SAFETY: a living SRQ.
+    unsafe {
+        assert_eq!(ibv_destroy_srq(srq), libc::EBUSY, "a QP still uses it");
+        destroy(&[a, b]);
+        assert_eq!(ibv_destroy_srq(srq), 0);
+    }
+}
+
+#[test]
+fn queries_tell_what_was_set() {
+    let rig = Rig::new();
+    let [a, b] = rig.rc_pair();
+    let (mut attr, mut init) = (ibv_qp_attr::default(), rig.init_attr(UD));
+    // SAFETY: a living QP and whole structures.
+    assert_eq!(unsafe { ibv_query_qp(a, &raw mut attr, 1, &raw mut init) }, 0);
+    assert_eq!((attr.qp_state, attr.cur_qp_state, attr.dest_qp_num, attr.path_mtu), (RTS, RTS, number(b), 3));
+    assert_eq!((attr.ah_attr.is_global, attr.ah_attr.grh.dgid.raw), (1, loopback().grh.dgid.raw));
+    assert_eq!((attr.rnr_retry, attr.retry_cnt, attr.timeout, attr.min_rnr_timer), (7, 7, 14, 1));
+    assert_eq!((attr.max_rd_atomic, attr.max_dest_rd_atomic, attr.rq_psn, attr.sq_psn), (4, 4, 7, 7));
+    assert_eq!((init.qp_type, init.send_cq), (RC, rig.cq));
+    assert!(init.cap.max_send_wr >= 8 && init.cap.max_inline_data >= 64);
+    destroy(&[a, b]);
+}
