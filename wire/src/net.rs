@@ -208,4 +208,12 @@ mod tests {
         assert_eq!(grh[20..30], PACKET[..10]);
         assert_eq!(grh[32..], PACKET[12..20]);
     }
+
+    #[test]
+    fn the_checksum_folds_carries_until_none_is_left() {
+        let mut header = [0; IPV4_LEN];
+        header[..6].copy_from_slice(&[0xff, 0xff, 0xff, 0xff, 0, 1]);
+        // 0x1ffff folds to 0x10000, which folds to 1.
+        assert_eq!(internet_checksum(&header), !1);
+    }
 }

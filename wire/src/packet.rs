@@ -546,7 +546,9 @@ mod tests {
 
     #[test]
     fn other_versions_and_opcodes_are_refused() {
-        assert_eq!(parse(0x04, 0x01, 4), Err(E::Version));
+        for bit in [0x01, 0x02, 0x04, 0x08] {
+            assert_eq!(parse(0x04, bit, 4), Err(E::Version));
+        }
         assert_eq!(parse(0x15, 0, 40), Err(E::Opcode));
         assert_eq!(parse(0x2c, 0, 40), Err(E::Opcode));
         assert_eq!(parse(0x44, 0, 40), Err(E::Opcode));
