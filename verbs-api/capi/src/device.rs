@@ -3,7 +3,7 @@
 //! A device found once stays valid until the process ends: programs go on using its pointer after they freed the list.
 
 use crate::abi::ibv_device;
-use crate::errno::{EINVAL, Errno, Result, minus_one, pointer, silent};
+use crate::errno::{EINVAL, Errno, Result, minus_one, pointer};
 use core::ffi::{CStr, c_char, c_int};
 use parking_lot::Mutex;
 use roxe_provider::Device;
@@ -106,7 +106,7 @@ pub(crate) unsafe extern "C" fn ibv_get_device_list(num_devices: *mut c_int) -> 
 /// `man ibv_get_device_list`.
 pub(crate) unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
     // SAFETY: NULL or an array from `c_array`, which came from `calloc`.
-    silent(|| Ok(unsafe { libc::free(list.cast()) }));
+    unsafe { libc::free(list.cast()) };
 }
 
 /// `man ibv_get_device_name`.

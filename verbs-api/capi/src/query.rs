@@ -26,7 +26,7 @@ const OLD_PORT_ATTR: usize = offset_of!(ibv_port_attr, port_cap_flags2);
 ///
 /// # Safety
 /// `dst` is NULL or points to `size` writable bytes.
-unsafe fn write_prefix<T: Copy>(dst: *mut T, size: usize, value: &T) -> Result<()> {
+unsafe fn write_prefix<D, T: Copy>(dst: *mut D, size: usize, value: &T) -> Result<()> {
     if dst.is_null() {
         return Err(EINVAL);
     }
@@ -234,13 +234,13 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
 ) -> isize {
     let count = negative(|| {
         let found = context(handle)?.gid_entries();
-        if flags != 0 || found.len() > max_entries {
+        if flags != 0 || found.len() > max_entries || entries.is_null() {
             return Err(EINVAL);
         }
         for (i, entry) in found.iter().enumerate() {
-            let slot = entries.cast::<u8>().wrapping_add(i.wrapping_mul(size)).cast::<ibv_gid_entry>();
+            let slot = entries.cast::<u8>().wrapping_add(i.wrapping_mul(size));
             // SAFETY: the program passes `max_entries` entries of `size` bytes, and `i` is below that.
-            unsafe { write_prefix(if entries.is_null() { entries } else { slot }, size, &gid_entry(entry)) }?;
+            unsafe { write_prefix(slot, size, &gid_entry(entry)) }?;
         }
         c_int::try_from(found.len()).map_err(|_| EINVAL)
     });
