@@ -1,7 +1,7 @@
 //! What responses do: acknowledge packets, bring READ data and old values, tell of losses and refusals.
 //!
-//! A response is judged into an [`Outcome`], which is then applied in one `match`. Work requests retire strictly in
-//! order, so an error reaches the application only behind everything that came before it (IBA §9.7.5.2, §10.8.5).
+//! A response first retires what it acknowledges, strictly in order, so an error reaches the application only behind
+//! everything that came before it (IBA §9.7.5.2, §10.8.5). What else it tells is a [`Trouble`], dealt with in one `match`.
 
 use crate::cx::Host;
 use crate::qp::DropReason;
@@ -12,21 +12,19 @@ use crate::qp::segment;
 use crate::qp::shared::Shared;
 use crate::qp::sq::{Payload, SendWqe};
 use crate::wr::WcStatus;
-use roxe_wire::{Aeth, AtomicAckEth, NakCode, PathMtu, Psn, Response, Syndrome};
+use roxe_wire::{AtomicAckEth, NakCode, PathMtu, Psn, Response, Syndrome};
 
-/// What a response asks for, once everything it acknowledges is done with.
+/// What a response asks for besides retiring what it acknowledges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
-    /// Nothing more.
-    Done,
+enum Trouble {
     /// Repeat from the oldest packet not acknowledged: that one was lost, or its answer.
-    GoBack,
+    Lost,
     /// The same, after the wait with this code.
     NotReady(u8),
     /// The oldest work request failed.
     Failed(WcStatus),
-    /// Nothing at all.
-    Ignored(DropReason),
+    /// The response means nothing.
+    Reserved,
 }
 
 impl Requester {
@@ -41,19 +39,21 @@ impl Requester {
     ) -> Result<(), DropReason> {
         self.check_response_psn(psn)?;
         let una_before = self.una_psn;
-        let outcome = match *response {
+        let result = match *response {
             Response::Ack(aeth) => self.on_acknowledge(sh, host, psn, aeth.syndrome),
-            Response::AtomicAck(aeth, value) => self.on_atomic_answer(sh, host, psn, aeth, value),
-            Response::ReadFirst(aeth) => self.on_read_answer(sh, host, psn, Some(aeth), false, payload),
-            Response::ReadMiddle => self.on_read_answer(sh, host, psn, None, false, payload),
-            Response::ReadLast(aeth) | Response::ReadOnly(aeth) => {
-                self.on_read_answer(sh, host, psn, Some(aeth), true, payload)
-            }
+            _ if !is_positive(response) => self.asked(sh, host, psn, |_| false).map(drop),
+            Response::AtomicAck(_, value) => self.on_atomic_answer(sh, host, psn, value),
+            Response::ReadFirst(_) | Response::ReadMiddle => self.on_read_answer(sh, host, psn, payload, false),
+            Response::ReadLast(_) | Response::ReadOnly(_) => self.on_read_answer(sh, host, psn, payload, true),
         };
         if self.una_psn != una_before {
             self.on_progress(sh, host);
         }
-        self.apply(sh, host, outcome)
+        match result {
+            // When it failed, the queue is about to be flushed; nothing can be added to that.
+            Err(trouble) if !sh.failed => self.react(sh, host, trouble),
+            _ => Ok(()),
+        }
     }
 
     /// Answers can only be about packets that were sent and not acknowledged (IBA §9.7.5.1.1).
@@ -67,21 +67,27 @@ impl Requester {
         }
     }
 
-    fn on_acknowledge<H: Host>(&mut self, sh: &mut Shared, host: &mut H, psn: Psn, syndrome: Syndrome) -> Outcome {
-        let (end, outcome) = match syndrome {
+    fn on_acknowledge<H: Host>(
+        &mut self,
+        sh: &mut Shared,
+        host: &mut H,
+        psn: Psn,
+        syndrome: Syndrome,
+    ) -> Result<(), Trouble> {
+        let trouble = match syndrome {
             // Credits are ignored: nobody negotiates them, and RNR NAK does their work.
-            Syndrome::Ack { .. } => (psn.next(), Outcome::Done),
-            Syndrome::RnrNak { timer } => (psn, Outcome::NotReady(timer)),
-            Syndrome::Nak(NakCode::PsnSequence) => (psn, Outcome::GoBack),
-            Syndrome::Nak(NakCode::InvalidRequest) => (psn, Outcome::Failed(WcStatus::RemInvReqErr)),
-            Syndrome::Nak(NakCode::RemoteAccess) => (psn, Outcome::Failed(WcStatus::RemAccessErr)),
-            Syndrome::Nak(NakCode::RemoteOperation) => (psn, Outcome::Failed(WcStatus::RemOpErr)),
+            Syndrome::Ack { .. } => return self.acknowledge(sh, host, psn.next()),
+            Syndrome::RnrNak { timer } => Trouble::NotReady(timer),
+            Syndrome::Nak(NakCode::PsnSequence) => Trouble::Lost,
+            Syndrome::Nak(NakCode::InvalidRequest) => Trouble::Failed(WcStatus::RemInvReqErr),
+            Syndrome::Nak(NakCode::RemoteAccess) => Trouble::Failed(WcStatus::RemAccessErr),
+            Syndrome::Nak(NakCode::RemoteOperation) => Trouble::Failed(WcStatus::RemOpErr),
             Syndrome::Nak(NakCode::InvalidRd | NakCode::Reserved(_)) | Syndrome::Reserved(_) => {
-                return Outcome::Ignored(DropReason::ReservedSyndrome);
+                return Err(Trouble::Reserved);
             }
         };
-        // An answer from behind a READ or atomic that is not answered itself: that answer was lost.
-        if self.acknowledge(sh, host, end) { outcome } else { Outcome::GoBack }
+        self.acknowledge(sh, host, psn)?;
+        Err(trouble)
     }
 
     fn on_read_answer<H: Host>(
@@ -89,31 +95,20 @@ impl Requester {
         sh: &mut Shared,
         host: &mut H,
         psn: Psn,
-        aeth: Option<Aeth>,
-        ends: bool,
         payload: &[u8],
-    ) -> Outcome {
-        if aeth.is_some_and(|aeth| !matches!(aeth.syndrome, Syndrome::Ack { .. })) {
-            return self.bad_response(sh, host, psn);
-        }
-        if !self.acknowledge(sh, host, psn) {
-            return Outcome::GoBack;
-        }
-        let Some(wqe) = self.sq.head().filter(|wqe| wqe.is_read()).copied() else {
-            return Outcome::Failed(WcStatus::BadRespErr);
-        };
+        ends: bool,
+    ) -> Result<(), Trouble> {
+        let wqe = self.asked(sh, host, psn, SendWqe::is_read)?;
         let (mtu, index) = (sh.attr.path_mtu, index_of(psn, &wqe));
         // After a retry an answer may begin anywhere in its request and be called FIRST or MIDDLE, ONLY or LAST: only
         // where the request ends is fixed.
         let len = segment::payload_len(wqe.length, mtu, index);
         if ends != ends_request(&wqe, mtu, index) || payload.len() != len as usize {
-            return Outcome::Failed(WcStatus::BadRespErr);
+            return Err(Trouble::Failed(WcStatus::BadRespErr));
         }
-        if !self.place(host, &wqe, segment::offset(index, mtu), payload) {
-            return Outcome::Failed(WcStatus::LocProtErr);
-        }
+        self.place(host, &wqe, segment::offset(index, mtu), payload)?;
         self.on_answered(sh, host, &wqe, index, len);
-        Outcome::Done
+        Ok(())
     }
 
     fn on_atomic_answer<H: Host>(
@@ -121,37 +116,35 @@ impl Requester {
         sh: &mut Shared,
         host: &mut H,
         psn: Psn,
-        aeth: Aeth,
         value: AtomicAckEth,
-    ) -> Outcome {
-        if !matches!(aeth.syndrome, Syndrome::Ack { .. }) {
-            return self.bad_response(sh, host, psn);
-        }
-        if !self.acknowledge(sh, host, psn) {
-            return Outcome::GoBack;
-        }
-        let Some(wqe) = self.sq.head().filter(|wqe| wqe.is_atomic()).copied() else {
-            return Outcome::Failed(WcStatus::BadRespErr);
-        };
-        if !self.place(host, &wqe, 0, &value.0.to_ne_bytes()) {
-            return Outcome::Failed(WcStatus::LocProtErr);
-        }
+    ) -> Result<(), Trouble> {
+        let wqe = self.asked(sh, host, psn, SendWqe::is_atomic)?;
+        self.place(host, &wqe, 0, &value.0.to_ne_bytes())?;
         self.on_answered(sh, host, &wqe, 0, 0);
-        Outcome::Done
+        Ok(())
     }
 
-    /// An answer that makes no sense fails the work request it is about; others before it must be complete first.
-    fn bad_response<H: Host>(&mut self, sh: &mut Shared, host: &mut H, psn: Psn) -> Outcome {
-        if self.acknowledge(sh, host, psn) { Outcome::Failed(WcStatus::BadRespErr) } else { Outcome::GoBack }
+    /// The work request that an answer with `psn` is about, once everything before it is complete. It fails if it is not
+    /// of the kind that gets such answers.
+    fn asked<H: Host>(
+        &mut self,
+        sh: &mut Shared,
+        host: &mut H,
+        psn: Psn,
+        is_kind: fn(&SendWqe) -> bool,
+    ) -> Result<SendWqe, Trouble> {
+        self.acknowledge(sh, host, psn)?;
+        self.sq.head().copied().filter(is_kind).ok_or(Trouble::Failed(WcStatus::BadRespErr))
     }
 
     /// Writes an answer into the list of the oldest work request.
-    fn place<H: Host>(&self, host: &mut H, wqe: &SendWqe, offset: u32, data: &[u8]) -> bool {
-        match self.sq.payload(self.sq.head_index(), wqe) {
+    fn place<H: Host>(&self, host: &mut H, wqe: &SendWqe, offset: u32, data: &[u8]) -> Result<(), Trouble> {
+        let placed = match self.sq.payload(self.sq.head_index(), wqe) {
             _ if data.is_empty() => true,
             Payload::Sges(sges) => host.scatter(sges, offset, data).is_ok(),
             Payload::Inline(_) => false,
-        }
+        };
+        if placed { Ok(()) } else { Err(Trouble::Failed(WcStatus::LocProtErr)) }
     }
 
     /// Packet `index` of the oldest work request, a READ or atomic, is answered with `len` bytes of READ data.
@@ -171,13 +164,13 @@ impl Requester {
         }
     }
 
-    /// Everything before `end` arrived at the peer, as far as an acknowledgement can say so: stops in front of the first
-    /// READ or atomic without an answer of its own and returns `false`.
-    fn acknowledge<H: Host>(&mut self, sh: &mut Shared, host: &mut H, end: Psn) -> bool {
+    /// Everything before `end` arrived at the peer. Stops in front of the first READ or atomic without an answer of its
+    /// own: what comes from behind it tells that this answer was lost (an implied NAK, IBA §9.7.5.2.4).
+    fn acknowledge<H: Host>(&mut self, sh: &mut Shared, host: &mut H, end: Psn) -> Result<(), Trouble> {
         while self.una_psn.is_before(end) && !sh.failed {
             let Some(wqe) = self.sq.head().copied() else { break };
             if wqe.awaits_response() {
-                return false;
+                return Err(Trouble::Lost);
             }
             let (from, to) = (index_of(self.una_psn, &wqe), index_of(end, &wqe).min(wqe.packets));
             // Packets that a retry has not repeated yet hold no room.
@@ -189,7 +182,7 @@ impl Requester {
                 self.complete_head(sh, host);
             }
         }
-        true
+        Ok(())
     }
 
     /// The oldest PSN moved: a retry need not repeat what has arrived, counters and timer start afresh.
@@ -208,16 +201,13 @@ impl Requester {
         self.check_drained(sh);
     }
 
-    fn apply<H: Host>(&mut self, sh: &mut Shared, host: &mut H, outcome: Outcome) -> Result<(), DropReason> {
-        match outcome {
-            // The queue is about to be flushed; nothing can be added to that.
-            _ if sh.failed => {}
-            Outcome::Done => {}
-            Outcome::Ignored(reason) => return Err(reason),
-            Outcome::Failed(status) => self.fail_head(sh, host, status),
-            Outcome::GoBack | Outcome::NotReady(_) if self.retry.is_waiting() => return Err(DropReason::AwaitingRetry),
-            Outcome::GoBack => return self.repair_loss(sh, host),
-            Outcome::NotReady(code) => match self.retry.on_rnr(&sh.attr, host.now(), code) {
+    fn react<H: Host>(&mut self, sh: &mut Shared, host: &mut H, trouble: Trouble) -> Result<(), DropReason> {
+        match trouble {
+            Trouble::Reserved => return Err(DropReason::ReservedSyndrome),
+            Trouble::Failed(status) => self.fail_head(sh, host, status),
+            Trouble::Lost | Trouble::NotReady(_) if self.retry.is_waiting() => return Err(DropReason::AwaitingRetry),
+            Trouble::Lost => return self.repair_loss(sh, host),
+            Trouble::NotReady(code) => match self.retry.on_rnr(&sh.attr, host.now(), code) {
                 Ok(()) => self.go_back(sh, host),
                 Err(Exhausted) => self.fail_head(sh, host, WcStatus::RnrRetryExcErr),
             },
@@ -232,6 +222,18 @@ impl Requester {
             Err(Exhausted) => self.fail_head(sh, host, WcStatus::RetryExcErr),
         }
         Ok(())
+    }
+}
+
+/// Whether the AETH of an answer that brings data, if it has one, is an acknowledgement: it cannot be anything else.
+fn is_positive(response: &Response) -> bool {
+    match response {
+        Response::ReadMiddle => true,
+        Response::Ack(aeth)
+        | Response::AtomicAck(aeth, _)
+        | Response::ReadFirst(aeth)
+        | Response::ReadLast(aeth)
+        | Response::ReadOnly(aeth) => matches!(aeth.syndrome, Syndrome::Ack { .. }),
     }
 }
 
