@@ -39,6 +39,14 @@ pub(crate) struct Counters {
     pub(crate) unknown_qp: Counter,
     /// Packets that the link could not send.
     pub(crate) send_errors: Counter,
+    /// Receives that failed.
+    pub(crate) receive_errors: Counter,
+    /// Packets for another process, forwarded to it.
+    pub(crate) forwarded: Counter,
+    /// Packets for another process that could not be forwarded.
+    pub(crate) forward_errors: Counter,
+    /// Times the background thread met a bug.
+    pub(crate) panics: Counter,
     drops: [Counter; DropReason::ALL.len()],
 }
 
@@ -66,6 +74,10 @@ impl Counters {
             ("icrc_errors", &self.icrc_errors),
             ("unknown_qp", &self.unknown_qp),
             ("send_errors", &self.send_errors),
+            ("receive_errors", &self.receive_errors),
+            ("forwarded", &self.forwarded),
+            ("forward_errors", &self.forward_errors),
+            ("panics", &self.panics),
         ];
         let traffic = traffic.into_iter().map(|(name, counter)| (name, counter.get()));
         traffic.chain(DropReason::ALL.iter().map(|&reason| (reason.name(), self.drops(reason)))).collect()

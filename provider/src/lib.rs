@@ -41,6 +41,8 @@ mod device;
 mod engine;
 mod error;
 mod event;
+mod flow;
+mod fork;
 mod guard;
 pub mod limits;
 mod mapped;
@@ -53,6 +55,7 @@ mod srq;
 mod table;
 #[cfg(test)]
 mod testing;
+mod timers;
 mod uses;
 
 pub use cq::{Cq, CqInit};
