@@ -44,6 +44,7 @@ mod event;
 mod flow;
 mod fork;
 mod guard;
+mod host;
 pub mod limits;
 mod mapped;
 mod mr;
@@ -65,10 +66,8 @@ pub use event::{AsyncEvent, AsyncEventKind, CompChannel};
 pub use mr::Mr;
 pub use pd::{Ah, AhAttr, Pd};
 pub use port::{GID_TABLE_LEN, GidEntry, PortAttr};
-pub use qp::{Qp, QpInit};
-pub use roxe_transport::qp::{
-    AttrMask, ModifyError, PostError, QpAttr, QpCaps, QpState, Service,
-};
+pub use qp::{Qp, QpInit, QpInitView, SendGuard};
+pub use roxe_transport::qp::{AttrMask, ModifyError, PostError, QpAttr, QpCaps, QpState, Service};
 pub use roxe_transport::wr::{
     Access, Av, Cqe, RecvRequest, SendData, SendFlags, SendOp, SendRequest, Sge, UdDest, VendorErr, WcExtra, WcOpcode,
     WcStatus,

@@ -12,8 +12,8 @@ const OVERHEAD: u32 = 96;
 /// The least that any packet costs: a socket buffer comes in steps.
 const LEAST: u32 = 832;
 
-/// Bytes that a packet with this payload occupies at the receiver.
-pub(crate) fn charge(payload: u32) -> u32 {
+/// Bytes that a packet with this payload counts for at [`FlowControl`]: about what it occupies at the receiver.
+pub fn charge(payload: u32) -> u32 {
     (payload.next_multiple_of(4) + OVERHEAD).max(LEAST)
 }
 

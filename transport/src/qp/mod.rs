@@ -19,6 +19,7 @@ pub(crate) mod shared;
 mod sq;
 mod unreliable;
 
+pub use flight::charge;
 pub use attr::{AttrMask, ModifyError, QpAttr, QpState};
 pub use shared::{QpCaps, QpConfig, QpEvents, Service};
 

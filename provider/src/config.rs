@@ -1,0 +1,201 @@
+//! Every `ROXE_*` environment variable, parsed once.
+//!
+//! Lives here: the table [`KNOBS`] (what `roxe config` and the README print) and the parsed [`Config`]. Nothing else in
+//! the crate reads the environment. Touches only `std::env`.
+
+use std::sync::OnceLock;
+
+/// One environment variable that changes how the card behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct Knob {
+    /// Its name.
+    pub name: &'static str,
+    /// What an unset variable means.
+    pub default: &'static str,
+    /// What it does, in one sentence.
+    pub help: &'static str,
+}
+
+/// All knobs. Default behaviour needs none of them.
+pub const KNOBS: &[Knob] = &[
+    Knob {
+        name: "ROXE_NETDEV",
+        default: "lo",
+        help: "Network devices to offer as roxe0, roxe1, ... in this order, separated by commas.",
+    },
+    Knob {
+        name: "ROXE_VENDOR_PART_ID",
+        default: "1",
+        help: "vendor_part_id to report; 4119 makes perftest post through ibv_wr_* calls.",
+    },
+    Knob {
+        name: "ROXE_WINDOW",
+        default: "from the socket buffer",
+        help: "Most bytes under way towards one receiving process, 65536 to 67108864. Use one value on both sides.",
+    },
+    Knob {
+        name: "ROXE_SPIN_US",
+        default: "50",
+        help: "Microseconds the background thread keeps looking for packets before it sleeps, 0 to 10000.",
+    },
+    Knob {
+        name: "ROXE_STEERING",
+        default: "on",
+        help: "Let the kernel hand a packet to the process that owns its queue pair: on, or off to forward instead.",
+    },
+    Knob {
+        name: "ROXE_GSO",
+        default: "on",
+        help: "Send runs of equal packets with one system call (UDP_SEGMENT): on or off.",
+    },
+    Knob {
+        name: "ROXE_GRO",
+        default: "on",
+        help: "Receive runs of packets with one system call (UDP_GRO): on or off.",
+    },
+];
+
+/// A variable holds something it may not.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name}={value} is not understood: {expected}")]
+pub struct ConfigError {
+    name: &'static str,
+    value: String,
+    expected: &'static str,
+}
+
+/// The values in force.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Config {
+    /// Names of network devices, in order; never empty.
+    pub(crate) netdevs: Vec<String>,
+    /// What the device reports as its part number; some programs choose a code path by it.
+    pub(crate) vendor_part_id: u32,
+    /// Bytes under way towards one receiving process; `None`: derive it from the receive buffer.
+    pub(crate) window: Option<u32>,
+    /// Microseconds of looking before sleeping.
+    pub(crate) spin_us: u32,
+    /// Whether to attach the steering program.
+    pub(crate) steering: bool,
+    /// Whether to send with `UDP_SEGMENT`.
+    pub(crate) gso: bool,
+    /// Whether to receive with `UDP_GRO`.
+    pub(crate) gro: bool,
+}
+
+/// The knobs with the value of each as it is set in this environment (`None`: not set).
+pub fn settings() -> impl Iterator<Item = (&'static Knob, Option<String>)> {
+    KNOBS.iter().map(|knob| (knob, std::env::var(knob.name).ok()))
+}
+
+/// The configuration of this process, read from the environment on the first call.
+pub(crate) fn config() -> Result<&'static Config, ConfigError> {
+    static CONFIG: OnceLock<Result<Config, ConfigError>> = OnceLock::new();
+    CONFIG.get_or_init(|| parse(|name| std::env::var(name).ok())).as_ref().map_err(Clone::clone)
+}
+
+/// Whether the environment can be used as it is; the error names the variable and what it may hold.
+pub fn check() -> Result<(), ConfigError> {
+    config().map(drop)
+}
+
+fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
+    let switch = |name| parse_with(&get, name, "it must be on or off", true, parse_switch);
+    Ok(Config {
+        netdevs: parse_with(
+            &get,
+            "ROXE_NETDEV",
+            "it must be names of network devices separated by commas",
+            vec!["lo".to_owned()],
+            parse_names,
+        )?,
+        vendor_part_id: parse_with(&get, "ROXE_VENDOR_PART_ID", "it must be a number below 2^32", 1, |text| {
+            text.parse().ok()
+        })?,
+        window: parse_with(&get, "ROXE_WINDOW", "it must be a number from 65536 to 67108864", None, |text| {
+            text.parse().ok().filter(|bytes| (1 << 16..=1 << 26).contains(bytes)).map(Some)
+        })?,
+        spin_us: parse_with(&get, "ROXE_SPIN_US", "it must be a number from 0 to 10000", 50, |text| {
+            text.parse().ok().filter(|us| *us <= 10_000)
+        })?,
+        steering: switch("ROXE_STEERING")?,
+        gso: switch("ROXE_GSO")?,
+        gro: switch("ROXE_GRO")?,
+    })
+}
+
+fn parse_with<T>(
+    get: impl Fn(&str) -> Option<String>,
+    name: &'static str,
+    expected: &'static str,
+    default: T,
+    read: impl Fn(&str) -> Option<T>,
+) -> Result<T, ConfigError> {
+    let Some(value) = get(name) else { return Ok(default) };
+    read(value.trim()).ok_or(ConfigError { name, value, expected })
+}
+
+fn parse_switch(text: &str) -> Option<bool> {
+    match text {
+        "on" | "1" | "yes" => Some(true),
+        "off" | "0" | "no" => Some(false),
+        _ => None,
+    }
+}
+
+fn parse_names(text: &str) -> Option<Vec<String>> {
+    let names: Vec<String> = text.split(',').map(|name| name.trim().to_owned()).collect();
+    names.iter().all(|name| !name.is_empty()).then_some(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(name: &'static str, value: &'static str) -> Result<Config, ConfigError> {
+        parse(|asked| (asked == name).then(|| value.to_owned()))
+    }
+
+    #[test]
+    fn nothing_set_gives_the_defaults() {
+        let config = parse(|_| None).unwrap();
+        assert_eq!(config.netdevs, ["lo"]);
+        assert_eq!((config.window, config.spin_us), (None, 50));
+        assert!(config.steering && config.gso && config.gro);
+    }
+
+    #[test]
+    fn values_are_read_at_both_ends_of_their_range() {
+        assert_eq!(with("ROXE_NETDEV", "eth0, lo").unwrap().netdevs, ["eth0", "lo"]);
+        assert_eq!(with("ROXE_VENDOR_PART_ID", "4119").unwrap().vendor_part_id, 4119);
+        assert_eq!(with("ROXE_WINDOW", "65536").unwrap().window, Some(65536));
+        assert_eq!(with("ROXE_WINDOW", "67108864").unwrap().window, Some(1 << 26));
+        assert_eq!(with("ROXE_SPIN_US", "0").unwrap().spin_us, 0);
+        assert!(!with("ROXE_STEERING", "off").unwrap().steering);
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_the_name_and_the_rule() {
+        for (name, value) in [
+            ("ROXE_NETDEV", "eth0,,lo"),
+            ("ROXE_VENDOR_PART_ID", "connectx"),
+            ("ROXE_WINDOW", "65535"),
+            ("ROXE_SPIN_US", "10001"),
+            ("ROXE_GSO", "maybe"),
+        ] {
+            let text = with(name, value).unwrap_err().to_string();
+            assert!(text.contains(name) && text.contains(value), "{text}");
+        }
+    }
+
+    #[test]
+    fn every_parsed_variable_is_in_the_table() {
+        let mut asked = std::sync::Mutex::new(Vec::new());
+        let _ = parse(|name| {
+            asked.lock().unwrap().push(name.to_owned());
+            None
+        });
+        let listed: Vec<&str> = KNOBS.iter().map(|knob| knob.name).collect();
+        assert_eq!(asked.get_mut().unwrap().as_slice(), listed.as_slice());
+    }
+}

@@ -1,0 +1,408 @@
+//! The engine of one device in this process: sockets, queue pairs by number, timers, and who does the work when.
+//!
+//! Started by the first queue pair, and again by the first one in the child of a fork. Threads of the program come in
+//! through [`Engine::progress`] and through the verbs of a queue pair; the background thread through its own loop.
+
+mod background;
+pub(crate) mod clock;
+mod poller;
+mod rx;
+mod table;
+mod tx;
+
+pub(crate) use rx::{Run, RxTools};
+pub(crate) use tx::Batch;
+
+use crate::config::{Config, config};
+use crate::counters::Counters;
+use crate::device::Device;
+use crate::error::Error;
+use crate::flow::{Flows, Key, Receiver};
+use crate::fork::{self, Lockable};
+use crate::net::slot::{self, SlotSocket};
+use crate::net::steer::Steering;
+use crate::net::udp::UdpLink;
+use crate::qp::QpCore;
+use crate::timers::Timers;
+use background::Presence;
+use parking_lot::{Mutex, RwLock};
+use poller::{Poller, Watch};
+use roxe_transport::time::Instant;
+use roxe_wire::{Gid, Qpn};
+use rx::{Rx, RxState};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use table::QpTable;
+
+/// Visits in a row that find nothing before a poller starts to offer its processor to others.
+const PATIENT_VISITS: u32 = 256;
+/// What `steer_at` holds when no session is due.
+const NEVER: u64 = u64::MAX;
+
+/// The engine.
+pub(crate) struct Engine {
+    device: Arc<Device>,
+    config: &'static Config,
+    /// Whether sockets and thread exist in this process.
+    started: AtomicBool,
+    /// Held while they come to exist, and while links are added. The outermost lock.
+    starting: Mutex<()>,
+    /// For the thread to sleep on. The innermost lock, so that whoever holds any other may kick.
+    poller: RwLock<Option<Arc<Poller>>>,
+    me: Weak<Self>,
+    rx: Mutex<Rx>,
+    links: RwLock<Vec<Arc<UdpLink>>>,
+    links_version: AtomicU32,
+    table: QpTable,
+    flows: Flows,
+    timers: Timers,
+    presence: Presence,
+    /// Visits of pollers in a row that found nothing.
+    idle_visits: AtomicU32,
+    /// When steering wants to work, nanoseconds.
+    steer_at: AtomicU64,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("device", &self.device.name()).finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// The engine of `device` in this process. EINVAL: an environment variable is not understood.
+    pub(crate) fn get(device: &Arc<Device>) -> Result<Arc<Self>, Error> {
+        let config = config().map_err(|e| Error::invalid(e.to_string()))?;
+        fork::find_or_insert(device.ifindex(), || {
+            Ok(Arc::new_cyclic(|me| Self::new(Arc::clone(device), config, Weak::clone(me))))
+        })
+    }
+
+    fn new(device: Arc<Device>, config: &'static Config, me: Weak<Self>) -> Self {
+        Self {
+            device,
+            config,
+            started: AtomicBool::new(false),
+            starting: Mutex::default(),
+            poller: RwLock::default(),
+            me,
+            rx: Mutex::default(),
+            links: RwLock::default(),
+            links_version: AtomicU32::new(0),
+            table: QpTable::default(),
+            flows: Flows::default(),
+            timers: Timers::default(),
+            presence: Presence::default(),
+            idle_visits: AtomicU32::new(0),
+            steer_at: AtomicU64::new(NEVER),
+        }
+    }
+
+    /// What the device has counted.
+    pub(crate) fn counters(&self) -> &Counters {
+        self.device.counters()
+    }
+
+    /// The windows of the destinations.
+    pub(crate) fn flows(&self) -> &Flows {
+        &self.flows
+    }
+
+    fn ifindex(&self) -> u32 {
+        self.device.ifindex()
+    }
+
+    /// Does what is due on the thread of a poller: receives, runs timers, sends. Never waits.
+    pub(crate) fn progress(&self) {
+        if !self.started.load(Ordering::Acquire) {
+            return;
+        }
+        let now = clock::now();
+        self.presence.enter(now);
+        let found = self.rx.try_lock().is_some_and(|mut rx| self.receive(&mut rx, false, now));
+        self.run_timers(now);
+        self.serve_ready(now);
+        self.presence.leave();
+        if found {
+            self.idle_visits.store(0, Ordering::Relaxed);
+        } else {
+            self.be_patient();
+        }
+    }
+
+    /// A program that polls in vain for long lets others run: the peer it waits for may need this very processor.
+    fn be_patient(&self) {
+        let visits = self.idle_visits.load(Ordering::Relaxed);
+        if visits >= PATIENT_VISITS {
+            std::thread::yield_now();
+        } else {
+            self.idle_visits.store(visits + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// The program is about to wait for an event: the background thread takes over.
+    pub(crate) fn arm(&self) {
+        if self.presence.arm() {
+            self.kick();
+        }
+    }
+
+    /// A thread of the program is going to send.
+    pub(crate) fn enter_to_send(&self) {
+        self.presence.enter_to_send();
+    }
+
+    /// It has sent; serves queue pairs that got room by it.
+    pub(crate) fn leave_after_send(&self, now: Instant) {
+        self.serve_ready(now);
+        self.presence.leave();
+    }
+
+    /// Makes a queue pair: `make` is told its number. Starts the engine if need be.
+    pub(crate) fn register_qp(&self, make: impl Fn(Qpn) -> Arc<QpCore>) -> Result<Arc<QpCore>, Error> {
+        self.start()?;
+        let random = getrandom::u32().map_err(|e| Error::os("cannot draw a random number", &io::Error::other(e)))?;
+        loop {
+            if let Some(qp) = self.table.insert(random, &make) {
+                return Ok(qp);
+            }
+            let poller = self.poller()?;
+            self.claim_slot(&mut self.rx.lock(), &poller)?;
+        }
+    }
+
+    /// Forgets a queue pair; packets for it are dropped from now on.
+    pub(crate) fn unregister_qp(&self, qpn: Qpn) {
+        self.table.remove(qpn);
+    }
+
+    /// Makes sure that packets can leave from and arrive at `gid`.
+    pub(crate) fn ensure_link(&self, gid: Gid) -> Result<(), Error> {
+        self.start()?;
+        let _starting = self.starting.lock();
+        if self.link(gid).is_some() {
+            return Ok(());
+        }
+        let poller = self.poller()?;
+        self.open_link(gid).and_then(|link| self.add_link(link, &poller)).map_err(|e| explain(gid, &e))
+    }
+
+    /// The link with the local address `gid`.
+    pub(crate) fn link(&self, gid: Gid) -> Option<Arc<UdpLink>> {
+        self.links.read().iter().find(|link| link.gid() == gid).map(Arc::clone)
+    }
+
+    /// Who receives at `key`.
+    pub(crate) fn look_at(&self, key: Key) -> Receiver {
+        if self.link(key.dst).is_none() {
+            Receiver::Remote
+        } else if slot::is_owned(self.ifindex(), key.slot) {
+            Receiver::Credits
+        } else {
+            Receiver::Absent
+        }
+    }
+
+    /// Registers `qpn` for a timer.
+    pub(crate) fn add_timer(&self, deadline: Instant, qpn: Qpn) {
+        self.timers.add(deadline, qpn);
+        if self.presence.oversleeps(deadline) {
+            self.kick();
+        }
+    }
+
+    fn run_timers(&self, now: Instant) {
+        while let Some((deadline, qpn)) = self.timers.pop_due(now) {
+            if let Some(qp) = self.table.get(qpn) {
+                qp.on_timer(deadline, now);
+            }
+        }
+    }
+
+    /// Serves the queue pairs that were refused and have room now.
+    fn serve_ready(&self, now: Instant) {
+        while let Some(qpn) = self.flows.pop_ready() {
+            if let Some(qp) = self.table.get(qpn) {
+                qp.serve_waiter(now);
+            }
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.timers.next().into_iter().chain(self.steering_deadline()).min()
+    }
+
+    fn steering_deadline(&self) -> Option<Instant> {
+        Some(self.steer_at.load(Ordering::SeqCst)).filter(|&at| at != NEVER).map(Instant)
+    }
+
+    /// Lets steering work if it is due or waits for answers. Background thread only.
+    fn steer(&self, now: Instant) {
+        if self.steering_deadline().is_none() {
+            return;
+        }
+        let mut rx = self.rx.lock();
+        let state = rx.state();
+        for steering in &mut state.steering {
+            steering.step(now);
+            if let (Some(fd), Ok(poller)) = (steering.fd(), self.poller()) {
+                // Known already, most of the time.
+                let _ = poller.watch(fd, Watch::Quiet);
+            }
+        }
+        self.publish_steering(state);
+    }
+
+    fn note_stray(&self, state: &mut RxState, dst: Gid, now: Instant) {
+        let Some(steering) = state.steering.iter_mut().find(|steering| steering.gid() == dst) else { return };
+        if steering.note_stray(now) {
+            self.publish_steering(state);
+        }
+    }
+
+    fn publish_steering(&self, state: &RxState) {
+        let at = state.steering.iter().filter_map(Steering::deadline).min();
+        self.steer_at.store(at.map_or(NEVER, |at| at.0), Ordering::SeqCst);
+        if at.is_some_and(|at| self.presence.oversleeps(at)) {
+            self.kick();
+        }
+    }
+
+    fn kick(&self) {
+        if let Some(poller) = self.poller.read().as_ref() {
+            poller.kick();
+        }
+    }
+
+    fn poller(&self) -> Result<Arc<Poller>, Error> {
+        let poller = self.poller.read().as_ref().map(Arc::clone);
+        poller.ok_or_else(|| Error::new(libc::ENODEV, "the engine of this device is not running"))
+    }
+
+    /// Opens sockets and starts the thread, unless that was done in this process.
+    fn start(&self) -> Result<(), Error> {
+        if self.started.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let _starting = self.starting.lock();
+        if self.started.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let poller = Arc::new(Poller::new().map_err(|e| Error::os("cannot create an epoll instance", &e))?);
+        self.open_all(&poller).inspect_err(|_| self.forget_sockets())?;
+        *self.poller.write() = Some(poller);
+        self.started.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    fn open_all(&self, poller: &Arc<Poller>) -> Result<(), Error> {
+        self.open_links(poller)?;
+        self.claim_slot(&mut self.rx.lock(), poller)?;
+        let (me, poller) = (Weak::clone(&self.me), Arc::clone(poller));
+        poller::spawn_without_signals("roxe", move || background::run(&me, &poller))
+            .map_err(|e| Error::os("cannot start the background thread", &e))
+    }
+
+    /// Opens every address of the device. Fails if none can be opened; a single one that cannot is reported to whoever
+    /// wants to use it.
+    fn open_links(&self, poller: &Arc<Poller>) -> Result<(), Error> {
+        let mut failure = None;
+        for (_, gid) in self.device.gids().used() {
+            let opened = self.open_link(gid).and_then(|link| self.add_link(link, poller));
+            if let Err(e) = opened {
+                failure.get_or_insert_with(|| explain(gid, &e));
+            }
+        }
+        let links = self.links.read();
+        let Some(rcvbuf) = links.iter().map(|link| link.rcvbuf()).min() else {
+            let name = self.device.netdev();
+            return Err(failure.unwrap_or_else(|| Error::new(libc::ENETDOWN, format!("{name} has no address"))));
+        };
+        self.flows.set_window(self.config.window, rcvbuf);
+        Ok(())
+    }
+
+    fn open_link(&self, gid: Gid) -> io::Result<Arc<UdpLink>> {
+        UdpLink::open(gid, self.ifindex(), self.config.gso, self.config.gro).map(Arc::new)
+    }
+
+    fn add_link(&self, link: Arc<UdpLink>, poller: &Poller) -> io::Result<()> {
+        poller.watch(link.fd(), Watch::All)?;
+        if self.config.steering {
+            let mut rx = self.rx.lock();
+            let steering = Steering::new(Arc::clone(&link), self.ifindex(), clock::now());
+            rx.state().steering.push(steering);
+            self.publish_steering(rx.state());
+        }
+        self.links.write().push(link);
+        self.links_version.fetch_add(1, Ordering::Release);
+        Ok(())
+    }
+
+    fn claim_slot(&self, rx: &mut Rx, poller: &Poller) -> Result<(), Error> {
+        let claim = |e| Error::os("cannot claim a range of queue pair numbers", &e);
+        let socket = SlotSocket::claim(self.ifindex()).map_err(claim)?;
+        poller.watch(socket.fd(), Watch::All).map_err(claim)?;
+        self.table.add_slot(socket.slot());
+        rx.state().slots.push(socket);
+        Ok(())
+    }
+
+    /// Closes all sockets; queue pairs that exist are cut off.
+    fn forget_sockets(&self) {
+        self.rx.lock().clear();
+        self.links.write().clear();
+        self.links_version.fetch_add(1, Ordering::Release);
+        self.table.drain().iter().for_each(|qp| qp.cut_off());
+        self.timers.clear();
+        self.flows.clear();
+        self.steer_at.store(NEVER, Ordering::SeqCst);
+    }
+
+    /// In the child of a fork: gives up what belongs to the parent. The next queue pair starts the engine again.
+    pub(crate) fn abandon(&self) {
+        self.started.store(false, Ordering::Release);
+        if let Some(poller) = self.poller.write().take() {
+            poller.close();
+        }
+        self.forget_sockets();
+    }
+
+    /// Calls `f` with every lock that the background thread may hold, outermost first.
+    pub(crate) fn for_each_lock(&self, f: &mut dyn FnMut(&dyn Lockable)) {
+        f(&self.starting);
+        f(&self.rx);
+        f(self.table.raw());
+        self.table.for_each_while_locked(&mut |qp| f(qp.raw()));
+        f(&self.links);
+        self.flows.raw().into_iter().for_each(&mut *f);
+        f(self.timers.raw());
+        f(&self.poller);
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // The thread wakes, finds nobody, and ends.
+        self.kick();
+    }
+}
+
+/// Why an address cannot be used, and what to do.
+fn explain(gid: Gid, cause: &io::Error) -> Error {
+    let address = gid.to_ip();
+    match cause.raw_os_error() {
+        Some(errno @ libc::EADDRINUSE) => Error::new(
+            errno,
+            format!(
+                "UDP port 4791 of {address} belongs to another user, or to a program that does not share it; \
+                 stop that program or choose another interface with ROXE_NETDEV"
+            ),
+        ),
+        Some(errno @ libc::EADDRNOTAVAIL) => {
+            Error::new(errno, format!("{address} is no longer an address of this host; query the GID table again"))
+        }
+        _ => Error::os(format!("cannot open UDP port 4791 of {address}"), cause),
+    }
+}

@@ -1,0 +1,244 @@
+//! The background thread: does for programs that do not poll what polling does for the others.
+//!
+//! The difficulty is to stay out of the way of a program that does poll. If every packet woke this thread, it would take
+//! the processor from the program and cost the sender an interrupt to another core; if it slept too deeply, a program
+//! that waits for its memory to change instead of polling would never see a packet. So it *watches*: each time it wakes
+//! it looks whether a thread of the program is inside the engine right now. If so, one point is taken from the score; if
+//! not, and there was something to receive, two points are added. At zero points it mutes the sockets and only looks
+//! again every [`TICK`]. A busy poller is inside nearly always, so the score goes to zero; one that waits on memory is
+//! outside when its packets come, so it stays up. Arming a completion queue fills the score: the program is about to
+//! sleep.
+
+use super::poller::{Poller, Watch};
+use super::{Engine, clock};
+use roxe_transport::time::Instant;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// How often a muted thread looks whether the program still polls.
+const TICK: Duration = Duration::from_millis(1);
+/// How long it watches for a thread of the program, which leaves the engine for some nanoseconds between two polls.
+const WATCH: Duration = Duration::from_micros(1);
+/// Score: what a served and an unneeded wake-up change, and its maximum.
+const SERVED: i32 = 2;
+const UNNEEDED: i32 = 1;
+const FULL: i32 = 32;
+/// A program that polls more often than this after arming is not waiting for the event.
+const POLLS_AFTER_ARMING: u32 = 4;
+/// The thread is awake, or will look soon of its own accord.
+const AWAKE: u64 = 0;
+
+/// What threads of the program and the background thread tell each other. All of it is advice, but for `sleeps_until`.
+#[derive(Debug, Default)]
+pub(super) struct Presence {
+    /// When a thread of the program last came in, nanoseconds.
+    last_poll: AtomicU64,
+    /// Whether one is inside. Several threads overwrite each other here; the next poll corrects it.
+    inside: AtomicBool,
+    polls_since_arming: AtomicU32,
+    score: AtomicI32,
+    muted: AtomicBool,
+    /// The deadline that the sleeping thread will wake up for; [`AWAKE`] if there is nothing to tell it.
+    sleeps_until: AtomicU64,
+}
+
+impl Presence {
+    /// A thread of the program comes in to receive.
+    pub(super) fn enter(&self, now: Instant) {
+        self.inside.store(true, Relaxed);
+        self.last_poll.store(now.0, Relaxed);
+        let polls = self.polls_since_arming.load(Relaxed);
+        self.polls_since_arming.store(polls.saturating_add(1), Relaxed);
+    }
+
+    /// A thread of the program comes in to send.
+    pub(super) fn enter_to_send(&self) {
+        self.inside.store(true, Relaxed);
+    }
+
+    /// It leaves.
+    pub(super) fn leave(&self) {
+        self.inside.store(false, Relaxed);
+    }
+
+    /// The program is going to wait for an event. Whether the thread must be woken.
+    pub(super) fn arm(&self) -> bool {
+        self.polls_since_arming.store(0, Relaxed);
+        self.score.store(FULL, SeqCst);
+        self.muted.swap(false, SeqCst)
+    }
+
+    /// Whether a thread that sleeps would oversleep `deadline`. Ask after the deadline is published.
+    pub(super) fn oversleeps(&self, deadline: Instant) -> bool {
+        let until = self.sleeps_until.load(SeqCst);
+        until > deadline.0 && self.sleeps_until.compare_exchange(until, deadline.0, SeqCst, Relaxed).is_ok()
+    }
+
+    fn age(&self, now: Instant) -> Duration {
+        now.since(Instant(self.last_poll.load(Relaxed)))
+    }
+
+    /// Whether a thread of the program is inside, or comes in within [`WATCH`].
+    fn is_present(&self) -> bool {
+        let (seen, start) = (self.last_poll.load(Relaxed), clock::now());
+        loop {
+            if self.inside.load(Relaxed) || self.last_poll.load(Relaxed) != seen {
+                return true;
+            }
+            if clock::now().since(start) >= WATCH {
+                return false;
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    fn add_score(&self, points: i32) -> i32 {
+        let score = (self.score.load(Relaxed) + points).clamp(0, FULL);
+        self.score.store(score, Relaxed);
+        score
+    }
+
+    fn waits_for_event(&self) -> bool {
+        self.polls_since_arming.load(Relaxed) <= POLLS_AFTER_ARMING
+    }
+}
+
+/// How the thread sleeps next.
+struct Sleep {
+    watch: Watch,
+    until: Option<Instant>,
+    now: Instant,
+    longest: Option<Duration>,
+}
+
+impl Sleep {
+    /// Until the next tick, undisturbed by packets.
+    fn muted(until: Option<Instant>, now: Instant) -> Self {
+        Self { watch: Watch::Quiet, until, now, longest: Some(TICK) }
+    }
+}
+
+/// The body of the thread; ends when nobody uses the engine any more.
+pub(super) fn run(engine: &Weak<Engine>, poller: &Arc<Poller>) {
+    while let Some(engine) = engine.upgrade() {
+        let sleep = catch_unwind(AssertUnwindSafe(|| engine.round())).unwrap_or_else(|_| {
+            // A bug of ours must not silence the device; the packet that met it is lost.
+            engine.counters().panics.add(1);
+            Sleep::muted(None, clock::now())
+        });
+        drop(engine);
+        poller.sleep(sleep.watch, sleep.until, sleep.now, sleep.longest);
+    }
+}
+
+impl Engine {
+    /// One awakening: serve what there is, unless the program does it, and decide how to sleep.
+    fn round(&self) -> Sleep {
+        let presence = &self.presence;
+        presence.sleeps_until.store(AWAKE, Relaxed);
+        let now = clock::now();
+        self.steer(now);
+        let polled_recently = presence.age(now) < TICK;
+        if polled_recently && presence.is_present() {
+            if presence.add_score(-UNNEEDED) == 0 {
+                presence.muted.store(true, SeqCst);
+                // Whoever arms now finds `muted` and wakes us; whoever armed just before has filled the score.
+                if presence.score.load(SeqCst) == 0 {
+                    return Sleep::muted(self.steering_deadline(), now);
+                }
+            }
+        } else {
+            let found = self.serve(now);
+            if found && polled_recently {
+                presence.add_score(SERVED);
+            }
+            if found && (!polled_recently || presence.waits_for_event()) {
+                self.spin();
+            }
+        }
+        presence.muted.store(false, SeqCst);
+        self.plan_sleep()
+    }
+
+    /// Receives and runs timers, unless a thread of the program is at it. Whether there was anything to receive.
+    fn serve(&self, now: Instant) -> bool {
+        let found = self.rx.try_lock().is_some_and(|mut rx| self.receive(&mut rx, true, now));
+        self.run_timers(now);
+        self.serve_ready(now);
+        found
+    }
+
+    /// Keeps looking for a while: a peer that is about to answer must not pay for waking us. Gives the processor to
+    /// whoever wants it after every look.
+    fn spin(&self) {
+        let patience = Duration::from_micros(self.config.spin_us.into());
+        let mut last_found = clock::now();
+        let seen = self.presence.last_poll.load(Relaxed);
+        loop {
+            std::thread::yield_now();
+            let now = clock::now();
+            if self.serve(now) {
+                last_found = now;
+            }
+            let taken_over = self.presence.last_poll.load(Relaxed) != seen && !self.presence.waits_for_event();
+            if taken_over || now.since(last_found) >= patience {
+                return;
+            }
+        }
+    }
+
+    /// Announces the next deadline, then looks at it again: whoever adds an earlier one meanwhile either finds the
+    /// announcement or is found here.
+    fn plan_sleep(&self) -> Sleep {
+        loop {
+            let until = self.next_deadline();
+            self.presence.sleeps_until.store(until.map_or(u64::MAX, |until| until.0), SeqCst);
+            if self.next_deadline() == until {
+                return Sleep { watch: Watch::All, until, now: clock::now(), longest: None };
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_later_sleeper_is_woken_and_only_once() {
+        let presence = Presence::default();
+        assert!(!presence.oversleeps(Instant(10)));
+        presence.sleeps_until.store(100, SeqCst);
+        assert!(!presence.oversleeps(Instant(100)));
+        assert!(presence.oversleeps(Instant(50)));
+        assert!(!presence.oversleeps(Instant(60)));
+        assert!(presence.oversleeps(Instant(40)));
+    }
+
+    #[test]
+    fn arming_wakes_a_muted_thread_and_fills_the_score() {
+        let presence = Presence::default();
+        assert!(!presence.arm());
+        presence.muted.store(true, SeqCst);
+        assert!(presence.arm());
+        assert!(!presence.arm());
+        assert_eq!(presence.add_score(0), FULL);
+        assert!(presence.waits_for_event());
+        (0..=POLLS_AFTER_ARMING).for_each(|_| presence.enter(Instant(1)));
+        assert!(!presence.waits_for_event());
+    }
+
+    #[test]
+    fn a_thread_inside_is_present_and_the_score_stays_in_bounds() {
+        let presence = Presence::default();
+        assert!(!presence.is_present());
+        presence.enter_to_send();
+        assert!(presence.is_present());
+        presence.leave();
+        assert!(!presence.is_present());
+        assert_eq!(presence.add_score(-5), 0);
+        assert_eq!(presence.add_score(1000), FULL);
+    }
+}

@@ -1,0 +1,198 @@
+//! What the background thread sleeps on. **Unsafe room**: epoll, eventfd, timerfd.
+//!
+//! Two epoll instances: one with everything, and a quiet one without sockets, for the time in which the program's own
+//! threads receive; packets then wake nobody. Knows descriptors and times, nothing else.
+
+use libc::c_int;
+use roxe_transport::time::Instant;
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// What may wake the thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Watch {
+    /// Packets, frames, kicks and the timer.
+    All,
+    /// Kicks and the timer.
+    Quiet,
+}
+
+/// The descriptors of a sleeping thread.
+#[derive(Debug)]
+pub(super) struct Poller {
+    all: RawFd,
+    quiet: RawFd,
+    kick: RawFd,
+    timer: RawFd,
+    /// What the timer is set to, nanoseconds; 0 when it is not.
+    timer_at: AtomicU64,
+    closed: AtomicBool,
+}
+
+impl Poller {
+    pub(super) fn new() -> io::Result<Self> {
+        // Dropping the value closes what was opened before a failure; -1 is nothing.
+        let mut poller = Self {
+            all: -1,
+            quiet: -1,
+            kick: -1,
+            timer: -1,
+            timer_at: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+        };
+        // SAFETY: these calls take no pointers.
+        unsafe {
+            poller.all = check(libc::epoll_create1(libc::EPOLL_CLOEXEC))?;
+            poller.quiet = check(libc::epoll_create1(libc::EPOLL_CLOEXEC))?;
+            poller.kick = check(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK))?;
+            poller.timer = check(libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC | libc::TFD_NONBLOCK))?;
+        }
+        poller.watch(poller.kick, Watch::Quiet)?;
+        poller.watch(poller.timer, Watch::Quiet)?;
+        Ok(poller)
+    }
+
+    /// Lets `fd` becoming readable wake the thread whenever it sleeps at least as lightly as `watch`. Closing it is enough
+    /// to end that.
+    pub(super) fn watch(&self, fd: RawFd, watch: Watch) -> io::Result<()> {
+        add(self.all, fd)?;
+        match watch {
+            Watch::All => Ok(()),
+            Watch::Quiet => add(self.quiet, fd),
+        }
+    }
+
+    /// Wakes the thread, or keeps it from going to sleep the next time.
+    pub(super) fn kick(&self) {
+        let one = 1u64.to_ne_bytes();
+        // SAFETY: eight bytes are read from `one`. The call fails only if a kick is pending 2^64 times.
+        unsafe { libc::write(self.kick, one.as_ptr().cast(), one.len()) };
+    }
+
+    /// Sleeps until something of `watch` happens or `until` has come, at most `longest`. Spurious returns happen.
+    pub(super) fn sleep(&self, watch: Watch, until: Option<Instant>, now: Instant, longest: Option<Duration>) {
+        self.set_timer(until, now);
+        let timeout = longest.map_or(-1, |longest| c_int::try_from(longest.as_millis()).unwrap_or(c_int::MAX));
+        let epoll = if watch == Watch::All { self.all } else { self.quiet };
+        let mut event = libc::epoll_event { events: 0, u64: 0 };
+        // SAFETY: room for one event. A signal ends the sleep early, which is allowed.
+        let count = unsafe { libc::epoll_wait(epoll, &raw mut event, 1, timeout) };
+        let woken_by = event.u64;
+        if count == 1 && (woken_by == self.kick as u64 || woken_by == self.timer as u64) {
+            self.drain();
+        }
+    }
+
+    /// Closes the descriptors although others may hold this value: in the child of a fork, whose copy of the thread that
+    /// holds it does not exist.
+    pub(super) fn close(&self) {
+        if !self.closed.swap(true, Ordering::Relaxed) {
+            for fd in [self.all, self.quiet, self.kick, self.timer] {
+                // SAFETY: our own descriptors, closed once; -1 is refused.
+                unsafe { libc::close(fd) };
+            }
+        }
+    }
+
+    /// Takes back kicks and expirations.
+    fn drain(&self) {
+        let mut count = [0u8; 8];
+        for fd in [self.kick, self.timer] {
+            // SAFETY: eight bytes of room; the descriptors do not block.
+            unsafe { libc::read(fd, count.as_mut_ptr().cast(), count.len()) };
+        }
+    }
+
+    fn set_timer(&self, until: Option<Instant>, now: Instant) {
+        let at = until.map_or(0, |until| until.0.max(1));
+        if self.timer_at.swap(at, Ordering::Relaxed) == at && until.is_none() {
+            return;
+        }
+        // A time of zero would switch the timer off, so a deadline that has passed is one nanosecond away.
+        let left = until.map_or(Duration::ZERO, |until| until.since(now).max(Duration::from_nanos(1)));
+        let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        let value = libc::timespec {
+            tv_sec: libc::time_t::try_from(left.as_secs()).unwrap_or(libc::time_t::MAX),
+            tv_nsec: libc::c_long::from(left.subsec_nanos() as i32),
+        };
+        let spec = libc::itimerspec { it_interval: zero, it_value: value };
+        // SAFETY: reads `spec`; no old value is wanted.
+        unsafe { libc::timerfd_settime(self.timer, 0, &raw const spec, std::ptr::null_mut()) };
+    }
+}
+
+impl Drop for Poller {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn add(epoll: RawFd, fd: RawFd) -> io::Result<()> {
+    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: fd as u64 };
+    // SAFETY: reads one event.
+    check(unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, &raw mut event) }).map(drop)
+}
+
+fn check(rc: c_int) -> io::Result<c_int> {
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(rc) }
+}
+
+/// Runs `f` on a new thread that takes no signals: handlers of the program belong on threads of the program.
+pub(super) fn spawn_without_signals(name: &str, f: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    // SAFETY: an all-zero signal set is valid memory for the calls that fill it; both masks outlive the calls.
+    unsafe {
+        let (mut all, mut old): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        // Faults of the thread itself must reach their handlers (a registered page may be gone, see `guard`).
+        for fault in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP] {
+            libc::sigdelset(&raw mut all, fault);
+        }
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
+        let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(f);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
+        spawned.map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+
+    // The longest sleeps here end a broken test; no passing one reaches them.
+    const LONG: Option<Duration> = Some(Duration::from_secs(10));
+
+    #[test]
+    fn a_kick_before_the_sleep_is_not_lost() {
+        let poller = Poller::new().unwrap();
+        for watch in [Watch::All, Watch::Quiet] {
+            poller.kick();
+            poller.sleep(watch, None, Instant(0), LONG);
+            assert_eq!(poller.timer_at.load(Ordering::Relaxed), 0);
+        }
+    }
+
+    #[test]
+    fn a_deadline_ends_the_sleep() {
+        let poller = Poller::new().unwrap();
+        poller.sleep(Watch::All, Some(Instant(1_000_000)), Instant(0), LONG);
+        // Passed already.
+        poller.sleep(Watch::Quiet, Some(Instant(5)), Instant(10), LONG);
+    }
+
+    #[test]
+    fn sockets_wake_only_the_light_sleeper() {
+        let poller = Poller::new().unwrap();
+        let (mut a, b) = UnixStream::pair().unwrap();
+        poller.watch(b.as_raw_fd(), Watch::All).unwrap();
+        a.write_all(b"x").unwrap();
+        poller.sleep(Watch::All, None, Instant(0), LONG);
+        let before = std::time::Instant::now();
+        poller.sleep(Watch::Quiet, None, Instant(0), Some(Duration::from_millis(2)));
+        assert!(before.elapsed() >= Duration::from_millis(1));
+    }
+}

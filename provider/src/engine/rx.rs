@@ -1,0 +1,310 @@
+//! Packets on their way in: from the sockets to the queue pairs, and what follows from a batch of them.
+//!
+//! Everything here runs under the engine's receive lock, which is tried and never waited for on a data path, so holding
+//! it across the sends that a batch causes stops nobody.
+
+use super::Engine;
+use super::table::Lookup;
+use super::tx::peek_qpn;
+use crate::flow::{Credits, Key, Owed};
+use crate::net::forward::Frame;
+use crate::net::slot::{Slot, SlotSocket};
+use crate::net::steer::{self, Steering};
+use crate::net::udp::UdpLink;
+use crate::net::{Link, RxMeta};
+use crate::qp::{QpCore, Report};
+use roxe_transport::time::Instant;
+use roxe_wire::{Gid, Qpn, icrc};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Receives of one visit to one socket: enough to acknowledge several superpackets at once, few enough to answer soon.
+const BUDGET: usize = 8;
+/// A receive of at least this many bytes belongs to a stream, and more of it is probably there.
+const STREAM: usize = 16 << 10;
+/// Sockets without traffic are looked at on every n-th visit.
+const COLD: u32 = 16;
+/// Largest datagram: 64 KB of packets, or the same behind a frame header.
+const BUFFER: usize = (64 << 10) + 4096;
+
+/// A queue pair that a batch of packets touched.
+#[derive(Debug)]
+struct Touched {
+    qp: Arc<QpCore>,
+    report: Report,
+}
+
+/// The receive side of an engine.
+#[derive(Debug)]
+pub(super) struct Rx {
+    buf: Vec<u8>,
+    state: RxState,
+}
+
+/// All of it but the buffer.
+#[derive(Debug, Default)]
+pub(super) struct RxState {
+    /// Copy of the engine's list, renewed when that changes.
+    links: Vec<Arc<UdpLink>>,
+    links_version: u32,
+    /// Slots of this process with their mailboxes.
+    pub(super) slots: Vec<SlotSocket>,
+    pub(super) steering: Vec<Steering>,
+    credits: Credits,
+    touched: Vec<Touched>,
+    ident: IdentGuess,
+    visits: u32,
+    /// Whether the last visit found something.
+    busy: bool,
+}
+
+/// Some packets to one queue pair out of one receive.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run<'a> {
+    /// Where they come from; `len` and `first_index` are those of the whole receive.
+    pub(crate) meta: &'a RxMeta,
+    /// Their bytes.
+    pub(crate) bytes: &'a [u8],
+    /// Index of the first of them in the sender's run.
+    pub(crate) index: u16,
+}
+
+impl<'a> Run<'a> {
+    /// The packets with their indices.
+    pub(crate) fn packets(self) -> impl Iterator<Item = (u16, &'a [u8])> {
+        (self.index..=u16::MAX).zip(self.bytes.chunks(self.meta.segment))
+    }
+}
+
+/// Which IPv4 identification the next packet probably has (DESIGN D5). Senders like us number the packets of a run from
+/// 0; others count on from packet to packet.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct IdentGuess {
+    /// The last identification of a sender that counts.
+    counting: Option<u16>,
+}
+
+impl IdentGuess {
+    /// Whether the ICRC of `packet` is right for some identification.
+    #[inline]
+    pub(crate) fn verify(&mut self, net: &roxe_wire::NetHeader, packet: &[u8], index: u16) -> bool {
+        let likely = self.counting.map_or(index, |last| last.wrapping_add(1));
+        let Some(ident) = icrc::solve_ident(net, packet, likely) else { return false };
+        self.counting = (ident != index).then_some(ident);
+        true
+    }
+}
+
+/// What a queue pair's receive function needs of the engine's receive state.
+#[derive(Debug)]
+pub(crate) struct RxTools<'a> {
+    /// Guesses identifications.
+    pub(crate) ident: &'a mut IdentGuess,
+    credits: &'a mut Credits,
+    slots: &'a [SlotSocket],
+    engine: &'a Engine,
+    now: Instant,
+    /// Whether the sender is on this host and keeps a window for datagrams.
+    local_sender: bool,
+}
+
+impl RxTools<'_> {
+    /// A datagram of `bytes` (as flow control counts) from the queue pair `from` to `(dst, to)` has left the socket.
+    pub(crate) fn credit(&mut self, from: Qpn, dst: Gid, to: Qpn, bytes: u32) {
+        if !self.local_sender {
+            return;
+        }
+        let unit = self.engine.flows.credit_unit();
+        if let Some(owed) = self.credits.add(Slot::of(from), Key::of(dst, to), bytes, unit) {
+            self.send_credit(owed);
+        }
+    }
+
+    fn send_credit(&mut self, owed: Owed) {
+        let Owed { to, key, bytes } = owed;
+        if self.slots.iter().any(|socket| socket.slot() == to) {
+            self.engine.flows.credit(key, bytes, self.now);
+        } else if let Some(first) = self.slots.first() {
+            let frame = Frame::Credit { dst: key.dst, slot: key.slot, bytes };
+            // A full mailbox: the sender has enough to read already, so this waits for the next credit.
+            if matches!(first.send(to, &frame.header(), &[]), Err(e) if e.kind() == io::ErrorKind::WouldBlock) {
+                self.credits.put_back(owed);
+            }
+        }
+    }
+}
+
+impl Default for Rx {
+    fn default() -> Self {
+        Self { buf: vec![0; BUFFER], state: RxState::default() }
+    }
+}
+
+impl Rx {
+    pub(super) fn state(&mut self) -> &mut RxState {
+        &mut self.state
+    }
+
+    /// Forgets sockets and whatever refers to them.
+    pub(super) fn clear(&mut self) {
+        self.state = RxState::default();
+    }
+}
+
+impl Engine {
+    /// Takes what has arrived, up to a budget, and does all that follows from it. `all`: also look at sockets that had no
+    /// traffic yet. Whether anything was there.
+    pub(super) fn receive(&self, rx: &mut Rx, all: bool, now: Instant) -> bool {
+        let Rx { buf, state } = rx;
+        self.refresh_links(state);
+        state.visits = state.visits.wrapping_add(1);
+        let all = all || state.visits.is_multiple_of(COLD);
+        let mut found = false;
+        for at in 0..state.links.len() {
+            if let Some(link) = state.links.get(at).filter(|link| all || link.is_hot()).map(Arc::clone) {
+                found |= self.drain_link(&link, buf, state, now);
+            }
+        }
+        if all || self.flows.is_starved() {
+            found |= self.drain_mailboxes(buf, state, now);
+        }
+        self.finish_batch(state, now);
+        state.busy = found;
+        found
+    }
+
+    fn refresh_links(&self, state: &mut RxState) {
+        let version = self.links_version.load(Ordering::Acquire);
+        if version != state.links_version {
+            state.links.clone_from(&self.links.read());
+            state.links_version = version;
+        }
+    }
+
+    /// Receives from one link. After a lone small packet it comes back at once: the program waits for it.
+    fn drain_link(&self, link: &UdpLink, buf: &mut [u8], state: &mut RxState, now: Instant) -> bool {
+        for count in 0..BUDGET {
+            let meta = match link.recv(buf) {
+                Ok(Some(meta)) => meta,
+                Ok(None) => return count > 0,
+                // An error the network reported for something sent earlier; reading it has cleared it.
+                Err(_) => {
+                    self.counters().receive_errors.add(1);
+                    return count > 0;
+                }
+            };
+            link.set_hot();
+            self.dispatch(state, &meta, buf.get(..meta.len).unwrap_or_default(), false, now);
+            if meta.len < STREAM && !state.busy {
+                return true;
+            }
+        }
+        true
+    }
+
+    /// Reads the frames that other processes sent us.
+    fn drain_mailboxes(&self, buf: &mut [u8], state: &mut RxState, now: Instant) -> bool {
+        let mut found = false;
+        self.flows.set_starved(false);
+        for at in 0..state.slots.len() {
+            for _ in 0..BUDGET {
+                let Some(Ok(Some(len))) = state.slots.get(at).map(|socket| socket.recv(buf)) else { break };
+                found = true;
+                match Frame::parse(buf.get(..len).unwrap_or_default()) {
+                    Some((Frame::Packets(meta), body)) => self.dispatch(state, &meta, body, true, now),
+                    Some((Frame::Credit { dst, slot, bytes }, _)) => {
+                        self.flows.credit(Key { dst, slot }, bytes, now);
+                    }
+                    // Answers to probes go to the builder's own mailbox.
+                    Some((Frame::ProbeSeen { .. }, _)) | None => self.counters().malformed.add(1),
+                }
+            }
+        }
+        found
+    }
+
+    /// Splits a receive into runs to one queue pair each and hands them out.
+    fn dispatch(&self, state: &mut RxState, meta: &RxMeta, bytes: &[u8], forwarded: bool, now: Instant) {
+        let counters = self.counters();
+        counters.received_packets.add(bytes.len().div_ceil(meta.segment) as u64);
+        counters.received_bytes.add(bytes.len() as u64);
+        let (mut rest, mut index) = (bytes, meta.first_index);
+        while !rest.is_empty() {
+            let qpn = peek_qpn(rest);
+            let count = rest.chunks(meta.segment).take_while(|packet| peek_qpn(packet) == qpn).count().max(1);
+            let (run, behind) = rest.split_at((count * meta.segment).min(rest.len()));
+            self.hand_out(state, qpn, Run { meta, bytes: run, index }, forwarded, now);
+            rest = behind;
+            index = index.saturating_add(u16::try_from(count).unwrap_or(u16::MAX));
+        }
+    }
+
+    /// Gives a run to its queue pair, or to the process that owns it.
+    fn hand_out(&self, state: &mut RxState, qpn: Option<Qpn>, run: Run<'_>, forwarded: bool, now: Instant) {
+        let Some(qpn) = qpn else { return self.counters().malformed.add(1) };
+        if run.bytes.first() == Some(&steer::PROBE) {
+            let is_probe = |packet| steer::answer(packet, run.meta, self.ifindex(), &state.slots);
+            let others = run.packets().filter(|(_, packet)| !is_probe(packet)).count();
+            return self.counters().malformed.add(others as u64);
+        }
+        match self.table.find(qpn) {
+            Lookup::Found(qp) => {
+                let mut tools = RxTools {
+                    ident: &mut state.ident,
+                    credits: &mut state.credits,
+                    slots: &state.slots,
+                    engine: self,
+                    now,
+                    local_sender: state.links.iter().any(|link| link.gid() == run.meta.src),
+                };
+                let report = qp.receive(run, &mut tools, now);
+                state.touch(qp, report);
+            }
+            Lookup::NotOurs if !forwarded => self.forward(state, qpn, run, now),
+            Lookup::Unknown | Lookup::NotOurs => self.counters().unknown_qp.add(run.packets().count() as u64),
+        }
+    }
+
+    /// Sends a stray run to the process that owns `qpn`.
+    fn forward(&self, state: &mut RxState, qpn: Qpn, run: Run<'_>, now: Instant) {
+        let count = run.packets().count() as u64;
+        let frame = Frame::Packets(RxMeta { first_index: run.index, ..*run.meta });
+        let sent = match state.slots.first() {
+            Some(first) if Slot::of(qpn).can_be_owned() => first.send(Slot::of(qpn), &frame.header(), run.bytes),
+            _ => Err(io::ErrorKind::ConnectionRefused.into()),
+        };
+        match sent {
+            Ok(()) => {
+                self.counters().forwarded.add(count);
+                self.note_stray(state, run.meta.dst, now);
+            }
+            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => self.counters().unknown_qp.add(count),
+            Err(_) => self.counters().forward_errors.add(count),
+        }
+    }
+
+    /// Wakes who waits for completions, then lets the touched queue pairs answer and go on.
+    fn finish_batch(&self, state: &mut RxState, now: Instant) {
+        let mut touched = std::mem::take(&mut state.touched);
+        for Touched { qp, report } in &touched {
+            qp.announce(*report);
+        }
+        for Touched { qp, report } in touched.drain(..) {
+            if report.has_work {
+                qp.serve(now);
+            }
+        }
+        state.touched = touched;
+    }
+}
+
+impl RxState {
+    fn touch(&mut self, qp: Arc<QpCore>, report: Report) {
+        match self.touched.last_mut() {
+            Some(last) if Arc::ptr_eq(&last.qp, &qp) => last.report = last.report | report,
+            _ if report.is_empty() => {}
+            _ => self.touched.push(Touched { qp, report }),
+        }
+    }
+}

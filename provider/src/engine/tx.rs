@@ -1,0 +1,293 @@
+//! Packets on their way out: one staging buffer per thread, filled by the transport, sealed and sent in runs.
+//!
+//! A run is what one system call sends: packets of one size (the last may be shorter) to one process. The size bounds are
+//! those of a segmented UDP send. Copying into the buffer and sending from there beats gathering from application memory,
+//! and the ICRC is computed on the copy, so memory that changes meanwhile cannot spoil it (DESIGN D6).
+
+use super::Engine;
+use crate::counters::Counters;
+use crate::net::slot::Slot;
+use crate::net::udp::UdpLink;
+use crate::net::{Link, MAX_BYTES, MAX_SEGMENTS, ROCE_PORT, SendError, TxMeta};
+use roxe_transport::cx::TxBatch;
+use roxe_transport::wr::Av;
+use roxe_wire::{NetHeader, Qpn, icrc};
+use std::cell::Cell;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Packets in one batch; with fewer than this to one process, a batch is one run.
+const MAX_PACKETS: usize = MAX_SEGMENTS;
+
+/// One packet of the buffer.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    /// Where it starts.
+    start: usize,
+    /// Bytes, with the ICRC.
+    len: usize,
+    /// Its address vector in `avs`.
+    av: usize,
+}
+
+/// The packets of one visit to a queue pair.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    bytes: Vec<u8>,
+    used: usize,
+    packets: Vec<Entry>,
+    avs: Vec<Av>,
+}
+
+thread_local! {
+    /// The buffer of this thread while nobody uses it.
+    static SPARE: Cell<Option<Box<Batch>>> = const { Cell::new(None) };
+}
+
+impl Batch {
+    /// The buffer of this thread, empty.
+    pub(crate) fn take() -> Box<Self> {
+        // A thread that is ending has no spare any more and gets a buffer for once.
+        SPARE.try_with(Cell::take).ok().flatten().unwrap_or_else(|| Box::new(Self::new()))
+    }
+
+    /// Keeps the buffer for the next user on this thread.
+    pub(crate) fn put_back(mut self: Box<Self>) {
+        self.clear();
+        let _ = SPARE.try_with(|spare| spare.set(Some(self)));
+    }
+
+    fn new() -> Self {
+        Self {
+            bytes: vec![0; MAX_BYTES],
+            used: 0,
+            packets: Vec::with_capacity(MAX_PACKETS),
+            avs: Vec::with_capacity(MAX_PACKETS),
+        }
+    }
+
+    fn clear(&mut self) {
+        self.used = 0;
+        self.packets.clear();
+        self.avs.clear();
+    }
+
+    /// Seals and sends everything, in order; `cached` is the link the queue pair used last. What cannot be sent is lost
+    /// and counted, as on any network.
+    pub(crate) fn flush(&mut self, engine: &Engine, cached: &mut Option<Arc<UdpLink>>) {
+        let mut at = 0;
+        while let Some(av) = self.packets.get(at).and_then(|entry| self.avs.get(entry.av)).copied() {
+            if cached.as_ref().is_none_or(|link| link.gid() != av.sgid) {
+                *cached = engine.link(av.sgid);
+            }
+            at = match cached {
+                Some(link) => self.send_from(at, link, &av, engine.counters()),
+                None => {
+                    engine.counters().send_errors.add(1);
+                    at + 1
+                }
+            };
+        }
+        self.clear();
+    }
+
+    /// Sends the run that starts with packet `at` and returns where the next one starts.
+    fn send_from(&mut self, at: usize, link: &UdpLink, av: &Av, counters: &Counters) -> usize {
+        let run = self.run_from(at, link.max_segments());
+        if self.send_run(run.clone(), link, av, counters) {
+            return run.end;
+        }
+        // From now on the link takes them one by one.
+        at
+    }
+
+    /// The longest run that starts with packet `at`.
+    fn run_from(&self, at: usize, max: usize) -> Range<usize> {
+        let Some(first) = self.packets.get(at) else { return at..at };
+        let owner = self.owner(first);
+        let mut end = at + 1;
+        while end - at < max
+            && let Some(next) = self.packets.get(end)
+            && next.av == first.av
+            && next.len <= first.len
+            && self.owner(next) == owner
+        {
+            end += 1;
+            if next.len < first.len {
+                break;
+            }
+        }
+        at..end
+    }
+
+    /// The process that shall get a packet: a run is steered as a whole by its first packet.
+    fn owner(&self, entry: &Entry) -> Option<Slot> {
+        self.bytes.get(entry.start..).and_then(peek_qpn).map(Slot::of)
+    }
+
+    /// Sends one run; false if the link has just found out that it cannot take several packets at once.
+    fn send_run(&mut self, run: Range<usize>, link: &UdpLink, av: &Av, counters: &Counters) -> bool {
+        let net = NetHeader {
+            src: link.gid(),
+            dst: av.dgid,
+            src_port: ROCE_PORT,
+            traffic_class: av.traffic_class,
+            hop_limit: av.hop_limit,
+            flow_label: 0,
+            ident: 0,
+        };
+        let Some(packets) = self.packets.get(run) else { return true };
+        let (Some(first), Some(last)) = (packets.first(), packets.last()) else { return true };
+        for (index, entry) in (0u16..).zip(packets) {
+            if let Some(packet) = self.bytes.get_mut(entry.start..entry.start + entry.len) {
+                let ident = if link.is_v4() { index } else { 0 };
+                icrc::seal(&NetHeader { ident, ..net }, packet);
+            }
+        }
+        let Some(bytes) = self.bytes.get(first.start..last.start + last.len) else { return true };
+        let to = TxMeta { dst: av.dgid, traffic_class: av.traffic_class, hop_limit: av.hop_limit };
+        link.set_hot();
+        match link.send(&to, bytes, first.len) {
+            Ok(()) => {
+                counters.sent_packets.add(packets.len() as u64);
+                counters.sent_bytes.add(bytes.len() as u64);
+            }
+            Err(SendError::Lost) => counters.send_errors.add(packets.len() as u64),
+            Err(SendError::NoSegments) => return false,
+        }
+        true
+    }
+}
+
+impl TxBatch for Batch {
+    fn slot(&mut self, av: &Av, len: usize) -> Option<&mut [u8]> {
+        let (start, total) = (self.used, len + icrc::LEN);
+        if self.packets.len() >= MAX_PACKETS || start + total > MAX_BYTES {
+            return None;
+        }
+        if self.avs.last() != Some(av) {
+            self.avs.push(*av);
+        }
+        self.packets.push(Entry { start, len: total, av: self.avs.len() - 1 });
+        self.used += total;
+        self.bytes.get_mut(start..start + len)
+    }
+
+    fn retract(&mut self) {
+        if let Some(entry) = self.packets.pop() {
+            self.used = entry.start;
+        }
+    }
+}
+
+/// The destination QPN of a packet: bytes 5 to 7 of the BTH.
+#[inline]
+pub(super) fn peek_qpn(packet: &[u8]) -> Option<Qpn> {
+    let word = packet.get(4..8)?.first_chunk()?;
+    Some(Qpn::new(u32::from_be_bytes(*word)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    fn av(last: u8) -> Av {
+        Av { dgid: Ipv4Addr::new(127, 79, 0, last).into(), ..Av::default() }
+    }
+
+    fn push(batch: &mut Batch, av: &Av, qpn: u32, len: usize) {
+        let packet = batch.slot(av, len).unwrap();
+        packet.fill(0);
+        packet[4..8].copy_from_slice(&qpn.to_be_bytes());
+    }
+
+    fn runs(batch: &Batch, max: usize) -> Vec<Range<usize>> {
+        let mut at = 0;
+        std::iter::from_fn(|| {
+            let run = batch.run_from(at, max);
+            at = run.end;
+            (!run.is_empty()).then_some(run)
+        })
+        .collect()
+    }
+
+    #[test]
+    fn a_run_has_one_size_one_process_one_way_and_maybe_a_short_end() {
+        let mut batch = Batch::new();
+        for len in [116, 100, 100, 60, 60] {
+            push(&mut batch, &av(1), 0x1000, len);
+        }
+        assert_eq!(runs(&batch, 64), [0..2, 2..4, 4..5]);
+        assert_eq!(runs(&batch, 1), [0..1, 1..2, 2..3, 3..4, 4..5]);
+        batch.clear();
+        push(&mut batch, &av(1), 0x1000, 100);
+        push(&mut batch, &av(1), 0x1fff, 100);
+        push(&mut batch, &av(1), 0x2000, 100);
+        push(&mut batch, &av(2), 0x2000, 100);
+        assert_eq!(runs(&batch, 64), [0..2, 2..3, 3..4]);
+    }
+
+    #[test]
+    fn a_batch_is_full_at_the_limits_of_one_send() {
+        let mut batch = Batch::new();
+        let full = (0..100).take_while(|_| batch.slot(&av(1), 4108).is_some()).count();
+        assert_eq!(full, 15);
+        batch.clear();
+        let full = (0..100).take_while(|_| batch.slot(&av(1), 16).is_some()).count();
+        assert_eq!(full, MAX_PACKETS);
+    }
+
+    #[test]
+    fn a_retracted_packet_leaves_no_trace() {
+        let mut batch = Batch::new();
+        push(&mut batch, &av(1), 0x1000, 100);
+        push(&mut batch, &av(1), 0x1000, 200);
+        batch.retract();
+        push(&mut batch, &av(1), 0x1000, 100);
+        assert_eq!(runs(&batch, 1), [0..1, 1..2]);
+        assert_eq!(batch.used, 208);
+    }
+
+    #[test]
+    fn a_link_without_segments_gets_every_packet_alone_with_identification_0() {
+        let open = |last| UdpLink::open(av(last).dgid, 1, true, false).unwrap();
+        let (from, to) = (open(3), open(4));
+        let no_segments = [[0; 400]];
+        let refused = from.send(&TxMeta { dst: to.gid(), traffic_class: 0, hop_limit: 0 }, &no_segments[0], 1);
+        assert!(matches!(refused, Err(SendError::NoSegments)));
+        let mut batch = Batch::new();
+        let to_av = av(4);
+        (0..3).for_each(|_| push(&mut batch, &to_av, 0x1000, 100));
+        let mut at = 0;
+        while at < batch.packets.len() {
+            at = batch.send_from(at, &from, &to_av, &Counters::default());
+        }
+        let mut buf = vec![0; 65_536];
+        let net = NetHeader { src: from.gid(), dst: to.gid(), src_port: ROCE_PORT, ..NetHeader::default() };
+        for _ in 0..3 {
+            let meta = to.recv(&mut buf).unwrap().unwrap();
+            assert!(icrc::verify(&net, &buf[..meta.len]));
+        }
+    }
+
+    #[test]
+    fn a_segmented_run_counts_its_identifications() {
+        let open = |last, gro| UdpLink::open(av(last).dgid, 1, true, gro).unwrap();
+        let (from, to) = (open(5, true), open(6, true));
+        let mut batch = Batch::new();
+        let to_av = av(6);
+        (0..4).for_each(|_| push(&mut batch, &to_av, 0x1000, 100));
+        let mut at = 0;
+        while at < batch.packets.len() {
+            at = batch.send_from(at, &from, &to_av, &Counters::default());
+        }
+        let mut buf = vec![0; 65_536];
+        let meta = to.recv(&mut buf).unwrap().unwrap();
+        assert_eq!((meta.len, meta.segment), (416, 104));
+        let net = NetHeader { src: from.gid(), dst: to.gid(), src_port: ROCE_PORT, ..NetHeader::default() };
+        for (ident, packet) in (0..).zip(buf[..416].chunks(104)) {
+            assert!(icrc::verify(&NetHeader { ident, ..net }, packet), "{ident}");
+        }
+    }
+}

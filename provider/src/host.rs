@@ -1,0 +1,176 @@
+//! What a queue pair's state machine reaches of this process: memory, completion queues, shared receives, flow control.
+//!
+//! A [`QpHost`] lives for one visit to a queue pair, under its lock. Touches the objects of C programs by their own locks,
+//! which are all further in.
+
+use crate::engine::Engine;
+use crate::flow::{Flow, Key, STALL};
+use crate::qp::QpCore;
+use roxe_transport::cx::{AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, SharedReceives, Side};
+use roxe_transport::qp::Service;
+use roxe_transport::time::Instant;
+use roxe_transport::wr::{Access, Av, Cqe, Sge};
+use roxe_wire::{Qpn, RKey};
+use std::sync::Arc;
+
+/// What a queue pair remembers about where it sends.
+#[derive(Debug, Default)]
+pub(crate) struct Path {
+    /// The window used last.
+    flow: Option<Arc<Flow>>,
+    /// The window it waits for room in.
+    waits_for: Option<Key>,
+    /// When to stop waiting for credits.
+    stalls_at: Option<Instant>,
+}
+
+impl Path {
+    /// It is being served: whatever it waited for, it has to ask again.
+    pub(crate) fn stop_waiting(&mut self) {
+        self.waits_for = None;
+    }
+
+    /// When [`Path::on_timer`] has something to do.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.stalls_at
+    }
+
+    /// Opens the window if credits seem to be lost.
+    pub(crate) fn on_timer(&mut self, engine: &Engine, now: Instant) {
+        if self.stalls_at.is_none_or(|at| at > now) {
+            return;
+        }
+        self.stalls_at = None;
+        self.stop_waiting();
+        if let Some(flow) = &self.flow {
+            flow.open_if_stalled(now);
+            engine.flows().wake(flow);
+        }
+    }
+
+    fn flow(&mut self, key: Key, engine: &Engine, now: Instant) -> &Arc<Flow> {
+        if self.flow.as_ref().is_some_and(|flow| flow.key() != key) {
+            self.flow = None;
+        }
+        self.flow.get_or_insert_with(|| engine.flows().get(key, now, || engine.look_at(key)))
+    }
+}
+
+/// The surroundings of one queue pair during one visit.
+#[derive(Debug)]
+pub(crate) struct QpHost<'a> {
+    qp: &'a QpCore,
+    path: &'a mut Path,
+    now: Instant,
+    /// Whether the queue of this side must be announced once the lock is dropped.
+    pub(crate) announce_send: bool,
+    /// The same for receives.
+    pub(crate) announce_recv: bool,
+}
+
+impl<'a> QpHost<'a> {
+    /// For one visit to `qp` at `now`.
+    pub(crate) fn new(qp: &'a QpCore, path: &'a mut Path, now: Instant) -> Self {
+        Self { qp, path, now, announce_send: false, announce_recv: false }
+    }
+
+    /// One attempt to reserve room.
+    fn try_reserve(&mut self, key: Key, bytes: u32, own: u32) -> bool {
+        let (engine, now) = (self.qp.engine(), self.now);
+        let flow = self.path.flow(key, engine, now);
+        match self.qp.service() {
+            Service::Rc => flow.reserve_stream(bytes, own),
+            Service::Uc | Service::Ud => flow.reserve_datagram(bytes, now, || engine.look_at(key)),
+        }
+    }
+}
+
+impl Memory for QpHost<'_> {
+    fn gather(&mut self, sges: &[Sge], offset: u32, out: &mut [u8]) -> Result<(), MemError> {
+        self.qp.memory().gather(self.qp.pd_id(), sges, offset, out)
+    }
+
+    fn scatter(&mut self, sges: &[Sge], offset: u32, data: &[u8]) -> Result<(), MemError> {
+        let scatter = |pd| self.qp.memory().scatter(pd, sges, offset, data);
+        match (scatter(self.qp.pd_id()), self.qp.srq()) {
+            // Lists of a shared receive queue are looked up in its domain, which may be another.
+            (Err(MemError::WrongDomain), Some(srq)) => scatter(srq.pd().id()),
+            (result, _) => result,
+        }
+    }
+
+    fn check_remote(&mut self, rkey: RKey, va: u64, len: u64, access: Access) -> Result<(), MemError> {
+        self.qp.memory().check_remote(self.qp.pd_id(), rkey, va, len, access)
+    }
+
+    fn read_remote(&mut self, rkey: RKey, va: u64, out: &mut [u8]) -> Result<(), MemError> {
+        self.qp.memory().read_remote(self.qp.pd_id(), rkey, va, out)
+    }
+
+    fn write_remote(&mut self, rkey: RKey, va: u64, data: &[u8]) -> Result<(), MemError> {
+        self.qp.memory().write_remote(self.qp.pd_id(), rkey, va, data)
+    }
+
+    fn atomic_remote(&mut self, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError> {
+        self.qp.memory().atomic_remote(self.qp.pd_id(), rkey, va, op)
+    }
+
+    fn invalidate_remote(&mut self, rkey: RKey) -> Result<(), MemError> {
+        self.qp.memory().invalidate_remote(self.qp.pd_id(), rkey)
+    }
+}
+
+impl Completions for QpHost<'_> {
+    fn complete(&mut self, side: Side, cqe: Cqe) -> Result<(), Overrun> {
+        let fires = self.qp.cq(side).push(cqe)?;
+        match side {
+            Side::Send => self.announce_send |= fires,
+            Side::Recv => self.announce_recv |= fires,
+        }
+        Ok(())
+    }
+}
+
+impl SharedReceives for QpHost<'_> {
+    fn take_shared(&mut self, sges: &mut Vec<Sge>) -> Option<u64> {
+        self.qp.srq()?.take(sges)
+    }
+}
+
+impl FlowControl for QpHost<'_> {
+    fn reserve(&mut self, av: &Av, qpn: Qpn, bytes: u32, own: u32) -> bool {
+        let key = Key::of(av.dgid, qpn);
+        if self.try_reserve(key, bytes, own) {
+            self.path.stalls_at = None;
+            return true;
+        }
+        if self.path.waits_for != Some(key) {
+            self.path.waits_for = Some(key);
+            if let Some(flow) = &self.path.flow {
+                flow.wait(self.qp.qpn());
+            }
+            // Room that came between the refusal and the registration woke nobody.
+            if self.try_reserve(key, bytes, own) {
+                return true;
+            }
+        }
+        if self.qp.service() != Service::Rc {
+            self.path.stalls_at = self.path.stalls_at.or(Some(self.now.after(STALL)));
+            self.qp.engine().flows().set_starved(true);
+        }
+        false
+    }
+
+    fn release(&mut self, av: &Av, qpn: Qpn, bytes: u32) {
+        let engine = self.qp.engine();
+        let flow = self.path.flow(Key::of(av.dgid, qpn), engine, self.now);
+        flow.release_stream(bytes);
+        engine.flows().wake(flow);
+    }
+}
+
+impl Host for QpHost<'_> {
+    fn now(&self) -> Instant {
+        self.now
+    }
+}

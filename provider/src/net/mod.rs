@@ -1,0 +1,78 @@
+//! How packets travel: links move datagrams and know no queue pairs.
+//!
+//! Lives here: the [`Link`] trait, the real link over a UDP socket ([`udp`]), the ownership of QPN ranges among processes
+//! ([`slot`]), the kernel program that hands a packet to its owner ([`steer`]), and the frames that processes of one host
+//! send each other when it did not ([`forward`]). Nothing in this folder locks anything of the rest of the crate.
+
+mod cmsg;
+pub(crate) mod forward;
+pub(crate) mod slot;
+pub(crate) mod steer;
+mod sys;
+pub(crate) mod udp;
+
+use roxe_wire::Gid;
+use std::io;
+
+/// UDP port of RoCEv2, host order (IANA).
+pub(crate) const ROCE_PORT: u16 = 4791;
+/// Largest UDP payload of one send or receive, bytes: what an IPv4 packet can carry (65,535 − 20 − 8).
+pub(crate) const MAX_BYTES: usize = 65_507;
+/// Most packets of one send. Kernels before 6.9 refuse more.
+pub(crate) const MAX_SEGMENTS: usize = 64;
+/// TTL of packets whose address vector does not say (0) or would not leave the host (1), as hardware does.
+pub(crate) const HOP_LIMIT: u8 = 64;
+
+/// Where a run of packets came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RxMeta {
+    /// Bytes in the buffer.
+    pub(crate) len: usize,
+    /// Bytes per packet; only the last one may be shorter. At least 1.
+    pub(crate) segment: usize,
+    /// Index of the first packet in what the sender handed to its kernel at once.
+    pub(crate) first_index: u16,
+    /// Source address.
+    pub(crate) src: Gid,
+    /// Destination address.
+    pub(crate) dst: Gid,
+    /// UDP source port.
+    pub(crate) src_port: u16,
+    /// IPv4 TOS or IPv6 traffic class, with ECN.
+    pub(crate) traffic_class: u8,
+    /// IPv4 TTL or IPv6 hop limit.
+    pub(crate) hop_limit: u8,
+}
+
+/// Where a run of packets goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TxMeta {
+    /// Destination address, of the same family as the link.
+    pub(crate) dst: Gid,
+    /// IPv4 TOS or IPv6 traffic class.
+    pub(crate) traffic_class: u8,
+    /// IPv4 TTL or IPv6 hop limit.
+    pub(crate) hop_limit: u8,
+}
+
+/// Why a run was not sent.
+#[derive(Debug)]
+pub(crate) enum SendError {
+    /// The link cannot take several packets at once and will say so from now on; send them one by one.
+    NoSegments,
+    /// The packets are gone, as if the network had lost them.
+    Lost,
+}
+
+/// Moves runs of equal-sized packets from and to one local address.
+pub(crate) trait Link {
+    /// Receives one run without waiting; `None`: nothing there. `buf` has at least 65,536 bytes.
+    fn recv(&self, buf: &mut [u8]) -> io::Result<Option<RxMeta>>;
+
+    /// Sends `bytes` as packets of `segment` bytes each, the last one may be shorter. At most [`MAX_BYTES`] and
+    /// [`Link::max_segments`] packets. May wait for a slow interface.
+    fn send(&self, to: &TxMeta, bytes: &[u8], segment: usize) -> Result<(), SendError>;
+
+    /// Most packets of one send.
+    fn max_segments(&self) -> usize;
+}

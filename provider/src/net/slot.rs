@@ -1,0 +1,217 @@
+//! Which process owns which queue pair numbers, without a daemon (DESIGN D4).
+//!
+//! The upper 12 bits of a QPN are its *slot*. A process owns a slot as long as it holds an abstract Unix datagram socket
+//! bound to a name made of interface and slot: the kernel makes the claim atomic, keeps it within the network namespace
+//! and ends it when the process dies, however it dies. The same socket is the slot's mailbox for frames of
+//! [`super::forward`]; only frames of the same user are taken from it.
+
+use super::cmsg::Control;
+use super::sys;
+use roxe_wire::Qpn;
+use socket2::{Domain, SockAddr, Socket, Type};
+use std::ffi::OsStr;
+use std::fmt;
+use std::io::{self, Write};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+
+/// Bits of a QPN below its slot.
+const INDEX_BITS: u32 = 12;
+/// QPNs per slot.
+pub(crate) const QPNS_PER_SLOT: u32 = 1 << INDEX_BITS;
+/// Slot 0 holds the QPNs with a fixed meaning (0 and 1), the last one that of multicast.
+const SLOTS: std::ops::Range<u16> = 1..0xfff;
+/// Receive buffer asked for: a handful of forwarded runs of 64 KB.
+const MAILBOX: usize = 4 << 20;
+
+/// The upper 12 bits of a queue pair number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Slot(u16);
+
+impl Slot {
+    /// The slot that `qpn` belongs to.
+    pub(crate) const fn of(qpn: Qpn) -> Self {
+        Self((qpn.get() >> INDEX_BITS) as u16)
+    }
+
+    /// From its number, 0..4096.
+    pub(crate) const fn new(number: u16) -> Self {
+        Self(number & 0xfff)
+    }
+
+    /// Its number, 0..4096.
+    pub(crate) const fn get(self) -> u16 {
+        self.0
+    }
+
+    /// Whether a process can own it.
+    pub(crate) fn can_be_owned(self) -> bool {
+        SLOTS.contains(&self.0)
+    }
+
+    /// The `index`-th QPN of this slot.
+    pub(crate) const fn qpn(self, index: u32) -> Qpn {
+        Qpn::new(((self.0 as u32) << INDEX_BITS) | (index & (QPNS_PER_SLOT - 1)))
+    }
+}
+
+/// A slot of this process.
+#[derive(Debug)]
+pub(crate) struct SlotSocket {
+    slot: Slot,
+    ifindex: u32,
+    socket: Socket,
+}
+
+impl SlotSocket {
+    /// Claims a free slot of the interface, starting the search at a random one. `ENOSPC`: all are taken.
+    pub(crate) fn claim(ifindex: u32) -> io::Result<Self> {
+        let count = SLOTS.end - SLOTS.start;
+        let first = random_u16()? % count;
+        for step in 0..count {
+            let slot = Slot(SLOTS.start + (first + step) % count);
+            match Self::claim_one(ifindex, slot) {
+                Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
+                result => return result,
+            }
+        }
+        Err(io::Error::from_raw_os_error(libc::ENOSPC))
+    }
+
+    /// Claims `slot`. `EADDRINUSE`: a process has it.
+    fn claim_one(ifindex: u32, slot: Slot) -> io::Result<Self> {
+        Ok(Self { slot, ifindex, socket: mailbox(&Name { ifindex, slot })? })
+    }
+
+    /// The slot.
+    pub(crate) fn slot(&self) -> Slot {
+        self.slot
+    }
+
+    /// The descriptor, to wait on.
+    pub(crate) fn fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+
+    /// Sends `header` and `body` as one frame to the owner of `to`, without waiting. `ECONNREFUSED`: nobody owns it;
+    /// `EAGAIN`: its mailbox is full.
+    pub(crate) fn send(&self, to: Slot, header: &[u8], body: &[u8]) -> io::Result<()> {
+        self.send_to(&Name { ifindex: self.ifindex, slot: to }, header, body)
+    }
+
+    /// The same to any mailbox.
+    pub(super) fn send_to(&self, name: &impl fmt::Display, header: &[u8], body: &[u8]) -> io::Result<()> {
+        let flags = libc::MSG_DONTWAIT;
+        sys::send(self.fd(), &abstract_address(name)?, [header, body], &Control::new(), flags).map(drop)
+    }
+
+    /// Takes one frame of the same user out of the mailbox without waiting; frames of others are thrown away.
+    pub(crate) fn recv(&self, buf: &mut [u8]) -> io::Result<Option<usize>> {
+        recv_from_same_user(self.fd(), buf)
+    }
+}
+
+/// Whether some process owns `slot` of the interface `ifindex`.
+pub(crate) fn is_owned(ifindex: u32, slot: Slot) -> bool {
+    let connect = || Socket::new(Domain::UNIX, Type::DGRAM, None)?.connect(&abstract_address(&Name { ifindex, slot })?);
+    slot.can_be_owned() && connect().is_ok()
+}
+
+/// A new socket bound to the abstract name `name`; says who sent each datagram.
+pub(super) fn mailbox(name: &impl fmt::Display) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::UNIX, Type::DGRAM, None)?;
+    sys::set_option(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PASSCRED, 1)?;
+    socket.set_recv_buffer_size(MAILBOX)?;
+    socket.set_send_buffer_size(MAILBOX)?;
+    socket.bind(&abstract_address(name)?)?;
+    Ok(socket)
+}
+
+/// Receives one datagram without waiting, skipping those of other users.
+pub(super) fn recv_from_same_user(fd: RawFd, buf: &mut [u8]) -> io::Result<Option<usize>> {
+    let mut control = Control::new();
+    while let Some((len, ..)) = sys::recv(fd, buf, &mut control)? {
+        if sys::credentials(&control) == Some(sys::effective_uid()) {
+            return Ok(Some(len));
+        }
+    }
+    Ok(None)
+}
+
+/// The address of an abstract name: a leading zero byte instead of a path (`man 7 unix`).
+/// Made without allocating, because credits are sent often.
+fn abstract_address(name: &impl fmt::Display) -> io::Result<SockAddr> {
+    let mut bytes = [0; 80];
+    let mut rest = &mut bytes[1..];
+    write!(rest, "{name}")?;
+    let unused = rest.len();
+    SockAddr::unix(OsStr::from_bytes(&bytes[..bytes.len() - unused]))
+}
+
+/// A number that other processes do not draw at the same time.
+pub(super) fn random_u16() -> io::Result<u16> {
+    getrandom::u32().map(|number| (number >> 16) as u16).map_err(io::Error::other)
+}
+
+/// The name of a slot's mailbox. The leading number is the version of the frames.
+struct Name {
+    ifindex: u32,
+    slot: Slot,
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "roxe/1/{}/{}", self.ifindex, self.slot.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Interface indices that no interface has, so that tests do not meet running programs.
+    const NOWHERE: u32 = 0x7000_0001;
+
+    #[test]
+    fn a_slot_has_one_owner_and_is_free_after_its_end() {
+        let first = SlotSocket::claim_one(NOWHERE, Slot::new(5)).unwrap();
+        let error = SlotSocket::claim_one(NOWHERE, Slot::new(5)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        drop(first);
+        SlotSocket::claim_one(NOWHERE, Slot::new(5)).unwrap();
+    }
+
+    #[test]
+    fn claims_differ_and_leave_out_the_fixed_numbers() {
+        let slots: Vec<_> = (0..50).map(|_| SlotSocket::claim(NOWHERE + 1).unwrap()).collect();
+        let mut numbers: Vec<_> = slots.iter().map(|slot| slot.slot().get()).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        assert_eq!(numbers.len(), 50);
+        assert!(numbers.iter().all(|number| (1..0xfff).contains(number)));
+    }
+
+    #[test]
+    fn frames_reach_the_owner_and_nobody_else() {
+        let (a, b) = (SlotSocket::claim(NOWHERE + 2).unwrap(), SlotSocket::claim(NOWHERE + 2).unwrap());
+        assert!(is_owned(NOWHERE + 2, b.slot()) && is_owned(NOWHERE + 2, a.slot()));
+        a.send(b.slot(), b"head", b"body").unwrap();
+        let mut buf = [0; 64];
+        assert_eq!(b.recv(&mut buf).unwrap(), Some(8));
+        assert_eq!(&buf[..8], b"headbody");
+        assert_eq!(b.recv(&mut buf).unwrap(), None);
+        let gone = b.slot();
+        drop(b);
+        assert!(!is_owned(NOWHERE + 2, gone) && !is_owned(NOWHERE + 2, Slot::new(0)));
+        assert_eq!(a.send(gone, b"", b"x").unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    #[test]
+    fn a_qpn_is_slot_and_index() {
+        let qpn = Slot::new(0xabc).qpn(0xdef);
+        assert_eq!(qpn.get(), 0x00ab_cdef);
+        assert_eq!(Slot::of(qpn), Slot::new(0xabc));
+        assert_eq!(Slot::of(Qpn::GSI), Slot::new(0));
+        assert_eq!(Slot::of(Qpn::MULTICAST), Slot::new(0xfff));
+    }
+}

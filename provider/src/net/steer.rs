@@ -1,0 +1,436 @@
+//! Making the kernel hand each packet to the process that owns its queue pair.
+//!
+//! All processes of a user bind the same address and port with `SO_REUSEPORT`; the kernel numbers these sockets 0, 1, 2,
+//! ... and asks a small classic BPF program which number gets a packet. Our program looks the slot of the destination QPN
+//! up in a tree. Two facts make it interesting: nobody tells a socket its number, and when a socket closes the last one
+//! takes over its number. So the numbers are *measured*: the program sends a packet whose first byte is [`PROBE`] (an
+//! opcode that RoCE does not use) to the socket whose number stands in the packet, and whoever receives it reports its
+//! slots to the mailbox of the process that asks.
+//!
+//! ```text
+//! session: bind the builder's mailbox (so there is one builder at a time) → count the sockets in /proc/net/udp
+//!          → send probe 0..n → collect answers → attach the program
+//! ```
+//!
+//! The first round relies on the program that is already attached. If an answer is missing or one process answers for
+//! two numbers (there was no program, the kernel chose by hash), a program with the probe rule is attached and the round
+//! repeated. A session runs when a process joins and when packets for others keep arriving. Everything stays correct
+//! without any of this, because the engine forwards what it gets for others: a stopped process that never answers, a
+//! kernel that refuses the program, or a race only cost speed.
+
+use super::forward::Frame;
+use super::slot::{self, Slot, SlotSocket};
+use super::udp::UdpLink;
+use super::{Link, RxMeta, TxMeta};
+use libc::sock_filter;
+use roxe_transport::time::Instant;
+use roxe_wire::Gid;
+use socket2::Socket;
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// First byte of a probe.
+pub(crate) const PROBE: u8 = 0xfe;
+/// Bytes of a probe: [`PROBE`], three zero bytes, index and nonce in network order.
+const PROBE_LEN: usize = 16;
+/// How long a session waits for answers in each of its two rounds.
+const PATIENCE: Duration = Duration::from_millis(50);
+/// How long to wait when another process is building.
+const RETRY: Duration = Duration::from_millis(20);
+/// Shortest and longest pause between sessions that strays cause.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(5));
+/// Slots a program can hold: the kernel takes 4096 instructions and a slot needs five.
+const MAX_SLOTS: usize = 800;
+/// Result of the program for an unknown slot: no such number, so the kernel chooses by hash.
+const NOBODY: u32 = u32::MAX;
+
+/// Keeps the program of one address up to date. Driven by [`Steering::step`] from the background thread.
+#[derive(Debug)]
+pub(crate) struct Steering {
+    link: Arc<UdpLink>,
+    ifindex: u32,
+    /// When to start a session.
+    due: Option<Instant>,
+    session: Option<Session>,
+    backoff: Duration,
+    /// Strays before this instant start no session.
+    quiet_until: Instant,
+}
+
+/// One measurement of the numbers.
+#[derive(Debug)]
+struct Session {
+    mailbox: Socket,
+    nonce: u64,
+    /// By number: the slots of the process that answered.
+    answers: Vec<Vec<Slot>>,
+    /// Whether this session has attached its own probe rule.
+    is_second_round: bool,
+    deadline: Instant,
+}
+
+impl Steering {
+    /// For the group of `link`; the first session starts at once.
+    pub(crate) fn new(link: Arc<UdpLink>, ifindex: u32, now: Instant) -> Self {
+        Self { link, ifindex, due: Some(now), session: None, backoff: BACKOFF.0, quiet_until: now }
+    }
+
+    /// The address whose group this steers.
+    pub(crate) fn gid(&self) -> Gid {
+        self.link.gid()
+    }
+
+    /// A packet for another process arrived here. Whether that changed [`Steering::deadline`].
+    pub(crate) fn note_stray(&mut self, now: Instant) -> bool {
+        let is_idle = self.due.is_none() && self.session.is_none();
+        if is_idle {
+            self.due = Some(now.max(self.quiet_until));
+        }
+        is_idle
+    }
+
+    /// The mailbox of the session under way, to wait on.
+    pub(crate) fn fd(&self) -> Option<RawFd> {
+        self.session.as_ref().map(|session| session.mailbox.as_raw_fd())
+    }
+
+    /// When [`Steering::step`] has something to do even if nothing arrives.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.session.as_ref().map(|session| session.deadline).or(self.due)
+    }
+
+    /// Starts, continues or ends a session. Spurious calls are harmless.
+    pub(crate) fn step(&mut self, now: Instant) {
+        if let Some(mut session) = self.session.take() {
+            session.collect();
+            if session.is_complete() || now >= session.deadline {
+                self.conclude(session, now);
+            } else {
+                self.session = Some(session);
+            }
+        } else if self.due.is_some_and(|due| due <= now) {
+            self.due = None;
+            match Session::begin(&self.link, self.ifindex, now) {
+                Ok(session) => self.session = session,
+                Err(e) if e.kind() == io::ErrorKind::AddrInUse => self.due = Some(now.after(RETRY)),
+                // No /proc, no sockets left: forwarding does the work.
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// All answers are in or the time is up: attaches what is known, and asks again if that may have been too little.
+    fn conclude(&mut self, mut session: Session, now: Instant) {
+        let complete = session.is_complete();
+        if self.link.attach_steering(&mut program(&session.map())).is_ok() && !complete && !session.is_second_round {
+            session.is_second_round = true;
+            session.ask(&self.link, now);
+            self.session = Some(session);
+            return;
+        }
+        let recent = now < self.quiet_until.after(self.backoff);
+        self.backoff = if recent { (self.backoff * 2).min(BACKOFF.1) } else { BACKOFF.0 };
+        self.quiet_until = now.after(self.backoff);
+    }
+}
+
+impl Session {
+    /// Becomes the builder and sends the first round of probes; `None` if there is nobody to tell apart.
+    /// `EADDRINUSE`: another process is the builder.
+    fn begin(link: &UdpLink, ifindex: u32, now: Instant) -> io::Result<Option<Self>> {
+        let count = members(link.gid())?;
+        if count < 2 {
+            return Ok(None);
+        }
+        let mailbox = slot::mailbox(&Builder { ifindex, gid: link.gid() })?;
+        let nonce = getrandom::u64().map_err(io::Error::other)?;
+        let mut session =
+            Self { mailbox, nonce, answers: vec![Vec::new(); count], is_second_round: false, deadline: now };
+        session.ask(link, now);
+        Ok(Some(session))
+    }
+
+    /// Sends a probe to every number.
+    fn ask(&mut self, link: &UdpLink, now: Instant) {
+        self.deadline = now.after(PATIENCE);
+        self.nonce = self.nonce.wrapping_add(1);
+        let to = TxMeta { dst: link.gid(), traffic_class: 0, hop_limit: 0 };
+        for index in 0..self.answers.len() {
+            self.answers[index].clear();
+            // A lost probe is a missing answer, which the session handles.
+            let _ = link.send(&to, &probe(index as u32, self.nonce), PROBE_LEN);
+        }
+    }
+
+    /// Takes the answers that have arrived.
+    fn collect(&mut self) {
+        let mut buf = [0; 4096];
+        while let Ok(Some(len)) = slot::recv_from_same_user(self.mailbox.as_raw_fd(), &mut buf) {
+            let Some((Frame::ProbeSeen { nonce, index }, body)) = Frame::parse(&buf[..len.min(4096)]) else { continue };
+            if nonce == self.nonce
+                && let Some(answer) = self.answers.get_mut(index as usize)
+            {
+                *answer = body.as_chunks::<2>().0.iter().map(|pair| Slot::new(u16::from_ne_bytes(*pair))).collect();
+            }
+        }
+    }
+
+    /// Whether every number was answered for by another process.
+    fn is_complete(&self) -> bool {
+        self.answers.iter().all(|slots| !slots.is_empty()) && !self.has_doubles()
+    }
+
+    /// Whether one process answered for two numbers: then the kernel did not follow the probe rule.
+    fn has_doubles(&self) -> bool {
+        let mut firsts: Vec<_> = self.answers.iter().filter_map(|slots| slots.first()).collect();
+        firsts.sort_unstable();
+        firsts.windows(2).any(|pair| pair[0] == pair[1])
+    }
+
+    /// What the answers say: sorted by slot, each slot once. Nothing if they contradict each other.
+    fn map(&self) -> Vec<(Slot, u32)> {
+        if self.has_doubles() {
+            return Vec::new();
+        }
+        let numbered = (0u32..).zip(&self.answers);
+        let mut map: Vec<_> =
+            numbered.flat_map(|(index, slots)| slots.iter().map(move |&slot| (slot, index))).collect();
+        map.sort_unstable();
+        map.dedup_by_key(|(slot, _)| *slot);
+        map.truncate(MAX_SLOTS);
+        map
+    }
+}
+
+/// Name of the mailbox of the process that measures the group of `gid`.
+struct Builder {
+    ifindex: u32,
+    gid: Gid,
+}
+
+impl fmt::Display for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "roxe/1/{}/builder/{}", self.ifindex, self.gid)
+    }
+}
+
+/// The bytes of a probe.
+fn probe(index: u32, nonce: u64) -> [u8; PROBE_LEN] {
+    let mut bytes = [0; PROBE_LEN];
+    bytes[0] = PROBE;
+    bytes[4..8].copy_from_slice(&index.to_be_bytes());
+    bytes[8..].copy_from_slice(&nonce.to_be_bytes());
+    bytes
+}
+
+/// Answers `packet` if it is a probe that a process on this address sent. Whether it was one.
+pub(crate) fn answer(packet: &[u8], meta: &RxMeta, ifindex: u32, mine: &[SlotSocket]) -> bool {
+    let Ok(probe) = <&[u8; PROBE_LEN]>::try_from(packet) else { return false };
+    if probe[0] != PROBE || meta.src != meta.dst || meta.src_port != super::ROCE_PORT {
+        return false;
+    }
+    let &[_, _, _, _, i0, i1, i2, i3, ref nonce @ ..] = probe;
+    let frame = Frame::ProbeSeen { index: u32::from_be_bytes([i0, i1, i2, i3]), nonce: u64::from_be_bytes(*nonce) };
+    let body: Vec<u8> = mine.iter().flat_map(|socket| socket.slot().get().to_ne_bytes()).collect();
+    if let Some(first) = mine.first() {
+        // A builder that is gone or busy does without us.
+        let _ = first.send_to(&Builder { ifindex, gid: meta.dst }, &frame.header(), &body);
+    }
+    true
+}
+
+/// How many sockets are bound to the RoCE port of `gid`.
+fn members(gid: Gid) -> io::Result<usize> {
+    let path = if gid.is_ipv4() { "/proc/net/udp" } else { "/proc/net/udp6" };
+    Ok(count_bound(&std::fs::read_to_string(path)?, gid))
+}
+
+/// Counts the lines of `/proc/net/udp[6]` whose local address is `gid`. The kernel prints addresses as 32-bit words in
+/// the byte order of the machine.
+fn count_bound(table: &str, gid: Gid) -> usize {
+    let word = |bytes: &[u8; 4]| format!("{:08X}", u32::from_ne_bytes(*bytes));
+    let address = match gid.to_ip() {
+        IpAddr::V4(ip) => word(&ip.octets()),
+        IpAddr::V6(ip) => ip.octets().as_chunks::<4>().0.iter().map(word).collect(),
+    };
+    let local = format!("{address}:{:04X}", super::ROCE_PORT);
+    table.lines().filter(|line| line.split_whitespace().nth(1) == Some(&local)).count()
+}
+
+/// The program for `map`, which is sorted by slot and holds at most [`MAX_SLOTS`].
+fn program(map: &[(Slot, u32)]) -> Vec<sock_filter> {
+    let mut code = vec![
+        op(LOAD_BYTE, 0),
+        jump(JUMP_EQ, PROBE.into(), 0, 2),
+        op(LOAD_WORD, 4),
+        op(RETURN_A, 0),
+        // The destination QPN is the low 24 bits of the second word of the BTH.
+        op(LOAD_WORD, 4),
+        op(AND, 0x00ff_ffff),
+        op(SHIFT_RIGHT, 12),
+    ];
+    push_tree(&mut code, map);
+    code
+}
+
+/// Appends a binary search for the slot in the accumulator.
+fn push_tree(code: &mut Vec<sock_filter>, map: &[(Slot, u32)]) {
+    match *map {
+        [] => code.push(op(RETURN, NOBODY)),
+        [(slot, index)] => {
+            code.extend([jump(JUMP_EQ, slot.get().into(), 0, 1), op(RETURN, index), op(RETURN, NOBODY)]);
+        }
+        _ => {
+            let (left, right) = map.split_at(map.len() / 2);
+            let pivot = right.first().map_or(0, |(slot, _)| slot.get());
+            let at = code.len();
+            // Conditional jumps reach 255 instructions, plain ones any number.
+            code.extend([jump(JUMP_GE, pivot.into(), 0, 1), op(JUMP, 0)]);
+            push_tree(code, left);
+            let distance = (code.len() - at - 2) as u32;
+            code[at + 1] = op(JUMP, distance);
+            push_tree(code, right);
+        }
+    }
+}
+
+// `man 7 bpf-helpers` does not list them; <linux/bpf_common.h> does.
+const LOAD_WORD: u16 = 0x20;
+const LOAD_BYTE: u16 = 0x30;
+const AND: u16 = 0x54;
+const SHIFT_RIGHT: u16 = 0x74;
+const JUMP: u16 = 0x05;
+const JUMP_EQ: u16 = 0x15;
+const JUMP_GE: u16 = 0x35;
+const RETURN: u16 = 0x06;
+const RETURN_A: u16 = 0x16;
+
+const fn op(code: u16, k: u32) -> sock_filter {
+    sock_filter { code, jt: 0, jf: 0, k }
+}
+
+const fn jump(code: u16, k: u32, jt: u8, jf: u8) -> sock_filter {
+    sock_filter { code, jt, jf, k }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    /// Runs `program` on `packet` as the kernel would.
+    fn run(program: &[sock_filter], packet: &[u8]) -> u32 {
+        let (mut pc, mut a) = (0, 0u32);
+        loop {
+            let insn = program[pc];
+            let k = insn.k as usize;
+            pc += 1;
+            match insn.code {
+                LOAD_BYTE => a = packet[k].into(),
+                LOAD_WORD => a = u32::from_be_bytes(packet[k..k + 4].try_into().unwrap()),
+                AND => a &= insn.k,
+                SHIFT_RIGHT => a >>= insn.k,
+                JUMP => pc += k,
+                JUMP_EQ => pc += usize::from(if a == insn.k { insn.jt } else { insn.jf }),
+                JUMP_GE => pc += usize::from(if a >= insn.k { insn.jt } else { insn.jf }),
+                RETURN => return insn.k,
+                RETURN_A => return a,
+                other => panic!("unknown instruction {other:#x}"),
+            }
+        }
+    }
+
+    fn packet_to(slot: u16) -> [u8; 16] {
+        let mut packet = [0; 16];
+        packet[4..8].copy_from_slice(&(0xee00_0000 | u32::from(slot) << 12 | 0x123).to_be_bytes());
+        packet
+    }
+
+    #[test]
+    fn the_program_finds_every_slot_and_no_other() {
+        for count in [0u16, 1, 2, 3, 100, MAX_SLOTS as u16] {
+            let map: Vec<_> = (0..count).map(|i| (Slot::new(i * 5 + 1), u32::from(i ^ 1))).collect();
+            let program = program(&map);
+            assert!(program.len() <= 4096, "{count} slots need {} instructions", program.len());
+            for slot in 0..0x1000 {
+                let owner = map.iter().find(|(known, _)| known.get() == slot);
+                assert_eq!(run(&program, &packet_to(slot)), owner.map_or(NOBODY, |&(_, index)| index));
+            }
+        }
+    }
+
+    #[test]
+    fn probes_go_to_the_number_they_carry() {
+        let program = program(&[(Slot::new(7), 1)]);
+        assert_eq!(run(&program, &probe(42, 0)), 42);
+    }
+
+    #[test]
+    fn sockets_are_counted_by_address_and_port() {
+        let words = |gid: Gid| match gid.to_ip() {
+            IpAddr::V4(ip) => format!("{:08X}", u32::from_ne_bytes(ip.octets())),
+            IpAddr::V6(ip) => {
+                ip.octets().as_chunks::<4>().0.iter().map(|w| format!("{:08X}", u32::from_ne_bytes(*w))).collect()
+            }
+        };
+        for gid in [Gid::from(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST).into()] {
+            let ours = format!("  1: {}:12B7 00000000:0000 07 0 0 0\n", words(gid));
+            let other = format!("  2: {}:12B8 00000000:0000 07 0 0 0\n", words(gid));
+            let table = format!("  sl  local_address rem_address   st\n{ours}{other}{ours}");
+            assert_eq!(count_bound(&table, gid), 2);
+        }
+    }
+
+    fn session(answers: &[&[u16]]) -> Session {
+        let answers = answers.iter().map(|slots| slots.iter().map(|&slot| Slot::new(slot)).collect()).collect();
+        let mailbox = Socket::new(socket2::Domain::UNIX, socket2::Type::DGRAM, None).unwrap();
+        Session { mailbox, nonce: 1, answers, is_second_round: false, deadline: Instant(0) }
+    }
+
+    #[test]
+    fn answers_of_a_hashing_kernel_are_noticed() {
+        assert!(session(&[&[1], &[2, 3]]).is_complete());
+        assert_eq!(session(&[&[9], &[2, 3]]).map(), [(Slot::new(2), 1), (Slot::new(3), 1), (Slot::new(9), 0)]);
+        assert!(!session(&[&[1], &[]]).is_complete());
+        assert!(!session(&[&[1], &[1]]).is_complete());
+        assert!(session(&[&[1], &[1]]).map().is_empty());
+    }
+
+    /// Three sockets of one group, each playing a process, on an address of their own.
+    #[test]
+    fn a_session_measures_the_numbers_and_the_kernel_follows() {
+        const NOWHERE: u32 = 0x7000_0010;
+        let gid: Gid = Ipv4Addr::new(127, 78, 0, 1).into();
+        let members: Vec<_> = (0..3)
+            .map(|_| {
+                let link = Arc::new(UdpLink::open(gid, 1, true, true).unwrap());
+                (link, [SlotSocket::claim(NOWHERE).unwrap()])
+            })
+            .collect();
+        let mut steering = Steering::new(Arc::clone(&members[2].0), NOWHERE, Instant(0));
+        let mut buf = vec![0; 65_536];
+        steering.step(Instant(0));
+        assert!(steering.fd().is_some());
+        for round in 0..2 {
+            for (link, mine) in &members {
+                while let Some(meta) = link.recv(&mut buf).unwrap() {
+                    for packet in buf[..meta.len].chunks(meta.segment) {
+                        assert!(answer(packet, &meta, NOWHERE, mine));
+                    }
+                }
+            }
+            let late = if round == 0 { PATIENCE } else { Duration::ZERO };
+            steering.step(Instant(0).after(late));
+        }
+        assert_eq!((steering.fd(), steering.deadline()), (None, None));
+        let to = TxMeta { dst: gid, traffic_class: 0, hop_limit: 0 };
+        for (link, mine) in &members {
+            members[0].0.send(&to, &packet_to(mine[0].slot().get()), 16).unwrap();
+            assert_eq!(link.recv(&mut buf).unwrap().map(|meta| meta.len), Some(16));
+        }
+    }
+}

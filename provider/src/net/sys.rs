@@ -1,0 +1,122 @@
+//! The system calls on sockets that no safe crate offers whole. **Unsafe room.**
+//!
+//! Each function is one call with its pointers made from slices that outlive it. Knows no packets and no policy.
+
+use super::cmsg::{CAPACITY, Control};
+use libc::{c_int, c_void, socklen_t};
+use roxe_wire::Gid;
+use std::io;
+use std::mem::{size_of, size_of_val, zeroed};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::RawFd;
+
+/// Sets an `int` option of a socket.
+pub(super) fn set_option(fd: RawFd, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
+    let (value, len) = ((&raw const value).cast(), size_of_val(&value));
+    // SAFETY: `value` points to an int on this frame, which the call reads.
+    let rc = unsafe { libc::setsockopt(fd, level, name, value, len as socklen_t) };
+    check(rc as isize).map(drop)
+}
+
+/// Attaches a classic BPF program that chooses a socket of the reuseport group; the kernel copies it.
+pub(super) fn attach_reuseport_filter(fd: RawFd, program: &mut [libc::sock_filter]) -> io::Result<()> {
+    let len = u16::try_from(program.len()).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG))?;
+    let program = libc::sock_fprog { len, filter: program.as_mut_ptr() };
+    let size = size_of_val(&program) as socklen_t;
+    // SAFETY: `program` and the `len` instructions it points to outlive the call, which only reads them.
+    let rc = unsafe {
+        let value = (&raw const program).cast::<c_void>();
+        libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, value, size)
+    };
+    check(rc as isize).map(drop)
+}
+
+/// Sends the concatenation of `parts` as one datagram to `name`.
+pub(super) fn send(
+    fd: RawFd,
+    name: &socket2::SockAddr,
+    parts: [&[u8]; 2],
+    control: &Control,
+    flags: c_int,
+) -> io::Result<usize> {
+    let mut iov = parts.map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
+    // SAFETY: an all-zero msghdr is valid: no name, no data, no control messages.
+    let mut header: libc::msghdr = unsafe { zeroed() };
+    header.msg_name = name.as_ptr().cast_mut().cast();
+    header.msg_namelen = name.len();
+    header.msg_iov = iov.as_mut_ptr();
+    header.msg_iovlen = iov.len();
+    if !control.as_bytes().is_empty() {
+        header.msg_control = control.as_bytes().as_ptr().cast_mut().cast();
+        header.msg_controllen = control.as_bytes().len();
+    }
+    // SAFETY: name, data and control are live slices with their true lengths; sendmsg only reads them.
+    check(unsafe { libc::sendmsg(fd, &raw const header, flags | libc::MSG_NOSIGNAL) })
+}
+
+/// Receives one datagram without waiting: its length and the address of the sender (zero for Unix sockets).
+/// `None`: nothing there.
+pub(super) fn recv(fd: RawFd, buf: &mut [u8], control: &mut Control) -> io::Result<Option<(usize, Gid, u16)>> {
+    // SAFETY: all-zero is valid for both: an address of no family, and a msghdr without anything.
+    let (mut name, mut header): (libc::sockaddr_storage, libc::msghdr) = unsafe { (zeroed(), zeroed()) };
+    let mut iov = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
+    header.msg_name = (&raw mut name).cast();
+    header.msg_namelen = size_of_val(&name) as socklen_t;
+    header.msg_iov = &raw mut iov;
+    header.msg_iovlen = 1;
+    header.msg_control = control.as_mut_buffer().as_mut_ptr().cast();
+    header.msg_controllen = CAPACITY;
+    loop {
+        // SAFETY: name, data and control are live buffers with their true lengths.
+        match check(unsafe { libc::recvmsg(fd, &raw mut header, libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC) }) {
+            Ok(len) => {
+                control.set_len(header.msg_controllen);
+                let (src, port) = parse_name(&name);
+                return Ok(Some((len, src, port)));
+            }
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+/// IP address and UDP port of a sender; zero for other families.
+fn parse_name(name: &libc::sockaddr_storage) -> (Gid, u16) {
+    let at = (&raw const *name).cast::<u8>();
+    match c_int::from(name.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: a sockaddr_storage is large enough for a sockaddr_in, whose fields may hold any bits.
+            let v4 = unsafe { at.cast::<libc::sockaddr_in>().read_unaligned() };
+            (Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr)).into(), u16::from_be(v4.sin_port))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: the same for a sockaddr_in6.
+            let v6 = unsafe { at.cast::<libc::sockaddr_in6>().read_unaligned() };
+            (IpAddr::V6(Ipv6Addr::from(v6.sin6_addr.s6_addr)).into(), u16::from_be(v6.sin6_port))
+        }
+        _ => (Gid::default(), 0),
+    }
+}
+
+/// The user and process that the kernel says sent a datagram (`SO_PASSCRED`).
+pub(super) fn credentials(control: &Control) -> Option<libc::uid_t> {
+    let is_ours = |&(level, kind, data): &(c_int, c_int, &[u8])| {
+        level == libc::SOL_SOCKET && kind == libc::SCM_CREDENTIALS && data.len() == size_of::<libc::ucred>()
+    };
+    let (_, _, data) = control.iter().find(is_ours)?;
+    // struct ucred: pid, uid, gid; 32 bits each.
+    let uid = data.get(4..8)?;
+    Some(libc::uid_t::from_ne_bytes(uid.try_into().ok()?))
+}
+
+/// The user this process acts for.
+pub(super) fn effective_uid() -> libc::uid_t {
+    // SAFETY: takes nothing and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+/// A system call's result: what it counted, or `errno`.
+fn check(rc: isize) -> io::Result<usize> {
+    usize::try_from(rc).map_err(|_| io::Error::last_os_error())
+}

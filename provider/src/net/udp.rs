@@ -1,0 +1,275 @@
+//! The real link: an unprivileged UDP socket on port 4791.
+//!
+//! The socket is bound to one address of the device and never connected, with `IP_PMTUDISC_PROBE`: only then does IPv4
+//! leave with DF and identification 0 (packet `i` of a segmented send with identification `i`), which the ICRC needs
+//! (DESIGN D5). It shares the port with other processes of the user by `SO_REUSEPORT`, never `SO_REUSEADDR`, which has no
+//! uid check. Sending may block: the buffer of a socket is the back-pressure of a real interface, and the loopback
+//! interface never fills it; a dead interface gives up after [`SEND_TIMEOUT`] and the packets count as lost.
+
+use super::cmsg::{self, Control};
+use super::{HOP_LIMIT, Link, MAX_SEGMENTS, ROCE_PORT, RxMeta, SendError, TxMeta, sys};
+use libc::c_int;
+use roxe_wire::Gid;
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use std::io;
+use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How long a send waits for room in the socket's buffer.
+const SEND_TIMEOUT: Duration = Duration::from_millis(100);
+/// Receive and send buffer asked for, bytes; the kernel gives what `net.core.[rw]mem_max` allows.
+const BUFFER: usize = 4 << 20;
+
+/// One local address of a device.
+#[derive(Debug)]
+pub(crate) struct UdpLink {
+    socket: Socket,
+    gid: Gid,
+    is_v4: bool,
+    /// Interface index, the zone of link-local IPv6 addresses.
+    scope: u32,
+    /// Whether the kernel cuts a send into packets for us.
+    segments: AtomicBool,
+    /// Whether traffic was seen here, so that pollers look here every time.
+    hot: AtomicBool,
+    rcvbuf: usize,
+}
+
+impl UdpLink {
+    /// Opens the address `gid` of the interface `ifindex`. `EADDRINUSE`: another user, or a program that does not share
+    /// the port, has it.
+    pub(crate) fn open(gid: Gid, ifindex: u32, gso: bool, gro: bool) -> io::Result<Self> {
+        let address = socket_addr(gid, ifindex);
+        let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+        socket.set_reuse_port(true)?;
+        // The kernel clamps both to its limits instead of refusing.
+        socket.set_recv_buffer_size(BUFFER)?;
+        socket.set_send_buffer_size(BUFFER)?;
+        socket.set_write_timeout(Some(SEND_TIMEOUT))?;
+        if address.is_ipv4() {
+            set_v4_options(&socket)?
+        } else {
+            set_v6_options(&socket)?
+        }
+        if gro {
+            // Kernels before 5.0 deliver packets one by one instead.
+            let _ = sys::set_option(socket.as_raw_fd(), libc::IPPROTO_UDP, libc::UDP_GRO, 1);
+        }
+        socket.bind(&SockAddr::from(address))?;
+        Ok(Self {
+            rcvbuf: socket.recv_buffer_size()?,
+            socket,
+            gid,
+            is_v4: address.is_ipv4(),
+            scope: ifindex,
+            segments: AtomicBool::new(gso),
+            hot: AtomicBool::new(false),
+        })
+    }
+
+    /// The local address.
+    pub(crate) fn gid(&self) -> Gid {
+        self.gid
+    }
+
+    /// Whether packets carry an IPv4 header.
+    pub(crate) fn is_v4(&self) -> bool {
+        self.is_v4
+    }
+
+    /// Bytes the kernel lets queue up here, as `SO_RCVBUF` reports it (doubled for the kernel's own overhead).
+    pub(crate) fn rcvbuf(&self) -> usize {
+        self.rcvbuf
+    }
+
+    /// The descriptor, to wait on.
+    pub(crate) fn fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+
+    /// Whether pollers should look here every time.
+    pub(crate) fn is_hot(&self) -> bool {
+        self.hot.load(Ordering::Relaxed)
+    }
+
+    /// Notes that traffic uses this address.
+    pub(crate) fn set_hot(&self) {
+        if !self.is_hot() {
+            self.hot.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Lets the kernel run `program` (classic BPF) to choose the socket of the port's group for each packet.
+    pub(crate) fn attach_steering(&self, program: &mut [libc::sock_filter]) -> io::Result<()> {
+        sys::attach_reuseport_filter(self.fd(), program)
+    }
+
+    /// The control messages a send needs.
+    fn control(&self, to: &TxMeta, segment: Option<u16>) -> Control {
+        let mut control = Control::new();
+        let (level, tos, ttl) = if self.is_v4 {
+            (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL)
+        } else {
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT)
+        };
+        if let Some(segment) = segment {
+            control.push(libc::IPPROTO_UDP, libc::UDP_SEGMENT, &segment.to_ne_bytes());
+        }
+        if to.traffic_class != 0 {
+            control.push(level, tos, &c_int::from(to.traffic_class).to_ne_bytes());
+        }
+        if to.hop_limit > 1 && to.hop_limit != HOP_LIMIT {
+            control.push(level, ttl, &c_int::from(to.hop_limit).to_ne_bytes());
+        }
+        control
+    }
+}
+
+impl Link for UdpLink {
+    fn recv(&self, buf: &mut [u8]) -> io::Result<Option<RxMeta>> {
+        let mut control = Control::new();
+        let Some((len, src, src_port)) = sys::recv(self.fd(), buf, &mut control)? else { return Ok(None) };
+        let mut meta = RxMeta {
+            len,
+            segment: len.max(1),
+            first_index: 0,
+            src,
+            dst: self.gid,
+            src_port,
+            traffic_class: 0,
+            hop_limit: HOP_LIMIT,
+        };
+        for (level, kind, data) in control.iter() {
+            let value = cmsg::int(data);
+            match (level, kind) {
+                (libc::IPPROTO_UDP, libc::UDP_GRO) => meta.segment = usize::try_from(value).unwrap_or(0).max(1),
+                (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                    meta.traffic_class = value.to_le_bytes()[0];
+                }
+                (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
+                    meta.hop_limit = value.to_le_bytes()[0];
+                }
+                _ => {}
+            }
+        }
+        Ok(Some(meta))
+    }
+
+    fn send(&self, to: &TxMeta, bytes: &[u8], segment: usize) -> Result<(), SendError> {
+        let segment = (segment < bytes.len()).then(|| u16::try_from(segment).unwrap_or(u16::MAX));
+        let name = SockAddr::from(socket_addr(to.dst, self.scope));
+        let control = self.control(to, segment);
+        loop {
+            let Err(cause) = sys::send(self.fd(), &name, [bytes, &[]], &control, 0) else { return Ok(()) };
+            match cause.raw_os_error() {
+                Some(libc::EINTR) => {}
+                // What kernels and drivers answer that cannot segment (no support, or no checksum offload).
+                Some(libc::EIO | libc::EINVAL | libc::EOPNOTSUPP) if segment.is_some() => {
+                    self.segments.store(false, Ordering::Relaxed);
+                    return Err(SendError::NoSegments);
+                }
+                _ => return Err(SendError::Lost),
+            }
+        }
+    }
+
+    fn max_segments(&self) -> usize {
+        if self.segments.load(Ordering::Relaxed) { MAX_SEGMENTS } else { 1 }
+    }
+}
+
+/// The socket address of `gid` at the RoCE port; `scope` matters for link-local IPv6 only.
+fn socket_addr(gid: Gid, scope: u32) -> SocketAddr {
+    match gid.to_ip() {
+        IpAddr::V4(ip) => SocketAddrV4::new(ip, ROCE_PORT).into(),
+        IpAddr::V6(ip) => {
+            let scope = if ip.is_unicast_link_local() { scope } else { 0 };
+            SocketAddrV6::new(ip, ROCE_PORT, 0, scope).into()
+        }
+    }
+}
+
+fn set_v4_options(socket: &Socket) -> io::Result<()> {
+    let set = |name, value| sys::set_option(socket.as_raw_fd(), libc::IPPROTO_IP, name, value);
+    set(libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
+    set(libc::IP_TTL, c_int::from(HOP_LIMIT))?;
+    set(libc::IP_RECVTTL, 1)?;
+    set(libc::IP_RECVTOS, 1)
+}
+
+fn set_v6_options(socket: &Socket) -> io::Result<()> {
+    let set = |name, value| sys::set_option(socket.as_raw_fd(), libc::IPPROTO_IPV6, name, value);
+    socket.set_only_v6(true)?;
+    set(libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)?;
+    set(libc::IPV6_UNICAST_HOPS, c_int::from(HOP_LIMIT))?;
+    set(libc::IPV6_RECVHOPLIMIT, 1)?;
+    set(libc::IPV6_RECVTCLASS, 1)?;
+    // Peers may send UDP checksum 0 over IPv6. Sending so ourselves would forbid segmented sends.
+    let _ = sys::set_option(socket.as_raw_fd(), libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_RX, 1);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    // Port 4791 is shared with whatever runs on this machine, so these tests use an address of their own.
+    fn link(last: u8, gso: bool, gro: bool) -> UdpLink {
+        UdpLink::open(Ipv4Addr::new(127, 77, 0, last).into(), 1, gso, gro).unwrap()
+    }
+
+    fn recv(link: &UdpLink, buf: &mut [u8]) -> RxMeta {
+        link.recv(buf).unwrap().expect("loopback delivers before sendmsg returns")
+    }
+
+    #[test]
+    fn a_run_arrives_as_one_with_its_segment_size_tos_and_ttl() {
+        let (a, b) = (link(1, true, true), link(2, true, true));
+        let run: Vec<u8> = (0..250u8).collect();
+        let to = TxMeta { dst: b.gid(), traffic_class: 0x68, hop_limit: 7 };
+        a.send(&to, &run, 100).unwrap();
+        let mut buf = vec![0; 65_536];
+        let meta = recv(&b, &mut buf);
+        assert_eq!((meta.len, meta.segment), (250, 100));
+        assert_eq!((meta.src, meta.dst, meta.src_port), (a.gid(), b.gid(), ROCE_PORT));
+        assert_eq!((meta.traffic_class, meta.hop_limit), (0x68, 7));
+        assert_eq!(&buf[..250], &run[..]);
+        assert!(b.recv(&mut buf).unwrap().is_none());
+    }
+
+    #[test]
+    fn without_gro_the_packets_arrive_one_by_one() {
+        let (a, b) = (link(3, true, true), link(4, true, false));
+        a.send(&TxMeta { dst: b.gid(), traffic_class: 0, hop_limit: 0 }, &[7; 250], 100).unwrap();
+        let mut buf = vec![0; 65_536];
+        let lens: Vec<usize> = (0..3).map(|_| recv(&b, &mut buf).len).collect();
+        assert_eq!(lens, [100, 100, 50]);
+    }
+
+    #[test]
+    fn too_many_segments_say_so_once_and_for_all() {
+        let (a, b) = (link(5, true, true), link(6, true, true));
+        let to = TxMeta { dst: b.gid(), traffic_class: 0, hop_limit: 64 };
+        assert!(matches!(a.send(&to, &[0; 400], 1), Err(SendError::NoSegments)));
+        assert_eq!(a.max_segments(), 1);
+    }
+
+    #[test]
+    fn ipv6_carries_the_same() {
+        let gid = IpAddr::V6(Ipv6Addr::LOCALHOST).into();
+        let Ok(link) = UdpLink::open(gid, 1, true, true) else { return };
+        let to = TxMeta { dst: gid, traffic_class: 0x20, hop_limit: 9 };
+        link.send(&to, &[0xfd; 40], 20).unwrap();
+        let mut buf = vec![0; 65_536];
+        while let Some(meta) = link.recv(&mut buf).unwrap() {
+            if buf[0] == 0xfd {
+                assert_eq!((meta.len, meta.segment, meta.traffic_class, meta.hop_limit), (40, 20, 0x20, 9));
+                return;
+            }
+        }
+        // Another process on this machine owns the port too and got the packet instead; it counts and drops it.
+    }
+}
