@@ -118,18 +118,17 @@ impl Replies {
         }
     }
 
-    /// A READ came again, maybe only its tail. Answers it from memory as it is now if it is part of the original and the
-    /// key still allows it; otherwise stays silent. Returns whether it will be answered.
+    /// A READ came again, maybe only its tail. Answers it from memory as it is now if it ends where the original did and
+    /// the key still allows it; otherwise stays silent. Returns whether it will be answered.
     pub(crate) fn read_again<H: Host>(&mut self, sh: &Shared, host: &mut H, psn: Psn, reth: &Reth) -> bool {
         let Some((seq, entry)) = self.ring.find(psn) else { return false };
         let Op::Read(original) = entry.op else { return false };
         let index = psn.sub(entry.psn.get()).get();
         let skipped = u64::from(index) * u64::from(sh.attr.path_mtu.bytes());
-        let inside = reth.rkey == original.rkey
+        let is_tail = reth.rkey == original.rkey
             && reth.va == original.va.wrapping_add(skipped)
-            && skipped + u64::from(reth.dma_len) <= u64::from(original.dma_len)
-            && (reth.dma_len > 0 || original.dma_len == 0);
-        if !inside || check_readable(host, reth).is_err() {
+            && skipped + u64::from(reth.dma_len) == u64::from(original.dma_len);
+        if !is_tail || check_readable(host, reth).is_err() {
             return false;
         }
         self.ring.replay(seq, Some(ReadJob::new(psn, reth, true)));

@@ -116,3 +116,13 @@ fn a_shared_receive_is_kept_for_the_next_message() {
     assert_eq!(s.done(), [(4, WcStatus::Success, 5)]);
     assert_eq!(s.put_uc(FIRST + 3, ONLY, b"x"), Err(DropReason::NoReceive));
 }
+
+#[test]
+fn the_first_packet_in_rtr_establishes_the_connection() {
+    let mut s = uc();
+    s.sh.set_state(QpState::Rtr);
+    assert_eq!(s.put_uc(FIRST, ONLY, b"x"), Ok(()));
+    assert_eq!(core::mem::take(&mut s.sh.events), QpEvents::COMM_EST);
+    assert_eq!(s.put_uc(FIRST + 1, ONLY, b"x"), Ok(()));
+    assert_eq!(s.sh.events, QpEvents::empty());
+}
