@@ -5,7 +5,7 @@
 
 use crate::qp::PostError;
 use crate::qp::segment::MAX_MESSAGE;
-use crate::qp::shared::{QpCaps, QpConfig, Service};
+use crate::qp::shared::{QpCaps, QpConfig};
 use crate::wr::{SendData, SendFlags, SendOp, SendRequest, Sge, UdDest, WcOpcode};
 use roxe_wire::Psn;
 
@@ -94,6 +94,14 @@ impl<T: Copy> Lanes<T> {
     }
 }
 
+/// One place of the ring.
+#[derive(Debug)]
+struct Slot {
+    wqe: SendWqe,
+    /// Looked at on UD only.
+    dest: Option<UdDest>,
+}
+
 /// The ring of send work requests, oldest (`head`) to newest (before `tail`).
 #[derive(Debug)]
 pub(crate) struct SendQueue {
@@ -101,11 +109,9 @@ pub(crate) struct SendQueue {
     mask: u32,
     head: u32,
     tail: u32,
-    wqes: Vec<SendWqe>,
+    slots: Vec<Slot>,
     sges: Lanes<Sge>,
     inline: Lanes<u8>,
-    /// Destinations; used on UD only.
-    dests: Vec<UdDest>,
 }
 
 impl SendQueue {
@@ -113,16 +119,14 @@ impl SendQueue {
         let caps = config.caps;
         let slots = caps.max_send_wr.max(1).next_power_of_two();
         let len = slots as usize;
-        let dests = if config.service == Service::Ud { len } else { 0 };
         Self {
             caps,
             mask: slots - 1,
             head: 0,
             tail: 0,
-            wqes: Vec::with_capacity(len),
+            slots: Vec::with_capacity(len),
             sges: Lanes::new(len, caps.max_send_sge as usize),
             inline: Lanes::new(len, caps.max_inline_data as usize),
-            dests: Vec::with_capacity(dests),
         }
     }
 
@@ -147,14 +151,14 @@ impl SendQueue {
     /// The entry `index`, if it is in the queue.
     pub(crate) fn get(&self, index: u32) -> Option<&SendWqe> {
         let queued = index.wrapping_sub(self.head) < self.tail.wrapping_sub(self.head);
-        if queued { self.wqes.get(self.slot(index)) } else { None }
+        if queued { self.slots.get(self.slot(index)).map(|slot| &slot.wqe) } else { None }
     }
 
     /// The entry `index`, if it is in the queue.
     pub(crate) fn get_mut(&mut self, index: u32) -> Option<&mut SendWqe> {
         let queued = index.wrapping_sub(self.head) < self.tail.wrapping_sub(self.head);
         let slot = self.slot(index);
-        if queued { self.wqes.get_mut(slot) } else { None }
+        if queued { self.slots.get_mut(slot).map(|slot| &mut slot.wqe) } else { None }
     }
 
     /// The oldest entry.
@@ -174,7 +178,7 @@ impl SendQueue {
 
     /// Destination of entry `index` of a UD queue.
     pub(crate) fn dest(&self, index: u32) -> Option<&UdDest> {
-        self.dests.get(self.slot(index))
+        self.slots.get(self.slot(index)).and_then(|slot| slot.dest.as_ref())
     }
 
     /// Appends a request.
@@ -188,10 +192,12 @@ impl SendQueue {
                 self.inline.put(slot, bytes, 0);
             }
         }
-        if let Some(dest) = req.ud.filter(|_| self.dests.capacity() != 0) {
-            put(&mut self.dests, slot, dest);
+        let filled = Slot { wqe, dest: req.ud };
+        // A place exists from the second lap on; on the first it is the next to append.
+        match self.slots.get_mut(slot) {
+            Some(old) => *old = filled,
+            None => self.slots.push(filled),
         }
-        put(&mut self.wqes, slot, wqe);
         self.tail = self.tail.wrapping_add(1);
         Ok(())
     }
@@ -249,17 +255,10 @@ impl SendQueue {
     }
 }
 
-/// Sets element `slot`, which exists from the second lap on and is the next to append before.
-fn put<T>(items: &mut Vec<T>, slot: usize, value: T) {
-    match items.get_mut(slot) {
-        Some(old) => *old = value,
-        None => items.push(value),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::qp::Service;
     use roxe_wire::{LKey, Qpn, RKey};
 
     fn queue(max_send_wr: u32) -> SendQueue {
