@@ -61,6 +61,7 @@ mod uses;
 
 pub use cq::{Cq, CqInit};
 pub use device::{Context, Device, DeviceAttr, devices};
+pub use engine::clock::now;
 pub use error::Error;
 pub use event::{AsyncEvent, AsyncEventKind, CompChannel};
 pub use mr::Mr;

@@ -3,8 +3,8 @@
 use roxe_transport::time::Instant;
 use std::sync::OnceLock;
 
-/// The time now; never zero.
-pub(crate) fn now() -> Instant {
+/// The time now, on the clock of completion timestamps; never zero.
+pub fn now() -> Instant {
     static START: OnceLock<std::time::Instant> = OnceLock::new();
     Instant(1).after(START.get_or_init(std::time::Instant::now).elapsed())
 }
