@@ -12,7 +12,7 @@ use crate::object::{Exposed, Object, Token, Unacked};
 use crate::qp_ex::{self, Builder};
 use crate::srq::optional_srq;
 use core::ffi::c_int;
-use roxe_provider::{Access, AttrMask, Context, Qp, QpAttr, QpInit};
+use roxe_provider::{Access, AttrMask, Context, Qp, QpAttr, QpInit, QpInitView};
 use roxe_transport::qp::{QpCaps, QpState, Service};
 use roxe_transport::wr::Av;
 use roxe_wire::{PathMtu, Psn, Qkey, Qpn};
@@ -32,19 +32,12 @@ pub(crate) struct QpInner {
     pub(crate) events: Unacked,
     /// Present if the program asked for the `ibv_wr_*` interface.
     pub(crate) builder: Option<Builder>,
-    init: Init,
 }
 
 // SAFETY: the public structure starts with an `ibv_qp`, at offset 0.
 unsafe impl Exposed for ibv_qp_ex {
     type Handle = ibv_qp;
     type Inner = QpInner;
-}
-
-/// What `ibv_query_qp` tells about creation.
-struct Init {
-    cap: ibv_qp_cap,
-    sq_sig_all: c_int,
 }
 
 /// Values of `enum ibv_qp_type` that the device has.
@@ -67,6 +60,17 @@ fn caps(cap: &ibv_qp_cap) -> QpCaps {
     }
 }
 
+fn cap_to_c(caps: &QpCaps) -> ibv_qp_cap {
+    ibv_qp_cap {
+        max_send_wr: caps.max_send_wr,
+        max_recv_wr: caps.max_recv_wr,
+        max_send_sge: caps.max_send_sge,
+        max_recv_sge: caps.max_recv_sge,
+        max_inline_data: caps.max_inline_data,
+    }
+}
+
+/// Makes a QP and writes what it really takes back to `init`.
 fn create(handle: *mut ibv_pd, init: &mut ibv_qp_init_attr, extended: bool) -> Result<*mut ibv_qp> {
     let token = Token::new();
     let service = service(init.qp_type)?;
@@ -79,15 +83,10 @@ fn create(handle: *mut ibv_pd, init: &mut ibv_qp_init_attr, extended: bool) -> R
         srq: optional_srq(init.srq)?,
         user: token.0,
     })?;
+    init.cap = cap_to_c(&qp.query().1.caps);
     let base = base(handle, init, token, &qp)?;
     let builder = extended.then(|| Builder::new(&init.cap));
-    let inner = QpInner {
-        qp,
-        service,
-        events: Unacked::default(),
-        builder,
-        init: Init { cap: init.cap, sq_sig_all: init.sq_sig_all },
-    };
+    let inner = QpInner { qp, service, events: Unacked::default(), builder };
     Ok(Object::publish(token, qp_ex::exposed(base), inner))
 }
 
@@ -278,12 +277,12 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
         if attr.is_null() || init.is_null() {
             return Err(EINVAL);
         }
-        let now = object.inner.qp.query();
-        let (cap, sq_sig_all) = (object.inner.init.cap, object.inner.init.sq_sig_all);
+        let (now, made) = object.inner.qp.query();
+        let draining = object.inner.qp.is_draining();
         // SAFETY: neither is NULL; the program passes whole structures, and the QP's own is alive.
         unsafe {
-            attr.write(to_c(&now, cap));
-            init.write(creation(&*handle, cap, sq_sig_all));
+            attr.write(ibv_qp_attr { sq_draining: draining.into(), ..to_c(&now, cap_to_c(&made.caps)) });
+            init.write(creation(&*handle, &made));
             (&raw mut (*handle).state).write(now.state as c_int);
         }
         Ok(())
@@ -291,15 +290,15 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
 }
 
 /// What a QP was created with.
-fn creation(qp: &ibv_qp, cap: ibv_qp_cap, sq_sig_all: c_int) -> ibv_qp_init_attr {
+fn creation(qp: &ibv_qp, made: &QpInitView) -> ibv_qp_init_attr {
     ibv_qp_init_attr {
         qp_context: qp.qp_context,
         send_cq: qp.send_cq,
         recv_cq: qp.recv_cq,
         srq: qp.srq,
-        cap,
+        cap: cap_to_c(&made.caps),
         qp_type: qp.qp_type,
-        sq_sig_all,
+        sq_sig_all: made.sq_sig_all.into(),
     }
 }
 
