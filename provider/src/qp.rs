@@ -489,10 +489,16 @@ impl QpCore {
         if report.announce_recv {
             self.recv_cq.notify();
         }
-        for (flag, kind) in EVENTS {
-            if report.events.contains(flag) {
-                self.context.raise(kind, self.user.load(Ordering::Relaxed), self.id);
-            }
+        if !report.events.is_empty() {
+            self.raise(report.events);
+        }
+    }
+
+    /// Queues asynchronous events, under the lock: none may come after [`Qp::destroy`] has forgotten those that came.
+    fn raise(&self, events: QpEvents) {
+        let inner = self.inner.lock();
+        for (_, kind) in EVENTS.iter().filter(|(flag, _)| events.contains(*flag) && !inner.is_cut_off) {
+            self.context.raise(*kind, self.user.load(Ordering::Relaxed), self.id);
         }
     }
 
