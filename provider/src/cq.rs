@@ -208,11 +208,6 @@ impl Cq {
         self.uses.hold()
     }
 
-    /// Whether a program waits for an event of this queue.
-    pub(crate) fn is_armed(&self) -> bool {
-        self.state.lock().armed != Armed::No
-    }
-
     fn engine(&self) -> &Engine {
         self.context.engine()
     }
@@ -286,9 +281,7 @@ mod tests {
         let cq = cq(10);
         cq.push(cqe(1)).unwrap();
         cq.req_notify(false);
-        assert!(cq.is_armed());
         assert_eq!(cq.push(cqe(2)), Ok(true));
-        assert!(!cq.is_armed());
         assert_eq!(cq.push(cqe(3)), Ok(false));
         cq.notify();
         assert_eq!(cq.channel().unwrap().get_event().unwrap(), 77);

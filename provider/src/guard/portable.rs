@@ -10,6 +10,8 @@ use roxe_transport::cx::AtomicOp;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// There is nothing to install: the kernel reports.
+#[cfg(not(target_arch = "x86_64"))]
 pub(super) fn install() {}
 
 pub(super) fn read(addr: u64, out: &mut [u8]) -> Result<(), Fault> {
