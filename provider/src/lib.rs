@@ -31,8 +31,8 @@
 //!
 //! # Unsafe code
 //!
-//! Lives in `guard` (touching application memory), `mapped`, `event` and `port` (one system call each) and `net` (socket
-//! calls); everything else is safe.
+//! Lives in `guard` (touching application memory), `fork` (locks across a fork), `net` and `engine::poller` (sockets and
+//! waiting), and in `mapped`, `event` and `port` (a system call or two each); everything else is safe.
 
 pub mod config;
 mod counters;
