@@ -7,6 +7,7 @@ pub mod attr;
 mod completer;
 mod datagram;
 mod flight;
+mod outgoing;
 mod refusal;
 mod replay;
 mod reply;

@@ -11,17 +11,18 @@
 //!   sent_psn      PSN after the newest one ever sent; `fresh` is the first work request never started
 //! ```
 
-use crate::cx::{FlowControl, Host, Memory, Side, TxBatch, TxState};
+use crate::cx::{FlowControl, Host, Side, TxBatch, TxState};
 use crate::qp::PostError;
 use crate::qp::attr::QpState;
 use crate::qp::flight::{Flight, Room, charge};
+use crate::qp::outgoing::{Outgoing, Put, put};
 use crate::qp::retry::{Exhausted, Retry, Timer};
-use crate::qp::segment::{self, Place};
+use crate::qp::segment;
 use crate::qp::shared::{QpConfig, QpEvents, Service, Shared};
-use crate::qp::sq::{Payload, SendQueue, SendWqe};
+use crate::qp::sq::{SendQueue, SendWqe};
 use crate::time::Instant;
-use crate::wr::{Av, Cqe, SendData, SendFlags, SendOp, SendRequest, WcStatus};
-use roxe_wire::{Bth, Header, Kind, PathMtu, Psn, Request, Reth};
+use crate::wr::{Cqe, SendData, SendFlags, SendOp, SendRequest, WcStatus};
+use roxe_wire::{Bth, Header, Kind, PathMtu, Psn};
 
 /// PSNs under way at most. The peer can tell 2^23 apart; this is more than any network holds, keeps late packets
 /// recognisable and the bytes of [`Flight`] within 32 bits.
@@ -382,97 +383,4 @@ fn check_op(sh: &Shared, req: &SendRequest<'_>) -> Result<(), PostError> {
         return Err(PostError::MissingDestination);
     }
     Ok(())
-}
-
-/// One packet of a message: what it says and carries.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Outgoing {
-    pub(crate) request: Request,
-    /// Payload bytes.
-    pub(crate) len: u32,
-    /// Where in the message they start.
-    offset: u32,
-    /// PSNs it takes.
-    span: u32,
-    /// Payload bytes of the next packet, while the responder is not asked for an answer before it.
-    next_len: Option<u32>,
-    /// Bytes of READ data that its answers carry.
-    brings: u32,
-    /// The responder must answer.
-    asks_ack: bool,
-    pub(crate) solicited: bool,
-}
-
-impl Outgoing {
-    /// Packet `index` of `wqe`.
-    pub(crate) fn of(wqe: &SendWqe, index: u32, mtu: PathMtu) -> Self {
-        if let SendOp::Read { remote_addr, rkey } = wqe.op {
-            let end = segment::read_chunk_end(index, wqe.packets, mtu);
-            let whole = Reth { va: remote_addr, rkey, dma_len: wqe.length };
-            let part = segment::read_part(whole, mtu, index, end);
-            return Self::question(Request::Read(part), end - index, part.dma_len);
-        }
-        let place = Place::of(index, wqe.packets);
-        let request = segment::request(&wqe.op, wqe.length, place);
-        if wqe.is_atomic() {
-            return Self::question(request, 1, 0);
-        }
-        let asks_ack = place.ends() || segment::is_ack_point(index);
-        let next_len = if asks_ack { None } else { Some(segment::payload_len(wqe.length, mtu, index + 1)) };
-        let len = segment::payload_len(wqe.length, mtu, index);
-        let (offset, solicited) = (segment::offset(index, mtu), place.ends() && wqe.is_solicited());
-        Self { request, len, offset, span: 1, brings: 0, next_len, asks_ack, solicited }
-    }
-
-    /// A request without payload whose answer takes `span` PSNs.
-    fn question(request: Request, span: u32, brings: u32) -> Self {
-        Self { request, len: 0, offset: 0, span, brings, next_len: None, asks_ack: true, solicited: false }
-    }
-}
-
-/// Outcome of [`put`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Put {
-    /// The packet is in the batch.
-    Done,
-    /// The batch is full.
-    Full,
-    /// The payload could not be read; there is no packet.
-    Fault,
-}
-
-/// Puts a packet into the batch.
-pub(crate) fn put<M: Memory, T: TxBatch>(
-    memory: &mut M,
-    tx: &mut T,
-    av: &Av,
-    header: &Header,
-    payload: Payload<'_>,
-    packet: &Outgoing,
-) -> Put {
-    let len = packet.len as usize;
-    let Some(slot) = tx.slot(av, header.padded_len(len)) else { return Put::Full };
-    let written = header.emit(len, slot).is_some_and(|room| payload.read(memory, packet.offset, room));
-    if written {
-        return Put::Done;
-    }
-    tx.retract();
-    Put::Fault
-}
-
-impl Payload<'_> {
-    /// Copies `out.len()` bytes from `offset` on; whether that was possible.
-    fn read<M: Memory>(self, memory: &mut M, offset: u32, out: &mut [u8]) -> bool {
-        match self {
-            _ if out.is_empty() => true,
-            Self::Sges(sges) => memory.gather(sges, offset, out).is_ok(),
-            Self::Inline(bytes) => match bytes.get(offset as usize..).and_then(|rest| rest.get(..out.len())) {
-                Some(bytes) => {
-                    out.copy_from_slice(bytes);
-                    true
-                }
-                None => false,
-            },
-        }
-    }
 }

@@ -2,7 +2,8 @@
 
 use crate::cx::{Host, TxBatch};
 use crate::qp::flight::charge;
-use crate::qp::requester::{Outgoing, Put, Requester, Step, put};
+use crate::qp::outgoing::{Outgoing, Put, put};
+use crate::qp::requester::{Requester, Step};
 use crate::qp::shared::{Service, Shared};
 use crate::wr::{Av, SendOp, WcStatus};
 use roxe_wire::{Bth, Deth, Header, Kind, PathMtu, Qkey, Qpn, UcRequest};
