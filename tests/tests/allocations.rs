@@ -1,0 +1,118 @@
+//! Nothing on the way of a message allocates: not posting, sending, receiving, acknowledging, repairing or completing.
+//!
+//! A counting allocator watches two queue pairs exchange messages over the simulated network, which does not allocate
+//! either once it is warm. One test per process, so that nobody else's allocations are counted.
+
+use roxe_transport::qp::Service;
+use roxe_transport::sim::{Faults, Mr, Pair, Peer, Rng, Setup};
+use roxe_transport::wr::{Access, RecvRequest, SendData, SendFlags, SendOp, SendRequest, UdDest, WcStatus};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The system's allocator, counted.
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call goes to `System` unchanged, which keeps the contract.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller keeps the contract of `dealloc`.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+const MESSAGES: u32 = 10_000;
+
+#[test]
+fn ten_thousand_messages_allocate_nothing() {
+    for service in [Service::Rc, Service::Uc, Service::Ud] {
+        let mut bench = Bench::new(service);
+        bench.exchange(200);
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        assert!(before > 0, "the allocator counts");
+        bench.exchange(MESSAGES);
+        let counted = ALLOCATIONS.load(Ordering::Relaxed) - before;
+        assert_eq!(counted, 0, "{service:?}: {counted} allocations for {MESSAGES} messages");
+    }
+}
+
+/// Two queue pairs and their buffers.
+struct Bench {
+    pair: Pair,
+    service: Service,
+    src: [Mr; 2],
+    dst: [Mr; 2],
+}
+
+impl Bench {
+    fn new(service: Service) -> Self {
+        let mut pair = Pair::new(Setup { log: false, ..Setup::of(service) });
+        if service == Service::Rc {
+            pair.wire.faults = [Faults { drop: 10, duplicate: 10, reorder: 10, corrupt: 10 }; 2];
+            pair.wire.mercy = Some(3);
+        }
+        pair.choices = Rng::new(7);
+        let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let mut register = |who| pair.end(who).host.memory.register(4096, all);
+        let src = [Peer::A, Peer::B].map(&mut register);
+        let dst = [Peer::A, Peer::B].map(&mut register);
+        Self { pair, service, src, dst }
+    }
+
+    /// Posts, runs and reaps `messages` messages in each direction, one of each kind in turn.
+    fn exchange(&mut self, messages: u32) {
+        for n in 0..messages / 2 {
+            for who in [Peer::A, Peer::B] {
+                self.post(who, n);
+            }
+            self.pair.run();
+            for who in [Peer::A, Peer::B] {
+                while let Some(cqe) = self.pair.send_done(who) {
+                    assert_eq!(cqe.status, WcStatus::Success);
+                }
+                while let Some(cqe) = self.pair.recv_done(who) {
+                    assert_eq!(cqe.status, WcStatus::Success);
+                }
+            }
+        }
+    }
+
+    fn post(&mut self, who: Peer, n: u32) {
+        let (src, dst) = (self.src[who.index()], self.dst[who.other().index()]);
+        let (remote_addr, rkey) = (dst.addr, dst.rkey());
+        let op = match (self.service, n % 5) {
+            (Service::Ud, _) | (_, 0) => SendOp::Send,
+            (_, 1) => SendOp::Write { remote_addr, rkey },
+            (Service::Rc, 2) => SendOp::Read { remote_addr, rkey },
+            (Service::Rc, 3) => SendOp::FetchAdd { remote_addr, rkey, add: 1 },
+            _ => SendOp::SendImm(roxe_wire::ImmDt(n.to_be_bytes())),
+        };
+        let len = if self.service == Service::Ud { 200 } else { 1 + n * 7 % 2000 };
+        let len = if let SendOp::FetchAdd { .. } = op { 8 } else { len };
+        if matches!(op, SendOp::Send | SendOp::SendImm(_)) {
+            let landing = [self.dst[who.other().index()].sge(0, 1000), self.dst[who.other().index()].sge(1000, 3000)];
+            let posted = self.pair.post_recv(who.other(), &RecvRequest { wr_id: n.into(), sges: &landing });
+            // A lost message of UC leaves its receive behind; once all are left, the oldest serve.
+            assert!(posted.is_ok() || self.service != Service::Rc, "{posted:?}");
+        }
+        let ud = (self.service == Service::Ud).then(|| UdDest {
+            av: roxe_transport::sim::setup::av(who),
+            qpn: roxe_transport::sim::setup::qpn(who.other()),
+            qkey: roxe_transport::sim::setup::QKEY,
+        });
+        let list = [src.sge(0, len / 2), src.sge(len / 2, len - len / 2)];
+        let req =
+            SendRequest { wr_id: n.into(), op, flags: SendFlags::SIGNALED, data: SendData::Sges(&list), ud };
+        assert_eq!(self.pair.post_send(who, &req), Ok(()));
+    }
+}
