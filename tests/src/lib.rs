@@ -3,6 +3,7 @@
 //! Touches processes, temporary files and `/proc`; never the product's internals.
 
 pub mod build;
+pub mod counting;
 pub mod pair;
 pub mod perftest;
 pub mod report;
