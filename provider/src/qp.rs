@@ -171,6 +171,10 @@ impl Qp {
             self.core.engine().ensure_link(attr.av.sgid)?;
         }
         let now = clock::now();
+        if mask.contains(AttrMask::STATE) {
+            // As before a destroy: acknowledgements of what has completed must not be lost.
+            self.core.serve(now);
+        }
         let result = self.core.visit(now, |machine, host| machine.modify(host, attr, mask));
         self.core.engine().leave_after_send(now);
         result.map_err(|e| Error::invalid(e.to_string()))
@@ -189,7 +193,11 @@ impl Qp {
     }
 
     /// Takes the queue pair out of use: no completion, event or packet of it from now on. Later calls do nothing.
+    ///
+    /// What is owed to the peer goes out first: the program may already have seen the completion of a message whose
+    /// acknowledgement still waits, and the peer must not believe it lost.
     pub fn destroy(&self) {
+        self.core.serve(clock::now());
         self.core.engine().unregister_qp(self.core.qpn);
         self.core.cut_off();
         self.core.context.forget_events(self.core.id);
