@@ -130,7 +130,7 @@ pub struct Qp {
 }
 
 impl Qp {
-    /// A queue pair in RESET. Allocates everything it will ever need, untouched until used.
+    /// A queue pair in RESET. Its queues are reserved whole at the first post; after that nothing allocates.
     pub fn new(config: QpConfig) -> Self {
         Self {
             requester: Requester::new(&config),

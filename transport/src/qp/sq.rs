@@ -1,7 +1,7 @@
 //! The send queue: a ring of work requests with their lists, inline bytes and destinations in flat side arrays.
 //!
-//! Entries are named by a running index that wraps at 2^32; `slot` maps it into the arrays. Everything is allocated at
-//! creation, and each page is touched when the ring first comes by, so an idle QP costs next to nothing. Touches `wr`.
+//! Entries are named by a running index that wraps at 2^32; `slot` maps it into the arrays. Each array is reserved whole
+//! at the first post that needs it and touched as the ring comes by, so an idle QP costs next to nothing. Touches `wr`.
 
 use crate::qp::PostError;
 use crate::qp::segment::MAX_MESSAGE;
@@ -66,22 +66,29 @@ pub(crate) enum Payload<'a> {
     Inline(&'a [u8]),
 }
 
-/// `width` items for each entry of a ring; allocated whole, touched on the first lap.
+/// `width` items for each entry of a ring. Reserved whole when the first is put, touched as the ring comes by: an array
+/// that is reserved costs a page even if nobody uses it, and most queues use one kind of payload.
 #[derive(Debug)]
 struct Lanes<T> {
     items: Vec<T>,
+    slots: usize,
     width: usize,
 }
 
 impl<T: Copy> Lanes<T> {
-    fn new(slots: usize, width: usize) -> Self {
-        Self { items: Vec::with_capacity(slots.saturating_mul(width)), width }
+    const fn new(slots: usize, width: usize) -> Self {
+        Self { items: Vec::new(), slots, width }
     }
 
     fn put(&mut self, slot: usize, values: &[T], filler: T) {
-        let start = slot * self.width;
-        if self.items.len() < start + self.width {
-            self.items.resize(start + self.width, filler);
+        if values.is_empty() {
+            return;
+        }
+        let (start, end) = (slot * self.width, (slot + 1) * self.width);
+        if self.items.len() < end {
+            // Reserves once: `len` never exceeds this.
+            self.items.reserve_exact(self.slots * self.width - self.items.len());
+            self.items.resize(end, filler);
         }
         if let Some(room) = self.items.get_mut(start..start + values.len()) {
             room.copy_from_slice(values);
@@ -124,7 +131,7 @@ impl SendQueue {
             mask: slots - 1,
             head: 0,
             tail: 0,
-            slots: Vec::with_capacity(len),
+            slots: Vec::new(),
             sges: Lanes::new(len, caps.max_send_sge as usize),
             inline: Lanes::new(len, caps.max_inline_data as usize),
         }
@@ -196,7 +203,10 @@ impl SendQueue {
         // A place exists from the second lap on; on the first it is the next to append.
         match self.slots.get_mut(slot) {
             Some(old) => *old = filled,
-            None => self.slots.push(filled),
+            None => {
+                self.slots.reserve_exact(self.mask as usize + 1 - self.slots.len());
+                self.slots.push(filled);
+            }
         }
         self.tail = self.tail.wrapping_add(1);
         Ok(())
