@@ -37,6 +37,8 @@ use table::QpTable;
 
 /// Visits in a row that find nothing before a poller starts to offer its processor to others.
 const PATIENT_VISITS: u32 = 256;
+/// Visits to the sockets before a queue pair goes away; a peer that never stops sending must not hold it up.
+const DRAIN_ROUNDS: u32 = 16;
 /// What `steer_at` holds when no session is due.
 const NEVER: u64 = u64::MAX;
 
@@ -139,6 +141,17 @@ impl Engine {
         } else {
             self.idle_visits.store(visits + 1, Ordering::Relaxed);
         }
+    }
+
+    /// Receives until the sockets are empty. Called before something goes away: an answer of ours to another process may
+    /// have come to our own socket (DESIGN D4), and nobody would forward it once the process has ended.
+    pub(crate) fn drain(&self) {
+        if !self.started.load(Ordering::Acquire) {
+            return;
+        }
+        let mut rx = self.rx.lock();
+        let mut rounds = 0..DRAIN_ROUNDS;
+        while rounds.next().is_some() && self.receive(&mut rx, true, clock::now()) {}
     }
 
     /// The program is about to wait for an event: the background thread takes over.

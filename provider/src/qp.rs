@@ -198,6 +198,7 @@ impl Qp {
     /// acknowledgement still waits, and the peer must not believe it lost.
     pub fn destroy(&self) {
         self.core.serve(clock::now());
+        self.core.engine().drain();
         self.core.engine().unregister_qp(self.core.qpn);
         self.core.cut_off();
         self.core.context.forget_events(self.core.id);

@@ -174,7 +174,11 @@ fn destroying_a_queue_pair_under_traffic_harms_nobody() {
     for round in 0..20 {
         let (qa, qb) = pair(&a, &b, Service::Rc, 0, PathMtu::Mtu4096);
         (0..8).for_each(|n| post(&qa, n, write_to(&b, 0), a.sge(0, 1 << 19)));
-        if round % 2 == 0 { qb.destroy() } else { qa.destroy() }
+        if round % 2 == 0 {
+            qb.destroy()
+        } else {
+            qa.destroy()
+        }
         qa.destroy();
         a.cq.poll(4096, |_| {}).unwrap();
         post(&survivor, 1000 + round, write_to(&b, LEN / 2), a.sge(0, 1 << 19));

@@ -55,8 +55,7 @@ impl Node {
     }
 
     pub fn qp(&self, service: Service) -> Arc<Qp> {
-        let caps =
-            QpCaps { max_send_wr: 128, max_recv_wr: 128, max_send_sge: 4, max_recv_sge: 4, max_inline_data: 64 };
+        let caps = QpCaps { max_send_wr: 128, max_recv_wr: 128, max_send_sge: 4, max_recv_sge: 4, max_inline_data: 64 };
         let (send_cq, recv_cq) = (Arc::clone(&self.cq), Arc::clone(&self.cq));
         self.pd.create_qp(QpInit { service, caps, sq_sig_all: false, send_cq, recv_cq, srq: None, user: 7 }).unwrap()
     }

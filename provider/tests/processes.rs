@@ -1,0 +1,392 @@
+//! Several processes on one address. Each test starts this very program again as its peers, with a role in
+//! `ROXE_TEST_ROLE`, and talks to them through their standard input and output, one line at a time.
+
+mod common;
+
+use common::*;
+use roxe_provider::wire::{PathMtu, Qpn, RKey};
+use roxe_provider::{Qp, RecvRequest, SendOp, Service, WcStatus};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const ROLE: &str = "ROXE_TEST_ROLE";
+/// What peers put in front of their lines, because the test harness writes to the same pipe.
+const MARK: &str = "peer: ";
+
+/// A peer, seen from the test.
+struct Peer {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Peer {
+    fn start(role: &str, knobs: &[(&str, &str)]) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "peer", "--nocapture", "--test-threads=1"])
+            .env(ROLE, role)
+            .envs(knobs.iter().copied())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        Self { child, input, output }
+    }
+
+    fn tell(&mut self, line: &str) {
+        writeln!(self.input, "{line}").unwrap();
+    }
+
+    fn hear(&mut self) -> String {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the peer ended");
+            if let Some((_, said)) = line.split_once(MARK) {
+                return said.trim_end().to_owned();
+            }
+        }
+    }
+
+    /// Sends a command and returns the answer as numbers.
+    fn ask(&mut self, line: &str) -> Vec<u64> {
+        self.tell(line);
+        let answer = self.hear();
+        answer.split_whitespace().map(|word| word.parse().unwrap_or_else(|_| panic!("{line}: {answer}"))).collect()
+    }
+
+    fn signal(&self, signal: i32) {
+        // SAFETY: our own child, not yet waited for.
+        assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Connects two peers with one queue pair each.
+fn join(a: &mut Peer, b: &mut Peer) {
+    let (of_a, of_b) = (describe(a), describe(b));
+    a.tell(&format!("connect {of_b}"));
+    assert_eq!(a.hear(), "connected");
+    b.tell(&format!("connect {of_a}"));
+    assert_eq!(b.hear(), "connected");
+}
+
+fn describe(peer: &mut Peer) -> String {
+    peer.tell("create");
+    peer.hear()
+}
+
+/// The program of a peer: obeys one command per line until its input ends.
+struct Puppet {
+    node: Node,
+    service: Service,
+    qp: Option<Arc<Qp>>,
+    remote: Option<Window>,
+    dest: Qpn,
+}
+
+/// Not a test of its own: does something only where a test has started it.
+#[test]
+fn peer() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let service = match role.as_str() {
+        "ud" => Service::Ud,
+        "uc" => Service::Uc,
+        _ => Service::Rc,
+    };
+    let mut puppet = Puppet { node: Node::open(), service, qp: None, remote: None, dest: Qpn::new(0) };
+    for line in std::io::stdin().lines() {
+        let answer = puppet.obey(&line.unwrap());
+        println!("\n{MARK}{answer}");
+    }
+}
+
+impl Puppet {
+    fn obey(&mut self, line: &str) -> String {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let number = |at: usize| words.get(at).map_or(0, |word| word.parse::<u64>().unwrap());
+        match words[0] {
+            "create" => self.create(),
+            "connect" => self.connect(number(1), number(2), number(3)),
+            "write" => self.write(number(1), number(2) as usize),
+            "try" => self.try_write(),
+            "check" => self.check(number(1), number(2) as usize),
+            "receive" => self.receive(number(1)),
+            "send" => self.send(number(1)),
+            "drain" => self.drain(number(1)),
+            "counters" => self.counters(),
+            "fork" => self.fork(),
+            "idle" => idle().to_string(),
+            "many" => self.many(number(1)),
+            other => panic!("unknown command {other}"),
+        }
+    }
+
+    fn create(&mut self) -> String {
+        let qp = self.node.qp(self.service);
+        let text = format!("{} {} {}", qp.qpn().get(), self.node.addr(0), self.node.mr.rkey().0);
+        self.qp = Some(qp);
+        text
+    }
+
+    fn connect(&mut self, qpn: u64, addr: u64, rkey: u64) -> String {
+        let gid = self.node.context.gid(1, 0).unwrap();
+        self.dest = Qpn::new(qpn as u32);
+        self.remote = Some(Window { addr, rkey: RKey(rkey as u32) });
+        match self.service {
+            Service::Ud => activate(self.qp()),
+            _ => connect(self.qp(), self.node.av(0, gid), self.dest, PathMtu::Mtu4096),
+        }
+        "connected".into()
+    }
+
+    fn qp(&self) -> &Qp {
+        self.qp.as_ref().unwrap()
+    }
+
+    fn write_op(&self) -> SendOp {
+        let Window { addr, rkey } = self.remote.unwrap();
+        SendOp::Write { remote_addr: addr + (LEN / 2) as u64, rkey }
+    }
+
+    /// Writes `count` messages of `len` bytes to the peer.
+    fn write(&mut self, count: u64, len: usize) -> String {
+        self.node.fill(0, len, count as u8);
+        for n in 0..count {
+            post(self.qp(), n, self.write_op(), self.node.sge(0, len));
+            assert_eq!(self.node.wait(1)[0].status, WcStatus::Success);
+        }
+        count.to_string()
+    }
+
+    /// Writes until it fails, and says how.
+    fn try_write(&mut self) -> String {
+        println!("\n{MARK}0");
+        loop {
+            post(self.qp(), 1, self.write_op(), self.node.sge(0, 1 << 18));
+            let status = self.node.wait(1)[0].status;
+            if status != WcStatus::Success {
+                return (status as u32).to_string();
+            }
+        }
+    }
+
+    /// Whether the last write to this side is there: 1 or 0.
+    fn check(&mut self, count: u64, len: usize) -> String {
+        u32::from(self.node.bytes(LEN / 2, len) == pattern(len, count as u8)).to_string()
+    }
+
+    fn receive(&mut self, count: u64) -> String {
+        for n in 0..count {
+            self.qp().post_recv(&RecvRequest { wr_id: n, sges: &[self.node.sge(0, 4136)] }).unwrap();
+        }
+        count.to_string()
+    }
+
+    fn send(&mut self, count: u64) -> String {
+        let gid = self.node.context.gid(1, 0).unwrap();
+        let (av, sge) = (self.node.av(0, gid), [self.node.sge(0, 4096)]);
+        for n in 0..count {
+            self.qp().post_send(&[datagram(n, av, self.dest, &sge)]).unwrap();
+        }
+        self.node.wait(count as usize);
+        count.to_string()
+    }
+
+    /// How many receives complete before a second passes without one.
+    fn drain(&mut self, count: u64) -> String {
+        let (mut done, mut last) = (0, Instant::now());
+        while done < count && last.elapsed() < Duration::from_secs(1) {
+            if self.node.cq.poll(64, |_| done += 1).unwrap() > 0 {
+                last = Instant::now();
+            }
+        }
+        done.to_string()
+    }
+
+    /// Packets forwarded, received, and dropped for a wrong ICRC.
+    fn counters(&mut self) -> String {
+        let get = |name| counter(&self.node.context, name);
+        format!("{} {} {}", get("forwarded"), get("received_packets"), get("icrc_errors"))
+    }
+
+    /// Forks; the child makes queue pairs in the inherited context and works with them. Its exit status, and whether the
+    /// queue pairs of this process still work.
+    fn fork(&mut self) -> String {
+        // SAFETY: the child uses only what the fork handlers promise to work, and leaves by `_exit`.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.work_in_child()));
+            // SAFETY: ends the child without running the parent's destructors.
+            unsafe { libc::_exit(i32::from(worked.is_err())) };
+        }
+        let mine = self.write(20, 100_000);
+        let mut status = 0;
+        // SAFETY: our own child.
+        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+        format!("{status} {mine}")
+    }
+
+    fn work_in_child(&self) {
+        let node = &self.node;
+        let inherited = post_try(self.qp(), self.write_op(), node);
+        assert!(inherited.is_err(), "an inherited queue pair belongs to the parent");
+        let (qa, _qb) = pair(node, node, Service::Rc, 0, PathMtu::Mtu1024);
+        node.fill(0, 50_000, 99);
+        let op = SendOp::Write { remote_addr: node.addr(LEN / 2), rkey: node.mr.rkey() };
+        for n in 0..20 {
+            post(&qa, n, op, node.sge(0, 50_000));
+            assert_eq!(node.wait(1)[0].status, WcStatus::Success);
+        }
+        assert_eq!(node.bytes(LEN / 2, 50_000), pattern(50_000, 99));
+    }
+
+    fn many(&mut self, count: u64) -> String {
+        let qps: Vec<_> = (0..count).map(|_| pair(&self.node, &self.node, Service::Rc, 0, PathMtu::Mtu1024)).collect();
+        std::mem::forget(qps);
+        count.to_string()
+    }
+}
+
+fn post_try(qp: &Qp, op: SendOp, node: &Node) -> Result<(), (usize, roxe_provider::PostError)> {
+    qp.post_send(&[request(1, op, &[node.sge(0, 8)])])
+}
+
+/// How often the background thread woke up in the quietest of a few stretches of time.
+fn idle() -> u64 {
+    let wakeups = || -> u64 {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
+        let ours = tasks.filter(|task| std::fs::read_to_string(task.join("comm")).unwrap().trim() == "roxe");
+        let status = ours.map(|task| std::fs::read_to_string(task.join("status")).unwrap());
+        status
+            .map(|text| {
+                text.lines()
+                    .filter_map(|line| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse::<u64>().ok())
+                    .sum::<u64>()
+            })
+            .sum()
+    };
+    let stretch = |_| {
+        let before = wakeups();
+        std::thread::sleep(Duration::from_millis(200));
+        wakeups() - before
+    };
+    (0..10).map(stretch).min().unwrap()
+}
+
+fn between_processes(knobs: &[(&str, &str)]) -> (Vec<u64>, Vec<u64>) {
+    let (mut a, mut b) = (Peer::start("rc", knobs), Peer::start("rc", knobs));
+    join(&mut a, &mut b);
+    for (count, len) in [(50, 64), (50, 100_000), (5, LEN / 2)] {
+        let command = format!("write {count} {len}");
+        assert_eq!(a.ask(&command), [count]);
+        assert_eq!(b.ask(&format!("check {count} {len}")), [1]);
+        assert_eq!(b.ask(&command), [count]);
+        assert_eq!(a.ask(&format!("check {count} {len}")), [1]);
+    }
+    (a.ask("counters"), b.ask("counters"))
+}
+
+#[test]
+fn two_processes_exchange_every_byte() {
+    let (a, b) = between_processes(&[]);
+    assert_eq!((a[2], b[2]), (0, 0), "packets with a wrong ICRC");
+}
+
+#[test]
+fn without_steering_strays_are_forwarded() {
+    let (a, b) = between_processes(&[("ROXE_STEERING", "off")]);
+    // The kernel chooses by hash, and both directions have the same addresses and ports: one process gets it all.
+    assert!(a[0] + b[0] > 0, "nothing was forwarded: {a:?} {b:?}");
+}
+
+#[test]
+fn without_segmentation_and_coalescing_it_works_too() {
+    between_processes(&[("ROXE_GSO", "off"), ("ROXE_GRO", "off"), ("ROXE_WINDOW", "65536")]);
+}
+
+#[test]
+fn steering_settles() {
+    let mut peers: Vec<_> = (0..6).map(|_| Peer::start("rc", &[])).collect();
+    for pair in peers.chunks_mut(2) {
+        let [a, b] = pair else { unreachable!("six is even") };
+        join(a, b);
+    }
+    let forwarded = |peers: &mut Vec<Peer>| peers.iter_mut().map(|peer| peer.ask("counters")[0]).sum::<u64>();
+    let mut is_quiet = |_: i32| {
+        let before = forwarded(&mut peers);
+        for pair in peers.chunks_mut(2) {
+            pair[0].ask("write 20 5000");
+            pair[1].ask("write 20 5000");
+        }
+        forwarded(&mut peers) == before
+    };
+    assert!((0..100).any(&mut is_quiet), "packets keep arriving in the wrong process");
+}
+
+#[test]
+fn a_killed_peer_is_an_error_and_its_numbers_are_free_again() {
+    let (mut a, mut b) = (Peer::start("rc", &[]), Peer::start("rc", &[]));
+    join(&mut a, &mut b);
+    assert_eq!(a.ask("try"), [0]);
+    b.signal(libc::SIGKILL);
+    assert_eq!(a.hear(), (WcStatus::RetryExcErr as u32).to_string());
+    let mut c = Peer::start("rc", &[]);
+    join(&mut a, &mut c);
+    assert_eq!(a.ask("write 10 100000"), [10]);
+}
+
+#[test]
+fn a_stopped_process_stops_nobody_else() {
+    let (mut a, mut b, mut c) = (Peer::start("rc", &[]), Peer::start("rc", &[]), Peer::start("rc", &[]));
+    describe(&mut c);
+    c.signal(libc::SIGSTOP);
+    join(&mut a, &mut b);
+    assert_eq!(a.ask("write 50 50000"), [50]);
+    assert_eq!(b.ask("write 50 50000"), [50]);
+}
+
+/// Datagrams may be lost when the machine is overloaded, so one loss-free round out of a few is asked for.
+fn loss_free(role: &str) {
+    let (mut a, mut b) = (Peer::start(role, &[]), Peer::start(role, &[]));
+    join(&mut a, &mut b);
+    let round = |_| {
+        b.ask("receive 100");
+        a.tell("send 100");
+        let got = b.ask("drain 100");
+        a.hear();
+        // What is lost leaves receives behind; they are used up by the next round, so only a full count is loss-free.
+        got == [100]
+    };
+    assert!((0..20).any(round));
+}
+
+#[test]
+fn datagrams_arrive_in_another_process() {
+    loss_free("ud");
+}
+
+#[test]
+fn the_child_of_a_fork_works_and_leaves_the_parent_alone() {
+    let (mut a, mut b) = (Peer::start("rc", &[]), Peer::start("rc", &[]));
+    join(&mut a, &mut b);
+    assert_eq!(a.ask("fork"), [0, 20]);
+    assert_eq!(a.ask("write 10 100000"), [10]);
+    assert_eq!(b.ask("write 10 100000"), [10]);
+}
+
+#[test]
+fn an_idle_process_sleeps() {
+    let mut a = Peer::start("rc", &[("ROXE_STEERING", "off")]);
+    assert_eq!(a.ask("many 500"), [500]);
+    assert_eq!(a.ask("idle"), [0]);
+}
