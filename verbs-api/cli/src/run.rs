@@ -128,11 +128,11 @@ fn find_library() -> Result<PathBuf, RunError> {
     looked_in.iter().find_map(|path| path.canonicalize().ok()).ok_or(RunError::NoLibrary { looked_in })
 }
 
-/// Where the library may be when the program is `exe`: beside it as Cargo leaves it, or in `../lib` when installed.
+/// Where the library may be when the program is `exe`: in `deps`, where Cargo always leaves the newest; beside the
+/// program, where it puts another link when asked for the library itself; in `../lib`, when installed.
 fn candidates(exe: &Path) -> Vec<PathBuf> {
-    let beside = exe.parent().map(|folder| folder.join(LIBRARY));
-    let installed = exe.parent().and_then(Path::parent).map(|prefix| prefix.join("lib").join(LIBRARY));
-    beside.into_iter().chain(installed).collect()
+    let Some(folder) = exe.parent() else { return Vec::new() };
+    ["deps", "", "../lib"].iter().map(|place| folder.join(place).join(LIBRARY)).collect()
 }
 
 /// The folder with the links to `library`, made if need be.
@@ -222,8 +222,9 @@ mod tests {
 
     #[test]
     fn library_is_looked_for_beside_the_program_then_in_lib() {
-        let places = candidates(Path::new("/opt/roxe/bin/roxe"));
-        assert_eq!(places, [PathBuf::from("/opt/roxe/bin/libroxe.so"), PathBuf::from("/opt/roxe/lib/libroxe.so")]);
+        let places = candidates(Path::new("/opt/bin/roxe"));
+        let expected = ["/opt/bin/deps/libroxe.so", "/opt/bin/libroxe.so", "/opt/bin/../lib/libroxe.so"];
+        assert_eq!(places, expected.map(PathBuf::from));
     }
 
     #[test]

@@ -135,6 +135,23 @@ fn other_files_are_refused_with_advice() {
 }
 
 #[test]
+fn the_demo_checks_and_counts() {
+    let output = output(&["demo", "ud"]);
+    let text = stdout(&output);
+    assert!(output.status.success(), "{text}{}", stderr(&output));
+    assert_eq!(text.lines().filter(|line| line.starts_with("UD  send")).count(), 4, "{text}");
+    let last = text.lines().last().unwrap();
+    assert!(last.contains(" checks passed in ") && !last.starts_with("0 "), "{last}");
+}
+
+#[test]
+fn the_demo_knows_its_words() {
+    let output = output(&["demo", "teleport"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("roxe demo"));
+}
+
+#[test]
 fn a_program_that_was_run_keeps_its_exit_status_and_finds_the_library_first() {
     let library = Scratch::new("libroxe.so", b"");
     let home = std::env::temp_dir().join(format!("roxe-test-{}-runtime", std::process::id()));

@@ -11,8 +11,6 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout};
 use std::time::{Duration, Instant};
 
-/// Time that each measurement aims at.
-const MEASURE: Duration = Duration::from_millis(80);
 /// Rounds before the measurement, to see how long one takes.
 const WARM_UP: usize = 20;
 
@@ -68,14 +66,20 @@ pub(super) struct Outcome {
     pub(super) rate: f64,
 }
 
-/// Runs one case on a connection of its own.
-pub(super) fn run(station: &Station, control: &mut Control, case: Case, seed: u64) -> Result<Outcome, Failure> {
+/// Runs one case on a connection of its own. Each of the two measurements aims at taking `time`.
+pub(super) fn run(
+    station: &Station,
+    control: &mut Control,
+    case: Case,
+    seed: u64,
+    time: Duration,
+) -> Result<Outcome, Failure> {
     let mut lane = station.lane(case.service)?;
     let line = format!("open {} {} {}", service_name(case.service), lane.endpoint(), station.remote());
     let answer = control.ask(&line)?;
     let [_, endpoint] = super::words(&answer)?;
     lane.connect(endpoint.parse()?, control.remote)?;
-    let mut client = Client { lane, control, case, seed, checks: 0 };
+    let mut client = Client { lane, control, case, seed, time, checks: 0 };
     client.check_all()?;
     let latency = client.latency()?;
     let rate = client.rate()?;
@@ -88,6 +92,7 @@ struct Client<'s, 'c> {
     case: Case,
     /// Of the next task; every task has another.
     seed: u64,
+    time: Duration,
     checks: usize,
 }
 
@@ -141,18 +146,19 @@ impl Client<'_, '_> {
         Err(Failure::new(what))
     }
 
+    /// Median time of one message.
     fn latency(&mut self) -> Result<Duration, Failure> {
         let first = self.echo(WARM_UP)?;
-        let rounds = fitting(first, 1, 2000);
-        let there_and_back = self.echo(rounds)?;
+        let rounds = fitting(self.time, first.iter().sum(), WARM_UP, 2000);
+        let mut times = self.echo(rounds)?;
+        times.sort_unstable();
+        let there_and_back = times.get(rounds / 2).copied().unwrap_or_default();
         Ok(if self.case.op.is_fetch() { there_and_back } else { there_and_back / 2 })
     }
 
-    /// Median time of a round.
-    fn echo(&mut self, rounds: usize) -> Result<Duration, Failure> {
-        let mut times = self.step(Step::Echo { rounds }, |client, seed| client.play_echo(rounds, seed))?;
-        times.sort_unstable();
-        Ok(times.get(rounds / 2).copied().unwrap_or_default())
+    /// The time of each round.
+    fn echo(&mut self, rounds: usize) -> Result<Vec<Duration>, Failure> {
+        self.step(Step::Echo { rounds }, |client, seed| client.play_echo(rounds, seed))
     }
 
     fn play_echo(&mut self, rounds: usize, seed: u64) -> Result<Vec<Duration>, Failure> {
@@ -200,7 +206,7 @@ impl Client<'_, '_> {
     fn rate(&mut self) -> Result<f64, Failure> {
         let count = 4 * self.case.window();
         let first = self.stream(count)?;
-        let count = fitting(first, count, 200_000);
+        let count = fitting(self.time, first, count, 200_000);
         let time = self.stream(count)?;
         Ok(count as f64 / time.as_secs_f64().max(1e-9))
     }
@@ -326,9 +332,9 @@ const fn opcode(op: Op) -> WcOpcode {
     }
 }
 
-/// How often to repeat what took `time` for `done` repetitions, so that it takes about [`MEASURE`].
-fn fitting(time: Duration, done: usize, most: usize) -> usize {
-    let times = MEASURE.as_nanos() * done as u128 / time.as_nanos().max(1);
+/// How often to repeat what took `took` for `done` repetitions, so that it takes `time`.
+fn fitting(time: Duration, took: Duration, done: usize, most: usize) -> usize {
+    let times = time.as_nanos() * done as u128 / took.as_nanos().max(1);
     usize::try_from(times).unwrap_or(most).clamp(WARM_UP, most)
 }
 
@@ -338,8 +344,10 @@ mod tests {
 
     #[test]
     fn repetitions_fill_the_time_within_bounds() {
-        assert_eq!(fitting(Duration::from_micros(80), 1, 2000), 1000);
-        assert_eq!(fitting(Duration::from_secs(1), 1, 2000), WARM_UP);
-        assert_eq!(fitting(Duration::ZERO, 1, 2000), 2000);
+        let time = Duration::from_millis(80);
+        assert_eq!(fitting(time, Duration::from_micros(800), 10, 2000), 1000);
+        assert_eq!(fitting(time, Duration::from_secs(1), 1, 2000), WARM_UP);
+        assert_eq!(fitting(time, Duration::ZERO, 1, 2000), 2000);
+        assert_eq!(fitting(Duration::ZERO, time, 1, 2000), WARM_UP);
     }
 }
