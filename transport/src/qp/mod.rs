@@ -212,6 +212,17 @@ impl Qp {
         self.requester.post_send(&self.shared, req)
     }
 
+    /// Send work requests that the queue takes now.
+    pub fn send_room(&self) -> u32 {
+        self.requester.sq.room()
+    }
+
+    /// Takes back the `count` newest send work requests, for a caller who posts several wholly or not at all. Works as
+    /// long as no other method was called since they were posted; what has been started stays.
+    pub fn take_back_sends(&mut self, count: u32) {
+        self.requester.take_back(count);
+    }
+
     /// Queues a receive work request. In ERR it is accepted and flushed by the next [`Qp::poll_transmit`].
     ///
     /// # Errors

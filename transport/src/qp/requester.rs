@@ -102,6 +102,11 @@ impl Requester {
         self.sq.push(req)
     }
 
+    /// Forgets up to `count` of the newest requests, but none that was started.
+    pub(crate) fn take_back(&mut self, count: u32) {
+        self.sq.take_back(count, self.fresh);
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.sq.is_empty()
     }

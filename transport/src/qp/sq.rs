@@ -219,13 +219,23 @@ impl SendQueue {
         Some(wqe)
     }
 
+    /// Requests that can be appended now.
+    pub(crate) fn room(&self) -> u32 {
+        self.caps.max_send_wr.saturating_sub(self.tail.wrapping_sub(self.head))
+    }
+
+    /// Removes up to `count` of the newest entries, but none before `keep`.
+    pub(crate) fn take_back(&mut self, count: u32, keep: u32) {
+        self.tail = self.tail.wrapping_sub(count.min(self.tail.wrapping_sub(keep)));
+    }
+
     /// Removes all entries.
     pub(crate) fn clear(&mut self) {
         self.head = self.tail;
     }
 
     fn check(&self, req: &SendRequest<'_>) -> Result<SendWqe, PostError> {
-        if self.tail.wrapping_sub(self.head) >= self.caps.max_send_wr {
+        if self.room() == 0 {
             return Err(PostError::QueueFull);
         }
         let (length, num_sge) = match req.data {
@@ -310,6 +320,21 @@ mod tests {
         }
         sq.clear();
         assert!(sq.is_empty() && sq.head().is_none() && sq.pop().is_none());
+    }
+
+    #[test]
+    fn the_newest_can_be_taken_back_unless_they_were_started() {
+        let mut sq = queue(4);
+        for wr_id in 0..4 {
+            assert_eq!(sq.push(&request(wr_id, SendData::Sges(&[]))), Ok(()));
+        }
+        assert_eq!(sq.room(), 0);
+        sq.take_back(1, 2);
+        assert_eq!((sq.room(), sq.tail_index()), (1, 3));
+        sq.take_back(9, 2);
+        assert_eq!((sq.room(), sq.tail_index()), (2, 2));
+        assert_eq!(sq.push(&request(7, SendData::Sges(&[]))), Ok(()));
+        assert_eq!(sq.get(2).map(|wqe| wqe.wr_id), Some(7));
     }
 
     #[test]
