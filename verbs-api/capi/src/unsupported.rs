@@ -1,6 +1,6 @@
 //! Answers of the calls that roxe does not implement: EOPNOTSUPP in the way each call reports errors.
 //!
-//! One function serves many symbols. None of them looks at its arguments, so the number and types of the arguments, even
+//! One function serves many symbols. None of those looks at its arguments, so the number and types of the arguments, even
 //! a variable number, do not matter to the calling convention.
 
 use crate::errno::set_errno;
@@ -26,4 +26,30 @@ pub(crate) extern "C" fn minus_one() -> c_long {
 /// For calls that cannot report anything, or whose "nothing there" is zero (a port number, a length).
 pub(crate) extern "C" fn nothing() -> c_long {
     0
+}
+
+/// `man rdma_get_devices`: NULL with errno, and a number, because libfabric looks at the number first.
+pub(crate) unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut c_void {
+    if !num_devices.is_null() {
+        // SAFETY: not NULL, so the program passed a variable for the number.
+        unsafe { num_devices.write(0) };
+    }
+    null()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_devices_are_counted_as_none() {
+        let mut count = -1;
+        // SAFETY: NULL or a variable.
+        unsafe {
+            assert!(rdma_get_devices(&raw mut count).is_null());
+            assert!(rdma_get_devices(core::ptr::null_mut()).is_null());
+        }
+        assert_eq!(count, 0);
+        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EOPNOTSUPP));
+    }
 }
