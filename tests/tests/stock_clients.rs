@@ -73,12 +73,12 @@ fn listing() -> Vec<Check> {
 fn start_only() -> Vec<Check> {
     const IMPORT_ALL: &str = "import importlib,pkgutil,pyverbs;names=[m.name for m in pkgutil.walk_packages(pyverbs.__path__,'pyverbs.')];\
                               [importlib.import_module(n) for n in names];print(len(names),'modules')";
-    let mut checks = vec![alone("fi_info", "-l", &["verbs"]), alone("ucx_info", "-v", &["Library version"])];
+    let mut checks = vec![alone("fi_info", "-l", &["version:"]), alone("ucx_info", "-v", &["# Version"])];
     for tool in ["ib_send_bw", "ib_write_lat", "ib_read_bw", "ib_atomic_lat", "raw_ethernet_bw"] {
         checks.push(Check::new(format!("starts: {tool} --version"), move || starts(tool, "--version", "Version")));
     }
-    for tool in ["rping", "ucmatose", "udaddy", "mckey", "rdma_server", "rdma_client", "rstream", "cmtime", "riostream"]
-    {
+    checks.push(Check::new("starts: rping -h", || starts("rping", "-h", "rping -s ")));
+    for tool in ["ucmatose", "udaddy", "mckey", "rdma_server", "rdma_client", "rstream", "cmtime", "riostream"] {
         checks.push(Check::new(format!("starts: {tool} -h"), move || starts(tool, "-h", "usage: ")));
     }
     checks.push(Check::new("starts: qperf --version", || starts("qperf", "--version", "qperf")));
