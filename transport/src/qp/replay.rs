@@ -92,10 +92,9 @@ pub(crate) struct ReplayRing {
 }
 
 impl ReplayRing {
-    /// Forgets everything and makes room for `limit` requests.
-    pub(crate) fn reset(&mut self, limit: usize) {
+    /// Forgets everything.
+    pub(crate) fn reset(&mut self) {
         self.entries.clear();
-        self.entries.reserve(limit);
         (self.base, self.cursor, self.end, self.fresh, self.job) = (0, 0, 0, 0, None);
     }
 
@@ -139,6 +138,10 @@ impl ReplayRing {
             (self.cursor, self.job) = (self.next_seq(), None);
         } else if self.cursor < self.base {
             (self.cursor, self.job) = (self.base, None);
+        }
+        // Once per connection: an idle one costs no memory, a busy one does not allocate.
+        if self.entries.capacity() < limit {
+            self.entries.reserve_exact(limit - self.entries.len());
         }
         self.entries.push_back(entry);
         self.end = self.next_seq();
@@ -241,7 +244,6 @@ mod tests {
 
     fn ring(limit: usize, entries: &[Entry]) -> ReplayRing {
         let mut ring = ReplayRing::default();
-        ring.reset(limit);
         for entry in entries {
             assert!(ring.has_room(limit));
             ring.push(*entry, limit);

@@ -56,9 +56,9 @@ pub(crate) struct Replies {
 }
 
 impl Replies {
-    /// Starts a connection on which the peer may have `limit` READs and atomics outstanding.
-    pub(crate) fn reset(&mut self, limit: usize) {
-        self.ring.reset(limit);
+    /// Owes nothing and remembers nothing.
+    pub(crate) fn reset(&mut self) {
+        self.ring.reset();
         (self.bounded, self.nak, self.ack) = (None, None, false);
     }
 

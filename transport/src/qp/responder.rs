@@ -102,18 +102,18 @@ impl Responder {
 
     /// The QP entered RTR: the first packet has `rq_psn`.
     pub(crate) fn on_rtr(&mut self, sh: &Shared) {
-        self.forget_connection(sh.attr.max_dest_rd_atomic.into());
+        self.forget_connection();
         self.progress.e_psn = sh.attr.rq_psn;
     }
 
     /// The QP entered RESET: receives vanish without completions.
     pub(crate) fn on_reset(&mut self) {
         self.rq.clear();
-        self.forget_connection(0);
+        self.forget_connection();
     }
 
-    fn forget_connection(&mut self, limit: usize) {
-        self.replies.reset(limit);
+    fn forget_connection(&mut self) {
+        self.replies.reset();
         (self.progress, self.open, self.nak_state) = (Progress::default(), Open::None, NakState::None);
         (self.receiving, self.established, self.flushed) = (false, false, false);
     }

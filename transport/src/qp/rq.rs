@@ -24,8 +24,8 @@ impl Slot {
     }
 }
 
-/// The QP's own receives: a ring whose arrays grow to their full size in the first lap and were reserved at creation,
-/// so that memory is touched only as far as it is used.
+/// The QP's own receives: a ring whose arrays are reserved whole at the first post and filled in the first lap, so that
+/// an idle QP costs no memory and a busy one does not allocate.
 #[derive(Debug)]
 struct Ring {
     slots: Vec<Slot>,
@@ -40,8 +40,7 @@ struct Ring {
 
 impl Ring {
     fn new(depth: usize, max_sge: usize) -> Self {
-        let (slots, sges) = (Vec::with_capacity(depth), Vec::with_capacity(depth.saturating_mul(max_sge)));
-        Self { slots, sges, depth, max_sge, head: 0, len: 0 }
+        Self { slots: Vec::new(), sges: Vec::new(), depth, max_sge, head: 0, len: 0 }
     }
 
     fn push(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
@@ -53,13 +52,22 @@ impl Ring {
         }
         let at = (self.head + self.len) % self.depth;
         if at >= self.slots.len() {
-            self.slots.resize(at + 1, Slot::default());
-            self.sges.resize((at + 1) * self.max_sge, Sge::default());
+            self.grow_to(at + 1);
         }
         self.slots[at] = Slot::new(wr_id, sges);
         self.sges[at * self.max_sge..][..sges.len()].copy_from_slice(sges);
         self.len += 1;
         Ok(())
+    }
+
+    /// Gives the arrays `slots` slots; the first call reserves them whole.
+    fn grow_to(&mut self, slots: usize) {
+        if self.slots.is_empty() {
+            self.slots.reserve_exact(self.depth);
+            self.sges.reserve_exact(self.depth.saturating_mul(self.max_sge));
+        }
+        self.slots.resize(slots, Slot::default());
+        self.sges.resize(slots * self.max_sge, Sge::default());
     }
 
     fn front(&self) -> Option<(&Slot, &[Sge])> {
@@ -79,8 +87,19 @@ impl Ring {
 #[derive(Debug)]
 struct Taken {
     slot: Option<Slot>,
-    /// Its list; the capacity is that of the shared queue.
+    /// Its list, of at most `max_sge` elements; reserved when the first receive is taken.
     sges: Vec<Sge>,
+    max_sge: usize,
+}
+
+impl Taken {
+    fn take<H: Host>(&mut self, host: &mut H) -> Option<Slot> {
+        if self.sges.capacity() < self.max_sge {
+            self.sges.reserve_exact(self.max_sge);
+        }
+        let wr_id = host.take_shared(&mut self.sges)?;
+        Some(Slot::new(wr_id, &self.sges))
+    }
 }
 
 #[derive(Debug)]
@@ -98,7 +117,7 @@ pub(crate) struct RecvQueue {
 impl RecvQueue {
     pub(crate) fn new(config: &QpConfig) -> Self {
         let source = match config.srq_max_sge {
-            Some(max_sge) => Source::Shared(Taken { slot: None, sges: Vec::with_capacity(max_sge as usize) }),
+            Some(max_sge) => Source::Shared(Taken { slot: None, sges: Vec::new(), max_sge: max_sge as usize }),
             None => Source::Own(Ring::new(config.caps.max_recv_wr as usize, config.caps.max_recv_sge as usize)),
         };
         Self { source }
@@ -123,7 +142,7 @@ impl RecvQueue {
             Source::Own(ring) => ring.len > 0,
             Source::Shared(taken) => {
                 if taken.slot.is_none() {
-                    taken.slot = host.take_shared(&mut taken.sges).map(|wr_id| Slot::new(wr_id, &taken.sges));
+                    taken.slot = taken.take(host);
                 }
                 taken.slot.is_some()
             }
