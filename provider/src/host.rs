@@ -155,7 +155,7 @@ impl FlowControl for QpHost<'_> {
             }
         }
         if self.qp.service() != Service::Rc {
-            self.path.stalls_at = self.path.stalls_at.or(Some(self.now.after(STALL)));
+            self.path.stalls_at.get_or_insert_with(|| self.now.after(STALL));
             self.qp.engine().flows().set_starved(true);
         }
         false

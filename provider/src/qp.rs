@@ -147,7 +147,7 @@ impl Qp {
     /// Begins to post; dropping the guard sends what can be sent. The queue pair is locked meanwhile.
     pub fn send(&self) -> SendGuard<'_> {
         self.core.engine().enter_to_send();
-        SendGuard { core: &self.core, inner: Some(self.core.inner.lock()) }
+        SendGuard { core: &self.core, inner: Some(self.core.inner.lock()), pushed: 0 }
     }
 
     /// Posts a receive request. The data of a request is looked at when a message arrives for it.
@@ -219,13 +219,29 @@ pub struct SendGuard<'a> {
     core: &'a QpCore,
     /// `None` only while it is dropped.
     inner: Option<MutexGuard<'a, Inner>>,
+    pushed: u32,
 }
 
 impl SendGuard<'_> {
     /// Queues one request. Inline data is copied now, everything else is looked at when it is sent.
     pub fn push(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
         let inner = self.inner.as_mut().filter(|inner| !inner.is_cut_off).ok_or(PostError::State)?;
-        inner.machine.post_send(request)
+        inner.machine.post_send(request)?;
+        self.pushed += 1;
+        Ok(())
+    }
+
+    /// Requests that the queue still takes.
+    pub fn room(&self) -> u32 {
+        self.inner.as_ref().map_or(0, |inner| inner.machine.send_room())
+    }
+
+    /// Takes back what this guard has pushed, as if it had never been posted.
+    pub fn take_back(&mut self) {
+        let pushed = std::mem::take(&mut self.pushed);
+        if let Some(inner) = &mut self.inner {
+            inner.machine.take_back_sends(pushed);
+        }
     }
 }
 

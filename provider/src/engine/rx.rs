@@ -244,7 +244,7 @@ impl Engine {
     fn hand_out(&self, state: &mut RxState, qpn: Option<Qpn>, run: Run<'_>, forwarded: bool, now: Instant) {
         let Some(qpn) = qpn else { return self.counters().malformed.add(1) };
         if run.bytes.first() == Some(&steer::PROBE) {
-            let is_probe = |packet| steer::answer(packet, run.meta, self.ifindex(), &state.slots);
+            let is_probe = |packet| steer::answer(packet, run.meta, &state.slots);
             let others = run.packets().filter(|(_, packet)| !is_probe(packet)).count();
             return self.counters().malformed.add(others as u64);
         }
@@ -284,16 +284,15 @@ impl Engine {
         }
     }
 
-    /// Wakes who waits for completions, then lets the touched queue pairs answer and go on.
+    /// Lets the touched queue pairs answer and go on, then wakes who waits for completions: a program that ends as soon as
+    /// it is told must not take an answer with it.
     fn finish_batch(&self, state: &mut RxState, now: Instant) {
         let mut touched = std::mem::take(&mut state.touched);
-        for Touched { qp, report } in &touched {
-            qp.announce(*report);
-        }
         for Touched { qp, report } in touched.drain(..) {
             if report.has_work {
                 qp.serve(now);
             }
+            qp.announce(report);
         }
         state.touched = touched;
     }

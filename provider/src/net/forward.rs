@@ -29,6 +29,8 @@ pub(crate) enum Frame {
     ProbeSeen {
         /// Of the probe.
         nonce: u64,
+        /// Of the probe.
+        round: u8,
         /// Index in the reuseport group.
         index: u32,
     },
@@ -59,8 +61,9 @@ impl Frame {
                 out[8..12].copy_from_slice(&bytes.to_ne_bytes());
                 out[16..32].copy_from_slice(&dst.0);
             }
-            Self::ProbeSeen { nonce, index } => {
+            Self::ProbeSeen { nonce, round, index } => {
                 out[0] = PROBE_SEEN;
+                out[1] = round;
                 out[8..12].copy_from_slice(&index.to_ne_bytes());
                 out[16..24].copy_from_slice(&nonce.to_ne_bytes());
             }
@@ -88,7 +91,7 @@ impl Frame {
             CREDIT => Self::Credit { dst: gid(16)?, slot: Slot::new(half(4)?), bytes: word(8)? },
             PROBE_SEEN => {
                 let nonce = u64::from_ne_bytes(*header.get(16..)?.first_chunk()?);
-                Self::ProbeSeen { nonce, index: word(8)? }
+                Self::ProbeSeen { nonce, round: header[1], index: word(8)? }
             }
             _ => return None,
         };
@@ -117,7 +120,7 @@ mod tests {
         for frame in [
             Frame::Packets(meta),
             Frame::Credit { dst, slot: Slot::new(0xabc), bytes: 1 << 20 },
-            Frame::ProbeSeen { nonce: u64::MAX - 1, index: 99 },
+            Frame::ProbeSeen { nonce: u64::MAX - 1, round: 2, index: 99 },
         ] {
             let mut bytes = frame.header().to_vec();
             bytes.extend(b"xyz");

@@ -8,8 +8,8 @@
 //! slots to the mailbox of the process that asks.
 //!
 //! ```text
-//! session: bind the builder's mailbox (so there is one builder at a time) → count the sockets in /proc/net/udp
-//!          → send probe 0..n → collect answers → attach the program
+//! session: bind a name that is the builder's (so there is one at a time) → count the sockets in /proc/net/udp
+//!          → send probe 0..n → collect answers in a mailbox of its own → attach the program
 //! ```
 //!
 //! The first round relies on the program that is already attached. If an answer is missing or one process answers for
@@ -35,12 +35,12 @@ use std::time::Duration;
 
 /// First byte of a probe.
 pub(crate) const PROBE: u8 = 0xfe;
-/// Bytes of a probe: [`PROBE`], three zero bytes, index and nonce in network order.
+/// Bytes of a probe: [`PROBE`], the round, two zero bytes, index and nonce in network order.
 const PROBE_LEN: usize = 16;
 /// How long a session waits for answers in each of its two rounds.
 const PATIENCE: Duration = Duration::from_millis(50);
-/// How long to wait when another process is building.
-const RETRY: Duration = Duration::from_millis(20);
+/// How long to wait when another process is building, and how often: it may have been stopped in the middle.
+const RETRY: (Duration, u32) = (Duration::from_millis(20), 20);
 /// Shortest and longest pause between sessions that strays cause.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(5));
 /// Slots a program can hold: the kernel takes 4096 instructions and a slot needs five.
@@ -55,6 +55,8 @@ pub(crate) struct Steering {
     ifindex: u32,
     /// When to start a session.
     due: Option<Instant>,
+    /// Times in a row that another process was building.
+    retries: u32,
     session: Option<Session>,
     backoff: Duration,
     /// Strays before this instant start no session.
@@ -64,19 +66,22 @@ pub(crate) struct Steering {
 /// One measurement of the numbers.
 #[derive(Debug)]
 struct Session {
+    /// Keeps others from building at the same time; `None`: the builder does not come to an end, so this one goes ahead.
+    _builder: Option<Socket>,
     mailbox: Socket,
+    /// Names the mailbox.
     nonce: u64,
     /// By number: the slots of the process that answered.
     answers: Vec<Vec<Slot>>,
-    /// Whether this session has attached its own probe rule.
-    is_second_round: bool,
+    /// 1, or 2 once this session has attached its own probe rule.
+    round: u8,
     deadline: Instant,
 }
 
 impl Steering {
     /// For the group of `link`; the first session starts at once.
     pub(crate) fn new(link: Arc<UdpLink>, ifindex: u32, now: Instant) -> Self {
-        Self { link, ifindex, due: Some(now), session: None, backoff: BACKOFF.0, quiet_until: now }
+        Self { link, ifindex, due: Some(now), retries: 0, session: None, backoff: BACKOFF.0, quiet_until: now }
     }
 
     /// The address whose group this steers.
@@ -114,11 +119,16 @@ impl Steering {
             }
         } else if self.due.is_some_and(|due| due <= now) {
             self.due = None;
-            match Session::begin(&self.link, self.ifindex, now) {
-                Ok(session) => self.session = session,
-                Err(e) if e.kind() == io::ErrorKind::AddrInUse => self.due = Some(now.after(RETRY)),
-                // No /proc, no sockets left: forwarding does the work.
-                Err(_) => {}
+            match Session::begin(&self.link, self.ifindex, self.retries < RETRY.1, now) {
+                Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
+                    self.due = Some(now.after(RETRY.0));
+                    self.retries += 1;
+                }
+                // On an error (no /proc, no descriptors left) forwarding does the work.
+                result => {
+                    self.session = result.ok().flatten();
+                    self.retries = 0;
+                }
             }
         }
     }
@@ -126,8 +136,8 @@ impl Steering {
     /// All answers are in or the time is up: attaches what is known, and asks again if that may have been too little.
     fn conclude(&mut self, mut session: Session, now: Instant) {
         let complete = session.is_complete();
-        if self.link.attach_steering(&mut program(&session.map())).is_ok() && !complete && !session.is_second_round {
-            session.is_second_round = true;
+        if self.link.attach_steering(&mut program(&session.map())).is_ok() && !complete && session.round == 1 {
+            session.round = 2;
             session.ask(&self.link, now);
             self.session = Some(session);
             return;
@@ -140,16 +150,20 @@ impl Steering {
 
 impl Session {
     /// Becomes the builder and sends the first round of probes; `None` if there is nobody to tell apart.
-    /// `EADDRINUSE`: another process is the builder.
-    fn begin(link: &UdpLink, ifindex: u32, now: Instant) -> io::Result<Option<Self>> {
+    /// `EADDRINUSE`: another process is the builder, and `polite` asks to leave it in peace.
+    fn begin(link: &UdpLink, ifindex: u32, polite: bool, now: Instant) -> io::Result<Option<Self>> {
         let count = members(link.gid())?;
         if count < 2 {
             return Ok(None);
         }
-        let mailbox = slot::mailbox(&Builder { ifindex, gid: link.gid() })?;
+        let builder = match slot::mailbox(&Builder { ifindex, gid: link.gid() }) {
+            Err(e) if polite => return Err(e),
+            result => result.ok(),
+        };
         let nonce = getrandom::u64().map_err(io::Error::other)?;
-        let mut session =
-            Self { mailbox, nonce, answers: vec![Vec::new(); count], is_second_round: false, deadline: now };
+        let mailbox = slot::mailbox(&Answers { nonce })?;
+        let answers = vec![Vec::new(); count];
+        let mut session = Self { _builder: builder, mailbox, nonce, answers, round: 1, deadline: now };
         session.ask(link, now);
         Ok(Some(session))
     }
@@ -157,12 +171,11 @@ impl Session {
     /// Sends a probe to every number.
     fn ask(&mut self, link: &UdpLink, now: Instant) {
         self.deadline = now.after(PATIENCE);
-        self.nonce = self.nonce.wrapping_add(1);
         let to = TxMeta { dst: link.gid(), traffic_class: 0, hop_limit: 0 };
         for index in 0..self.answers.len() {
             self.answers[index].clear();
             // A lost probe is a missing answer, which the session handles.
-            let _ = link.send(&to, &probe(index as u32, self.nonce), PROBE_LEN);
+            let _ = link.send(&to, &probe(self.round, index as u32, self.nonce), PROBE_LEN);
         }
     }
 
@@ -170,8 +183,9 @@ impl Session {
     fn collect(&mut self) {
         let mut buf = [0; 4096];
         while let Ok(Some(len)) = slot::recv_from_same_user(self.mailbox.as_raw_fd(), &mut buf) {
-            let Some((Frame::ProbeSeen { nonce, index }, body)) = Frame::parse(&buf[..len.min(4096)]) else { continue };
-            if nonce == self.nonce
+            let frame = Frame::parse(buf.get(..len).unwrap_or_default());
+            let Some((Frame::ProbeSeen { nonce, round, index }, body)) = frame else { continue };
+            if (nonce, round) == (self.nonce, self.round)
                 && let Some(answer) = self.answers.get_mut(index as usize)
             {
                 *answer = body.as_chunks::<2>().0.iter().map(|pair| Slot::new(u16::from_ne_bytes(*pair))).collect();
@@ -206,7 +220,7 @@ impl Session {
     }
 }
 
-/// Name of the mailbox of the process that measures the group of `gid`.
+/// The name that the process that measures the group of `gid` holds.
 struct Builder {
     ifindex: u32,
     gid: Gid,
@@ -218,27 +232,40 @@ impl fmt::Display for Builder {
     }
 }
 
+/// Name of the mailbox for the answers of one session.
+struct Answers {
+    nonce: u64,
+}
+
+impl fmt::Display for Answers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "roxe/1/answers/{:016x}", self.nonce)
+    }
+}
+
 /// The bytes of a probe.
-fn probe(index: u32, nonce: u64) -> [u8; PROBE_LEN] {
+fn probe(round: u8, index: u32, nonce: u64) -> [u8; PROBE_LEN] {
     let mut bytes = [0; PROBE_LEN];
     bytes[0] = PROBE;
+    bytes[1] = round;
     bytes[4..8].copy_from_slice(&index.to_be_bytes());
     bytes[8..].copy_from_slice(&nonce.to_be_bytes());
     bytes
 }
 
 /// Answers `packet` if it is a probe that a process on this address sent. Whether it was one.
-pub(crate) fn answer(packet: &[u8], meta: &RxMeta, ifindex: u32, mine: &[SlotSocket]) -> bool {
-    let Ok(probe) = <&[u8; PROBE_LEN]>::try_from(packet) else { return false };
-    if probe[0] != PROBE || meta.src != meta.dst || meta.src_port != super::ROCE_PORT {
+pub(crate) fn answer(packet: &[u8], meta: &RxMeta, mine: &[SlotSocket]) -> bool {
+    let Ok(&[PROBE, round, _, _, i0, i1, i2, i3, ref nonce @ ..]) = <&[u8; PROBE_LEN]>::try_from(packet) else {
+        return false;
+    };
+    if meta.src != meta.dst || meta.src_port != super::ROCE_PORT {
         return false;
     }
-    let &[_, _, _, _, i0, i1, i2, i3, ref nonce @ ..] = probe;
-    let frame = Frame::ProbeSeen { index: u32::from_be_bytes([i0, i1, i2, i3]), nonce: u64::from_be_bytes(*nonce) };
+    let (index, nonce) = (u32::from_be_bytes([i0, i1, i2, i3]), u64::from_be_bytes(*nonce));
     let body: Vec<u8> = mine.iter().flat_map(|socket| socket.slot().get().to_ne_bytes()).collect();
     if let Some(first) = mine.first() {
         // A builder that is gone or busy does without us.
-        let _ = first.send_to(&Builder { ifindex, gid: meta.dst }, &frame.header(), &body);
+        let _ = first.send_to(&Answers { nonce }, &Frame::ProbeSeen { nonce, round, index }.header(), &body);
     }
     true
 }
@@ -366,7 +393,7 @@ mod tests {
     #[test]
     fn probes_go_to_the_number_they_carry() {
         let program = program(&[(Slot::new(7), 1)]);
-        assert_eq!(run(&program, &probe(42, 0)), 42);
+        assert_eq!(run(&program, &probe(1, 42, 0)), 42);
     }
 
     #[test]
@@ -388,7 +415,7 @@ mod tests {
     fn session(answers: &[&[u16]]) -> Session {
         let answers = answers.iter().map(|slots| slots.iter().map(|&slot| Slot::new(slot)).collect()).collect();
         let mailbox = Socket::new(socket2::Domain::UNIX, socket2::Type::DGRAM, None).unwrap();
-        Session { mailbox, nonce: 1, answers, is_second_round: false, deadline: Instant(0) }
+        Session { _builder: None, mailbox, nonce: 1, answers, round: 1, deadline: Instant(0) }
     }
 
     #[test]
@@ -419,7 +446,7 @@ mod tests {
             for (link, mine) in &members {
                 while let Some(meta) = link.recv(&mut buf).unwrap() {
                     for packet in buf[..meta.len].chunks(meta.segment) {
-                        assert!(answer(packet, &meta, NOWHERE, mine));
+                        assert!(answer(packet, &meta, mine));
                     }
                 }
             }
@@ -432,5 +459,22 @@ mod tests {
             members[0].0.send(&to, &packet_to(mine[0].slot().get()), 16).unwrap();
             assert_eq!(link.recv(&mut buf).unwrap().map(|meta| meta.len), Some(16));
         }
+    }
+
+    #[test]
+    fn a_builder_that_was_stopped_does_not_stop_the_others() {
+        const NOWHERE: u32 = 0x7000_0011;
+        let gid: Gid = Ipv4Addr::new(127, 78, 0, 2).into();
+        let links: Vec<_> = (0..2).map(|_| Arc::new(UdpLink::open(gid, 1, true, true).unwrap())).collect();
+        let _stopped = slot::mailbox(&Builder { ifindex: NOWHERE, gid }).unwrap();
+        let mut steering = Steering::new(Arc::clone(&links[0]), NOWHERE, Instant(0));
+        let mut now = Instant(0);
+        for _ in 0..RETRY.1 {
+            steering.step(now);
+            assert!(steering.fd().is_none());
+            now = steering.deadline().unwrap();
+        }
+        steering.step(now);
+        assert!(steering.fd().is_some());
     }
 }

@@ -11,20 +11,20 @@ use std::time::{Duration, Instant};
 
 /// No passing test waits this long.
 const PATIENCE: Duration = Duration::from_secs(20);
-pub const QKEY: Qkey = Qkey(0x1234_5678);
-pub const LEN: usize = 4 << 20;
+pub(crate) const QKEY: Qkey = Qkey(0x1234_5678);
+pub(crate) const LEN: usize = 4 << 20;
 
 /// One opening of the loopback device, with a registered buffer.
-pub struct Node {
-    pub context: Arc<Context>,
-    pub pd: Arc<Pd>,
-    pub cq: Arc<Cq>,
-    pub mr: Arc<Mr>,
-    pub memory: *mut u8,
+pub(crate) struct Node {
+    pub(crate) context: Arc<Context>,
+    pub(crate) pd: Arc<Pd>,
+    pub(crate) cq: Arc<Cq>,
+    pub(crate) mr: Arc<Mr>,
+    pub(crate) memory: *mut u8,
 }
 
 impl Node {
-    pub fn open() -> Self {
+    pub(crate) fn open() -> Self {
         let context = devices().unwrap().first().expect("a loopback device").open().unwrap();
         let pd = context.alloc_pd().unwrap();
         let cq = context.create_cq(CqInit { cqe: 4096, ..CqInit::default() }).unwrap();
@@ -34,40 +34,40 @@ impl Node {
         Self { context, pd, cq, mr, memory }
     }
 
-    pub fn addr(&self, offset: usize) -> u64 {
+    pub(crate) fn addr(&self, offset: usize) -> u64 {
         self.memory as u64 + offset as u64
     }
 
-    pub fn sge(&self, offset: usize, length: usize) -> Sge {
+    pub(crate) fn sge(&self, offset: usize, length: usize) -> Sge {
         Sge { addr: self.addr(offset), length: length as u32, lkey: self.mr.lkey() }
     }
 
-    pub fn fill(&self, offset: usize, length: usize, seed: u8) {
+    pub(crate) fn fill(&self, offset: usize, length: usize, seed: u8) {
         for (i, byte) in pattern(length, seed).into_iter().enumerate() {
             // SAFETY: inside the leaked buffer, which only this test uses.
             unsafe { self.memory.add(offset + i).write_volatile(byte) };
         }
     }
 
-    pub fn bytes(&self, offset: usize, length: usize) -> Vec<u8> {
+    pub(crate) fn bytes(&self, offset: usize, length: usize) -> Vec<u8> {
         // SAFETY: inside the leaked buffer; no operation that writes there is under way when a test looks.
         (0..length).map(|i| unsafe { self.memory.add(offset + i).read_volatile() }).collect()
     }
 
-    pub fn qp(&self, service: Service) -> Arc<Qp> {
+    pub(crate) fn qp(&self, service: Service) -> Arc<Qp> {
         let caps = QpCaps { max_send_wr: 128, max_recv_wr: 128, max_send_sge: 4, max_recv_sge: 4, max_inline_data: 64 };
         let (send_cq, recv_cq) = (Arc::clone(&self.cq), Arc::clone(&self.cq));
         self.pd.create_qp(QpInit { service, caps, sq_sig_all: false, send_cq, recv_cq, srq: None, user: 7 }).unwrap()
     }
 
     /// The address vector from GID `index` of this node to `dgid`.
-    pub fn av(&self, index: u8, dgid: Gid) -> Av {
+    pub(crate) fn av(&self, index: u8, dgid: Gid) -> Av {
         let attr = AhAttr { dgid, sgid_index: index, hop_limit: 64, port: 1, has_grh: true, ..AhAttr::default() };
         self.context.resolve_av(&attr).unwrap()
     }
 
     /// Receives completions until there are `count`.
-    pub fn wait(&self, count: usize) -> Vec<Cqe> {
+    pub(crate) fn wait(&self, count: usize) -> Vec<Cqe> {
         let (start, mut all) = (Instant::now(), Vec::new());
         while all.len() < count {
             self.cq.poll(count - all.len(), |cqe| all.push(*cqe)).unwrap();
@@ -78,7 +78,7 @@ impl Node {
 }
 
 /// Polls both nodes until each has its number of completions.
-pub fn wait_both(a: (&Node, usize), b: (&Node, usize)) -> (Vec<Cqe>, Vec<Cqe>) {
+pub(crate) fn wait_both(a: (&Node, usize), b: (&Node, usize)) -> (Vec<Cqe>, Vec<Cqe>) {
     let (start, mut done) = (Instant::now(), (Vec::new(), Vec::new()));
     while done.0.len() < a.1 || done.1.len() < b.1 {
         a.0.cq.poll(64, |cqe| done.0.push(*cqe)).unwrap();
@@ -89,12 +89,12 @@ pub fn wait_both(a: (&Node, usize), b: (&Node, usize)) -> (Vec<Cqe>, Vec<Cqe>) {
     done
 }
 
-pub fn pattern(length: usize, seed: u8) -> Vec<u8> {
+pub(crate) fn pattern(length: usize, seed: u8) -> Vec<u8> {
     (0..length).map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8).wrapping_add(seed)).collect()
 }
 
 /// Takes a connected queue pair to RTS towards `(dgid, dest)`.
-pub fn connect(qp: &Qp, av: Av, dest: Qpn, mtu: PathMtu) {
+pub(crate) fn connect(qp: &Qp, av: Av, dest: Qpn, mtu: PathMtu) {
     let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
     let rc = qp.service() == Service::Rc;
     let mut attr = QpAttr { state: QpState::Init, port: 1, access, ..QpAttr::default() };
@@ -127,7 +127,7 @@ pub fn connect(qp: &Qp, av: Av, dest: Qpn, mtu: PathMtu) {
 }
 
 /// Takes a datagram queue pair to RTS.
-pub fn activate(qp: &Qp) {
+pub(crate) fn activate(qp: &Qp) {
     let attr = QpAttr { state: QpState::Init, port: 1, qkey: QKEY, ..QpAttr::default() };
     qp.modify(&attr, AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::QKEY).unwrap();
     qp.modify(&QpAttr { state: QpState::Rtr, ..attr }, AttrMask::STATE).unwrap();
@@ -135,7 +135,7 @@ pub fn activate(qp: &Qp) {
 }
 
 /// Connected queue pairs between two nodes over GID `index`.
-pub fn pair(a: &Node, b: &Node, service: Service, index: u8, mtu: PathMtu) -> (Arc<Qp>, Arc<Qp>) {
+pub(crate) fn pair(a: &Node, b: &Node, service: Service, index: u8, mtu: PathMtu) -> (Arc<Qp>, Arc<Qp>) {
     let (qa, qb) = (a.qp(service), b.qp(service));
     let gid = |node: &Node| node.context.gid(1, index.into()).unwrap();
     connect(&qa, a.av(index, gid(b)), qb.qpn(), mtu);
@@ -143,39 +143,39 @@ pub fn pair(a: &Node, b: &Node, service: Service, index: u8, mtu: PathMtu) -> (A
     (qa, qb)
 }
 
-pub fn request<'a>(wr_id: u64, op: SendOp, sges: &'a [Sge]) -> SendRequest<'a> {
+pub(crate) fn request<'a>(wr_id: u64, op: SendOp, sges: &'a [Sge]) -> SendRequest<'a> {
     SendRequest { wr_id, op, flags: SendFlags::SIGNALED, data: SendData::Sges(sges), ud: None }
 }
 
-pub fn post(qp: &Qp, wr_id: u64, op: SendOp, sge: Sge) {
+pub(crate) fn post(qp: &Qp, wr_id: u64, op: SendOp, sge: Sge) {
     qp.post_send(&[request(wr_id, op, &[sge])]).unwrap();
 }
 
-pub fn post_recv(qp: &Qp, wr_id: u64, sge: Sge) {
+pub(crate) fn post_recv(qp: &Qp, wr_id: u64, sge: Sge) {
     qp.post_recv(&RecvRequest { wr_id, sges: &[sge] }).unwrap();
 }
 
-pub fn datagram<'a>(wr_id: u64, av: Av, qpn: Qpn, sges: &'a [Sge]) -> SendRequest<'a> {
+pub(crate) fn datagram<'a>(wr_id: u64, av: Av, qpn: Qpn, sges: &'a [Sge]) -> SendRequest<'a> {
     SendRequest { ud: Some(UdDest { av, qpn, qkey: QKEY }), ..request(wr_id, SendOp::Send, sges) }
 }
 
-pub fn write_to(node: &Node, offset: usize) -> SendOp {
+pub(crate) fn write_to(node: &Node, offset: usize) -> SendOp {
     SendOp::Write { remote_addr: node.addr(offset), rkey: node.mr.rkey() }
 }
 
-pub fn read_from(node: &Node, offset: usize) -> SendOp {
+pub(crate) fn read_from(node: &Node, offset: usize) -> SendOp {
     SendOp::Read { remote_addr: node.addr(offset), rkey: node.mr.rkey() }
 }
 
 /// The value of a counter.
-pub fn counter(context: &Context, name: &str) -> u64 {
+pub(crate) fn counter(context: &Context, name: &str) -> u64 {
     let counters = context.counters();
     counters.iter().find(|(known, _)| *known == name).unwrap_or_else(|| panic!("no counter {name}")).1
 }
 
 /// Where another process finds the memory of this one.
 #[derive(Clone, Copy, Debug)]
-pub struct Window {
-    pub addr: u64,
-    pub rkey: RKey,
+pub(crate) struct Window {
+    pub(crate) addr: u64,
+    pub(crate) rkey: RKey,
 }
