@@ -196,6 +196,7 @@ impl Qp {
             (QpState::Sqd, QpState::Sqd) => self.requester.on_retries_changed(&self.shared),
             _ => {}
         }
+        self.settle(host);
         Ok(())
     }
 
