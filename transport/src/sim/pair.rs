@@ -67,6 +67,8 @@ pub struct Pair<C = Rng> {
     /// Timeouts handled, by end.
     pub timeouts: [u64; 2],
     batch: Batch,
+    /// Until when each end's link is busy with a full batch.
+    busy_until: [Instant; 2],
 }
 
 impl Pair {
@@ -96,7 +98,17 @@ impl<C: Choices> Pair<C> {
         let wire = Wire::new(setup.latency, 256);
         let ends = [end(Peer::A), end(Peer::B)];
         let batch = Batch::new(setup.batch);
-        Self { ends, wire, choices, setup, log: Vec::new(), delivered: [0; 2], timeouts: [0; 2], batch }
+        Self {
+            ends,
+            wire,
+            choices,
+            setup,
+            log: Vec::new(),
+            delivered: [0; 2],
+            timeouts: [0; 2],
+            batch,
+            busy_until: [START; 2],
+        }
     }
 
     /// Moves the QP of `who` up the ladder to `state`.
@@ -206,7 +218,14 @@ impl<C: Choices> Pair<C> {
 
     fn next_wake(&self) -> Option<Instant> {
         let timers = self.ends.iter().filter_map(|end| end.qp.poll_timeout());
-        timers.chain(self.wire.next_arrival()).min()
+        timers.chain(self.wire.next_arrival()).chain(self.next_idle_link()).min()
+    }
+
+    /// When a busy link with more to send becomes free.
+    fn next_idle_link(&self) -> Option<Instant> {
+        let now = self.now();
+        let links = self.ends.iter().zip(self.busy_until);
+        links.filter(|(end, until)| *until > now && end.qp.has_work()).map(|(_, until)| until).min()
     }
 
     fn set_clock(&mut self, at: Instant) {
@@ -233,36 +252,47 @@ impl<C: Choices> Pair<C> {
         let Flight { to, net, bytes, .. } = flight;
         self.delivered[to.index()] += 1;
         if icrc::verify(&net, &bytes) {
-            self.receive(to, &net, &bytes);
+            let packet = Packet::parse(&bytes).expect("a QP emitted a packet that does not parse");
+            self.receive(to, &net, &packet);
         } else {
             self.wire.tally.bad_icrc += 1;
         }
         self.wire.recycle(bytes);
     }
 
-    fn receive(&mut self, to: Peer, net: &NetHeader, bytes: &[u8]) {
-        let Ok(packet) = Packet::parse(bytes) else { return };
+    fn receive(&mut self, to: Peer, net: &NetHeader, packet: &Packet<'_>) {
         if packet.header.bth.dest_qpn != qpn(to) {
             return;
         }
         let end = self.end(to);
-        if let Err(reason) = end.qp.handle_packet(&mut end.host, net, &packet) {
+        if let Err(reason) = end.qp.handle_packet(&mut end.host, net, packet) {
             end.dropped = (Some(reason), end.dropped.1 + 1);
         }
         end.events |= end.qp.poll_event();
     }
 
-    /// Hands `packet` to `to` as if its peer had sent it, past the network; it arrives now.
+    /// Hands a packet to `to` as if its peer had sent it, past the network; it arrives now.
+    ///
+    /// # Panics
+    /// When there is no such packet: the payload does not go with the header.
     pub fn inject(&mut self, to: Peer, header: &Header, payload: &[u8]) {
-        let net = net_header(&av(to.other()));
-        self.inject_from(to, &net, header, payload);
+        self.inject_from(to, &net_header(&av(to.other())), header, payload);
     }
 
     /// Hands a packet with this network header to `to`; it arrives now.
+    ///
+    /// # Panics
+    /// As [`Pair::inject`].
     pub fn inject_from(&mut self, to: Peer, net: &NetHeader, header: &Header, payload: &[u8]) {
-        let bytes = forge(net, header, payload);
-        assert!(icrc::verify(net, &bytes), "a forged packet is sealed");
-        self.receive(to, net, &bytes);
+        let bytes = forge(header, payload).expect("the payload goes with the header");
+        assert!(self.inject_bytes(to, net, &bytes), "a forged packet parses");
+    }
+
+    /// Hands the payload of a UDP datagram, whose ICRC is not looked at, to `to`. Returns whether it is a packet at all.
+    pub fn inject_bytes(&mut self, to: Peer, net: &NetHeader, bytes: &[u8]) -> bool {
+        let Ok(packet) = Packet::parse(bytes) else { return false };
+        self.receive(to, net, &packet);
+        true
     }
 
     /// Sends everything both QPs want to send now.
@@ -272,9 +302,9 @@ impl<C: Choices> Pair<C> {
         }
     }
 
-    /// Sends everything `who` wants to send now.
+    /// Sends everything `who` wants to send now, until a full batch keeps its link busy (see [`Setup::stall`]).
     pub fn transmit(&mut self, who: Peer) {
-        loop {
+        while self.busy_until[who.index()] <= self.now() {
             let end = &mut self.ends[who.index()];
             let before = (end.host.sends.len(), end.host.recvs.len());
             let idle = !end.qp.has_work();
@@ -289,6 +319,9 @@ impl<C: Choices> Pair<C> {
             self.dispatch(who);
             if state == TxState::Drained {
                 return;
+            }
+            if self.setup.stall > 0 && self.choices.chance(self.setup.stall) {
+                self.busy_until[who.index()] = self.now().after(self.setup.latency * self.choices.between(1, 30) / 10);
             }
         }
     }

@@ -79,7 +79,12 @@ struct Slot {
 #[derive(Debug)]
 enum Expect {
     Nothing,
-    Bytes(Slot, Vec<u8>),
+    /// These bytes; if `modelled`, as the memory model has it, which holds only while nothing goes wrong.
+    Bytes {
+        slot: Slot,
+        data: Vec<u8>,
+        modelled: bool,
+    },
 }
 
 #[derive(Debug)]
@@ -184,6 +189,7 @@ fn random_setup(service: Service, choices: &mut impl Choices) -> Setup {
         max_rd_atomic,
         max_dest_rd_atomic: max_rd_atomic + choices.below(3) as u8,
         batch: choices.between(1, 40) as usize,
+        stall: if choices.chance(500) { choices.below(600) } else { 0 },
         flow_limit: choices.chance(300).then(|| choices.between(1, 40_000)),
         log: false,
         ..base
@@ -341,15 +347,14 @@ impl<C: Choices> Scenario<C> {
             (None, _) => SendOp::Send,
         };
         self.sides[who.index()].messages.push_back(Message { source, len, imm, write });
-        let opcode = if write { WcOpcode::RdmaWrite } else { WcOpcode::Send };
-        self.post_from_source(who, op, opcode, source, len);
+        self.post_from_source(who, op, source, len);
     }
 
     fn post_write(&mut self, who: Peer) {
         let len = self.length();
         let source = self.pair.choices.below(SOURCE_LEN - len);
         let (remote_addr, rkey) = self.change_shared(who, source, len);
-        self.post_from_source(who, SendOp::Write { remote_addr, rkey }, WcOpcode::RdmaWrite, source, len);
+        self.post_from_source(who, SendOp::Write { remote_addr, rkey }, source, len);
     }
 
     /// Chooses where in the peer's shared region a write of RC lands and keeps the model up to date.
@@ -384,7 +389,7 @@ impl<C: Choices> Scenario<C> {
     }
 
     /// Posts an operation whose payload is `len` bytes at `source`, inline or as a random list.
-    fn post_from_source(&mut self, who: Peer, op: SendOp, opcode: WcOpcode, source: u32, len: u32) {
+    fn post_from_source(&mut self, who: Peer, op: SendOp, source: u32, len: u32) {
         let mr = self.sides[who.index()].source;
         let inline = len <= self.pair.setup.caps.max_inline_data && self.pair.choices.chance(400);
         let fence = matches!(op, SendOp::Write { .. } | SendOp::WriteImm { .. }) && self.take_read_pending(who);
@@ -392,11 +397,11 @@ impl<C: Choices> Scenario<C> {
             let bytes = range(self.pair.ends[who.index()].host.memory.bytes(mr), source, len);
             let mut copy = [0; 64];
             copy[..bytes.len()].copy_from_slice(bytes);
-            self.post(who, op, opcode, SendData::Inline(&copy[..len as usize]), fence, Expect::Nothing);
+            self.post(who, op, SendData::Inline(&copy[..len as usize]), fence, Expect::Nothing);
         } else {
             let (mut sges, count) = split(&mut self.pair.choices, mr, source, len);
             self.maybe_spoil(&mut sges);
-            self.post(who, op, opcode, SendData::Sges(&sges[..count]), fence, Expect::Nothing);
+            self.post(who, op, SendData::Sges(&sges[..count]), fence, Expect::Nothing);
         }
     }
 
@@ -407,7 +412,8 @@ impl<C: Choices> Scenario<C> {
     fn post_read(&mut self, who: Peer) {
         let len = self.length();
         let peer = who.other();
-        let (remote_addr, rkey, data) = if self.pair.choices.chance(400) {
+        let modelled = self.pair.choices.chance(400);
+        let (remote_addr, rkey, data) = if modelled {
             self.sides[who.index()].read_pending = true;
             let at = self.pair.choices.below(SHARED_LEN - len);
             let peer = &self.sides[peer.index()];
@@ -418,7 +424,7 @@ impl<C: Choices> Scenario<C> {
             let bytes = self.pair.ends[peer.index()].host.memory.bytes(mr);
             (mr.addr + u64::from(at), mr.rkey(), range(bytes, at, len).to_vec())
         };
-        self.post_landing(who, SendOp::Read { remote_addr, rkey }, WcOpcode::RdmaRead, data, false);
+        self.post_landing(who, SendOp::Read { remote_addr, rkey }, data, modelled, false);
     }
 
     fn post_atomic(&mut self, who: Peer) {
@@ -428,26 +434,27 @@ impl<C: Choices> Scenario<C> {
         let old = u64::from_ne_bytes((&*word).try_into().expect("eight bytes"));
         let (remote_addr, rkey) = (peer.shared.addr + u64::from(at), peer.shared.rkey());
         let operand = u64::from(self.pair.choices.below(u32::MAX)) << 13;
-        let (op, opcode, new) = match self.pair.choices.below(3) {
-            0 => (SendOp::FetchAdd { remote_addr, rkey, add: operand }, WcOpcode::FetchAdd, old.wrapping_add(operand)),
-            1 => (SendOp::CompareSwap { remote_addr, rkey, compare: old, swap: operand }, WcOpcode::CompSwap, operand),
-            _ => (SendOp::CompareSwap { remote_addr, rkey, compare: !old, swap: operand }, WcOpcode::CompSwap, old),
+        let (op, new) = match self.pair.choices.below(3) {
+            0 => (SendOp::FetchAdd { remote_addr, rkey, add: operand }, old.wrapping_add(operand)),
+            1 => (SendOp::CompareSwap { remote_addr, rkey, compare: old, swap: operand }, operand),
+            _ => (SendOp::CompareSwap { remote_addr, rkey, compare: !old, swap: operand }, old),
         };
         word.copy_from_slice(&new.to_ne_bytes());
         let fence = self.take_read_pending(who);
-        self.post_landing(who, op, opcode, old.to_ne_bytes().to_vec(), fence);
+        self.post_landing(who, op, old.to_ne_bytes().to_vec(), true, fence);
     }
 
     /// Posts an operation whose result `data` lands in a slot of ours.
-    fn post_landing(&mut self, who: Peer, op: SendOp, opcode: WcOpcode, data: Vec<u8>, fence: bool) {
+    fn post_landing(&mut self, who: Peer, op: SendOp, data: Vec<u8>, modelled: bool, fence: bool) {
         let index = self.sides[who.index()].free.pop().expect("checked by the caller");
         let slot = Slot { index, len: data.len() as u32 };
         let (mut sges, count) = self.landing(who, slot);
         self.maybe_spoil(&mut sges);
-        self.post(who, op, opcode, SendData::Sges(&sges[..count]), fence, Expect::Bytes(slot, data));
+        self.post(who, op, SendData::Sges(&sges[..count]), fence, Expect::Bytes { slot, data, modelled });
     }
 
-    fn post(&mut self, who: Peer, op: SendOp, opcode: WcOpcode, data: SendData<'_>, fence: bool, expect: Expect) {
+    fn post(&mut self, who: Peer, op: SendOp, data: SendData<'_>, fence: bool, expect: Expect) {
+        let opcode = opcode_of(&op);
         let side = &self.sides[who.index()];
         // A queue full of unsignaled requests could never be known to have drained.
         let must =
@@ -558,15 +565,15 @@ impl<C: Choices> Scenario<C> {
     }
 
     fn forget(&mut self, who: Peer, expect: &Expect) {
-        if let Expect::Bytes(slot, _) = expect {
+        if let Expect::Bytes { slot, .. } = expect {
             self.sides[who.index()].free.push(slot.index);
         }
     }
 
     fn check_landed(&mut self, who: Peer, posted: &PostedSend) {
-        let Expect::Bytes(slot, data) = &posted.expect else { return };
-        // With mishaps the order at the peer is not modelled, so words of mutable memory are unknown.
-        if !self.work.mishaps {
+        let Expect::Bytes { slot, data, modelled } = &posted.expect else { return };
+        // With mishaps the order at the peer is not modelled.
+        if !(*modelled && self.work.mishaps) {
             assert_eq!(self.slot(who, *slot, slot.len), &data[..], "{who:?}: {posted:?}");
         }
         self.check_guard(who, *slot, slot.len);
@@ -706,6 +713,17 @@ impl SideState {
     fn fresh_id(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id
+    }
+}
+
+/// The opcode that the completion of `op` must have.
+fn opcode_of(op: &SendOp) -> WcOpcode {
+    match op {
+        SendOp::Send | SendOp::SendImm(_) | SendOp::SendInvalidate(_) => WcOpcode::Send,
+        SendOp::Write { .. } | SendOp::WriteImm { .. } => WcOpcode::RdmaWrite,
+        SendOp::Read { .. } => WcOpcode::RdmaRead,
+        SendOp::CompareSwap { .. } => WcOpcode::CompSwap,
+        SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
     }
 }
 

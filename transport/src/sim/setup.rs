@@ -50,6 +50,9 @@ pub struct Setup {
     pub access: Access,
     /// Packets that one `poll_transmit` may emit.
     pub batch: usize,
+    /// How often a full batch keeps the link busy for a while, per thousand batches: what arrives meanwhile finds answers
+    /// half sent.
+    pub stall: u32,
     /// One-way travel time.
     pub latency: Duration,
     /// Bytes that may be under way in one direction; `None`: no bound.
@@ -75,6 +78,7 @@ impl Default for Setup {
             max_dest_rd_atomic: 4,
             access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
             batch: 64,
+            stall: 0,
             latency: Duration::from_micros(5),
             flow_limit: None,
             log: true,

@@ -11,8 +11,6 @@ use core::time::Duration;
 use roxe_wire::{Header, NetHeader, Packet, Psn, icrc};
 use std::collections::BinaryHeap;
 
-/// Bytes of the ICRC trailer.
-const ICRC_LEN: usize = 4;
 /// What a fresh slot holds, so that bytes a QP forgot to write are not zero by luck.
 const POISON: u8 = 0xa5;
 
@@ -379,7 +377,7 @@ impl TxBatch for OpenBatch<'_> {
         }
         let mut bytes = self.wire.pool.pop().unwrap_or_default();
         bytes.clear();
-        bytes.resize(len + ICRC_LEN, POISON);
+        bytes.resize(len + icrc::LEN, POISON);
         self.batch.packets.push((*av, bytes));
         let (_, bytes) = self.batch.packets.last_mut()?;
         bytes.get_mut(..len)
@@ -404,12 +402,10 @@ pub fn net_header(av: &Av) -> NetHeader {
     }
 }
 
-/// Builds sealed bytes of a packet nobody emitted, to inject.
-pub fn forge(net: &NetHeader, header: &Header, payload: &[u8]) -> Vec<u8> {
+/// The bytes of a packet nobody emitted, to inject, with room for an ICRC. `None` when `header` cannot carry `payload`.
+pub fn forge(header: &Header, payload: &[u8]) -> Option<Vec<u8>> {
     let len = header.padded_len(payload.len());
-    let mut bytes = vec![0; len + ICRC_LEN];
-    let area = header.emit(payload.len(), &mut bytes[..len]).expect("the slot has the right size");
-    area.copy_from_slice(payload);
-    icrc::seal(net, &mut bytes);
-    bytes
+    let mut bytes = vec![0; len + icrc::LEN];
+    header.emit(payload.len(), &mut bytes[..len])?.copy_from_slice(payload);
+    Some(bytes)
 }
