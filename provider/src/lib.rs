@@ -65,6 +65,7 @@ pub use engine::clock::now;
 pub use error::Error;
 pub use event::{AsyncEvent, AsyncEventKind, CompChannel};
 pub use mr::Mr;
+pub use net::steer::is_probe;
 pub use pd::{Ah, AhAttr, Pd};
 pub use port::{GID_TABLE_LEN, GidEntry, PortAttr};
 pub use qp::{Qp, QpInit, QpInitView, SendGuard};

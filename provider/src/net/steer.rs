@@ -243,6 +243,12 @@ impl fmt::Display for Answers {
     }
 }
 
+/// Whether the payload of a datagram to the RoCEv2 port is a probe instead of a packet. Programs that look at traffic
+/// may want to leave these out; they never leave the host.
+pub fn is_probe(udp_payload: &[u8]) -> bool {
+    matches!(udp_payload, [PROBE, _, 0, 0, rest @ ..] if rest.len() == PROBE_LEN - 4)
+}
+
 /// The bytes of a probe.
 fn probe(round: u8, index: u32, nonce: u64) -> [u8; PROBE_LEN] {
     let mut bytes = [0; PROBE_LEN];
