@@ -125,6 +125,9 @@ fn packets<'f>(frame: &Frame<'f>) -> Vec<(NetHeader, &'f [u8])> {
         // Cut short by the capture, or another protocol: nothing to judge.
         Some(Err(_)) | None => return Vec::new(),
     };
+    if roxe_provider::is_probe(payload) {
+        return Vec::new();
+    }
     let size = match judge(&net, payload) {
         Verdict::Good => payload.len(),
         _ => segment_size(&net, payload).unwrap_or(payload.len()),

@@ -10,8 +10,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Polls without a pause before [`CompletionQueue::wait`] lets other threads run. A local round trip takes fewer.
-const SPINS: u32 = 200;
+/// Polls in vain before [`CompletionQueue::wait`] looks at the clock again.
+const POLLS_PER_LOOK: u32 = 64;
 
 /// A queue of completions. Clones are the same queue.
 #[derive(Clone, Debug)]
@@ -44,7 +44,8 @@ impl CompletionQueue {
         Ok(out.get(..taken).unwrap_or_default())
     }
 
-    /// The next completion; polls until there is one. For programs that have nothing else to do meanwhile.
+    /// The next completion; polls until there is one, and lets other threads run when that takes long. For programs that
+    /// have nothing else to do meanwhile.
     ///
     /// # Errors
     /// [`Error::Timeout`] when none came in time, and as [`poll`](Self::poll). A completion that reports a failure is not
@@ -56,11 +57,9 @@ impl CompletionQueue {
             if let [completion] = self.poll(&mut one)? {
                 return Ok(*completion);
             }
-            if polls % SPINS == SPINS - 1 {
-                if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                    break;
-                }
-                std::thread::yield_now();
+            let look = polls % POLLS_PER_LOOK == POLLS_PER_LOOK - 1;
+            if look && deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                break;
             }
         }
         Err(Error::Timeout(timeout))

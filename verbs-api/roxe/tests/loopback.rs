@@ -143,8 +143,7 @@ fn a_channel_wakes_its_waiter() {
     let Pair { pd, alice, .. } = pair(Service::Rc);
     let channel = pd.context().create_comp_channel().unwrap();
     let cq = pd.context().create_cq_with_channel(16, &channel).unwrap();
-    let (taker, giver) =
-        (pd.create_qp(&cq, &cq).build().unwrap(), pd.create_qp(&alice.cq, &alice.cq).build().unwrap());
+    let (taker, giver) = (pd.create_qp(&cq, &cq).build().unwrap(), pd.create_qp(&alice.cq, &alice.cq).build().unwrap());
     taker.connect(&giver.endpoint()).unwrap();
     giver.connect(&taker.endpoint()).unwrap();
     taker.post_recv(1, &[]).unwrap();

@@ -4,7 +4,7 @@
 
 use super::Failure;
 use super::case::{CHECKED, Case, Op, Step, Task, service_name};
-use super::lane::{Lane, Patience, Station, is_received};
+use super::lane::{Found, Lane, Patience, Station, is_received};
 use super::server::{ECHO_DEPTH, atomic_operands, mark};
 use roxe::{RemoteAddr, WcOpcode};
 use std::io::{BufRead, BufReader, Write};
@@ -50,7 +50,7 @@ fn read_answer(from: &mut impl BufRead) -> Result<String, Failure> {
         return Err(Failure::new("the server process ended; what it printed says why"));
     }
     match line.trim_end().strip_prefix("failed ") {
-        Some(text) => Err(Failure::new(format!("server: {text}"))),
+        Some(text) => Err(Failure::from_line(text)),
         None => Ok(line.trim_end().to_owned()),
     }
 }
@@ -132,10 +132,15 @@ impl Client<'_, '_> {
         }
         self.checks += 1;
         match case.op {
-            Op::Read => self.expect(self.lane.holds(&case, index, length, seed)?, "a READ brought wrong bytes"),
+            Op::Read => self.expect_read(index, length, seed),
             op if op.is_atomic() => self.expect(self.lane.fetched(&case, index)? == seed, "a wrong old value"),
             _ => Ok(()),
         }
+    }
+
+    fn expect_read(&mut self, index: usize, length: usize, seed: u64) -> Result<(), Failure> {
+        let found = self.lane.look(&self.case, index, length, seed)?;
+        self.expect(found == Found::Right, "a READ brought wrong bytes")
     }
 
     fn expect(&mut self, right: bool, what: &str) -> Result<(), Failure> {
@@ -227,8 +232,7 @@ impl Client<'_, '_> {
         let time = start.elapsed();
         if case.op == Op::Read {
             for index in 0..slots {
-                let right = self.lane.holds(&case, index, case.size, seed + index as u64)?;
-                self.expect(right, "READs brought wrong bytes")?;
+                self.expect_read(index, case.size, seed + index as u64)?;
             }
         }
         Ok(time)
@@ -262,7 +266,7 @@ impl<'a, 's> Flow<'a, 's> {
         while self.posted < self.credits.min(CREDIT_DEPTH) {
             self.post_credit_receive()?;
         }
-        let mut patience = Patience::new();
+        let mut patience = Patience::new(self.case.service);
         while self.returned < self.count {
             while self.sent < self.count && self.sent - self.returned < self.case.window() && self.lane.has_room() {
                 self.send()?;

@@ -8,10 +8,9 @@ use roxe::{
     Access, AddressHandle, CompletionQueue, Context, Endpoint, MemoryRegion, ProtectionDomain, Qkey, QueuePair,
     RemoteAddr, Service, Sge, WcOpcode, WorkCompletion, WorkRequest,
 };
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// How long a side waits for the other without any progress.
-pub(super) const PATIENCE: Duration = Duration::from_secs(3);
 /// What memory holds that nobody should write to.
 const UNTOUCHED: u8 = 0xa5;
 const QKEY: Qkey = Qkey(0x0720_0610);
@@ -192,7 +191,7 @@ impl Lane<'_> {
 
     /// The next completion of a received message (`received`) or of an own request; others are passed over.
     pub(super) fn wait(&mut self, received: bool) -> Result<WorkCompletion, Failure> {
-        let mut patience = Patience::new();
+        let mut patience = Patience::new(self.qp.service());
         loop {
             match self.poll()? {
                 Some(completion) if is_received(&completion) == received => return Ok(completion),
@@ -218,8 +217,8 @@ impl Lane<'_> {
         Ok(self.station.inbox.write(slot.start, &vec![UNTOUCHED; slot.len()])?)
     }
 
-    /// Whether slot `index` holds exactly the message, and nothing was written beside it.
-    pub(super) fn holds(&self, case: &Case, index: usize, length: usize, seed: u64) -> Result<bool, Failure> {
+    /// What slot `index` holds, compared with the message that belongs there and nothing around it.
+    pub(super) fn look(&self, case: &Case, index: usize, length: usize, seed: u64) -> Result<Found, Failure> {
         let (slot, data) = (case.slot(index), case.data(index, length));
         let found = self.station.inbox.to_vec(slot.clone())?;
         let mut expected = vec![UNTOUCHED; slot.len()];
@@ -227,19 +226,25 @@ impl Lane<'_> {
         // The network header in front of a datagram is not ours to foresee.
         expected[start - header..start].copy_from_slice(&found[start - header..start]);
         expected[start..start + length].copy_from_slice(&pattern(seed, length));
-        Ok(found == expected)
+        let fits = |(found, expected): (&u8, &u8)| found == expected || *found == UNTOUCHED;
+        Ok(match found == expected {
+            true => Found::Right,
+            false if found.iter().zip(&expected).all(fits) => Found::Incomplete,
+            false => Found::Wrong,
+        })
     }
 
-    /// Like [`holds`](Self::holds), but waits: a WRITE over UC reports nothing when it arrives.
-    pub(super) fn wait_holds(&mut self, case: &Case, index: usize, length: usize, seed: u64) -> Result<bool, Failure> {
-        let patience = Patience::new();
-        while !self.holds(case, index, length, seed)? {
-            self.poll()?;
-            if patience.check("").is_err() {
-                return Ok(false);
+    /// Waits until slot `index` holds the message: a WRITE over UC reports nothing when it arrives.
+    pub(super) fn wait_holds(&mut self, case: &Case, index: usize, length: usize, seed: u64) -> Result<(), Failure> {
+        let patience = Patience::new(self.qp.service());
+        loop {
+            match self.look(case, index, length, seed)? {
+                Found::Right => return Ok(()),
+                Found::Wrong => return Err(Failure::new(format!("wrong bytes in slot {index}"))),
+                Found::Incomplete => patience.check(&format!("the bytes of slot {index} did not come"))?,
             }
+            self.poll()?;
         }
-        Ok(true)
     }
 
     /// Sets the last byte of the message to send.
@@ -250,7 +255,7 @@ impl Lane<'_> {
     /// Waits until the last byte of the message in slot 0 is `mark`, as a program does that polls on memory.
     pub(super) fn wait_mark(&mut self, case: &Case, mark: u8) -> Result<(), Failure> {
         let at = case.data(0, case.size).end - 1;
-        let mut patience = Patience::new();
+        let mut patience = Patience::new(self.qp.service());
         loop {
             match self.poll()? {
                 Some(_) => patience.renew(),
@@ -281,6 +286,17 @@ impl Lane<'_> {
     }
 }
 
+/// What is where a message belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// The message, and nothing beside it.
+    Right,
+    /// Nothing wrong, but some bytes are still missing.
+    Incomplete,
+    /// Other bytes.
+    Wrong,
+}
+
 /// Whether this reports a message from the peer, not an own request.
 pub(super) fn is_received(completion: &WorkCompletion) -> bool {
     matches!(completion.opcode(), WcOpcode::Recv | WcOpcode::RecvRdmaWithImm)
@@ -289,30 +305,29 @@ pub(super) fn is_received(completion: &WorkCompletion) -> bool {
 /// A bound on waiting without progress. Looks at the clock only now and then.
 #[derive(Debug)]
 pub(super) struct Patience {
+    limit: Duration,
     since: Instant,
-    asked: std::cell::Cell<u32>,
+    asked: Cell<u32>,
 }
 
 impl Patience {
-    pub(super) fn new() -> Self {
-        Self { since: Instant::now(), asked: std::cell::Cell::new(0) }
+    /// RC repeats lost packets, which takes longer than to find out that a datagram was lost.
+    pub(super) fn new(service: Service) -> Self {
+        let limit = Duration::from_secs(if service == Service::Rc { 4 } else { 1 });
+        Self { limit, since: Instant::now(), asked: Cell::new(0) }
     }
 
     /// There was progress: the time starts again.
     pub(super) fn renew(&mut self) {
-        *self = Self::new();
+        self.since = Instant::now();
     }
 
-    /// Fails with `what` when there was no progress for [`PATIENCE`]. Lets others run, because both sides may share one
-    /// processor.
+    /// Fails with `what` when there was no progress for too long.
     pub(super) fn check(&self, what: &str) -> Result<(), Failure> {
         let asked = self.asked.get().wrapping_add(1);
         self.asked.set(asked);
-        if asked % 256 == 0 {
-            if self.since.elapsed() > PATIENCE {
-                return Err(Failure::new(format!("{what} within {PATIENCE:?}")));
-            }
-            std::thread::yield_now();
+        if asked % 64 == 0 && self.since.elapsed() > self.limit {
+            return Err(Failure::lost(format!("{what} within {:?}", self.limit)));
         }
         Ok(())
     }

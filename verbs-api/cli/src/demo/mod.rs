@@ -12,6 +12,7 @@ mod server;
 use case::{Case, service_name};
 use client::{Control, Outcome};
 use lane::Station;
+use roxe::Service;
 use std::error::Error;
 use std::fmt;
 use std::io::{Write, stdin, stdout};
@@ -22,6 +23,8 @@ use std::time::{Duration, Instant};
 const MEASURE: Duration = Duration::from_millis(80);
 /// What all of them together may take.
 const BUDGET: Duration = Duration::from_secs(10);
+/// Times that a case of an unreliable service is begun again.
+const MAX_LOSSES: u32 = 3;
 /// Failures after which the rest is not worth waiting for.
 const ENOUGH: usize = 3;
 
@@ -35,21 +38,41 @@ pub(crate) struct Args {
 
 /// Why a check did not pass, in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Failure(String);
+struct Failure {
+    text: String,
+    /// Nothing came that was wrong, but something did not come: an unreliable service may do that.
+    lost: bool,
+}
 
 impl Failure {
+    /// How a loss is marked on the pipe.
+    const LOST: &str = "lost: ";
+
     fn new(text: impl Into<String>) -> Self {
-        Self(text.into())
+        Self { text: text.into(), lost: false }
     }
 
-    fn one_line(&self) -> String {
-        self.0.replace('\n', " ")
+    fn lost(text: impl Into<String>) -> Self {
+        Self { text: text.into(), lost: true }
+    }
+
+    /// For the pipe: one line.
+    fn to_line(&self) -> String {
+        let mark = if self.lost { Self::LOST } else { "" };
+        format!("{mark}{}", self.text.replace('\n', " "))
+    }
+
+    fn from_line(line: &str) -> Self {
+        match line.strip_prefix(Self::LOST) {
+            Some(text) => Self::lost(format!("server: {text}")),
+            None => Self::new(format!("server: {line}")),
+        }
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
     }
 }
 
@@ -57,20 +80,20 @@ impl Error for Failure {}
 
 impl From<roxe::Error> for Failure {
     fn from(error: roxe::Error) -> Self {
-        Self(error.to_string())
+        Self::new(error.to_string())
     }
 }
 
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
-        Self(error.to_string())
+        Self::new(error.to_string())
     }
 }
 
 /// Splits a line of the pipe into exactly `N` words.
 fn words<const N: usize>(line: &str) -> Result<[&str; N], Failure> {
     let words: Vec<&str> = line.split(' ').collect();
-    words.try_into().map_err(|_| Failure(format!("the other process said {line:?}, which is not understood")))
+    words.try_into().map_err(|_| Failure::new(format!("the other process said {line:?}, which is not understood")))
 }
 
 /// The server process.
@@ -89,10 +112,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let (mut checks, mut failures) = (0, Vec::new());
     for (done, case) in cases.iter().enumerate() {
         let time = time_for_each(start.elapsed(), cases.len() - done);
-        match client::run(&station, &mut control, *case, done as u64 * 1_000_000, time) {
-            Ok(outcome) => {
+        match run_case(&station, &mut control, *case, done as u64, time) {
+            Ok((outcome, losses)) => {
                 checks += outcome.checks;
-                print_case(case, &outcome)?;
+                print_case(case, &outcome, losses)?;
             }
             Err(failure) => {
                 writeln!(stdout(), "{}  FAILED: {failure}", name(case))?;
@@ -106,6 +129,26 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     drop(control);
     server.finish()?;
     conclude(checks, &failures, start.elapsed())
+}
+
+/// Runs a case, again if an unreliable service lost a message, which it may (on a busy host with a full socket buffer,
+/// for example). Returns what it showed and how often it was begun in vain.
+fn run_case(
+    station: &Station,
+    control: &mut Control,
+    case: Case,
+    number: u64,
+    time: Duration,
+) -> Result<(Outcome, u32), Failure> {
+    let mut losses = 0;
+    loop {
+        let seed = number * 1_000_000 + u64::from(losses) * 100_000;
+        match client::run(station, control, case, seed, time) {
+            Ok(outcome) => return Ok((outcome, losses)),
+            Err(failure) if failure.lost && case.service != Service::Rc && losses < MAX_LOSSES => losses += 1,
+            Err(failure) => return Err(failure),
+        }
+    }
 }
 
 /// How long a measurement may take when `left` cases with two of them each are still to come. On a busy machine
@@ -140,13 +183,13 @@ impl Server {
         let own = std::env::current_exe()?;
         let mut command = Command::new(own);
         command.arg("demo-server").stdin(Stdio::piped()).stdout(Stdio::piped());
-        command.spawn().map(Self).map_err(|error| Failure(format!("cannot start the server process: {error}")))
+        command.spawn().map(Self).map_err(|error| Failure::new(format!("cannot start the server process: {error}")))
     }
 
     /// Waits for its end, which comes by itself when the pipe is closed.
     fn finish(mut self) -> Result<(), Failure> {
         let status = self.0.wait()?;
-        if status.success() { Ok(()) } else { Err(Failure(format!("the server process ended with {status}"))) }
+        if status.success() { Ok(()) } else { Err(Failure::new(format!("the server process ended with {status}"))) }
     }
 }
 
@@ -182,11 +225,12 @@ fn name(case: &Case) -> String {
     format!("{:<3} {:<13}{:>9}", service_name(case.service), case.op, size(case.size))
 }
 
-fn print_case(case: &Case, outcome: &Outcome) -> Result<(), Box<dyn Error>> {
+fn print_case(case: &Case, outcome: &Outcome, losses: u32) -> Result<(), Box<dyn Error>> {
     let bandwidth = outcome.rate * case.size as f64;
+    let note = if losses == 0 { String::new() } else { format!("  (run {}: a message was lost)", losses + 1) };
     writeln!(
         stdout(),
-        "{}{:>9}{:>10.1} µs{:>9.1} MB/s{:>10.1} k/s",
+        "{}{:>9}{:>10.1} µs{:>9.1} MB/s{:>10.1} k/s{note}",
         name(case),
         outcome.checks,
         outcome.latency.as_secs_f64() * 1e6,
@@ -244,6 +288,13 @@ mod tests {
         assert_eq!(time_for_each(Duration::ZERO, 40), MEASURE);
         assert_eq!(time_for_each(Duration::from_secs(8), 40), Duration::from_millis(25));
         assert_eq!(time_for_each(Duration::from_secs(11), 40), Duration::ZERO);
+    }
+
+    #[test]
+    fn failures_travel_as_lines() {
+        let lost = Failure::from_line(&Failure::lost("a\nb").to_line());
+        assert_eq!(lost, Failure::lost("server: a b"));
+        assert!(!Failure::from_line(&Failure::new("x").to_line()).lost);
     }
 
     #[test]

@@ -35,7 +35,7 @@ impl Server<'_> {
             "verify" => self.verify(),
             _ => Err(Failure::new(format!("unknown request {line:?}"))),
         };
-        let text = answer.unwrap_or_else(|failure| format!("failed {}", failure.one_line()));
+        let text = answer.unwrap_or_else(|failure| format!("failed {}", failure.to_line()));
         writeln!(output, "{text}")?;
         output.flush()?;
         if verb == "task" {
@@ -232,17 +232,15 @@ fn verify(lane: &mut Lane<'_>, task: &Task) -> Result<usize, Failure> {
     let Task { case, step, seed } = *task;
     match step {
         Step::Check { index } if !case.op.is_fetch() => {
-            let right = lane.wait_holds(&case, index, case.length(index), seed)?;
-            if right { Ok(1) } else { Err(Failure::new(format!("message {index} arrived with wrong bytes"))) }
+            lane.wait_holds(&case, index, case.length(index), seed)?;
+            Ok(1)
         }
         Step::Check { index } if case.op.is_atomic() => expect_word(lane, atomic_result(&case, index, seed)),
         Step::Stream { count } if case.op.is_atomic() => expect_word(lane, count as u64),
         Step::Stream { count } if !case.op.is_fetch() => {
             let slots = case.window().min(count);
             for index in 0..slots {
-                if !lane.wait_holds(&case, index, case.size, seed + index as u64)? {
-                    return Err(Failure::new(format!("wrong bytes in slot {index} after the stream")));
-                }
+                lane.wait_holds(&case, index, case.size, seed + index as u64)?;
             }
             Ok(slots)
         }
