@@ -114,17 +114,20 @@ impl Batch {
         Ok(())
     }
 
-    /// Posts every request; stops at the first that is refused.
+    /// Posts every request, or none if one is refused (`man ibv_wr_post`).
     fn post(&self, qp: &roxe_provider::Qp) -> Result<()> {
         let mut queue = qp.send();
-        for built in &self.requests {
-            let data = match &built.payload {
-                Payload::Sges(range) => SendData::Sges(self.sges.get(range.clone()).unwrap_or_default()),
-                Payload::Inline(range) => SendData::Inline(self.bytes.get(range.clone()).unwrap_or_default()),
-            };
-            queue.push(&SendRequest { wr_id: built.wr_id, op: built.op, flags: built.flags, data, ud: built.ud })?;
-        }
+        let posted = self.requests.iter().try_for_each(|built| queue.push(&self.request(built)));
+        posted.inspect_err(|_| queue.take_back())?;
         Ok(())
+    }
+
+    fn request<'a>(&'a self, built: &'a Built) -> SendRequest<'a> {
+        let data = match &built.payload {
+            Payload::Sges(range) => SendData::Sges(self.sges.get(range.clone()).unwrap_or_default()),
+            Payload::Inline(range) => SendData::Inline(self.bytes.get(range.clone()).unwrap_or_default()),
+        };
+        SendRequest { wr_id: built.wr_id, op: built.op, flags: built.flags, data, ud: built.ud }
     }
 }
 

@@ -155,11 +155,12 @@ fn batches_are_posted_as_a_whole_or_not_at_all() {
 }
 
 #[test]
-fn a_batch_longer_than_the_queue_leaves_no_trace() {
+fn a_batch_that_is_refused_leaves_no_trace() {
     let rig = Rig::new();
     let (a, b) = (rig.qp_ex(RC), rig.qp(RC));
     connect(a, number(b));
     connect(b, number(a));
+    let mut word = 0u64;
     // SAFETY: a living QP with builders, called in the order of the man page.
     unsafe {
         let x = ibv_qp_to_qp_ex(a);
@@ -170,12 +171,17 @@ fn a_batch_longer_than_the_queue_leaves_no_trace() {
         }
         assert_eq!((*x).wr_complete.unwrap()(x), libc::ENOMEM, "nine requests in a queue of eight");
         (*x).wr_start.unwrap()(x);
+        (*x).wr_rdma_write.unwrap()(x, rig.rkey(), rig.addr(300));
+        (*x).wr_rdma_read.unwrap()(x, rig.rkey(), rig.addr(300));
+        (*x).wr_set_inline_data.unwrap()(x, (&raw mut word).cast(), 8);
+        assert_eq!((*x).wr_complete.unwrap()(x), libc::EINVAL, "a READ into inline data");
+        (*x).wr_start.unwrap()(x);
         (*x).wr_id = 5;
         (*x).wr_rdma_write.unwrap()(x, rig.rkey(), rig.addr(300));
         assert_eq!((*x).wr_complete.unwrap()(x), 0);
     }
     let done = rig.completions(1);
-    assert_eq!((done[0].wr_id, done[0].status), (5, 0), "the first completion is of the second batch");
+    assert_eq!((done[0].wr_id, done[0].status), (5, 0), "the first completion is of the last batch");
     destroy(&[a, b]);
 }
 
