@@ -20,8 +20,8 @@ pub(crate) mod shared;
 mod sq;
 mod unreliable;
 
-pub use flight::charge;
 pub use attr::{AttrMask, ModifyError, QpAttr, QpState};
+pub use flight::charge;
 pub use shared::{QpCaps, QpConfig, QpEvents, Service};
 
 use crate::cx::{Host, TxBatch, TxState};
