@@ -7,8 +7,10 @@
 
 mod capture;
 mod packet;
+mod qp;
 mod replay;
 
 pub use capture::capture;
 pub use packet::packet;
+pub use qp::{hostile, qp_pair};
 pub use replay::replay;

@@ -111,8 +111,7 @@ impl Bench {
             qkey: roxe_transport::sim::setup::QKEY,
         });
         let list = [src.sge(0, len / 2), src.sge(len / 2, len - len / 2)];
-        let req =
-            SendRequest { wr_id: n.into(), op, flags: SendFlags::SIGNALED, data: SendData::Sges(&list), ud };
+        let req = SendRequest { wr_id: n.into(), op, flags: SendFlags::SIGNALED, data: SendData::Sges(&list), ud };
         assert_eq!(self.pair.post_send(who, &req), Ok(()));
     }
 }

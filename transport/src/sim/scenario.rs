@@ -33,6 +33,8 @@ const UNTOUCHED: u8 = 0x5a;
 const GRH_LEN: u32 = 40;
 /// Steps after which a run that does not end is called stuck.
 const STEP_LIMIT: u32 = 400_000;
+/// Steps without anything posted after which a run with mishaps ends.
+const QUIET_LIMIT: u32 = 1000;
 
 /// The amount and kind of work.
 #[derive(Clone, Copy, Debug)]
@@ -217,6 +219,7 @@ impl<C: Choices> Scenario<C> {
     }
 
     fn drive(&mut self) {
+        let mut quiet = 0;
         for _ in 0..STEP_LIMIT {
             let mut posted = false;
             for who in [Peer::A, Peer::B] {
@@ -233,7 +236,9 @@ impl<C: Choices> Scenario<C> {
                 return;
             }
             assert!(posted || moved || self.may_stop(), "stuck: {:?}", self.sides.each_ref().map(|side| &side.sends));
-            if !posted && !moved && self.work.mishaps {
+            quiet = if posted { 0 } else { quiet + 1 };
+            // A sender may wait for ever for a receive that nobody posts any more.
+            if self.work.mishaps && (!posted && !moved || quiet > QUIET_LIMIT) {
                 return;
             }
         }
