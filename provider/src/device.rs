@@ -19,7 +19,7 @@ use roxe_transport::qp::DropReason;
 use roxe_transport::wr::Av;
 use roxe_wire::{Gid, PathMtu, Pkey};
 use std::fs::File;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
 /// The devices of this process: loopback as `roxe0`, or the interfaces that `ROXE_NETDEV` names as `roxe0`, `roxe1`, ...
@@ -327,6 +327,11 @@ impl Context {
     /// Readable while asynchronous events are pending; may be polled and made non-blocking.
     pub fn async_fd(&self) -> RawFd {
         self.events.fd()
+    }
+
+    /// The same descriptor, borrowed.
+    pub fn async_as_fd(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
     }
 
     /// A descriptor that stays open as long as the context and is never readable.

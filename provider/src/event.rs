@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 /// What happened to an object or the port (values of `enum ibv_event_type`).
@@ -71,6 +71,10 @@ impl<T> EventQueue<T> {
 
     pub(crate) fn fd(&self) -> RawFd {
         self.fd.as_raw_fd()
+    }
+
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 
     /// Queues `event` and makes the descriptor readable for one more read.
@@ -157,6 +161,11 @@ impl CompChannel {
     /// Readable while events are pending. Stays owned by the channel; may be polled and made non-blocking.
     pub fn fd(&self) -> RawFd {
         self.events.fd()
+    }
+
+    /// The same descriptor, borrowed.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
     }
 
     /// Waits for the next event and returns the `user` token of its CQ; EAGAIN if the descriptor is non-blocking and

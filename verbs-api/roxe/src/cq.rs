@@ -102,10 +102,8 @@ impl CompletionChannel {
 }
 
 impl AsFd for CompletionChannel {
-    #[allow(unsafe_code)]
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the channel keeps the descriptor open as long as it lives, and `self` keeps the channel.
-        unsafe { BorrowedFd::borrow_raw(self.0.fd()) }
+        self.0.as_fd()
     }
 }
 

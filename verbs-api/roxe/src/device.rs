@@ -157,10 +157,8 @@ impl Context {
     }
 
     /// Readable while asynchronous events are pending.
-    #[allow(unsafe_code)]
     pub fn async_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the context keeps the descriptor open as long as it lives, and `self` keeps the context.
-        unsafe { BorrowedFd::borrow_raw(self.0.async_fd()) }
+        self.0.async_as_fd()
     }
 
     /// Waits for the next asynchronous event.
