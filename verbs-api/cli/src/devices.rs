@@ -28,7 +28,7 @@ fn describe(device: &Device, table: &mut Table) -> Result<(), Box<dyn Error>> {
     let state = if port.state == PORT_ACTIVE { "active" } else { "down" };
     let mut gids = context.gid_entries().into_iter();
     let facts = [device.name(), device.netdev(), state, &port.active_mtu.bytes().to_string()].map(str::to_owned);
-    table.row(facts.into_iter().chain(gids.next().map_or([String::from("-"), String::new()], address)));
+    table.row(facts.into_iter().chain(gids.next().map_or_else(|| ["-".into(), String::new()], address)));
     for gid in gids {
         table.row([const { String::new() }; 4].into_iter().chain(address(gid)));
     }

@@ -119,11 +119,9 @@ fn judge(net: &NetHeader, payload: &[u8]) -> Verdict {
 /// The RoCEv2 packets of a frame: none, one, or the segments of a batch that the sender left to the network device to
 /// split, which is captured before it is split.
 fn packets<'f>(frame: &Frame<'f>) -> Vec<(NetHeader, &'f [u8])> {
-    let parsed = ip_packet(frame.link, frame.data).map(NetHeader::parse_ip);
-    let (net, payload) = match parsed {
-        Some(Ok(parts)) => parts,
-        // Cut short by the capture, or another protocol: nothing to judge.
-        Some(Err(_)) | None => return Vec::new(),
+    // Otherwise cut short by the capture, or another protocol: nothing to judge.
+    let Some(Ok((net, payload))) = ip_packet(frame.link, frame.data).map(NetHeader::parse_ip) else {
+        return Vec::new();
     };
     if roxe_provider::is_probe(payload) {
         return Vec::new();

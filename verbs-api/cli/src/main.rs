@@ -2,7 +2,7 @@
 //!
 //! Here: the command line and nothing else. Every subcommand is a module that returns what went wrong as an error whose
 //! text says what to do.
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 mod config;
 mod demo;

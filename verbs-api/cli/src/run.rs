@@ -140,7 +140,7 @@ fn candidates(exe: &Path) -> Vec<PathBuf> {
 /// There is one folder per library file, so that two builds do not take each other's links away. Any number of starts may
 /// do this at once: every step is either atomic or harmless when another process was faster.
 fn link_folder(library: &Path) -> Result<PathBuf, RunError> {
-    let base = private_folder(&base_folder())?;
+    let base = private_folder(&base_folder()?)?;
     let folder = private_folder(&base.join(format!("lib-{:016x}", fnv1a(library.as_os_str().as_bytes()))))?;
     for name in LINKS {
         place_link(&folder, name, library).map_err(|cause| RunError::Folder { path: folder.clone(), cause })?;
@@ -148,17 +148,17 @@ fn link_folder(library: &Path) -> Result<PathBuf, RunError> {
     Ok(folder)
 }
 
-fn base_folder() -> PathBuf {
+fn base_folder() -> Result<PathBuf, RunError> {
+    let own_name = |uid| std::env::temp_dir().join(format!("roxe-{uid}"));
     match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| dir.is_absolute() && dir.is_dir()) {
-        Some(runtime) => runtime.join("roxe"),
-        None => std::env::temp_dir().join(format!("roxe-{}", own_uid())),
+        Some(runtime) => Ok(runtime.join("roxe")),
+        None => own_uid().map(own_name).map_err(|cause| RunError::Folder { path: std::env::temp_dir(), cause }),
     }
 }
 
-#[allow(unsafe_code)]
-fn own_uid() -> u32 {
-    // SAFETY: geteuid has no precondition and cannot fail.
-    unsafe { libc::geteuid() }
+/// The user we are: the owner of our own process.
+fn own_uid() -> io::Result<u32> {
+    Ok(fs::metadata("/proc/self")?.uid())
 }
 
 /// Makes `path` with mode 0700 unless it is there, and checks that nobody else may change what it holds: the loader will
@@ -170,7 +170,7 @@ fn private_folder(path: &Path) -> Result<PathBuf, RunError> {
         _ => {}
     }
     let meta = fs::symlink_metadata(path).map_err(unusable)?;
-    let ours = meta.is_dir() && meta.uid() == own_uid() && meta.mode() & 0o022 == 0;
+    let ours = meta.is_dir() && meta.uid() == own_uid().map_err(unusable)? && meta.mode() & 0o022 == 0;
     if ours { Ok(path.into()) } else { Err(RunError::Untrusted { path: path.into() }) }
 }
 

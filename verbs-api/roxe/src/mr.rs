@@ -2,8 +2,8 @@
 //!
 //! A peer may change registered memory at any moment, so a region never gives out `&[u8]`: a reference would promise the
 //! compiler that nothing changes. [`MemoryRegion`] owns its bytes and copies them in and out with relaxed atomic accesses,
-//! which is defined whatever happens meanwhile. One of the two modules of this crate with unsafe code; it may touch the
-//! provider's registration and the bytes it owns.
+//! which is defined whatever happens meanwhile. The one module of this crate with unsafe code of its own (`pd` passes
+//! a caller's promise on); it may touch the provider's registration and the bytes it owns.
 #![allow(unsafe_code)]
 
 use crate::{Error, ProtectionDomain, RemoteAddr};

@@ -326,7 +326,7 @@ impl Patience {
     pub(super) fn check(&self, what: &str) -> Result<(), Failure> {
         let asked = self.asked.get().wrapping_add(1);
         self.asked.set(asked);
-        if asked % 64 == 0 && self.since.elapsed() > self.limit {
+        if asked.is_multiple_of(64) && self.since.elapsed() > self.limit {
             return Err(Failure::lost(format!("{what} within {:?}", self.limit)));
         }
         Ok(())

@@ -261,7 +261,7 @@ fn expect_word(lane: &Lane<'_>, expected: u64) -> Result<usize, Failure> {
 pub(super) fn atomic_operands(case: &Case, index: usize, seed: u64) -> (u64, u64) {
     let other = !seed;
     match case.op {
-        Op::CompareSwap if index % 2 == 0 => (seed, other),
+        Op::CompareSwap if index.is_multiple_of(2) => (seed, other),
         Op::CompareSwap => (other, other),
         _ => (u64::MAX - index as u64, 0),
     }
