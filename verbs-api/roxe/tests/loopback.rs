@@ -1,8 +1,9 @@
 //! The Rust API over the loopback device, both ends in this process: each operation once, and what misuse ends in.
 
 use roxe::{
-    Access, AsyncEventKind, CompletionQueue, Context, Error, MemoryRegion, PathMtu, PostError, ProtectionDomain, Qkey,
-    QpState, QueuePair, Service, WcOpcode, WcStatus, WorkCompletion, WorkRequest,
+    Access, AddressHandle, AsyncEventKind, CompletionChannel, CompletionQueue, Context, Error, MemoryRegion, PathMtu,
+    PostError, ProtectionDomain, Qkey, QpState, QueuePair, Service, SharedReceiveQueue, WcOpcode, WcStatus,
+    WorkCompletion, WorkRequest,
 };
 use std::time::Duration;
 
@@ -25,7 +26,7 @@ struct End {
 
 impl End {
     fn new(pd: &ProtectionDomain, service: Service) -> Self {
-        let cq = pd.context().create_cq(64).unwrap();
+        let cq = pd.context().create_cq(128).unwrap();
         let qp = pd.create_qp(&cq, &cq).service(service).retry_cnt(1).rnr_retry(1).build().unwrap();
         Self { qp, cq, region: pd.alloc_mr(1 << 16, REMOTE).unwrap() }
     }
@@ -151,6 +152,50 @@ fn a_channel_wakes_its_waiter() {
     giver.post_send(&WorkRequest::send_inline(b"")).unwrap();
     assert_eq!(channel.get_event().unwrap(), cq.id());
     assert_eq!(cq.wait(PATIENCE).unwrap().wr_id(), 1);
+}
+
+#[test]
+fn every_address_of_the_port_connects() {
+    let pd = Context::open_first().unwrap().alloc_pd().unwrap();
+    for entry in pd.context().gid_entries() {
+        let cq = pd.context().create_cq(8).unwrap();
+        let make = || pd.create_qp(&cq, &cq).gid_index(entry.index).build().unwrap();
+        let (one, other) = (make(), make());
+        assert_eq!(one.endpoint().gid, entry.gid);
+        one.connect(&other.endpoint()).unwrap();
+        other.connect(&one.endpoint()).unwrap();
+        one.post_recv(1, &[]).unwrap();
+        other.post_send(&WorkRequest::send_inline(b"").imm(u32::from(entry.index))).unwrap();
+        assert_eq!(cq.wait(PATIENCE).unwrap().ok().unwrap().imm_data(), Some(u32::from(entry.index)));
+    }
+}
+
+#[test]
+fn everything_can_be_shared_between_threads() {
+    fn shared<T: Send + Sync>() {}
+    shared::<(Context, ProtectionDomain, MemoryRegion, CompletionQueue, CompletionChannel)>();
+    shared::<(QueuePair, SharedReceiveQueue, AddressHandle, WorkRequest<'_>, WorkCompletion, Error)>();
+}
+
+#[test]
+fn threads_post_to_one_queue_pair() {
+    const EACH: u64 = 20;
+    let Pair { alice, bob, .. } = pair(Service::Rc);
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (alice, bob) = (&alice, &bob);
+            scope.spawn(move || {
+                for i in 0..EACH {
+                    let request = WorkRequest::write_inline(&[1], bob.region.remote().offset(thread * EACH + i));
+                    alice.qp.post_send(&request.wr_id(thread * EACH + i).signaled()).unwrap();
+                }
+            });
+        }
+    });
+    let mut ids: Vec<u64> = (0..4 * EACH).map(|_| alice.done().wr_id()).collect();
+    ids.sort_unstable();
+    assert_eq!(ids, (0..4 * EACH).collect::<Vec<_>>());
+    assert_eq!(bob.region.to_vec(..80).unwrap(), [1; 80]);
 }
 
 #[test]
