@@ -24,7 +24,7 @@ pub fn qp_pair(data: &[u8]) {
     let mut script = Script::new(data);
     let service = script.pick(&SERVICES);
     let work = Work { messages: script.between(1, 40), max_len: script.between(1, 3000), mishaps: true };
-    run(random_pair(service, 100, script), work);
+    run(random_pair(service, 100, false, script), work);
 }
 
 /// The input is what strangers and a mad peer send to one queue pair, in every state, while its application works.

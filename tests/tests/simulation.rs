@@ -53,7 +53,7 @@ fn simulate(name: &str, service: Service, work: impl Fn(&mut Rng) -> Work) -> Re
         let shown = SeedOnPanic(seed);
         let mut rng = Rng::new(seed);
         let work = work(&mut rng);
-        total.add(&run(random_pair(service, WORST, rng), work));
+        total.add(&run(random_pair(service, WORST, !work.mishaps, rng), work));
         drop(shown);
     }
     println!("{name}: {runs} runs, {total:?}");

@@ -118,6 +118,27 @@ fn one_acknowledgement_covers_all_that_came_before_it() {
 }
 
 #[test]
+fn a_message_counts_when_it_is_complete_but_a_read_when_it_is_accepted() {
+    let mut s = Script::new(Setup { batch: 1, ..Setup::default() });
+    assert_eq!(s.say(100, Request::WriteFirst(s.reth(0, 700)), &[1; 256]), ["ack 100 msn 0"]);
+    assert_eq!(s.say(101, Request::WriteMiddle, &[1; 256]), ["ack 101 msn 0"]);
+    assert_eq!(s.say(102, WRITE_LAST, &[1; 188]), ["ack 102 msn 1"]);
+    assert_eq!(s.say(103, Request::Read(s.reth(0, 700)), &[]), ["first 103 msn 2", "middle 104", "last 105 msn 2"]);
+    assert_eq!(s.say(101, Request::WriteMiddle, &[1; 256]).first().map(String::as_str), Some("ack 102 msn 2"));
+}
+
+#[test]
+fn an_empty_shared_queue_is_not_ready() {
+    let mut s = Script::new(Setup { srq: true, ..Setup::default() });
+    let mr = s.mr;
+    assert_eq!(s.say(100, SEND_ONLY, b"x"), ["rnr 100"]);
+    recv(&mut s.p, B, 4, &[mr.all()]);
+    assert_eq!(s.say(100, SEND_ONLY, b"x"), ["ack 100 msn 1"]);
+    assert_eq!(s.say(101, SEND_ONLY, b"x"), ["rnr 101"]);
+    assert_eq!(recvs(&mut s.p, B), each(4..=4, WcStatus::Success));
+}
+
+#[test]
 fn a_gap_is_reported_once_until_the_missing_packet_comes() {
     let mut s = Script::new(Setup::default());
     let write = Request::WriteOnly(s.reth(0, 0), None);

@@ -14,7 +14,7 @@ fn random_runs(service: Service) -> Report {
         let work = Work { messages: rng.between(1, 40), max_len: rng.between(1, 6000), mishaps: false };
         // The test harness shows this line only when the run fails.
         println!("{service:?} seed {seed} {work:?}");
-        total.add(&run(random_pair(service, 100, rng), work));
+        total.add(&run(random_pair(service, 100, true, rng), work));
     }
     println!("{total:?}");
     total
@@ -45,7 +45,7 @@ fn mishaps_break_no_promise() {
             let mut rng = Rng::new(seed);
             let work = Work { messages: rng.between(1, 60), max_len: rng.between(1, 4000), mishaps: true };
             println!("{service:?} seed {seed} {work:?}");
-            run(random_pair(service, 60, rng), work);
+            run(random_pair(service, 60, false, rng), work);
         }
     }
 }
