@@ -83,9 +83,9 @@ fn verbs(tool: &str, args: &str, column: usize) -> io::Result<f64> {
     };
     let [server, client] = pair::run_pair(&program(""), &program("127.0.0.1"), port, &[], Duration::from_secs(60))?;
     let figure = perftest::rows(&client.output).first().and_then(|row| row.figures.get(column).copied());
-    figure.filter(|_| client.ok).ok_or_else(|| {
-        io::Error::other(format!("{tool} gave no result:\n{}\n{}", server.output, client.output))
-    })
+    figure
+        .filter(|_| client.ok)
+        .ok_or_else(|| io::Error::other(format!("{tool} gave no result:\n{}\n{}", server.output, client.output)))
 }
 
 /// A copy of this program in another role; it prints the UDP port it listens on as its first line.
@@ -97,11 +97,8 @@ struct Peer {
 
 impl Peer {
     fn start(role: &[&str]) -> io::Result<Self> {
-        let mut child = Command::new(std::env::current_exe()?)
-            .args(role)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
+        let mut child =
+            Command::new(std::env::current_exe()?).args(role).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let stdout = child.stdout.take().ok_or_else(|| io::Error::other("the peer has no output"))?;
         let mut peer = Self { child, lines: BufReader::new(stdout), port: 0 };
         peer.port = peer.line()?.parse().map_err(io::Error::other)?;

@@ -1,48 +1,34 @@
 //! Nothing on the way of a message allocates: not posting, sending, receiving, acknowledging, repairing or completing.
 //!
 //! A counting allocator watches two queue pairs exchange messages over the simulated network, which does not allocate
-//! either once it is warm. One test per process, so that nobody else's allocations are counted.
+//! either once it is warm. A program of its own without a test harness, which allocates on a thread beside.
 
+use roxe_tests::counting::Counting;
+use roxe_tests::report::{self, Check, Verdict};
 use roxe_transport::qp::Service;
 use roxe_transport::sim::{Faults, Mr, Pair, Peer, Rng, Setup};
 use roxe_transport::wr::{Access, RecvRequest, SendData, SendFlags, SendOp, SendRequest, UdDest, WcStatus};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicU64, Ordering};
-
-/// The system's allocator, counted.
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: every call goes to `System` unchanged, which keeps the contract.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `alloc`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps the contract of `dealloc`.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
+use std::process::ExitCode;
 
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static COUNTER: Counting = Counting::new();
 
 const MESSAGES: u32 = 10_000;
 
-#[test]
-fn ten_thousand_messages_allocate_nothing() {
-    for service in [Service::Rc, Service::Uc, Service::Ud] {
-        let mut bench = Bench::new(service);
-        bench.exchange(200);
-        let before = ALLOCATIONS.load(Ordering::Relaxed);
-        assert!(before > 0, "the allocator counts");
-        bench.exchange(MESSAGES);
-        let counted = ALLOCATIONS.load(Ordering::Relaxed) - before;
-        assert_eq!(counted, 0, "{service:?}: {counted} allocations for {MESSAGES} messages");
+fn main() -> ExitCode {
+    let check =
+        |service| Check::new(format!("10,000 messages allocate nothing: {service:?}"), move || exchange(service));
+    report::main([Service::Rc, Service::Uc, Service::Ud].map(check).into())
+}
+
+fn exchange(service: Service) -> Verdict {
+    let mut bench = Bench::new(service);
+    bench.exchange(200);
+    let before = COUNTER.count();
+    bench.exchange(MESSAGES);
+    match COUNTER.count() - before {
+        0 => Verdict::Passed,
+        count => Verdict::Failed(format!("{count} allocations")),
     }
 }
 

@@ -10,7 +10,7 @@
 //! sleep.
 
 use super::poller::{Poller, Watch};
-use super::{Engine, clock};
+use super::{Batch, Engine, clock};
 use roxe_transport::time::Instant;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
@@ -122,6 +122,8 @@ impl Sleep {
 
 /// The body of the thread; ends when nobody uses the engine any more.
 pub(super) fn run(engine: &Weak<Engine>, poller: &Arc<Poller>) {
+    // The buffer of this thread exists from now on, not from its first packet on.
+    Batch::put_back(Batch::take());
     while let Some(engine) = engine.upgrade() {
         let sleep = catch_unwind(AssertUnwindSafe(|| engine.round())).unwrap_or_else(|_| {
             // A bug of ours must not silence the device; the packet that met it is lost.
