@@ -330,6 +330,8 @@ impl<C: Choices> Scenario<C> {
             assert!(side.sends.iter().all(|send| !send.signaled), "{who:?}: not flushed: {:?}", side.sends);
             let kept = if self.pair.setup.srq { self.pair.ends[who.index()].host.srq.len() } else { 0 };
             assert_eq!(side.recvs.len(), kept, "{who:?}: receives not flushed");
+            let flow = &self.pair.ends[who.index()].host.flow;
+            assert!(!flow.returns || flow.reserved == 0, "{who:?}: {} bytes leaked", flow.reserved);
         }
     }
 }

@@ -1,0 +1,58 @@
+//! What loss costs, as a table: packets, timeouts and virtual time by operation, size and loss. Everything is
+//! deterministic, so a change of the retry machinery shows up here and can be judged.
+
+use super::*;
+use core::fmt::Write;
+use roxe_wire::PathMtu;
+
+const MESSAGES: u64 = 20;
+
+/// One line: `MESSAGES` messages of `len` bytes, one after the other, while `loss` per thousand packets are lost.
+fn line(name: &str, len: u32, loss: u16) -> String {
+    let mut p = Pair::new(Setup { path_mtu: PathMtu::Mtu1024, log: false, ..Setup::default() });
+    let (src, dst) = (filled(&mut p, A, len.max(8)), filled(&mut p, B, len.max(8)));
+    for end in &mut p.wire.faults {
+        end.drop = loss;
+    }
+    p.wire.mercy = Some(5);
+    for id in 0..MESSAGES {
+        let op = match name {
+            "SEND" => SendOp::Send,
+            "WRITE" => write_to(dst),
+            "READ" => read_from(dst),
+            _ => add_to(dst, 1),
+        };
+        recv(&mut p, B, id, &[dst.all()]);
+        post(&mut p, A, id, op, &[src.sge(0, len)]);
+        p.run();
+        assert_eq!(sends(&mut p, A), each(id..=id, WcStatus::Success));
+        // Only a SEND takes a receive; start the next message with a clean queue all the same.
+        if name != "SEND" {
+            post(&mut p, A, id, SendOp::Send, &[]);
+            p.run();
+            sends(&mut p, A);
+        }
+        assert_eq!(recvs(&mut p, B), each(id..=id, WcStatus::Success));
+    }
+    let (percent, sent, timeouts) = (loss / 10, p.wire.tally.sent, p.timeouts[0]);
+    let elapsed = p.elapsed().as_micros();
+    format!("{name:9} {len:7} bytes {percent:4} % lost: {sent:6} packets {timeouts:3} timeouts {elapsed:9} us")
+}
+
+#[test]
+fn the_table_is_the_one_reviewed() {
+    let mut table = String::new();
+    for (name, lens) in [
+        ("SEND", &[0, 1024, 16 << 10, 64 << 10][..]),
+        ("WRITE", &[1024, 16 << 10, 64 << 10]),
+        ("READ", &[1024, 16 << 10, 64 << 10]),
+        ("FETCH_ADD", &[8]),
+    ] {
+        for &len in lens {
+            for loss in [0, 10, 50, 100] {
+                writeln!(table, "{}", line(name, len, loss)).expect("a string takes everything");
+            }
+        }
+    }
+    assert!(table == include_str!("cost_table.txt"), "a cost changed; review it and update cost_table.txt:\n{table}");
+}
