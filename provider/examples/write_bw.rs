@@ -35,10 +35,17 @@ impl End {
         let memory = Vec::leak(vec![1u8; size.max(4096)]);
         let addr = memory.as_ptr() as u64;
         let mr = pd.reg_mr(addr, memory.len() as u64, addr, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
-        let caps =
-            QpCaps { max_send_wr: 64, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 64 };
+        let caps = QpCaps { max_send_wr: 64, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 64 };
         let (send_cq, recv_cq) = (Arc::clone(&cq), Arc::clone(&cq));
-        let qp = pd.create_qp(QpInit { service: Service::Rc, caps, sq_sig_all: true, send_cq, recv_cq, srq: None, user: 0 })?;
+        let qp = pd.create_qp(QpInit {
+            service: Service::Rc,
+            caps,
+            sq_sig_all: true,
+            send_cq,
+            recv_cq,
+            srq: None,
+            user: 0,
+        })?;
         Ok(Self { context, _pd: pd, cq, qp, mr })
     }
 

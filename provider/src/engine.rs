@@ -7,6 +7,7 @@ mod background;
 pub(crate) mod clock;
 mod poller;
 mod rx;
+mod strays;
 mod table;
 mod tx;
 
@@ -39,7 +40,7 @@ use table::QpTable;
 const PATIENT_VISITS: u32 = 256;
 /// Visits to the sockets before a queue pair goes away; a peer that never stops sending must not hold it up.
 const DRAIN_ROUNDS: u32 = 16;
-/// What `steer_at` holds when no session is due.
+/// What `steer_at` and `retry_at` hold when nothing is due.
 const NEVER: u64 = u64::MAX;
 
 /// The engine.
@@ -64,6 +65,8 @@ pub(crate) struct Engine {
     idle_visits: AtomicU32,
     /// When steering wants to work, nanoseconds.
     steer_at: AtomicU64,
+    /// When to try again what a full mailbox refused, nanoseconds.
+    retry_at: AtomicU64,
 }
 
 impl std::fmt::Debug for Engine {
@@ -98,6 +101,7 @@ impl Engine {
             presence: Presence::default(),
             idle_visits: AtomicU32::new(0),
             steer_at: AtomicU64::new(NEVER),
+            retry_at: AtomicU64::new(NEVER),
         }
     }
 
@@ -243,11 +247,25 @@ impl Engine {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.timers.next().into_iter().chain(self.steering_deadline()).min()
+        self.timers.next().into_iter().chain(self.steering_deadline()).chain(instant(&self.retry_at)).min()
     }
 
     fn steering_deadline(&self) -> Option<Instant> {
-        Some(self.steer_at.load(Ordering::SeqCst)).filter(|&at| at != NEVER).map(Instant)
+        instant(&self.steer_at)
+    }
+
+    fn set_retry(&self, at: Option<Instant>) {
+        if at.is_some() || instant(&self.retry_at).is_some() {
+            self.publish(&self.retry_at, at);
+        }
+    }
+
+    /// Stores a deadline where the background thread looks, and wakes the thread if it would oversleep it.
+    fn publish(&self, deadline: &AtomicU64, at: Option<Instant>) {
+        deadline.store(at.map_or(NEVER, |at| at.0), Ordering::SeqCst);
+        if at.is_some_and(|at| self.presence.oversleeps(at)) {
+            self.kick();
+        }
     }
 
     /// Lets steering work if it is due or waits for answers. Background thread only.
@@ -275,11 +293,7 @@ impl Engine {
     }
 
     fn publish_steering(&self, state: &RxState) {
-        let at = state.steering.iter().filter_map(Steering::deadline).min();
-        self.steer_at.store(at.map_or(NEVER, |at| at.0), Ordering::SeqCst);
-        if at.is_some_and(|at| self.presence.oversleeps(at)) {
-            self.kick();
-        }
+        self.publish(&self.steer_at, state.steering.iter().filter_map(Steering::deadline).min());
     }
 
     fn kick(&self) {
@@ -370,7 +384,8 @@ impl Engine {
         self.table.drain().iter().for_each(|qp| qp.cut_off());
         self.timers.clear();
         self.flows.clear();
-        self.steer_at.store(NEVER, Ordering::SeqCst);
+        self.publish(&self.steer_at, None);
+        self.publish(&self.retry_at, None);
     }
 
     /// In the child of a fork: gives up what belongs to the parent. The next queue pair starts the engine again.
@@ -400,6 +415,10 @@ impl Drop for Engine {
         // The thread wakes, finds nobody, and ends.
         self.kick();
     }
+}
+
+fn instant(deadline: &AtomicU64) -> Option<Instant> {
+    Some(deadline.load(Ordering::SeqCst)).filter(|&at| at != NEVER).map(Instant)
 }
 
 /// Why an address cannot be used, and what to do.

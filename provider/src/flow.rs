@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How long a sender of datagrams waits for credits before it assumes that they are lost.
-pub(crate) const STALL: Duration = Duration::from_millis(3);
+pub(crate) const STALL: Duration = Duration::from_millis(100);
 /// Bounds of the window derived from a socket buffer, bytes. Throughput is flat above the lower one.
 const WINDOW: (usize, usize) = (128 << 10, 1 << 20);
 /// Unused destinations are forgotten when there are more than this.
@@ -145,6 +145,8 @@ pub(crate) struct Flows {
     map: Mutex<HashMap<Key, Arc<Flow>>>,
     ready: Mutex<VecDeque<Qpn>>,
     has_ready: AtomicBool,
+    /// What this process owes to senders.
+    credits: Mutex<Credits>,
     /// Whether datagrams were refused since the mailboxes were last read to the end.
     starved: AtomicBool,
 }
@@ -158,8 +160,28 @@ impl Flows {
     }
 
     /// Credits are worth sending from this many bytes on: a receiver that keeps less to itself stops nobody.
-    pub(crate) fn credit_unit(&self) -> u32 {
+    fn credit_unit(&self) -> u32 {
         (self.window.load(Ordering::Relaxed) / 8).max(8 << 10)
+    }
+
+    /// Datagrams of `bytes` from the process of `to` have left the socket of `key`.
+    pub(crate) fn owe(&self, to: Slot, key: Key, bytes: u32) {
+        self.credits.lock().add(to, key, bytes);
+    }
+
+    /// Takes a debt that should be paid now.
+    pub(crate) fn next_due(&self) -> Option<Owed> {
+        self.credits.lock().next_due(self.credit_unit())
+    }
+
+    /// Puts a debt back that could not be paid now.
+    pub(crate) fn put_back(&self, owed: Owed) {
+        self.credits.lock().put_back(owed);
+    }
+
+    /// Whether a debt could not be paid.
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.credits.lock().is_blocked
     }
 
     /// The window of `key`; `look` finds out about the receiver if the destination is new.
@@ -227,19 +249,22 @@ impl Flows {
     pub(crate) fn clear(&self) {
         self.map.lock().clear();
         self.ready.lock().clear();
+        *self.credits.lock() = Credits::default();
         self.has_ready.store(false, Ordering::Relaxed);
     }
 
     /// The locks, for the fork handlers, in the order they are taken.
-    pub(crate) fn raw(&self) -> [&dyn crate::fork::Lockable; 2] {
-        [&self.map, &self.ready]
+    pub(crate) fn raw(&self) -> [&dyn crate::fork::Lockable; 3] {
+        [&self.map, &self.ready, &self.credits]
     }
 }
 
 /// Credits not returned yet, by who is owed them. Bounded: what a peer writes into its packets chooses the entry.
 #[derive(Debug, Default)]
-pub(crate) struct Credits {
+struct Credits {
     owed: Vec<Owed>,
+    /// An entry was put back.
+    is_blocked: bool,
 }
 
 /// Bytes taken from the socket `key` that came from the process of `to`.
@@ -257,27 +282,28 @@ pub(crate) struct Owed {
 const MAX_OWED: usize = 64;
 
 impl Credits {
-    /// Notes `bytes` for the sender `to`. Returns what should be sent now, if anything: an entry that reached `unit`, or one
-    /// that had to make room.
-    pub(crate) fn add(&mut self, to: Slot, key: Key, bytes: u32, unit: u32) -> Option<Owed> {
-        let at = self.owed.iter().position(|owed| owed.to == to && owed.key == key);
-        let at = at.unwrap_or_else(|| {
-            self.owed.push(Owed { to, key, bytes: 0 });
-            self.owed.len() - 1
-        });
-        let owed = self.owed.get_mut(at)?;
-        owed.bytes = owed.bytes.saturating_add(bytes);
-        if owed.bytes >= unit {
-            return Some(self.owed.swap_remove(at));
+    /// Notes `bytes` for the sender `to`.
+    fn add(&mut self, to: Slot, key: Key, bytes: u32) {
+        if let Some(owed) = self.owed.iter_mut().find(|owed| owed.to == to && owed.key == key) {
+            owed.bytes = owed.bytes.saturating_add(bytes);
+        } else if self.owed.len() < MAX_OWED {
+            // With too many senders at a time, one waits until it believes its credits lost.
+            self.owed.push(Owed { to, key, bytes });
         }
-        (self.owed.len() > MAX_OWED).then(|| self.owed.swap_remove(0))
     }
 
-    /// Puts back what could not be sent.
-    pub(crate) fn put_back(&mut self, owed: Owed) {
-        if self.owed.len() < MAX_OWED {
-            let _ = self.add(owed.to, owed.key, owed.bytes, u32::MAX);
-        }
+    /// Takes an entry that should be sent: one of at least `unit` bytes, or any one when the table is full.
+    fn next_due(&mut self, unit: u32) -> Option<Owed> {
+        self.is_blocked = false;
+        let is_full = self.owed.len() >= MAX_OWED;
+        let at = self.owed.iter().position(|owed| is_full || owed.bytes >= unit)?;
+        Some(self.owed.swap_remove(at))
+    }
+
+    /// Puts back what could not be sent now.
+    fn put_back(&mut self, owed: Owed) {
+        self.add(owed.to, owed.key, owed.bytes);
+        self.is_blocked = true;
     }
 }
 
@@ -372,21 +398,25 @@ mod tests {
     #[test]
     fn credits_are_collected_up_to_the_unit() {
         let mut credits = Credits::default();
-        assert_eq!(credits.add(Slot::new(1), key(9), 60, 100), None);
-        assert_eq!(credits.add(Slot::new(2), key(9), 60, 100), None);
-        let sent = credits.add(Slot::new(1), key(9), 60, 100).unwrap();
-        assert_eq!((sent.to, sent.bytes), (Slot::new(1), 120));
-        credits.put_back(sent);
-        assert_eq!(credits.add(Slot::new(1), key(9), 1, 100).unwrap().bytes, 121);
+        credits.add(Slot::new(1), key(9), 60);
+        credits.add(Slot::new(2), key(9), 60);
+        assert_eq!(credits.next_due(100), None);
+        credits.add(Slot::new(1), key(9), 60);
+        let due = credits.next_due(100).unwrap();
+        assert_eq!((due.to, due.bytes), (Slot::new(1), 120));
+        credits.put_back(due);
+        assert!(credits.is_blocked);
+        assert_eq!(credits.next_due(100), Some(due));
+        assert!(!credits.is_blocked);
     }
 
     #[test]
     fn a_flood_of_senders_stays_bounded() {
         let mut credits = Credits::default();
-        for slot in 0..1000 {
-            credits.add(Slot::new(slot), key(9), 1, 100);
-        }
-        assert!(credits.owed.len() <= MAX_OWED);
+        (0..1000).for_each(|slot| credits.add(Slot::new(slot), key(9), 1));
+        assert_eq!(credits.owed.len(), MAX_OWED);
+        assert!(credits.next_due(100).is_some());
+        assert!(credits.next_due(100).is_none());
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use crate::engine::Engine;
 use crate::flow::{Flow, Key, STALL};
-use crate::qp::QpCore;
+use crate::qp::{QpCore, Report};
 use roxe_transport::cx::{AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, SharedReceives, Side};
 use roxe_transport::qp::Service;
 use roxe_transport::time::Instant;
@@ -62,16 +62,18 @@ pub(crate) struct QpHost<'a> {
     qp: &'a QpCore,
     path: &'a mut Path,
     now: Instant,
-    /// Whether the queue of this side must be announced once the lock is dropped.
-    pub(crate) announce_send: bool,
-    /// The same for receives.
-    pub(crate) announce_recv: bool,
+    report: Report,
 }
 
 impl<'a> QpHost<'a> {
     /// For one visit to `qp` at `now`.
     pub(crate) fn new(qp: &'a QpCore, path: &'a mut Path, now: Instant) -> Self {
-        Self { qp, path, now, announce_send: false, announce_recv: false }
+        Self { qp, path, now, report: Report::default() }
+    }
+
+    /// What is to be done once the lock is dropped.
+    pub(crate) fn report(&self) -> Report {
+        self.report
     }
 
     /// One attempt to reserve room.
@@ -124,8 +126,8 @@ impl Completions for QpHost<'_> {
     fn complete(&mut self, side: Side, cqe: Cqe) -> Result<(), Overrun> {
         let fires = self.qp.cq(side).push(cqe)?;
         match side {
-            Side::Send => self.announce_send |= fires,
-            Side::Recv => self.announce_recv |= fires,
+            Side::Send => self.report.announce_send |= fires,
+            Side::Recv => self.report.announce_recv |= fires,
         }
         Ok(())
     }

@@ -49,6 +49,7 @@ pub mod limits;
 mod mapped;
 mod mr;
 mod net;
+mod parking;
 mod pd;
 mod port;
 mod qp;

@@ -8,11 +8,15 @@ use crate::device::Context;
 use crate::engine::{Batch, Engine, Run, RxTools, clock};
 use crate::error::Error;
 use crate::event::AsyncEventKind;
+use crate::flow::Key;
 use crate::fork::Lockable;
 use crate::host::{Path, QpHost};
 use crate::limits;
 use crate::mr::MemoryTable;
+use crate::net::RxMeta;
+use crate::net::slot::Slot;
 use crate::net::udp::UdpLink;
+use crate::parking::{Parked, Parking};
 use crate::pd::{Pd, PdId};
 use crate::srq::Srq;
 use crate::uses::{ObjectId, Use};
@@ -22,7 +26,7 @@ use roxe_transport::cx::{Side, TxState};
 use roxe_transport::qp::{AttrMask, PostError, QpAttr, QpCaps, QpConfig, QpEvents, QpState, Service, charge};
 use roxe_transport::time::Instant;
 use roxe_transport::wr::{RecvRequest, SendRequest};
-use roxe_wire::{Kind, NetHeader, Packet, Qpn};
+use roxe_wire::{Gid, Kind, NetHeader, Packet, Qpn};
 use std::ops::BitOr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -157,9 +161,9 @@ impl Qp {
             return Err(PostError::State);
         }
         inner.machine.post_recv(request)?;
-        if inner.machine.state() == QpState::Err {
-            // It flushes at once.
-            self.core.finish(inner, clock::now());
+        if inner.machine.state() == QpState::Err || !inner.parking.is_empty() {
+            // It flushes at once, or a message waits for it.
+            self.core.receive_parked(inner, clock::now());
         }
         Ok(())
     }
@@ -275,6 +279,8 @@ pub(crate) struct QpCore {
 struct Inner {
     machine: Machine,
     path: Path,
+    /// What came before its receive was posted.
+    parking: Parking,
     /// The link used last.
     link: Option<Arc<UdpLink>>,
     /// The deadline registered with the engine.
@@ -286,8 +292,10 @@ struct Inner {
 /// What a visit leaves to be done without the lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Report {
-    announce_send: bool,
-    announce_recv: bool,
+    /// The queue of sends fired.
+    pub(crate) announce_send: bool,
+    /// The queue of receives fired.
+    pub(crate) announce_recv: bool,
     /// There is something to send.
     pub(crate) has_work: bool,
     events: QpEvents,
@@ -328,6 +336,7 @@ impl QpCore {
             inner: Mutex::new(Inner {
                 machine: Machine::new(config),
                 path: Path::default(),
+                parking: Parking::default(),
                 link: None,
                 registered: None,
                 is_cut_off: false,
@@ -374,51 +383,71 @@ impl QpCore {
     /// Takes in a run of packets addressed to this queue pair. What it wants to send is left for [`QpCore::serve`].
     pub(crate) fn receive(&self, run: Run<'_>, tools: &mut RxTools<'_>, now: Instant) -> Report {
         let mut inner = self.inner.lock();
-        let Inner { machine, path, is_cut_off: false, .. } = &mut *inner else { return Report::default() };
-        let mut host = QpHost::new(self, path, now);
-        for (index, bytes) in run.packets() {
-            self.receive_one(machine, &mut host, run, index, bytes, tools);
+        if inner.is_cut_off {
+            return Report::default();
         }
-        let report =
-            Report { announce_send: host.announce_send, announce_recv: host.announce_recv, ..Report::default() };
+        let mut report = self.drain_parking(&mut inner, now);
+        let Inner { machine, path, parking, .. } = &mut *inner;
+        let mut host = QpHost::new(self, path, now);
+        let mut taken = Taken::default();
+        for (index, bytes) in run.packets() {
+            let net = header_of(run.meta, index);
+            if !tools.ident.verify(&net, bytes, index) {
+                self.engine().counters().icrc_errors.add(1);
+                continue;
+            }
+            let Ok(packet) = Packet::parse(bytes) else {
+                self.engine().counters().malformed.add(1);
+                continue;
+            };
+            let creditor = sender_of(machine, &packet).filter(|_| tools.local_sender);
+            let waits =
+                self.service != Service::Rc && (!parking.is_empty() || machine.lacks_receive(&mut host, &net, &packet));
+            if waits && parking.push(Parked { net, bytes: bytes.to_vec(), creditor, at: now }) {
+                continue;
+            }
+            self.handle(machine, &mut host, &net, &packet);
+            taken.add(self, creditor, net.dst, &packet);
+        }
+        taken.settle(self);
+        report = report | host.report();
         report | self.settle(&mut inner)
     }
 
-    /// Checks one packet and hands it to the state machine.
-    fn receive_one(
-        &self,
-        machine: &mut Machine,
-        host: &mut QpHost<'_>,
-        run: Run<'_>,
-        index: u16,
-        bytes: &[u8],
-        tools: &mut RxTools<'_>,
-    ) {
-        let (meta, counters) = (run.meta, self.engine().counters());
-        let net = NetHeader {
-            src: meta.src,
-            dst: meta.dst,
-            src_port: meta.src_port,
-            traffic_class: meta.traffic_class,
-            hop_limit: meta.hop_limit,
-            flow_label: 0,
-            ident: index,
-        };
-        if !tools.ident.verify(&net, bytes, index) {
-            return counters.icrc_errors.add(1);
+    /// Hands one packet to the state machine.
+    fn handle(&self, machine: &mut Machine, host: &mut QpHost<'_>, net: &NetHeader, packet: &Packet<'_>) {
+        if let Err(reason) = machine.handle_packet(host, net, packet) {
+            self.engine().counters().count_drop(reason);
         }
-        let Ok(packet) = Packet::parse(bytes) else { return counters.malformed.add(1) };
-        let sender = match packet.header.kind {
-            Kind::Ud { deth, .. } => Some(deth.src_qpn),
-            Kind::UcRequest(_) => Some(machine.attr().dest_qpn),
-            _ => None,
-        };
-        if let Some(sender) = sender {
-            tools.credit(sender, meta.dst, self.qpn, charge(packet.payload.len() as u32));
+    }
+
+    /// Hands over what waited for a receive, as far as there are receives now; what waited too long is dropped.
+    fn drain_parking(&self, inner: &mut Inner, now: Instant) -> Report {
+        let Inner { machine, path, parking, .. } = inner;
+        if parking.is_empty() {
+            return Report::default();
         }
-        if let Err(reason) = machine.handle_packet(host, &net, &packet) {
-            counters.count_drop(reason);
+        let mut host = QpHost::new(self, path, now);
+        let mut taken = Taken::default();
+        while let Some(parked) = parking.front() {
+            let Ok(packet) = Packet::parse(&parked.bytes) else { break };
+            if !parked.is_stale(now) && machine.lacks_receive(&mut host, &parked.net, &packet) {
+                break;
+            }
+            self.handle(machine, &mut host, &parked.net, &packet);
+            taken.add(self, parked.creditor, parked.net.dst, &packet);
+            parking.pop();
         }
+        parking.rest(now);
+        taken.settle(self);
+        host.report()
+    }
+
+    /// A receive was posted while packets waited for it, or in the error state.
+    fn receive_parked(&self, mut inner: MutexGuard<'_, Inner>, now: Instant) {
+        let report = self.drain_parking(&mut inner, now);
+        self.finish_with(inner, report, now);
+        self.engine().send_credits(now);
     }
 
     /// Sends what there is to send.
@@ -440,15 +469,18 @@ impl QpCore {
         }
         inner.registered = None;
         inner.path.on_timer(self.engine(), now);
+        let looks = inner.parking.deadline().is_some_and(|at| at <= now);
+        let mut report = if looks { self.drain_parking(&mut inner, now) } else { Report::default() };
         let Inner { machine, path, .. } = &mut *inner;
-        let mut report = Report::default();
         if machine.poll_timeout().is_some_and(|at| at <= now) {
             let mut host = QpHost::new(self, path, now);
             machine.handle_timeout(&mut host);
-            report.announce_send = host.announce_send;
-            report.announce_recv = host.announce_recv;
+            report = report | host.report();
         }
         self.finish_with(inner, report, now);
+        if looks {
+            self.engine().send_credits(now);
+        }
     }
 
     /// Runs `f` under the lock, then sends, and reports without the lock.
@@ -457,8 +489,7 @@ impl QpCore {
         let Inner { machine, path, .. } = &mut *inner;
         let mut host = QpHost::new(self, path, now);
         let result = f(machine, &mut host);
-        let report =
-            Report { announce_send: host.announce_send, announce_recv: host.announce_recv, ..Report::default() };
+        let report = host.report();
         self.finish_with(inner, report, now);
         result
     }
@@ -491,12 +522,13 @@ impl QpCore {
             }
         }
         Batch::put_back(batch);
-        Report { announce_send: host.announce_send, announce_recv: host.announce_recv, ..Report::default() }
+        host.report()
     }
 
     /// Registers the next timer and collects events.
     fn settle(&self, inner: &mut Inner) -> Report {
-        let next = inner.machine.poll_timeout().into_iter().chain(inner.path.deadline()).min();
+        let next = inner.machine.poll_timeout().into_iter().chain(inner.path.deadline());
+        let next = next.chain(inner.parking.deadline()).min();
         if let Some(next) = next
             && inner.registered.is_none_or(|registered| next < registered)
         {
@@ -530,13 +562,61 @@ impl QpCore {
     /// Ends all work: it is destroyed, or belongs to the parent of this process.
     pub(crate) fn cut_off(&self) {
         let mut inner = self.inner.lock();
-        let Inner { machine, path, link, is_cut_off, .. } = &mut *inner;
+        let Inner { machine, path, parking, link, is_cut_off, .. } = &mut *inner;
         if !std::mem::replace(is_cut_off, true) {
             *link = None;
+            *parking = Parking::default();
             // To RESET is allowed from every state; it gives back what is reserved.
             let attr = QpAttr { state: QpState::Reset, ..QpAttr::default() };
             let _ = machine.modify(&mut QpHost::new(self, path, clock::now()), &attr, AttrMask::STATE);
         }
+    }
+}
+
+/// Datagrams that were taken out of the socket, summed up as long as they have one sender.
+#[derive(Debug, Default)]
+struct Taken {
+    creditor: Option<(Qpn, Gid)>,
+    bytes: u32,
+}
+
+impl Taken {
+    fn add(&mut self, qp: &QpCore, creditor: Option<Qpn>, dst: Gid, packet: &Packet<'_>) {
+        let Some(from) = creditor else { return };
+        if self.creditor != Some((from, dst)) {
+            self.settle(qp);
+            self.creditor = Some((from, dst));
+        }
+        self.bytes += charge(u32::try_from(packet.payload.len()).unwrap_or(0));
+    }
+
+    /// Notes what is owed.
+    fn settle(&mut self, qp: &QpCore) {
+        if let Some((from, dst)) = self.creditor.take() {
+            qp.engine().flows().owe(Slot::of(from), Key::of(dst, qp.qpn), std::mem::take(&mut self.bytes));
+        }
+    }
+}
+
+/// The header of packet `index` of a receive.
+fn header_of(meta: &RxMeta, index: u16) -> NetHeader {
+    NetHeader {
+        src: meta.src,
+        dst: meta.dst,
+        src_port: meta.src_port,
+        traffic_class: meta.traffic_class,
+        hop_limit: meta.hop_limit,
+        flow_label: 0,
+        ident: index,
+    }
+}
+
+/// The queue pair that sent a packet, if it is of a service without acknowledgements.
+fn sender_of(machine: &Machine, packet: &Packet<'_>) -> Option<Qpn> {
+    match packet.header.kind {
+        Kind::Ud { deth, .. } => Some(deth.src_qpn),
+        Kind::UcRequest(_) => Some(machine.attr().dest_qpn),
+        _ => None,
     }
 }
 

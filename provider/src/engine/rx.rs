@@ -4,9 +4,10 @@
 //! it across the sends that a batch causes stops nobody.
 
 use super::Engine;
+use super::strays::{Fate, Strays};
 use super::table::Lookup;
 use super::tx::peek_qpn;
-use crate::flow::{Credits, Key, Owed};
+use crate::flow::{Key, Owed};
 use crate::net::forward::Frame;
 use crate::net::slot::{Slot, SlotSocket};
 use crate::net::steer::{self, Steering};
@@ -14,10 +15,11 @@ use crate::net::udp::UdpLink;
 use crate::net::{Link, RxMeta};
 use crate::qp::{QpCore, Report};
 use roxe_transport::time::Instant;
-use roxe_wire::{Gid, Qpn, icrc};
+use roxe_wire::{Qpn, icrc};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Receives of one visit to one socket: enough to acknowledge several superpackets at once, few enough to answer soon.
 const BUDGET: usize = 8;
@@ -25,6 +27,10 @@ const BUDGET: usize = 8;
 const STREAM: usize = 16 << 10;
 /// Sockets without traffic are looked at on every n-th visit.
 const COLD: u32 = 16;
+/// After a frame, mailboxes are looked at on this many visits in a row.
+const MAIL_VISITS: u32 = 64;
+/// How soon the background thread tries again to deliver what a full mailbox refused.
+const RETRY: Duration = Duration::from_millis(1);
 /// Largest datagram: 64 KB of packets, or the same behind a frame header.
 const BUFFER: usize = (64 << 10) + 4096;
 
@@ -51,7 +57,10 @@ pub(super) struct RxState {
     /// Slots of this process with their mailboxes.
     pub(super) slots: Vec<SlotSocket>,
     pub(super) steering: Vec<Steering>,
-    credits: Credits,
+    /// For other processes.
+    strays: Strays,
+    /// Visits for which the mailboxes are looked at every time.
+    mail_visits: u32,
     touched: Vec<Touched>,
     ident: IdentGuess,
     visits: u32,
@@ -101,38 +110,8 @@ impl IdentGuess {
 pub(crate) struct RxTools<'a> {
     /// Guesses identifications.
     pub(crate) ident: &'a mut IdentGuess,
-    credits: &'a mut Credits,
-    slots: &'a [SlotSocket],
-    engine: &'a Engine,
-    now: Instant,
     /// Whether the sender is on this host and keeps a window for datagrams.
-    local_sender: bool,
-}
-
-impl RxTools<'_> {
-    /// A datagram of `bytes` (as flow control counts) from the queue pair `from` to `(dst, to)` has left the socket.
-    pub(crate) fn credit(&mut self, from: Qpn, dst: Gid, to: Qpn, bytes: u32) {
-        if !self.local_sender {
-            return;
-        }
-        let unit = self.engine.flows.credit_unit();
-        if let Some(owed) = self.credits.add(Slot::of(from), Key::of(dst, to), bytes, unit) {
-            self.send_credit(owed);
-        }
-    }
-
-    fn send_credit(&mut self, owed: Owed) {
-        let Owed { to, key, bytes } = owed;
-        if self.slots.iter().any(|socket| socket.slot() == to) {
-            self.engine.flows.credit(key, bytes, self.now);
-        } else if let Some(first) = self.slots.first() {
-            let frame = Frame::Credit { dst: key.dst, slot: key.slot, bytes };
-            // A full mailbox: the sender has enough to read already, so this waits for the next credit.
-            if matches!(first.send(to, &frame.header(), &[]), Err(e) if e.kind() == io::ErrorKind::WouldBlock) {
-                self.credits.put_back(owed);
-            }
-        }
-    }
+    pub(crate) local_sender: bool,
 }
 
 impl Default for Rx {
@@ -166,10 +145,11 @@ impl Engine {
                 found |= self.drain_link(&link, buf, state, now);
             }
         }
-        if all || self.flows.is_starved() {
+        if all || state.mail_visits > 0 || self.flows.is_starved() {
             found |= self.drain_mailboxes(buf, state, now);
         }
         self.finish_batch(state, now);
+        self.retry_later(state, now);
         state.busy = found;
         found
     }
@@ -207,10 +187,12 @@ impl Engine {
     fn drain_mailboxes(&self, buf: &mut [u8], state: &mut RxState, now: Instant) -> bool {
         let mut found = false;
         self.flows.set_starved(false);
+        state.mail_visits = state.mail_visits.saturating_sub(1);
         for at in 0..state.slots.len() {
             for _ in 0..BUDGET {
                 let Some(Ok(Some(len))) = state.slots.get(at).map(|socket| socket.recv(buf)) else { break };
                 found = true;
+                state.mail_visits = MAIL_VISITS;
                 match Frame::parse(buf.get(..len).unwrap_or_default()) {
                     Some((Frame::Packets(meta), body)) => self.dispatch(state, &meta, body, true, now),
                     Some((Frame::Credit { dst, slot, bytes }, _)) => {
@@ -252,10 +234,6 @@ impl Engine {
             Lookup::Found(qp) => {
                 let mut tools = RxTools {
                     ident: &mut state.ident,
-                    credits: &mut state.credits,
-                    slots: &state.slots,
-                    engine: self,
-                    now,
                     local_sender: state.links.iter().any(|link| link.gid() == run.meta.src),
                 };
                 let report = qp.receive(run, &mut tools, now);
@@ -268,20 +246,58 @@ impl Engine {
 
     /// Sends a stray run to the process that owns `qpn`.
     fn forward(&self, state: &mut RxState, qpn: Qpn, run: Run<'_>, now: Instant) {
-        let count = run.packets().count() as u64;
+        let (to, count) = (Slot::of(qpn), run.packets().count() as u64);
         let frame = Frame::Packets(RxMeta { first_index: run.index, ..*run.meta });
-        let sent = match state.slots.first() {
-            Some(first) if Slot::of(qpn).can_be_owned() => first.send(Slot::of(qpn), &frame.header(), run.bytes),
-            _ => Err(io::ErrorKind::ConnectionRefused.into()),
+        let fate = match state.slots.first() {
+            Some(first) if to.can_be_owned() => state.strays.send(first, to, &frame, run.bytes),
+            _ => Fate::Unowned,
         };
-        match sent {
-            Ok(()) => {
+        match fate {
+            Fate::Forwarded => {
                 self.counters().forwarded.add(count);
                 self.note_stray(state, run.meta.dst, now);
             }
-            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => self.counters().unknown_qp.add(count),
-            Err(_) => self.counters().forward_errors.add(count),
+            Fate::Unowned => self.counters().unknown_qp.add(count),
+            Fate::Lost => self.counters().forward_errors.add(count),
         }
+    }
+
+    /// Sends what other processes had no room for earlier. While anything is left, the background thread comes back soon.
+    fn retry_later(&self, state: &mut RxState, now: Instant) {
+        let Some(first) = state.slots.first() else { return };
+        if !state.strays.is_empty() {
+            state.strays.retry(first);
+        }
+        while let Some(owed) = self.flows.next_due() {
+            if !self.send_credit(&state.slots, owed, now) {
+                self.flows.put_back(owed);
+                break;
+            }
+        }
+        let waits = !state.strays.is_empty() || self.flows.is_blocked();
+        self.set_retry(waits.then(|| now.after(RETRY)));
+    }
+
+    /// Sends credits that became due outside of a visit to the sockets.
+    pub(crate) fn send_credits(&self, now: Instant) {
+        match self.rx.try_lock() {
+            Some(mut rx) => self.retry_later(&mut rx.state, now),
+            // Whoever holds the lock may be past this point.
+            None => self.set_retry(Some(now)),
+        }
+    }
+
+    /// Returns credits to their owner; false if its mailbox is full.
+    fn send_credit(&self, slots: &[SlotSocket], owed: Owed, now: Instant) -> bool {
+        let Owed { to, key, bytes } = owed;
+        if slots.iter().any(|socket| socket.slot() == to) {
+            self.flows.credit(key, bytes, now);
+            return true;
+        }
+        let frame = Frame::Credit { dst: key.dst, slot: key.slot, bytes };
+        let sent = slots.first().map(|first| first.send(to, &frame.header(), &[]));
+        // An owner that is gone needs no credits.
+        !matches!(sent, Some(Err(e)) if e.kind() == io::ErrorKind::WouldBlock)
     }
 
     /// Lets the touched queue pairs answer and go on, then wakes who waits for completions: a program that ends as soon as

@@ -12,8 +12,8 @@
 //!          → send probe 0..n → collect answers in a mailbox of its own → attach the program
 //! ```
 //!
-//! The first round relies on the program that is already attached. If an answer is missing or one process answers for
-//! two numbers (there was no program, the kernel chose by hash), a program with the probe rule is attached and the round
+//! The first round relies on the program that is already attached. If one process answers for two numbers (there was no
+//! program, the kernel chose by hash) or an answer is missing, a program with the probe rule is attached and the round
 //! repeated. A session runs when a process joins and when packets for others keep arriving. Everything stays correct
 //! without any of this, because the engine forwards what it gets for others: a stopped process that never answers, a
 //! kernel that refuses the program, or a race only cost speed.
@@ -38,7 +38,7 @@ pub(crate) const PROBE: u8 = 0xfe;
 /// Bytes of a probe: [`PROBE`], the round, two zero bytes, index and nonce in network order.
 const PROBE_LEN: usize = 16;
 /// How long a session waits for answers in each of its two rounds.
-const PATIENCE: Duration = Duration::from_millis(50);
+const PATIENCE: Duration = Duration::from_millis(200);
 /// How long to wait when another process is building, and how often: it may have been stopped in the middle.
 const RETRY: (Duration, u32) = (Duration::from_millis(20), 20);
 /// Shortest and longest pause between sessions that strays cause.
@@ -112,11 +112,7 @@ impl Steering {
     pub(crate) fn step(&mut self, now: Instant) {
         if let Some(mut session) = self.session.take() {
             session.collect();
-            if session.is_complete() || now >= session.deadline {
-                self.conclude(session, now);
-            } else {
-                self.session = Some(session);
-            }
+            self.session = self.go_on(session, now);
         } else if self.due.is_some_and(|due| due <= now) {
             self.due = None;
             match Session::begin(&self.link, self.ifindex, self.retries < RETRY.1, now) {
@@ -133,18 +129,24 @@ impl Steering {
         }
     }
 
-    /// All answers are in or the time is up: attaches what is known, and asks again if that may have been too little.
-    fn conclude(&mut self, mut session: Session, now: Instant) {
-        let complete = session.is_complete();
-        if self.link.attach_steering(&mut program(&session.map())).is_ok() && !complete && session.round == 1 {
+    /// Waits on, asks again, or attaches what is known and ends the session.
+    fn go_on(&mut self, mut session: Session, now: Instant) -> Option<Session> {
+        let (complete, late) = (session.is_complete(), now >= session.deadline);
+        if !complete && session.round == 1 && (late || session.has_doubles()) {
+            // There was no program, or one that did not know the probe rule, or somebody is slow.
+            self.link.attach_steering(&mut program(&session.map())).ok()?;
             session.round = 2;
             session.ask(&self.link, now);
-            self.session = Some(session);
-            return;
+            return Some(session);
         }
+        if !complete && !late {
+            return Some(session);
+        }
+        let _ = self.link.attach_steering(&mut program(&session.map()));
         let recent = now < self.quiet_until.after(self.backoff);
         self.backoff = if recent { (self.backoff * 2).min(BACKOFF.1) } else { BACKOFF.0 };
         self.quiet_until = now.after(self.backoff);
+        None
     }
 }
 
@@ -193,21 +195,23 @@ impl Session {
         }
     }
 
-    /// Whether every number was answered for by another process.
+    /// Whether there is nothing to wait for: an answer for every number, in the first round each by another process.
     fn is_complete(&self) -> bool {
-        self.answers.iter().all(|slots| !slots.is_empty()) && !self.has_doubles()
+        self.answers.iter().all(|slots| !slots.is_empty()) && (self.round > 1 || !self.has_doubles())
     }
 
-    /// Whether one process answered for two numbers: then the kernel did not follow the probe rule.
+    /// Whether one process answered for two numbers: then the kernel did not follow the probe rule, or there are fewer
+    /// sockets than numbers, and it chose by hash.
     fn has_doubles(&self) -> bool {
         let mut firsts: Vec<_> = self.answers.iter().filter_map(|slots| slots.first()).collect();
         firsts.sort_unstable();
         firsts.windows(2).any(|pair| pair[0] == pair[1])
     }
 
-    /// What the answers say: sorted by slot, each slot once. Nothing if they contradict each other.
+    /// What the answers say: sorted by slot, each slot once, with the lowest number its process answered for, since only
+    /// numbers that no socket has are given to somebody else. Nothing while the kernel may not follow the probe rule.
     fn map(&self) -> Vec<(Slot, u32)> {
-        if self.has_doubles() {
+        if self.round == 1 && self.has_doubles() {
             return Vec::new();
         }
         let numbered = (0u32..).zip(&self.answers);
@@ -276,10 +280,15 @@ pub(crate) fn answer(packet: &[u8], meta: &RxMeta, mine: &[SlotSocket]) -> bool 
     true
 }
 
-/// How many sockets are bound to the RoCE port of `gid`.
+/// How many sockets are bound to the RoCE port of `gid`. A reader of the table misses lines when others open and close
+/// sockets meanwhile, so it is read more than once; a number too many does no harm.
 fn members(gid: Gid) -> io::Result<usize> {
     let path = if gid.is_ipv4() { "/proc/net/udp" } else { "/proc/net/udp6" };
-    Ok(count_bound(&std::fs::read_to_string(path)?, gid))
+    let mut count = 0;
+    for _ in 0..3 {
+        count = count.max(count_bound(&std::fs::read_to_string(path)?, gid));
+    }
+    Ok(count)
 }
 
 /// Counts the lines of `/proc/net/udp[6]` whose local address is `gid`. The kernel prints addresses as 32-bit words in
@@ -431,6 +440,14 @@ mod tests {
         assert!(!session(&[&[1], &[]]).is_complete());
         assert!(!session(&[&[1], &[1]]).is_complete());
         assert!(session(&[&[1], &[1]]).map().is_empty());
+    }
+
+    #[test]
+    fn a_number_too_many_is_nobodys() {
+        let second = Session { round: 2, ..session(&[&[7], &[5], &[7]]) };
+        assert!(second.is_complete());
+        assert_eq!(second.map(), [(Slot::new(5), 1), (Slot::new(7), 0)]);
+        assert!(!Session { round: 2, ..session(&[&[7], &[]]) }.is_complete());
     }
 
     /// Three sockets of one group, each playing a process, on an address of their own.

@@ -30,7 +30,7 @@ use crate::wr::{RecvRequest, SendRequest};
 use datagram::Datagram;
 use requester::Requester;
 use responder::Responder;
-use roxe_wire::{Bth, Kind, NetHeader, Packet, Pkey, Qpn};
+use roxe_wire::{Bth, Kind, NetHeader, Packet, Pkey, Qpn, UcRequest};
 use shared::Shared;
 use thiserror::Error;
 
@@ -237,6 +237,14 @@ impl Qp {
         self.responder.post_recv(req)
     }
 
+    /// Whether a packet of UC or UD would be dropped for nothing but the want of a receive. A host may keep such a packet,
+    /// and those behind it, until the application posts one. Takes a receive from a shared queue if there is one.
+    pub fn lacks_receive<H: Host>(&mut self, host: &mut H, net: &NetHeader, packet: &Packet<'_>) -> bool {
+        needs_receive(self.shared.config.service, &packet.header.kind)
+            && check_request(&self.shared, net, &packet.header.bth).is_ok()
+            && !self.responder.receives().acquire(host)
+    }
+
     /// Takes in one packet addressed to this QP, its ICRC already verified.
     ///
     /// # Errors
@@ -343,6 +351,21 @@ impl Qp {
             QpState::Sqe => self.requester.flush(&mut self.shared, host),
             _ => {}
         }
+    }
+}
+
+/// Whether a packet of an unreliable service uses up or begins to use a receive.
+fn needs_receive(service: Service, kind: &Kind) -> bool {
+    match (service, kind) {
+        (Service::Ud, Kind::Ud { .. }) => true,
+        (Service::Uc, Kind::UcRequest(req)) => matches!(
+            req,
+            UcRequest::SendFirst
+                | UcRequest::SendOnly(_)
+                | UcRequest::WriteLast(Some(_))
+                | UcRequest::WriteOnly(_, Some(_))
+        ),
+        _ => false,
     }
 }
 

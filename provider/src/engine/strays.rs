@@ -1,0 +1,144 @@
+//! Packets of other processes that wait for room in their owner's mailbox.
+//!
+//! A mailbox takes ten frames (`net.unix.max_dgram_qlen`), a window of packets may be more. UC and UD have nobody to repeat
+//! what is lost here, so frames wait, in order, until the owner has read. Bounded: an owner that never reads loses what
+//! comes later. Touches the mailboxes.
+
+use crate::net::forward::{Frame, HEADER};
+use crate::net::slot::{Slot, SlotSocket};
+use std::collections::VecDeque;
+use std::io;
+
+/// Bytes that wait for one owner: more than the largest window of a few senders.
+const MAX_PER_OWNER: usize = 4 << 20;
+/// Owners with something waiting.
+const MAX_OWNERS: usize = 16;
+
+/// Frames that wait for one owner.
+#[derive(Debug)]
+struct Outbox {
+    to: Slot,
+    frames: VecDeque<Vec<u8>>,
+    bytes: usize,
+}
+
+/// Everything that waits.
+#[derive(Debug, Default)]
+pub(super) struct Strays {
+    boxes: Vec<Outbox>,
+}
+
+/// What became of a stray.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// With its owner, or waiting for it.
+    Forwarded,
+    /// Nobody owns the slot.
+    Unowned,
+    /// Lost: too much waits already, or the system refused.
+    Lost,
+}
+
+impl Strays {
+    /// Sends `body` under `frame` to the owner of `to`, behind what waits for it already.
+    pub(super) fn send(&mut self, from: &SlotSocket, to: Slot, frame: &Frame, body: &[u8]) -> Fate {
+        let header = frame.header();
+        let Some(outbox) = self.boxes.iter_mut().find(|outbox| outbox.to == to) else {
+            return match from.send(to, &header, body) {
+                Ok(()) => Fate::Forwarded,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => self.open(to, &header, body),
+                Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => Fate::Unowned,
+                Err(_) => Fate::Lost,
+            };
+        };
+        outbox.push(&header, body)
+    }
+
+    /// Sends what there is room for by now.
+    pub(super) fn retry(&mut self, from: &SlotSocket) {
+        self.boxes.retain_mut(|outbox| outbox.drain(from));
+    }
+
+    /// Whether nothing waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.boxes.is_empty()
+    }
+
+    fn open(&mut self, to: Slot, header: &[u8; HEADER], body: &[u8]) -> Fate {
+        if self.boxes.len() >= MAX_OWNERS {
+            return Fate::Lost;
+        }
+        let mut outbox = Outbox { to, frames: VecDeque::new(), bytes: 0 };
+        let fate = outbox.push(header, body);
+        self.boxes.push(outbox);
+        fate
+    }
+}
+
+impl Outbox {
+    fn push(&mut self, header: &[u8; HEADER], body: &[u8]) -> Fate {
+        if self.bytes + body.len() > MAX_PER_OWNER {
+            return Fate::Lost;
+        }
+        self.bytes += body.len();
+        self.frames.push_back([header, body].concat());
+        Fate::Forwarded
+    }
+
+    /// Sends from the front; whether something still waits. What cannot be sent at all is lost.
+    fn drain(&mut self, from: &SlotSocket) -> bool {
+        while let Some(frame) = self.frames.front() {
+            match from.send(self.to, frame, &[]) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return true,
+                _ => self.bytes -= frame.len().saturating_sub(HEADER).min(self.bytes),
+            }
+            self.frames.pop_front();
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOWHERE: u32 = 0x7000_0020;
+    const FRAME: Frame = Frame::ProbeSeen { nonce: 1, round: 1, index: 2 };
+
+    fn sockets() -> (SlotSocket, SlotSocket) {
+        (SlotSocket::claim(NOWHERE).unwrap(), SlotSocket::claim(NOWHERE).unwrap())
+    }
+
+    #[test]
+    fn frames_beyond_the_mailbox_wait_and_arrive_in_order() {
+        let (from, owner) = sockets();
+        let mut strays = Strays::default();
+        for n in 0..100u8 {
+            assert_eq!(strays.send(&from, owner.slot(), &FRAME, &[n]), Fate::Forwarded);
+        }
+        assert!(!strays.is_empty());
+        let (mut buf, mut got) = ([0; 100], Vec::new());
+        while got.len() < 100 {
+            strays.retry(&from);
+            while let Some(len) = owner.recv(&mut buf).unwrap() {
+                got.push(buf[len - 1]);
+            }
+        }
+        assert!(got.into_iter().eq(0..100));
+        assert!(strays.is_empty());
+    }
+
+    #[test]
+    fn what_waits_is_bounded_and_dies_with_its_owner() {
+        let (from, owner) = sockets();
+        let mut strays = Strays::default();
+        let body = vec![0; 60_000];
+        let fates: Vec<_> = (0..200).map(|_| strays.send(&from, owner.slot(), &FRAME, &body)).collect();
+        assert_eq!((fates[0], fates[199]), (Fate::Forwarded, Fate::Lost));
+        let slot = owner.slot();
+        drop(owner);
+        strays.retry(&from);
+        assert!(strays.is_empty());
+        assert_eq!(strays.send(&from, slot, &FRAME, &body), Fate::Unowned);
+    }
+}
