@@ -1,6 +1,6 @@
 //! The attributes of a queue pair and its state machine as one table: which modify is legal, and what it changes.
 //!
-//! Lives here: `QpState`, `AttrMask`, `QpAttr`, `transition`, `check`, `apply`. Reads and writes only [`Shared`]; what a
+//! Lives here: `QpState`, `AttrMask`, `QpAttr`, `transition`, `check`, `apply`. Reads and writes only `Shared`; what a
 //! transition does to the queues is the business of `qp/mod.rs`.
 
 use crate::qp::shared::{Service, Shared};

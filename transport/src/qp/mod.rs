@@ -1,6 +1,6 @@
 //! The queue pair: owns both roles, routes packets to them, and walks the state machine.
 //!
-//! Inside `qp` only this file sees both roles. A role that hits a fatal error says so in [`Shared`]; the change of state
+//! Inside `qp` only this file sees both roles. A role that hits a fatal error says so in `Shared`; the change of state
 //! and the flush of both queues happen here, before the call that caused them returns.
 
 pub mod attr;

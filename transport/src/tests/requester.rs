@@ -144,6 +144,18 @@ fn a_sequence_nak_completes_what_is_before_it_and_goes_back() {
 }
 
 #[test]
+fn each_further_loss_is_repaired_at_once() {
+    let mut s = Script::new(Setup { retry_cnt: 1, ..Setup::default() });
+    s.post(1, write_to(FAR), 256 * 4);
+    for lost in 101..104 {
+        s.answer(lost, nak(NakCode::PsnSequence), &[]);
+    }
+    assert_eq!(s.psns(), [100, 101, 102, 103, 101, 102, 103, 102, 103, 103]);
+    s.answer(103, ack(), &[]);
+    assert_eq!(s.done(), each(1..=1, Success));
+}
+
+#[test]
 fn a_sequence_nak_during_an_rnr_wait_does_not_cut_it_short() {
     let mut s = Script::new(Setup::default());
     for id in 1..=3 {
