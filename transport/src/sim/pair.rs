@@ -20,6 +20,8 @@ use roxe_wire::{Header, NetHeader, Packet, icrc};
 
 /// Steps that a run may take before it is called a livelock.
 const STEP_LIMIT: u32 = 2_000_000;
+/// Packets in flight after which a QP is taken to send without end, before memory runs out.
+const FLIGHT_LIMIT: usize = 50_000;
 /// When every clock starts; not zero, so that "never" and "at the start" differ.
 const START: Instant = Instant(1_000_000_000);
 
@@ -337,6 +339,7 @@ impl<C: Choices> Pair<C> {
             }
         }
         self.batch = batch;
+        assert!(self.wire.in_flight() < FLIGHT_LIMIT, "{who:?} sends without end");
     }
 
     /// Checks that nothing is left half done after [`Pair::run`]: both QPs are quiescent and no reservation leaked.
