@@ -37,7 +37,7 @@ use std::sync::{Arc, Weak};
 use table::QpTable;
 
 /// Visits in a row that find nothing before a poller starts to offer its processor to others.
-const PATIENT_VISITS: u32 = 256;
+const PATIENT_VISITS: u32 = 24;
 /// Visits to the sockets before a queue pair goes away; a peer that never stops sending must not hold it up.
 const DRAIN_ROUNDS: u32 = 16;
 /// What `steer_at` and `retry_at` hold when nothing is due.

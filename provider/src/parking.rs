@@ -1,12 +1,13 @@
-//! Packets of UC and UD that came before the program posted a receive for them.
+//! Packets of UC and UD that came too early: before the program posted a receive, or before packets in front of them.
 //!
 //! A card with its own processor drops them. Here the same processors run the program, and on a busy machine it may not be
-//! scheduled for as long as its receive queue lasts, while the background thread goes on receiving; so packets wait a
-//! little, in order, and their senders get no credit meanwhile and stop ([`crate::flow`]). Bounded in bytes and time.
-//! Touches nothing.
+//! scheduled for as long as its receive queue lasts, while the background thread goes on receiving. And packets between
+//! processes of one host may overtake each other when some of them took the way over another process (DESIGN D4). So they
+//! wait a little, in order, and their senders get no credit meanwhile and stop ([`crate::flow`]). Bounded in bytes and
+//! time. Touches nothing.
 
 use roxe_transport::time::Instant;
-use roxe_wire::{NetHeader, Qpn};
+use roxe_wire::{NetHeader, Psn, Qpn};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -24,6 +25,8 @@ pub(crate) struct Parked {
     pub(crate) net: NetHeader,
     /// From the BTH to the ICRC.
     pub(crate) bytes: Vec<u8>,
+    /// Its place in the order of UC; on UD the order is that of arrival.
+    pub(crate) psn: Option<Psn>,
     /// The queue pair of a sender on this host, which waits for credit.
     pub(crate) creditor: Option<Qpn>,
     /// When it came.
@@ -34,6 +37,14 @@ impl Parked {
     /// Whether it has waited too long.
     pub(crate) fn is_stale(&self, now: Instant) -> bool {
         now.since(self.at) >= PATIENCE
+    }
+
+    /// Whether this one goes before `other`.
+    fn precedes(&self, other: &Self) -> bool {
+        match (self.psn, other.psn) {
+            (Some(mine), Some(theirs)) => mine.is_before(theirs),
+            _ => true,
+        }
     }
 }
 
@@ -51,14 +62,15 @@ impl Parking {
         self.packets.is_empty()
     }
 
-    /// Lets a packet wait behind the others; false if there is no room.
+    /// Lets a packet wait at its place; false if there is no room.
     pub(crate) fn push(&mut self, packet: Parked) -> bool {
         if self.bytes + packet.bytes.len() > MAX_BYTES {
             return false;
         }
         self.bytes += packet.bytes.len();
         self.looks_at.get_or_insert_with(|| packet.at.after(LOOK));
-        self.packets.push_back(packet);
+        let behind = self.packets.iter().rev().take_while(|other| !other.precedes(&packet)).count();
+        self.packets.insert(self.packets.len() - behind, packet);
         true
     }
 
@@ -90,7 +102,7 @@ mod tests {
     use super::*;
 
     fn packet(len: usize, at: Instant) -> Parked {
-        Parked { net: NetHeader::default(), bytes: vec![0; len], creditor: None, at }
+        Parked { net: NetHeader::default(), bytes: vec![0; len], psn: None, creditor: None, at }
     }
 
     #[test]
@@ -104,6 +116,20 @@ mod tests {
         }
         assert!(parking.is_empty());
         assert!(parking.push(packet(60_000, Instant(0))));
+    }
+
+    #[test]
+    fn packets_with_numbers_wait_in_their_order() {
+        let mut parking = Parking::default();
+        for psn in [0xff_fffe, 1, 0xff_ffff, 0] {
+            parking.push(Parked { psn: Some(Psn::new(psn)), ..packet(1, Instant(0)) });
+        }
+        let order = std::iter::from_fn(|| {
+            let psn = parking.front()?.psn?.get();
+            parking.pop();
+            Some(psn)
+        });
+        assert!(order.eq([0xff_fffe, 0xff_ffff, 0, 1]));
     }
 
     #[test]

@@ -30,7 +30,7 @@ use crate::wr::{RecvRequest, SendRequest};
 use datagram::Datagram;
 use requester::Requester;
 use responder::Responder;
-use roxe_wire::{Bth, Kind, NetHeader, Packet, Pkey, Qpn, UcRequest};
+use roxe_wire::{Bth, Kind, NetHeader, Packet, Pkey, Psn, Qpn, UcRequest};
 use shared::Shared;
 use thiserror::Error;
 
@@ -243,6 +243,11 @@ impl Qp {
         needs_receive(self.shared.config.service, &packet.header.kind)
             && check_request(&self.shared, net, &packet.header.bth).is_ok()
             && !self.responder.receives().acquire(host)
+    }
+
+    /// The PSN of the next request in order.
+    pub fn expected_psn(&self) -> Psn {
+        self.responder.e_psn()
     }
 
     /// Takes in one packet addressed to this QP, its ICRC already verified.

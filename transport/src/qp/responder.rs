@@ -15,7 +15,7 @@ use crate::qp::segment::{self, MAX_MESSAGE};
 use crate::qp::shared::{QpConfig, QpEvents, Shared};
 use crate::qp::{DropReason, PostError, QpState};
 use crate::wr::{Access, Cqe, RecvRequest, VendorErr, WcExtra, WcOpcode};
-use roxe_wire::{AtomicEth, Bth, ImmDt, PathMtu, RKey, Request, Reth, SendTail, UcRequest};
+use roxe_wire::{AtomicEth, Bth, ImmDt, PathMtu, Psn, RKey, Request, Reth, SendTail, UcRequest};
 
 /// A request packet.
 #[derive(Clone, Copy)]
@@ -231,6 +231,11 @@ impl Responder {
             (self.open, self.receiving) = (Open::None, false);
             reason
         })
+    }
+
+    /// The PSN of the next request in order.
+    pub(crate) fn e_psn(&self) -> Psn {
+        self.progress.e_psn
     }
 
     /// The receive queue, for `datagram.rs`.

@@ -1,0 +1,427 @@
+//! A queue pair as the engine sees it: found by number, handed packets and timers, asked to send.
+//!
+//! Every way in is a *visit*: take the lock, let the state machine work, send what it has to send, register its timer, drop
+//! the lock, announce completions and events.
+
+use super::QpInit;
+use crate::cq::Cq;
+use crate::device::Context;
+use crate::engine::{Batch, Engine, Run, RxTools, clock};
+use crate::event::AsyncEventKind;
+use crate::flow::Key;
+use crate::fork::Lockable;
+use crate::host::{Path, QpHost};
+use crate::mr::MemoryTable;
+use crate::net::RxMeta;
+use crate::net::slot::Slot;
+use crate::net::udp::UdpLink;
+use crate::parking::{Parked, Parking};
+use crate::pd::{Pd, PdId};
+use crate::srq::Srq;
+use crate::uses::ObjectId;
+use parking_lot::{Mutex, MutexGuard};
+use roxe_transport::Qp as Machine;
+use roxe_transport::cx::{Side, TxState};
+use roxe_transport::qp::{AttrMask, QpAttr, QpConfig, QpEvents, QpState, Service, charge};
+use roxe_transport::time::Instant;
+use roxe_wire::{Gid, Kind, NetHeader, Packet, Qpn};
+use std::ops::BitOr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A UC packet further ahead than this is no packet that has overtaken others: the peer has started anew.
+const MAX_AHEAD: i32 = 1 << 14;
+
+/// What the engine knows of a queue pair.
+#[derive(Debug)]
+pub(crate) struct QpCore {
+    pub(super) qpn: Qpn,
+    pub(super) service: Service,
+    pub(super) id: ObjectId,
+    pub(super) user: AtomicU64,
+    pd_id: PdId,
+    pub(super) context: Arc<Context>,
+    pub(super) send_cq: Arc<Cq>,
+    pub(super) recv_cq: Arc<Cq>,
+    pub(super) srq: Option<Arc<Srq>>,
+    pub(super) inner: Mutex<Inner>,
+}
+
+/// What the lock guards.
+#[derive(Debug)]
+pub(super) struct Inner {
+    pub(super) machine: Machine,
+    path: Path,
+    /// What came before its receive was posted.
+    pub(super) parking: Parking,
+    /// The link used last.
+    link: Option<Arc<UdpLink>>,
+    /// The deadline registered with the engine.
+    registered: Option<Instant>,
+    /// Destroyed, or inherited by the child of a fork.
+    pub(super) is_cut_off: bool,
+}
+
+/// What a visit leaves to be done without the lock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Report {
+    /// The queue of sends fired.
+    pub(crate) announce_send: bool,
+    /// The queue of receives fired.
+    pub(crate) announce_recv: bool,
+    /// There is something to send.
+    pub(crate) has_work: bool,
+    events: QpEvents,
+}
+
+impl Report {
+    /// Whether there is nothing to do.
+    pub(crate) fn is_empty(self) -> bool {
+        self == Self::default()
+    }
+}
+
+impl BitOr for Report {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        Self {
+            announce_send: self.announce_send | other.announce_send,
+            announce_recv: self.announce_recv | other.announce_recv,
+            has_work: self.has_work | other.has_work,
+            events: self.events | other.events,
+        }
+    }
+}
+
+impl QpCore {
+    pub(super) fn new(pd: &Arc<Pd>, init: &QpInit, config: QpConfig) -> Self {
+        Self {
+            qpn: config.qpn,
+            service: config.service,
+            id: ObjectId::next(),
+            user: AtomicU64::new(init.user),
+            pd_id: pd.id(),
+            context: Arc::clone(pd.context()),
+            send_cq: Arc::clone(&init.send_cq),
+            recv_cq: Arc::clone(&init.recv_cq),
+            srq: init.srq.clone(),
+            inner: Mutex::new(Inner {
+                machine: Machine::new(config),
+                path: Path::default(),
+                parking: Parking::default(),
+                link: None,
+                registered: None,
+                is_cut_off: false,
+            }),
+        }
+    }
+
+    pub(crate) fn qpn(&self) -> Qpn {
+        self.qpn
+    }
+
+    pub(crate) fn service(&self) -> Service {
+        self.service
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        self.context.engine()
+    }
+
+    pub(crate) fn memory(&self) -> &MemoryTable {
+        self.context.memory()
+    }
+
+    pub(crate) fn pd_id(&self) -> PdId {
+        self.pd_id
+    }
+
+    pub(crate) fn cq(&self, side: Side) -> &Cq {
+        match side {
+            Side::Send => &self.send_cq,
+            Side::Recv => &self.recv_cq,
+        }
+    }
+
+    pub(crate) fn srq(&self) -> Option<&Srq> {
+        self.srq.as_deref()
+    }
+
+    /// The lock, for the fork handlers.
+    pub(crate) fn raw(&self) -> &impl Lockable {
+        &self.inner
+    }
+
+    /// Takes in a run of packets addressed to this queue pair. What it wants to send is left for [`QpCore::serve`].
+    pub(crate) fn receive(&self, run: Run<'_>, tools: &mut RxTools<'_>, now: Instant) -> Report {
+        let mut inner = self.inner.lock();
+        if inner.is_cut_off {
+            return Report::default();
+        }
+        let Inner { machine, path, parking, .. } = &mut *inner;
+        let mut host = QpHost::new(self, path, now);
+        let mut taken = Taken::default();
+        for (index, bytes) in run.packets() {
+            let net = header_of(run.meta, index);
+            if !tools.ident.verify(&net, bytes, index) {
+                self.engine().counters().icrc_errors.add(1);
+                continue;
+            }
+            let Ok(packet) = Packet::parse(bytes) else {
+                self.engine().counters().malformed.add(1);
+                continue;
+            };
+            let creditor = sender_of(machine, &packet).filter(|_| tools.local_sender);
+            if must_wait(machine, &mut host, parking, &net, &packet, creditor.is_some()) {
+                let psn = (self.service == Service::Uc).then_some(packet.header.bth.psn);
+                if parking.push(Parked { net, bytes: bytes.to_vec(), psn, creditor, at: now }) {
+                    continue;
+                }
+            }
+            self.handle(machine, &mut host, &net, &packet);
+            taken.add(self, creditor, net.dst, &packet);
+        }
+        taken.settle(self);
+        let report = host.report();
+        report | self.drain_parking(&mut inner, now) | self.settle(&mut inner)
+    }
+
+    /// Hands one packet to the state machine.
+    fn handle(&self, machine: &mut Machine, host: &mut QpHost<'_>, net: &NetHeader, packet: &Packet<'_>) {
+        if let Err(reason) = machine.handle_packet(host, net, packet) {
+            self.engine().counters().count_drop(reason);
+        }
+    }
+
+    /// Hands over what waited, as far as its turn has come; what waited too long is not waited for any more.
+    fn drain_parking(&self, inner: &mut Inner, now: Instant) -> Report {
+        let Inner { machine, path, parking, .. } = inner;
+        if parking.is_empty() {
+            return Report::default();
+        }
+        let mut host = QpHost::new(self, path, now);
+        let mut taken = Taken::default();
+        while let Some(parked) = parking.front() {
+            let Ok(packet) = Packet::parse(&parked.bytes) else { break };
+            let is_early = parked.psn.is_some_and(|psn| psn.is_after(machine.expected_psn()))
+                || machine.lacks_receive(&mut host, &parked.net, &packet);
+            if is_early && !parked.is_stale(now) {
+                break;
+            }
+            self.handle(machine, &mut host, &parked.net, &packet);
+            taken.add(self, parked.creditor, parked.net.dst, &packet);
+            parking.pop();
+        }
+        parking.rest(now);
+        taken.settle(self);
+        host.report()
+    }
+
+    /// A receive was posted while packets waited for it, or in the error state.
+    pub(super) fn receive_parked(&self, mut inner: MutexGuard<'_, Inner>, now: Instant) {
+        let report = self.drain_parking(&mut inner, now);
+        self.finish_with(inner, report, now);
+        self.engine().send_credits(now);
+    }
+
+    /// Sends what there is to send.
+    pub(crate) fn serve(&self, now: Instant) {
+        self.visit(now, |_, _| {});
+    }
+
+    /// The same for a queue pair that waited for room.
+    pub(crate) fn serve_waiter(&self, now: Instant) {
+        self.inner.lock().path.stop_waiting();
+        self.serve(now);
+    }
+
+    /// Acts on the timer that was registered for `deadline`; an entry that was overtaken by an earlier one does nothing.
+    pub(crate) fn on_timer(&self, deadline: Instant, now: Instant) {
+        let mut inner = self.inner.lock();
+        if inner.registered != Some(deadline) {
+            return;
+        }
+        inner.registered = None;
+        inner.path.on_timer(self.engine(), now);
+        let looks = inner.parking.deadline().is_some_and(|at| at <= now);
+        let mut report = if looks { self.drain_parking(&mut inner, now) } else { Report::default() };
+        let Inner { machine, path, .. } = &mut *inner;
+        if machine.poll_timeout().is_some_and(|at| at <= now) {
+            let mut host = QpHost::new(self, path, now);
+            machine.handle_timeout(&mut host);
+            report = report | host.report();
+        }
+        self.finish_with(inner, report, now);
+        if looks {
+            self.engine().send_credits(now);
+        }
+    }
+
+    /// Runs `f` under the lock, then sends, and reports without the lock.
+    pub(super) fn visit<R>(&self, now: Instant, f: impl FnOnce(&mut Machine, &mut QpHost<'_>) -> R) -> R {
+        let mut inner = self.inner.lock();
+        let Inner { machine, path, .. } = &mut *inner;
+        let mut host = QpHost::new(self, path, now);
+        let result = f(machine, &mut host);
+        let report = host.report();
+        self.finish_with(inner, report, now);
+        result
+    }
+
+    /// Ends a visit.
+    pub(super) fn finish(&self, inner: MutexGuard<'_, Inner>, now: Instant) {
+        self.finish_with(inner, Report::default(), now);
+    }
+
+    /// Ends a visit that already has something to report.
+    fn finish_with(&self, mut inner: MutexGuard<'_, Inner>, report: Report, now: Instant) {
+        let report = report | self.transmit(&mut inner, now) | self.settle(&mut inner);
+        drop(inner);
+        self.announce(report);
+    }
+
+    /// Sends everything that may be sent, in the order of the state machine.
+    fn transmit(&self, inner: &mut Inner, now: Instant) -> Report {
+        let Inner { machine, path, link, is_cut_off: false, .. } = inner else { return Report::default() };
+        if !machine.has_work() {
+            return Report::default();
+        }
+        let mut host = QpHost::new(self, path, now);
+        let mut batch = Batch::take();
+        loop {
+            let state = machine.poll_transmit(&mut host, &mut *batch);
+            batch.flush(self.engine(), link);
+            if state == TxState::Drained {
+                break;
+            }
+        }
+        Batch::put_back(batch);
+        host.report()
+    }
+
+    /// Registers the next timer and collects events.
+    fn settle(&self, inner: &mut Inner) -> Report {
+        let next = inner.machine.poll_timeout().into_iter().chain(inner.path.deadline());
+        let next = next.chain(inner.parking.deadline()).min();
+        if let Some(next) = next
+            && inner.registered.is_none_or(|registered| next < registered)
+        {
+            inner.registered = Some(next);
+            self.engine().add_timer(next, self.qpn);
+        }
+        Report { has_work: inner.machine.has_work(), events: inner.machine.poll_event(), ..Report::default() }
+    }
+
+    /// Tells the program what a visit brought. No lock of a queue pair may be held.
+    pub(crate) fn announce(&self, report: Report) {
+        if report.announce_send {
+            self.send_cq.notify();
+        }
+        if report.announce_recv {
+            self.recv_cq.notify();
+        }
+        if !report.events.is_empty() {
+            self.raise(report.events);
+        }
+    }
+
+    /// Queues asynchronous events, under the lock: none may come after [`Qp::destroy`] has forgotten those that came.
+    fn raise(&self, events: QpEvents) {
+        let inner = self.inner.lock();
+        for (_, kind) in EVENTS.iter().filter(|(flag, _)| events.contains(*flag) && !inner.is_cut_off) {
+            self.context.raise(*kind, self.user.load(Ordering::Relaxed), self.id);
+        }
+    }
+
+    /// Ends all work: it is destroyed, or belongs to the parent of this process.
+    pub(crate) fn cut_off(&self) {
+        let mut inner = self.inner.lock();
+        let Inner { machine, path, parking, link, is_cut_off, .. } = &mut *inner;
+        if !std::mem::replace(is_cut_off, true) {
+            *link = None;
+            *parking = Parking::default();
+            // To RESET is allowed from every state; it gives back what is reserved.
+            let attr = QpAttr { state: QpState::Reset, ..QpAttr::default() };
+            let _ = machine.modify(&mut QpHost::new(self, path, clock::now()), &attr, AttrMask::STATE);
+        }
+    }
+}
+
+/// Datagrams that were taken out of the socket, summed up as long as they have one sender.
+#[derive(Debug, Default)]
+struct Taken {
+    creditor: Option<(Qpn, Gid)>,
+    bytes: u32,
+}
+
+impl Taken {
+    fn add(&mut self, qp: &QpCore, creditor: Option<Qpn>, dst: Gid, packet: &Packet<'_>) {
+        let Some(from) = creditor else { return };
+        if self.creditor != Some((from, dst)) {
+            self.settle(qp);
+            self.creditor = Some((from, dst));
+        }
+        self.bytes += charge(u32::try_from(packet.payload.len()).unwrap_or(0));
+    }
+
+    /// Notes what is owed.
+    fn settle(&mut self, qp: &QpCore) {
+        if let Some((from, dst)) = self.creditor.take() {
+            qp.engine().flows().owe(Slot::of(from), Key::of(dst, qp.qpn), std::mem::take(&mut self.bytes));
+        }
+    }
+}
+
+/// The header of packet `index` of a receive.
+fn header_of(meta: &RxMeta, index: u16) -> NetHeader {
+    NetHeader {
+        src: meta.src,
+        dst: meta.dst,
+        src_port: meta.src_port,
+        traffic_class: meta.traffic_class,
+        hop_limit: meta.hop_limit,
+        flow_label: 0,
+        ident: index,
+    }
+}
+
+/// Whether a packet came too early: before a receive was posted for it or, from a process of this host, before packets
+/// that went another way.
+fn must_wait(
+    machine: &mut Machine,
+    host: &mut QpHost<'_>,
+    parking: &Parking,
+    net: &NetHeader,
+    packet: &Packet<'_>,
+    is_local: bool,
+) -> bool {
+    let is_behind_others = match packet.header.kind {
+        Kind::Ud { .. } => !parking.is_empty(),
+        Kind::UcRequest(_) => {
+            let ahead = packet.header.bth.psn.distance(machine.expected_psn());
+            (1..MAX_AHEAD).contains(&ahead) && (is_local || !parking.is_empty())
+        }
+        _ => false,
+    };
+    is_behind_others || machine.lacks_receive(host, net, packet)
+}
+
+/// The queue pair that sent a packet, if it is of a service without acknowledgements.
+fn sender_of(machine: &Machine, packet: &Packet<'_>) -> Option<Qpn> {
+    match packet.header.kind {
+        Kind::Ud { deth, .. } => Some(deth.src_qpn),
+        Kind::UcRequest(_) => Some(machine.attr().dest_qpn),
+        _ => None,
+    }
+}
+
+/// Asynchronous events of the state machine and their numbers.
+const EVENTS: [(QpEvents, AsyncEventKind); 6] = [
+    (QpEvents::COMM_EST, AsyncEventKind::CommEst),
+    (QpEvents::SQ_DRAINED, AsyncEventKind::SqDrained),
+    (QpEvents::FATAL, AsyncEventKind::QpFatal),
+    (QpEvents::REQ_ERR, AsyncEventKind::QpReqErr),
+    (QpEvents::ACCESS_ERR, AsyncEventKind::QpAccessErr),
+    (QpEvents::LAST_WQE_REACHED, AsyncEventKind::QpLastWqeReached),
+];
