@@ -397,16 +397,21 @@ impl Engine {
         self.forget_sockets();
     }
 
-    /// Calls `f` with every lock that the background thread may hold, outermost first.
-    pub(crate) fn for_each_lock(&self, f: &mut dyn FnMut(&dyn Lockable)) {
-        f(&self.starting);
-        f(&self.rx);
-        f(self.table.raw());
-        self.table.for_each_while_locked(&mut |qp| f(qp.raw()));
-        f(&self.links);
-        self.flows.raw().into_iter().for_each(&mut *f);
-        f(self.timers.raw());
-        f(&self.poller);
+    /// The locks outside of those of the queue pairs, outermost first, for the fork handlers. The last one is that of the
+    /// table: whoever takes it lists the queue pairs with [`Engine::lock_table`] instead.
+    pub(crate) fn outer_locks(&self) -> [&dyn Lockable; 3] {
+        [&self.starting, &self.rx, self.table.raw()]
+    }
+
+    /// Takes the lock of the table and lists the queue pairs.
+    pub(crate) fn lock_table(&self) -> Vec<Arc<QpCore>> {
+        self.table.lock_and_list()
+    }
+
+    /// The locks inside of those of the queue pairs, outermost first.
+    pub(crate) fn inner_locks(&self) -> [&dyn Lockable; 6] {
+        let [map, ready, credits] = self.flows.raw();
+        [&self.links, map, ready, credits, self.timers.raw(), &self.poller]
     }
 }
 

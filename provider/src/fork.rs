@@ -11,7 +11,9 @@
 //! queue or a memory region at the moment of the fork; POSIX promises such programs nothing either.
 
 use crate::engine::Engine;
+use crate::qp::QpCore;
 use parking_lot::{Mutex, RwLock};
+use std::cell::Cell;
 use std::sync::{Arc, Once, Weak};
 
 /// A lock that can be taken in one call and released in another.
@@ -50,8 +52,14 @@ impl<T> Lockable for RwLock<T> {
 
 /// The engines of this process by interface index.
 static ENGINES: Mutex<Vec<(u32, Weak<Engine>)>> = Mutex::new(Vec::new());
-/// The engines that are locked while a fork is under way.
-static LOCKED: Mutex<Vec<Arc<Engine>>> = Mutex::new(Vec::new());
+
+/// An engine whose locks are all taken, and the queue pairs it had then.
+type Held = (Arc<Engine>, Vec<Arc<QpCore>>);
+
+thread_local! {
+    /// What the fork that this thread is in the middle of has locked. The child's only thread is a copy of this one.
+    static HELD: Cell<Vec<Held>> = const { Cell::new(Vec::new()) };
+}
 
 /// The engine of the interface `ifindex`, made by `make` if there is none.
 pub(crate) fn find_or_insert<E>(ifindex: u32, make: impl FnOnce() -> Result<Arc<Engine>, E>) -> Result<Arc<Engine>, E> {
@@ -79,34 +87,38 @@ fn install() {
 }
 
 extern "C" fn before() {
-    let mut locked = LOCKED.lock();
-    ENGINES.lock_raw();
-    // SAFETY: the line above took the lock, so nobody changes the list; it is only read.
-    let engines = unsafe { &*ENGINES.data_ptr() };
-    locked.extend(engines.iter().filter_map(|(_, engine)| engine.upgrade()));
-    for engine in locked.iter() {
-        engine.for_each_lock(&mut |lock| lock.lock_raw());
-    }
-    std::mem::forget(locked);
+    let engines = ENGINES.lock();
+    let alive = engines.iter().filter_map(|(_, engine)| engine.upgrade());
+    HELD.set(alive.map(lock_all).collect());
+    std::mem::forget(engines);
 }
 
-/// Releases what [`before`] took and returns the engines.
-fn release() -> Vec<Arc<Engine>> {
-    // SAFETY: `before` ran in this thread (or in the one this is a copy of) and left LOCKED locked, so the list is ours
-    // alone.
-    let engines = unsafe { std::mem::take(&mut *LOCKED.data_ptr()) };
-    for engine in &engines {
-        engine.for_each_lock(&mut |lock| {
-            // SAFETY: `before` took exactly these locks; they guard the lists they are found by.
-            unsafe { lock.unlock_raw() }
-        });
+/// Takes every lock of an engine that its thread may hold.
+fn lock_all(engine: Arc<Engine>) -> Held {
+    let [starting, rx, _] = engine.outer_locks();
+    starting.lock_raw();
+    rx.lock_raw();
+    let qps = engine.lock_table();
+    qps.iter().for_each(|qp| qp.raw().lock_raw());
+    engine.inner_locks().iter().for_each(|lock| lock.lock_raw());
+    (engine, qps)
+}
+
+/// Releases what [`before`] took, in this thread or in the one this is a copy of, and returns the engines.
+fn release() -> Vec<Held> {
+    let held = HELD.take();
+    for (engine, qps) in &held {
+        let (inner, outer) = (engine.inner_locks(), engine.outer_locks());
+        // SAFETY: `lock_all` took exactly these locks, for exactly these queue pairs, and left them taken.
+        unsafe {
+            inner.iter().for_each(|lock| lock.unlock_raw());
+            qps.iter().for_each(|qp| qp.raw().unlock_raw());
+            outer.iter().for_each(|lock| lock.unlock_raw());
+        }
     }
-    // SAFETY: taken in `before`, and their guards were forgotten there.
-    unsafe {
-        ENGINES.unlock_raw();
-        LOCKED.unlock_raw();
-    }
-    engines
+    // SAFETY: taken in `before`, where the guard was forgotten.
+    unsafe { ENGINES.unlock_raw() };
+    held
 }
 
 extern "C" fn after_in_parent() {
@@ -114,7 +126,7 @@ extern "C" fn after_in_parent() {
 }
 
 extern "C" fn after_in_child() {
-    for engine in release() {
+    for (engine, _) in release() {
         engine.abandon();
     }
 }

@@ -94,16 +94,17 @@ impl QpTable {
         slots.into_iter().flat_map(|owned| owned.qps.into_iter().flatten()).collect()
     }
 
-    /// The lock, for the fork handlers.
-    pub(super) fn raw(&self) -> &impl crate::fork::Lockable {
-        &self.slots
+    /// Takes the lock for the fork handlers, which release it through [`QpTable::raw`], and lists the queue pairs.
+    pub(super) fn lock_and_list(&self) -> Vec<Arc<QpCore>> {
+        let slots = self.slots.write();
+        let qps = slots.iter().flat_map(|owned| owned.qps.iter().flatten().map(Arc::clone)).collect();
+        std::mem::forget(slots);
+        qps
     }
 
-    /// Calls `f` with every queue pair. Between the fork handlers only, while [`QpTable::raw`] is locked.
-    pub(super) fn for_each_while_locked(&self, f: &mut dyn FnMut(&QpCore)) {
-        // SAFETY: the fork handler of this thread holds the lock for writing and only reads here.
-        let slots = unsafe { &*self.slots.data_ptr() };
-        slots.iter().flat_map(|owned| &owned.qps).flatten().for_each(|qp| f(qp));
+    /// The lock.
+    pub(super) fn raw(&self) -> &impl crate::fork::Lockable {
+        &self.slots
     }
 }
 

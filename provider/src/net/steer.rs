@@ -12,9 +12,9 @@
 //!          → send probe 0..n → collect answers in a mailbox of its own → attach the program
 //! ```
 //!
-//! The first round relies on the program that is already attached. If one process answers for two numbers (there was no
-//! program, the kernel chose by hash) or an answer is missing, a program with the probe rule is attached and the round
-//! repeated. A session runs when a process joins and when packets for others keep arriving. Everything stays correct
+//! The first round relies on the program that is already attached. If one process answers for two numbers, or nobody for
+//! any (there was no program, and the kernel chose by hash), a program with the probe rule is attached and the round
+//! repeated. Processes that do not answer are left out. A session runs when a process joins and when packets for others keep arriving. Everything stays correct
 //! without any of this, because the engine forwards what it gets for others: a stopped process that never answers, a
 //! kernel that refuses the program, or a race only cost speed.
 
@@ -38,9 +38,9 @@ pub(crate) const PROBE: u8 = 0xfe;
 /// Bytes of a probe: [`PROBE`], the round, two zero bytes, index and nonce in network order.
 const PROBE_LEN: usize = 16;
 /// How long a session waits for answers in each of its two rounds.
-const PATIENCE: Duration = Duration::from_millis(200);
+const PATIENCE: Duration = Duration::from_millis(60);
 /// How long to wait when another process is building, and how often: it may have been stopped in the middle.
-const RETRY: (Duration, u32) = (Duration::from_millis(20), 20);
+const RETRY: (Duration, u32) = (Duration::from_millis(10), 40);
 /// Shortest and longest pause between sessions that strays cause.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(5));
 /// Slots a program can hold: the kernel takes 4096 instructions and a slot needs five.
@@ -132,8 +132,8 @@ impl Steering {
     /// Waits on, asks again, or attaches what is known and ends the session.
     fn go_on(&mut self, mut session: Session, now: Instant) -> Option<Session> {
         let (complete, late) = (session.is_complete(), now >= session.deadline);
-        if !complete && session.round == 1 && (late || session.has_doubles()) {
-            // There was no program, or one that did not know the probe rule, or somebody is slow.
+        if session.round == 1 && (session.has_doubles() || late && session.is_silent()) {
+            // There was no program: the kernel chose one process for all probes, and that may be a stopped one.
             self.link.attach_steering(&mut program(&session.map())).ok()?;
             session.round = 2;
             session.ask(&self.link, now);
@@ -198,6 +198,11 @@ impl Session {
     /// Whether there is nothing to wait for: an answer for every number, in the first round each by another process.
     fn is_complete(&self) -> bool {
         self.answers.iter().all(|slots| !slots.is_empty()) && (self.round > 1 || !self.has_doubles())
+    }
+
+    /// Whether nobody has answered.
+    fn is_silent(&self) -> bool {
+        self.answers.iter().all(Vec::is_empty)
     }
 
     /// Whether one process answered for two numbers: then the kernel did not follow the probe rule, or there are fewer
@@ -473,8 +478,7 @@ mod tests {
                     }
                 }
             }
-            let late = if round == 0 { PATIENCE } else { Duration::ZERO };
-            steering.step(Instant(0).after(late));
+            steering.step(Instant(round));
         }
         assert_eq!((steering.fd(), steering.deadline()), (None, None));
         let to = TxMeta { dst: gid, traffic_class: 0, hop_limit: 0 };
