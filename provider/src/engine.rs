@@ -129,12 +129,12 @@ impl Engine {
         let found = self.rx.try_lock().is_some_and(|mut rx| self.receive(&mut rx, false, now));
         self.run_timers(now);
         self.serve_ready(now);
-        self.presence.leave();
         if found {
             self.idle_visits.store(0, Ordering::Relaxed);
         } else {
             self.be_patient();
         }
+        self.presence.leave();
     }
 
     /// A program that polls in vain for long lets others run: the peer it waits for may need this very processor.
