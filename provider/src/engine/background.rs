@@ -9,7 +9,7 @@
 //! outside when its packets come, so it stays up. Arming a completion queue fills the score: the program is about to
 //! sleep.
 
-use super::poller::{Poller, Watch};
+use super::poller::{self, Poller, Watch};
 use super::{Batch, Engine, clock};
 use roxe_transport::time::Instant;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,6 +25,8 @@ const WATCH: Duration = Duration::from_micros(1);
 const SERVED: i32 = 2;
 const UNNEEDED: i32 = 1;
 const FULL: i32 = 32;
+/// A look, with what it found, that takes longer than this was interrupted by somebody else's turn.
+const CROWDED: Duration = Duration::from_micros(500);
 /// A program that polls more often than this after arming is not waiting for the event.
 const POLLS_AFTER_ARMING: u32 = 4;
 /// The thread is awake, or will look soon of its own accord.
@@ -122,8 +124,10 @@ impl Sleep {
 
 /// The body of the thread; ends when nobody uses the engine any more.
 pub(super) fn run(engine: &Weak<Engine>, poller: &Arc<Poller>) {
+    poller::prefer_short_slices();
     // The buffer of this thread exists from now on, not from its first packet on.
     Batch::put_back(Batch::take());
+    ask_for_short_turns();
     while let Some(engine) = engine.upgrade() {
         let sleep = catch_unwind(AssertUnwindSafe(|| engine.round())).unwrap_or_else(|_| {
             // A bug of ours must not silence the device; the packet that met it is lost.
@@ -173,14 +177,20 @@ impl Engine {
     }
 
     /// Keeps looking for a while: a peer that is about to answer must not pay for waking us. Gives the processor to
-    /// whoever wants it after every look.
+    /// whoever wants it after every look; if somebody does, sleeping is better: who wakes up goes first, who only waits
+    /// for his turn does not.
     fn spin(&self) {
         let patience = Duration::from_micros(self.config.spin_us.into());
         let mut last_found = clock::now();
+        let mut last_look = last_found;
         let seen = self.presence.last_poll.load(Relaxed);
         loop {
             std::thread::yield_now();
             let now = clock::now();
+            if now.since(last_look) >= CROWDED {
+                return;
+            }
+            last_look = now;
             if self.serve(now) {
                 last_found = now;
             }
