@@ -127,7 +127,6 @@ pub(super) fn run(engine: &Weak<Engine>, poller: &Arc<Poller>) {
     poller::prefer_short_slices();
     // The buffer of this thread exists from now on, not from its first packet on.
     Batch::put_back(Batch::take());
-    ask_for_short_turns();
     while let Some(engine) = engine.upgrade() {
         let sleep = catch_unwind(AssertUnwindSafe(|| engine.round())).unwrap_or_else(|_| {
             // A bug of ours must not silence the device; the packet that met it is lost.

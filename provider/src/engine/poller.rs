@@ -10,9 +10,6 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The shortest turn a scheduler gives.
-const TURN: Duration = Duration::from_micros(100);
-
 /// What may wake the thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Watch {
@@ -177,33 +174,6 @@ pub(super) fn prefer_short_slices() {
             libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0);
         }
     }
-}
-
-/// `struct sched_attr` of `man 2 sched_setattr`, first version.
-#[repr(C)]
-struct SchedAttr {
-    size: u32,
-    policy: u32,
-    flags: u64,
-    nice: i32,
-    priority: u32,
-    runtime: u64,
-    deadline: u64,
-    period: u64,
-}
-
-/// Asks the scheduler to give this thread short turns and, in exchange, soon: a program that waits on its memory keeps the
-/// processor busy, and would be left alone for a whole turn of its own (3 ms) each time a packet comes for it. Kernels
-/// before 6.12 ignore it.
-pub(super) fn ask_for_short_turns() {
-    // SAFETY: takes no pointers; -1 is a legal answer too, so errors need no look.
-    let nice = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
-    let size = size_of::<SchedAttr>() as u32;
-    let (policy, flags, priority) = (libc::SCHED_OTHER as u32, 0, 0);
-    let attr =
-        SchedAttr { size, policy, flags, nice, priority, runtime: TURN.as_nanos() as u64, deadline: 0, period: 0 };
-    // SAFETY: reads `attr`, which has the size it says. A refusal changes nothing.
-    unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
 }
 
 #[cfg(test)]
