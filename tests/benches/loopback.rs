@@ -56,7 +56,7 @@ fn compare(rounds: usize) -> io::Result<()> {
         rtt.0.push(raw_round_trip()?);
         plain.0.push(raw_stream(false)?);
         gso.0.push(raw_stream(true)?);
-        lat.0.push(verbs("ib_write_lat", "-F -x 0 -s 8 -n 20000", 3)?);
+        lat.0.push(verbs("ib_write_lat", "-F -x 0 -s 8 -n 5000", 3)?);
         bw.0.push(verbs("ib_write_bw", "-F -x 0 -s 65536 -n 20000", 2)? * 1048576.0 / 1e9);
         eprintln!("round {} of {rounds} done", round + 1);
     }

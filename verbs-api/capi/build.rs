@@ -11,5 +11,7 @@ fn main() -> std::io::Result<()> {
     let copy = PathBuf::from(std::env::var_os("OUT_DIR").unwrap_or_default()).join("exports.map");
     std::fs::copy("exports.map", &copy)?;
     println!("cargo::rustc-cdylib-link-arg=-Wl,--version-script={}", copy.display());
+    // A program may unload us while our thread runs (UCX unloads its transports at exit); the code has to stay.
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
     Ok(())
 }
