@@ -5,6 +5,7 @@
 
 mod background;
 pub(crate) mod clock;
+#[allow(unsafe_code)]
 mod poller;
 mod rx;
 mod strays;

@@ -33,6 +33,7 @@
 //!
 //! Lives in `guard` (touching application memory), `fork` (locks across a fork), `net` and `engine::poller` (sockets and
 //! waiting), and in `mapped`, `event` and `port` (a system call or two each); everything else is safe.
+#![deny(unsafe_code)]
 
 pub mod config;
 mod counters;
@@ -40,22 +41,28 @@ mod cq;
 mod device;
 mod engine;
 mod error;
+#[allow(unsafe_code)]
 mod event;
 mod flow;
+#[allow(unsafe_code)]
 mod fork;
+#[allow(unsafe_code)]
 mod guard;
 mod host;
 pub mod limits;
+#[allow(unsafe_code)]
 mod mapped;
 mod mr;
 mod net;
 mod parking;
 mod pd;
+#[allow(unsafe_code)]
 mod port;
 mod qp;
 mod srq;
 mod table;
 #[cfg(test)]
+#[allow(unsafe_code)]
 mod testing;
 mod timers;
 mod uses;

@@ -8,6 +8,7 @@ mod cmsg;
 pub(crate) mod forward;
 pub(crate) mod slot;
 pub(crate) mod steer;
+#[allow(unsafe_code)]
 mod sys;
 pub(crate) mod udp;
 
