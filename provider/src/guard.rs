@@ -9,7 +9,7 @@
 //! SIGSEGV in a thread, or replaces the handler after its first registration without calling the earlier one, dies of
 //! such a fault as it would have without us.
 //!
-//! Other processors go through system calls ([`portable`]) until they have a page like x86's.
+//! Other processors go through system calls (`portable`) until they have a page like x86's.
 
 #[cfg(any(test, not(target_arch = "x86_64")))]
 mod portable;

@@ -326,7 +326,7 @@ impl QpCore {
         }
     }
 
-    /// Queues asynchronous events, under the lock: none may come after [`Qp::destroy`] has forgotten those that came.
+    /// Queues asynchronous events, under the lock: none may come after `Qp::destroy` has forgotten those that came.
     fn raise(&self, events: QpEvents) {
         let inner = self.inner.lock();
         for (_, kind) in EVENTS.iter().filter(|(flag, _)| events.contains(*flag) && !inner.is_cut_off) {
