@@ -157,8 +157,9 @@ pub(super) fn spawn_without_signals(name: &str, f: impl FnOnce() + Send + 'stati
 }
 
 /// Asks the scheduler to run the calling thread in short slices, so that it comes to run soon after a wake-up although
-/// programs spin on every processor: with two spinning programs on two processors `ib_write_lat -s 8` went from 4,000 to
-/// 35 us. Kernels before 6.12 take the wish and do not know it; a refusal changes nothing.
+/// programs spin on every processor: with two spinning programs on two processors the typical `ib_write_lat -s 8` went
+/// from 4,000 us to between 30 and 580, on a busy machine both times; 560 on a quiet one. Kernels before 6.12 take the
+/// wish and do not know it; a refusal changes nothing.
 pub(super) fn prefer_short_slices() {
     /// The shortest slice the kernel grants, nanoseconds.
     const SLICE: u64 = 100_000;
