@@ -14,7 +14,6 @@ use roxe_transport::cx::Overrun;
 use roxe_transport::wr::Cqe;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Entries a ring starts with; it doubles up to the capacity as entries pile up, so that a huge queue that is polled in
 /// time stays small, and a queue in steady state allocates nothing.
@@ -78,7 +77,7 @@ pub struct Cq {
     /// Ends when the queue is destroyed; locked while an event is announced.
     channel_use: Mutex<Option<Use>>,
     id: ObjectId,
-    user: AtomicU64,
+    user: u64,
     uses: UseCount,
     state: Mutex<State>,
 }
@@ -96,7 +95,7 @@ impl Cq {
             channel_use: Mutex::new(init.channel.as_ref().map(|channel| channel.hold())),
             channel: init.channel,
             id: ObjectId::next(),
-            user: AtomicU64::new(init.user),
+            user: init.user,
             uses: UseCount::default(),
             state: Mutex::new(State { ring, capacity, armed: Armed::No, overrun: false }),
         }))
@@ -112,14 +111,9 @@ impl Cq {
         self.channel.as_ref()
     }
 
-    /// Changes the token that its events carry from now on.
-    pub fn set_user(&self, user: u64) {
-        self.user.store(user, Ordering::Relaxed);
-    }
-
     /// The token that its events carry.
     pub fn user(&self) -> u64 {
-        self.user.load(Ordering::Relaxed)
+        self.user
     }
 
     /// Entries it takes.

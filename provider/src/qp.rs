@@ -20,7 +20,6 @@ use roxe_transport::qp::{AttrMask, PostError, QpAttr, QpCaps, QpConfig, QpState,
 use roxe_transport::wr::{RecvRequest, SendRequest};
 use roxe_wire::Qpn;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// What a queue pair is created with.
 #[derive(Clone, Debug)]
@@ -119,12 +118,7 @@ impl Qp {
 
     /// The token that its events carry.
     pub fn user(&self) -> u64 {
-        self.core.user.load(Ordering::Relaxed)
-    }
-
-    /// Changes the token that its events carry from now on.
-    pub fn set_user(&self, user: u64) {
-        self.core.user.store(user, Ordering::Relaxed);
+        self.core.user
     }
 
     /// Its state now.

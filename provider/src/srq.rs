@@ -12,7 +12,6 @@ use roxe_transport::qp::PostError;
 use roxe_transport::wr::{RecvRequest, Sge};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What a shared receive queue is created with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,7 +68,7 @@ pub struct Srq {
     pd: Arc<Pd>,
     pd_use: Mutex<Option<Use>>,
     id: ObjectId,
-    user: AtomicU64,
+    user: u64,
     uses: UseCount,
     state: Mutex<State>,
 }
@@ -87,7 +86,7 @@ impl Srq {
             pd: Arc::clone(pd),
             pd_use: Mutex::new(Some(pd.hold())),
             id: ObjectId::next(),
-            user: AtomicU64::new(init.user),
+            user: init.user,
             uses: UseCount::default(),
             state: Mutex::new(State { requests: VecDeque::new(), sges: VecDeque::new(), attr }),
         }))
@@ -100,12 +99,7 @@ impl Srq {
 
     /// The token that its events carry.
     pub fn user(&self) -> u64 {
-        self.user.load(Ordering::Relaxed)
-    }
-
-    /// Changes the token that its events carry from now on.
-    pub fn set_user(&self, user: u64) {
-        self.user.store(user, Ordering::Relaxed);
+        self.user
     }
 
     /// Appends a request. `QueueFull` beyond `max_wr`, `TooManySges` beyond `max_sge`.

@@ -27,7 +27,6 @@ use roxe_transport::time::Instant;
 use roxe_wire::{Gid, Kind, NetHeader, Packet, Qpn};
 use std::ops::BitOr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A UC packet further ahead than this is no packet that has overtaken others: the peer has started anew.
 const MAX_AHEAD: i32 = 1 << 14;
@@ -38,7 +37,7 @@ pub(crate) struct QpCore {
     pub(super) qpn: Qpn,
     pub(super) service: Service,
     pub(super) id: ObjectId,
-    pub(super) user: AtomicU64,
+    pub(super) user: u64,
     pd_id: PdId,
     pub(super) context: Arc<Context>,
     pub(super) send_cq: Arc<Cq>,
@@ -100,7 +99,7 @@ impl QpCore {
             qpn: config.qpn,
             service: config.service,
             id: ObjectId::next(),
-            user: AtomicU64::new(init.user),
+            user: init.user,
             pd_id: pd.id(),
             context: Arc::clone(pd.context()),
             send_cq: Arc::clone(&init.send_cq),
@@ -330,7 +329,7 @@ impl QpCore {
     fn raise(&self, events: QpEvents) {
         let inner = self.inner.lock();
         for (_, kind) in EVENTS.iter().filter(|(flag, _)| events.contains(*flag) && !inner.is_cut_off) {
-            self.context.raise(*kind, self.user.load(Ordering::Relaxed), self.id);
+            self.context.raise(*kind, self.user, self.id);
         }
     }
 
