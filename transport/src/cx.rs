@@ -110,11 +110,67 @@ pub trait Host: Memory + Completions + SharedReceives + FlowControl {
     fn now(&self) -> Instant;
 }
 
+/// Why a packet leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Why {
+    /// A request, or a part of one, for the first time.
+    First,
+    /// A request again, because it or its answer seems lost.
+    Retransmission,
+    /// The answer to a READ.
+    ReadResponse,
+    /// The answer to an atomic.
+    AtomicResponse,
+    /// The answer to a READ or atomic again, from where the peer asked.
+    Replay,
+    /// Requests of the peer are acknowledged.
+    Ack,
+    /// A request of the peer is refused.
+    Nak,
+    /// The peer is told that the network is congested.
+    Cnp,
+}
+
+impl Why {
+    /// What people read in a capture.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::First => "first",
+            Self::Retransmission => "retransmission",
+            Self::ReadResponse => "read response",
+            Self::AtomicResponse => "atomic response",
+            Self::Replay => "replay",
+            Self::Ack => "ack",
+            Self::Nak => "nak",
+            Self::Cnp => "cnp",
+        }
+    }
+}
+
+/// Where a packet comes from, for those who watch: captures and logs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PacketNote {
+    /// The QP that sends it.
+    pub qpn: Qpn,
+    /// The work request it belongs to; `None` for what answers the peer.
+    pub wr_id: Option<u64>,
+    /// Why it leaves.
+    pub why: Why,
+}
+
+impl PacketNote {
+    /// A note on an answer of `qpn` to its peer.
+    pub const fn answer(qpn: Qpn, why: Why) -> Self {
+        Self { qpn, wr_id: None, why }
+    }
+}
+
 /// The packets of one batch, in the order they must leave.
 pub trait TxBatch {
     /// Room for one packet towards `av`: `len` bytes from the first byte of the BTH to the end of the pad. The batch
-    /// adds the ICRC behind it when it is closed. `None`: the batch is full, send it and ask again.
-    fn slot(&mut self, av: &Av, len: usize) -> Option<&mut [u8]>;
+    /// adds the ICRC behind it when it is closed. `note` says where the packet comes from; nothing depends on it.
+    /// `None`: the batch is full, send it and ask again.
+    fn slot(&mut self, av: &Av, len: usize, note: PacketNote) -> Option<&mut [u8]>;
 
     /// Takes the last slot back: its payload could not be read.
     fn retract(&mut self);

@@ -9,7 +9,7 @@ use crate::counters::Counters;
 use crate::net::slot::Slot;
 use crate::net::udp::UdpLink;
 use crate::net::{Link, MAX_BYTES, MAX_SEGMENTS, ROCE_PORT, SendError, TxMeta};
-use roxe_transport::cx::TxBatch;
+use roxe_transport::cx::{PacketNote, TxBatch};
 use roxe_transport::wr::Av;
 use roxe_wire::{NetHeader, Qpn, icrc};
 use std::cell::Cell;
@@ -160,7 +160,7 @@ impl Batch {
 }
 
 impl TxBatch for Batch {
-    fn slot(&mut self, av: &Av, len: usize) -> Option<&mut [u8]> {
+    fn slot(&mut self, av: &Av, len: usize, _note: PacketNote) -> Option<&mut [u8]> {
         let (start, total) = (self.used, len + icrc::LEN);
         if self.packets.len() >= MAX_PACKETS || start + total > MAX_BYTES {
             return None;
@@ -190,14 +190,17 @@ pub(super) fn peek_qpn(packet: &[u8]) -> Option<Qpn> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use roxe_transport::cx::Why;
     use std::net::Ipv4Addr;
+
+    const NOTE: PacketNote = PacketNote::answer(Qpn::new(7), Why::Ack);
 
     fn av(last: u8) -> Av {
         Av { dgid: Ipv4Addr::new(127, 79, 0, last).into(), ..Av::default() }
     }
 
     fn push(batch: &mut Batch, av: &Av, qpn: u32, len: usize) {
-        let packet = batch.slot(av, len).unwrap();
+        let packet = batch.slot(av, len, NOTE).unwrap();
         packet.fill(0);
         packet[4..8].copy_from_slice(&qpn.to_be_bytes());
     }
@@ -231,10 +234,10 @@ mod tests {
     #[test]
     fn a_batch_is_full_at_the_limits_of_one_send() {
         let mut batch = Batch::new();
-        let full = (0..100).take_while(|_| batch.slot(&av(1), 4108).is_some()).count();
+        let full = (0..100).take_while(|_| batch.slot(&av(1), 4108, NOTE).is_some()).count();
         assert_eq!(full, 15);
         batch.clear();
-        let full = (0..100).take_while(|_| batch.slot(&av(1), 16).is_some()).count();
+        let full = (0..100).take_while(|_| batch.slot(&av(1), 16, NOTE).is_some()).count();
         assert_eq!(full, MAX_PACKETS);
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Touches `segment`, the send queue's entries and the two doors that a payload passes: memory and batch.
 
-use crate::cx::{Memory, TxBatch};
+use crate::cx::{Memory, PacketNote, TxBatch};
 use crate::qp::segment::{self, Place};
 use crate::qp::sq::{Payload, SendWqe};
 use crate::wr::{Av, SendOp};
@@ -73,9 +73,10 @@ pub(crate) fn put<M: Memory, T: TxBatch>(
     header: &Header,
     payload: Payload<'_>,
     packet: &Outgoing,
+    note: PacketNote,
 ) -> Put {
     let len = packet.len as usize;
-    let Some(slot) = tx.slot(av, header.padded_len(len)) else { return Put::Full };
+    let Some(slot) = tx.slot(av, header.padded_len(len), note) else { return Put::Full };
     let written = header.emit(len, slot).is_some_and(|room| payload.read(memory, packet.offset, room));
     if written {
         return Put::Done;

@@ -73,6 +73,8 @@ pub(crate) enum Due {
     Atomic {
         psn: Psn,
         original: u64,
+        /// It was answered before.
+        again: bool,
     },
 }
 
@@ -190,12 +192,10 @@ impl ReplayRing {
         if entry.ack_before {
             return Some(Due::AckBefore(entry.psn.sub(1)));
         }
+        let again = self.cursor < self.fresh;
         Some(match &entry.op {
-            Op::Read(reth) => {
-                let again = self.cursor < self.fresh;
-                Due::Read(self.job.unwrap_or_else(|| ReadJob::new(entry.psn, reth, again)))
-            }
-            Op::Atomic(_, original) => Due::Atomic { psn: entry.psn, original: *original },
+            Op::Read(reth) => Due::Read(self.job.unwrap_or_else(|| ReadJob::new(entry.psn, reth, again))),
+            Op::Atomic(_, original) => Due::Atomic { psn: entry.psn, original: *original, again },
         })
     }
 

@@ -3,7 +3,7 @@
 //! READ data is read from memory when its packet is built. Acknowledgements coalesce: one per `poll_transmit`, for the
 //! newest request executed. May touch [`Shared`], the host's memory and the batch.
 
-use crate::cx::{Host, MemError, TxBatch, TxState};
+use crate::cx::{Host, MemError, PacketNote, TxBatch, TxState, Why};
 use crate::qp::refusal::{Answer, Refusal};
 use crate::qp::replay::{AtomicKind, Due, Entry, Op, ReadJob, ReplayRing, Seq};
 use crate::qp::shared::{Service, Shared};
@@ -221,13 +221,16 @@ enum Sent {
 /// rely on RNR NAK.
 fn send<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, step: Step, msn: Msn) -> Sent {
     let ack = Aeth { syndrome: Syndrome::ACK_UNLIMITED, msn };
-    let (psn, response) = match step {
-        Step::Bounded(psn) | Step::Ack(psn) | Step::Answer(Due::AckBefore(psn)) => (psn, Response::Ack(ack)),
-        Step::Answer(Due::Atomic { psn, original }) => (psn, Response::AtomicAck(ack, AtomicAckEth(original))),
+    let (psn, response, why) = match step {
+        Step::Bounded(psn) | Step::Ack(psn) | Step::Answer(Due::AckBefore(psn)) => (psn, Response::Ack(ack), Why::Ack),
+        Step::Answer(Due::Atomic { psn, original, again }) => {
+            let why = if again { Why::Replay } else { Why::AtomicResponse };
+            (psn, Response::AtomicAck(ack, AtomicAckEth(original)), why)
+        }
         Step::Answer(Due::Read(job)) => return send_read(sh, host, tx, job, ack),
-        Step::Nak(nak) => (nak.psn, Response::Ack(Aeth { syndrome: nak.syndrome, msn })),
+        Step::Nak(nak) => (nak.psn, Response::Ack(Aeth { syndrome: nak.syndrome, msn }), Why::Nak),
     };
-    match slot(sh, tx, psn, response, 0) {
+    match slot(sh, tx, psn, response, 0, why) {
         Some(_) => Sent::Yes,
         None => Sent::Full,
     }
@@ -242,7 +245,8 @@ fn send_read<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, job: Re
         (false, true) => Response::ReadLast(ack),
         (false, false) => Response::ReadMiddle,
     };
-    let Some(payload) = slot(sh, tx, job.psn, response, len as usize) else { return Sent::Full };
+    let why = if job.again { Why::Replay } else { Why::ReadResponse };
+    let Some(payload) = slot(sh, tx, job.psn, response, len as usize, why) else { return Sent::Full };
     if len > 0
         && let Err(error) = host.read_remote(job.rkey, job.va, payload)
     {
@@ -253,9 +257,16 @@ fn send_read<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, job: Re
 }
 
 /// Room in the batch for one packet to the peer, its headers written.
-fn slot<'t, T: TxBatch>(sh: &Shared, tx: &'t mut T, psn: Psn, response: Response, len: usize) -> Option<&'t mut [u8]> {
+fn slot<'t, T: TxBatch>(
+    sh: &Shared,
+    tx: &'t mut T,
+    psn: Psn,
+    response: Response,
+    len: usize,
+    why: Why,
+) -> Option<&'t mut [u8]> {
     let bth = Bth { mig_req: true, ..Bth::new(sh.attr.dest_qpn, psn) };
     let header = Header { bth, kind: Kind::RcResponse(response) };
-    let slot = tx.slot(&sh.attr.av, header.padded_len(len))?;
+    let slot = tx.slot(&sh.attr.av, header.padded_len(len), PacketNote::answer(sh.config.qpn, why))?;
     header.emit(len, slot)
 }

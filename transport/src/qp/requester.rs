@@ -11,7 +11,7 @@
 //!   sent_psn      PSN after the newest one ever sent; `fresh` is the first work request never started
 //! ```
 
-use crate::cx::{FlowControl, Host, Side, TxBatch, TxState};
+use crate::cx::{FlowControl, Host, PacketNote, Side, TxBatch, TxState, Why};
 use crate::qp::PostError;
 use crate::qp::attr::QpState;
 use crate::qp::flight::{Flight, Room, charge};
@@ -239,7 +239,8 @@ impl Requester {
             ..Bth::new(sh.attr.dest_qpn, self.cursor.psn)
         };
         let header = Header { bth, kind: Kind::RcRequest(packet.request) };
-        match put(host, tx, &sh.attr.av, &header, self.sq.payload(self.cursor.wqe, wqe), &packet) {
+        let note = self.note(sh, wqe);
+        match put(host, tx, &sh.attr.av, &header, self.sq.payload(self.cursor.wqe, wqe), &packet, note) {
             Put::Done => {}
             Put::Full => return Step::BatchFull,
             Put::Fault => return self.stop_with(sh, host, WcStatus::LocProtErr),
@@ -250,6 +251,13 @@ impl Requester {
         self.advance(packet.span);
         self.retry.on_sent(&sh.attr, host.now());
         Step::Sent
+    }
+
+    /// What there is to say about the packet at the cursor, which belongs to `wqe`.
+    pub(crate) fn note(&self, sh: &Shared, wqe: &SendWqe) -> PacketNote {
+        let again = self.cursor.psn.is_before(self.sent_psn);
+        let why = if again { Why::Retransmission } else { Why::First };
+        PacketNote { qpn: sh.config.qpn, wr_id: Some(wqe.wr_id), why }
     }
 
     /// Numbers the work request at the cursor if it starts here. Doing so again gives the same numbers.

@@ -34,7 +34,8 @@ impl Requester {
         self.paid = true;
         let bth = Bth { solicited: packet.solicited, mig_req: true, ..Bth::new(qpn, self.cursor.psn) };
         let Some(wqe) = self.sq.get(self.cursor.wqe) else { return Step::Stop };
-        match put(host, tx, &av, &Header { bth, kind }, self.sq.payload(self.cursor.wqe, wqe), &packet) {
+        let (payload, note) = (self.sq.payload(self.cursor.wqe, wqe), self.note(sh, wqe));
+        match put(host, tx, &av, &Header { bth, kind }, payload, &packet, note) {
             Put::Done => {}
             Put::Full => return Step::BatchFull,
             Put::Fault => return self.stop_with(sh, host, WcStatus::LocProtErr),

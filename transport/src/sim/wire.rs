@@ -3,7 +3,7 @@
 //! May touch: `roxe_wire`, `cx` and [`super::rng`]. Buffers are pooled: once warm, nothing here allocates.
 
 use super::rng::Choices;
-use crate::cx::TxBatch;
+use crate::cx::{PacketNote, TxBatch};
 use crate::time::Instant;
 use crate::wr::Av;
 use core::cmp::Ordering;
@@ -371,7 +371,7 @@ pub struct OpenBatch<'b> {
 }
 
 impl TxBatch for OpenBatch<'_> {
-    fn slot(&mut self, av: &Av, len: usize) -> Option<&mut [u8]> {
+    fn slot(&mut self, av: &Av, len: usize, _note: PacketNote) -> Option<&mut [u8]> {
         if self.batch.packets.len() >= self.batch.room {
             return None;
         }

@@ -9,7 +9,7 @@ mod refusals;
 mod unreliable;
 
 use super::*;
-use crate::cx::{MemError, Memory};
+use crate::cx::{MemError, Memory, PacketNote};
 use crate::qp::shared::{QpCaps, Service};
 use crate::sim::{Mr, SimHost};
 use crate::wr::{Av, Sge, WcStatus};
@@ -31,7 +31,7 @@ struct Outbox {
 }
 
 impl TxBatch for Outbox {
-    fn slot(&mut self, _av: &Av, len: usize) -> Option<&mut [u8]> {
+    fn slot(&mut self, _av: &Av, len: usize, _note: PacketNote) -> Option<&mut [u8]> {
         if self.packets.len() == self.room {
             return None;
         }
