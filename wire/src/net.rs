@@ -45,7 +45,7 @@ impl NetHeader {
             return self.ipv6_header(udp_payload_len);
         }
         let mut header = self.ipv4_header(udp_payload_len);
-        let checksum = internet_checksum(&header).to_be_bytes();
+        let checksum = fold(word_sum(&header)).to_be_bytes();
         [header[10], header[11]] = checksum;
         let mut area = [0; 40];
         if let Some((_, ipv4)) = area.split_last_chunk_mut() {
@@ -113,6 +113,27 @@ impl NetHeader {
         let [len_high, len_low] = wire_length(UDP_LEN, udp_payload_len);
         [s0, s1, d0, d1, len_high, len_low, 0, 0]
     }
+
+    /// The UDP header with the checksum that IPv6 asks for, in front of `payload`.
+    pub(crate) fn udp_header_with_checksum(&self, payload: &[u8]) -> [u8; UDP_LEN] {
+        let mut header = self.udp_header(payload.len());
+        let ends = word_sum(&self.src.0) + word_sum(&self.dst.0);
+        let pseudo = ends + (UDP_LEN + payload.len()) as u64 + u64::from(PROTOCOL_UDP);
+        // 0 would say that there is none; all ones mean the same number.
+        let checksum = match fold(pseudo + word_sum(&header) + word_sum(payload)) {
+            0 => 0xffff,
+            checksum => checksum,
+        };
+        [header[6], header[7]] = checksum.to_be_bytes();
+        header
+    }
+}
+
+/// Sum of a piece of a packet for the Internet checksum, 16-bit words; an odd last byte counts as followed by zero.
+fn word_sum(bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks::<2>();
+    let last = rest.first().map_or(0, |byte| u64::from(*byte) << 8);
+    words.iter().map(|word| u64::from(u16::from_be_bytes(*word))).sum::<u64>() + last
 }
 
 /// A length field: headers and payload. No datagram is longer than the field can say; a made-up one wraps.
@@ -120,12 +141,13 @@ fn wire_length(headers: usize, udp_payload_len: usize) -> [u8; 2] {
     (headers.wrapping_add(udp_payload_len) as u16).to_be_bytes()
 }
 
-/// The Internet checksum of an IPv4 header whose checksum field is 0.
-fn internet_checksum(header: &[u8; IPV4_LEN]) -> u16 {
-    let (words, _) = header.as_chunks::<2>();
-    let sum: u32 = words.iter().map(|word| u32::from(u16::from_be_bytes(*word))).sum();
-    let folded = (sum & 0xffff) + (sum >> 16);
-    !((folded & 0xffff) + (folded >> 16)) as u16
+/// The Internet checksum of what sums up to `sum` while the checksum field is 0.
+fn fold(sum: u64) -> u16 {
+    let mut sum = sum;
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !(sum as u16)
 }
 
 /// Header, protocol, and what the header says is behind it.
@@ -210,10 +232,25 @@ mod tests {
     }
 
     #[test]
-    fn the_checksum_folds_carries_until_none_is_left() {
-        let mut header = [0; IPV4_LEN];
-        header[..6].copy_from_slice(&[0xff, 0xff, 0xff, 0xff, 0, 1]);
+    fn checksums_fold_carries_until_none_is_left() {
         // 0x1ffff folds to 0x10000, which folds to 1.
-        assert_eq!(internet_checksum(&header), !1);
+        assert_eq!(fold(0x1_ffff), !1);
+        assert_eq!(fold(u64::MAX), 0);
+        assert_eq!(word_sum(&[0x12, 0x34, 0x56]), 0x1234 + 0x5600);
+    }
+
+    #[test]
+    fn the_udp_checksum_of_ipv6_is_valid_and_never_0() {
+        let net = NetHeader { src: Gid([0xfd; 16]), dst: Gid([0xfe; 16]), src_port: 0xc132, ..NetHeader::default() };
+        let valid = |payload: &[u8]| {
+            let header = net.udp_header_with_checksum(payload);
+            let pseudo = word_sum(&net.src.0) + word_sum(&net.dst.0) + 8 + payload.len() as u64 + 17;
+            assert_eq!(fold(pseudo + word_sum(&header) + word_sum(payload)), 0, "{payload:?}");
+            u16::from_be_bytes([header[6], header[7]])
+        };
+        let plain = valid(&[0, 0]);
+        assert_ne!(valid(&[1, 2, 3]), 0);
+        // A payload that takes the checksum to 0.
+        assert_eq!(valid(&plain.to_be_bytes()), 0xffff);
     }
 }

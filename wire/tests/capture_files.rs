@@ -1,7 +1,13 @@
-//! Capture files of every format, written by hand: the reader finds the frames, and refuses what is broken.
+//! Capture files of every format, written by hand: the reader finds the frames, and refuses what is broken. What our own
+//! writer writes comes back as it was.
 
 use proptest::prelude::*;
-use roxe_wire::capture::{CaptureError, Frame, LinkType, frames, ip_packet};
+use roxe_wire::capture::{
+    CaptureError, Direction, Frame, LinkType, Outgoing, frames, ip_packet, write_interface, write_packet,
+    write_section, writer,
+};
+use roxe_wire::{Gid, NetHeader, icrc};
+use std::net::Ipv4Addr;
 
 /// Numbers in one byte order, as a file is written.
 #[derive(Clone, Default)]
@@ -70,7 +76,7 @@ impl File {
 }
 
 fn frame(timestamp_ns: u64, link: LinkType, data: &[u8]) -> Result<Frame<'_>, CaptureError> {
-    Ok(Frame { timestamp_ns, link, data })
+    Ok(Frame { timestamp_ns, data, ..Frame::new(link) })
 }
 
 #[test]
@@ -188,5 +194,83 @@ proptest! {
             frames.filter(|frame| frame.is_ok_and(|frame| ip_packet(frame.link, frame.data).is_some())).count()
         });
         prop_assert!(count <= 2);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_is_written_is_read_back(
+        ipv6: bool,
+        inbound: bool,
+        timestamp_ns: u64,
+        (src, dst, src_port) in any::<([u8; 4], [u8; 4], u16)>(),
+        (traffic_class, hop_limit, ident) in any::<(u8, u8, u16)>(),
+        mut payload in prop::collection::vec(any::<u8>(), 4..4200),
+        comment in ".{0,40}",
+    ) {
+        let gid = |v4: [u8; 4]| if ipv6 { Gid([[0xfd; 12].as_slice(), &v4].concat().try_into().unwrap()) } else { Ipv4Addr::from(v4).into() };
+        let ident = if ipv6 { 0 } else { ident };
+        let net =
+            NetHeader { src: gid(src), dst: gid(dst), src_port, traffic_class, hop_limit, ident, flow_label: 0 };
+        icrc::seal(&net, &mut payload);
+        let direction = if inbound { Direction::Inbound } else { Direction::Outbound };
+        let packet = Outgoing { interface: 1, timestamp_ns, direction, net, payload: &payload, comment: &comment };
+        let mut file = Vec::new();
+        write_section(&mut file, "a test");
+        write_interface(&mut file, "roxe0");
+        write_interface(&mut file, "another");
+        write_packet(&mut file, &packet);
+        write_packet(&mut file, &packet);
+        let read: Vec<_> = frames(&file).unwrap().collect::<Result<_, _>>().unwrap();
+        prop_assert_eq!(read.len(), 2);
+        prop_assert_eq!(read[0], read[1]);
+        prop_assert_eq!(read[0].timestamp_ns, timestamp_ns);
+        prop_assert_eq!(read[0].direction, Some(direction));
+        prop_assert_eq!(read[0].comment, &comment);
+        let ip = ip_packet(read[0].link, read[0].data).unwrap();
+        prop_assert_eq!(NetHeader::parse_ip(ip), Ok((net, &payload[..])));
+        prop_assert!(icrc::verify(&net, &payload));
+    }
+}
+
+#[test]
+fn an_endless_comment_is_cut_between_characters() {
+    let long = "é".repeat(40_000);
+    let mut file = Vec::new();
+    write_section(&mut file, &long);
+    write_interface(&mut file, &long);
+    let packet = Outgoing {
+        interface: 0,
+        timestamp_ns: 0,
+        direction: Direction::Outbound,
+        net: NetHeader::default(),
+        payload: b"odd",
+        comment: &long,
+    };
+    write_packet(&mut file, &packet);
+    let read: Vec<_> = frames(&file).unwrap().collect::<Result<_, _>>().unwrap();
+    assert_eq!(read.len(), 1);
+    assert_eq!(read[0].comment.len(), writer::MAX_OPTION);
+    assert!(long.starts_with(read[0].comment));
+}
+
+#[test]
+fn broken_options_leave_the_frame() {
+    let whole = |options: &[u8]| {
+        File::default()
+            .section(false)
+            .interface(101, 0, Some(9))
+            .block(6, |body| body.u32(0).u32(0).u32(5).u32(4).u32(4).raw(b"data").raw(options))
+    };
+    for options in [
+        &[][..],
+        &[1, 0, 9, 0, b'x', 0, 0, 0],
+        &[1, 0, 0xff, 0xff],
+        &[2, 0, 2, 0, 1, 0, 0, 0],
+        &[1, 0, 1, 0, 0xff, 0, 0, 0],
+    ] {
+        assert_eq!(whole(options).frames(), [frame(5, LinkType::RawIp, b"data")], "{options:?}");
     }
 }

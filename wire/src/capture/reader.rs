@@ -1,53 +1,10 @@
-//! Capture files (pcap and pcapng) in memory: their frames, and the IP packet in a frame.
+//! Reads capture files that are in memory: pcap and pcapng, of either byte order.
 //!
-//! For tests and for `roxe dump`; the data path never comes here. Reads any bytes without panic and without
-//! allocation. Formats: the Internet drafts draft-ietf-opsawg-pcap and draft-ietf-opsawg-pcapng. Touches `bytes`.
+//! Any bytes are read without panic and without allocation. Touches `bytes`.
 
+use super::{Direction, ENHANCED_PACKET, Frame, INTERFACE, LinkType, SECTION_HEADER, SIMPLE_PACKET, option};
 use crate::bytes::Reader;
 use core::fmt;
-
-/// What stands in front of the IP header of a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LinkType {
-    /// Ethernet, with or without VLAN tags.
-    Ethernet,
-    /// Nothing.
-    RawIp,
-    /// 4 bytes of BSD loopback header.
-    BsdLoopback,
-    /// Linux cooked capture: all interfaces, version 1.
-    LinuxCooked,
-    /// Linux cooked capture: all interfaces, version 2.
-    LinuxCooked2,
-    /// Another one, by its number.
-    Other(u16),
-}
-
-impl LinkType {
-    /// From the number in the file (`LINKTYPE_*`).
-    pub const fn from_number(number: u16) -> Self {
-        match number {
-            0 | 108 => Self::BsdLoopback,
-            1 => Self::Ethernet,
-            // 12 and 14 are DLT_RAW of old files.
-            12 | 14 | 101 | 228 | 229 => Self::RawIp,
-            113 => Self::LinuxCooked,
-            276 => Self::LinuxCooked2,
-            other => Self::Other(other),
-        }
-    }
-}
-
-/// A captured frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Frame<'a> {
-    /// When, in nanoseconds since 1970; 0 if the file does not say.
-    pub timestamp_ns: u64,
-    /// What it begins with.
-    pub link: LinkType,
-    /// Its bytes, as many as were captured.
-    pub data: &'a [u8],
-}
 
 /// Why a file, or the rest of it, cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,6 +113,13 @@ enum Order {
     Little,
 }
 
+impl Order {
+    /// The number in 4 bytes.
+    fn word(self, bytes: &[u8]) -> Option<u32> {
+        Fields::new(self, bytes).u32().ok()
+    }
+}
+
 /// A cursor that knows the byte order.
 #[derive(Clone, Copy, Debug)]
 struct Fields<'a> {
@@ -195,8 +159,29 @@ impl<'a> Fields<'a> {
         Ok(taken)
     }
 
+    /// The same, and the bytes that fill them up to a multiple of 4 are skipped.
+    fn padded(&mut self, len: u32) -> Result<&'a [u8], CaptureError> {
+        let taken = self.bytes(len)?;
+        self.bytes(len.wrapping_neg() % 4)?;
+        Ok(taken)
+    }
+
     const fn is_empty(&self) -> bool {
         self.rest.0.is_empty()
+    }
+}
+
+/// The options at the end of a block: code and value. Ends where they are broken; they are only remarks.
+#[derive(Clone, Debug)]
+struct Options<'a>(Fields<'a>);
+
+impl<'a> Iterator for Options<'a> {
+    type Item = (u16, &'a [u8]);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let code = self.0.u16().ok().filter(|code| *code != option::END)?;
+        let len = self.0.u16().ok()?;
+        Some((code, self.0.padded(len.into()).ok()?))
     }
 }
 
@@ -233,14 +218,9 @@ impl<'a> Classic<'a> {
         let [seconds, fraction] = [self.records.u32()?, self.records.u32()?].map(u64::from);
         let [captured, _on_the_wire] = [self.records.u32()?, self.records.u32()?];
         let timestamp_ns = seconds * 1_000_000_000 + fraction * self.unit_ns;
-        Ok(Some(Frame { timestamp_ns, link: self.link, data: self.records.bytes(captured)? }))
+        Ok(Some(Frame { timestamp_ns, data: self.records.bytes(captured)?, ..Frame::new(self.link) }))
     }
 }
-
-const SECTION_HEADER: u32 = 0x0a0d_0d0a;
-const INTERFACE: u32 = 1;
-const SIMPLE_PACKET: u32 = 3;
-const ENHANCED_PACKET: u32 = 6;
 
 /// A pcapng file: sections of blocks; every section has its own byte order and interfaces.
 #[derive(Clone, Debug)]
@@ -299,14 +279,22 @@ impl<'a> Blocks<'a> {
         let [high, low] = [body.u32()?, body.u32()?].map(u64::from);
         let [captured, _on_the_wire] = [body.u32()?, body.u32()?];
         let timestamp_ns = interface.nanoseconds(high << 32 | low);
-        Ok(Frame { timestamp_ns, link: interface.link, data: body.bytes(captured)? })
+        let mut frame = Frame { timestamp_ns, data: body.padded(captured)?, ..Frame::new(interface.link) };
+        for (code, value) in Options(body) {
+            match code {
+                option::COMMENT => frame.comment = core::str::from_utf8(value).unwrap_or_default(),
+                option::FLAGS => frame.direction = body.order.word(value).and_then(Direction::from_flags),
+                _ => {}
+            }
+        }
+        Ok(frame)
     }
 
     fn simple(&mut self, mut body: Fields<'a>) -> Result<Frame<'a>, CaptureError> {
         let interface = self.interface(0)?;
         let on_the_wire = body.u32()?;
         let limit = if interface.snap_len == 0 { u32::MAX } else { interface.snap_len };
-        Ok(Frame { timestamp_ns: 0, link: interface.link, data: body.bytes(on_the_wire.min(limit))? })
+        Ok(Frame { data: body.bytes(on_the_wire.min(limit))?, ..Frame::new(interface.link) })
     }
 
     /// Interface number `id` of the current section.
@@ -364,20 +352,14 @@ fn find_interface(mut section: Fields<'_>, id: u32) -> Result<Interface, Capture
 
 impl Interface {
     const MICROSECONDS: u8 = 6;
-    const OPTION_END: u16 = 0;
-    const OPTION_RESOLUTION: u16 = 9;
 
     fn read(mut body: Fields<'_>) -> Result<Self, CaptureError> {
         let [link, _reserved] = [body.u16()?, body.u16()?];
         let snap_len = body.u32()?;
         let mut interface = Self { link: LinkType::from_number(link), snap_len, resolution: Self::MICROSECONDS };
-        while !body.is_empty() {
-            let [code, len] = [body.u16()?, body.u16()?];
-            let value = body.bytes(u32::from(len).next_multiple_of(4))?;
-            match (code, value) {
-                (Self::OPTION_END, _) => break,
-                (Self::OPTION_RESOLUTION, [resolution, ..]) => interface.resolution = *resolution,
-                _ => {}
+        for (code, value) in Options(body) {
+            if let (option::RESOLUTION, [resolution, ..]) = (code, value) {
+                interface.resolution = *resolution;
             }
         }
         Ok(interface)
