@@ -77,6 +77,7 @@ impl Qp {
                 sq_sig_all: view.sq_sig_all,
                 srq_max_sge,
                 port_mtu,
+                line_rate: None,
             };
             Arc::new(QpCore::new(pd, &init, config))
         };

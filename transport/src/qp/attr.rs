@@ -383,6 +383,7 @@ pub(crate) fn apply(sh: &mut Shared, attr: &QpAttr, mask: AttrMask, to: QpState)
         PATH_MIG_STATE => path_mig_state,
         DEST_QPN => dest_qpn,
     }
+    sh.set_path();
     sh.set_state(to);
 }
 
@@ -395,7 +396,8 @@ mod tests {
     fn shared(service: Service, state: QpState) -> Shared {
         let caps = QpCaps::default();
         let qpn = Qpn::new(2);
-        let config = QpConfig { qpn, service, caps, sq_sig_all: false, srq_max_sge: None, port_mtu: 4096 };
+        let config =
+            QpConfig { qpn, service, caps, sq_sig_all: false, srq_max_sge: None, port_mtu: 4096, line_rate: None };
         let mut sh = Shared::new(config);
         sh.state = state;
         sh

@@ -5,6 +5,7 @@
 
 pub mod attr;
 mod completer;
+mod congestion;
 mod datagram;
 mod flight;
 mod outgoing;
@@ -21,16 +22,17 @@ mod sq;
 mod unreliable;
 
 pub use attr::{AttrMask, ModifyError, QpAttr, QpState};
+pub use congestion::CongestionCounts;
 pub use flight::charge;
 pub use shared::{QpCaps, QpConfig, QpEvents, Service};
 
-use crate::cx::{Host, TxBatch, TxState};
+use crate::cx::{Host, PacketNote, TxBatch, TxState, Why};
 use crate::time::Instant;
-use crate::wr::{RecvRequest, SendRequest};
+use crate::wr::{Av, RecvRequest, SendRequest};
 use datagram::Datagram;
 use requester::Requester;
 use responder::Responder;
-use roxe_wire::{Bth, Kind, NetHeader, Packet, Pkey, Psn, Qpn, UcRequest};
+use roxe_wire::{Bth, Header, Kind, NetHeader, Packet, Pkey, Psn, Qpn, Response, UcRequest};
 use shared::Shared;
 use thiserror::Error;
 
@@ -113,8 +115,8 @@ drop_reasons! {
     RemoteAccess => "remote_access",
     /// A good request that met unusable memory of our own application.
     LocalProtection => "local_protection",
-    /// A congestion notification; this card does not limit rates.
-    CongestionNotice => "congestion_notice",
+    /// A congestion notification for a queue pair that does not limit its rate.
+    CongestionNotice => "rp_cnp_ignored",
 }
 
 /// A queue pair (IBA §10.2.4). See the crate documentation for how to drive one.
@@ -260,6 +262,9 @@ impl Qp {
         net: &NetHeader,
         packet: &Packet<'_>,
     ) -> Result<(), DropReason> {
+        if congestion::is_marked(net.traffic_class) {
+            self.note_mark(host.now(), net, &packet.header);
+        }
         let (sh, bth, payload) = (&mut self.shared, &packet.header.bth, packet.payload);
         let result = match (sh.config.service, &packet.header.kind) {
             (Service::Rc, Kind::RcRequest(req)) => {
@@ -273,7 +278,9 @@ impl Qp {
             (Service::Ud, Kind::Ud { deth, imm }) => check_request(sh, net, bth).and_then(|()| {
                 self.responder.handle_ud(sh, host, net, &Datagram { header: &packet.header, deth, imm: *imm, payload })
             }),
-            (Service::Rc | Service::Uc, Kind::Cnp) => Err(DropReason::CongestionNotice),
+            (Service::Rc | Service::Uc, Kind::Cnp) => {
+                check_response(sh, net, bth).and_then(|()| sh.congestion.on_cnp(sh.config.line_rate, host.now()))
+            }
             _ => Err(DropReason::WrongService),
         };
         self.settle(host);
@@ -282,6 +289,7 @@ impl Qp {
 
     /// Acts on a timer that is due; does nothing if none is.
     pub fn handle_timeout<H: Host>(&mut self, host: &mut H) {
+        self.shared.congestion.on_timeout(host.now());
         self.requester.handle_timeout(&mut self.shared, host);
         self.settle(host);
     }
@@ -292,6 +300,9 @@ impl Qp {
     /// again when there is room.
     pub fn poll_transmit<H: Host, T: TxBatch>(&mut self, host: &mut H, tx: &mut T) -> TxState {
         self.flush_posted(host);
+        if self.shared.congestion.is_notice_due() && self.notify(tx) == TxState::BatchFull {
+            return TxState::BatchFull;
+        }
         if self.responder.poll_transmit(&mut self.shared, host, tx) == TxState::BatchFull {
             self.settle(host);
             return TxState::BatchFull;
@@ -305,17 +316,58 @@ impl Qp {
     /// Whether [`Qp::poll_transmit`] would do anything, given room at the peer: a QP that was refused by
     /// [`crate::cx::FlowControl::reserve`] still has work.
     pub fn has_work(&self) -> bool {
-        self.flush_due || self.responder.has_work() || self.requester.has_work(&self.shared)
+        self.flush_due
+            || self.shared.congestion.is_notice_due()
+            || self.responder.may_answer(&self.shared)
+            || self.requester.has_work(&self.shared)
     }
 
     /// When [`Qp::handle_timeout`] wants to be called next.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.requester.poll_timeout()
+        let (retry, pause) = (self.requester.poll_timeout(), self.shared.congestion.deadline());
+        if pause.is_none() { retry } else { retry.into_iter().chain(pause).min() }
     }
 
     /// Takes the asynchronous events raised since the last call.
     pub fn poll_event(&mut self) -> QpEvents {
         core::mem::take(&mut self.shared.events)
+    }
+
+    /// Takes what it met of congestion since the last call; `None`: nothing.
+    pub fn take_congestion_counts(&mut self) -> Option<CongestionCounts> {
+        self.shared.congestion.take_counts()
+    }
+
+    /// A packet came marked. Only data of the connected peer counts: whether cards react to marked acknowledgements is not
+    /// known, and nobody else shall make us send (fact sheet, transport 17).
+    #[cold]
+    fn note_mark(&mut self, now: Instant, net: &NetHeader, header: &Header) {
+        let sh = &mut self.shared;
+        let is_data = match (sh.config.service, &header.kind) {
+            (Service::Rc, Kind::RcRequest(_)) | (Service::Uc, Kind::UcRequest(_)) => true,
+            (Service::Rc, Kind::RcResponse(response)) => {
+                !matches!(response, Response::Ack(_) | Response::AtomicAck(..))
+            }
+            _ => false,
+        };
+        if is_data && check_request(sh, net, &header.bth).is_ok() {
+            sh.congestion.on_mark(now);
+        }
+    }
+
+    /// Tells the peer of the congestion (fact sheet, packets 11). Nothing of the connection is in it but its number.
+    #[cold]
+    fn notify<T: TxBatch>(&mut self, tx: &mut T) -> TxState {
+        let sh = &mut self.shared;
+        let bth = Bth { becn: true, ..Bth::new(sh.attr.dest_qpn, Psn::default()) };
+        let header = Header { bth, kind: Kind::Cnp };
+        let av = Av { traffic_class: congestion::cnp_class(sh.path.traffic_class), ..sh.path };
+        let note = PacketNote::answer(sh.config.qpn, Why::Cnp);
+        let Some(slot) = tx.slot(&av, header.padded_len(0), note) else { return TxState::BatchFull };
+        // The slot is as long as the header.
+        let _ = header.emit(0, slot);
+        sh.congestion.on_notice_sent();
+        TxState::Drained
     }
 
     fn reset(&mut self) {
@@ -338,6 +390,7 @@ impl Qp {
 
     fn enter_error<H: Host>(&mut self, host: &mut H) {
         self.shared.set_state(QpState::Err);
+        self.shared.congestion.stop();
         self.requester.flush(&mut self.shared, host);
         self.responder.flush(&mut self.shared, host);
         // A completion queue that overruns during the flush has nothing left to change.

@@ -7,6 +7,7 @@ use crate::cx::{Host, MemError, PacketNote, TxBatch, TxState, Why};
 use crate::qp::refusal::{Answer, Refusal};
 use crate::qp::replay::{AtomicKind, Due, Entry, Op, ReadJob, ReplayRing, Seq};
 use crate::qp::shared::{Service, Shared};
+use crate::time::Instant;
 use crate::wr::Access;
 use roxe_wire::{Aeth, AtomicAckEth, Bth, Header, Kind, Msn, NakCode, Psn, Response, Reth, Syndrome};
 
@@ -43,6 +44,13 @@ enum Step {
     Answer(Due),
     Nak(Nak),
     Ack(Psn),
+}
+
+impl Step {
+    /// Whether it carries READ data.
+    const fn is_data(self) -> bool {
+        matches!(self, Self::Answer(Due::Read(_)))
+    }
 }
 
 /// Everything owed.
@@ -155,13 +163,21 @@ impl Replies {
         progress: Progress,
     ) -> TxState {
         while let Some(step) = self.next_step(progress.e_psn) {
+            if step.is_data() && !sh.congestion.may_send(host.now()) {
+                break;
+            }
             match send(sh, host, tx, step, progress.msn) {
-                Sent::Yes => self.sent(step, sh),
+                Sent::Yes => self.sent(step, sh, host.now()),
                 Sent::Full => return TxState::BatchFull,
                 Sent::Unreadable(job, error) => self.give_up_read(sh, job, error),
             }
         }
         TxState::Drained
+    }
+
+    /// Whether READ data is what leaves next.
+    pub(crate) fn next_is_data(&self, e_psn: Psn) -> bool {
+        self.next_step(e_psn).is_some_and(Step::is_data)
     }
 
     /// What leaves next. A NAK acknowledges everything before it, so it makes the plain acknowledgement superfluous.
@@ -176,10 +192,15 @@ impl Replies {
     }
 
     /// `step` is in the batch.
-    fn sent(&mut self, step: Step, sh: &Shared) {
+    fn sent(&mut self, step: Step, sh: &mut Shared, now: Instant) {
         match step {
             Step::Bounded(_) => self.bounded = None,
-            Step::Answer(due) => self.ring.sent(due, sh.attr.path_mtu),
+            Step::Answer(due) => {
+                if let Due::Read(job) = due {
+                    sh.congestion.on_sent(now, job.next_len(sh.attr.path_mtu).0);
+                }
+                self.ring.sent(due, sh.attr.path_mtu);
+            }
             Step::Nak(_) => (self.nak, self.ack) = (None, false),
             Step::Ack(_) => self.ack = false,
         }
@@ -267,6 +288,6 @@ fn slot<'t, T: TxBatch>(
 ) -> Option<&'t mut [u8]> {
     let bth = Bth { mig_req: true, ..Bth::new(sh.attr.dest_qpn, psn) };
     let header = Header { bth, kind: Kind::RcResponse(response) };
-    let slot = tx.slot(&sh.attr.av, header.padded_len(len), PacketNote::answer(sh.config.qpn, why))?;
+    let slot = tx.slot(&sh.path, header.padded_len(len), PacketNote::answer(sh.config.qpn, why))?;
     header.emit(len, slot)
 }

@@ -46,8 +46,8 @@ pub(crate) struct Cursor {
 /// What an attempt to send one packet led to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// A packet is in the batch.
-    Sent,
+    /// A packet with this many bytes of payload is in the batch.
+    Sent(u32),
     /// The batch is full.
     BatchFull,
     /// Nothing can be sent now.
@@ -175,13 +175,13 @@ impl Requester {
     /// Sends what may be sent.
     pub(crate) fn poll_transmit<H: Host, T: TxBatch>(&mut self, sh: &mut Shared, host: &mut H, tx: &mut T) -> TxState {
         self.burst = 0;
-        while !sh.failed && self.has_work(sh) {
+        while !sh.failed && self.has_work(sh) && sh.congestion.may_send(host.now()) {
             let step = match sh.config.service {
                 Service::Rc => self.send_reliable(sh, host, tx),
                 Service::Uc | Service::Ud => self.send_unreliable(sh, host, tx),
             };
             match step {
-                Step::Sent => {}
+                Step::Sent(payload) => sh.congestion.on_sent(host.now(), payload),
                 Step::BatchFull => return TxState::BatchFull,
                 Step::Stop => break,
             }
@@ -200,6 +200,7 @@ impl Requester {
         may_start
             && self.fault.is_none()
             && !self.retry.is_waiting()
+            && !sh.congestion.is_pausing()
             && !self.is_fenced(wqe)
             && !self.is_read_held(sh, wqe)
             && self.cursor.psn.distance(self.una_psn) < MAX_OUTSTANDING
@@ -233,14 +234,14 @@ impl Requester {
             return Step::Stop;
         }
         let bth = Bth {
-            ack_req: packet.asks_ack || room == Room::First,
+            ack_req: packet.asks_ack || room == Room::First || sh.congestion.pauses_after(host.now(), packet.len),
             solicited: packet.solicited,
             mig_req: true,
             ..Bth::new(sh.attr.dest_qpn, self.cursor.psn)
         };
         let header = Header { bth, kind: Kind::RcRequest(packet.request) };
         let note = self.note(sh, wqe);
-        match put(host, tx, &sh.attr.av, &header, self.sq.payload(self.cursor.wqe, wqe), &packet, note) {
+        match put(host, tx, &sh.path, &header, self.sq.payload(self.cursor.wqe, wqe), &packet, note) {
             Put::Done => {}
             Put::Full => return Step::BatchFull,
             Put::Fault => return self.stop_with(sh, host, WcStatus::LocProtErr),
@@ -250,7 +251,7 @@ impl Requester {
         self.flight.depart(cost);
         self.advance(packet.span);
         self.retry.on_sent(&sh.attr, host.now());
-        Step::Sent
+        Step::Sent(packet.len)
     }
 
     /// What there is to say about the packet at the cursor, which belongs to `wqe`.

@@ -134,6 +134,11 @@ impl Responder {
         self.replies.is_due()
     }
 
+    /// Whether an answer may leave now.
+    pub(crate) fn may_answer(&self, sh: &Shared) -> bool {
+        self.replies.is_due() && !(sh.congestion.is_pausing() && self.replies.next_is_data(self.progress.e_psn))
+    }
+
     /// Writes the answers that are due into `tx`.
     pub(crate) fn poll_transmit<H: Host, T: TxBatch>(&mut self, sh: &mut Shared, host: &mut H, tx: &mut T) -> TxState {
         self.replies.poll_transmit(sh, host, tx, self.progress)

@@ -214,7 +214,15 @@ mod tests {
     fn config(depth: u32, srq: Option<u32>) -> QpConfig {
         let caps = QpCaps { max_recv_wr: depth, max_recv_sge: 2, ..QpCaps::default() };
         let qpn = Qpn::new(2);
-        QpConfig { qpn, service: Service::Rc, caps, sq_sig_all: false, srq_max_sge: srq, port_mtu: 4096 }
+        QpConfig {
+            qpn,
+            service: Service::Rc,
+            caps,
+            sq_sig_all: false,
+            srq_max_sge: srq,
+            port_mtu: 4096,
+            line_rate: None,
+        }
     }
 
     fn sge(addr: u64, length: u32) -> Sge {

@@ -1,7 +1,10 @@
 //! What requester and responder of one QP both read: identity, attributes, state; and what they tell the QP to do next.
 
 use crate::qp::attr::{QpAttr, QpState};
+use crate::qp::congestion::{self, Congestion};
+use crate::wr::Av;
 use bitflags::bitflags;
+use core::num::NonZeroU64;
 use roxe_wire::Qpn;
 
 /// Transport service of a QP.
@@ -45,6 +48,9 @@ pub struct QpConfig {
     pub srq_max_sge: Option<u32>,
     /// Largest UD payload, bytes: the port's active MTU.
     pub port_mtu: u32,
+    /// Slow down when the peer tells of congestion, up to a line of this many bit/s, and let switches mark our packets
+    /// (RC and UC). `None`: neither.
+    pub line_rate: Option<NonZeroU64>,
 }
 
 bitflags! {
@@ -72,6 +78,10 @@ pub(crate) struct Shared {
     pub(crate) config: QpConfig,
     pub(crate) state: QpState,
     pub(crate) attr: QpAttr,
+    /// `attr.av` as packets of the connection carry it.
+    pub(crate) path: Av,
+    /// What is known of congestion on that path.
+    pub(crate) congestion: Congestion,
     /// Raised and not yet taken by `poll_event`.
     pub(crate) events: QpEvents,
     /// A role hit a fatal error: the QP must enter the error state before the call returns.
@@ -84,7 +94,24 @@ impl Shared {
     /// A QP in RESET.
     pub(crate) fn new(config: QpConfig) -> Self {
         let attr = QpAttr::default();
-        Self { config, state: attr.state, attr, events: QpEvents::empty(), failed: false, send_error: false }
+        Self {
+            config,
+            state: attr.state,
+            attr,
+            path: attr.av,
+            congestion: Congestion::default(),
+            events: QpEvents::empty(),
+            failed: false,
+            send_error: false,
+        }
+    }
+
+    /// Takes over the path in the attributes.
+    pub(crate) fn set_path(&mut self) {
+        self.path = self.attr.av;
+        if self.config.line_rate.is_some() {
+            self.path.traffic_class = congestion::markable(self.path.traffic_class);
+        }
     }
 
     /// Enters `state`.

@@ -291,6 +291,7 @@ mod tests {
             sq_sig_all: false,
             srq_max_sge: None,
             port_mtu: 256,
+            line_rate: None,
         })
     }
 

@@ -48,7 +48,7 @@ impl Requester {
             self.complete_head(sh, host);
             self.check_drained(sh);
         }
-        Step::Sent
+        Step::Sent(packet.len)
     }
 
     /// The packet at the cursor of a UC queue.
@@ -58,7 +58,7 @@ impl Requester {
         let wqe = self.sq.get(self.cursor.wqe).ok_or(WcStatus::GeneralErr)?;
         let packet = Outgoing::of(wqe, self.cursor.packet, mtu);
         let request = UcRequest::try_from(packet.request).map_err(|_| WcStatus::LocQpOpErr)?;
-        Ok(Datagram { av: sh.attr.av, qpn: sh.attr.dest_qpn, kind: Kind::UcRequest(request), packet })
+        Ok(Datagram { av: sh.path, qpn: sh.attr.dest_qpn, kind: Kind::UcRequest(request), packet })
     }
 
     /// The message at the cursor of a UD queue. One that does not fit a packet fails (IBA §9.8.3 only says that nothing is

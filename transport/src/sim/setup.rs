@@ -9,6 +9,7 @@ use crate::qp::attr::{AttrMask, QpAttr, QpState};
 use crate::qp::shared::{QpCaps, QpConfig, Service};
 use crate::wr::{Access, Av};
 use core::net::Ipv4Addr;
+use core::num::NonZeroU64;
 use core::time::Duration;
 use roxe_wire::{PathMtu, Psn, Qkey, Qpn};
 
@@ -57,6 +58,8 @@ pub struct Setup {
     pub latency: Duration,
     /// Bytes that may be under way in one direction; `None`: no bound.
     pub flow_limit: Option<u32>,
+    /// Rate control up to this many bit/s and packets that may be marked; `None`: neither.
+    pub line_rate: Option<NonZeroU64>,
     /// Keep a record of every packet.
     pub log: bool,
 }
@@ -81,6 +84,7 @@ impl Default for Setup {
             stall: 0,
             latency: Duration::from_micros(5),
             flow_limit: None,
+            line_rate: None,
             log: true,
         }
     }
@@ -101,6 +105,7 @@ impl Setup {
             sq_sig_all: self.sq_sig_all,
             srq_max_sge: self.srq.then_some(SRQ_MAX_SGE as u32),
             port_mtu: self.path_mtu.bytes(),
+            line_rate: self.line_rate,
         };
         let mut host = SimHost::with_depth((self.caps.max_send_wr + self.caps.max_recv_wr) as usize);
         host.flow.limit = self.flow_limit;
