@@ -1,0 +1,175 @@
+//! One queue pair without a peer: its surroundings, its clock, and what every target asks of any queue pair.
+
+use roxe_transport::Qp;
+use roxe_transport::cx::{PacketNote, TxBatch, TxState};
+use roxe_transport::qp::{DropReason, PostError, QpState};
+use roxe_transport::sim::host::SimHost;
+use roxe_transport::sim::{Choices, Peer, Script, Setup};
+use roxe_transport::time::Instant;
+use roxe_transport::wr::{Av, Cqe, RecvRequest, SendRequest};
+use roxe_wire::{Header, NetHeader, Packet, icrc};
+use std::ops::Range;
+
+/// Which of the two the queue pair is; the input plays the other.
+pub(super) const WHO: Peer = Peer::B;
+/// Deadlines that may run out before a queue pair without peer must be at rest.
+const PATIENCE: u32 = 2000;
+/// Payloads are pieces of this, so that every byte tells where it belongs.
+pub(super) static PATTERN: [u8; 1024] = pattern();
+
+const fn pattern() -> [u8; 1024] {
+    let mut bytes = [0; 1024];
+    let mut at = 0;
+    while at < bytes.len() {
+        bytes[at] = (at * 7 + at / 256 + 1) as u8;
+        at += 1;
+    }
+    bytes
+}
+
+/// A queue pair that works alone.
+pub(super) struct Alone<'a> {
+    pub(super) choices: Script<'a>,
+    pub(super) setup: Setup,
+    pub(super) qp: Qp,
+    pub(super) host: SimHost,
+    sent: Sent,
+    /// Identifier of the next posted request, sends and receives.
+    next: [u64; 2],
+    /// The newest that completed.
+    done: [u64; 2],
+}
+
+impl<'a> Alone<'a> {
+    /// A queue pair of this setup, moved to `state`.
+    pub(super) fn new(setup: Setup, state: QpState, choices: Script<'a>) -> Self {
+        let (mut qp, mut host) = setup.make(WHO);
+        host.clock = Instant(1_000_000_000);
+        setup.bring_to(WHO, &mut qp, &mut host, state);
+        Self { choices, setup, qp, host, sent: Sent::default(), next: [1; 2], done: [0; 2] }
+    }
+
+    /// Posts a send whose `wr_id` is set here; returns it.
+    pub(super) fn post_send(&mut self, req: &SendRequest<'_>) -> Result<u64, PostError> {
+        let wr_id = self.next[0];
+        self.qp.post_send(&SendRequest { wr_id, ..*req })?;
+        self.next[0] += 1;
+        Ok(wr_id)
+    }
+
+    /// Posts a receive, to the shared queue if there is one, whose `wr_id` is set here; returns it.
+    pub(super) fn post_recv(&mut self, req: &RecvRequest<'_>) -> Result<u64, PostError> {
+        let wr_id = self.next[1];
+        let req = RecvRequest { wr_id, ..*req };
+        if !self.setup.srq {
+            self.qp.post_recv(&req)?;
+        } else if self.host.srq.len() < self.setup.caps.max_recv_wr as usize {
+            self.host.srq.post(&req);
+        } else {
+            return Err(PostError::QueueFull);
+        }
+        self.next[1] += 1;
+        Ok(wr_id)
+    }
+
+    /// The `wr_id` that the next receive will have.
+    pub(super) fn next_recv(&self) -> u64 {
+        self.next[1]
+    }
+
+    /// Hands over one packet. `None`: no opcode with these headers carries such a payload.
+    pub(super) fn receive(
+        &mut self,
+        net: &NetHeader,
+        header: &Header,
+        payload: &[u8],
+    ) -> Option<Result<(), DropReason>> {
+        let legal = header.opcode().facts().payload.allows(payload.len());
+        legal.then(|| self.qp.handle_packet(&mut self.host, net, &Packet { header: *header, payload }))
+    }
+
+    /// Sends what the queue pair wants to send, `room` packets at a time at most, and has each judged.
+    pub(super) fn transmit(&mut self, room: usize, mut judge: impl FnMut(&PacketNote, &Packet<'_>)) {
+        loop {
+            let idle = !self.qp.has_work();
+            self.sent.open(room);
+            let state = self.qp.poll_transmit(&mut self.host, &mut self.sent);
+            assert!(self.sent.packets.is_empty() || !idle, "has_work was false, yet packets came");
+            for (note, range) in &self.sent.packets {
+                let packet = Packet::parse(&self.sent.bytes[range.clone()]).expect("what is sent is a packet");
+                judge(note, &packet);
+            }
+            // A full batch leaves the rest for later when the input says so.
+            if state == TxState::Drained || self.choices.chance(300) {
+                return;
+            }
+            assert!(!self.sent.packets.is_empty(), "an empty batch is full");
+        }
+    }
+
+    /// Lets the next deadline, if there is one, run out.
+    pub(super) fn wait(&mut self) -> bool {
+        let Some(at) = self.qp.poll_timeout() else { return false };
+        self.host.clock = self.host.clock.max(at);
+        self.qp.handle_timeout(&mut self.host);
+        let next = self.qp.poll_timeout();
+        assert!(next.is_none_or(|next| next > at), "the deadline that was handled is due again");
+        true
+    }
+
+    /// Takes the oldest completion of sends (0) or receives (1): of a posted request, in order, each at most once.
+    pub(super) fn take(&mut self, side: usize) -> Option<Cqe> {
+        let queue = if side == 0 { &mut self.host.sends } else { &mut self.host.recvs };
+        let cqe = queue.pop_front()?;
+        let (done, next) = (self.done[side], self.next[side]);
+        assert!(done < cqe.wr_id && cqe.wr_id < next, "{cqe:?} after {done}, before {next}");
+        self.done[side] = cqe.wr_id;
+        Some(cqe)
+    }
+
+    /// Lets every deadline run out: nothing may go on for ever.
+    pub(super) fn rest(&mut self, mut judge: impl FnMut(&PacketNote, &Packet<'_>)) {
+        self.choices = Script::new(&[]);
+        for _ in 0..PATIENCE {
+            self.transmit(64, &mut judge);
+            if !self.wait() {
+                return;
+            }
+        }
+        panic!("never at rest, in {:?}", self.qp.state());
+    }
+}
+
+/// The packets of one `poll_transmit`.
+#[derive(Default)]
+struct Sent {
+    packets: Vec<(PacketNote, Range<usize>)>,
+    bytes: Vec<u8>,
+    room: usize,
+}
+
+impl Sent {
+    fn open(&mut self, room: usize) {
+        self.packets.clear();
+        self.bytes.clear();
+        self.room = room;
+    }
+}
+
+impl TxBatch for Sent {
+    fn slot(&mut self, _av: &Av, len: usize, note: PacketNote) -> Option<&mut [u8]> {
+        if self.packets.len() >= self.room {
+            return None;
+        }
+        let start = self.bytes.len();
+        // Not zero, so that what a queue pair forgets to write is seen.
+        self.bytes.resize(start + len + icrc::LEN, 0xa5);
+        self.packets.push((note, start..self.bytes.len()));
+        self.bytes.get_mut(start..start + len)
+    }
+
+    fn retract(&mut self) {
+        let (_, range) = self.packets.pop().expect("a slot is taken before it is taken back");
+        self.bytes.truncate(range.start);
+    }
+}

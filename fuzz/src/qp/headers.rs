@@ -1,0 +1,94 @@
+//! Headers that the input chooses, with numbers near those that mean something.
+
+use roxe_transport::sim::memory::Mr;
+use roxe_transport::sim::{Choices, Script};
+use roxe_wire::{
+    Aeth, AtomicAckEth, AtomicEth, Feth, Ieth, ImmDt, Msn, NakCode, Placement, RKey, Request, Response, Reth,
+    Selectivity, SendTail, Syndrome,
+};
+
+/// Payload lengths around the borders of a path MTU of 256.
+pub(super) fn payload_len(choices: &mut Script<'_>) -> usize {
+    choices.pick(&[256, 0, 1, 4, 8, 100, 252, 255, 300])
+}
+
+/// Any request; `mrs` are regions that it may name.
+pub(super) fn request(choices: &mut Script<'_>, mrs: &[Mr]) -> Request {
+    let reth = reth(choices, mrs);
+    let imm = ImmDt([9, 8, 7, 6]);
+    match choices.below(16) {
+        0 => Request::SendOnly(SendTail::Plain),
+        1 => Request::SendFirst,
+        2 => Request::SendMiddle,
+        3 => Request::SendLast(SendTail::Imm(imm)),
+        4 => Request::SendLast(SendTail::Plain),
+        5 => Request::WriteOnly(reth, None),
+        6 => Request::WriteFirst(reth),
+        7 => Request::WriteMiddle,
+        8 => Request::WriteLast(None),
+        9 => Request::WriteLast(Some(imm)),
+        10 => Request::WriteOnly(reth, Some(imm)),
+        11 => Request::Read(reth),
+        12 => Request::FetchAdd(atomic(choices, &reth)),
+        13 => Request::CompareSwap(atomic(choices, &reth)),
+        14 => Request::SendOnly(SendTail::Invalidate(Ieth(reth.rkey))),
+        _ => not_offered(choices, reth),
+    }
+}
+
+fn not_offered(choices: &mut Script<'_>, reth: Reth) -> Request {
+    if choices.chance(500) {
+        Request::AtomicWrite(reth)
+    } else {
+        Request::Flush(Feth { selectivity: Selectivity::Range, placement: Placement(1) }, reth)
+    }
+}
+
+/// Mostly inside a region, sometimes across its end or under a key of nobody.
+fn reth(choices: &mut Script<'_>, mrs: &[Mr]) -> Reth {
+    let mr = choices.pick(mrs);
+    let va = match choices.below(8) {
+        0 => u64::MAX - 7,
+        1 => mr.addr.wrapping_sub(1),
+        2 => (mr.addr + u64::from(mr.len)).wrapping_sub(u64::from(choices.below(300))),
+        3 => mr.addr + u64::from(choices.below(mr.len)),
+        _ => mr.addr + u64::from(choices.below(mr.len / 8)) * 8,
+    };
+    let rkey = if choices.chance(100) { RKey(choices.below(1 << 16)) } else { mr.rkey() };
+    let dma_len = choices.pick(&[256, 0, 1, 4, 8, 300, 512, 600, 1 << 16, 1 << 31, u32::MAX]);
+    Reth { va, rkey, dma_len }
+}
+
+fn atomic(choices: &mut Script<'_>, reth: &Reth) -> AtomicEth {
+    let swap_or_add = u64::from(choices.below(256)) << 20;
+    // Zero is what the memory holds at first.
+    AtomicEth { va: reth.va, rkey: reth.rkey, swap_or_add, compare: u64::from(choices.below(2)) }
+}
+
+/// Any response; `value` is the result if it is that of an atomic.
+pub(super) fn response(choices: &mut Script<'_>, value: u64) -> Response {
+    let aeth = Aeth { syndrome: syndrome(choices), msn: Msn::new(choices.below(8)) };
+    match choices.below(8) {
+        0..=2 => Response::Ack(aeth),
+        3 => Response::ReadFirst(aeth),
+        4 => Response::ReadMiddle,
+        5 => Response::ReadLast(aeth),
+        6 => Response::ReadOnly(aeth),
+        _ => Response::AtomicAck(aeth, AtomicAckEth(value)),
+    }
+}
+
+fn syndrome(choices: &mut Script<'_>) -> Syndrome {
+    match choices.below(10) {
+        0..=4 => Syndrome::ACK_UNLIMITED,
+        5 => Syndrome::RnrNak { timer: choices.below(32) as u8 },
+        6 | 7 => Syndrome::Nak(NakCode::PsnSequence),
+        8 => Syndrome::Nak(choices.pick(&[
+            NakCode::InvalidRequest,
+            NakCode::RemoteAccess,
+            NakCode::RemoteOperation,
+            NakCode::InvalidRd,
+        ])),
+        _ => Syndrome::Reserved(0x5f),
+    }
+}

@@ -1,0 +1,206 @@
+//! A queue pair in any state, its application at work, and everything that strangers and a mad peer can send.
+
+use super::alone::{Alone, PATTERN, WHO};
+use super::headers;
+use roxe_transport::qp::{AttrMask, QpAttr, QpCaps, QpState, Service};
+use roxe_transport::sim::setup::{QKEY, av, qpn};
+use roxe_transport::sim::wire::net_header;
+use roxe_transport::sim::{Choices, Mr, Script, Setup};
+use roxe_transport::time::Instant;
+use roxe_transport::wr::{Access, RecvRequest, SendData, SendFlags, SendOp, SendRequest, UdDest};
+use roxe_wire::{Bth, Deth, Gid, Header, ImmDt, Kind, NetHeader, Packet, Pkey, Psn, Qkey, Qpn, RKey, UcRequest};
+
+const LEN: u32 = 2048;
+
+/// The input is what strangers and a mad peer send to one queue pair, in every state, while its application works.
+///
+/// Properties: no panic; a packet that does not belong to the connection changes neither the state nor memory nor any
+/// completion; work requests complete at most once and in order; no packet moves a queue pair that is not served.
+///
+/// # Panics
+/// When a property does not hold.
+pub fn hostile(data: &[u8]) {
+    let mut script = Script::new(data);
+    let setup = Setup {
+        service: script.pick(&[Service::Rc, Service::Uc, Service::Ud]),
+        srq: script.chance(300),
+        caps: QpCaps { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 2, max_recv_sge: 2, max_inline_data: 32 },
+        log: false,
+        ..Setup::default()
+    };
+    let state = script.pick(&[QpState::Rts, QpState::Rtr, QpState::Init, QpState::Reset]);
+    let mut victim = Victim::new(setup, state, script);
+    while !victim.alone.choices.is_empty() {
+        victim.turn();
+    }
+    victim.alone.rest(|_, _| {});
+    victim.reap();
+}
+
+/// One queue pair that works, and a peer played by the input.
+struct Victim<'a> {
+    alone: Alone<'a>,
+    mr: Mr,
+}
+
+/// What a stranger must not change.
+#[derive(Debug, PartialEq)]
+struct Snapshot {
+    state: QpState,
+    completions: [usize; 2],
+    expected: Psn,
+    memory: Vec<u8>,
+    timer: Option<Instant>,
+}
+
+impl<'a> Victim<'a> {
+    fn new(setup: Setup, state: QpState, script: Script<'a>) -> Self {
+        let mut alone = Alone::new(setup, state, script);
+        let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let mr = alone.host.memory.register(LEN, all);
+        Self { alone, mr }
+    }
+
+    fn turn(&mut self) {
+        match self.alone.choices.below(16) {
+            0 | 1 => self.post_send(),
+            2 | 3 => self.post_recv(),
+            4 => _ = self.alone.wait(),
+            5 => self.modify(),
+            6 | 7 => self.raw(),
+            8 => self.stranger(),
+            _ => self.peer(),
+        }
+        let room = self.alone.choices.between(1, 8) as usize;
+        self.alone.transmit(room, |_, _| {});
+        self.reap();
+    }
+
+    fn post_send(&mut self) {
+        let len = self.alone.choices.below(1200);
+        let (remote_addr, rkey) = (0x4000, RKey(7));
+        let op = match self.alone.choices.below(5) {
+            0 => SendOp::Send,
+            1 => SendOp::Write { remote_addr, rkey },
+            2 => SendOp::Read { remote_addr, rkey },
+            3 => SendOp::FetchAdd { remote_addr, rkey, add: 1 },
+            _ => SendOp::SendImm(ImmDt([1, 2, 3, 4])),
+        };
+        let flags = if self.alone.choices.chance(500) { SendFlags::SIGNALED } else { SendFlags::FENCE };
+        let ud = Some(UdDest { av: av(WHO), qpn: qpn(WHO.other()), qkey: QKEY });
+        let list = [self.mr.sge(0, len / 3), self.mr.sge(len / 3, len)];
+        // Refused where the state, the depth or the service says so.
+        let _ = self.alone.post_send(&SendRequest { wr_id: 0, op, flags, data: SendData::Sges(&list), ud });
+    }
+
+    fn post_recv(&mut self) {
+        let list = [self.mr.sge(0, self.alone.choices.below(300)), self.mr.sge(1000, self.alone.choices.below(1000))];
+        let _ = self.alone.post_recv(&RecvRequest { wr_id: 0, sges: &list });
+    }
+
+    /// The application asks for some state, legal or not.
+    fn modify(&mut self) {
+        let state = self.alone.choices.pick(&[QpState::Sqd, QpState::Rts, QpState::Err]);
+        let attr = QpAttr { state, ..*self.alone.qp.attr() };
+        let _ = self.alone.qp.modify(&mut self.alone.host, &attr, AttrMask::STATE);
+    }
+
+    /// Bytes that may not even be a packet; half of the time those of a packet with numbers that fit here.
+    fn raw(&mut self) {
+        let mut bytes = [0; 96];
+        let len = self.alone.choices.between(0, 96) as usize;
+        let bytes = &mut bytes[..len];
+        bytes.fill_with(|| self.alone.choices.below(256) as u8);
+        if self.alone.choices.chance(500) && len >= Bth::LEN {
+            let psn = self.psn(self.alone.qp.expected_psn());
+            bytes[4..8].copy_from_slice(&qpn(WHO).get().to_be_bytes());
+            bytes[9..12].copy_from_slice(&psn.get().to_be_bytes()[1..]);
+        }
+        let Ok(packet) = Packet::parse(bytes) else { return };
+        let _ = self.alone.receive(&net_header(&av(WHO.other())), &packet.header, packet.payload);
+    }
+
+    /// A packet that everybody but the peer could send.
+    fn stranger(&mut self) {
+        let mut header = self.header();
+        let mut net = net_header(&av(WHO.other()));
+        let connected = self.alone.setup.service != Service::Ud;
+        match self.alone.choices.below(3) {
+            0 if connected => net = NetHeader { src: Gid([9; 16]), ..net },
+            1 if connected => net = NetHeader { dst: Gid([9; 16]), ..net },
+            _ => header.bth.pkey = Pkey(0x1234),
+        }
+        let before = self.snapshot();
+        self.inject(&net, &header);
+        assert_eq!(self.snapshot(), before, "{header:?} from {net:?}");
+    }
+
+    /// A packet that the peer could send if it were mad.
+    fn peer(&mut self) {
+        let header = self.header();
+        let before = self.alone.qp.state();
+        self.inject(&net_header(&av(WHO.other())), &header);
+        let after = self.alone.qp.state();
+        let served = matches!(before, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
+        assert!(served || after == before, "{before:?} became {after:?} by {header:?}");
+    }
+
+    fn inject(&mut self, net: &NetHeader, header: &Header) {
+        let len = headers::payload_len(&mut self.alone.choices);
+        let _ = self.alone.receive(net, header, &PATTERN[..len]);
+    }
+
+    /// Any header, with numbers near those that mean something.
+    fn header(&mut self) -> Header {
+        let kind = self.kind();
+        // Around the next PSN of the peer (requests) and the first of the victim (responses).
+        let near = match kind {
+            Kind::RcResponse(_) => Psn::new(self.alone.setup.psn[WHO.index()]),
+            _ => self.alone.qp.expected_psn(),
+        };
+        let mut bth = Bth::new(qpn(WHO), self.psn(near));
+        bth.ack_req = self.alone.choices.chance(500);
+        bth.solicited = self.alone.choices.chance(100);
+        Header { bth, kind }
+    }
+
+    fn psn(&mut self, near: Psn) -> Psn {
+        match self.alone.choices.below(8) {
+            0 => Psn::new(self.alone.choices.below(1 << 24)),
+            1 => near.sub(self.alone.choices.below(8)),
+            2..=4 => near.add(self.alone.choices.below(24)),
+            _ => near,
+        }
+    }
+
+    fn kind(&mut self) -> Kind {
+        let choices = &mut self.alone.choices;
+        match choices.below(12) {
+            0..=4 => Kind::RcRequest(headers::request(choices, &[self.mr])),
+            5..=7 => Kind::RcResponse(headers::response(choices, 4)),
+            8 | 9 => UcRequest::try_from(headers::request(choices, &[self.mr])).map_or(Kind::Cnp, Kind::UcRequest),
+            10 => {
+                let qkey = if choices.chance(800) { QKEY } else { Qkey(1) };
+                Kind::Ud { deth: Deth { qkey, src_qpn: Qpn::new(5) }, imm: None }
+            }
+            _ => Kind::Cnp,
+        }
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let host = &self.alone.host;
+        Snapshot {
+            state: self.alone.qp.state(),
+            completions: [host.sends.len(), host.recvs.len()],
+            expected: self.alone.qp.expected_psn(),
+            memory: host.memory.bytes(self.mr).to_vec(),
+            timer: self.alone.qp.poll_timeout(),
+        }
+    }
+
+    fn reap(&mut self) {
+        for side in 0..2 {
+            while self.alone.take(side).is_some() {}
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! Two queue pairs and the network between them.
+
+use roxe_transport::qp::Service;
+use roxe_transport::sim::scenario::{Work, random_pair, run};
+use roxe_transport::sim::{Choices, Script};
+
+/// The input decides what two queue pairs post and what the network does to their packets.
+///
+/// Properties: those of [`roxe_transport::sim::scenario`] with mishaps allowed: no panic, every work request completes at
+/// most once and in order, what succeeds has the right bytes, what is left is flushed.
+///
+/// # Panics
+/// When a property does not hold.
+pub fn qp_pair(data: &[u8]) {
+    let mut script = Script::new(data);
+    let service = script.pick(&[Service::Rc, Service::Uc, Service::Ud]);
+    let work = Work { messages: script.between(1, 40), max_len: script.between(1, 3000), mishaps: true };
+    run(random_pair(service, 100, false, script), work);
+}

@@ -1,0 +1,290 @@
+//! A requester with work outstanding whose peer is the input, and a model of what may complete.
+
+use super::alone::{Alone, PATTERN, WHO};
+use super::headers;
+use roxe_transport::cx::PacketNote;
+use roxe_transport::qp::{QpCaps, QpState, Service};
+use roxe_transport::sim::setup::{QKEY, av, qpn};
+use roxe_transport::sim::wire::net_header;
+use roxe_transport::sim::{Choices, Mr, Script, Setup};
+use roxe_transport::wr::{Access, SendData, SendFlags, SendOp, SendRequest, UdDest, WcStatus};
+use roxe_wire::{Bth, Header, ImmDt, Kind, Packet, PathMtu, Psn, RKey, Response, Syndrome};
+use std::collections::VecDeque;
+
+const MTU: u32 = PathMtu::Mtu256.bytes();
+/// Longest message, bytes.
+const MAX_LEN: u32 = 900;
+/// READs and atomics land in one of these places by their number.
+const SLOTS: u64 = 16;
+
+/// The input is what one queue pair is asked to send, and what the responses to it are.
+///
+/// Properties: requests complete at most once and in order, those that ask for it exactly once; none succeeds before a
+/// response says that its last packet was executed; a successful READ or atomic landed the bytes of the responses; a
+/// response to what was never sent changes nothing; new PSNs follow each other without a gap; in ERR nothing is sent.
+///
+/// # Panics
+/// When a property does not hold.
+pub fn requester(data: &[u8]) {
+    let mut script = Script::new(data);
+    let service = script.pick(&[Service::Rc, Service::Rc, Service::Rc, Service::Rc, Service::Uc, Service::Ud]);
+    let setup = Setup {
+        service,
+        sq_sig_all: script.chance(200),
+        caps: QpCaps { max_send_wr: 8, max_recv_wr: 1, max_send_sge: 2, max_recv_sge: 1, max_inline_data: 64 },
+        psn: [900, script.pick(&[100, 0x00ff_fffd, 0x007f_fffe])],
+        timeout: script.pick(&[14, 0, 1]),
+        retry_cnt: script.below(8) as u8,
+        rnr_retry: script.below(8) as u8,
+        max_rd_atomic: script.between(0, 4) as u8,
+        // Only responses give room back.
+        flow_limit: (service == Service::Rc && script.chance(200)).then_some(1000),
+        log: false,
+        ..Setup::default()
+    };
+    let mut asking = Asking::new(setup, script);
+    while !asking.alone.choices.is_empty() {
+        asking.turn();
+    }
+    asking.finish();
+}
+
+struct Asking<'a> {
+    alone: Alone<'a>,
+    /// Sent from, and landed in.
+    source: Mr,
+    sink: Mr,
+    posted: VecDeque<Posted>,
+    line: Line,
+}
+
+/// A request that is not known to be complete.
+struct Posted {
+    wr_id: u64,
+    signaled: bool,
+    packets: u32,
+    /// Bytes that responses carry back.
+    lands: u32,
+    atomic: bool,
+    /// PSN of its first packet, once sent.
+    first: Option<Psn>,
+}
+
+/// What went over the wire.
+struct Line {
+    /// The PSN that the next new request packet must have.
+    next: Psn,
+    /// The newest PSN of which some response said that it was executed.
+    acked: Psn,
+}
+
+impl<'a> Asking<'a> {
+    fn new(setup: Setup, script: Script<'a>) -> Self {
+        let mut alone = Alone::new(setup, QpState::Rts, script);
+        let memory = &mut alone.host.memory;
+        let source = memory.register(1024, Access::empty());
+        let sink = memory.register(SLOTS as u32 * MAX_LEN, Access::LOCAL_WRITE);
+        memory.bytes_mut(source).copy_from_slice(&PATTERN);
+        let next = Psn::new(setup.psn[WHO.index()]);
+        Self { alone, source, sink, posted: VecDeque::new(), line: Line { next, acked: next.sub(1) } }
+    }
+
+    fn turn(&mut self) {
+        match self.alone.choices.below(8) {
+            0 | 1 => self.post(),
+            2 => self.transmit(),
+            3 => _ = self.alone.wait(),
+            _ => self.response(),
+        }
+        self.reap();
+    }
+
+    fn post(&mut self) {
+        let choices = &mut self.alone.choices;
+        let (remote_addr, rkey) = (0x4000, RKey(7));
+        let mut len = choices.pick(&[8, 0, 1, MTU, MTU + 1, 2 * MTU, MAX_LEN]);
+        let op = match choices.below(8) {
+            0 => SendOp::Send,
+            1 => SendOp::SendImm(ImmDt([1, 2, 3, 4])),
+            2 => SendOp::SendInvalidate(rkey),
+            3 => SendOp::Write { remote_addr, rkey },
+            4 | 5 => SendOp::Read { remote_addr, rkey },
+            6 => SendOp::FetchAdd { remote_addr, rkey, add: 1 },
+            _ => SendOp::CompareSwap { remote_addr, rkey, compare: 1, swap: 2 },
+        };
+        let atomic = matches!(op, SendOp::FetchAdd { .. } | SendOp::CompareSwap { .. });
+        if atomic {
+            len = 8;
+        }
+        let lands = if atomic || matches!(op, SendOp::Read { .. }) { len } else { 0 };
+        let signaled = choices.chance(700);
+        let mut flags = SendFlags::empty();
+        flags.set(SendFlags::SIGNALED, signaled);
+        flags.set(SendFlags::FENCE, choices.chance(200));
+        self.submit(
+            op,
+            len,
+            lands,
+            flags,
+            Posted {
+                wr_id: 0,
+                signaled: signaled || self.alone.setup.sq_sig_all,
+                packets: len.div_ceil(MTU).max(1),
+                lands,
+                atomic,
+                first: None,
+            },
+        );
+    }
+
+    fn submit(&mut self, op: SendOp, len: u32, lands: u32, flags: SendFlags, posted: Posted) {
+        let place = place(self.posted.back().map_or(1, |last| last.wr_id + 1));
+        let (mr, start) = if lands > 0 { (self.sink, place) } else { (self.source, 0) };
+        let mut list = [mr.sge(start, len / 3), mr.sge(start + len / 3, len - len / 3)];
+        if self.alone.choices.chance(30) {
+            list[1].lkey.0 ^= 1;
+        }
+        let inline = len <= 64 && lands == 0 && self.alone.choices.chance(200);
+        let data = if inline { SendData::Inline(&PATTERN[..len as usize]) } else { SendData::Sges(&list) };
+        let ud = Some(UdDest { av: av(WHO), qpn: qpn(WHO.other()), qkey: QKEY });
+        // Refused when the queue is full, the state or the service is wrong.
+        if let Ok(wr_id) = self.alone.post_send(&SendRequest { wr_id: 0, op, flags, data, ud }) {
+            self.posted.push_back(Posted { wr_id, ..posted });
+        }
+    }
+
+    fn transmit(&mut self) {
+        let dead = self.alone.qp.state() == QpState::Err;
+        let room = self.alone.choices.between(1, 8) as usize;
+        let (posted, line) = (&mut self.posted, &mut self.line);
+        self.alone.transmit(room, |note, packet| {
+            assert!(!dead, "{packet} in ERR");
+            line.on_request(posted, note, packet);
+        });
+    }
+
+    /// A response around what is outstanding, often one that the oldest request waits for.
+    fn response(&mut self) {
+        let line = &self.line;
+        let choices = &mut self.alone.choices;
+        let psn = match choices.below(8) {
+            0 => line.acked.sub(choices.below(6)),
+            1 => line.acked.add(choices.below(20)),
+            2 => line.next.add(choices.below(3)),
+            3 => line.next.sub(1),
+            _ => line.acked.next(),
+        };
+        let mut response = headers::response(choices, u64::from(psn.get()) << 8);
+        let mut len = headers::payload_len(choices);
+        if choices.chance(600) {
+            (response, len) = self.wanted(psn).unwrap_or((response, len));
+        }
+        let ghost = !psn.is_before(self.line.next);
+        let header = Header { bth: Bth::new(qpn(WHO), psn), kind: Kind::RcResponse(response) };
+        let before = (self.alone.qp.state(), self.alone.host.sends.len(), self.alone.qp.poll_timeout());
+        let net = net_header(&av(WHO.other()));
+        let Some(result) = self.alone.receive(&net, &header, payload_of(psn, len)) else { return };
+        if ghost || self.alone.setup.service != Service::Rc {
+            let after = (self.alone.qp.state(), self.alone.host.sends.len(), self.alone.qp.poll_timeout());
+            assert_eq!((result.is_err(), after), (true, before), "{header:?}: never sent");
+        } else {
+            self.line.on_response(psn, &response);
+        }
+    }
+
+    /// The response that the READ or atomic that `psn` belongs to wants there, and the length of its payload.
+    fn wanted(&self, psn: Psn) -> Option<(Response, usize)> {
+        use roxe_wire::{Aeth, AtomicAckEth, Msn};
+        let aeth = Aeth { syndrome: Syndrome::ACK_UNLIMITED, msn: Msn::new(1) };
+        let (first, posted) = self.posted.iter().rev().find_map(|posted| {
+            let first = posted.first?;
+            (!psn.is_before(first)).then_some((first, posted))
+        })?;
+        let index = psn.distance(first) as u32;
+        let left = posted.lands.checked_sub(index * MTU)?;
+        if posted.atomic {
+            return Some((Response::AtomicAck(aeth, AtomicAckEth(u64::from(psn.get()) << 8)), 0));
+        }
+        let response = match (index, left <= MTU) {
+            (0, true) => Response::ReadOnly(aeth),
+            (0, false) => Response::ReadFirst(aeth),
+            (_, true) => Response::ReadLast(aeth),
+            _ => Response::ReadMiddle,
+        };
+        (posted.lands > 0).then_some((response, left.min(MTU) as usize))
+    }
+
+    fn reap(&mut self) {
+        while let Some(cqe) = self.alone.take(0) {
+            let request = loop {
+                let request = self.posted.pop_front().expect("only what was posted completes");
+                if request.wr_id == cqe.wr_id {
+                    break request;
+                }
+                assert!(!request.signaled, "{} completed in silence, before {}", request.wr_id, cqe.wr_id);
+            };
+            if cqe.status == WcStatus::Success && self.alone.setup.service == Service::Rc {
+                self.check_success(&request);
+            }
+        }
+    }
+
+    fn check_success(&self, request: &Posted) {
+        let first = request.first.expect("it was sent");
+        let last = first.add(request.packets - 1);
+        assert!(!last.is_after(self.line.acked), "{} succeeded, only {} is executed", last, self.line.acked);
+        let start = place(request.wr_id) as usize;
+        let landed = &self.alone.host.memory.bytes(self.sink)[start..start + request.lands as usize];
+        if request.atomic {
+            assert_eq!(landed, (u64::from(first.get()) << 8).to_ne_bytes(), "the old value");
+            return;
+        }
+        for (index, piece) in landed.chunks(MTU as usize).enumerate() {
+            assert_eq!(piece, payload_of(first.add(index as u32), piece.len()), "READ, packet {index}");
+        }
+    }
+
+    /// Lets every timer run out: what is left fails, and is reported.
+    fn finish(&mut self) {
+        let (posted, line) = (&mut self.posted, &mut self.line);
+        self.alone.rest(|note, packet| line.on_request(posted, note, packet));
+        self.reap();
+        // Without a timeout a requester may wait for ever.
+        let patient = self.alone.setup.timeout == 0 && self.alone.qp.state() != QpState::Err;
+        assert!(patient || self.posted.iter().all(|request| !request.signaled), "a request never completed");
+    }
+}
+
+impl Line {
+    fn on_request(&mut self, posted: &mut VecDeque<Posted>, note: &PacketNote, packet: &Packet<'_>) {
+        let psn = packet.header.bth.psn;
+        let request = posted.iter_mut().find(|posted| Some(posted.wr_id) == note.wr_id);
+        let request = request.unwrap_or_else(|| panic!("{packet} belongs to nothing outstanding"));
+        assert!(!psn.is_after(self.next), "{packet}: {} comes next", self.next);
+        let first = *request.first.get_or_insert(psn);
+        let span = if request.lands > 0 && !request.atomic { request.packets } else { 1 };
+        let after = if span > 1 { first.add(span) } else { psn.next() };
+        if after.is_after(self.next) {
+            self.next = after;
+        }
+    }
+
+    fn on_response(&mut self, psn: Psn, response: &Response) {
+        let executed = match response {
+            Response::Ack(aeth) if !matches!(aeth.syndrome, Syndrome::Ack { .. }) => psn.sub(1),
+            _ => psn,
+        };
+        if executed.is_after(self.acked) {
+            self.acked = executed;
+        }
+    }
+}
+
+/// What a READ response with this PSN carries.
+fn payload_of(psn: Psn, len: usize) -> &'static [u8] {
+    &PATTERN[psn.get() as usize % 512..][..len]
+}
+
+fn place(wr_id: u64) -> u32 {
+    (wr_id % SLOTS) as u32 * MAX_LEN
+}

@@ -1,0 +1,314 @@
+//! A responder whose peer is the input, and a model of the memory it guards.
+
+use super::alone::{Alone, PATTERN, WHO};
+use super::headers;
+use roxe_transport::cx::PacketNote;
+use roxe_transport::qp::{QpCaps, QpState, Service};
+use roxe_transport::sim::setup::{QKEY, av, qpn};
+use roxe_transport::sim::wire::net_header;
+use roxe_transport::sim::{Choices, Mr, Script, Setup};
+use roxe_transport::wr::{Access, Cqe, RecvRequest, WcStatus};
+use roxe_wire::{
+    Bth, Deth, Header, Kind, NakCode, Packet, PathMtu, Psn, Qkey, Qpn, Request, Response, Reth, Syndrome, UcRequest,
+};
+
+const MTU: u32 = PathMtu::Mtu256.bytes();
+/// Bytes of the region that the peer may use.
+const OPEN_LEN: u32 = 2048;
+/// Receives land in one of these places by their number.
+const SLOTS: u64 = 16;
+const SLOT_LEN: u32 = 700;
+/// Bytes of a GRH, in front of every datagram.
+const GRH_LEN: usize = 40;
+
+/// The input is what one queue pair, in any state, is asked to do by its peer.
+///
+/// Properties: memory holds what the accepted requests, each executed once, make of it, and a refused request changes
+/// nothing; the expected PSN moves only by the expected request; nothing is acknowledged that was not executed; READ
+/// responses carry what the memory holds; a receive completes at most once, in order, with the bytes of its message;
+/// UC and UD answer nothing.
+///
+/// # Panics
+/// When a property does not hold.
+pub fn responder(data: &[u8]) {
+    let mut script = Script::new(data);
+    let setup = Setup {
+        service: script.pick(&[Service::Rc, Service::Rc, Service::Uc, Service::Ud]),
+        srq: script.chance(200),
+        caps: QpCaps { max_send_wr: 1, max_recv_wr: 8, max_send_sge: 1, max_recv_sge: 2, max_inline_data: 0 },
+        max_dest_rd_atomic: script.between(0, 4) as u8,
+        access: access(&mut script),
+        log: false,
+        ..Setup::default()
+    };
+    let state = script.pick(&[QpState::Rtr, QpState::Rts, QpState::Rtr, QpState::Init, QpState::Reset]);
+    let mut served = Served::new(setup, state, script);
+    while !served.alone.choices.is_empty() {
+        served.turn();
+    }
+    served.alone.rest(|_, _| {});
+}
+
+/// Mostly everything, sometimes a subset.
+fn access(script: &mut Script<'_>) -> Access {
+    let all = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    if script.chance(250) { all & Access::from_bits_retain(script.below(16)) } else { all }
+}
+
+struct Served<'a> {
+    alone: Alone<'a>,
+    /// What the peer may do everything to, may only read, and may not touch.
+    open: Mr,
+    readable: Mr,
+    closed: Mr,
+    /// Where receives land.
+    sink: Mr,
+    model: Model,
+}
+
+/// What the accepted requests make of everything.
+struct Model {
+    /// The open region.
+    memory: [u8; OPEN_LEN as usize],
+    /// The open WRITE: offset of its next byte, and bytes to come.
+    write: (u64, u32),
+    /// The message that a SEND is made of so far.
+    message: Vec<u8>,
+    /// Whether a SEND is open.
+    sending: bool,
+    /// READs that were accepted: first PSN and what they ask for.
+    reads: Vec<(Psn, Reth)>,
+    /// The peer asked for other bytes under a PSN it had used: what such an answer holds is its own business.
+    mad: bool,
+}
+
+impl<'a> Served<'a> {
+    fn new(setup: Setup, state: QpState, script: Script<'a>) -> Self {
+        let mut alone = Alone::new(setup, state, script);
+        let memory = &mut alone.host.memory;
+        let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let open = memory.register(OPEN_LEN, all);
+        let readable = memory.register(64, Access::REMOTE_READ);
+        let closed = memory.register(64, Access::LOCAL_WRITE);
+        let sink = memory.register(SLOTS as u32 * SLOT_LEN, Access::LOCAL_WRITE);
+        let model = Model {
+            memory: [0; OPEN_LEN as usize],
+            write: (0, 0),
+            message: Vec::new(),
+            sending: false,
+            reads: Vec::new(),
+            mad: false,
+        };
+        Self { alone, open, readable, closed, sink, model }
+    }
+
+    fn turn(&mut self) {
+        match self.alone.choices.below(8) {
+            0 => self.post_recv(),
+            1 => self.transmit(),
+            _ => self.request(),
+        }
+    }
+
+    fn post_recv(&mut self) {
+        let place = place(self.alone.next_recv());
+        let (first, second) = (self.alone.choices.below(300), self.alone.choices.below(SLOT_LEN - 300));
+        let list = [self.sink.sge(place, first), self.sink.sge(place + first, second)];
+        // Refused where the state or the depth says so.
+        let _ = self.alone.post_recv(&RecvRequest { wr_id: 0, sges: &list });
+    }
+
+    fn request(&mut self) {
+        let (header, len) = self.choose();
+        let payload = &PATTERN[header.bth.psn.get() as usize % 512..][..len];
+        let before = self.alone.qp.expected_psn();
+        let state = self.alone.qp.state();
+        let net = net_header(&av(WHO.other()));
+        let Some(result) = self.alone.receive(&net, &header, payload) else { return };
+        let advanced = self.alone.qp.expected_psn().distance(before);
+        let request = request_of(&header.kind);
+        if matches!(header.kind, Kind::RcRequest(_)) && self.alone.setup.service == Service::Rc {
+            let expected = result.is_ok() && header.bth.psn == before;
+            let count = request.as_ref().map_or(0, packets);
+            assert_eq!(advanced, if expected { count as i32 } else { 0 }, "{header:?} at {before}");
+        }
+        assert!(result.is_err() || matches!(state, QpState::Rtr | QpState::Rts), "served in {state:?}");
+        match (&header.kind, request) {
+            (_, Some(request)) if result.is_ok() => self.model.execute(self.open, header.bth.psn, &request, payload),
+            (Kind::Ud { .. }, _) if result.is_ok() => self.model.message = payload.to_vec(),
+            (_, Some(Request::Read(_))) if header.bth.psn.is_before(before) => self.model.mad = true,
+            _ => {}
+        }
+        self.check();
+    }
+
+    /// A request and the length of its payload: half of the time the one that continues the open message.
+    fn choose(&mut self) -> (Header, usize) {
+        let choices = &mut self.alone.choices;
+        let mut len = headers::payload_len(choices);
+        let mut request = headers::request(choices, &[self.open, self.open, self.readable, self.closed]);
+        if choices.chance(500) {
+            (request, len) = self.model.continuation(request, len);
+        }
+        let kind = match self.alone.setup.service {
+            _ if choices.chance(20) => Kind::Cnp,
+            Service::Rc => Kind::RcRequest(request),
+            Service::Uc => UcRequest::try_from(request).map_or(Kind::Cnp, Kind::UcRequest),
+            Service::Ud => {
+                let qkey = if choices.chance(900) { QKEY } else { Qkey(1) };
+                Kind::Ud { deth: Deth { qkey, src_qpn: Qpn::new(5) }, imm: None }
+            }
+        };
+        let expected = self.alone.qp.expected_psn();
+        let choices = &mut self.alone.choices;
+        let psn = match choices.below(8) {
+            0 => expected.sub(choices.below(12)),
+            1 => expected.add(choices.below(4)),
+            2 => Psn::new(choices.below(1 << 24)),
+            _ => expected,
+        };
+        let mut bth = Bth::new(qpn(WHO), psn);
+        bth.ack_req = choices.chance(500);
+        (Header { bth, kind }, len)
+    }
+
+    /// Memory is what the model says, and receives have the right bytes.
+    fn check(&mut self) {
+        let memory = &self.alone.host.memory;
+        assert_eq!(memory.bytes(self.open), self.model.memory, "the open region");
+        assert_eq!(memory.bytes(self.readable), [0; 64], "written without the right");
+        assert_eq!(memory.bytes(self.closed), [0; 64], "touched without any right");
+        while let Some(cqe) = self.alone.take(1) {
+            self.check_receive(&cqe);
+        }
+    }
+
+    fn check_receive(&self, cqe: &Cqe) {
+        use roxe_transport::wr::WcOpcode;
+        if cqe.status != WcStatus::Success || cqe.opcode != WcOpcode::Recv {
+            return;
+        }
+        let front = if self.alone.setup.service == Service::Ud { GRH_LEN } else { 0 };
+        let message = &self.model.message;
+        assert_eq!(cqe.byte_len as usize, front + message.len());
+        let landed = &self.alone.host.memory.bytes(self.sink)[place(cqe.wr_id) as usize + front..];
+        assert_eq!(&landed[..message.len()], &message[..], "the bytes of receive {}", cqe.wr_id);
+    }
+
+    fn transmit(&mut self) {
+        let room = self.alone.choices.between(1, 4) as usize;
+        let expected = self.alone.qp.expected_psn();
+        let (service, model) = (self.alone.setup.service, &self.model);
+        let (open, readable) = (self.open, self.readable);
+        self.alone.transmit(room, |note, packet| {
+            assert_eq!(service, Service::Rc, "{packet} answers nobody");
+            model.judge([open, readable], expected, note, packet);
+        });
+    }
+}
+
+impl Model {
+    /// What an accepted request does.
+    fn execute(&mut self, open: Mr, psn: Psn, request: &Request, payload: &[u8]) {
+        match request {
+            Request::SendFirst | Request::SendOnly(_) => self.message = payload.to_vec(),
+            Request::SendMiddle | Request::SendLast(_) => self.message.extend_from_slice(payload),
+            Request::WriteFirst(reth) | Request::WriteOnly(reth, _) => {
+                self.write = (reth.va.wrapping_sub(open.addr), reth.dma_len);
+                self.write(payload);
+            }
+            Request::WriteMiddle | Request::WriteLast(_) => self.write(payload),
+            Request::FetchAdd(eth) => self.word(eth.va - open.addr, |old| old.wrapping_add(eth.swap_or_add)),
+            Request::CompareSwap(eth) => {
+                self.word(eth.va - open.addr, |old| if old == eth.compare { eth.swap_or_add } else { old });
+            }
+            Request::Read(reth) => self.reads.push((psn, *reth)),
+            Request::Flush(..) | Request::AtomicWrite(_) => panic!("{request:?} is not offered"),
+        }
+        self.sending = matches!(request, Request::SendFirst | Request::SendMiddle);
+    }
+
+    fn write(&mut self, payload: &[u8]) {
+        let (at, left) = self.write;
+        if !payload.is_empty() {
+            self.memory[at as usize..at as usize + payload.len()].copy_from_slice(payload);
+        }
+        let len = payload.len() as u32;
+        self.write = (at.wrapping_add(len.into()), left.checked_sub(len).expect("no more than was announced"));
+    }
+
+    fn word(&mut self, at: u64, change: impl Fn(u64) -> u64) {
+        let word = &mut self.memory[at as usize..at as usize + 8];
+        let old = u64::from_ne_bytes((&*word).try_into().expect("eight bytes"));
+        word.copy_from_slice(&change(old).to_ne_bytes());
+    }
+
+    /// What continues the open message, if one is open; else `request`, with a payload that it may have.
+    fn continuation(&self, request: Request, len: usize) -> (Request, usize) {
+        use roxe_wire::SendTail::Plain;
+        match (self.write.1, request) {
+            (left @ 1..=MTU, _) => (Request::WriteLast(None), left as usize),
+            (1.., _) => (Request::WriteMiddle, MTU as usize),
+            _ if self.sending && len < MTU as usize => (Request::SendLast(Plain), len.max(1)),
+            _ if self.sending => (Request::SendMiddle, MTU as usize),
+            (_, Request::WriteFirst(reth)) => (Request::WriteFirst(Reth { dma_len: 600, ..reth }), MTU as usize),
+            (_, Request::WriteOnly(reth, imm)) => {
+                (Request::WriteOnly(Reth { dma_len: len as u32, ..reth }, imm), len.min(MTU as usize))
+            }
+            (_, Request::SendFirst) => (request, MTU as usize),
+            (_, Request::SendOnly(_)) => (request, len.min(MTU as usize)),
+            _ => (request, 0),
+        }
+    }
+
+    /// Judges one answer; `expected` is the PSN of the next request.
+    fn judge(&self, regions: [Mr; 2], expected: Psn, note: &PacketNote, packet: &Packet<'_>) {
+        let Kind::RcResponse(response) = &packet.header.kind else { panic!("{note:?}: {packet} is no answer") };
+        let psn = packet.header.bth.psn;
+        let refusal = match response {
+            Response::Ack(aeth) => matches!(
+                aeth.syndrome,
+                Syndrome::RnrNak { .. }
+                    | Syndrome::Nak(
+                        NakCode::PsnSequence
+                            | NakCode::InvalidRequest
+                            | NakCode::RemoteAccess
+                            | NakCode::RemoteOperation
+                    )
+            ),
+            _ => false,
+        };
+        assert!(psn.is_before(expected) || (refusal && psn == expected), "{packet} with {expected} expected");
+        if matches!(response, Response::Ack(_) | Response::AtomicAck(..)) || self.mad {
+            return;
+        }
+        let asked = self.reads.iter().rev().find(|(first, _)| !psn.is_before(*first)).expect("an accepted READ");
+        let offset = psn.distance(asked.0) as u32 * MTU;
+        let va = asked.1.va.wrapping_add(offset.into());
+        if packet.payload.is_empty() {
+            assert_eq!(asked.1.dma_len, 0, "{packet}");
+        } else if asked.1.rkey == regions[0].rkey() {
+            let at = (va - regions[0].addr) as usize;
+            assert_eq!(packet.payload, &self.memory[at..at + packet.payload.len()], "{packet}");
+        } else {
+            assert_eq!(asked.1.rkey, regions[1].rkey(), "{packet}: nothing else may be read");
+        }
+    }
+}
+
+fn place(wr_id: u64) -> u32 {
+    (wr_id % SLOTS) as u32 * SLOT_LEN
+}
+
+fn request_of(kind: &Kind) -> Option<Request> {
+    match kind {
+        Kind::RcRequest(request) => Some(*request),
+        Kind::UcRequest(request) => Some(Request::from(*request)),
+        _ => None,
+    }
+}
+
+/// PSNs that a request takes.
+fn packets(request: &Request) -> u32 {
+    if let Request::Read(reth) = request { reth.dma_len.div_ceil(MTU).max(1) } else { 1 }
+}

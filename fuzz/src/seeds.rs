@@ -1,0 +1,111 @@
+//! Seeds for the corpora out of the captures in `tests/captures`: one packet of every kind that was recorded.
+
+use roxe_wire::capture::{frames, ip_packet};
+use roxe_wire::{Header, NetHeader, Packet, icrc};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+/// Payload bytes that are kept of a longer payload: more would only make every mutation of it cheaper to waste.
+const KEPT: usize = 12;
+
+/// A file of a corpus: target, name, content.
+pub type Seed = (&'static str, String, Vec<u8>);
+
+/// The first packet of each opcode in the captures, cut short, as input of the targets that take packets.
+///
+/// # Panics
+/// When the captures are missing or damaged.
+pub fn seeds() -> Vec<Seed> {
+    let mut seeds = Vec::new();
+    for (name, (net, header, payload)) in first_of_each_opcode() {
+        let datagram = seal(&net, &header, &payload);
+        seeds.push(("ip", name.clone(), ip_of(&net, &datagram)));
+        seeds.push(("icrc", name.clone(), icrc_input(&net, &datagram)));
+        seeds.push(("hostile", name.clone(), raw_script(&datagram)));
+        seeds.push(("packet", name, datagram));
+    }
+    seeds
+}
+
+type Found = BTreeMap<String, (NetHeader, Header, Vec<u8>)>;
+
+fn first_of_each_opcode() -> Found {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/captures");
+    let entries = fs::read_dir(&folder).expect("the folder of captures");
+    let mut files: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "pcap"));
+    files.sort();
+    let mut found = Found::new();
+    for file in files {
+        collect(&fs::read(&file).expect("a capture"), &mut found);
+    }
+    found
+}
+
+fn collect(file: &[u8], found: &mut Found) {
+    for frame in frames(file).expect("a capture file").map_while(Result::ok) {
+        let Some(ip) = ip_packet(frame.link, frame.data) else { continue };
+        let Ok((net, datagram)) = NetHeader::parse_ip(ip) else { continue };
+        let Packet { header, payload } = Packet::parse(datagram).expect("a packet of another implementation");
+        let opcode = header.opcode();
+        let name = format!("rxe-{}-{}", opcode.service().name(), opcode.operation().facts().name);
+        let payload = shorten(&header, payload);
+        found.entry(name.to_lowercase().replace('_', "-")).or_insert((net, header, payload));
+    }
+}
+
+/// The first bytes of `payload`, as many as the opcode allows.
+fn shorten(header: &Header, payload: &[u8]) -> Vec<u8> {
+    let kept = &payload[..payload.len().min(KEPT)];
+    let allowed = header.opcode().facts().payload.allows(kept.len());
+    if allowed { kept.to_vec() } else { payload.to_vec() }
+}
+
+fn seal(net: &NetHeader, header: &Header, payload: &[u8]) -> Vec<u8> {
+    let covered = header.padded_len(payload.len());
+    let mut bytes = vec![0; covered + icrc::LEN];
+    header.emit(payload.len(), &mut bytes[..covered]).expect("an exact slot").copy_from_slice(payload);
+    icrc::seal(net, &mut bytes);
+    bytes
+}
+
+/// The whole IPv4 packet around a datagram.
+fn ip_of(net: &NetHeader, datagram: &[u8]) -> Vec<u8> {
+    let mut ip = net.to_grh(datagram.len())[20..].to_vec();
+    for word in [net.src_port, roxe_wire::UDP_PORT, (8 + datagram.len()) as u16, 0] {
+        ip.extend_from_slice(&word.to_be_bytes());
+    }
+    ip.extend_from_slice(datagram);
+    ip
+}
+
+/// As [`crate::icrc()`] reads its input: network header fields, then the packet.
+fn icrc_input(net: &NetHeader, datagram: &[u8]) -> Vec<u8> {
+    let mut input = vec![0, net.traffic_class, net.hop_limit];
+    input.extend_from_slice(&net.src_port.to_be_bytes());
+    input.extend_from_slice(&net.ident.to_be_bytes());
+    input.extend_from_slice(&[0; 3]);
+    for gid in [net.src, net.dst] {
+        input.extend_from_slice(&gid.0[12..]);
+        input.extend_from_slice(&[0; 12]);
+    }
+    input.resize(48, 0);
+    input.extend_from_slice(&datagram[..datagram.len() - icrc::LEN]);
+    input
+}
+
+/// As [`crate::hostile()`] reads its input: a connected queue pair that receives this packet, with numbers that fit.
+fn raw_script(datagram: &[u8]) -> Vec<u8> {
+    let service = match datagram[0] >> 5 {
+        0 => 0,
+        1 => 1,
+        _ => 2,
+    };
+    let len = datagram.len().min(96);
+    // Service, no shared queue, RTS; a raw packet; its bytes; numbers replaced, the expected PSN; what to send.
+    let mut script = vec![service, 0, 0, 0, 6, len as u8];
+    script.extend_from_slice(&datagram[..len]);
+    script.extend_from_slice(&[0xff, 0xff, 7, 7]);
+    script
+}

@@ -1,0 +1,43 @@
+//! Every target on its corpus and on seeded mutations of it.
+
+use roxe_fuzz::replay;
+
+#[test]
+fn packet() {
+    replay("packet", roxe_fuzz::packet, 20_000);
+}
+
+#[test]
+fn capture() {
+    replay("capture", roxe_fuzz::capture, 20_000);
+}
+
+#[test]
+fn ip() {
+    replay("ip", roxe_fuzz::ip, 20_000);
+}
+
+#[test]
+fn icrc() {
+    replay("icrc", roxe_fuzz::icrc, 20_000);
+}
+
+#[test]
+fn responder() {
+    replay("responder", roxe_fuzz::responder, 20_000);
+}
+
+#[test]
+fn requester() {
+    replay("requester", roxe_fuzz::requester, 20_000);
+}
+
+#[test]
+fn hostile() {
+    replay("hostile", roxe_fuzz::hostile, 20_000);
+}
+
+#[test]
+fn qp_pair() {
+    replay("qp_pair", roxe_fuzz::qp_pair, 4_000);
+}
