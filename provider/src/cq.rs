@@ -136,6 +136,7 @@ impl Cq {
     /// poll again after arming. Arming for any entry outweighs arming for solicited ones (IBA §11.4.2.2).
     pub fn req_notify(&self, solicited_only: bool) {
         let mut state = self.state.lock();
+        // clause: CQ-ARM
         state.armed = match state.armed {
             Armed::No if solicited_only => Armed::Solicited,
             Armed::Solicited if solicited_only => Armed::Solicited,
@@ -179,6 +180,7 @@ impl Cq {
         if state.overrun {
             return Err(Overrun);
         }
+        // clause: CQ-OVERRUN
         if state.ring.len() >= state.capacity {
             state.overrun = true;
             drop(state);
@@ -258,6 +260,7 @@ mod tests {
         assert_eq!(drain(&cq), []);
     }
 
+    // clause: CQ-OVERRUN
     #[test]
     fn a_full_queue_fails_once_and_for_all_and_keeps_what_it_has() {
         let cq = cq(2);
@@ -270,6 +273,7 @@ mod tests {
         assert_eq!((event.kind, event.user), (AsyncEventKind::CqErr, 77));
     }
 
+    // clause: CQ-ARM
     #[test]
     fn arming_fires_once_for_what_comes_later() {
         let cq = cq(10);
@@ -281,6 +285,7 @@ mod tests {
         assert_eq!(cq.channel().unwrap().get_event().unwrap(), 77);
     }
 
+    // clause: CQ-ARM
     #[test]
     fn solicited_arming_waits_for_a_solicited_entry() {
         let cq = cq(10);
@@ -289,6 +294,7 @@ mod tests {
         assert_eq!(cq.push(solicited(2)), Ok(true));
     }
 
+    // clause: CQ-ARM
     #[test]
     fn arming_for_all_outweighs_arming_for_solicited() {
         let cq = cq(10);

@@ -300,7 +300,9 @@ impl Context {
         check_port(port)?;
         let drops = |reason| u32::try_from(self.device.counters.drops(reason)).unwrap_or(u32::MAX);
         Ok(PortAttr {
+            // clause: TAKE-PKEY
             bad_pkey_cntr: drops(DropReason::Pkey),
+            // clause: UD-QKEY
             qkey_viol_cntr: drops(DropReason::Qkey),
             ..self.device.port.read().attr
         })
@@ -321,6 +323,7 @@ impl Context {
     /// The P_Key at `index`; there is one.
     pub fn pkey(&self, port: u8, index: usize) -> Result<Pkey, Error> {
         check_port(port)?;
+        // clause: PKEY-TABLE
         if index == 0 { Ok(Pkey::DEFAULT) } else { Err(no_such_index("P_Key", index)) }
     }
 
@@ -438,6 +441,7 @@ mod tests {
         assert_eq!((first[0].name(), first[0].netdev(), first[0].ifindex()), ("roxe0", "lo", 1));
     }
 
+    // clause: PKEY-TABLE
     #[test]
     fn a_context_answers_what_programs_ask_first() {
         let context = crate::testing::context();

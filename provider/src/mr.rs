@@ -32,6 +32,7 @@ struct Region {
 
 impl Region {
     /// Where `len` bytes at `va` are, if the region holds them and grants `access` to `pd`.
+    // clause: CHECK-KEY
     #[inline]
     fn resolve(&self, pd: PdId, va: u64, len: u64, access: Access) -> Result<u64, MemError> {
         if self.pd != pd {
@@ -42,6 +43,7 @@ impl Region {
         }
         // Neither subtraction wraps where the comparison before it held; a range that wraps is too long.
         let offset = va.checked_sub(self.base).ok_or(MemError::Range)?;
+        // clause: CHECK-KEY-OVERFLOW
         let room = self.length.checked_sub(offset).ok_or(MemError::Range)?;
         if len > room {
             return Err(MemError::Range);
@@ -76,6 +78,7 @@ impl MemoryTable {
         let regions = self.regions.read();
         walk(sges, offset, data.len(), |sge, part| {
             let data = data.get(part).ok_or(MemError::Range)?;
+            // clause: KEY-SCATTER
             let addr = find(&regions, sge.lkey.0)?.resolve(pd, sge.addr, data.len() as u64, Access::LOCAL_WRITE)?;
             Ok(guard::write(addr, data)?)
         })
@@ -117,12 +120,14 @@ impl MemoryTable {
         if !addr.is_multiple_of(8) {
             return Err(MemError::Range);
         }
+        // clause: ATOMIC-GLOBAL
         Ok(guard::atomic(addr, op)?)
     }
 
     /// Refuses: only windows and fast-registered regions can be invalidated by a peer (IBA §10.6.5), and this device
     /// has neither.
     pub(crate) fn invalidate_remote(&self, pd: PdId, rkey: RKey) -> Result<(), MemError> {
+        // clause: INVALIDATE-REFUSED
         match find(&self.regions.read(), rkey.0)?.pd == pd {
             true => Err(MemError::Access),
             false => Err(MemError::WrongDomain),
@@ -135,6 +140,7 @@ impl MemoryTable {
 
     /// Kills a key. Returns when no access under it is under way any more.
     fn remove(&self, key: u32) {
+        // clause: KEY-DEAD
         self.regions.write().remove(key);
     }
 
@@ -259,6 +265,7 @@ fn check_rights(access: Access) -> Result<(), Error> {
     if access.intersects(Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT) {
         return Err(Error::new(libc::EOPNOTSUPP, "the device does not FLUSH; register without the flush rights"));
     }
+    // clause: KEY-LOCAL-WRITE
     if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) && !access.contains(Access::LOCAL_WRITE) {
         return Err(Error::invalid("remote write and atomic rights need LOCAL_WRITE as well"));
     }

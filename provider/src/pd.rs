@@ -106,6 +106,7 @@ pub struct AhAttr {
 impl AhAttr {
     /// The address vector from `sgid`, which is what the table holds at `sgid_index` (zero: nothing).
     pub(crate) fn resolve(&self, sgid: Gid) -> Result<Av, Error> {
+        // clause: AV-VALID
         if !self.has_grh {
             return Err(Error::invalid("the address has no GRH; Ethernet needs one: set is_global and the grh fields"));
         }
@@ -159,6 +160,7 @@ mod tests {
         AhAttr { dgid: Ipv4Addr::LOCALHOST.into(), port: 1, has_grh: true, ..AhAttr::default() }
     }
 
+    // clause: AV-VALID
     #[test]
     fn addresses_that_lead_nowhere_are_refused() {
         let pd = crate::testing::pd();

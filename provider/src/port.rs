@@ -100,6 +100,7 @@ impl Netdev {
         if self.mac == [0; 6] {
             return 0x0272_6f78_6500_0000 | u64::from(self.ifindex & 0x00ff_ffff);
         }
+        // clause: GUID-EUI64
         u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f])
     }
 
@@ -238,6 +239,7 @@ mod tests {
         assert_eq!(mtu_of(long).unwrap_err().errno(), libc::ENODEV);
     }
 
+    // clause: GUID-EUI64
     #[test]
     fn guids_are_eui_64_and_never_zero() {
         assert_eq!(netdev([0x02, 0xfc, 0, 0, 0, 1], 1500).guid(), 0x00fc_00ff_fe00_0001);

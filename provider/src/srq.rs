@@ -54,6 +54,7 @@ impl State {
 
     /// Disarms the limit if fewer requests than it are left, and says whether it did.
     fn fire_limit(&mut self) -> bool {
+        // clause: SRQ-LIMIT
         let fires = self.len() < self.attr.limit;
         if fires {
             self.attr.limit = 0;
@@ -150,6 +151,7 @@ impl Srq {
     pub(crate) fn take(&self, sges: &mut Vec<Sge>) -> Option<u64> {
         sges.clear();
         let mut state = self.state.lock();
+        // clause: SRQ-ORDER
         let (wr_id, count) = state.requests.pop_front()?;
         sges.extend(state.sges.drain(..count as usize));
         let fired = state.fire_limit();
@@ -210,6 +212,7 @@ mod tests {
         srq.post_recv(&RecvRequest { wr_id, sges: &[sge(wr_id), sge(wr_id + 1)] })
     }
 
+    // clause: SRQ-ORDER
     #[test]
     fn requests_come_out_in_order_with_their_lists() {
         let srq = srq(4, 0);
@@ -234,6 +237,7 @@ mod tests {
         assert_eq!(post(&srq, 3), Err(PostError::QueueFull));
     }
 
+    // clause: SRQ-LIMIT
     #[test]
     fn the_limit_fires_once_until_it_is_armed_again() {
         let srq = srq(8, 2);

@@ -61,6 +61,7 @@ impl<T> Slots<T> {
     pub(crate) fn get(&self, key: u32) -> Option<&T> {
         let [.., tag] = key.to_be_bytes();
         let slot = self.slots.get((key >> 8) as usize)?;
+        // clause: KEY-32BITS
         slot.value.as_ref().filter(|_| slot.tag == tag)
     }
 
@@ -120,6 +121,7 @@ mod tests {
         assert_eq!(slots.get(u32::MAX), None);
     }
 
+    // clause: KEY-32BITS
     #[test]
     fn a_stale_key_never_finds_the_next_owner() {
         let mut slots = Slots::new(1);

@@ -45,6 +45,7 @@ fn emit(header: &Header, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
+// clause: HEADER-ORDER, ICRC-SUM
 #[test]
 fn every_captured_packet_parses_verifies_and_is_written_back_byte_for_byte() {
     let seen = for_each_roce_packet(|at, _, net, datagram| {
@@ -58,6 +59,7 @@ fn every_captured_packet_parses_verifies_and_is_written_back_byte_for_byte() {
     assert_eq!(seen, ROCE_PACKETS);
 }
 
+// clause: IP-IDENT
 #[test]
 fn every_captured_identification_is_found_from_the_icrc() {
     let seen = for_each_roce_packet(|at, _, net, datagram| {
@@ -69,6 +71,7 @@ fn every_captured_identification_is_found_from_the_icrc() {
     assert_eq!(seen, ROCE_PACKETS);
 }
 
+// clause: UD-GRH
 #[test]
 fn the_grh_of_a_datagram_is_its_ip_header() {
     let mut datagrams = 0;

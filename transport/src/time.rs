@@ -26,6 +26,7 @@ impl Instant {
 pub fn ack_timeout(code: u8) -> Option<Duration> {
     match code & 0x1f {
         0 => None,
+        // clause: TIMER-ACK
         code => Some(Duration::from_nanos(4096u64 << code)),
     }
 }
@@ -37,6 +38,7 @@ pub fn rnr_wait(code: u8) -> Duration {
         65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072,
         4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
     ];
+    // clause: RNR-TABLE
     Duration::from_micros(u64::from(TABLE[usize::from(code & 0x1f)]) * 10)
 }
 
@@ -44,6 +46,7 @@ pub fn rnr_wait(code: u8) -> Duration {
 mod tests {
     use super::*;
 
+    // clause: TIMER-ACK, RNR-TABLE
     #[test]
     fn codes_follow_the_tables() {
         assert_eq!(ack_timeout(0), None);

@@ -47,13 +47,16 @@ impl Bth {
 
     /// Reads a header: what follows from the rest of the packet (opcode, pad count), and the header itself.
     /// Reserved bits are ignored.
+    // clause: BTH-RESERVED
     #[inline]
     pub(crate) fn read(from: &mut Reader<'_>) -> Result<(Opcode, usize, Self), ParseError> {
         let [w0, w1, w2] = [from.u32()?, from.u32()?, from.u32()?];
+        // clause: BTH-VERSION
         if (w0 >> 16) & 0xf != 0 {
             return Err(ParseError::Version);
         }
         let [code, flags, ..] = w0.to_be_bytes();
+        // clause: OPCODE-RESERVED
         let opcode = Opcode::from_u8(code).ok_or(ParseError::Opcode)?;
         let bth = Self {
             dest_qpn: Qpn::new(w1),

@@ -84,6 +84,7 @@ impl Syndrome {
     pub const ACK_UNLIMITED: Self = Self::Ack { credits: 0x1f };
 
     /// The syndrome with this byte; every byte is one.
+    // clause: AETH-SYNDROME
     #[inline]
     pub const fn from_u8(byte: u8) -> Self {
         let low = byte & 0x1f;
@@ -199,6 +200,7 @@ impl AtomicAckEth {
 }
 
 /// Immediate data: 4 bytes the receiver finds in its completion, in the order they were given in.
+// clause: IMM-OPAQUE
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ImmDt(pub [u8; 4]);
 
@@ -429,6 +431,7 @@ impl fmt::Display for Feth {
 mod tests {
     use super::*;
 
+    // clause: AETH-SYNDROME
     #[test]
     fn every_syndrome_byte_is_kept() {
         for byte in 0..=255 {
@@ -436,6 +439,7 @@ mod tests {
         }
     }
 
+    // clause: AETH-SYNDROME
     #[test]
     fn syndromes_mean_what_the_specification_says() {
         assert_eq!(Syndrome::from_u8(0x1f), Syndrome::ACK_UNLIMITED);

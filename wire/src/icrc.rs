@@ -15,6 +15,7 @@ const AFTER_PREFIX: u32 = 0x2144_df1c;
 
 /// The ICRC of `packet`, which reaches from the BTH to the end of the pad. Goes on the wire least significant byte
 /// first.
+// clause: ICRC-SUM
 pub fn compute(net: &NetHeader, packet: &[u8]) -> u32 {
     let mut hasher = Hasher::new_with_initial(AFTER_PREFIX);
     match packet.split_first_chunk() {
@@ -41,6 +42,7 @@ fn masked_ipv4(net: &NetHeader, udp_payload_len: usize, bth: [u8; Bth::LEN]) -> 
     headers[20..28].copy_from_slice(&net.udp_header(udp_payload_len));
     headers[28..].copy_from_slice(&bth);
     // TOS, TTL, header checksum, UDP checksum, congestion bits.
+    // clause: ICRC-MASK-IPV4
     for at in [1, 8, 10, 11, 26, 27, 32] {
         headers[at] = 0xff;
     }
@@ -54,6 +56,7 @@ fn masked_ipv6(net: &NetHeader, udp_payload_len: usize, bth: [u8; Bth::LEN]) -> 
     headers[40..48].copy_from_slice(&net.udp_header(udp_payload_len));
     headers[48..].copy_from_slice(&bth);
     // Traffic class and flow label (the version stays), hop limit, UDP checksum, congestion bits.
+    // clause: ICRC-MASK-IPV6
     headers[0] |= 0x0f;
     for at in [1, 2, 3, 7, 46, 47, 52] {
         headers[at] = 0xff;
@@ -71,6 +74,7 @@ pub fn verify(net: &NetHeader, udp_payload: &[u8]) -> bool {
 /// Writes the ICRC into the last 4 bytes of a UDP payload. Does nothing if there are no 4 bytes.
 pub fn seal(net: &NetHeader, udp_payload: &mut [u8]) {
     if let Some((packet, icrc)) = udp_payload.split_last_chunk_mut::<LEN>() {
+        // clause: ICRC-SUM
         *icrc = compute(net, packet).to_le_bytes();
     }
 }
@@ -78,6 +82,7 @@ pub fn seal(net: &NetHeader, udp_payload: &mut [u8]) {
 /// The IPv4 identification that explains the received ICRC, if any does; `net.ident` is not looked at.
 ///
 /// `likely` is tried first. With IPv6 there is no identification: `Some(0)` if the ICRC is right.
+// clause: IP-IDENT
 pub fn solve_ident(net: &NetHeader, udp_payload: &[u8], likely: u16) -> Option<u16> {
     let (packet, icrc) = udp_payload.split_last_chunk::<LEN>()?;
     let ident = if net.is_ipv4() { likely } else { 0 };

@@ -29,6 +29,7 @@ const IPV4_LEN: usize = 20;
 const IPV6_LEN: usize = 40;
 const UDP_LEN: usize = 8;
 const PROTOCOL_UDP: u8 = 17;
+// clause: IP-DF
 const DONT_FRAGMENT: u16 = 0x4000;
 
 impl NetHeader {
@@ -40,6 +41,7 @@ impl NetHeader {
 
     /// The 40 bytes in front of the payload in a UD receive buffer: the IPv6 header, or 20 zero bytes and the IPv4
     /// header with a valid checksum. `udp_payload_len` counts from the BTH to the ICRC.
+    // clause: UD-GRH
     pub fn to_grh(&self, udp_payload_len: usize) -> [u8; 40] {
         if !self.is_ipv4() {
             return self.ipv6_header(udp_payload_len);
@@ -158,10 +160,12 @@ fn parse_ipv4(packet: &[u8]) -> Result<IpParts<'_>, ParseError> {
     let [version, traffic_class] = *rest.array()?;
     let [total_len, ident, fragment] = [rest.u16()?, rest.u16()?, rest.u16()?];
     let [hop_limit, protocol, _, _] = *rest.array()?;
+    // clause: IP-PLAIN
     if version != 0x45 || fragment & !DONT_FRAGMENT != 0 {
         return Err(ParseError::NotIp);
     }
     let [src, dst] = [*rest.array::<4>()?, *rest.array::<4>()?].map(|address| IpAddr::from(address).into());
+    // clause: IP-LENGTH
     let len = usize::from(total_len).checked_sub(IPV4_LEN).ok_or(ParseError::Truncated)?;
     let net = NetHeader { src, dst, src_port: 0, traffic_class, hop_limit, flow_label: 0, ident };
     Ok((net, protocol, rest.0.get(..len).ok_or(ParseError::Truncated)?))
@@ -182,6 +186,7 @@ fn parse_ipv6(packet: &[u8]) -> Result<IpParts<'_>, ParseError> {
 fn parse_udp(datagram: &[u8]) -> Result<(u16, &[u8]), ParseError> {
     let mut rest = Reader(datagram);
     let [src_port, dst_port, len, _checksum] = [rest.u16()?, rest.u16()?, rest.u16()?, rest.u16()?];
+    // clause: UDP-PORT
     if dst_port != UDP_PORT {
         return Err(ParseError::NotRoce);
     }
@@ -205,6 +210,7 @@ mod tests {
         NetHeader::parse_ip(&packet).map(|(_, payload)| payload.len())
     }
 
+    // clause: UDP-PORT, IP-PLAIN, IP-LENGTH
     #[test]
     fn only_plain_udp_to_the_port_is_read() {
         assert_eq!(with(&[]), Ok(0));
@@ -221,6 +227,7 @@ mod tests {
         assert_eq!(NetHeader::parse_ip(&[]), Err(ParseError::Truncated));
     }
 
+    // clause: UD-GRH
     #[test]
     fn the_checksum_in_the_grh_is_valid() {
         let (net, _) = NetHeader::parse_ip(&PACKET).expect("a RoCE packet");

@@ -44,6 +44,7 @@ impl Psn {
     }
 
     /// `self - other` as a signed 24-bit difference: negative when `self` is older, 0 when equal, positive when newer.
+    // clause: PSN-24BIT
     #[allow(clippy::cast_possible_wrap)]
     pub const fn distance(self, other: Self) -> i32 {
         ((self.0.wrapping_sub(other.0) << 8) as i32) >> 8
@@ -125,6 +126,7 @@ impl Pkey {
 
     /// Whether packets with `other` may reach an owner of this key: equal low 15 bits, not zero, and at least one of
     /// both a full member (IBA §10.9.3).
+    // clause: PKEY-MATCH
     pub const fn matches(self, other: Self) -> bool {
         let (a, b) = (self.0, other.0);
         (a & 0x7fff) == (b & 0x7fff) && (a & 0x7fff) != 0 && ((a | b) & 0x8000) != 0
@@ -159,6 +161,7 @@ pub struct Gid(pub [u8; 16]);
 
 impl Gid {
     /// The address this GID stands for; an IPv4-mapped GID gives the IPv4 address.
+    // clause: GID-ADDRESS
     pub fn to_ip(self) -> IpAddr {
         let v6 = Ipv6Addr::from(self.0);
         v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
@@ -227,6 +230,7 @@ impl PathMtu {
     }
 
     /// The MTU with this code, 1..=5.
+    // clause: MTU-PATH
     pub const fn from_code(code: u8) -> Option<Self> {
         match code {
             1 => Some(Self::Mtu256),
@@ -240,6 +244,7 @@ impl PathMtu {
 
     /// The largest path MTU that a network device with this MTU (bytes of an IP packet) carries: the largest value not
     /// above `netdev_mtu` − 96 (40 GRH + 8 UDP + 12 BTH + 4 XRCETH + 28 AtomicETH + 4 ICRC), as the kernel's core rule.
+    // clause: MTU-NETDEV
     pub fn for_netdev(netdev_mtu: u32) -> Option<Self> {
         Self::ALL.into_iter().rev().find(|mtu| mtu.bytes() + 96 <= netdev_mtu)
     }
@@ -249,6 +254,7 @@ impl PathMtu {
 mod tests {
     use super::*;
 
+    // clause: PSN-24BIT
     #[test]
     fn psn_wraps_and_compares_modulo_2_24() {
         let last = Psn::new(0xff_ffff);
@@ -261,6 +267,7 @@ mod tests {
         assert_eq!(Psn::new(3).sub(5), Psn::new(0xff_fffe));
     }
 
+    // clause: PKEY-MATCH
     #[test]
     fn pkeys_match_by_key_and_membership() {
         assert!(Pkey::DEFAULT.matches(Pkey(0x7fff)));
@@ -269,6 +276,7 @@ mod tests {
         assert!(!Pkey(0x8001).matches(Pkey(0x8002)));
     }
 
+    // clause: MTU-NETDEV
     #[test]
     fn path_mtu_follows_the_core_rule() {
         let at = |netdev| PathMtu::for_netdev(netdev).map(PathMtu::bytes);
@@ -279,6 +287,7 @@ mod tests {
         assert_eq!(at(300), None);
     }
 
+    // clause: GID-ADDRESS
     #[test]
     fn gids_are_addresses() {
         let v4: Gid = Ipv4Addr::LOCALHOST.into();

@@ -98,6 +98,7 @@ pub enum PayloadRule {
 
 impl PayloadRule {
     /// Whether `len` bytes of payload are allowed.
+    // clause: PAYLOAD-RULE
     #[inline]
     pub const fn allows(self, len: usize) -> bool {
         let fits = match self {
@@ -126,6 +127,7 @@ pub struct Facts {
 
 impl Operation {
     /// The facts about this operation.
+    // clause: OPCODE-TABLE
     #[inline]
     #[rustfmt::skip]
     pub const fn facts(self) -> Facts {
@@ -237,6 +239,7 @@ impl Opcode {
         self.operation.facts()
     }
 
+    // clause: OPCODE-TABLE
     const fn decode(byte: u8) -> Option<Self> {
         let bits = byte & 0x1f;
         let (service, exists) = match byte >> 5 {
@@ -283,6 +286,7 @@ mod tests {
     use std::string::String;
 
     /// The whole table as text, so that a change to it is visible in review.
+    // clause: OPCODE-TABLE
     #[test]
     fn all_256_bytes_are_as_in_the_reviewed_table() {
         let mut table = String::new();
@@ -297,6 +301,7 @@ mod tests {
         assert_eq!(table, include_str!("opcodes.txt"), "\n{table}");
     }
 
+    // clause: PAYLOAD-RULE
     #[test]
     fn payload_rules_hold_at_their_limits() {
         let allowed = |rule: PayloadRule| [0, 1, 4, 7, 8, 4095, 4096, 4097, 4100].map(|len| rule.allows(len));

@@ -109,6 +109,7 @@ pub struct Packet<'a> {
 }
 
 /// Reserved bytes after the BTH of a CNP, zero.
+// clause: CNP-FORMAT
 const CNP_RESERVED: usize = 16;
 
 impl<'a> Packet<'a> {
@@ -131,6 +132,7 @@ impl<'a> Packet<'a> {
 /// and is ignored: such packets have been captured.
 #[inline]
 fn strip_pad(rule: PayloadRule, pad: usize, body: &[u8]) -> Result<&[u8], ParseError> {
+    // clause: BTH-PAD-EMPTY
     let pad = if rule == PayloadRule::None { 0 } else { pad };
     let len = body.len().checked_sub(pad).ok_or(ParseError::Pad)?;
     if pad != pad_of(len) || (rule == PayloadRule::Full && pad != 0) {
@@ -143,6 +145,7 @@ fn strip_pad(rule: PayloadRule, pad: usize, body: &[u8]) -> Result<&[u8], ParseE
 }
 
 /// Pad bytes that bring a payload of `len` bytes to a multiple of 4.
+// clause: BTH-PAD
 const fn pad_of(len: usize) -> usize {
     len.wrapping_neg() & 3
 }
@@ -201,6 +204,7 @@ impl Header {
 
 impl Kind {
     /// Reads the extended headers of `opcode`.
+    // clause: HEADER-ORDER
     #[inline]
     fn read(opcode: Opcode, from: &mut Reader<'_>) -> Result<Self, ParseError> {
         let operation = opcode.operation();
@@ -503,6 +507,7 @@ mod tests {
         Packet::parse(&bytes[..Bth::LEN + len]).map(|packet| packet.payload.len())
     }
 
+    // clause: PAYLOAD-RULE
     #[test]
     fn lengths_are_checked_at_their_limits() {
         for (opcode, len, verdict) in [
@@ -531,6 +536,7 @@ mod tests {
         }
     }
 
+    // clause: BTH-PAD
     #[test]
     fn the_pad_must_bring_the_payload_to_a_multiple_of_4() {
         assert_eq!(parse(0x04, 0x30, 8), Ok(1));
@@ -544,6 +550,7 @@ mod tests {
         assert_eq!(parse(0x11, 0x30, 8), Ok(0));
     }
 
+    // clause: BTH-VERSION, OPCODE-RESERVED
     #[test]
     fn other_versions_and_opcodes_are_refused() {
         for bit in [0x01, 0x02, 0x04, 0x08] {

@@ -161,6 +161,7 @@ fn oracle(net: &NetHeader, covered: &[u8]) -> u32 {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
 
+    // clause: BTH-PAD
     #[test]
     fn parsing_undoes_emitting(net in net(), (header, payload) in packet()) {
         let bytes = emit(&net, &header, &payload);
@@ -168,6 +169,7 @@ proptest! {
         prop_assert_eq!(Packet::parse(&bytes), Ok(Packet { header, payload: &payload }));
     }
 
+    // clause: ICRC-SUM
     #[test]
     fn the_icrc_is_that_of_another_crc(net in net(), (header, payload) in packet()) {
         let bytes = emit(&net, &header, &payload);
@@ -175,6 +177,7 @@ proptest! {
         prop_assert_eq!(u32::from_le_bytes(*trailer), oracle(&net, covered));
     }
 
+    // clause: ICRC-MASK-IPV4, ICRC-MASK-IPV6
     #[test]
     fn one_flipped_bit_breaks_the_icrc(net in net(), (header, payload) in packet(), bit: prop::sample::Index) {
         let mut bytes = emit(&net, &header, &payload);
@@ -185,6 +188,7 @@ proptest! {
         prop_assert_eq!(icrc::verify(&net, &bytes), bit / 8 == 4);
     }
 
+    // clause: ICRC-MASK-IPV4, ICRC-MASK-IPV6
     #[test]
     fn the_icrc_covers_the_network_header_but_for_what_routers_change(
         (net, other) in (net(), net()),
@@ -201,6 +205,7 @@ proptest! {
         prop_assert!(!icrc::verify(&another_sender, &bytes));
     }
 
+    // clause: IP-IDENT
     #[test]
     fn the_identification_is_found(net in net(), (header, payload) in packet(), likely: u16) {
         let bytes = emit(&net, &header, &payload);
@@ -209,6 +214,7 @@ proptest! {
         prop_assert_eq!(icrc::solve_ident(&unknown, &bytes, net.ident), Some(net.ident));
     }
 
+    // clause: IP-LENGTH
     #[test]
     fn ip_packets_are_read_as_they_are_written(net in net(), (header, payload) in packet(), junk: [u8; 6]) {
         let datagram = emit(&net, &header, &payload);

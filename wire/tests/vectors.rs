@@ -44,6 +44,7 @@ fn check_grh(net: &NetHeader, ip: &[u8], udp_payload_len: usize) {
     }
 }
 
+// clause: ICRC-SUM, CNP-FORMAT
 #[test]
 fn cnp_of_a_connectx_4() {
     check(
@@ -53,6 +54,7 @@ fn cnp_of_a_connectx_4() {
     );
 }
 
+// clause: UDP-CHECKSUM, ICRC-MASK-IPV4
 #[test]
 fn uc_send_over_ipv4_with_a_udp_checksum() {
     check(
@@ -62,6 +64,7 @@ fn uc_send_over_ipv4_with_a_udp_checksum() {
     );
 }
 
+// clause: ICRC-SUM, ICRC-MASK-IPV6
 #[test]
 fn uc_send_over_ipv6() {
     check(
@@ -94,6 +97,7 @@ fn packets_of_a_roce_v1_capture_parse() {
 }
 
 /// One of every kind, with the ICRC of a script that reproduces the captures.
+// clause: IP-DF, OPCODE-TABLE, HEADER-ORDER, ATOMIC-OPERANDS, CNP-FORMAT
 #[test]
 fn one_of_every_kind() {
     for (packet, line) in [
@@ -196,6 +200,7 @@ fn one_of_every_kind() {
     }
 }
 
+// clause: BTH-PAD-EMPTY
 #[test]
 fn a_pad_count_without_payload_is_ignored_and_not_repeated() {
     let bytes = hex("1130ffff0000001200000100 1f000001 00000000");

@@ -93,6 +93,7 @@ fn a_truncated_file_is_a_fault_too() {
     }
 }
 
+// clause: ATOMIC-RESULT
 #[test]
 fn atomics_return_the_old_value_and_store_the_new() {
     let pages = Pages::new(1);
@@ -113,6 +114,7 @@ fn atomics_return_the_old_value_and_store_the_new() {
     }
 }
 
+// clause: ATOMIC-GLOBAL
 #[test]
 fn atomics_of_several_threads_add_up() {
     super::install();

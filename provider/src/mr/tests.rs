@@ -47,6 +47,7 @@ fn what_a_peer_writes_it_can_read() {
     assert_eq!(s.read(&mr, mr.addr() + 94, 6).unwrap(), b"\0hello");
 }
 
+// clause: CHECK-KEY, CHECK-KEY-OVERFLOW
 #[test]
 fn ranges_end_where_the_region_ends() {
     let s = Setup::new();
@@ -63,6 +64,7 @@ fn ranges_end_where_the_region_ends() {
     assert_eq!(check(end, 0), Ok(()));
 }
 
+// clause: CHECK-KEY-EMPTY
 #[test]
 fn no_bytes_need_no_key() {
     let s = Setup::new();
@@ -73,6 +75,7 @@ fn no_bytes_need_no_key() {
     assert_eq!(s.table().gather(pd, &[], 0, &mut []), Ok(()));
 }
 
+// clause: CHECK-KEY, KEY-SCATTER
 #[test]
 fn each_operation_needs_its_right() {
     let s = Setup::new();
@@ -89,6 +92,7 @@ fn each_operation_needs_its_right() {
     }
 }
 
+// clause: CHECK-KEY, KEY-32BITS
 #[test]
 fn keys_are_of_one_domain_and_die_with_the_region() {
     let s = Setup::new();
@@ -105,6 +109,7 @@ fn keys_are_of_one_domain_and_die_with_the_region() {
     assert!(s.pd.dealloc().is_ok());
 }
 
+// clause: INVALIDATE-REFUSED
 #[test]
 fn a_peer_cannot_invalidate_a_region() {
     let s = Setup::new();
@@ -175,6 +180,7 @@ fn atomics_happen_in_the_memory_and_need_it_aligned() {
     assert_eq!(atomic(&odd, 0x1000, AtomicOp::FetchAdd { add: 1 }), Err(MemError::Range));
 }
 
+// clause: KEY-LOCAL-WRITE
 #[test]
 fn registrations_that_cannot_work_are_refused() {
     let s = Setup::new();
@@ -217,6 +223,7 @@ fn unmapping_registered_memory_ends_in_a_fault() {
     assert!(s.read(&mr, mr.addr() + 2 * PAGE, 8192).is_ok());
 }
 
+// clause: CHECK-KEY-AGAIN, KEY-DEAD
 #[test]
 fn after_deregistration_nothing_is_written_any_more() {
     let s = Setup::new();

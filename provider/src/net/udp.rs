@@ -117,9 +117,11 @@ impl UdpLink {
         if let Some(segment) = segment {
             control.push(libc::IPPROTO_UDP, libc::UDP_SEGMENT, &segment.to_ne_bytes());
         }
+        // clause: IP-TOS
         if to.traffic_class != 0 {
             control.push(level, tos, &c_int::from(to.traffic_class).to_ne_bytes());
         }
+        // clause: IP-TTL
         if to.hop_limit > 1 && to.hop_limit != HOP_LIMIT {
             control.push(level, ttl, &c_int::from(to.hop_limit).to_ne_bytes());
         }
@@ -193,6 +195,7 @@ fn socket_addr(gid: Gid, scope: u32) -> SocketAddr {
 
 fn set_v4_options(socket: &Socket) -> io::Result<()> {
     let set = |name, value| sys::set_option(socket.as_raw_fd(), libc::IPPROTO_IP, name, value);
+    // clause: IP-DF
     set(libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
     set(libc::IP_TTL, c_int::from(HOP_LIMIT))?;
     set(libc::IP_RECVTTL, 1)?;
@@ -207,6 +210,7 @@ fn set_v6_options(socket: &Socket) -> io::Result<()> {
     set(libc::IPV6_RECVHOPLIMIT, 1)?;
     set(libc::IPV6_RECVTCLASS, 1)?;
     // Peers may send UDP checksum 0 over IPv6. Sending so ourselves would forbid segmented sends.
+    // clause: UDP-CHECKSUM
     let _ = sys::set_option(socket.as_raw_fd(), libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_RX, 1);
     Ok(())
 }
@@ -225,6 +229,7 @@ mod tests {
         link.recv(buf).unwrap().expect("loopback delivers before sendmsg returns")
     }
 
+    // clause: IP-TOS, IP-TTL
     #[test]
     fn a_run_arrives_as_one_with_its_segment_size_tos_and_ttl() {
         let (a, b) = (link(1, true, true), link(2, true, true));
@@ -257,6 +262,7 @@ mod tests {
         assert_eq!(a.max_segments(), 1);
     }
 
+    // clause: IP-TOS
     #[test]
     fn ipv6_carries_the_same() {
         let gid = IpAddr::V6(Ipv6Addr::LOCALHOST).into();

@@ -163,6 +163,7 @@ impl QpCore {
         let mut taken = Taken::default();
         for (index, bytes) in run.packets() {
             let net = header_of(run.meta, index);
+            // clause: ICRC-WRONG
             if !tools.ident.verify(&net, bytes, index) {
                 self.engine().counters().icrc_errors.add(1);
                 continue;

@@ -41,11 +41,13 @@ impl QpState {
     }
 
     /// Whether incoming requests are executed (IBA §10.3.1: RTR, RTS, SQD and SQE).
+    // clause: TAKE-REQUESTS
     pub const fn accepts_requests(self) -> bool {
         matches!(self, Self::Rtr | Self::Rts | Self::Sqd | Self::Sqe)
     }
 
     /// Whether responses to own requests are taken.
+    // clause: TAKE-RESPONSES
     pub const fn accepts_responses(self) -> bool {
         matches!(self, Self::Rts | Self::Sqd)
     }
@@ -240,6 +242,7 @@ const fn edge(service: Service, from: QpState, to: QpState, required: AttrMask, 
 
 /// Every edge that carries attributes (IBA §11.2.5.2). Edges into RESET and ERR take none and are in
 /// [`transition`].
+// clause: STATE-EDGES
 const TABLE: &[Edge] = {
     use QpState::{Init, Reset, Rtr, Rts, Sqd, Sqe};
     use Service::{Rc, Uc, Ud};
@@ -323,6 +326,7 @@ pub(crate) fn check(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> Result<QpStat
 /// wrong belief is refused: looking up the edge of another state could restart PSNs of a live connection.
 fn check_cur_state(from: QpState, attr: &QpAttr, mask: AttrMask) -> Result<(), ModifyError> {
     let allowed = matches!(from, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
+    // clause: STATE-CURRENT
     if mask.contains(AttrMask::CUR_STATE) && !(allowed && attr.cur_state == Some(from)) {
         return Err(ModifyError::BadValue(AttrMask::CUR_STATE));
     }
@@ -331,10 +335,13 @@ fn check_cur_state(from: QpState, attr: &QpAttr, mask: AttrMask) -> Result<(), M
 
 /// Whether every value named by `mask` is one that this port and this library can honour.
 fn check_values(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> Result<(), ModifyError> {
+    // clause: STATE-VALUES
     let rules = [
+        // clause: PKEY-TABLE
         (AttrMask::PKEY_INDEX, attr.pkey_index == 0),
         (AttrMask::PORT, attr.port == 1),
         (AttrMask::AV, is_unicast_path(&attr.av)),
+        // clause: MTU-PATH
         (AttrMask::PATH_MTU, attr.path_mtu.bytes() <= sh.config.port_mtu),
         (AttrMask::TIMEOUT, attr.timeout <= 31),
         (AttrMask::RETRY_CNT, attr.retry_cnt <= 7),
@@ -343,6 +350,7 @@ fn check_values(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> Result<(), Modify
         (AttrMask::MAX_QP_RD_ATOMIC, attr.max_rd_atomic <= MAX_RD_ATOMIC),
         (AttrMask::MAX_DEST_RD_ATOMIC, attr.max_dest_rd_atomic <= MAX_RD_ATOMIC),
         // Path migration does not exist on RoCE (the Linux core refuses it too): the only state is "migrated".
+        // clause: STATE-NO-MIGRATION
         (AttrMask::ALT_PATH, false),
         (AttrMask::PATH_MIG_STATE, attr.path_mig_state == 0),
     ];
@@ -353,6 +361,7 @@ fn check_values(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> Result<(), Modify
 }
 
 /// Whether a connection can run over `av`: one host at each end, both of one address family.
+// clause: AV-VALID
 fn is_unicast_path(av: &Av) -> bool {
     !av.dgid.is_zero() && !av.dgid.is_multicast() && av.sgid.is_ipv4() == av.dgid.is_ipv4()
 }
@@ -424,12 +433,14 @@ mod tests {
         text
     }
 
+    // clause: STATE-EDGES
     #[test]
     fn the_table_is_the_one_reviewed() {
         let (now, reviewed) = (render(), include_str!("state_table.txt"));
         assert!(now == reviewed, "the state machine changed; review it and update state_table.txt:\n{now}");
     }
 
+    // clause: STATE-EDGES
     #[test]
     fn each_edge_takes_exactly_its_attributes() {
         for edge in TABLE {
@@ -455,6 +466,7 @@ mod tests {
         assert_eq!(check(&sh, &legal(QpState::Reset), AttrMask::ACCESS_FLAGS), Ok(QpState::Rts));
     }
 
+    // clause: STATE-EDGES
     #[test]
     fn edges_that_do_not_exist_are_named() {
         for (from, to) in [(QpState::Reset, QpState::Err), (QpState::Rtr, QpState::Rtr), (QpState::Rtr, QpState::Sqd)] {
@@ -463,6 +475,7 @@ mod tests {
         }
     }
 
+    // clause: STATE-CURRENT
     #[test]
     fn the_believed_state_must_be_the_real_one() {
         let mask = AttrMask::STATE | AttrMask::CUR_STATE;
@@ -487,6 +500,7 @@ mod tests {
         }
     }
 
+    // clause: PKEY-TABLE, STATE-VALUES, STATE-NO-MIGRATION
     #[test]
     fn values_are_checked_on_both_sides_of_their_limits() {
         limit(AttrMask::TIMEOUT, |attr, v| attr.timeout = v, 31);
@@ -500,6 +514,7 @@ mod tests {
         limit(AttrMask::PATH_MIG_STATE, |attr, v| attr.path_mig_state = v, 0);
     }
 
+    // clause: AV-VALID, MTU-PATH
     #[test]
     fn the_path_must_fit_the_port_and_lead_to_one_host() {
         let mask = transition(Service::Uc, QpState::Init, QpState::Rtr).expect("an edge").0 | AttrMask::STATE;

@@ -41,8 +41,10 @@ impl Requester {
         let una_before = self.una_psn;
         let result = match *response {
             Response::Ack(aeth) => self.on_acknowledge(sh, host, psn, aeth.syndrome),
+            // clause: READ-POSITIVE
             _ if !is_positive(response) => self.asked(sh, host, psn, |_| false).map(drop),
             Response::AtomicAck(_, value) => self.on_atomic_answer(sh, host, psn, value),
+            // clause: READ-STYLES
             Response::ReadFirst(_) | Response::ReadMiddle => self.on_read_answer(sh, host, psn, payload, false),
             Response::ReadLast(_) | Response::ReadOnly(_) => self.on_read_answer(sh, host, psn, payload, true),
         };
@@ -58,6 +60,7 @@ impl Requester {
 
     /// Answers can only be about packets that were sent and not acknowledged (IBA §9.7.5.1.1).
     fn check_response_psn(&self, psn: Psn) -> Result<(), DropReason> {
+        // clause: RESP-REGION
         if psn.is_before(self.una_psn) {
             Err(DropReason::DuplicateResponse)
         } else if psn.is_before(self.sent_psn) {
@@ -76,16 +79,22 @@ impl Requester {
     ) -> Result<(), Trouble> {
         let trouble = match syndrome {
             // Credits are ignored: nobody negotiates them, and RNR NAK does their work.
+            // clause: ACK-CUMULATIVE, ACK-CREDITS
             Syndrome::Ack { .. } => return self.acknowledge(sh, host, psn.next()),
             Syndrome::RnrNak { timer } => Trouble::NotReady(timer),
+            // clause: NAK-SEQUENCE
             Syndrome::Nak(NakCode::PsnSequence) => Trouble::Lost,
+            // clause: NAK-STATUS
             Syndrome::Nak(NakCode::InvalidRequest) => Trouble::Failed(WcStatus::RemInvReqErr),
+            // clause: READ-NAK-MIDDLE
             Syndrome::Nak(NakCode::RemoteAccess) => Trouble::Failed(WcStatus::RemAccessErr),
             Syndrome::Nak(NakCode::RemoteOperation) => Trouble::Failed(WcStatus::RemOpErr),
+            // clause: NAK-RESERVED
             Syndrome::Nak(NakCode::InvalidRd | NakCode::Reserved(_)) | Syndrome::Reserved(_) => {
                 return Err(Trouble::Reserved);
             }
         };
+        // clause: NAK-ACKNOWLEDGES
         self.acknowledge(sh, host, psn)?;
         Err(trouble)
     }
@@ -103,6 +112,7 @@ impl Requester {
         // After a retry an answer may begin anywhere in its request and be called FIRST or MIDDLE, ONLY or LAST: only
         // where the request ends is fixed.
         let len = segment::payload_len(wqe.length, mtu, index);
+        // clause: READ-LENGTH
         if ends != ends_request(&wqe, mtu, index) || payload.len() != len as usize {
             return Err(Trouble::Failed(WcStatus::BadRespErr));
         }
@@ -119,6 +129,7 @@ impl Requester {
         value: AtomicAckEth,
     ) -> Result<(), Trouble> {
         let wqe = self.asked(sh, host, psn, SendWqe::is_atomic)?;
+        // clause: ATOMIC-NATIVE
         self.place(host, &wqe, 0, &value.0.to_ne_bytes())?;
         self.on_answered(sh, host, &wqe, 0, 0);
         Ok(())
@@ -133,7 +144,9 @@ impl Requester {
         psn: Psn,
         is_kind: fn(&SendWqe) -> bool,
     ) -> Result<SendWqe, Trouble> {
+        // clause: READ-IN-ORDER, READ-ACKNOWLEDGES
         self.acknowledge(sh, host, psn)?;
+        // clause: RESP-KIND
         self.sq.head().copied().filter(is_kind).ok_or(Trouble::Failed(WcStatus::BadRespErr))
     }
 
@@ -144,6 +157,7 @@ impl Requester {
             Payload::Sges(sges) => host.scatter(sges, offset, data).is_ok(),
             Payload::Inline(_) => false,
         };
+        // clause: READ-LOCAL-FAULT
         if placed { Ok(()) } else { Err(Trouble::Failed(WcStatus::LocProtErr)) }
     }
 
@@ -169,6 +183,7 @@ impl Requester {
     fn acknowledge<H: Host>(&mut self, sh: &mut Shared, host: &mut H, end: Psn) -> Result<(), Trouble> {
         while self.una_psn.is_before(end) && !sh.failed {
             let Some(wqe) = self.sq.head().copied() else { break };
+            // clause: NAK-IMPLIED
             if wqe.awaits_response() {
                 return Err(Trouble::Lost);
             }
@@ -187,6 +202,7 @@ impl Requester {
 
     /// The oldest PSN moved: a retry need not repeat what has arrived, counters and timer start afresh.
     fn on_progress<H: Host>(&mut self, sh: &mut Shared, host: &mut H) {
+        // clause: ACK-OVER-RETRY
         if self.cursor.psn.is_before(self.una_psn) {
             self.cursor = self.oldest();
         }
@@ -205,6 +221,7 @@ impl Requester {
         match trouble {
             Trouble::Reserved => return Err(DropReason::ReservedSyndrome),
             Trouble::Failed(status) => self.fail_head(sh, host, status),
+            // clause: RNR-WAIT-WHOLE
             Trouble::Lost | Trouble::NotReady(_) if self.retry.is_waiting() => return Err(DropReason::AwaitingRetry),
             Trouble::Lost => return self.repair_loss(sh, host),
             Trouble::NotReady(code) => match self.retry.on_rnr(&sh.attr, host.now(), code) {
@@ -350,6 +367,7 @@ mod tests {
 
     const OK: WcStatus = WcStatus::Success;
 
+    // clause: SEND-ORDER, ACK-CUMULATIVE
     #[test]
     fn one_ack_completes_everything_before_it_in_order() {
         let mut s = Script::new();
@@ -381,6 +399,7 @@ mod tests {
         assert_eq!(s.done(), [(1, OK)]);
     }
 
+    // clause: ACK-OVER-RETRY
     #[test]
     fn an_ack_from_before_the_retry_spares_the_rest_of_it() {
         let mut s = Script::new();
@@ -395,6 +414,7 @@ mod tests {
         assert_eq!((s.done(), s.reserved()), (vec![(2, OK)], 0));
     }
 
+    // clause: RETRY-GO-BACK
     #[test]
     fn timeouts_are_retried_retry_cnt_times() {
         let mut s = Script::new();
@@ -410,6 +430,7 @@ mod tests {
         assert_eq!((s.state(), s.reserved()), (QpState::Err, 0));
     }
 
+    // clause: RNR-WAIT, RNR-WAIT-WHOLE
     #[test]
     fn a_not_ready_peer_gets_the_time_it_asked_for() {
         let mut s = Script::new();
@@ -430,6 +451,7 @@ mod tests {
         assert_eq!(s.done(), [(2, WcStatus::RnrRetryExcErr)]);
     }
 
+    // clause: READ-ACKNOWLEDGES
     #[test]
     fn read_answers_land_and_acknowledge_what_came_before() {
         let mut s = Script::new();
@@ -484,6 +506,7 @@ mod tests {
         assert_eq!(s.psns(), [132, 164]);
     }
 
+    // clause: SEND-RD-ATOMIC, SEND-FENCE
     #[test]
     fn fences_and_the_depth_hold_requests_back() {
         let mut s = Script::new();
@@ -499,6 +522,7 @@ mod tests {
         assert_eq!(s.psns(), [103]);
     }
 
+    // clause: READ-LENGTH, READ-POSITIVE, RESP-KIND
     #[test]
     fn impossible_answers_are_fatal() {
         let nak = aeth(Syndrome::Nak(NakCode::RemoteAccess));
@@ -523,6 +547,7 @@ mod tests {
         }
     }
 
+    // clause: READ-LOCAL-FAULT
     #[test]
     fn results_need_a_local_buffer_that_can_be_written() {
         let mut s = Script::new();
@@ -534,6 +559,7 @@ mod tests {
         assert_eq!(s.state(), QpState::Err);
     }
 
+    // clause: SEND-LOCAL-FAULT
     #[test]
     fn a_bad_local_key_is_told_after_earlier_requests_completed() {
         let mut s = Script::new();

@@ -53,6 +53,7 @@ impl Responder {
             extra: datagram.imm.map_or(WcExtra::None, WcExtra::Imm),
             src_qpn: datagram.deth.src_qpn,
             grh: true,
+            // clause: UD-COMPLETION
             sl: if net.dst.is_ipv4() { L3_IPV4 } else { L3_IPV6 },
             solicited: datagram.header.bth.solicited,
             ..Cqe::default()
@@ -64,10 +65,12 @@ impl Responder {
 
 /// Bytes the datagram takes in the current receive, or why it is lost.
 fn check<H: Host>(sh: &Shared, host: &mut H, rq: &mut RecvQueue, datagram: &Datagram<'_>) -> Result<u32, DropReason> {
+    // clause: UD-QKEY
     if datagram.deth.qkey != sh.attr.qkey {
         return Err(DropReason::Qkey);
     }
     let len = u32::try_from(datagram.payload.len()).map_err(|_| DropReason::InvalidRequest)?;
+    // clause: UD-PORT-MTU
     if len > sh.config.port_mtu {
         return Err(DropReason::InvalidRequest);
     }
@@ -75,12 +78,14 @@ fn check<H: Host>(sh: &Shared, host: &mut H, rq: &mut RecvQueue, datagram: &Data
         return Err(DropReason::NoReceive);
     }
     let byte_len = GRH_LEN + len;
+    // clause: UD-LOST
     if u64::from(byte_len) > rq.room() { Err(DropReason::InvalidRequest) } else { Ok(byte_len) }
 }
 
 /// The GRH, or what an IP header gives of one, and then the payload.
 fn place<H: Host>(host: &mut H, rq: &RecvQueue, net: &NetHeader, datagram: &Datagram<'_>) -> Result<(), MemError> {
     let udp_payload_len = datagram.header.padded_len(datagram.payload.len()) + icrc::LEN;
+    // clause: UD-GRH
     rq.scatter(host, 0, &net.to_grh(udp_payload_len))?;
     rq.scatter(host, GRH_LEN, datagram.payload)
 }
@@ -131,6 +136,7 @@ mod tests {
         }
     }
 
+    // clause: UD-COMPLETION
     #[test]
     fn a_datagram_lands_behind_its_grh() {
         let mut s = script(None);
@@ -156,6 +162,7 @@ mod tests {
         assert!(!s.responder.has_work());
     }
 
+    // clause: UD-COMPLETION
     #[test]
     fn over_ipv6_the_grh_is_the_ip_header() {
         let mut s = script(None);
@@ -167,6 +174,7 @@ mod tests {
         assert_eq!(s.host.recvs.pop_front().map(|cqe| (cqe.sl, cqe.byte_len)), Some((0b1001, 40)));
     }
 
+    // clause: UD-QKEY
     #[test]
     fn a_foreign_key_is_dropped_before_a_receive_is_taken() {
         let mut s = script(Some(2));
@@ -177,6 +185,7 @@ mod tests {
         assert_eq!(s.host.recvs.pop_front().map(|cqe| cqe.wr_id), Some(4));
     }
 
+    // clause: UD-LOST
     #[test]
     fn a_receive_must_take_grh_and_payload_or_it_stays() {
         let mut s = script(None);
@@ -188,6 +197,7 @@ mod tests {
         assert_eq!(s.host.recvs.pop_front().map(|cqe| (cqe.wr_id, cqe.byte_len)), Some((5, 50)));
     }
 
+    // clause: UD-PORT-MTU
     #[test]
     fn a_payload_may_be_as_long_as_the_mtu_of_the_port() {
         let mut s = script(None);

@@ -208,6 +208,7 @@ impl Qp {
     /// The caller's fault; nothing was queued. The data of a request is not looked at before it is sent.
     pub fn post_send(&mut self, req: &SendRequest<'_>) -> Result<(), PostError> {
         match self.shared.state {
+            // clause: STATE-POST
             QpState::Reset | QpState::Init | QpState::Rtr => return Err(PostError::State),
             QpState::Sqe | QpState::Err => self.flush_due = true,
             QpState::Rts | QpState::Sqd => {}
@@ -275,12 +276,14 @@ impl Qp {
             (Service::Uc, Kind::UcRequest(req)) => {
                 check_request(sh, net, bth).and_then(|()| self.responder.handle_uc(sh, host, bth, req, payload))
             }
+            // clause: UD-ONE-PACKET
             (Service::Ud, Kind::Ud { deth, imm }) => check_request(sh, net, bth).and_then(|()| {
                 self.responder.handle_ud(sh, host, net, &Datagram { header: &packet.header, deth, imm: *imm, payload })
             }),
             (Service::Rc | Service::Uc, Kind::Cnp) => {
                 check_response(sh, net, bth).and_then(|()| sh.congestion.on_cnp(sh.config.line_rate, host.now()))
             }
+            // clause: TAKE-SERVICE
             _ => Err(DropReason::WrongService),
         };
         self.settle(host);
@@ -303,6 +306,7 @@ impl Qp {
         if self.shared.congestion.is_notice_due() && self.notify(tx) == TxState::BatchFull {
             return TxState::BatchFull;
         }
+        // clause: RNR-OTHERS-GO-ON
         if self.responder.poll_transmit(&mut self.shared, host, tx) == TxState::BatchFull {
             self.settle(host);
             return TxState::BatchFull;
@@ -370,6 +374,7 @@ impl Qp {
         TxState::Drained
     }
 
+    // clause: STATE-RESET
     fn reset(&mut self) {
         self.shared = Shared::new(self.shared.config);
         self.requester.on_reset();
@@ -383,11 +388,13 @@ impl Qp {
             self.enter_error(host);
         } else if self.shared.send_error {
             self.shared.send_error = false;
+            // clause: STATE-SQE
             self.shared.set_state(QpState::Sqe);
             self.requester.flush(&mut self.shared, host);
         }
     }
 
+    // clause: STATE-ERR
     fn enter_error<H: Host>(&mut self, host: &mut H) {
         self.shared.set_state(QpState::Err);
         self.shared.congestion.stop();
@@ -446,9 +453,11 @@ fn check_response(sh: &Shared, net: &NetHeader, bth: &Bth) -> Result<(), DropRea
 /// Both addresses are those of the connection, and the P_Key is ours (IBA §9.6.1.2). Any host may send datagrams.
 fn check_connection(sh: &Shared, net: &NetHeader, bth: &Bth) -> Result<(), DropReason> {
     let av = &sh.attr.av;
+    // clause: UDP-SOURCE-PORT, TAKE-ADDRESS, UD-ANY-SOURCE
     if sh.config.service != Service::Ud && (net.src != av.dgid || net.dst != av.sgid) {
         return Err(DropReason::Address);
     }
+    // clause: TAKE-PKEY
     if !Pkey::DEFAULT.matches(bth.pkey) {
         return Err(DropReason::Pkey);
     }

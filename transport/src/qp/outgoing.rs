@@ -41,15 +41,18 @@ impl Outgoing {
         if wqe.is_atomic() {
             return Self::question(request, 1, 0);
         }
+        // clause: SEND-ASK-LAST
         let asks_ack = place.ends() || segment::is_ack_point(index);
         let next_len = if asks_ack { None } else { Some(segment::payload_len(wqe.length, mtu, index + 1)) };
         let len = segment::payload_len(wqe.length, mtu, index);
+        // clause: BTH-SOLICITED
         let (offset, solicited) = (segment::offset(index, mtu), place.ends() && wqe.is_solicited());
         Self { request, len, offset, span: 1, brings: 0, next_len, asks_ack, solicited }
     }
 
     /// A request without payload whose answer takes `span` PSNs.
     fn question(request: Request, span: u32, brings: u32) -> Self {
+        // clause: SEND-ASK-LAST
         Self { request, len: 0, offset: 0, span, brings, next_len: None, asks_ack: true, solicited: false }
     }
 }
@@ -90,6 +93,7 @@ impl Payload<'_> {
     fn read<M: Memory>(self, memory: &mut M, offset: u32, out: &mut [u8]) -> bool {
         match self {
             _ if out.is_empty() => true,
+            // clause: RETRY-DATA
             Self::Sges(sges) => memory.gather(sges, offset, out).is_ok(),
             Self::Inline(bytes) => match bytes.get(offset as usize..).and_then(|rest| rest.get(..out.len())) {
                 Some(bytes) => {
@@ -124,6 +128,7 @@ mod tests {
         pair.log.iter().map(facts).collect()
     }
 
+    // clause: BTH-SOLICITED, SEND-ASK-LAST, SEND-ASK-MIDDLE
     #[test]
     fn a_long_message_asks_for_acknowledgements_and_solicits_at_its_end() {
         let sent = packets(SendOp::Send, 17 * 256 + 3);
@@ -138,6 +143,7 @@ mod tests {
         }
     }
 
+    // clause: BTH-SOLICITED, SEND-ASK-LAST
     #[test]
     fn a_write_solicits_only_with_immediate_and_questions_always_ask() {
         let (remote_addr, rkey) = (0, roxe_wire::RKey(1));

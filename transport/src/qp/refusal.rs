@@ -77,6 +77,7 @@ impl Refusal {
     }
 
     /// The reliable responder tells the peer and, but for a missing receive, gives up.
+    // clause: NAK-TABLE
     const fn reliable(self) -> Reaction {
         const fn fatal(code: NakCode, status: WcStatus, event: QpEvents, reason: DropReason) -> Reaction {
             Reaction { answer: Answer::Nak(code), fatal: true, status, event, reason }
@@ -88,14 +89,17 @@ impl Refusal {
             }
             Self::ReceiveTooShort => fatal(N::InvalidRequest, S::LocLenErr, NO_EVENT, D::InvalidRequest),
             Self::RemoteAccess => fatal(N::RemoteAccess, S::RemAccessErr, E::ACCESS_ERR, D::RemoteAccess),
+            // clause: INVALIDATE-REFUSED
             Self::Invalidate => fatal(N::RemoteAccess, S::RemInvReqErr, NO_EVENT, D::RemoteAccess),
             Self::RemoteFault => fatal(N::RemoteOperation, S::RemAccessErr, E::ACCESS_ERR, D::LocalProtection),
+            // clause: NAK-OWN-FAULT
             Self::LocalProtection => fatal(N::RemoteOperation, S::LocProtErr, NO_EVENT, D::LocalProtection),
             Self::NoReceive => Reaction { answer: Answer::RnrNak, ..silent(D::NoReceive) },
         }
     }
 
     /// Unreliable services lose what they cannot take; only a fault of our own application ends the QP (IBA §9.8.3).
+    // clause: UC-LOST
     const fn unreliable(self) -> Reaction {
         use DropReason as D;
         match self {
@@ -160,6 +164,7 @@ mod tests {
         text
     }
 
+    // clause: NAK-TABLE
     #[test]
     fn the_table_is_the_one_reviewed() {
         let (now, reviewed) = (render(), include_str!("refusal_table.txt"));

@@ -132,6 +132,7 @@ impl ReplayRing {
     /// Only an answered one can be forgotten, given [`Self::has_room`]. If it was due again, that is forgotten too: the
     /// peer could not send a new request without having seen the old answer.
     pub(crate) fn push(&mut self, entry: Entry, limit: usize) {
+        // clause: DUP-RING
         while self.entries.len() >= limit.max(1) {
             self.entries.pop_front();
             self.base += 1;
@@ -169,11 +170,13 @@ impl ReplayRing {
     ///
     /// Answers leave in the order of PSNs, so whatever is due after it stays due: a newer one widens the window, an older
     /// one moves its start back, and one inside the window will be answered anyway.
+    // clause: DUP-READ-RANGE
     pub(crate) fn replay(&mut self, seq: Seq, job: Option<ReadJob>) {
         let restarts =
             seq == self.cursor && matches!((self.job, job), (Some(now), Some(new)) if new.psn.is_before(now.psn));
         if !self.is_due() {
             (self.cursor, self.end, self.job) = (seq, seq + 1, job);
+        // clause: DUP-ORDER
         } else if seq < self.cursor || restarts {
             (self.cursor, self.job) = (seq, job);
         } else {
@@ -276,6 +279,7 @@ mod tests {
         ring.replay(seq, job);
     }
 
+    // clause: ANSWER-ORDER
     #[test]
     fn answers_leave_in_order_and_walk_through_memory() {
         let mut ring = ring(4, &[read(5, 3), atomic(8)]);
@@ -288,6 +292,7 @@ mod tests {
         assert!(!ring.is_due());
     }
 
+    // clause: ACK-BEFORE-READ
     #[test]
     fn an_acknowledgement_leaves_before_the_answer_that_hides_it() {
         let mut ring = ring(4, &[Entry { ack_before: true, ..atomic(8) }]);
@@ -297,6 +302,7 @@ mod tests {
         assert_eq!(send(&mut ring, 9), [8], "once");
     }
 
+    // clause: DUP-RING
     #[test]
     fn only_unanswered_requests_count_against_the_limit() {
         let mut ring = ring(2, &[read(1, 2), atomic(3)]);
@@ -311,6 +317,7 @@ mod tests {
         assert!(!ReplayRing::default().has_room(0));
     }
 
+    // clause: DUP-READ-RANGE
     #[test]
     fn a_replay_sends_only_what_was_asked_for_again() {
         let mut ring = ring(4, &[read(1, 3), atomic(4), read(5, 2)]);
@@ -322,6 +329,7 @@ mod tests {
         assert_eq!(send(&mut ring, 9), [1, 2, 3, 4], "the original range is kept");
     }
 
+    // clause: DUP-ORDER
     #[test]
     fn a_replay_keeps_answers_in_order() {
         let mut ring = ring(4, &[read(1, 2), read(3, 2), read(5, 2)]);
@@ -368,6 +376,7 @@ mod tests {
         assert!(is_again(&ring), "the second of a widened window too");
     }
 
+    // clause: DUP-ACK-BOUND
     #[test]
     fn the_bound_of_an_old_packet_is_the_first_request_after_it() {
         let ring = ring(4, &[read(10, 2), atomic(15)]);

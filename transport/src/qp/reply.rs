@@ -72,6 +72,7 @@ impl Replies {
 
     /// Forgets what is owed, unless a fatal NAK is: that one is still sent, behind the answers before it.
     pub(crate) fn abandon(&mut self) {
+        // clause: NAK-FATAL
         if !self.nak.is_some_and(|nak| nak.fatal) {
             self.ring.abandon();
             (self.bounded, self.nak, self.ack) = (None, None, false);
@@ -95,6 +96,7 @@ impl Replies {
     pub(crate) fn refuse(&mut self, psn: Psn, answer: Answer, fatal: bool, rnr_timer: u8) {
         let syndrome = match answer {
             Answer::Silence => return,
+            // clause: CHECK-RECEIVE
             Answer::RnrNak => Syndrome::RnrNak { timer: rnr_timer },
             Answer::Nak(code) => Syndrome::Nak(code),
         };
@@ -113,6 +115,7 @@ impl Replies {
 
     /// An accepted READ or atomic will be answered. An acknowledgement that is due leaves before it.
     pub(crate) fn answer(&mut self, psn: Psn, packets: u32, op: Op, limit: u8) {
+        // clause: ACK-BEFORE-READ
         let ack_before = core::mem::take(&mut self.ack);
         self.ring.push(Entry { psn, packets, op, ack_before }, limit.into());
     }
@@ -120,6 +123,7 @@ impl Replies {
     /// A SEND or WRITE came again: its acknowledgement was lost, and maybe answers to READs and atomics after it. The
     /// acknowledgement must not reach past those (it would tell the peer that they are lost once more).
     pub(crate) fn acknowledge_again(&mut self, psn: Psn, e_psn: Psn) {
+        // clause: DUP-ACK-BOUND
         match self.ring.oldest_after(psn, e_psn) {
             None => self.ack = true,
             Some((until, first)) => self.bounded = Some(BoundedAck { until, psn: first.sub(1) }),
@@ -133,9 +137,11 @@ impl Replies {
         let Op::Read(original) = entry.op else { return false };
         let index = psn.sub(entry.psn.get()).get();
         let skipped = u64::from(index) * u64::from(sh.attr.path_mtu.bytes());
+        // clause: DUP-READ
         let is_tail = reth.rkey == original.rkey
             && reth.va == original.va.wrapping_add(skipped)
             && skipped + u64::from(reth.dma_len) == u64::from(original.dma_len);
+        // clause: DUP-READ-SILENT
         if !is_tail || check_readable(host, reth).is_err() {
             return false;
         }
@@ -146,6 +152,7 @@ impl Replies {
     /// An atomic came again: its result is sent again, never computed again. Returns whether it is still known.
     pub(crate) fn atomic_again(&mut self, psn: Psn, kind: AtomicKind) -> bool {
         match self.ring.find(psn) {
+            // clause: DUP-ATOMIC
             Some((seq, Entry { op: Op::Atomic(of, _), .. })) if of == kind => {
                 self.ring.replay(seq, None);
                 true
@@ -181,6 +188,7 @@ impl Replies {
     }
 
     /// What leaves next. A NAK acknowledges everything before it, so it makes the plain acknowledgement superfluous.
+    // clause: ANSWER-ORDER
     fn next_step(&self, e_psn: Psn) -> Option<Step> {
         if let Some(bounded) = self.bounded.filter(|bounded| self.ring.is_answered_before(bounded.until)) {
             return Some(Step::Bounded(bounded.psn));
@@ -209,12 +217,14 @@ impl Replies {
     /// The memory of a READ went away after it was accepted. A first answer turns into a NAK with the PSN that cannot be
     /// produced and the QP fails; a repeated one just ends.
     fn give_up_read(&mut self, sh: &mut Shared, job: ReadJob, error: MemError) {
+        // clause: DUP-READ-SILENT
         if job.again {
             return self.ring.finish();
         }
         let reaction = Refusal::remote(error).reaction(Service::Rc);
         self.ring.abandon();
         (self.bounded, self.ack) = (None, false);
+        // clause: READ-GONE
         self.refuse(job.psn, reaction.answer, true, 0);
         sh.events.insert(reaction.event);
         sh.fail();
@@ -224,6 +234,7 @@ impl Replies {
 /// Whether the peer may read what `reth` names. Reading nothing needs no key (IBA C9-88).
 pub(crate) fn check_readable<H: Host>(host: &mut H, reth: &Reth) -> Result<(), MemError> {
     match reth.dma_len {
+        // clause: CHECK-KEY-EMPTY
         0 => Ok(()),
         len => host.check_remote(reth.rkey, reth.va, len.into(), Access::REMOTE_READ),
     }
@@ -241,6 +252,7 @@ enum Sent {
 /// Writes the packet of `step`. The credit field always says "no limit": receives may be shared, and requesters of today
 /// rely on RNR NAK.
 fn send<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, step: Step, msn: Msn) -> Sent {
+    // clause: ACK-NO-LIMIT
     let ack = Aeth { syndrome: Syndrome::ACK_UNLIMITED, msn };
     let (psn, response, why) = match step {
         Step::Bounded(psn) | Step::Ack(psn) | Step::Answer(Due::AckBefore(psn)) => (psn, Response::Ack(ack), Why::Ack),
@@ -249,6 +261,7 @@ fn send<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, step: Step, 
             (psn, Response::AtomicAck(ack, AtomicAckEth(original)), why)
         }
         Step::Answer(Due::Read(job)) => return send_read(sh, host, tx, job, ack),
+        // clause: NAK-OPCODE
         Step::Nak(nak) => (nak.psn, Response::Ack(Aeth { syndrome: nak.syndrome, msn }), Why::Nak),
     };
     match slot(sh, tx, psn, response, 0, why) {
@@ -260,6 +273,7 @@ fn send<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, step: Step, 
 /// Writes the next packet of the answer to a READ. After a restart it begins with FIRST or ONLY like a new one.
 fn send_read<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, job: ReadJob, ack: Aeth) -> Sent {
     let (len, last) = job.next_len(sh.attr.path_mtu);
+    // clause: READ-RESPONSES
     let response = match (job.first, last) {
         (true, true) => Response::ReadOnly(ack),
         (true, false) => Response::ReadFirst(ack),
@@ -269,6 +283,7 @@ fn send_read<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, job: Re
     let why = if job.again { Why::Replay } else { Why::ReadResponse };
     let Some(payload) = slot(sh, tx, job.psn, response, len as usize, why) else { return Sent::Full };
     if len > 0
+        // clause: READ-AFTER-WRITE
         && let Err(error) = host.read_remote(job.rkey, job.va, payload)
     {
         tx.retract();
@@ -286,6 +301,7 @@ fn slot<'t, T: TxBatch>(
     len: usize,
     why: Why,
 ) -> Option<&'t mut [u8]> {
+    // clause: BTH-MIGRATED, ACK-FIELDS
     let bth = Bth { mig_req: true, ..Bth::new(sh.attr.dest_qpn, psn) };
     let header = Header { bth, kind: Kind::RcResponse(response) };
     let slot = tx.slot(&sh.path, header.padded_len(len), PacketNote::answer(sh.config.qpn, why))?;

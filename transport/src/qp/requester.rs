@@ -122,6 +122,7 @@ impl Requester {
 
     /// RTR to RTS: numbering starts, counters are loaded.
     pub(crate) fn on_rts(&mut self, sh: &Shared) {
+        // clause: PSN-START
         let psn = sh.attr.sq_psn;
         (self.cursor.psn, self.una_psn, self.sent_psn) = (psn, psn, psn);
         self.retry.reset(&sh.attr);
@@ -154,6 +155,7 @@ impl Requester {
     pub(crate) fn flush<H: Host>(&mut self, sh: &mut Shared, host: &mut H) {
         self.release_all(sh, host);
         while let Some(wqe) = self.sq.pop() {
+            // clause: WC-ERROR-ALWAYS
             complete(sh, host, &wqe, WcStatus::WrFlushErr);
         }
         // UC and UD go on numbering from here when they leave SQE.
@@ -194,26 +196,31 @@ impl Requester {
         let Some(wqe) = self.sq.get(self.cursor.wqe) else { return false };
         let may_start = match sh.state {
             QpState::Rts => true,
+            // clause: STATE-SQD
             QpState::Sqd => self.cursor.wqe != self.fresh,
             _ => false,
         };
         may_start
             && self.fault.is_none()
+            // clause: RNR-WAIT
             && !self.retry.is_waiting()
             && !sh.congestion.is_pausing()
             && !self.is_fenced(wqe)
             && !self.is_read_held(sh, wqe)
+            // clause: PSN-OUTSTANDING
             && self.cursor.psn.distance(self.una_psn) < MAX_OUTSTANDING
     }
 
     /// A fenced request starts when earlier READs and atomics are complete (IBA §10.8.3.3).
     fn is_fenced(&self, wqe: &SendWqe) -> bool {
+        // clause: SEND-FENCE
         self.reads_out > 0 && self.cursor.packet == 0 && wqe.flags.contains(SendFlags::FENCE)
     }
 
     /// READs and atomics wait for a free place at the responder, and READs for room in our own socket. With
     /// `max_rd_atomic` = 0 there is nothing to wait for: they fail when their turn comes.
     fn is_read_held(&self, sh: &Shared, wqe: &SendWqe) -> bool {
+        // clause: SEND-RD-ATOMIC
         let no_place = self.reads_out >= u32::from(sh.attr.max_rd_atomic);
         let no_room = self.bytes_due > READ_AHEAD && wqe.is_read();
         self.reads_out > 0 && wqe.awaits_response() && (no_place || no_room)
@@ -224,6 +231,7 @@ impl Requester {
         let mtu = sh.attr.path_mtu;
         self.begin(mtu);
         let Some(wqe) = self.sq.get(self.cursor.wqe) else { return Step::Stop };
+        // clause: SEND-RD-ATOMIC-0
         if wqe.awaits_response() && sh.attr.max_rd_atomic == 0 {
             return self.stop_with(sh, host, WcStatus::LocQpOpErr);
         }
@@ -234,8 +242,10 @@ impl Requester {
             return Step::Stop;
         }
         let bth = Bth {
+            // clause: SEND-ASK-STALL
             ack_req: packet.asks_ack || room == Room::First || sh.congestion.pauses_after(host.now(), packet.len),
             solicited: packet.solicited,
+            // clause: BTH-MIGRATED
             mig_req: true,
             ..Bth::new(sh.attr.dest_qpn, self.cursor.psn)
         };
@@ -244,6 +254,7 @@ impl Requester {
         match put(host, tx, &sh.path, &header, self.sq.payload(self.cursor.wqe, wqe), &packet, note) {
             Put::Done => {}
             Put::Full => return Step::BatchFull,
+            // clause: SEND-LOCAL-FAULT
             Put::Fault => return self.stop_with(sh, host, WcStatus::LocProtErr),
         }
         self.reads_out += u32::from(wqe.awaits_response());
@@ -271,6 +282,7 @@ impl Requester {
     }
 
     /// Moves the cursor behind the packet just sent, which took `span` PSNs.
+    // clause: SEND-ORDER
     pub(crate) fn advance(&mut self, span: u32) {
         let Some(wqe) = self.sq.get(self.cursor.wqe) else { return };
         if self.cursor.wqe == self.fresh {
@@ -288,6 +300,7 @@ impl Requester {
     }
 
     /// Goes back to the oldest packet not acknowledged (go-back-N): what was under way is given up.
+    // clause: RETRY-GO-BACK
     pub(crate) fn go_back<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F) {
         self.release_all(sh, flow);
         (self.reads_out, self.bytes_due) = (0, 0);
@@ -296,6 +309,7 @@ impl Requester {
     }
 
     /// The place of `una_psn`.
+    // clause: RETRY-SAME-OPCODES
     pub(crate) fn oldest(&self) -> Cursor {
         let (wqe, psn) = (self.sq.head_index(), self.una_psn);
         let started = if wqe == self.fresh { None } else { self.sq.head() };
@@ -329,6 +343,7 @@ impl Requester {
 
     /// Completes the oldest work request with an error; the QP leaves RTS before the call returns (IBA §10.8.3.2 for RC,
     /// where the error is fatal; on UC and UD only the send queue stops).
+    // clause: WC-ORDER
     pub(crate) fn fail_head<H: Host>(&mut self, sh: &mut Shared, host: &mut H, status: WcStatus) {
         if let Some(wqe) = self.sq.pop() {
             complete(sh, host, &wqe, status);
@@ -342,6 +357,7 @@ impl Requester {
     /// Completes the oldest work request with success.
     pub(crate) fn complete_head<H: Host>(&mut self, sh: &mut Shared, host: &mut H) {
         let Some(wqe) = self.sq.pop() else { return };
+        // clause: WC-SIGNALED
         if sh.config.sq_sig_all || wqe.flags.contains(SendFlags::SIGNALED) {
             complete(sh, host, &wqe, WcStatus::Success);
         }
@@ -351,6 +367,7 @@ impl Requester {
     pub(crate) fn check_drained(&mut self, sh: &mut Shared) {
         if sh.state == QpState::Sqd && !self.drained && self.is_drained() {
             self.drained = true;
+            // clause: STATE-SQ-DRAINED
             if sh.attr.en_sqd_async_notify {
                 sh.events.insert(QpEvents::SQ_DRAINED);
             }
@@ -384,6 +401,7 @@ fn complete<H: Host>(sh: &mut Shared, host: &mut H, wqe: &SendWqe, status: WcSta
 fn check_op(sh: &Shared, req: &SendRequest<'_>) -> Result<(), PostError> {
     use SendOp::{CompareSwap, FetchAdd, Read, Send, SendImm, SendInvalidate, Write, WriteImm};
     let is_inline = matches!(req.data, SendData::Inline(_));
+    // clause: SEND-OPERATIONS
     let possible = match (req.op, sh.config.service) {
         (Send | SendImm(_), _) => true,
         (Write { .. } | WriteImm { .. }, Service::Rc | Service::Uc) | (SendInvalidate(_), Service::Rc) => true,

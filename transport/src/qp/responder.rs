@@ -103,6 +103,7 @@ impl Responder {
     /// The QP entered RTR: the first packet has `rq_psn`.
     pub(crate) fn on_rtr(&mut self, sh: &Shared) {
         self.forget_connection();
+        // clause: PSN-START
         self.progress.e_psn = sh.attr.rq_psn;
     }
 
@@ -123,6 +124,7 @@ impl Responder {
         self.replies.abandon();
         (self.open, self.receiving) = (Open::None, false);
         self.rq.flush(sh, host);
+        // clause: SRQ-LAST-RECEIVE
         if self.rq.is_shared() && !self.flushed {
             sh.events.insert(QpEvents::LAST_WQE_REACHED);
         }
@@ -157,6 +159,7 @@ impl Responder {
         payload: &[u8],
     ) -> Result<(), DropReason> {
         let incoming = Incoming { bth, req, payload };
+        // clause: PSN-WINDOW
         match bth.psn.distance(self.progress.e_psn) {
             0 => self.handle_expected(sh, host, incoming),
             1.. => Err(self.handle_future()),
@@ -174,6 +177,7 @@ impl Responder {
         self.replies.withdraw_nak();
         self.note_established(sh);
         match self.run(sh, host, incoming) {
+            // clause: ACK-AFTER-DEED
             Ok(()) => self.advance(sh, incoming),
             Err(refusal) => return Err(self.refuse(sh, host, refusal)),
         }
@@ -182,7 +186,9 @@ impl Responder {
 
     /// A packet before this one is missing. One NAK asks for it; the rest of what is under way is dropped in silence
     /// (IBA §9.7.5), also when the expected packet was there but found no receive.
+    // clause: GAP-DROPPED
     fn handle_future(&mut self) -> DropReason {
+        // clause: GAP-NAK
         if self.nak_state == NakState::None {
             self.nak_state = NakState::Sequence;
             self.replies.refuse_gap(self.progress.e_psn);
@@ -199,11 +205,13 @@ impl Responder {
             Request::FetchAdd(_) => self.replies.atomic_again(psn, AtomicKind::FetchAdd),
             Request::Flush(..) | Request::AtomicWrite(_) => false,
             _ => {
+                // clause: DUP-SEND-WRITE
                 self.replies.acknowledge_again(psn, self.progress.e_psn);
                 true
             }
         };
         // The peer went back, so it may lose the same packet again: report the next gap.
+        // clause: GAP-NAK-AGAIN
         if answered && self.nak_state == NakState::Sequence {
             self.nak_state = NakState::None;
         }
@@ -214,6 +222,7 @@ impl Responder {
     ///
     /// # Errors
     /// Why it was not executed.
+    // clause: UC-SILENT
     pub(crate) fn handle_uc<H: Host>(
         &mut self,
         sh: &mut Shared,
@@ -224,9 +233,12 @@ impl Responder {
     ) -> Result<(), DropReason> {
         let req = Request::from(*req);
         let in_order = bth.psn == self.progress.e_psn;
+        // clause: UC-RESYNC
         self.progress.e_psn = bth.psn.next();
         // A packet is missing, or the peer starts anew: the receive in use is kept for the next message.
+        // clause: UC-NEW-START
         if !in_order || starts(&req) {
+            // clause: UC-RECEIVE-KEPT
             (self.open, self.receiving) = (Open::None, false);
         }
         self.note_established(sh);
@@ -250,6 +262,7 @@ impl Responder {
 
     /// The first request in RTR tells the application that the peer is there (IBA §11.6.3).
     fn note_established(&mut self, sh: &mut Shared) {
+        // clause: EVENT-COMM-EST
         if sh.state == QpState::Rtr && !self.established {
             self.established = true;
             sh.events.insert(QpEvents::COMM_EST);
@@ -259,6 +272,7 @@ impl Responder {
     /// All checks, then the deed.
     fn run<H: Host>(&mut self, sh: &mut Shared, host: &mut H, incoming: Incoming<'_>) -> Result<(), Refusal> {
         let Incoming { req, payload, .. } = incoming;
+        // clause: CHECK-ORDER
         check_op_seq(self.open, req)?;
         check_op_valid(sh.attr.access, req)?;
         self.check_resource(sh, host, req)?;
@@ -271,14 +285,17 @@ impl Responder {
     /// READ or atomic needs room to remember it (IBA §9.7.5).
     fn check_resource<H: Host>(&mut self, sh: &Shared, host: &mut H, req: &Request) -> Result<(), Refusal> {
         match req {
+            // clause: UC-IMM-LAST
             Request::SendFirst
             | Request::SendOnly(_)
             | Request::WriteLast(Some(_))
             | Request::WriteOnly(_, Some(_)) => {
                 self.receiving = self.rq.acquire(host);
+                // clause: CHECK-RECEIVE
                 if self.receiving { Ok(()) } else { Err(Refusal::NoReceive) }
             }
             Request::Read(_) | Request::CompareSwap(_) | Request::FetchAdd(_)
+                // clause: CHECK-RD-ATOMIC
                 if !self.replies.has_room(sh.attr.max_dest_rd_atomic) =>
             {
                 Err(Refusal::TooManyReads)
@@ -291,6 +308,7 @@ impl Responder {
     fn check_length(&self, mtu: PathMtu, req: &Request, payload: &[u8]) -> Result<(), Refusal> {
         let mtu = mtu.bytes();
         let len = u32::try_from(payload.len()).map_err(|_| Refusal::Length)?;
+        // clause: CHECK-LENGTH
         let fits_opcode = match req {
             Request::SendFirst | Request::SendMiddle | Request::WriteFirst(_) | Request::WriteMiddle => len == mtu,
             Request::SendLast(_) | Request::WriteLast(_) => (1..=mtu).contains(&len),
@@ -304,6 +322,7 @@ impl Responder {
     }
 
     fn check_message_length(&self, req: &Request, len: u32) -> Result<(), Refusal> {
+        // clause: CHECK-DMA-LENGTH
         let fits_message = match (req, self.open) {
             (Request::SendFirst | Request::SendOnly(_), _) => return self.check_room(0, len),
             (_, Open::Send(received)) => return self.check_room(received, len),
@@ -322,6 +341,7 @@ impl Responder {
         let total = u64::from(received) + u64::from(len);
         if total > u64::from(MAX_MESSAGE) {
             Err(Refusal::Length)
+        // clause: CHECK-ROOM
         } else if total > self.rq.room() {
             Err(Refusal::ReceiveTooShort)
         } else {
@@ -350,6 +370,7 @@ impl Responder {
             }
             Request::Read(reth) => self.remember(sh, bth, req, Op::Read(*reth)),
             Request::CompareSwap(eth) => {
+                // clause: ATOMIC-RESULT
                 let op = AtomicOp::CompareSwap { compare: eth.compare, swap: eth.swap_or_add };
                 let original = atomic(host, eth, op)?;
                 self.remember(sh, bth, req, Op::Atomic(AtomicKind::CompareSwap, original));
@@ -382,6 +403,7 @@ impl Responder {
             SendTail::Plain => WcExtra::None,
             SendTail::Imm(imm) => WcExtra::Imm(*imm),
             SendTail::Invalidate(ieth) => {
+                // clause: INVALIDATE
                 host.invalidate_remote(ieth.0).map_err(|_| Refusal::Invalidate)?;
                 WcExtra::Invalidated(ieth.0)
             }
@@ -394,6 +416,7 @@ impl Responder {
         Ok(())
     }
 
+    // clause: NAK-DATA-STAYS
     fn continue_write<H: Host>(&mut self, host: &mut H, payload: &[u8]) -> Result<(), Refusal> {
         let Open::Write(write) = self.open else { return Err(Refusal::OpcodeSequence) };
         self.place_write(host, write, payload)
@@ -402,6 +425,7 @@ impl Responder {
     /// Memory checks the key again for every packet: it may have gone since the first.
     fn place_write<H: Host>(&mut self, host: &mut H, write: OpenWrite, payload: &[u8]) -> Result<(), Refusal> {
         if !payload.is_empty() {
+            // clause: CHECK-KEY-AGAIN
             host.write_remote(write.rkey, write.va, payload).map_err(Refusal::remote)?;
         }
         let len = len_of(payload);
@@ -434,10 +458,12 @@ impl Responder {
     fn advance(&mut self, sh: &Shared, incoming: Incoming<'_>) {
         let Incoming { bth, req, .. } = incoming;
         self.progress.e_psn = self.progress.e_psn.add(psns(req, sh.attr.path_mtu));
+        // clause: MSN-COUNT
         if self.open == Open::None {
             self.progress.msn = self.progress.msn.next();
         }
         // READs and atomics are answered whether they ask for it or not.
+        // clause: ACK-ASKED
         if bth.ack_req && !matches!(req, Request::Read(_) | Request::CompareSwap(_) | Request::FetchAdd(_)) {
             self.replies.acknowledge();
         }
@@ -446,10 +472,13 @@ impl Responder {
     /// Does what the table says about `refusal`.
     fn refuse<H: Host>(&mut self, sh: &mut Shared, host: &mut H, refusal: Refusal) -> DropReason {
         let reaction = refusal.reaction(sh.config.service);
+        // clause: NAK-UNASKED
         self.replies.refuse(self.progress.e_psn, reaction.answer, reaction.fatal, sh.attr.min_rnr_timer);
         if reaction.answer == Answer::RnrNak {
+            // clause: GAP-AFTER-RNR
             self.nak_state = NakState::NotReady;
         }
+        // clause: NAK-FATAL
         if reaction.fatal {
             sh.fail();
             self.report(sh, host, refusal, reaction);
@@ -464,12 +493,14 @@ impl Responder {
             let cqe = Cqe { status, opcode: WcOpcode::Recv, vendor_err, ..Cqe::default() };
             self.complete_receive(sh, host, cqe);
         } else {
+            // clause: EVENT-AFFILIATED
             sh.events.insert(reaction.event);
         }
     }
 }
 
 /// PSNs that `req` occupies: a READ one for each response packet.
+// clause: PSN-SPAN
 fn psns(req: &Request, mtu: PathMtu) -> u32 {
     match req {
         Request::Read(reth) => segment::packets(reth.dma_len, mtu),
@@ -489,6 +520,7 @@ const fn starts(req: &Request) -> bool {
 
 /// A message is one run of packets, and no other request comes between them (IBA §9.7.4).
 fn check_op_seq(open: Open, req: &Request) -> Result<(), Refusal> {
+    // clause: CHECK-SEQUENCE
     let in_sequence = match open {
         Open::None => starts(req),
         Open::Send(_) => matches!(req, Request::SendMiddle | Request::SendLast(_)),
@@ -506,18 +538,23 @@ fn check_op_valid(access: Access, req: &Request) -> Result<(), Refusal> {
         }
         Request::Read(_) => Access::REMOTE_READ,
         Request::CompareSwap(_) | Request::FetchAdd(_) => Access::REMOTE_ATOMIC,
+        // clause: CHECK-NOT-OFFERED
         Request::Flush(..) | Request::AtomicWrite(_) => return Err(Refusal::NotAllowed),
     };
+    // clause: CHECK-ACCESS-FLAGS
     if access.contains(needed) { Ok(()) } else { Err(Refusal::NotAllowed) }
 }
 
 /// The remote key allows the whole range; nothing is asked of it for no bytes (IBA C9-88).
 fn check_rkey<H: Host>(host: &mut H, req: &Request) -> Result<(), Refusal> {
+    // clause: CHECK-KEY
     let checked = match req {
+        // clause: CHECK-KEY-EMPTY
         Request::WriteFirst(reth) | Request::WriteOnly(reth, _) if reth.dma_len > 0 => {
             host.check_remote(reth.rkey, reth.va, reth.dma_len.into(), Access::REMOTE_WRITE)
         }
         Request::Read(reth) => check_readable(host, reth),
+        // clause: CHECK-ATOMIC-ALIGNED
         Request::CompareSwap(eth) | Request::FetchAdd(eth) if eth.va % 8 != 0 => return Err(Refusal::Misaligned),
         Request::CompareSwap(eth) | Request::FetchAdd(eth) => {
             host.check_remote(eth.rkey, eth.va, 8, Access::REMOTE_ATOMIC)

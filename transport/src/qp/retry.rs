@@ -44,12 +44,14 @@ impl Retry {
     }
 
     /// Full counters.
+    // clause: RETRY-RELOAD
     pub(crate) fn reload(&mut self, attr: &QpAttr) {
         self.retries_left = attr.retry_cnt;
         self.rnr_left = attr.rnr_retry;
     }
 
     /// Something was acknowledged: reloads the counters, and restarts the ACK timer if more is `outstanding`.
+    // clause: TIMER-RESTART
     pub(crate) fn on_progress(&mut self, attr: &QpAttr, now: Instant, outstanding: bool) {
         self.reload(attr);
         self.went_back = false;
@@ -64,6 +66,7 @@ impl Retry {
     /// A packet was sent: starts the ACK timer unless a timer runs.
     pub(crate) fn on_sent(&mut self, attr: &QpAttr, now: Instant) {
         if self.timer.is_none() {
+            // clause: TIMER-RANGE
             let wait = ack_timeout(attr.timeout).map(|wait| wait.max(MIN_ACK_TIMEOUT));
             self.timer = wait.map(|wait| (Timer::Ack, now.after(wait)));
         }
@@ -71,9 +74,11 @@ impl Retry {
 
     /// A NAK, written or implied, tells of a loss: uses up a retry. `Ok(false)` when that loss is being repaired already.
     pub(crate) fn on_loss(&mut self) -> Result<bool, Exhausted> {
+        // clause: NAK-ONCE
         if self.went_back {
             return Ok(false);
         }
+        // clause: RETRY-SPENT
         self.spend()?;
         self.went_back = true;
         self.timer = None;
@@ -88,12 +93,14 @@ impl Retry {
     }
 
     fn spend(&mut self) -> Result<(), Exhausted> {
+        // clause: RETRY-COUNT
         self.retries_left = self.retries_left.checked_sub(1).ok_or(Exhausted)?;
         Ok(())
     }
 
     /// The responder is not ready: uses up an RNR retry and starts the wait that `code` asks for.
     pub(crate) fn on_rnr(&mut self, attr: &QpAttr, now: Instant, code: u8) -> Result<(), Exhausted> {
+        // clause: RNR-COUNT
         if attr.rnr_retry != RNR_FOREVER {
             self.rnr_left = self.rnr_left.checked_sub(1).ok_or(Exhausted)?;
         }
@@ -135,6 +142,7 @@ mod tests {
         retry
     }
 
+    // clause: RETRY-COUNT
     #[test]
     fn retry_cnt_retries_are_granted_and_not_one_more() {
         let mut retry = fresh();
@@ -145,6 +153,7 @@ mod tests {
         assert_eq!(retry.on_ack_timeout(), Ok(()));
     }
 
+    // clause: NAK-ONCE
     #[test]
     fn one_loss_costs_one_retry_however_often_it_is_told() {
         let mut retry = fresh();
@@ -154,6 +163,7 @@ mod tests {
         assert_eq!(retry.on_loss(), Err(Exhausted));
     }
 
+    // clause: RNR-COUNT
     #[test]
     fn rnr_retries_are_counted_apart_and_seven_is_endless() {
         let mut retry = fresh();
@@ -165,6 +175,7 @@ mod tests {
         }
     }
 
+    // clause: TIMER-RESTART
     #[test]
     fn the_ack_timer_starts_once_and_restarts_on_progress() {
         let mut retry = fresh();
@@ -179,6 +190,7 @@ mod tests {
         assert_eq!(retry.deadline(), None);
     }
 
+    // clause: RNR-WAIT-WHOLE
     #[test]
     fn nothing_cuts_an_rnr_wait_short() {
         let mut retry = fresh();
@@ -190,6 +202,7 @@ mod tests {
         assert_eq!(retry.due(Instant(640_000)), Some(Timer::Rnr));
     }
 
+    // clause: TIMER-RANGE
     #[test]
     fn code_zero_waits_for_ever_and_tiny_codes_are_rounded_up() {
         let mut retry = fresh();

@@ -132,6 +132,7 @@ impl RecvQueue {
     pub(crate) fn post(&mut self, req: &RecvRequest<'_>) -> Result<(), PostError> {
         match &mut self.source {
             Source::Own(ring) => ring.push(req.wr_id, req.sges),
+            // clause: SRQ-NO-OWN
             Source::Shared(_) => Err(PostError::BadOpcode),
         }
     }
@@ -141,6 +142,7 @@ impl RecvQueue {
         match &mut self.source {
             Source::Own(ring) => ring.len > 0,
             Source::Shared(taken) => {
+                // clause: SRQ-TAKEN
                 if taken.slot.is_none() {
                     taken.slot = taken.take(host);
                 }
@@ -174,6 +176,7 @@ impl RecvQueue {
     /// error counts as solicited (`man ibv_req_notify_cq`).
     pub(crate) fn complete<H: Host>(&mut self, sh: &mut Shared, host: &mut H, cqe: Cqe) -> bool {
         let Some(wr_id) = self.pop() else { return false };
+        // clause: WC-SOLICITED
         let solicited = cqe.solicited || cqe.status != WcStatus::Success;
         let cqe = Cqe { wr_id, solicited, qpn: sh.config.qpn, timestamp: host.now().0, ..cqe };
         if host.complete(Side::Recv, cqe).is_err() {
@@ -258,6 +261,7 @@ mod tests {
         }
     }
 
+    // clause: SRQ-NO-OWN
     #[test]
     fn a_queue_of_no_depth_and_lists_that_are_too_long_are_refused() {
         let req = RecvRequest { wr_id: 1, sges: &[Sge::default(); 3] };
@@ -268,6 +272,7 @@ mod tests {
         assert_eq!(RecvQueue::new(&config(0, Some(4))).post(&req), Err(PostError::BadOpcode));
     }
 
+    // clause: SRQ-TAKEN
     #[test]
     fn a_shared_receive_is_taken_once_and_kept_until_it_ends() {
         let (mut rq, mut host) = (RecvQueue::new(&config(0, Some(4))), SimHost::default());
@@ -283,6 +288,7 @@ mod tests {
         assert_eq!((rq.room(), host.srq.len()), (0, 1));
     }
 
+    // clause: WC-SOLICITED
     #[test]
     fn completions_name_the_queue_pair_and_errors_are_solicited() {
         let mut rq = RecvQueue::new(&config(4, None));

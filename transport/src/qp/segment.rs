@@ -14,6 +14,7 @@ const READ_CHUNK_PACKETS: u32 = 64;
 const READ_CHUNK_BYTES: u32 = 128 << 10;
 
 /// Inside long messages the responder is asked for an acknowledgement every so many packets.
+// clause: SEND-ASK-MIDDLE
 const ACK_EVERY: u32 = 16;
 
 /// log2 of the payload bytes of a full packet.
@@ -22,6 +23,7 @@ const fn shift(mtu: PathMtu) -> u32 {
 }
 
 /// Packets, and so PSNs, of a message of `length` bytes: at least one.
+// clause: PSN-SPAN
 pub(crate) const fn packets(length: u32, mtu: PathMtu) -> u32 {
     match length.div_ceil(mtu.bytes()) {
         0 => 1,
@@ -78,6 +80,7 @@ pub(crate) fn read_chunk_end(index: u32, packets: u32, mtu: PathMtu) -> u32 {
 }
 
 /// Packets `index..end` of the READ that `whole` asks for.
+// clause: RETRY-READ-TAIL
 pub(crate) fn read_part(whole: Reth, mtu: PathMtu, index: u32, end: u32) -> Reth {
     let from = offset(index, mtu);
     let until = (u64::from(end) << shift(mtu)).min(u64::from(whole.dma_len));
@@ -86,6 +89,7 @@ pub(crate) fn read_part(whole: Reth, mtu: PathMtu, index: u32, end: u32) -> Reth
 }
 
 /// The request that packet `index` of `packets` of `op` carries; a READ asks for everything.
+// clause: SEND-TAIL
 pub(crate) fn request(op: &SendOp, length: u32, place: Place) -> Request {
     let reth = |va, rkey| Reth { va, rkey, dma_len: length };
     match *op {
@@ -99,6 +103,7 @@ pub(crate) fn request(op: &SendOp, length: u32, place: Place) -> Request {
             Request::CompareSwap(AtomicEth { va: remote_addr, rkey, swap_or_add: swap, compare })
         }
         SendOp::FetchAdd { remote_addr, rkey, add } => {
+            // clause: ATOMIC-OPERANDS
             Request::FetchAdd(AtomicEth { va: remote_addr, rkey, swap_or_add: add, compare: 0 })
         }
     }
@@ -130,6 +135,7 @@ mod tests {
 
     const MTU: PathMtu = PathMtu::Mtu256;
 
+    // clause: PSN-SPAN
     #[test]
     fn an_empty_message_is_one_packet() {
         assert_eq!(packets(0, MTU), 1);
@@ -154,6 +160,7 @@ mod tests {
         assert_eq!(payload_len(MAX_MESSAGE, MTU, n - 1), 256);
     }
 
+    // clause: SEND-TAIL
     #[test]
     fn only_the_last_packet_carries_the_tail_and_only_the_first_the_address() {
         let op = SendOp::WriteImm { remote_addr: 7, rkey: RKey(8), imm: ImmDt([1; 4]) };
@@ -166,6 +173,7 @@ mod tests {
         assert_eq!(request(&SendOp::SendInvalidate(RKey(3)), 0, Place::Last), Request::SendLast(tail));
     }
 
+    // clause: ATOMIC-OPERANDS
     #[test]
     fn atomics_map_their_operands() {
         let op = SendOp::CompareSwap { remote_addr: 8, rkey: RKey(1), compare: 3, swap: 4 };
@@ -176,6 +184,7 @@ mod tests {
         assert_eq!(request(&op, 8, Place::Only), Request::FetchAdd(eth));
     }
 
+    // clause: RETRY-READ-TAIL
     #[test]
     fn a_retried_read_asks_for_a_tail_of_the_original_request() {
         let reth = Reth { va: 0x1000, rkey: RKey(1), dma_len: 100 * 256 - 6 };
@@ -193,6 +202,7 @@ mod tests {
 
     proptest! {
         /// The packets of a message partition it.
+        // clause: PSN-SPAN
         #[test]
         fn packets_partition_the_message(length in 0u32..100_000, code in 1u8..=5) {
             let mtu = PathMtu::from_code(code).expect("a code");

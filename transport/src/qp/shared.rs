@@ -127,6 +127,7 @@ impl Shared {
 
     /// A completion queue took no more: the QP can no longer report anything (IBA §10.8.3).
     pub(crate) fn overrun(&mut self) {
+        // clause: CQ-OVERRUN
         self.events.insert(QpEvents::FATAL);
         self.failed = true;
     }

@@ -43,6 +43,7 @@ impl SendWqe {
     }
 
     /// Whether the receiver is to raise a solicited event: only a SEND and a WRITE with immediate can (IBA §9.2.3).
+    // clause: BTH-SOLICITED
     pub(crate) fn is_solicited(&self) -> bool {
         self.flags.contains(SendFlags::SOLICITED) && !self.awaits_response() && !matches!(self.op, SendOp::Write { .. })
     }
@@ -194,6 +195,7 @@ impl SendQueue {
         let slot = self.slot(self.tail);
         match req.data {
             SendData::Sges(sges) => self.sges.put(slot, sges, Sge::default()),
+            // clause: SEND-INLINE
             SendData::Inline(bytes) => {
                 wqe.flags.insert(SendFlags::INLINE);
                 self.inline.put(slot, bytes, 0);
@@ -246,6 +248,7 @@ impl SendQueue {
         let mut wqe =
             SendWqe { wr_id: req.wr_id, op: req.op, flags, length, num_sge, first_psn: Psn::default(), packets: 0 };
         if wqe.is_atomic() {
+            // clause: SEND-ATOMIC-RESULT
             if length < ATOMIC_LEN {
                 return Err(PostError::BadLength);
             }
@@ -261,6 +264,7 @@ impl SendQueue {
         }
         let sum: u64 = sges.iter().map(|sge| u64::from(sge.length)).sum();
         match u32::try_from(sum) {
+            // clause: SEND-MAX-LENGTH
             Ok(length) if length <= MAX_MESSAGE => Ok(length),
             _ => Err(PostError::BadLength),
         }
@@ -338,6 +342,7 @@ mod tests {
         assert_eq!(sq.get(2).map(|wqe| wqe.wr_id), Some(7));
     }
 
+    // clause: SEND-MAX-LENGTH
     #[test]
     fn lists_inline_bytes_and_lengths_have_limits() {
         let mut sq = queue(8);
@@ -351,6 +356,7 @@ mod tests {
         assert!(matches!(sq.payload(1, &wqe), Payload::Inline(&[1, 2, 3, 4])));
     }
 
+    // clause: SEND-ATOMIC-RESULT
     #[test]
     fn an_atomic_needs_eight_bytes_and_uses_no_more() {
         let op = SendOp::FetchAdd { remote_addr: 0, rkey: RKey(0), add: 1 };
@@ -360,6 +366,7 @@ mod tests {
         assert_eq!(sq.head().map(|wqe| wqe.length), Some(8));
     }
 
+    // clause: BTH-SOLICITED
     #[test]
     fn only_what_can_raise_a_solicited_event_asks_for_one() {
         let (remote_addr, rkey, flags) = (0, RKey(0), SendFlags::SOLICITED);

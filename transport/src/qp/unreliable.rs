@@ -32,6 +32,7 @@ impl Requester {
             return Step::Stop;
         }
         self.paid = true;
+        // clause: BTH-MIGRATED, UC-SILENT
         let bth = Bth { solicited: packet.solicited, mig_req: true, ..Bth::new(qpn, self.cursor.psn) };
         let Some(wqe) = self.sq.get(self.cursor.wqe) else { return Step::Stop };
         let (payload, note) = (self.sq.payload(self.cursor.wqe, wqe), self.note(sh, wqe));
@@ -44,6 +45,7 @@ impl Requester {
         self.burst = self.burst.saturating_add(cost);
         self.advance(1);
         self.una_psn = self.cursor.psn;
+        // clause: UC-DONE-WHEN-SENT
         if self.cursor.packet == 0 {
             self.complete_head(sh, host);
             self.check_drained(sh);
@@ -67,6 +69,7 @@ impl Requester {
         self.begin(PathMtu::Mtu4096);
         let index = self.cursor.wqe;
         let (wqe, dest) = self.sq.get(index).zip(self.sq.dest(index)).ok_or(WcStatus::GeneralErr)?;
+        // clause: UD-PORT-MTU
         if wqe.length > sh.config.port_mtu || wqe.packets != 1 {
             return Err(WcStatus::LocLenErr);
         }
@@ -81,7 +84,9 @@ impl Requester {
 /// uses the well-known key.
 fn qkey_to_send(sh: &Shared, asked: Qkey) -> Qkey {
     match asked {
+        // clause: UD-QKEY-GSI
         _ if sh.config.qpn == Qpn::GSI => Qkey::GSI,
+        // clause: UD-QKEY-CONTROLLED
         asked if asked.is_controlled() => sh.attr.qkey,
         asked => asked,
     }
@@ -95,6 +100,7 @@ mod tests {
     use crate::sim::{Pair, Peer, Rng, Setup};
     use crate::wr::{SendData, SendFlags, SendRequest, UdDest};
 
+    // clause: UD-QKEY-CONTROLLED, UD-QKEY-GSI
     #[test]
     fn the_q_key_is_the_requests_unless_it_is_controlled() {
         let (qp, _) = Setup::of(Service::Ud).make(Peer::A);
@@ -106,6 +112,7 @@ mod tests {
         assert_eq!(qkey_to_send(&sh, Qkey(5)), Qkey::GSI);
     }
 
+    // clause: STATE-SQE
     #[test]
     fn a_send_error_flushes_what_is_posted_until_the_queue_is_restarted() {
         let mut pair = Pair::idle(Setup::of(Service::Ud), Rng::new(1));

@@ -22,6 +22,7 @@ fn send_to(dest: UdDest, sges: &[Sge]) -> SendRequest<'_> {
     SendRequest { wr_id: 1, op: SendOp::Send, flags: SendFlags::SIGNALED, data: SendData::Sges(sges), ud: Some(dest) }
 }
 
+// clause: UD-GRH
 #[test]
 fn a_datagram_lands_behind_its_grh() {
     for mtu in PathMtu::ALL {
@@ -44,6 +45,7 @@ fn a_datagram_lands_behind_its_grh() {
     }
 }
 
+// clause: UD-GRH, UD-COMPLETION
 #[test]
 fn the_grh_of_ipv4_and_ipv6_hold_the_addresses() {
     let v4 = net_header(&av(A));
@@ -70,6 +72,7 @@ fn the_grh_of_ipv4_and_ipv6_hold_the_addresses() {
     }
 }
 
+// clause: UD-QKEY
 #[test]
 fn a_wrong_qkey_is_silence() {
     let mut p = alone(B, setup());
@@ -81,6 +84,7 @@ fn a_wrong_qkey_is_silence() {
     assert_eq!(recvs(&mut p, B), each(1..=1, Success));
 }
 
+// clause: UD-QKEY-CONTROLLED
 #[test]
 fn a_controlled_qkey_stands_for_the_own_one() {
     for (asked, sent_key) in [(QKEY, QKEY), (Qkey(0x8000_0000), QKEY), (Qkey(0xffff_ffff), QKEY), (Qkey(5), Qkey(5))] {
@@ -93,6 +97,7 @@ fn a_controlled_qkey_stands_for_the_own_one() {
     }
 }
 
+// clause: UD-LOST
 #[test]
 fn a_receive_too_small_is_kept_for_the_next_datagram() {
     let mut p = Pair::new(setup());
@@ -106,6 +111,7 @@ fn a_receive_too_small_is_kept_for_the_next_datagram() {
     assert_eq!((cqe.wr_id, cqe.status, cqe.byte_len), (1, Success, 59));
 }
 
+// clause: UD-LOST
 #[test]
 fn without_a_receive_a_datagram_is_lost() {
     let mut p = Pair::new(setup());
@@ -115,6 +121,7 @@ fn without_a_receive_a_datagram_is_lost() {
     assert_eq!(p.log.len(), 1, "and nobody is told");
 }
 
+// clause: UD-PORT-MTU
 #[test]
 fn a_message_longer_than_the_port_mtu_fails_locally() {
     for (len, status) in [(256, Success), (257, LocLenErr)] {
@@ -129,6 +136,7 @@ fn a_message_longer_than_the_port_mtu_fails_locally() {
     }
 }
 
+// clause: STATE-SQE
 #[test]
 fn a_local_error_goes_to_sqe_which_can_be_left_again() {
     let mut p = Pair::new(setup());
@@ -145,6 +153,7 @@ fn a_local_error_goes_to_sqe_which_can_be_left_again() {
     assert_eq!((sends(&mut p, A), recvs(&mut p, B)), (each(3..=3, Success), each(7..=7, Success)));
 }
 
+// clause: UD-ONE-PACKET
 #[test]
 fn psns_count_packets_and_nobody_checks_them() {
     let mut p = Pair::new(Setup { psn: [0xff_ffff, 4], ..setup() });
@@ -163,6 +172,7 @@ fn psns_count_packets_and_nobody_checks_them() {
     assert_eq!(recvs(&mut p, B), each(1..=2, Success));
 }
 
+// clause: UD-ANY-SOURCE
 #[test]
 fn any_source_may_send_and_each_message_goes_its_own_way() {
     let mut p = alone(B, setup());
@@ -184,6 +194,7 @@ fn any_source_may_send_and_each_message_goes_its_own_way() {
     assert_eq!((to, sends(&mut p, A)), (vec![100, 101, 102], vec![(1, Success); 3]));
 }
 
+// clause: TAKE-REQUESTS
 #[test]
 fn datagrams_are_taken_from_rtr_on() {
     for state in [QpState::Reset, QpState::Init, QpState::Rtr] {

@@ -73,11 +73,13 @@ fn for_each_packet(verdict: Verdict) {
     }
 }
 
+// clause: RETRY-GO-BACK
 #[test]
 fn any_one_packet_may_be_lost() {
     for_each_packet(Verdict::Drop);
 }
 
+// clause: ICRC-WRONG
 #[test]
 fn any_one_packet_may_be_damaged() {
     for_each_packet(Verdict::Corrupt(77));
@@ -122,6 +124,7 @@ fn every_packet_may_be_repeated() {
     assert!(bench.p.wire.tally.duplicated > 10);
 }
 
+// clause: RETRY-COUNT
 #[test]
 fn retry_cnt_losses_succeed_and_one_more_fails() {
     for retry_cnt in 0..=7 {
@@ -136,6 +139,7 @@ fn retry_cnt_losses_succeed_and_one_more_fails() {
     }
 }
 
+// clause: RETRY-COUNT
 #[test]
 fn lost_answers_count_like_lost_requests() {
     for (losses, status) in [(3, WcStatus::Success), (4, WcStatus::RetryExcErr)] {
@@ -149,6 +153,7 @@ fn lost_answers_count_like_lost_requests() {
     }
 }
 
+// clause: RETRY-RELOAD
 #[test]
 fn progress_refills_the_retry_counter() {
     let mut p = Pair::new(Setup { retry_cnt: 1, ..Setup::default() });
@@ -163,6 +168,7 @@ fn progress_refills_the_retry_counter() {
     assert_eq!(p.timeouts[0], 5);
 }
 
+// clause: TIMER-RANGE
 #[test]
 fn a_dead_peer_costs_retry_cnt_timeouts_and_ends_in_err() {
     for (timeout, retry_cnt) in [(8, 0), (8, 3), (14, 7)] {
@@ -181,6 +187,7 @@ fn a_dead_peer_costs_retry_cnt_timeouts_and_ends_in_err() {
     }
 }
 
+// clause: TIMER-ACK
 #[test]
 fn timeout_0_waits_for_ever() {
     let mut p = Pair::new(Setup { timeout: 0, ..Setup::default() });
@@ -192,6 +199,7 @@ fn timeout_0_waits_for_ever() {
     assert_eq!(p.ends[0].qp.state(), QpState::Rts);
 }
 
+// clause: ACK-CUMULATIVE
 #[test]
 fn a_lost_acknowledgement_is_made_up_by_a_later_one() {
     let mut p = Pair::new(Setup::default());
@@ -206,6 +214,7 @@ fn a_lost_acknowledgement_is_made_up_by_a_later_one() {
     assert_eq!((request_psns(&p, A), p.timeouts[0]), (vec![100, 101], 0));
 }
 
+// clause: SEND-ORDER, NAK-SEQUENCE
 #[test]
 fn a_gap_is_reported_once_and_filled_from_there() {
     let mut p = Pair::new(Setup::default());
@@ -226,6 +235,7 @@ fn is_nak(response: &Response) -> bool {
     matches!(response, Response::Ack(aeth) if matches!(aeth.syndrome, Syndrome::Nak(NakCode::PsnSequence)))
 }
 
+// clause: RETRY-SAME-OPCODES
 #[test]
 fn going_back_repeats_the_same_opcodes() {
     let mut p = Pair::new(Setup::default());
@@ -240,6 +250,7 @@ fn going_back_repeats_the_same_opcodes() {
     assert!(matches!(tail[2], (Kind::RcRequest(Request::WriteLast(None)), 103)), "{tail:?}");
 }
 
+// clause: NAK-IMPLIED, RETRY-READ-TAIL
 #[test]
 fn a_lost_read_response_is_asked_for_again_from_where_it_broke() {
     for lost in 0..4u32 {
@@ -260,6 +271,7 @@ fn a_lost_read_response_is_asked_for_again_from_where_it_broke() {
     }
 }
 
+// clause: NAK-IMPLIED
 #[test]
 fn a_lost_read_response_is_noticed_by_a_later_acknowledgement() {
     let mut p = Pair::new(Setup::default());
@@ -272,6 +284,7 @@ fn a_lost_read_response_is_noticed_by_a_later_acknowledgement() {
     assert_eq!((bytes(&p, A, dst), p.timeouts[0]), (bytes(&p, B, src), 0));
 }
 
+// clause: DUP-ATOMIC
 #[test]
 fn a_lost_atomic_answer_is_replayed_not_recomputed() {
     let mut p = Pair::new(Setup::default());
@@ -315,6 +328,7 @@ fn long_reads_survive_scattered_losses() {
     p.assert_settled();
 }
 
+// clause: RETRY-SPENT
 #[test]
 fn sequence_naks_cost_retries_too() {
     let retry = |retry_cnt| {
@@ -341,6 +355,7 @@ fn sequence_naks_cost_retries_too() {
     assert_eq!(retry(1), [(1, WcStatus::RetryExcErr), (2, WcStatus::WrFlushErr)]);
 }
 
+// clause: PSN-24BIT
 #[test]
 fn losses_at_the_wrap_of_the_psn_are_no_different() {
     for nth in 0..8 {

@@ -49,6 +49,7 @@ fn remote_ops(remote_addr: u64, rkey: RKey) -> [SendOp; 4] {
     ]
 }
 
+// clause: CHECK-KEY
 #[test]
 fn a_wrong_remote_key_is_a_remote_access_error() {
     for i in 0..4 {
@@ -62,6 +63,7 @@ fn a_wrong_remote_key_is_a_remote_access_error() {
     }
 }
 
+// clause: CHECK-KEY
 #[test]
 fn a_range_outside_the_region_is_a_remote_access_error() {
     for i in 0..4 {
@@ -83,6 +85,7 @@ fn a_range_outside_the_region_is_a_remote_access_error() {
     }
 }
 
+// clause: CHECK-KEY-OVERFLOW
 #[test]
 fn an_address_that_overflows_is_a_remote_access_error() {
     for remote_addr in [u64::MAX, u64::MAX - 7, u64::MAX - 254] {
@@ -104,6 +107,7 @@ fn the_last_byte_of_a_region_is_reachable_and_the_next_is_not() {
     }
 }
 
+// clause: CHECK-KEY
 #[test]
 fn a_missing_right_of_the_region_is_a_remote_access_error() {
     let needed = [Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC, Access::REMOTE_ATOMIC];
@@ -116,6 +120,7 @@ fn a_missing_right_of_the_region_is_a_remote_access_error() {
     }
 }
 
+// clause: CHECK-KEY
 #[test]
 fn a_region_of_another_domain_is_a_remote_access_error() {
     for i in 0..4 {
@@ -127,6 +132,7 @@ fn a_region_of_another_domain_is_a_remote_access_error() {
     }
 }
 
+// clause: CHECK-ACCESS-FLAGS
 #[test]
 fn a_missing_right_of_the_qp_is_an_invalid_request() {
     let rights = [Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC, Access::REMOTE_ATOMIC];
@@ -148,6 +154,7 @@ fn a_missing_right_of_the_qp_is_an_invalid_request() {
     }
 }
 
+// clause: CHECK-ATOMIC-ALIGNED
 #[test]
 fn a_misaligned_atomic_is_an_invalid_request() {
     for offset in [1, 2, 4, 7] {
@@ -158,6 +165,7 @@ fn a_misaligned_atomic_is_an_invalid_request() {
     }
 }
 
+// clause: CHECK-RD-ATOMIC
 #[test]
 fn max_dest_rd_atomic_0_refuses_reads_and_atomics() {
     for i in 1..4 {
@@ -181,6 +189,7 @@ fn memory_that_is_gone_is_a_remote_operation_error() {
     }
 }
 
+// clause: CHECK-ROOM
 #[test]
 fn a_send_longer_than_the_receive_fails_on_both_sides() {
     for (len, fits) in [(100, true), (101, false), (256, false), (257, false), (1000, false)] {
@@ -198,6 +207,7 @@ fn a_send_longer_than_the_receive_fails_on_both_sides() {
     }
 }
 
+// clause: CHECK-ROOM
 #[test]
 fn a_send_that_outgrows_its_receive_in_a_later_packet_fails_on_both_sides() {
     let mut p = Pair::new(Setup::default());
@@ -209,6 +219,7 @@ fn a_send_that_outgrows_its_receive_in_a_later_packet_fails_on_both_sides() {
     assert!(bytes(&p, B, dst)[999..].iter().all(|&b| b == 0));
 }
 
+// clause: NAK-OWN-FAULT
 #[test]
 fn a_receive_into_bad_memory_is_a_remote_operation_error() {
     let spoil: [fn(&mut Pair, Mr) -> Sge; 4] = [
@@ -234,6 +245,7 @@ fn a_receive_into_bad_memory_is_a_remote_operation_error() {
     }
 }
 
+// clause: SEND-LOCAL-FAULT, WC-ORDER, WC-ERROR-ALWAYS
 #[test]
 fn a_bad_source_buffer_fails_locally_and_sends_nothing_of_it() {
     let spoil: [fn(&mut Pair, Mr) -> Sge; 3] = [
@@ -262,6 +274,7 @@ fn a_bad_source_buffer_fails_locally_and_sends_nothing_of_it() {
     }
 }
 
+// clause: SEND-LOCAL-FAULT
 #[test]
 fn earlier_requests_succeed_before_a_local_error_is_reported() {
     let mut p = Pair::new(Setup::default());
@@ -272,6 +285,7 @@ fn earlier_requests_succeed_before_a_local_error_is_reported() {
     assert_eq!(sends(&mut p, A), [(1, Success), (2, LocProtErr)]);
 }
 
+// clause: READ-LOCAL-FAULT
 #[test]
 fn a_read_or_atomic_into_bad_memory_fails_locally() {
     for i in 1..4 {
@@ -292,6 +306,7 @@ fn a_read_or_atomic_into_bad_memory_fails_locally() {
     }
 }
 
+// clause: CHECK-KEY-AGAIN, NAK-DATA-STAYS
 #[test]
 fn a_region_deregistered_during_a_write_ends_it() {
     let mut p = Pair::new(Setup { batch: 1, latency: Duration::ZERO, ..Setup::default() });
@@ -322,6 +337,7 @@ fn a_region_deregistered_during_a_read_ends_it() {
     assert!(matches!(done[..], [(1, RetryExcErr | RemAccessErr | RemOpErr)]), "{done:?}");
 }
 
+// clause: INVALIDATE-REFUSED
 #[test]
 fn invalidating_a_key_that_cannot_be_invalidated_fails() {
     let mut p = Pair::new(Setup::default());

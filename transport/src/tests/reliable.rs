@@ -14,6 +14,7 @@ fn sizes(mtu: PathMtu) -> [u32; 8] {
     [0, 1, mtu - 1, mtu, mtu + 1, 3 * mtu, 1 << 16, 1 << 20]
 }
 
+// clause: MTU-PATH
 #[test]
 fn sends_of_every_size_arrive_at_every_mtu() {
     for mtu in PathMtu::ALL {
@@ -74,6 +75,7 @@ fn reads_of_every_size_arrive_at_every_mtu() {
     }
 }
 
+// clause: ATOMIC-RESULT, ATOMIC-NATIVE
 #[test]
 fn atomics_change_the_word_and_return_the_old_one() {
     let mut p = Pair::new(Setup::default());
@@ -94,6 +96,7 @@ fn atomics_change_the_word_and_return_the_old_one() {
     p.assert_settled();
 }
 
+// clause: IMM-OPAQUE
 #[test]
 fn immediate_data_and_flags_reach_the_receiver() {
     let mut p = Pair::new(Setup::default());
@@ -129,6 +132,7 @@ fn a_write_with_immediate_and_no_data_takes_a_receive() {
     assert_eq!((cqe.wr_id, cqe.byte_len, cqe.extra), (9, 0, WcExtra::Imm(imm(1))));
 }
 
+// clause: CHECK-KEY-EMPTY
 #[test]
 fn zero_length_reads_and_writes_ignore_key_and_address() {
     let mut p = Pair::new(Setup::default());
@@ -160,6 +164,7 @@ fn lists_may_be_cut_anywhere() {
     assert_eq!(bytes(&p, A, back)[..1000], bytes(&p, A, src)[..1000]);
 }
 
+// clause: SEND-INLINE
 #[test]
 fn inline_data_is_taken_at_post_time() {
     let mut p = Pair::new(Setup::default());
@@ -186,6 +191,7 @@ fn inline_data_is_taken_at_post_time() {
     assert_eq!(p.post_send(A, &req), Err(PostError::InlineTooLong));
 }
 
+// clause: SEND-INLINE
 #[test]
 fn inline_writes_arrive_and_inline_reads_are_refused() {
     let mut p = Pair::new(Setup::default());
@@ -204,6 +210,7 @@ fn inline_writes_arrive_and_inline_reads_are_refused() {
     assert!(p.post_send(A, &req(add_to(dst, 1))).is_err());
 }
 
+// clause: WC-SIGNALED
 #[test]
 fn only_signaled_requests_report_success() {
     let mut p = Pair::new(Setup::default());
@@ -225,6 +232,7 @@ fn only_signaled_requests_report_success() {
     p.assert_settled();
 }
 
+// clause: WC-SIGNALED
 #[test]
 fn sq_sig_all_reports_every_request() {
     let mut p = Pair::new(Setup { sq_sig_all: true, ..Setup::default() });
@@ -236,6 +244,7 @@ fn sq_sig_all_reports_every_request() {
     assert_eq!(sends(&mut p, A), each(1..=3, WcStatus::Success));
 }
 
+// clause: PSN-24BIT, PSN-SPAN, PSN-START
 #[test]
 fn psns_wrap_in_both_directions() {
     let mut p = Pair::new(Setup { psn: [0xff_fffe, 0xff_ffff], ..Setup::default() });
@@ -256,6 +265,7 @@ fn psns_wrap_in_both_directions() {
     p.assert_settled();
 }
 
+// clause: MSN-COUNT
 #[test]
 fn every_acknowledgement_carries_the_number_of_messages() {
     let mut p = Pair::new(Setup::default());
@@ -280,6 +290,7 @@ fn aeth(response: &Response) -> Option<Aeth> {
     }
 }
 
+// clause: ACK-NO-LIMIT
 #[test]
 fn acknowledgements_promise_no_credit_limit() {
     let mut p = Pair::new(Setup::default());
@@ -290,6 +301,7 @@ fn acknowledgements_promise_no_credit_limit() {
     assert_eq!(aeth.syndrome, Syndrome::ACK_UNLIMITED);
 }
 
+// clause: INVALIDATE
 #[test]
 fn send_with_invalidate_takes_the_key_away() {
     let mut p = Pair::new(Setup::default());
@@ -321,6 +333,7 @@ fn both_sides_may_send_at_once() {
     p.assert_settled();
 }
 
+// clause: READ-AFTER-WRITE
 #[test]
 fn a_read_sees_what_an_earlier_write_wrote() {
     let mut p = Pair::new(Setup::default());
@@ -360,6 +373,7 @@ fn one_packet_per_batch_is_enough() {
     p.assert_settled();
 }
 
+// clause: SEND-FENCE
 #[test]
 fn fence_waits_for_reads() {
     let run = |flags| {
@@ -376,6 +390,7 @@ fn fence_waits_for_reads() {
     assert!(run(SendFlags::SIGNALED | SendFlags::FENCE), "with a fence it waits for the READ's data");
 }
 
+// clause: SEND-RD-ATOMIC
 #[test]
 fn no_more_than_max_rd_atomic_reads_are_outstanding() {
     for max_rd_atomic in [1, 2, 4] {
@@ -393,6 +408,7 @@ fn no_more_than_max_rd_atomic_reads_are_outstanding() {
     }
 }
 
+// clause: SEND-RD-ATOMIC-0
 #[test]
 fn with_max_rd_atomic_0_reads_and_atomics_do_not_succeed() {
     let mut p = Pair::new(Setup { max_rd_atomic: 0, ..Setup::default() });
@@ -404,6 +420,7 @@ fn with_max_rd_atomic_0_reads_and_atomics_do_not_succeed() {
     assert_eq!(request_psns(&p, A), []);
 }
 
+// clause: SRQ-ORDER, SRQ-LIMIT
 #[test]
 fn a_shared_receive_queue_serves_in_order_and_raises_its_limit_once() {
     let mut p = Pair::new(Setup { srq: true, ..Setup::default() });

@@ -61,6 +61,7 @@ fn ok() -> Aeth {
     aeth(Syndrome::ACK_UNLIMITED)
 }
 
+// clause: ACK-CUMULATIVE
 #[test]
 fn an_acknowledgement_completes_everything_up_to_its_psn() {
     let mut s = Script::new(Setup::default());
@@ -76,6 +77,7 @@ fn an_acknowledgement_completes_everything_up_to_its_psn() {
     assert_eq!((s.p.ends[0].qp.poll_timeout(), s.p.ends[0].host.flow.reserved), (None, 0));
 }
 
+// clause: RESP-REGION
 #[test]
 fn acknowledgements_of_the_past_and_of_the_future_are_ghosts() {
     let mut s = Script::new(Setup::default());
@@ -98,6 +100,7 @@ fn acknowledgements_of_the_past_and_of_the_future_are_ghosts() {
     assert_eq!((s.done(), s.state(), s.psns()), (vec![], QpState::Rts, vec![100, 101]));
 }
 
+// clause: NAK-ACKNOWLEDGES, NAK-STATUS, WC-ORDER
 #[test]
 fn each_fatal_nak_has_its_status_and_comes_behind_earlier_successes() {
     for (code, status) in [
@@ -115,6 +118,7 @@ fn each_fatal_nak_has_its_status_and_comes_behind_earlier_successes() {
     }
 }
 
+// clause: NAK-RESERVED
 #[test]
 fn reserved_syndromes_are_ignored() {
     let mut s = Script::new(Setup::default());
@@ -130,6 +134,7 @@ fn reserved_syndromes_are_ignored() {
     assert_eq!(s.done(), each(1..=1, Success));
 }
 
+// clause: NAK-ACKNOWLEDGES, NAK-SEQUENCE
 #[test]
 fn a_sequence_nak_completes_what_is_before_it_and_goes_back() {
     let mut s = Script::new(Setup::default());
@@ -143,6 +148,7 @@ fn a_sequence_nak_completes_what_is_before_it_and_goes_back() {
     assert_eq!(s.done(), each(2..=3, Success));
 }
 
+// clause: NAK-ONCE
 #[test]
 fn each_further_loss_is_repaired_at_once() {
     let mut s = Script::new(Setup { retry_cnt: 1, ..Setup::default() });
@@ -155,6 +161,7 @@ fn each_further_loss_is_repaired_at_once() {
     assert_eq!(s.done(), each(1..=1, Success));
 }
 
+// clause: RNR-WAIT-WHOLE
 #[test]
 fn a_sequence_nak_during_an_rnr_wait_does_not_cut_it_short() {
     let mut s = Script::new(Setup::default());
@@ -171,6 +178,7 @@ fn a_sequence_nak_during_an_rnr_wait_does_not_cut_it_short() {
     assert_eq!(s.psns(), [100, 101, 102, 101, 102]);
 }
 
+// clause: ACK-OVER-RETRY
 #[test]
 fn an_acknowledgement_during_a_retry_skips_what_it_covers() {
     let mut s = Script::new(Setup { batch: 1, ..Setup::default() });
@@ -187,6 +195,7 @@ fn an_acknowledgement_during_a_retry_skips_what_it_covers() {
     s.p.assert_settled();
 }
 
+// clause: READ-LENGTH, READ-POSITIVE, RESP-KIND
 #[test]
 fn an_answer_of_the_wrong_kind_is_a_bad_response() {
     let read = read_from(FAR);
@@ -233,6 +242,7 @@ fn read_data_lands_as_it_comes_and_completes_with_the_last_packet() {
     assert_eq!(data[600], 0);
 }
 
+// clause: READ-STYLES
 #[test]
 fn after_a_retry_both_styles_of_answer_are_taken() {
     // Hardware starts anew with FIRST or ONLY, the kernel's rxe goes on with MIDDLE and LAST.
@@ -260,6 +270,7 @@ fn after_a_retry_both_styles_of_answer_are_taken() {
     }
 }
 
+// clause: NAK-ONCE, READ-IN-ORDER
 #[test]
 fn one_loss_makes_one_retry_however_many_packets_tell_of_it() {
     let mut s = Script::new(Setup { retry_cnt: 1, ..Setup::default() });
@@ -272,6 +283,7 @@ fn one_loss_makes_one_retry_however_many_packets_tell_of_it() {
     assert_eq!((s.psns(), s.state()), (vec![100, 101], QpState::Rts));
 }
 
+// clause: READ-IN-ORDER
 #[test]
 fn duplicate_read_answers_are_dropped() {
     let mut s = Script::new(Setup::default());
@@ -286,6 +298,7 @@ fn duplicate_read_answers_are_dropped() {
     assert!(!bytes(&s.p, A, s.mr).contains(&9));
 }
 
+// clause: READ-ACKNOWLEDGES
 #[test]
 fn a_read_answer_acknowledges_what_was_sent_before_it() {
     let mut s = Script::new(Setup::default());
@@ -295,6 +308,7 @@ fn a_read_answer_acknowledges_what_was_sent_before_it() {
     assert_eq!(s.done(), each(1..=2, Success));
 }
 
+// clause: READ-NAK-MIDDLE
 #[test]
 fn a_nak_may_end_a_read_in_the_middle() {
     let mut s = Script::new(Setup::default());
@@ -305,6 +319,7 @@ fn a_nak_may_end_a_read_in_the_middle() {
     assert_eq!(s.done(), [(1, Success), (2, RemAccessErr)]);
 }
 
+// clause: NAK-IMPLIED, ATOMIC-NATIVE
 #[test]
 fn an_acknowledgement_past_an_unanswered_atomic_asks_for_it_again() {
     let mut s = Script::new(Setup::default());
@@ -318,6 +333,7 @@ fn an_acknowledgement_past_an_unanswered_atomic_asks_for_it_again() {
     assert_eq!(s.p.ends[0].host.memory.word(s.mr, 0), 7);
 }
 
+// clause: RETRY-SPENT
 #[test]
 fn implied_naks_cost_retries() {
     let mut s = Script::new(Setup { retry_cnt: 0, ..Setup::default() });
@@ -327,6 +343,7 @@ fn implied_naks_cost_retries() {
     assert_eq!(s.done(), [(1, RetryExcErr), (2, WrFlushErr)]);
 }
 
+// clause: RESP-REGION
 #[test]
 fn an_idle_requester_believes_nobody() {
     let mut s = Script::new(Setup::default());
@@ -339,6 +356,7 @@ fn an_idle_requester_believes_nobody() {
     assert_eq!(s.p.ends[0].qp.poll_timeout(), None);
 }
 
+// clause: TAKE-RESPONSES
 #[test]
 fn responses_in_rtr_are_dropped() {
     let mut p = Pair::idle(Setup::default(), Rng::new(1));
@@ -347,6 +365,7 @@ fn responses_in_rtr_are_dropped() {
     assert_eq!(p.ends[0].dropped.0, Some(DropReason::BadState));
 }
 
+// clause: SEND-ASK-MIDDLE
 #[test]
 fn long_messages_ask_for_acknowledgements_on_the_way() {
     let mut s = Script::new(Setup { path_mtu: roxe_wire::PathMtu::Mtu256, ..Setup::default() });
@@ -357,6 +376,7 @@ fn long_messages_ask_for_acknowledgements_on_the_way() {
     assert!(asked.windows(16).all(|run| run.contains(&true)), "at least every 16 packets: {asked:?}");
 }
 
+// clause: SEND-ASK-STALL
 #[test]
 fn a_packet_that_fills_the_window_asks_for_an_acknowledgement() {
     for limit in [832, 1700, 3000] {

@@ -84,6 +84,7 @@ fn send_last() -> Request {
     Request::SendLast(SendTail::Plain)
 }
 
+// clause: ACK-AFTER-DEED
 #[test]
 fn a_send_is_acknowledged_after_it_is_placed() {
     let mut s = Script::new(Setup::default());
@@ -93,6 +94,7 @@ fn a_send_is_acknowledged_after_it_is_placed() {
     assert_eq!((one_recv(&mut s.p, B).byte_len, &bytes(&s.p, B, mr)[..6]), (5, &b"hello\0"[..]));
 }
 
+// clause: NAK-UNASKED
 #[test]
 fn no_answer_unless_asked_but_errors_are_always_told() {
     let mut s = Script::new(Setup::default());
@@ -106,6 +108,7 @@ fn no_answer_unless_asked_but_errors_are_always_told() {
     assert_eq!(s.state(), QpState::Err);
 }
 
+// clause: ACK-ASKED
 #[test]
 fn one_acknowledgement_covers_all_that_came_before_it() {
     let mut s = Script::new(Setup::default());
@@ -117,6 +120,7 @@ fn one_acknowledgement_covers_all_that_came_before_it() {
     assert_eq!(s.answers(), ["ack 104 msn 5"]);
 }
 
+// clause: MSN-COUNT
 #[test]
 fn a_message_counts_when_it_is_complete_but_a_read_when_it_is_accepted() {
     let mut s = Script::new(Setup { batch: 1, ..Setup::default() });
@@ -127,6 +131,7 @@ fn a_message_counts_when_it_is_complete_but_a_read_when_it_is_accepted() {
     assert_eq!(s.say(101, Request::WriteMiddle, &[1; 256]).first().map(String::as_str), Some("ack 102 msn 2"));
 }
 
+// clause: SRQ-ORDER
 #[test]
 fn an_empty_shared_queue_is_not_ready() {
     let mut s = Script::new(Setup { srq: true, ..Setup::default() });
@@ -138,6 +143,7 @@ fn an_empty_shared_queue_is_not_ready() {
     assert_eq!(recvs(&mut s.p, B), each(4..=4, WcStatus::Success));
 }
 
+// clause: GAP-NAK
 #[test]
 fn a_gap_is_reported_once_until_the_missing_packet_comes() {
     let mut s = Script::new(Setup::default());
@@ -150,6 +156,7 @@ fn a_gap_is_reported_once_until_the_missing_packet_comes() {
     assert_eq!((s.state(), s.last_drop()), (QpState::Rts, Some(DropReason::OutOfSequence)));
 }
 
+// clause: PSN-WINDOW
 #[test]
 fn the_window_is_half_the_number_space() {
     let mut s = Script::new(Setup::default());
@@ -159,6 +166,7 @@ fn the_window_is_half_the_number_space() {
     assert_eq!(s.say(100 + 0x80_0000, write, &[]), ["ack 99 msn 0"]);
 }
 
+// clause: GAP-AFTER-RNR
 #[test]
 fn a_gap_behind_an_rnr_nak_is_no_gap() {
     let mut s = Script::new(Setup::default());
@@ -170,6 +178,7 @@ fn a_gap_behind_an_rnr_nak_is_no_gap() {
     assert_eq!(s.say(100, SEND_ONLY, &[]), ["ack 100 msn 1"]);
 }
 
+// clause: DUP-SEND-WRITE
 #[test]
 fn a_duplicate_send_or_write_is_acknowledged_and_not_executed() {
     let mut s = Script::new(Setup::default());
@@ -189,6 +198,7 @@ fn a_duplicate_send_or_write_is_acknowledged_and_not_executed() {
     assert_eq!((s.state(), s.last_drop()), (QpState::Rts, Some(DropReason::DuplicateRequest)));
 }
 
+// clause: DUP-READ, DUP-READ-RANGE
 #[test]
 fn a_duplicate_read_is_read_again_from_where_it_is_asked() {
     let mut s = Script::new(Setup::default());
@@ -205,6 +215,7 @@ fn a_duplicate_read_is_read_again_from_where_it_is_asked() {
     assert_eq!(s.say(104, SEND_ONLY, &[]), ["rnr 104"]);
 }
 
+// clause: DUP-READ-SILENT
 #[test]
 fn a_duplicate_read_that_is_no_part_of_the_original_is_dropped() {
     let mut s = Script::new(Setup::default());
@@ -223,6 +234,7 @@ fn a_duplicate_read_that_is_no_part_of_the_original_is_dropped() {
     assert_eq!(s.state(), QpState::Rts, "a duplicate is never an error");
 }
 
+// clause: DUP-ATOMIC
 #[test]
 fn a_duplicate_atomic_gets_the_old_answer_and_is_not_executed() {
     let mut s = Script::new(Setup { max_dest_rd_atomic: 2, ..Setup::default() });
@@ -242,6 +254,7 @@ fn a_duplicate_atomic_gets_the_old_answer_and_is_not_executed() {
     assert_eq!(word(&s), 11);
 }
 
+// clause: DUP-ACK-BOUND
 #[test]
 fn a_duplicate_send_is_not_acknowledged_past_a_later_read_or_atomic() {
     let mut s = Script::new(Setup::default());
@@ -256,6 +269,7 @@ fn a_duplicate_send_is_not_acknowledged_past_a_later_read_or_atomic() {
     assert!(safe.contains(&answers), "{answers:?}");
 }
 
+// clause: ACK-BEFORE-READ, ANSWER-ORDER
 #[test]
 fn answers_leave_in_the_order_of_psns() {
     let mut s = Script::new(Setup { batch: 1, ..Setup::default() });
@@ -269,6 +283,7 @@ fn answers_leave_in_the_order_of_psns() {
     assert_eq!(heads, ["ack 100", "first 101", "middle 102", "last 103", "atomic 104", "ack 105"]);
 }
 
+// clause: CHECK-SEQUENCE
 #[test]
 fn opcodes_out_of_sequence_are_invalid_requests() {
     let full = [7; 256];
@@ -302,6 +317,7 @@ fn opcodes_out_of_sequence_are_invalid_requests() {
     }
 }
 
+// clause: CHECK-LENGTH, CHECK-DMA-LENGTH
 #[test]
 fn payloads_of_the_wrong_length_are_invalid_requests() {
     let data = [3; 4096];
@@ -348,6 +364,7 @@ fn payloads_of_the_wrong_length_are_invalid_requests() {
     }
 }
 
+// clause: CHECK-KEY
 #[test]
 fn a_refused_first_packet_of_a_write_leaves_memory_alone() {
     let mut s = Script::new(Setup::default());
@@ -357,6 +374,7 @@ fn a_refused_first_packet_of_a_write_leaves_memory_alone() {
     assert!(bytes(&s.p, B, s.mr).iter().all(|&b| b == 0));
 }
 
+// clause: CHECK-RD-ATOMIC
 #[test]
 fn more_reads_than_max_dest_rd_atomic_are_refused_or_still_answered() {
     let mut s = Script::new(Setup { max_dest_rd_atomic: 2, ..Setup::default() });
@@ -370,6 +388,7 @@ fn more_reads_than_max_dest_rd_atomic_are_refused_or_still_answered() {
     assert_eq!(answers[2..], ["nak InvalidRequest 102"]);
 }
 
+// clause: NAK-FATAL
 #[test]
 fn a_fatal_refusal_is_told_after_the_answers_before_it_and_is_the_last_word() {
     let mut s = Script::new(Setup { batch: 1, ..Setup::default() });
@@ -386,6 +405,7 @@ fn a_fatal_refusal_is_told_after_the_answers_before_it_and_is_the_last_word() {
     assert!(!s.p.ends[1].qp.has_work());
 }
 
+// clause: CHECK-NOT-OFFERED
 #[test]
 fn operations_we_do_not_offer_are_invalid_requests() {
     for which in 0..2 {
@@ -405,6 +425,7 @@ fn operations_we_do_not_offer_are_invalid_requests() {
     }
 }
 
+// clause: TAKE-SERVICE, TAKE-ADDRESS, TAKE-PKEY
 #[test]
 fn strangers_change_nothing() {
     let mut s = Script::new(Setup::default());
@@ -439,6 +460,7 @@ fn strangers_change_nothing() {
     assert_eq!(s.p.ends[1].events, QpEvents::empty());
 }
 
+// clause: TAKE-REQUESTS
 #[test]
 fn requests_are_taken_from_rtr_on_and_not_in_reset_init_or_err() {
     for state in [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts] {
@@ -455,6 +477,7 @@ fn requests_are_taken_from_rtr_on_and_not_in_reset_init_or_err() {
     assert_eq!(s.last_drop(), Some(DropReason::BadState));
 }
 
+// clause: WC-SOLICITED
 #[test]
 fn solicited_is_what_the_last_packet_says() {
     let mut s = Script::new(Setup::default());
@@ -474,6 +497,7 @@ fn solicited_is_what_the_last_packet_says() {
     }
 }
 
+// clause: WC-SOLICITED
 #[test]
 fn an_error_completion_is_always_solicited() {
     let mut s = Script::new(Setup::default());
@@ -482,6 +506,7 @@ fn an_error_completion_is_always_solicited() {
     assert!(one_recv(&mut s.p, B).solicited);
 }
 
+// clause: INVALIDATE
 #[test]
 fn a_key_that_was_invalidated_is_told_in_the_completion() {
     let mut s = Script::new(Setup::default());
@@ -495,6 +520,7 @@ fn a_key_that_was_invalidated_is_told_in_the_completion() {
     assert_eq!(s.say(101, Request::Read(s.reth(0, 1)), &[]), [nak]);
 }
 
+// clause: TAKE-SERVICE
 #[test]
 fn a_responder_of_another_service_ignores_rc() {
     for service in [Service::Uc, Service::Ud] {

@@ -16,6 +16,7 @@ fn rnr_naks(pair: &Pair, who: Peer) -> Vec<(u32, u8)> {
     responses(pair, who).into_iter().filter_map(rnr).collect()
 }
 
+// clause: RNR-COUNT
 #[test]
 fn rnr_retry_naks_succeed_and_one_more_fails() {
     for rnr_retry in 0..=6u8 {
@@ -38,6 +39,7 @@ fn rnr_retry_naks_succeed_and_one_more_fails() {
     }
 }
 
+// clause: RNR-COUNT
 #[test]
 fn rnr_retry_7_never_gives_up() {
     let mut p = Pair::new(Setup { rnr_retry: 7, min_rnr_timer: 1, retry_cnt: 0, ..Setup::default() });
@@ -51,6 +53,7 @@ fn rnr_retry_7_never_gives_up() {
     assert_eq!(recvs(&mut p, B), each(1..=1, WcStatus::Success));
 }
 
+// clause: RNR-WAIT, CHECK-RECEIVE
 #[test]
 fn the_wait_of_the_responder_is_kept() {
     for code in 0..32 {
@@ -67,6 +70,7 @@ fn the_wait_of_the_responder_is_kept() {
     }
 }
 
+// clause: RNR-WAIT
 #[test]
 fn nothing_is_sent_during_the_wait() {
     let mut p = Pair::new(Setup { min_rnr_timer: 24, ..Setup::default() });
@@ -84,6 +88,7 @@ fn nothing_is_sent_during_the_wait() {
     assert_eq!(sends(&mut p, A), each(1..=5, WcStatus::Success));
 }
 
+// clause: GAP-DROPPED
 #[test]
 fn requests_behind_the_refused_one_change_nothing() {
     let mut p = Pair::new(Setup { min_rnr_timer: 24, ..Setup::default() });
@@ -102,6 +107,7 @@ fn requests_behind_the_refused_one_change_nothing() {
     assert_eq!(bytes(&p, B, dst), bytes(&p, A, src));
 }
 
+// clause: NAK-ACKNOWLEDGES
 #[test]
 fn an_rnr_nak_acknowledges_what_was_before_it() {
     let mut p = Pair::new(Setup { min_rnr_timer: 24, ..Setup::default() });
@@ -115,6 +121,7 @@ fn an_rnr_nak_acknowledges_what_was_before_it() {
     assert_eq!(sends(&mut p, A), each(2..=2, WcStatus::Success));
 }
 
+// clause: CHECK-RECEIVE
 #[test]
 fn only_messages_that_take_a_receive_meet_rnr() {
     let mut p = Pair::new(Setup::default());
@@ -157,6 +164,7 @@ fn a_multi_packet_send_takes_one_receive() {
     assert_eq!(bytes(&p, B, dst)[1000..], bytes(&p, A, src)[..]);
 }
 
+// clause: RETRY-RELOAD
 #[test]
 fn progress_refills_the_rnr_counter() {
     let mut p = Pair::new(Setup { rnr_retry: 1, min_rnr_timer: 12, ..Setup::default() });
@@ -182,6 +190,7 @@ fn a_lost_rnr_nak_is_recovered_by_the_timer() {
     assert_eq!(sends(&mut p, A), each(1..=1, WcStatus::Success));
 }
 
+// clause: RNR-OTHERS-GO-ON
 #[test]
 fn responding_goes_on_during_the_wait() {
     let mut p = Pair::new(Setup { min_rnr_timer: 24, ..Setup::default() });

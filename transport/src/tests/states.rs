@@ -13,6 +13,7 @@ fn drain(pair: &mut Pair, notify: bool) {
     assert_eq!(end.qp.modify(&mut end.host, &attr, mask), Ok(()));
 }
 
+// clause: STATE-POST
 #[test]
 fn posting_follows_the_state() {
     for service in [Service::Rc, Service::Uc, Service::Ud] {
@@ -51,6 +52,7 @@ fn post_limits_have_two_sides() {
     assert_eq!(try_post(&mut p, A, 0, SendOp::Send, SendFlags::SIGNALED, &[]), Err(PostError::QueueFull));
 }
 
+// clause: SEND-MAX-LENGTH
 #[test]
 fn a_message_of_2_31_bytes_is_the_longest() {
     for service in [Service::Rc, Service::Uc] {
@@ -66,6 +68,7 @@ fn a_message_of_2_31_bytes_is_the_longest() {
     }
 }
 
+// clause: SEND-OPERATIONS
 #[test]
 fn operations_follow_the_service() {
     let mut p = Pair::new(Setup::of(Service::Uc));
@@ -82,6 +85,7 @@ fn operations_follow_the_service() {
     assert_eq!(p.post_send(A, &nowhere), Err(PostError::MissingDestination));
 }
 
+// clause: SEND-ATOMIC-RESULT
 #[test]
 fn the_result_of_an_atomic_needs_eight_bytes() {
     let mut p = Pair::new(Setup::default());
@@ -93,6 +97,7 @@ fn the_result_of_an_atomic_needs_eight_bytes() {
     assert_eq!(sends(&mut p, A), each(2..=2, Success));
 }
 
+// clause: STATE-ERR, WC-ERROR-ALWAYS
 #[test]
 fn err_flushes_both_queues_in_order() {
     let mut p = Pair::new(Setup::default());
@@ -111,6 +116,7 @@ fn err_flushes_both_queues_in_order() {
     assert_eq!(p.end(A).events, QpEvents::empty(), "a modify to ERR is no asynchronous event");
 }
 
+// clause: STATE-ERR
 #[test]
 fn err_in_the_middle_of_a_message_flushes_its_receive() {
     let mut p = Pair::new(Setup { batch: 1, ..Setup::default() });
@@ -124,6 +130,7 @@ fn err_in_the_middle_of_a_message_flushes_its_receive() {
     assert_eq!(recvs(&mut p, B), each(1..=2, WrFlushErr));
 }
 
+// clause: STATE-ERR
 #[test]
 fn a_qp_in_err_ignores_every_packet() {
     let mut p = Pair::new(Setup::default());
@@ -135,6 +142,7 @@ fn a_qp_in_err_ignores_every_packet() {
     assert_eq!(responses(&p, B), []);
 }
 
+// clause: PSN-START, STATE-RESET
 #[test]
 fn reset_forgets_everything_and_the_qp_works_again() {
     let mut p = Pair::new(Setup { psn: [5, 6], ..Setup::default() });
@@ -166,6 +174,7 @@ fn reset_forgets_everything_and_the_qp_works_again() {
     }
 }
 
+// clause: EVENT-COMM-EST
 #[test]
 fn comm_est_is_raised_once_by_the_first_good_request_in_rtr() {
     let mut p = Pair::idle(Setup::default(), Rng::new(1));
@@ -190,6 +199,7 @@ fn comm_est_is_raised_once_by_the_first_good_request_in_rtr() {
     assert_eq!(p.ends[1].events, QpEvents::empty(), "in RTS it is no news");
 }
 
+// clause: TAKE-RESPONSES, STATE-SQD, STATE-SQ-DRAINED
 #[test]
 fn sqd_finishes_what_was_started_and_nothing_else() {
     let mut p = Pair::new(Setup { batch: 1, ..Setup::default() });
@@ -214,6 +224,7 @@ fn sqd_finishes_what_was_started_and_nothing_else() {
     p.assert_settled();
 }
 
+// clause: STATE-SQ-DRAINED
 #[test]
 fn sqd_with_an_empty_queue_is_drained_at_once_and_only_tells_who_asked() {
     for notify in [true, false] {
@@ -225,6 +236,7 @@ fn sqd_with_an_empty_queue_is_drained_at_once_and_only_tells_who_asked() {
     }
 }
 
+// clause: STATE-SQD
 #[test]
 fn sqd_repairs_losses_of_what_was_started() {
     let mut p = Pair::new(Setup::default());
@@ -238,6 +250,7 @@ fn sqd_repairs_losses_of_what_was_started() {
     assert_eq!((bytes(&p, A, dst), p.ends[0].events), (bytes(&p, B, src), QpEvents::SQ_DRAINED));
 }
 
+// clause: TAKE-REQUESTS, STATE-SQD
 #[test]
 fn a_qp_in_sqd_still_responds() {
     let mut p = Pair::new(Setup::default());
@@ -248,6 +261,7 @@ fn a_qp_in_sqd_still_responds() {
     assert_eq!(sends(&mut p, B), each(1..=1, Success));
 }
 
+// clause: CQ-OVERRUN
 #[test]
 fn a_send_queue_that_overruns_its_cq_ends_in_err_with_an_event() {
     let mut p = Pair::new(Setup::default());
@@ -263,6 +277,7 @@ fn a_send_queue_that_overruns_its_cq_ends_in_err_with_an_event() {
     assert_eq!(p.ends[0].host.flow.reserved, 0);
 }
 
+// clause: CQ-OVERRUN
 #[test]
 fn a_receive_that_overruns_its_cq_ends_in_err_with_an_event() {
     let mut p = Pair::new(Setup::default());
@@ -282,6 +297,7 @@ fn a_receive_that_overruns_its_cq_ends_in_err_with_an_event() {
     assert_eq!(p.ends[0].qp.state(), QpState::Err);
 }
 
+// clause: SRQ-LAST-RECEIVE
 #[test]
 fn the_last_shared_receive_is_announced_once() {
     let setup = Setup { srq: true, ..Setup::default() };

@@ -40,6 +40,7 @@ impl Script {
 const ONLY: UcRequest = UcRequest::SendOnly(None);
 const LAST: UcRequest = UcRequest::SendLast(None);
 
+// clause: UC-SILENT, UC-DONE-WHEN-SENT
 #[test]
 fn messages_of_every_size_arrive_and_complete_when_sent() {
     for mtu in roxe_wire::PathMtu::ALL {
@@ -77,6 +78,7 @@ fn writes_arrive_and_those_with_immediate_take_a_receive() {
     assert_eq!(bytes(&p, B, dst), bytes(&p, A, src));
 }
 
+// clause: UC-RECEIVE-KEPT
 #[test]
 fn a_message_with_a_hole_is_lost_and_its_receive_serves_the_next() {
     for lost in 0..4 {
@@ -96,6 +98,7 @@ fn a_message_with_a_hole_is_lost_and_its_receive_serves_the_next() {
     }
 }
 
+// clause: UC-RESYNC
 #[test]
 fn pieces_of_different_messages_never_mix() {
     let mut s = Script::new(2);
@@ -108,6 +111,7 @@ fn pieces_of_different_messages_never_mix() {
     assert_eq!(bytes(&s.p, B, s.mr)[..10], [3; 10]);
 }
 
+// clause: UC-RESYNC
 #[test]
 fn a_first_packet_is_taken_whatever_its_psn() {
     for psn in [100, 101, 99, 100 + 0x80_0000, 0] {
@@ -118,6 +122,7 @@ fn a_first_packet_is_taken_whatever_its_psn() {
     }
 }
 
+// clause: UC-RESYNC
 #[test]
 fn after_a_hole_everything_up_to_the_next_first_packet_is_dropped() {
     let mut s = Script::new(1);
@@ -130,6 +135,7 @@ fn after_a_hole_everything_up_to_the_next_first_packet_is_dropped() {
     assert_eq!(s.done(), each(1..=1, Success));
 }
 
+// clause: UC-NEW-START
 #[test]
 fn a_new_first_packet_abandons_the_open_message() {
     let mut s = Script::new(2);
@@ -140,6 +146,7 @@ fn a_new_first_packet_abandons_the_open_message() {
     assert_eq!(s.done(), []);
 }
 
+// clause: UC-LOST
 #[test]
 fn a_message_without_a_receive_is_dropped_whole() {
     let mut s = Script::new(0);
@@ -153,6 +160,7 @@ fn a_message_without_a_receive_is_dropped_whole() {
     assert_eq!(s.done(), each(1..=1, Success));
 }
 
+// clause: UC-LOST
 #[test]
 fn a_message_longer_than_the_receive_is_dropped_and_the_receive_kept() {
     let mut s = Script::new(1);
@@ -169,6 +177,7 @@ fn a_message_longer_than_the_receive_is_dropped_and_the_receive_kept() {
     assert_eq!(s.p.ends[1].qp.state(), QpState::Rts);
 }
 
+// clause: UC-LOST
 #[test]
 fn packets_of_the_wrong_length_drop_their_message() {
     for (first, last) in [(252, 1), (256, 257)] {
@@ -183,6 +192,7 @@ fn packets_of_the_wrong_length_drop_their_message() {
     }
 }
 
+// clause: UC-LOST
 #[test]
 fn a_write_that_is_refused_is_dropped_in_silence() {
     let mut s = Script::new(1);
@@ -199,6 +209,7 @@ fn a_write_that_is_refused_is_dropped_in_silence() {
     assert_eq!((s.done(), &bytes(&s.p, B, s.mr)[..4]), (each(1..=1, Success), &b"good"[..]));
 }
 
+// clause: UC-LOST
 #[test]
 fn without_the_right_of_the_qp_a_write_is_dropped() {
     let mut p = Pair::new(Setup { access: Access::empty(), ..setup() });
@@ -208,6 +219,7 @@ fn without_the_right_of_the_qp_a_write_is_dropped() {
     assert_eq!((sends(&mut p, A), bytes(&p, B, dst)), (each(1..=1, Success), vec![0; 8]));
 }
 
+// clause: UC-IMM-LAST
 #[test]
 fn a_write_with_immediate_and_no_receive_leaves_its_data() {
     let mut p = Pair::new(setup());
@@ -223,6 +235,7 @@ fn a_write_with_immediate_and_no_receive_leaves_its_data() {
     assert_eq!(recvs(&mut p, B), each(1..=1, Success));
 }
 
+// clause: STATE-SQE
 #[test]
 fn a_local_error_goes_to_sqe_which_can_be_left_again() {
     let mut p = Pair::new(setup());

@@ -6,6 +6,7 @@ fn answer(psn: u32, original: u64, msn: u32) -> Out {
     (psn, Response::AtomicAck(good(msn), AtomicAckEth(original)), vec![])
 }
 
+// clause: DUP-ATOMIC
 #[test]
 fn they_execute_once_however_often_they_come() {
     let mut s = rc();
@@ -20,6 +21,7 @@ fn they_execute_once_however_often_they_come() {
     assert_eq!(s.host.memory.word(s.mr, 0), 42);
 }
 
+// clause: ATOMIC-RESULT
 #[test]
 fn compare_and_swap_swaps_only_what_it_compared() {
     let mut s = rc();
@@ -32,6 +34,7 @@ fn compare_and_swap_swaps_only_what_it_compared() {
     assert_eq!(s.host.memory.word(s.mr, 0), 9);
 }
 
+// clause: DUP-ATOMIC, DUP-RING
 #[test]
 fn a_duplicate_of_another_kind_or_a_forgotten_one_is_ignored() {
     let mut s = rc();

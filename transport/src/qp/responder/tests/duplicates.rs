@@ -2,6 +2,7 @@
 
 use super::*;
 
+// clause: DUP-SEND-WRITE
 #[test]
 fn a_repeated_send_is_acknowledged_but_takes_no_receive() {
     let mut s = rc();
@@ -18,6 +19,7 @@ fn a_repeated_send_is_acknowledged_but_takes_no_receive() {
     assert_eq!(s.done().len(), 1);
 }
 
+// clause: DUP-ACK-BOUND
 #[test]
 fn its_acknowledgement_does_not_reach_past_a_read() {
     let mut s = rc();
@@ -34,6 +36,7 @@ fn its_acknowledgement_does_not_reach_past_a_read() {
     assert_eq!(s.out(), [ack(FIRST + 3, 4)]);
 }
 
+// clause: DUP-ORDER
 #[test]
 fn all_that_is_repeated_is_answered_in_order() {
     let mut s = rc();

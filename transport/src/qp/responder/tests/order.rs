@@ -2,6 +2,7 @@
 
 use super::*;
 
+// clause: ACK-ASKED
 #[test]
 fn one_acknowledgement_answers_all_that_arrived() {
     let mut s = rc();
@@ -14,6 +15,7 @@ fn one_acknowledgement_answers_all_that_arrived() {
     assert_eq!(s.done(), [0, 1, 2].map(|id| (id, WcStatus::Success, 2)));
 }
 
+// clause: ACK-ASKED
 #[test]
 fn nothing_is_said_unless_asked() {
     let mut s = rc();
@@ -21,6 +23,7 @@ fn nothing_is_said_unless_asked() {
     assert_eq!(s.out(), []);
 }
 
+// clause: MSN-COUNT
 #[test]
 fn inside_a_message_the_count_of_messages_stays() {
     let mut s = rc();
@@ -33,6 +36,7 @@ fn inside_a_message_the_count_of_messages_stays() {
     assert_eq!(s.done(), [(1, WcStatus::Success, MTU as u32 + 3)]);
 }
 
+// clause: GAP-NAK
 #[test]
 fn a_gap_is_reported_once_until_it_is_closed() {
     let mut s = rc();
@@ -47,6 +51,7 @@ fn a_gap_is_reported_once_until_it_is_closed() {
     assert_eq!(s.out(), [nak(FIRST + 1, NakCode::PsnSequence, 1)], "which acknowledges what is before it");
 }
 
+// clause: GAP-NAK-AGAIN
 #[test]
 fn an_answered_duplicate_lets_the_next_gap_be_reported() {
     let mut s = rc();
@@ -69,6 +74,7 @@ fn a_gap_that_closes_before_it_was_reported_is_not() {
     assert_eq!(s.out(), [ack(FIRST + 1, 2)], "the first request still asked");
 }
 
+// clause: PSN-WINDOW
 #[test]
 fn half_of_all_psns_are_old_and_half_are_new() {
     let mut s = rc();
@@ -77,6 +83,7 @@ fn half_of_all_psns_are_old_and_half_are_new() {
     assert_eq!(s.put(FIRST + 0x80_0000, write, b"x"), Err(DropReason::DuplicateRequest));
 }
 
+// clause: EVENT-COMM-EST
 #[test]
 fn the_first_request_in_rtr_establishes_the_connection_once() {
     let mut s = rc();

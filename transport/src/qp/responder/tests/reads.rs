@@ -17,6 +17,7 @@ fn data(s: &Script, offset: usize, psn: u32, lens: &[usize], msn: u32) -> Vec<Ou
     lens.iter().enumerate().map(packet).collect()
 }
 
+// clause: PSN-SPAN, ACK-FIELDS, READ-RESPONSES
 #[test]
 fn a_read_of_any_length_is_answered() {
     for lens in [&[0][..], &[1], &[256], &[256, 1], &[256, 256], &[256, 256, 256, 7]] {
@@ -30,6 +31,7 @@ fn a_read_of_any_length_is_answered() {
     }
 }
 
+// clause: CHECK-KEY-EMPTY
 #[test]
 fn reading_and_writing_nothing_needs_no_key() {
     let mut s = rc();
@@ -41,6 +43,7 @@ fn reading_and_writing_nothing_needs_no_key() {
     assert_eq!(s.out(), [(FIRST, Response::ReadOnly(good(2)), vec![])]);
 }
 
+// clause: ANSWER-ORDER
 #[test]
 fn answers_leave_in_the_order_of_requests() {
     let mut s = rc();
@@ -62,6 +65,7 @@ fn a_full_batch_is_continued_where_it_ended() {
     assert_eq!(got, data(&s, 0, FIRST, &[256, 256, 188], 1));
 }
 
+// clause: DUP-READ, MSN-COUNT, READ-RESPONSES
 #[test]
 fn any_tail_is_read_again_and_as_often_as_asked() {
     let mut s = rc();
@@ -100,6 +104,7 @@ fn a_repeated_read_that_is_not_the_one_remembered_is_ignored() {
     assert_eq!(s.out().len(), 2, "the right one is answered");
 }
 
+// clause: DUP-READ-SILENT
 #[test]
 fn a_repeated_read_whose_key_is_gone_is_ignored() {
     let mut s = rc();
@@ -111,6 +116,7 @@ fn a_repeated_read_whose_key_is_gone_is_ignored() {
     assert_eq!((s.out(), s.sh.state), (vec![], QpState::Rts));
 }
 
+// clause: NAK-OPCODE, READ-GONE
 #[test]
 fn memory_that_goes_away_stops_the_answer_at_the_packet_it_cannot_make() {
     let mut s = rc();
@@ -123,6 +129,7 @@ fn memory_that_goes_away_stops_the_answer_at_the_packet_it_cannot_make() {
     assert_eq!(s.out(), []);
 }
 
+// clause: DUP-READ-SILENT
 #[test]
 fn memory_that_goes_away_ends_a_repeated_answer_in_silence() {
     let mut s = rc();
@@ -135,6 +142,7 @@ fn memory_that_goes_away_ends_a_repeated_answer_in_silence() {
     assert_eq!((s.out(), s.sh.state), (vec![], QpState::Rts));
 }
 
+// clause: CHECK-RD-ATOMIC
 #[test]
 fn max_dest_rd_atomic_may_be_outstanding_and_no_more() {
     let mut s = rc();

@@ -2,6 +2,7 @@
 
 use super::*;
 
+// clause: CHECK-RECEIVE, GAP-AFTER-RNR
 #[test]
 fn without_a_receive_the_peer_waits_and_nothing_is_lost() {
     let mut s = rc();
@@ -16,6 +17,7 @@ fn without_a_receive_the_peer_waits_and_nothing_is_lost() {
     assert_eq!(s.done(), [(7, WcStatus::Success, 2)]);
 }
 
+// clause: CHECK-RECEIVE
 #[test]
 fn only_the_end_of_a_write_with_immediate_needs_a_receive() {
     let mut s = rc();
@@ -33,6 +35,7 @@ fn only_the_end_of_a_write_with_immediate_needs_a_receive() {
     assert_eq!(s.bytes(MTU, 4), [8; 4]);
 }
 
+// clause: INVALIDATE
 #[test]
 fn what_came_with_the_message_is_in_the_completion() {
     let mut s = rc();
@@ -54,6 +57,7 @@ fn what_came_with_the_message_is_in_the_completion() {
     assert_eq!(gone, Err(MemError::BadKey));
 }
 
+// clause: CHECK-ROOM
 #[test]
 fn a_message_may_fill_its_receive_but_not_exceed_it() {
     for (len, expected) in [(300, Ok(())), (301, Err(DropReason::InvalidRequest))] {
@@ -71,6 +75,7 @@ fn a_message_may_fill_its_receive_but_not_exceed_it() {
     }
 }
 
+// clause: ACK-AFTER-DEED
 #[test]
 fn a_full_completion_queue_fails_the_qp_without_an_answer() {
     let mut s = rc();
@@ -81,6 +86,7 @@ fn a_full_completion_queue_fails_the_qp_without_an_answer() {
     assert_eq!(s.out(), []);
 }
 
+// clause: SRQ-TAKEN, SRQ-LAST-RECEIVE
 #[test]
 fn a_shared_receive_belongs_to_the_qp_until_it_ends() {
     let mut s = Script::with(Service::Rc, Some(2));
@@ -98,6 +104,7 @@ fn a_shared_receive_belongs_to_the_qp_until_it_ends() {
     assert_eq!(s.out(), []);
 }
 
+// clause: STATE-RESET
 #[test]
 fn reset_forgets_receives_and_messages() {
     let mut s = rc();

@@ -66,6 +66,7 @@ fn cases(s: &Script) -> Vec<Case> {
     ]
 }
 
+// clause: CHECK-NOT-OFFERED, CHECK-LENGTH, NAK-TABLE, NAK-OPCODE, EVENT-AFFILIATED
 #[test]
 fn every_row_is_told_reported_and_final() {
     for i in 0..cases(&rc()).len() {
@@ -82,6 +83,7 @@ fn every_row_is_told_reported_and_final() {
     }
 }
 
+// clause: CHECK-ORDER, CHECK-ACCESS-FLAGS
 #[test]
 fn access_flags_of_the_qp_come_before_the_key() {
     let (w, r, a) = (Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC);
@@ -103,6 +105,7 @@ fn access_flags_of_the_qp_come_before_the_key() {
     }
 }
 
+// clause: CHECK-SEQUENCE, EVENT-AFFILIATED
 #[test]
 fn a_message_is_not_interrupted() {
     for open in [Request::SendFirst, Request::WriteFirst(rc().reth(0, 512))] {
@@ -121,6 +124,7 @@ fn a_message_is_not_interrupted() {
     }
 }
 
+// clause: CHECK-DMA-LENGTH
 #[test]
 fn a_write_must_end_where_it_said() {
     let last = |len: usize| {
@@ -134,6 +138,7 @@ fn a_write_must_end_where_it_said() {
     );
 }
 
+// clause: CHECK-KEY-AGAIN
 #[test]
 fn the_key_is_checked_again_for_every_packet_of_a_write() {
     let mut s = rc();
@@ -143,6 +148,7 @@ fn the_key_is_checked_again_for_every_packet_of_a_write() {
     assert_eq!(s.out(), [nak(FIRST + 1, NakCode::RemoteAccess, 0)]);
 }
 
+// clause: NAK-OWN-FAULT
 #[test]
 fn memory_of_our_own_that_fails_is_our_fault() {
     let mut s = rc();
@@ -157,6 +163,7 @@ fn memory_of_our_own_that_fails_is_our_fault() {
     assert_eq!(s.out(), [nak(FIRST, NakCode::RemoteOperation, 0)]);
 }
 
+// clause: INVALIDATE-REFUSED
 #[test]
 fn a_key_that_cannot_be_invalidated_refuses_the_send() {
     let mut s = rc();
@@ -167,6 +174,7 @@ fn a_key_that_cannot_be_invalidated_refuses_the_send() {
     assert_eq!((s.done(), s.bytes(0, 2)), (vec![(1, WcStatus::RemInvReqErr, 0)], b"hi".to_vec()));
 }
 
+// clause: NAK-FATAL
 #[test]
 fn answers_before_a_refusal_are_still_sent() {
     let mut s = rc();

@@ -12,6 +12,7 @@ fn uc() -> Script {
     s
 }
 
+// clause: UC-SILENT
 #[test]
 fn whole_messages_arrive() {
     let mut s = uc();
@@ -23,6 +24,7 @@ fn whole_messages_arrive() {
     assert_eq!((s.bytes(512, 8), s.bytes(2048, 2)), (vec![3; 8], b"hi".to_vec()));
 }
 
+// clause: UC-RECEIVE-KEPT
 #[test]
 fn a_gap_loses_the_open_message_and_its_receive_is_used_again() {
     let mut s = uc();
@@ -34,6 +36,7 @@ fn a_gap_loses_the_open_message_and_its_receive_is_used_again() {
     assert_eq!(s.bytes(0, 6), b"whole\x01", "from its beginning");
 }
 
+// clause: UC-RESYNC
 #[test]
 fn after_a_gap_a_first_packet_starts_anew() {
     let mut s = uc();
@@ -44,6 +47,7 @@ fn after_a_gap_a_first_packet_starts_anew() {
     assert_eq!(s.done(), [(1, WcStatus::Success, 264), (2, WcStatus::Success, 1)]);
 }
 
+// clause: UC-NEW-START
 #[test]
 fn a_start_in_sequence_also_ends_what_was_open() {
     let mut s = uc();
@@ -53,6 +57,7 @@ fn a_start_in_sequence_also_ends_what_was_open() {
     assert_eq!(s.done(), [(1, WcStatus::Success, 5)]);
 }
 
+// clause: UC-LOST
 #[test]
 fn what_cannot_be_taken_is_lost_as_a_whole_message() {
     let bad = Reth { rkey: RKey(1), ..uc().reth(0, 512) };
@@ -89,6 +94,7 @@ fn access_flags_count_on_uc_too() {
     assert_eq!(s.sh.state, QpState::Rts);
 }
 
+// clause: UC-IMM-LAST
 #[test]
 fn an_immediate_without_a_receive_is_lost_but_its_earlier_data_stays() {
     let mut s = Script::new(Service::Uc);
@@ -106,6 +112,7 @@ fn memory_of_our_own_that_fails_ends_the_qp() {
     assert_eq!((s.done(), s.sh.state), (vec![(1, WcStatus::LocProtErr, 0)], QpState::Err));
 }
 
+// clause: UC-RECEIVE-KEPT
 #[test]
 fn a_shared_receive_is_kept_for_the_next_message() {
     let mut s = Script::with(Service::Uc, Some(2));
@@ -117,6 +124,7 @@ fn a_shared_receive_is_kept_for_the_next_message() {
     assert_eq!(s.put_uc(FIRST + 3, ONLY, b"x"), Err(DropReason::NoReceive));
 }
 
+// clause: EVENT-COMM-EST
 #[test]
 fn the_first_packet_in_rtr_establishes_the_connection() {
     let mut s = uc();
