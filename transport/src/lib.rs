@@ -31,6 +31,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cx;
+pub mod fault;
 pub mod qp;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;

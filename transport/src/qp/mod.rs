@@ -32,7 +32,7 @@ use crate::wr::{Av, RecvRequest, SendRequest};
 use datagram::Datagram;
 use requester::Requester;
 use responder::Responder;
-use roxe_wire::{Bth, Header, Kind, NetHeader, Packet, Pkey, Psn, Qpn, Response, UcRequest};
+use roxe_wire::{Bth, Header, Kind, NetHeader, Packet, Pkey, Psn, Qpn, Request, Response};
 use shared::Shared;
 use thiserror::Error;
 
@@ -243,7 +243,9 @@ impl Qp {
     /// Whether a packet of UC or UD would be dropped for nothing but the want of a receive. A host may keep such a packet,
     /// and those behind it, until the application posts one. Takes a receive from a shared queue if there is one.
     pub fn lacks_receive<H: Host>(&mut self, host: &mut H, net: &NetHeader, packet: &Packet<'_>) -> bool {
-        needs_receive(self.shared.config.service, &packet.header.kind)
+        let (service, kind) = (self.shared.config.service, &packet.header.kind);
+        matches!((service, kind), (Service::Ud, Kind::Ud { .. }) | (Service::Uc, Kind::UcRequest(_)))
+            && takes_receive(kind)
             && check_request(&self.shared, net, &packet.header.bth).is_ok()
             && !self.responder.receives().acquire(host)
     }
@@ -287,6 +289,22 @@ impl Qp {
             _ => Err(DropReason::WrongService),
         };
         self.settle(host);
+        result
+    }
+
+    /// As [`Qp::handle_packet`], but a request that needs a receive finds none, whatever is posted: a fault for tests.
+    ///
+    /// # Errors
+    /// As [`Qp::handle_packet`].
+    pub fn handle_packet_starved<H: Host>(
+        &mut self,
+        host: &mut H,
+        net: &NetHeader,
+        packet: &Packet<'_>,
+    ) -> Result<(), DropReason> {
+        self.responder.receives().starve(true);
+        let result = self.handle_packet(host, net, packet);
+        self.responder.receives().starve(false);
         result
     }
 
@@ -419,18 +437,13 @@ impl Qp {
     }
 }
 
-/// Whether a packet of an unreliable service uses up or begins to use a receive.
-fn needs_receive(service: Service, kind: &Kind) -> bool {
-    match (service, kind) {
-        (Service::Ud, Kind::Ud { .. }) => true,
-        (Service::Uc, Kind::UcRequest(req)) => matches!(
-            req,
-            UcRequest::SendFirst
-                | UcRequest::SendOnly(_)
-                | UcRequest::WriteLast(Some(_))
-                | UcRequest::WriteOnly(_, Some(_))
-        ),
-        _ => false,
+/// Whether a packet uses up or begins to use a receive.
+pub(crate) fn takes_receive(kind: &Kind) -> bool {
+    match kind {
+        Kind::Ud { .. } => true,
+        Kind::UcRequest(req) => rq::takes_receive(&Request::from(*req)),
+        Kind::RcRequest(req) | Kind::XrcRequest(_, req) => rq::takes_receive(req),
+        Kind::RcResponse(_) | Kind::XrcResponse(_) | Kind::Cnp => false,
     }
 }
 

@@ -10,7 +10,7 @@ use crate::cx::{AtomicOp, Host, TxBatch, TxState};
 use crate::qp::refusal::{Answer, Reaction, Refusal};
 use crate::qp::replay::{AtomicKind, Op};
 use crate::qp::reply::{Progress, Replies, check_readable};
-use crate::qp::rq::RecvQueue;
+use crate::qp::rq::{RecvQueue, takes_receive};
 use crate::qp::segment::{self, MAX_MESSAGE};
 use crate::qp::shared::{QpConfig, QpEvents, Shared};
 use crate::qp::{DropReason, PostError, QpState};
@@ -286,10 +286,7 @@ impl Responder {
     fn check_resource<H: Host>(&mut self, sh: &Shared, host: &mut H, req: &Request) -> Result<(), Refusal> {
         match req {
             // clause: UC-IMM-LAST
-            Request::SendFirst
-            | Request::SendOnly(_)
-            | Request::WriteLast(Some(_))
-            | Request::WriteOnly(_, Some(_)) => {
+            req if takes_receive(req) => {
                 self.receiving = self.rq.acquire(host);
                 // clause: CHECK-RECEIVE
                 if self.receiving { Ok(()) } else { Err(Refusal::NoReceive) }

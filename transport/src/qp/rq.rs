@@ -7,6 +7,7 @@ use crate::cx::{Host, MemError, Side};
 use crate::qp::PostError;
 use crate::qp::shared::{QpConfig, Shared};
 use crate::wr::{Cqe, RecvRequest, Sge, WcOpcode, WcStatus};
+use roxe_wire::Request;
 
 /// A posted receive; its list lies next to the others in a side array.
 #[derive(Clone, Copy, Debug, Default)]
@@ -112,6 +113,16 @@ enum Source {
 #[derive(Debug)]
 pub(crate) struct RecvQueue {
     source: Source,
+    /// Whatever is posted is not there for now: an injected fault.
+    starved: bool,
+}
+
+/// Whether a request uses up a receive or begins to use one.
+pub(crate) const fn takes_receive(req: &Request) -> bool {
+    matches!(
+        req,
+        Request::SendFirst | Request::SendOnly(_) | Request::WriteLast(Some(_)) | Request::WriteOnly(_, Some(_))
+    )
 }
 
 impl RecvQueue {
@@ -120,7 +131,7 @@ impl RecvQueue {
             Some(max_sge) => Source::Shared(Taken { slot: None, sges: Vec::new(), max_sge: max_sge as usize }),
             None => Source::Own(Ring::new(config.caps.max_recv_wr as usize, config.caps.max_recv_sge as usize)),
         };
-        Self { source }
+        Self { source, starved: false }
     }
 
     /// Whether receives come from a shared queue.
@@ -140,6 +151,7 @@ impl RecvQueue {
     /// Whether there is a current receive; takes one from the shared queue if need be.
     pub(crate) fn acquire<H: Host>(&mut self, host: &mut H) -> bool {
         match &mut self.source {
+            _ if self.starved => false,
             Source::Own(ring) => ring.len > 0,
             Source::Shared(taken) => {
                 // clause: SRQ-TAKEN
@@ -149,6 +161,11 @@ impl RecvQueue {
                 taken.slot.is_some()
             }
         }
+    }
+
+    /// From now on, or no longer, there seems to be no receive.
+    pub(crate) fn starve(&mut self, starved: bool) {
+        self.starved = starved;
     }
 
     fn current(&self) -> Option<(&Slot, &[Sge])> {

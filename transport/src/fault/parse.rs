@@ -1,0 +1,298 @@
+//! Rules from text. Whatever the text, this ends with rules of bounded size or with an error that names the word.
+
+use super::ops::OpSet;
+use super::rule::{Action, Hold, Part, QpSelector, Rate, Rule, Rules};
+use super::spans::{PsnSpans, Spans};
+use super::verdict::Direction;
+use core::fmt;
+use core::net::IpAddr;
+use core::str::FromStr;
+use core::time::Duration;
+use roxe_wire::{Psn, Qpn};
+use thiserror::Error;
+
+/// Bytes of text that are looked at.
+const MAX_TEXT: usize = 64 << 10;
+/// Copies that one rule can make.
+const MAX_COPIES: u8 = 16;
+/// Characters of a word that an error quotes.
+const QUOTED: usize = 40;
+
+const ACTIONS: &str = "drop, duplicate, delay, reorder, corrupt, ecn, rnr, and seed=N";
+const WORDS: &str = "a rate like 0.5%, tx, rx, qp=, peer=, from=, to=, op=, psn=, msg=, nth=, times=, by= and copies=";
+
+/// Why a text is not a list of fault rules.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{}{problem}", At(*rule))]
+pub struct RuleError {
+    /// Which rule, from 1; 0 if it is not about one of them.
+    pub rule: usize,
+    /// The word and what would be allowed.
+    pub problem: String,
+}
+
+/// The beginning of an error about this rule.
+struct At(usize);
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0 => f.write_str("fault rules: "),
+            rule => write!(f, "fault rule {rule}: "),
+        }
+    }
+}
+
+/// A problem in words.
+type Problem = String;
+
+impl FromStr for Rules {
+    type Err = RuleError;
+
+    fn from_str(text: &str) -> Result<Self, RuleError> {
+        let too_much = |problem: String| RuleError { rule: 0, problem };
+        if text.len() > MAX_TEXT {
+            return Err(too_much(format!("{} bytes of text, {MAX_TEXT} at most", text.len())));
+        }
+        let (mut seed, mut list) = (None, Vec::new());
+        let statements = text.split([';', '\n']).map(str::trim).filter(|statement| !statement.is_empty());
+        for (rule, statement) in (1..).zip(statements) {
+            let problem = |problem| RuleError { rule, problem };
+            match statement.strip_prefix("seed=") {
+                Some(value) => set(&mut seed, number(value).map_err(problem)?, statement).map_err(problem)?,
+                None => list.push(parse_rule(statement).map_err(problem)?),
+            }
+            if list.len() > Self::MAX {
+                return Err(too_much(format!("more than {} rules", Self::MAX)));
+            }
+        }
+        Ok(Self::new(seed, list))
+    }
+}
+
+impl FromStr for Rule {
+    type Err = RuleError;
+
+    fn from_str(text: &str) -> Result<Self, RuleError> {
+        parse_rule(text).map_err(|problem| RuleError { rule: 1, problem })
+    }
+}
+
+fn parse_rule(text: &str) -> Result<Rule, Problem> {
+    let mut words = text.split_whitespace();
+    let action = match words.next().unwrap_or_default() {
+        "drop" => Action::Drop,
+        "duplicate" => Action::Duplicate { copies: 1, after: Hold::exactly(Duration::ZERO) },
+        "delay" => Action::Delay(Hold::exactly(Duration::ZERO)),
+        "reorder" => Action::Reorder(Action::REORDER_BY),
+        "corrupt" => Action::Corrupt(part(words.next().unwrap_or_default())?),
+        "ecn" => Action::Ecn,
+        "rnr" => Action::Rnr,
+        word => return Err(format!("{} is no action; the actions are {ACTIONS}", Quoted(word))),
+    };
+    let mut draft = Draft { rule: Rule::new(action), by: None, copies: None };
+    words.try_for_each(|word| draft.take(word))?;
+    draft.finish()
+}
+
+/// A rule of which some words are read.
+struct Draft {
+    rule: Rule,
+    by: Option<Hold>,
+    copies: Option<u8>,
+}
+
+impl Draft {
+    /// Takes in the next word.
+    fn take(&mut self, word: &str) -> Result<(), Problem> {
+        let rule = &mut self.rule;
+        if let Some(rate) = word.strip_suffix('%') {
+            return set(&mut rule.rate, parse_rate(rate).ok_or_else(|| bad_rate(word))?, word);
+        }
+        let (key, value) = word.split_once('=').unwrap_or((word, ""));
+        match key {
+            "tx" if word == key => self.take_dir(Direction::Tx, word),
+            "rx" if word == key => self.take_dir(Direction::Rx, word),
+            "qp" => set(&mut rule.qp, qp(value)?, word),
+            "peer" => self.take_peer(value, word),
+            "from" => self.take_dir(Direction::Rx, word).and_then(|()| self.take_peer(value, word)),
+            "to" => self.take_dir(Direction::Tx, word).and_then(|()| self.take_peer(value, word)),
+            "op" => set(&mut rule.ops, ops(value)?, word),
+            "psn" => set(&mut rule.psn, psns(value)?, word),
+            "msg" => set(&mut rule.msg, spans(value)?, word),
+            "nth" => set(&mut rule.nth, spans(value)?, word),
+            "times" => set(&mut rule.times, bounded(value, 1, u32::MAX)?, word),
+            "by" => set(&mut self.by, hold(value)?, word),
+            "copies" => set(&mut self.copies, bounded(value, 1, MAX_COPIES)?, word),
+            _ => Err(format!("{} is no word of a rule; known are {WORDS}", Quoted(word))),
+        }
+    }
+
+    fn take_dir(&mut self, dir: Direction, word: &str) -> Result<(), Problem> {
+        match self.rule.dir {
+            Some(before) if before != dir => {
+                let (before, word) = (before.name(), Quoted(word));
+                Err(format!("{word} contradicts {before}; for both directions say neither tx nor rx"))
+            }
+            _ => {
+                self.rule.dir = Some(dir);
+                Ok(())
+            }
+        }
+    }
+
+    fn take_peer(&mut self, value: &str, word: &str) -> Result<(), Problem> {
+        let address: IpAddr = value.parse().map_err(|_| format!("{} is no IPv4 or IPv6 address", Quoted(value)))?;
+        set(&mut self.rule.peer, address.into(), word)
+    }
+
+    /// All words are read: do they fit together?
+    fn finish(mut self) -> Result<Rule, Problem> {
+        let (by, copies) = (self.by.take(), self.copies.take());
+        self.rule.action = match (self.rule.action, by, copies) {
+            (Action::Duplicate { copies, after }, by, more) => {
+                Action::Duplicate { copies: more.unwrap_or(copies), after: by.unwrap_or(after) }
+            }
+            (_, _, Some(_)) => return Err("copies= goes with duplicate only".into()),
+            (Action::Delay(_), Some(hold), _) => Action::Delay(hold),
+            (Action::Delay(_), None, _) => return Err("delay needs by=TIME, for example by=5ms".into()),
+            (Action::Reorder(_), Some(Hold { min, max }), _) if min == max => Action::Reorder(max),
+            (Action::Reorder(_), Some(_), _) => {
+                return Err("reorder takes one time, not a range; delay takes one".into());
+            }
+            (action, None, _) => action,
+            (_, Some(_), _) => return Err("by= goes with delay, reorder and duplicate only".into()),
+        };
+        if self.rule.action == Action::Rnr {
+            let of_rx = |_| "rnr is for packets that arrive: say rx or nothing".to_owned();
+            self.take_dir(Direction::Rx, "rnr").map_err(of_rx)?;
+        }
+        Ok(self.rule)
+    }
+}
+
+/// Fills `slot` unless it was filled before.
+fn set<T>(slot: &mut Option<T>, value: T, word: &str) -> Result<(), Problem> {
+    match slot.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(format!("{} says something that was said before", Quoted(word))),
+    }
+}
+
+fn part(word: &str) -> Result<Part, Problem> {
+    let parts = [Part::Payload, Part::Header, Part::Icrc];
+    let found = parts.into_iter().find(|part| part.name() == word);
+    found.ok_or_else(|| format!("corrupt {}: what can be corrupted is payload, header or icrc", Quoted(word)))
+}
+
+/// `#N`, or a queue pair number.
+fn qp(value: &str) -> Result<QpSelector, Problem> {
+    match value.strip_prefix('#') {
+        Some(ordinal) => bounded(ordinal, 0, u32::MAX).map(QpSelector::Ordinal),
+        None => bounded(value, 0, 0x00ff_ffff).map(|number| QpSelector::Number(Qpn::new(number))),
+    }
+}
+
+fn ops(value: &str) -> Result<OpSet, Problem> {
+    value.split(',').try_fold(OpSet::EMPTY, |set, name| match OpSet::named(name) {
+        Some(named) => Ok(set.union(named)),
+        None => {
+            let known: Vec<_> = OpSet::names().collect();
+            Err(format!("{} is no opcode; known are {}", Quoted(name), known.join(", ")))
+        }
+    })
+}
+
+/// A list of numbers from 1 on.
+fn spans(value: &str) -> Result<Spans, Problem> {
+    let ranges = ranges(value, |word| bounded(word, 1, u64::MAX), Some(u64::MAX))?;
+    if let Some((from, to)) = ranges.iter().find(|(from, to)| from > to) {
+        return Err(format!("{from}..{to} ends before it starts"));
+    }
+    Spans::new(ranges).ok_or_else(|| too_many(value))
+}
+
+/// A list of PSNs.
+fn psns(value: &str) -> Result<PsnSpans, Problem> {
+    let ranges = ranges(value, |word| bounded(word, 0, 0x00ff_ffff).map(Psn::new), None)?;
+    PsnSpans::new(ranges).ok_or_else(|| too_many(value))
+}
+
+/// `N`, `N..M` or, if there is an `end` of everything, `N..`, separated by commas; one more than allowed at most.
+fn ranges<T: Copy>(
+    value: &str,
+    number: impl Fn(&str) -> Result<T, Problem>,
+    end: Option<T>,
+) -> Result<Vec<(T, T)>, Problem> {
+    let range = |word: &str| match (word.split_once(".."), end) {
+        (None, _) => number(word).map(|n| (n, n)),
+        (Some((from, "")), Some(end)) => Ok((number(from)?, end)),
+        (Some((from, to)), _) => Ok((number(from)?, number(to)?)),
+    };
+    value.split(',').take(Spans::MAX + 1).map(range).collect()
+}
+
+fn too_many(value: &str) -> Problem {
+    format!("{} has more than {} elements", Quoted(value), Spans::MAX)
+}
+
+/// A whole number, decimal or hexadecimal.
+fn number(word: &str) -> Result<u64, Problem> {
+    let (digits, radix) = word.strip_prefix("0x").map_or((word, 10), |hex| (hex, 16));
+    let number = if digits.starts_with('+') { None } else { u64::from_str_radix(digits, radix).ok() };
+    number.ok_or_else(|| format!("{} is no number; write 17 or 0x11", Quoted(word)))
+}
+
+/// A whole number from `min` to `max`.
+fn bounded<T: TryFrom<u64> + PartialOrd + fmt::Display>(word: &str, min: T, max: T) -> Result<T, Problem> {
+    let number = T::try_from(number(word)?).ok().filter(|number| (&min..=&max).contains(&number));
+    number.ok_or_else(|| format!("{} is not in {min}..{max}", Quoted(word)))
+}
+
+/// `TIME` or `TIME..TIME`.
+fn hold(value: &str) -> Result<Hold, Problem> {
+    let (min, max) = value.split_once("..").unwrap_or((value, value));
+    let hold = Hold { min: time(min)?, max: time(max)? };
+    if hold.max.is_zero() || hold.min > hold.max {
+        return Err(format!("{} is no time to wait; a range runs from the shorter to the longer", Quoted(value)));
+    }
+    Ok(hold)
+}
+
+/// A time with its unit, an hour at most.
+fn time(word: &str) -> Result<Duration, Problem> {
+    let units = [("us", 1), ("ms", 1_000), ("s", 1_000_000)];
+    let micros = units.iter().find_map(|(unit, micros)| {
+        let count = number(word.strip_suffix(unit)?).ok()?;
+        count.checked_mul(*micros)
+    });
+    let time = micros.map(Duration::from_micros).filter(|time| *time <= Hold::LIMIT);
+    time.ok_or_else(|| format!("{} is no time; write 250us, 5ms or 1s, one hour at most", Quoted(word)))
+}
+
+/// Percent with up to six decimals.
+fn parse_rate(word: &str) -> Option<Rate> {
+    let (whole, decimals) = word.split_once('.').unwrap_or((word, "0"));
+    let digits = |text: &str| (1..=6).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
+    if !digits(whole) || !digits(decimals) {
+        return None;
+    }
+    let micro = format!("{decimals:0<6}").parse::<u32>().ok()?;
+    Rate::from_micro_percent(whole.parse::<u32>().ok()?.checked_mul(1_000_000)?.checked_add(micro)?)
+}
+
+fn bad_rate(word: &str) -> Problem {
+    format!("{} is no rate; write 3% or 0.1%, 100% at most, six decimals at most", Quoted(word))
+}
+
+/// A word of the text in an error: shortened, in quotes, control characters escaped.
+struct Quoted<'a>(&'a str);
+
+impl fmt::Display for Quoted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.char_indices().nth(QUOTED) {
+            None => write!(f, "{:?}", self.0),
+            Some((end, _)) => write!(f, "{:?}...", self.0.get(..end).unwrap_or_default()),
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! What the injector is told about a packet, and what it answers. Plain data.
+
+use core::fmt;
+use core::time::Duration;
+use roxe_wire::{Gid, Packet, Qpn};
+
+/// Which way a packet goes, seen from this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// We send it.
+    Tx,
+    /// It arrived.
+    Rx,
+}
+
+impl Direction {
+    /// The word of the rule language.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Tx => "tx",
+            Self::Rx => "rx",
+        }
+    }
+
+    /// The other one.
+    #[must_use]
+    pub const fn other(self) -> Self {
+        match self {
+            Self::Tx => Self::Rx,
+            Self::Rx => Self::Tx,
+        }
+    }
+}
+
+/// One packet as rules see it.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen<'a> {
+    /// Which way it goes.
+    pub dir: Direction,
+    /// The queue pair on our side: the sender of what we send, the receiver of what arrives.
+    pub qpn: Qpn,
+    /// Which queue pair of this process that is, counted from 0 in the order of creation.
+    pub ordinal: u32,
+    /// The address of the other side.
+    pub peer: Gid,
+    /// The packet, undamaged.
+    pub packet: &'a Packet<'a>,
+}
+
+/// Place of a rule in its list, from 0. People see it counted from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RuleId(pub u16);
+
+impl fmt::Display for RuleId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", u32::from(self.0) + 1)
+    }
+}
+
+/// One bit to flip.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Corruption {
+    /// Which byte of the sealed packet, counted from the first one of the BTH.
+    pub at: u16,
+    /// The bit in it, as a mask.
+    pub mask: u8,
+}
+
+impl Corruption {
+    /// Flips the bit in `packet`: BTH to ICRC, sealed. Does nothing if the packet is not the one that was judged and is
+    /// shorter.
+    pub fn apply(self, packet: &mut [u8]) {
+        if let Some(byte) = packet.get_mut(usize::from(self.at)) {
+            *byte ^= self.mask;
+        }
+    }
+}
+
+/// What shall happen to a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// Lose it. Then nothing else is asked for.
+    pub drop: bool,
+    /// How many copies travel besides the packet itself. They have the same damage and the same mark.
+    pub copies: u8,
+    /// How much later than the packet itself its copies travel.
+    pub copies_after: Duration,
+    /// How long to hold the packet. Those behind it are not held.
+    pub delay: Duration,
+    /// The bit to flip after the packet was sealed, or before its ICRC is checked.
+    pub corrupt: Option<Corruption>,
+    /// Set the congestion mark (CE) in its IP header.
+    pub mark_ce: bool,
+    /// The receiving queue pair shall act as if no receive were posted: [`crate::Qp::handle_packet_starved`].
+    pub rnr: bool,
+    /// The first rule that asked for any of this; `None` if nothing is asked for.
+    pub rule: Option<RuleId>,
+}
+
+impl Verdict {
+    /// Nothing happens to the packet.
+    pub const PASS: Self = Self {
+        drop: false,
+        copies: 0,
+        copies_after: Duration::ZERO,
+        delay: Duration::ZERO,
+        corrupt: None,
+        mark_ce: false,
+        rnr: false,
+        rule: None,
+    };
+
+    /// Whether nothing happens to the packet.
+    pub const fn is_pass(&self) -> bool {
+        self.rule.is_none()
+    }
+}
