@@ -400,7 +400,7 @@ impl Responder {
             SendTail::Plain => WcExtra::None,
             SendTail::Imm(imm) => WcExtra::Imm(*imm),
             SendTail::Invalidate(ieth) => {
-                // clause: INVALIDATE
+                // clause: INVALIDATE-KEY
                 host.invalidate_remote(ieth.0).map_err(|_| Refusal::Invalidate)?;
                 WcExtra::Invalidated(ieth.0)
             }

@@ -301,7 +301,7 @@ fn acknowledgements_promise_no_credit_limit() {
     assert_eq!(aeth.syndrome, Syndrome::ACK_UNLIMITED);
 }
 
-// clause: INVALIDATE
+// clause: INVALIDATE-KEY
 #[test]
 fn send_with_invalidate_takes_the_key_away() {
     let mut p = Pair::new(Setup::default());

@@ -506,7 +506,7 @@ fn an_error_completion_is_always_solicited() {
     assert!(one_recv(&mut s.p, B).solicited);
 }
 
-// clause: INVALIDATE
+// clause: INVALIDATE-KEY
 #[test]
 fn a_key_that_was_invalidated_is_told_in_the_completion() {
     let mut s = Script::new(Setup::default());

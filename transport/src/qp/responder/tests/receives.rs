@@ -35,7 +35,7 @@ fn only_the_end_of_a_write_with_immediate_needs_a_receive() {
     assert_eq!(s.bytes(MTU, 4), [8; 4]);
 }
 
-// clause: INVALIDATE
+// clause: INVALIDATE-KEY
 #[test]
 fn what_came_with_the_message_is_in_the_completion() {
     let mut s = rc();
