@@ -1,8 +1,11 @@
 //! Every `ROXE_*` environment variable, parsed once.
 //!
 //! Lives here: the table [`KNOBS`] (what `roxe config` and the README print) and the parsed `Config`. Nothing else in
-//! the crate reads the environment. Touches only `std::env`.
+//! the crate reads the environment. Touches only `std::env`, and the file of rules that `ROXE_FAULTS` may name.
 
+use roxe_transport::fault::Rules;
+use std::borrow::Cow;
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 /// One environment variable that changes how the card behaves.
@@ -53,6 +56,16 @@ pub const KNOBS: &[Knob] = &[
         default: "on",
         help: "Receive runs of packets with one system call (UDP_GRO): on or off.",
     },
+    Knob {
+        name: "ROXE_FAULTS",
+        default: "none",
+        help: "Faults to inject into packets, as rules like 'drop 3%; reorder 2% by=1ms' or as @FILE that holds rules.",
+    },
+    Knob {
+        name: "ROXE_CAPTURE",
+        default: "none",
+        help: "File (pcapng) to write every packet to; %p in its name stands for the process id.",
+    },
 ];
 
 /// A variable holds something it may not.
@@ -61,7 +74,7 @@ pub const KNOBS: &[Knob] = &[
 pub struct ConfigError {
     name: &'static str,
     value: String,
-    expected: &'static str,
+    expected: Cow<'static, str>,
 }
 
 /// The values in force.
@@ -81,6 +94,10 @@ pub(crate) struct Config {
     pub(crate) gso: bool,
     /// Whether to receive with `UDP_GRO`.
     pub(crate) gro: bool,
+    /// What to do to packets; `None`: nothing.
+    pub(crate) faults: Option<Rules>,
+    /// Where to record packets, with `%p` for the process id.
+    pub(crate) capture: Option<PathBuf>,
 }
 
 /// The knobs with the value of each as it is set in this environment (`None`: not set).
@@ -97,6 +114,11 @@ pub(crate) fn config() -> Result<&'static Config, ConfigError> {
 /// Whether the environment can be used as it is; the error names the variable and what it may hold.
 pub fn check() -> Result<(), ConfigError> {
     config().map(drop)
+}
+
+/// Whether the variable `name` could hold `value`.
+pub fn check_value(name: &str, value: &str) -> Result<(), ConfigError> {
+    parse(|asked| (asked == name).then(|| value.to_owned())).map(drop)
 }
 
 fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
@@ -121,7 +143,24 @@ fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
         steering: switch("ROXE_STEERING")?,
         gso: switch("ROXE_GSO")?,
         gro: switch("ROXE_GRO")?,
+        faults: read_faults(&get)?,
+        capture: parse_with(&get, "ROXE_CAPTURE", "it must be the name of a file", None, |text| {
+            Some((!text.is_empty()).then(|| text.into()))
+        })?,
     })
+}
+
+/// The rules of `ROXE_FAULTS`, or of the file that it names; what is wrong with them is the parser's to say.
+fn read_faults(get: impl Fn(&str) -> Option<String>) -> Result<Option<Rules>, ConfigError> {
+    let name = "ROXE_FAULTS";
+    let Some(value) = get(name) else { return Ok(None) };
+    let text = match value.trim().strip_prefix('@') {
+        Some(file) => std::fs::read_to_string(file).map_err(|e| format!("cannot read the file {file}: {e}")),
+        None => Ok(value.clone()),
+    };
+    let rules = text.and_then(|text| text.parse::<Rules>().map_err(|e| e.to_string()));
+    let rules = rules.map_err(|expected| ConfigError { name, value, expected: expected.into() })?;
+    Ok((!rules.is_empty()).then_some(rules))
 }
 
 fn parse_with<T>(
@@ -132,7 +171,7 @@ fn parse_with<T>(
     read: impl Fn(&str) -> Option<T>,
 ) -> Result<T, ConfigError> {
     let Some(value) = get(name) else { return Ok(default) };
-    read(value.trim()).ok_or(ConfigError { name, value, expected })
+    read(value.trim()).ok_or_else(|| ConfigError { name, value: value.clone(), expected: expected.into() })
 }
 
 fn parse_switch(text: &str) -> Option<bool> {
@@ -162,6 +201,7 @@ mod tests {
         assert_eq!(config.netdevs, ["lo"]);
         assert_eq!((config.window, config.spin_us), (None, 50));
         assert!(config.steering && config.gso && config.gro);
+        assert_eq!((config.faults, config.capture), (None, None));
     }
 
     #[test]
@@ -172,6 +212,20 @@ mod tests {
         assert_eq!(with("ROXE_WINDOW", "67108864").unwrap().window, Some(1 << 26));
         assert_eq!(with("ROXE_SPIN_US", "0").unwrap().spin_us, 0);
         assert!(!with("ROXE_STEERING", "off").unwrap().steering);
+        assert_eq!(with("ROXE_CAPTURE", "a.pcapng").unwrap().capture, Some("a.pcapng".into()));
+    }
+
+    #[test]
+    fn rules_come_from_the_variable_or_from_a_file() {
+        let rules = "seed=42; drop 3%".parse().unwrap();
+        assert_eq!(with("ROXE_FAULTS", "seed=42; drop 3%").unwrap().faults, Some(rules));
+        let file = std::env::temp_dir().join(format!("roxe-rules-{}", std::process::id()));
+        std::fs::write(&file, "seed=42\ndrop 3%\n").unwrap();
+        let named = parse(|asked| (asked == "ROXE_FAULTS").then(|| format!("@{}", file.display())));
+        std::fs::remove_file(file).unwrap();
+        assert_eq!(named.unwrap().faults, with("ROXE_FAULTS", "seed=42; drop 3%").unwrap().faults);
+        assert_eq!(with("ROXE_FAULTS", "").unwrap().faults, None);
+        assert!(check_value("ROXE_FAULTS", "drop tx").is_ok() && check_value("ROXE_FAULTS", "drop up").is_err());
     }
 
     #[test]
@@ -182,6 +236,8 @@ mod tests {
             ("ROXE_WINDOW", "65535"),
             ("ROXE_SPIN_US", "10001"),
             ("ROXE_GSO", "maybe"),
+            ("ROXE_FAULTS", "lose 3%"),
+            ("ROXE_FAULTS", "@/nonexistent/rules"),
         ] {
             let text = with(name, value).unwrap_err().to_string();
             assert!(text.contains(name) && text.contains(value), "{text}");

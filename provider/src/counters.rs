@@ -2,7 +2,7 @@
 //!
 //! Readable by name like the files in `/sys/class/infiniband/*/hw_counters`. Touches nothing.
 
-use roxe_transport::qp::DropReason;
+use roxe_transport::qp::{CongestionCounts, DropReason};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// One number that only grows.
@@ -47,6 +47,12 @@ pub(crate) struct Counters {
     pub(crate) forward_errors: Counter,
     /// Times the background thread met a bug.
     pub(crate) panics: Counter,
+    /// Data of connected peers that a switch marked (ECN).
+    np_ecn_marked_roce_packets: Counter,
+    /// Congestion notifications (CNPs) sent.
+    np_cnp_sent: Counter,
+    /// CNPs that slowed a queue pair down; those that did not are drops, as `rp_cnp_ignored`.
+    rp_cnp_handled: Counter,
     drops: [Counter; DropReason::ALL.len()],
 }
 
@@ -56,6 +62,14 @@ impl Counters {
         if let Some(counter) = self.drops.get(reason as usize) {
             counter.add(1);
         }
+    }
+
+    /// Adds what a queue pair met of congestion.
+    #[cold]
+    pub(crate) fn count_congestion(&self, met: CongestionCounts) {
+        self.np_ecn_marked_roce_packets.add(met.np_ecn_marked_roce_packets.into());
+        self.np_cnp_sent.add(met.np_cnp_sent.into());
+        self.rp_cnp_handled.add(met.rp_cnp_handled.into());
     }
 
     /// How many packets were dropped for `reason`.
@@ -78,6 +92,9 @@ impl Counters {
             ("forwarded", &self.forwarded),
             ("forward_errors", &self.forward_errors),
             ("panics", &self.panics),
+            ("np_ecn_marked_roce_packets", &self.np_ecn_marked_roce_packets),
+            ("np_cnp_sent", &self.np_cnp_sent),
+            ("rp_cnp_handled", &self.rp_cnp_handled),
         ];
         let traffic = traffic.into_iter().map(|(name, counter)| (name, counter.get()));
         traffic.chain(DropReason::ALL.iter().map(|&reason| (reason.name(), self.drops(reason)))).collect()

@@ -13,23 +13,30 @@ use crate::limits;
 use crate::mr::MemoryTable;
 use crate::pd::{AhAttr, Pd};
 use crate::port::{GidEntry, GidTable, Netdev, PortAttr};
+use crate::stats;
 use crate::uses::ObjectId;
 use parking_lot::{Mutex, RwLock};
 use roxe_transport::qp::DropReason;
 use roxe_transport::wr::Av;
 use roxe_wire::{Gid, PathMtu, Pkey};
 use std::fs::File;
+use std::num::NonZeroU64;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
+
+/// What earlier calls of [`devices`] gave out, with their engines and counters.
+static KNOWN: Mutex<Vec<Arc<Device>>> = Mutex::new(Vec::new());
 
 /// The devices of this process: loopback as `roxe0`, or the interfaces that `ROXE_NETDEV` names as `roxe0`, `roxe1`, ...
 ///
 /// Asking again gives the same devices, described as the interfaces are now. ENODEV if an interface does not exist,
 /// EINVAL if one is named twice or a `ROXE_*` variable is not understood.
 pub fn devices() -> Result<Vec<Arc<Device>>, Error> {
-    /// What earlier calls gave out, with its engine and counters.
-    static KNOWN: Mutex<Vec<Arc<Device>>> = Mutex::new(Vec::new());
-    let netdevs = choose(&Netdev::all(), &config()?.netdevs)?;
+    let config = config()?;
+    if config.stats {
+        stats::print_at_exit();
+    }
+    let netdevs = choose(&Netdev::all(), &config.netdevs)?;
     let mut known = KNOWN.lock();
     let found = (0..).zip(netdevs).map(|(index, netdev)| {
         match known.iter().find(|device| device.index == index && device.ifindex == netdev.ifindex) {
@@ -42,6 +49,11 @@ pub fn devices() -> Result<Vec<Arc<Device>>, Error> {
     });
     *known = found.collect();
     Ok(known.clone())
+}
+
+/// The devices that were given out, for the end of the process: nothing while another thread is about to change them.
+pub(crate) fn known_devices() -> Vec<Arc<Device>> {
+    KNOWN.try_lock().map(|known| known.clone()).unwrap_or_default()
 }
 
 /// The interfaces with these names, in the order of the names.
@@ -78,6 +90,7 @@ pub struct Device {
 struct Port {
     attr: PortAttr,
     gids: GidTable,
+    line_rate: NonZeroU64,
 }
 
 impl Device {
@@ -90,7 +103,7 @@ impl Device {
             ifindex: netdev.ifindex,
             guid: netdev.guid(),
             netdev: netdev.name.clone(),
-            port: RwLock::new(Port { attr: netdev.port_attr(), gids }),
+            port: RwLock::new(Port { attr: netdev.port_attr(), gids, line_rate: netdev.line_rate() }),
             counters: Counters::default(),
         }
     }
@@ -99,6 +112,7 @@ impl Device {
     fn update(&self, netdev: &Netdev) {
         let mut port = self.port.write();
         port.attr = netdev.port_attr();
+        port.line_rate = netdev.line_rate();
         port.gids.update(&netdev.addresses);
     }
 
@@ -138,6 +152,11 @@ impl Device {
     /// The largest UD payload and path MTU.
     pub(crate) fn active_mtu(&self) -> PathMtu {
         self.port.read().attr.active_mtu
+    }
+
+    /// What the link carries, bit/s.
+    pub(crate) fn line_rate(&self) -> NonZeroU64 {
+        self.port.read().line_rate
     }
 
     /// The GID table now.

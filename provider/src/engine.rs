@@ -33,6 +33,7 @@ use roxe_transport::time::Instant;
 use roxe_wire::{Gid, Qpn};
 use rx::{Rx, RxState};
 use std::io;
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use table::QpTable;
@@ -114,6 +115,11 @@ impl Engine {
     /// The windows of the destinations.
     pub(crate) fn flows(&self) -> &Flows {
         &self.flows
+    }
+
+    /// The rate from which queue pairs slow down, bit/s; `None`: they do not.
+    pub(crate) fn line_rate(&self) -> Option<NonZeroU64> {
+        self.config.dcqcn.then(|| self.device.line_rate())
     }
 
     fn ifindex(&self) -> u32 {

@@ -8,6 +8,7 @@ use pnet_datalink::NetworkInterface;
 use roxe_wire::{Gid, PathMtu};
 use std::io;
 use std::net::IpAddr;
+use std::num::NonZeroU64;
 use std::os::fd::AsRawFd;
 
 /// Entries of the GID table. Small, because programs walk all of it.
@@ -49,6 +50,9 @@ pub struct PortAttr {
     /// Virtual lanes code: 1 = VL0 only.
     pub max_vl_num: u8,
 }
+
+/// The line rate of an interface that has none, bit/s.
+const UNKNOWN_LINE: NonZeroU64 = NonZeroU64::new(10_000_000_000).unwrap();
 
 /// One used entry of the GID table; all are of type RoCE v2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,6 +133,13 @@ impl Netdev {
             flags: 1,
             max_vl_num: 1,
         }
+    }
+
+    /// What the link carries, bit/s. Where that cannot be known it is about what one queue pair can send: a line that is
+    /// never full would make the first cuts of a rate limit without effect.
+    pub(crate) fn line_rate(&self) -> NonZeroU64 {
+        const MEGA: u64 = 1_000_000;
+        NonZeroU64::new(u64::from(self.speed()) * MEGA).unwrap_or(UNKNOWN_LINE)
     }
 
     /// Link speed, Mbit/s; 0 when the interface has none (loopback, most virtual ones).

@@ -68,6 +68,7 @@ impl Qp {
         let context = pd.context();
         let view = QpInitView { service: init.service, caps: init.caps, sq_sig_all: init.sq_sig_all };
         let port_mtu = context.device().active_mtu().bytes();
+        let line_rate = context.engine().line_rate();
         let srq_max_sge = init.srq.as_ref().map(|srq| srq.max_sge());
         let make = |qpn| {
             let config = QpConfig {
@@ -77,7 +78,7 @@ impl Qp {
                 sq_sig_all: view.sq_sig_all,
                 srq_max_sge,
                 port_mtu,
-                line_rate: None,
+                line_rate,
             };
             Arc::new(QpCore::new(pd, &init, config))
         };

@@ -300,7 +300,7 @@ impl QpCore {
         host.report()
     }
 
-    /// Registers the next timer and collects events.
+    /// Registers the next timer and collects events and counts.
     fn settle(&self, inner: &mut Inner) -> Report {
         let next = inner.machine.poll_timeout().into_iter().chain(inner.path.deadline());
         let next = next.chain(inner.parking.deadline()).min();
@@ -309,6 +309,9 @@ impl QpCore {
         {
             inner.registered = Some(next);
             self.engine().add_timer(next, self.qpn);
+        }
+        if let Some(met) = inner.machine.take_congestion_counts() {
+            self.engine().counters().count_congestion(met);
         }
         Report { has_work: inner.machine.has_work(), events: inner.machine.poll_event(), ..Report::default() }
     }

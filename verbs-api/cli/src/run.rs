@@ -25,6 +25,9 @@ pub(crate) struct Args {
     /// Network interfaces to open, separated by commas; the first becomes roxe0 [default: lo].
     #[arg(long, value_name = "NAMES")]
     netdev: Option<String>,
+    /// Print what every device counted when the program ends (ROXE_STATS).
+    #[arg(long)]
+    stats: bool,
     /// Also set LD_PRELOAD, for programs that ship a libibverbs of their own or were linked with a fixed library path.
     #[arg(long)]
     preload: bool,
@@ -96,6 +99,9 @@ fn prepare(args: &Args) -> Result<Command, RunError> {
     }
     if let Some(netdev) = &args.netdev {
         command.env("ROXE_NETDEV", netdev);
+    }
+    if args.stats {
+        command.env("ROXE_STATS", "on");
     }
     Ok(command)
 }
