@@ -69,6 +69,9 @@ mod show;
 mod spans;
 mod verdict;
 
+#[cfg(test)]
+mod tests;
+
 pub use injector::{Injector, RuleReport};
 pub use ops::OpSet;
 pub use parse::RuleError;

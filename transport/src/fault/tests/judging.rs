@@ -1,0 +1,267 @@
+//! Which packets a rule is for, and what it does to them.
+
+use super::*;
+use core::time::Duration;
+use roxe_wire::NetHeader;
+
+const MS: Duration = Duration::from_millis(1);
+
+#[test]
+fn a_rule_without_words_is_for_every_packet() {
+    let mut all = injector("drop");
+    assert_eq!(all.dropped(tx(), 3), [0, 1, 2]);
+    assert_eq!(all.dropped(rx(), 3), [0, 1, 2]);
+    assert!(all.see(tx(), 0, CNP, b"").drop);
+    assert_eq!(all.totals(), [(7, 7)]);
+    assert_eq!(injector("").see(tx(), 0, SEND, b""), Verdict::PASS);
+}
+
+#[test]
+fn directions_and_queue_pairs_are_told_apart() {
+    let other = Way { qpn: 18, ordinal: 1, ..tx() };
+    for (text, expected) in [
+        ("drop tx", [true, false, true]),
+        ("drop rx", [false, true, false]),
+        ("drop qp=17", [true, true, false]),
+        ("drop qp=0x12", [false, false, true]),
+        ("drop qp=#0", [true, true, false]),
+        ("drop qp=#1", [false, false, true]),
+        ("drop qp=#2", [false, false, false]),
+    ] {
+        let mut injector = injector(text);
+        assert_eq!([tx(), rx(), other].map(|way| injector.drops(way, 5)), expected, "{text}");
+    }
+}
+
+#[test]
+fn peers_are_told_apart_by_address() {
+    let stranger = |way| Way { peer: peer(12), ..way };
+    let v6 = Gid("fe80::1".parse::<std::net::Ipv6Addr>().expect("an address").octets());
+    for (text, expected) in [
+        ("drop peer=10.77.0.11", [true, true, false, false, false]),
+        ("drop from=10.77.0.11", [false, true, false, false, false]),
+        ("drop to=10.77.0.12", [false, false, true, false, false]),
+        ("drop peer=fe80::1", [false, false, false, false, true]),
+    ] {
+        let mut injector = injector(text);
+        let ways = [tx(), rx(), stranger(tx()), stranger(rx()), Way { peer: v6, ..rx() }];
+        assert_eq!(ways.map(|way| injector.drops(way, 5)), expected, "{text}");
+    }
+}
+
+/// One packet of each kind that people name.
+fn zoo() -> Vec<(&'static str, Kind, &'static [u8])> {
+    use {Request as Q, Response as P};
+    let atomic = AtomicEth { va: 0, rkey: RKey(1), swap_or_add: 1, compare: 2 };
+    let imm = ImmDt([1, 2, 3, 4]);
+    vec![
+        ("SEND_FIRST", Kind::RcRequest(Q::SendFirst), &[0; 256]),
+        ("SEND_LAST_IMM", Kind::UcRequest(UcRequest::SendLast(Some(imm))), b"x"),
+        ("SEND_ONLY", ud(), b""),
+        ("WRITE_ONLY", Kind::RcRequest(Q::WriteOnly(reth(4), None)), b"data"),
+        ("WRITE_LAST_IMM", Kind::RcRequest(Q::WriteLast(Some(imm))), b"data"),
+        ("READ_REQUEST", read(4), b""),
+        ("FETCH_ADD", Kind::RcRequest(Q::FetchAdd(atomic)), b""),
+        ("READ_RESPONSE_MIDDLE", Kind::RcResponse(P::ReadMiddle), &[0; 256]),
+        ("READ_RESPONSE_ONLY", Kind::RcResponse(P::ReadOnly(good())), b"data"),
+        ("ATOMIC_ACK", Kind::RcResponse(P::AtomicAck(good(), AtomicAckEth(1))), b""),
+        ("ACK", ack(), b""),
+        ("NAK", nak(), b""),
+        ("RNR_NAK", rnr_nak(), b""),
+        ("CNP", CNP, b""),
+    ]
+}
+
+#[test]
+fn opcodes_and_classes_mean_what_dump_prints() {
+    for (text, expected) in [
+        ("SEND", vec!["SEND_FIRST", "SEND_LAST_IMM", "SEND_ONLY"]),
+        ("SEND_ONLY", vec!["SEND_ONLY"]),
+        ("WRITE", vec!["WRITE_ONLY", "WRITE_LAST_IMM"]),
+        ("READ_REQUEST", vec!["READ_REQUEST"]),
+        ("READ_RESPONSE", vec!["READ_RESPONSE_MIDDLE", "READ_RESPONSE_ONLY"]),
+        ("ATOMIC", vec!["FETCH_ADD"]),
+        ("ATOMIC_ACK", vec!["ATOMIC_ACK"]),
+        ("ACK", vec!["ACK"]),
+        ("NAK", vec!["NAK", "RNR_NAK"]),
+        ("RNR_NAK", vec!["RNR_NAK"]),
+        ("CNP", vec!["CNP"]),
+        ("ACK,CNP,READ_RESPONSE_ONLY", vec!["READ_RESPONSE_ONLY", "ACK", "CNP"]),
+        ("RESPONSE", vec!["READ_RESPONSE_MIDDLE", "READ_RESPONSE_ONLY", "ATOMIC_ACK", "ACK", "NAK", "RNR_NAK"]),
+        (
+            "REQUEST",
+            vec![
+                "SEND_FIRST",
+                "SEND_LAST_IMM",
+                "SEND_ONLY",
+                "WRITE_ONLY",
+                "WRITE_LAST_IMM",
+                "READ_REQUEST",
+                "FETCH_ADD",
+            ],
+        ),
+    ] {
+        let mut injector = injector(&format!("drop op={text}"));
+        let hit = zoo().into_iter().filter(|(_, kind, payload)| injector.see(tx(), 1, *kind, payload).drop);
+        assert_eq!(hit.map(|(name, ..)| name).collect::<Vec<_>>(), expected, "{text}");
+    }
+}
+
+#[test]
+fn psns_are_matched_with_wrap_around() {
+    let mut injector = injector("drop psn=0xfffffe..1,7");
+    let psns = [0xff_fffd, 0xff_fffe, 0xff_ffff, 0, 1, 2, 6, 7, 8];
+    let expected = [false, true, true, true, true, false, false, true, false];
+    assert_eq!(psns.map(|psn| injector.drops(tx(), psn)), expected);
+}
+
+#[test]
+fn nth_counts_what_the_other_words_allow_in_each_direction_of_each_queue_pair() {
+    let mut injector = injector("drop op=SEND nth=2,4..5");
+    let other = Way { ordinal: 1, ..tx() };
+    for way in [tx(), rx(), other] {
+        assert!(!injector.see(way, 0, ack(), b"").drop);
+    }
+    for way in [tx(), rx(), other] {
+        assert_eq!(injector.dropped(way, 7), [1, 3, 4]);
+    }
+    assert_eq!(injector.totals(), [(21, 9)]);
+}
+
+#[test]
+fn times_counts_faults() {
+    let mut injector = injector("drop times=2; drop op=SEND nth=3.. times=1");
+    assert_eq!(injector.dropped(tx(), 9), [0, 1, 2]);
+    assert_eq!(injector.dropped(rx(), 9), [0, 1, 2]);
+    assert_eq!(injector.totals(), [(18, 4), (18, 2)]);
+}
+
+#[test]
+fn a_forgotten_queue_pair_starts_anew_and_the_report_goes_on() {
+    let mut injector = injector("drop nth=1");
+    assert_eq!(injector.dropped(tx(), 5), [0]);
+    injector.forget(0);
+    injector.forget(77);
+    assert_eq!(injector.dropped(tx(), 5), [0]);
+    assert_eq!(injector.totals(), [(10, 2)]);
+    let lines: Vec<_> = injector.report().map(|report| report.to_string()).collect();
+    assert_eq!(lines, ["drop nth=1: 10 packets matched, 2 faults"]);
+}
+
+#[test]
+fn a_lost_packet_takes_no_other_fault_but_is_counted_by_every_rule() {
+    let mut injector = injector("ecn; duplicate; drop nth=2; drop nth=2");
+    let marked = Verdict { mark_ce: true, copies: 1, rule: Some(RuleId(0)), ..Verdict::PASS };
+    assert_eq!(injector.see(tx(), 0, SEND, b""), marked);
+    assert_eq!(injector.see(tx(), 1, SEND, b""), Verdict { drop: true, rule: Some(RuleId(2)), ..Verdict::PASS });
+    assert_eq!(injector.totals(), [(2, 1), (2, 1), (2, 1), (2, 0)]);
+    let order: Vec<_> = injector.report().map(|report| report.id.to_string()).collect();
+    assert_eq!(order, ["1", "2", "3", "4"]);
+}
+
+#[test]
+fn copies_and_delays_add_up() {
+    let mut injector = injector("delay by=2ms; duplicate; duplicate copies=2 by=3ms; delay by=5ms");
+    let expected = Verdict { copies: 3, copies_after: 3 * MS, delay: 7 * MS, rule: Some(RuleId(0)), ..Verdict::PASS };
+    assert_eq!(injector.see(tx(), 0, SEND, b""), expected);
+    assert!(!expected.is_pass() && Verdict::PASS.is_pass());
+}
+
+#[test]
+fn times_to_wait_stay_in_their_range_and_use_it() {
+    for (text, least, most) in [("delay by=2ms..4ms", 2 * MS, 4 * MS), ("reorder by=3ms", Duration::ZERO, 3 * MS)] {
+        let mut injector = injector(text);
+        let times: Vec<_> = (0..1000).map(|psn| injector.see(tx(), psn, SEND, b"").delay).collect();
+        assert!(times.iter().all(|time| (least..=most).contains(time)), "{text}");
+        let quarter = (most - least) / 4;
+        assert!(times.iter().any(|time| *time < least + quarter), "{text}");
+        assert!(times.iter().any(|time| *time > most - quarter), "{text}");
+    }
+}
+
+/// A sealed packet, and the rule that damages it.
+fn damaged(part: &str, n: u32) -> (Vec<u8>, Vec<u8>, NetHeader) {
+    let net = NetHeader { src: peer(1), dst: peer(11), ..NetHeader::default() };
+    let header = Header { bth: Bth::new(Qpn::new(99), Psn::new(n)), kind: ud() };
+    let payload = b"hello";
+    let mut bytes = vec![0; header.padded_len(payload.len()) + icrc::LEN];
+    let room = bytes.len() - icrc::LEN;
+    header.emit(payload.len(), &mut bytes[..room]).expect("an exact slot").copy_from_slice(payload);
+    icrc::seal(&net, &mut bytes);
+    let mut injector = Injector::new(&rules(&format!("corrupt {part}")), u64::from(n));
+    let verdict = injector.see(tx(), n, header.kind, payload);
+    let mut hurt = bytes.clone();
+    verdict.corrupt.expect("damage").apply(&mut hurt);
+    (bytes, hurt, net)
+}
+
+#[test]
+fn corruption_flips_one_bit_of_its_part_and_the_icrc_finds_it() {
+    // 12 BTH and 8 DETH, 5 payload, 3 pad, 4 ICRC. The ICRC does not cover byte 4.
+    for (part, places) in [
+        ("header", (0..20).filter(|at| *at != 4).collect::<Vec<usize>>()),
+        ("payload", (20..25).collect()),
+        ("icrc", (28..32).collect()),
+    ] {
+        let mut hit = vec![0u8; 32];
+        for n in 0..2000 {
+            let (whole, hurt, net) = damaged(part, n);
+            let changed: Vec<_> = (0..32).filter(|at| whole[*at] != hurt[*at]).collect();
+            assert_eq!(changed.len(), 1, "{part}");
+            let flipped = whole[changed[0]] ^ hurt[changed[0]];
+            assert_eq!(flipped.count_ones(), 1, "{part}");
+            hit[changed[0]] |= flipped;
+            assert!(icrc::verify(&net, &whole) && !icrc::verify(&net, &hurt), "{part}");
+        }
+        let expected: Vec<_> = (0..32).map(|at| if places.contains(&at) { 0xff } else { 0 }).collect();
+        assert_eq!(hit, expected, "{part}: every bit of it, and no other");
+    }
+}
+
+#[test]
+fn there_must_be_something_to_corrupt() {
+    let mut injector = injector("corrupt payload nth=1");
+    assert!(injector.see(tx(), 0, ack(), b"").is_pass());
+    assert!(injector.see(tx(), 0, SEND, b"").is_pass());
+    assert_eq!(injector.see(tx(), 0, SEND, b"x").corrupt.map(|corruption| corruption.at), Some(12));
+    assert_eq!(injector.totals(), [(1, 1)]);
+}
+
+#[test]
+fn the_first_corruption_wins() {
+    let mut injector = injector("corrupt icrc; corrupt header");
+    let corrupt = injector.see(tx(), 0, SEND, b"").corrupt.expect("damage");
+    assert!((12..16).contains(&corrupt.at));
+    assert_eq!(injector.totals(), [(1, 1), (1, 0)]);
+}
+
+#[test]
+fn a_corruption_meant_for_a_longer_packet_does_nothing() {
+    let mut bytes = [7; 4];
+    Corruption { at: 4, mask: 1 }.apply(&mut bytes);
+    assert_eq!(bytes, [7; 4]);
+}
+
+#[test]
+fn only_requests_that_need_a_receive_can_miss_one() {
+    let imm = ImmDt([1, 2, 3, 4]);
+    let mut injector = injector("rnr");
+    for (kind, expected) in [
+        (SEND, true),
+        (Kind::RcRequest(Request::SendFirst), true),
+        (Kind::RcRequest(Request::SendMiddle), false),
+        (Kind::RcRequest(Request::SendLast(SendTail::Plain)), false),
+        (Kind::RcRequest(Request::WriteOnly(reth(4), None)), false),
+        (Kind::RcRequest(Request::WriteOnly(reth(4), Some(imm))), true),
+        (Kind::RcRequest(Request::WriteLast(Some(imm))), true),
+        (Kind::UcRequest(UcRequest::SendOnly(None)), true),
+        (Kind::UcRequest(UcRequest::SendMiddle), false),
+        (ud(), true),
+        (read(4), false),
+        (ack(), false),
+        (CNP, false),
+    ] {
+        assert_eq!(injector.see(rx(), 1, kind, b"").rnr, expected, "{kind:?}");
+        assert!(injector.see(tx(), 1, kind, b"").is_pass(), "{kind:?}");
+    }
+}

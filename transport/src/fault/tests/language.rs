@@ -1,0 +1,295 @@
+//! Text to rules and back.
+
+use super::*;
+use core::time::Duration;
+use proptest::prelude::*;
+
+#[test]
+fn rules_are_printed_as_they_were_written() {
+    for text in [
+        "",
+        "drop",
+        "drop 3%",
+        "duplicate 1% rx",
+        "duplicate copies=3 by=2ms tx",
+        "reorder 2%",
+        "reorder by=250us",
+        "delay by=5ms tx op=ACK",
+        "delay by=0s..1s",
+        "delay by=1ms..1500us",
+        "corrupt payload 0.1%",
+        "corrupt header nth=7",
+        "corrupt icrc op=READ_RESPONSE_LAST",
+        "drop tx qp=#0 op=SEND_LAST nth=3",
+        "drop rx qp=0x11 nth=3,5,10..20,30..",
+        "drop tx psn=0x10..0x20,0xfffffe..0x3 msg=4",
+        "ecn 0.000001%; rnr rx msg=2 times=3",
+        "drop rx peer=10.77.0.11; drop tx peer=fe80::1",
+        "drop op=REQUEST,READ_RESPONSE,RNR_NAK,ACK,CNP",
+        "seed=42; drop 12.5%",
+    ] {
+        assert_eq!(rules(text).to_string(), text);
+    }
+}
+
+#[test]
+fn other_spellings_mean_the_same() {
+    for (text, canonical) in [
+        ("  drop\t3.10%  ;;\n ; ecn\n", "drop 3.1%; ecn"),
+        ("drop nth=3 tx 03%", "drop 3% tx nth=3"),
+        ("drop from=10.77.0.11", "drop rx peer=10.77.0.11"),
+        ("drop rx from=::ffff:10.77.0.11", "drop rx peer=10.77.0.11"),
+        ("drop to=10.77.0.11 tx", "drop tx peer=10.77.0.11"),
+        ("drop qp=17", "drop qp=0x11"),
+        ("drop psn=16..0x20,5", "drop psn=0x10..0x20,0x5"),
+        ("drop nth=0xa", "drop nth=10"),
+        ("reorder by=1000us", "reorder"),
+        ("reorder by=1ms..1ms", "reorder"),
+        ("duplicate copies=1", "duplicate"),
+        ("delay by=1000ms", "delay by=1s"),
+        ("rnr", "rnr rx"),
+        ("drop op=send_last,Send", "drop op=SEND"),
+        ("drop op=NAK,RNR_NAK", "drop op=NAK"),
+        ("drop op=COMPARE_SWAP,FETCH_ADD,ATOMIC_ACK", "drop op=ATOMIC,ATOMIC_ACK"),
+        ("ecn; seed=0x10", "seed=16; ecn"),
+    ] {
+        assert_eq!(rules(text).to_string(), canonical, "{text}");
+    }
+}
+
+#[test]
+fn errors_name_the_rule_the_word_and_what_is_allowed() {
+    for (text, error) in [
+        (
+            "drop; dorp 3%",
+            "fault rule 2: \"dorp\" is no action; the actions are drop, duplicate, delay, reorder, corrupt, ecn, rnr, and seed=N",
+        ),
+        (
+            "drop somtimes",
+            "fault rule 1: \"somtimes\" is no word of a rule; known are a rate like 0.5%, tx, rx, qp=, peer=, from=, to=, op=, psn=, msg=, nth=, times=, by= and copies=",
+        ),
+        (
+            "drop tx=1",
+            "fault rule 1: \"tx=1\" is no word of a rule; known are a rate like 0.5%, tx, rx, qp=, peer=, from=, to=, op=, psn=, msg=, nth=, times=, by= and copies=",
+        ),
+        ("corrupt", "fault rule 1: corrupt \"\": what can be corrupted is payload, header or icrc"),
+        ("corrupt body", "fault rule 1: corrupt \"body\": what can be corrupted is payload, header or icrc"),
+        ("drop 3% 4%", "fault rule 1: \"4%\" says something that was said before"),
+        ("drop nth=1 nth=1", "fault rule 1: \"nth=1\" says something that was said before"),
+        ("drop 100.1%", "fault rule 1: \"100.1%\" is no rate; write 3% or 0.1%, 100% at most, six decimals at most"),
+        ("drop tx rx", "fault rule 1: \"rx\" contradicts tx; for both directions say neither tx nor rx"),
+        (
+            "drop tx from=1.2.3.4",
+            "fault rule 1: \"from=1.2.3.4\" contradicts tx; for both directions say neither tx nor rx",
+        ),
+        ("drop peer=host", "fault rule 1: \"host\" is no IPv4 or IPv6 address"),
+        ("drop qp=0x1000000", "fault rule 1: \"0x1000000\" is not in 0..16777215"),
+        ("drop qp=#-1", "fault rule 1: \"-1\" is no number; write 17 or 0x11"),
+        ("drop psn=5..", "fault rule 1: \"\" is no number; write 17 or 0x11"),
+        ("drop msg=0", "fault rule 1: \"0\" is not in 1..18446744073709551615"),
+        ("drop nth=5..3", "fault rule 1: 5..3 ends before it starts"),
+        ("drop times=0", "fault rule 1: \"0\" is not in 1..4294967295"),
+        ("delay", "fault rule 1: delay needs by=TIME, for example by=5ms"),
+        ("delay by=5", "fault rule 1: \"5\" is no time; write 250us, 5ms or 1s, one hour at most"),
+        ("delay by=3601s", "fault rule 1: \"3601s\" is no time; write 250us, 5ms or 1s, one hour at most"),
+        ("delay by=0ms", "fault rule 1: \"0ms\" is no time to wait; a range runs from the shorter to the longer"),
+        (
+            "delay by=2ms..1ms",
+            "fault rule 1: \"2ms..1ms\" is no time to wait; a range runs from the shorter to the longer",
+        ),
+        ("reorder by=1ms..2ms", "fault rule 1: reorder takes one time, not a range; delay takes one"),
+        ("drop by=1ms", "fault rule 1: by= goes with delay, reorder and duplicate only"),
+        ("drop copies=2", "fault rule 1: copies= goes with duplicate only"),
+        ("duplicate copies=17", "fault rule 1: \"17\" is not in 1..16"),
+        ("rnr tx", "fault rule 1: rnr is for packets that arrive: say rx or nothing"),
+        ("seed=x", "fault rule 1: \"x\" is no number; write 17 or 0x11"),
+        ("seed=1;seed=2", "fault rule 2: \"seed=2\" says something that was said before"),
+    ] {
+        assert_eq!(text.parse::<Rules>().expect_err(text).to_string(), error, "{text}");
+    }
+    let error = "drop op=SEND,PING".parse::<Rule>().expect_err("no opcode").to_string();
+    assert!(error.starts_with("fault rule 1: \"PING\" is no opcode; known are REQUEST, RESPONSE, SEND, "), "{error}");
+}
+
+#[test]
+fn quoted_words_are_short_and_harmless() {
+    let word = format!("\u{1b}[2J{}", "ä".repeat(1000));
+    let error = word.parse::<Rules>().expect_err("no action").to_string();
+    let quoted = format!("fault rule 1: \"\\u{{1b}}[2J{}\"... is no action;", "ä".repeat(36));
+    assert!(error.starts_with(&quoted), "{error}");
+}
+
+#[test]
+fn rates_have_six_decimals() {
+    for (text, micro) in [
+        ("0%", 0),
+        ("0.000001%", 1),
+        ("3%", 3_000_000),
+        ("0.1%", 100_000),
+        ("99.999999%", 99_999_999),
+        ("100%", 100_000_000),
+    ] {
+        let rule: Rule = format!("drop {text}").parse().expect(text);
+        assert_eq!(rule.rate.map(Rate::micro_percent), Some(micro), "{text}");
+    }
+    for text in ["%", ".5%", "5.%", "-1%", "1e1%", "0.0000001%", "100.000001%", "1000000%", "9999999%", "+1%", "١%"] {
+        assert!(format!("drop {text}").parse::<Rule>().is_err(), "{text}");
+    }
+    assert_eq!(Rate::from_micro_percent(100_000_001), None);
+}
+
+#[test]
+fn text_rules_and_lists_are_bounded() {
+    let many = |count: usize| vec!["ecn"; count].join(";");
+    assert_eq!(rules(&many(Rules::MAX)).list().len(), Rules::MAX);
+    let error = many(Rules::MAX + 1).parse::<Rules>().expect_err("too many");
+    assert_eq!(error.to_string(), "fault rules: more than 256 rules");
+    let long = " ".repeat(65 << 10).parse::<Rules>().expect_err("too long");
+    assert_eq!(long.to_string(), "fault rules: 66560 bytes of text, 65536 at most");
+    let list = |count: usize| format!("drop nth={}", vec!["5"; count].join(","));
+    assert!(list(Spans::MAX).parse::<Rule>().is_ok());
+    let error = list(Spans::MAX + 1).parse::<Rule>().expect_err("too many").to_string();
+    assert!(error.ends_with("has more than 64 elements"), "{error}");
+}
+
+#[test]
+fn every_name_of_an_opcode_is_known_and_says_itself() {
+    for name in OpSet::names() {
+        let set = OpSet::named(&name.to_lowercase()).expect(name);
+        assert_eq!(set.to_string(), name);
+        assert!(!set.is_empty());
+    }
+    assert_eq!(OpSet::named("RC SEND_ONLY"), None);
+}
+
+fn times() -> impl Strategy<Value = Duration> {
+    prop_oneof![0u64..5000, (0u64..4000).prop_map(|ms| ms * 1000), (0u64..3600).prop_map(|s| s * 1_000_000)]
+        .prop_map(Duration::from_micros)
+}
+
+fn hold() -> impl Strategy<Value = Hold> {
+    (times(), times()).prop_filter_map("some time", |(a, b)| {
+        let hold = Hold { min: a.min(b), max: a.max(b) };
+        (!hold.max.is_zero()).then_some(hold)
+    })
+}
+
+fn actions() -> impl Strategy<Value = Action> {
+    let never = Hold::exactly(Duration::ZERO);
+    let part = prop_oneof![Just(Part::Payload), Just(Part::Header), Just(Part::Icrc)];
+    prop_oneof![
+        Just(Action::Drop),
+        Just(Action::Ecn),
+        Just(Action::Rnr),
+        (1u8..=16, prop_oneof![Just(never), hold()]).prop_map(|(copies, after)| Action::Duplicate { copies, after }),
+        hold().prop_map(Action::Delay),
+        hold().prop_map(|hold| Action::Reorder(hold.max)),
+        part.prop_map(Action::Corrupt),
+    ]
+}
+
+fn ranges(last: u64) -> impl Strategy<Value = Vec<(u64, u64)>> {
+    let range = prop_oneof![
+        (1..=last).prop_map(|n| (n, n)),
+        (1..=last).prop_map(|n| (n, u64::MAX)),
+        (1..=last, 1..=last).prop_map(|(a, b)| (a.min(b), a.max(b))),
+    ];
+    prop::collection::vec(range, 1..=Spans::MAX)
+}
+
+fn spans() -> impl Strategy<Value = Option<Spans>> {
+    prop::option::of(prop_oneof![ranges(50), ranges(u64::MAX)].prop_map(|list| Spans::new(list).expect("legal")))
+}
+
+fn psns() -> impl Strategy<Value = Option<PsnSpans>> {
+    let psn = || any::<u32>().prop_map(Psn::new);
+    prop::option::of(prop::collection::vec((psn(), psn()), 1..=4).prop_map(|list| PsnSpans::new(list).expect("legal")))
+}
+
+fn op_sets() -> impl Strategy<Value = Option<OpSet>> {
+    let names: Vec<_> = OpSet::names().collect();
+    let list = prop::collection::vec(prop::sample::select(names), 1..6);
+    let union = |names: Vec<&str>| names.into_iter().filter_map(OpSet::named).reduce(OpSet::union).expect("not empty");
+    prop::option::of(list.prop_map(union))
+}
+
+fn any_rule() -> impl Strategy<Value = Rule> {
+    let dir = prop::option::of(prop_oneof![Just(Direction::Tx), Just(Direction::Rx)]);
+    let rate = prop::option::of((0u32..=100_000_000).prop_map(|micro| Rate::from_micro_percent(micro).expect("legal")));
+    let qp = prop::option::of(prop_oneof![
+        any::<u32>().prop_map(QpSelector::Ordinal),
+        any::<u32>().prop_map(|qpn| QpSelector::Number(Qpn::new(qpn)))
+    ]);
+    let who = (dir, rate, qp, prop::option::of(any::<[u8; 16]>().prop_map(Gid)));
+    let times = prop::option::of(1u32..);
+    (actions(), who, op_sets(), psns(), spans(), spans(), times).prop_map(
+        |(action, (dir, rate, qp, peer), ops, psn, msg, nth, times)| {
+            let dir = if action == Action::Rnr { Some(Direction::Rx) } else { dir };
+            Rule { action, rate, dir, qp, peer, ops, psn, msg, nth, times }
+        },
+    )
+}
+
+/// Text made of what rules are made of.
+fn near_rules() -> impl Strategy<Value = String> {
+    let words = [
+        "drop",
+        "duplicate",
+        "delay",
+        "reorder",
+        "corrupt",
+        "payload",
+        "ecn",
+        "rnr",
+        "seed=",
+        "3%",
+        ".%",
+        "tx",
+        "rx",
+        "qp=",
+        "#",
+        "peer=",
+        "from=",
+        "op=",
+        "SEND",
+        ",",
+        "psn=",
+        "0x",
+        "..",
+        "msg=",
+        "nth=",
+        "times=",
+        "by=",
+        "1ms",
+        "copies=",
+        "5",
+        "18446744073709551616",
+        ";",
+        "\n",
+        " ",
+        "=",
+        "%",
+        "é",
+    ];
+    prop::collection::vec(prop::sample::select(words.to_vec()), 0..24).prop_map(|words| words.concat())
+}
+
+proptest! {
+    #[test]
+    fn what_is_printed_is_read_back(seed in any::<Option<u64>>(), list in prop::collection::vec(any_rule(), 0..4)) {
+        let rules = Rules::new(seed, list);
+        let text = rules.to_string();
+        prop_assert_eq!(text.parse::<Rules>(), Ok(rules), "{}", text);
+    }
+
+    #[test]
+    fn any_text_gives_rules_or_an_error_in_one_line(text in prop_oneof![near_rules(), ".{0,80}"]) {
+        match text.parse::<Rules>() {
+            Ok(rules) => prop_assert_eq!(rules.to_string().parse::<Rules>(), Ok(rules)),
+            Err(error) => {
+                let message = error.to_string();
+                prop_assert!(message.len() < 1000 && !message.contains(char::is_control), "{}", message);
+            }
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Message numbers: counted as messages first appear, kept when they come again.
+
+use super::*;
+
+const MTU: usize = 1024;
+
+/// Kinds of a three-packet SEND.
+fn parts() -> [(Kind, usize); 3] {
+    let kinds = [Request::SendFirst, Request::SendMiddle, Request::SendLast(SendTail::Plain)];
+    let [first, middle, last] = kinds.map(Kind::RcRequest);
+    [(first, MTU), (middle, MTU), (last, 9)]
+}
+
+/// The message numbers, up to 40, that packets have, as rules see them.
+struct Numbers(Injector);
+
+impl Numbers {
+    fn new() -> Self {
+        let list: Vec<_> = (1..=40).map(|n| format!("ecn msg={n}")).collect();
+        Self(injector(&list.join(";")))
+    }
+
+    /// The number of a packet.
+    fn of(&mut self, way: Way, psn: u32, kind: Kind, len: usize) -> Option<u16> {
+        self.0.see(way, psn, kind, &vec![0; len]).rule.map(|rule| rule.0 + 1)
+    }
+
+    /// The numbers of the three packets of a SEND.
+    fn of_send(&mut self, way: Way, psn: u32) -> [Option<u16>; 3] {
+        let mut at = psn;
+        parts().map(|(kind, len)| {
+            at += 1;
+            self.of(way, at - 1, kind, len)
+        })
+    }
+}
+
+#[test]
+fn packets_belong_to_their_message_and_messages_count_from_1() {
+    let mut numbers = Numbers::new();
+    assert_eq!(numbers.of_send(tx(), 100), [Some(1); 3]);
+    assert_eq!(numbers.of(tx(), 103, SEND, 4), Some(2));
+    assert_eq!(numbers.of_send(tx(), 104), [Some(3); 3]);
+    assert_eq!(numbers.of_send(rx(), 500), [Some(1); 3], "the other direction counts by itself");
+    assert_eq!(numbers.of_send(Way { ordinal: 1, ..tx() }, 104), [Some(1); 3], "so does another queue pair");
+    assert_eq!(numbers.of(tx(), 107, CNP, 0), None);
+}
+
+#[test]
+fn a_retransmission_keeps_its_number() {
+    let mut numbers = Numbers::new();
+    assert_eq!(numbers.of_send(tx(), 100), [Some(1); 3]);
+    assert_eq!(numbers.of_send(tx(), 103), [Some(2); 3]);
+    // Goes back into the first message, and on.
+    let [_, (middle, len), (last, rest)] = parts();
+    assert_eq!(numbers.of(tx(), 101, middle, len), Some(1));
+    assert_eq!(numbers.of(tx(), 102, last, rest), Some(1));
+    assert_eq!(numbers.of_send(tx(), 103), [Some(2); 3]);
+    assert_eq!(numbers.of(tx(), 106, SEND, 4), Some(3));
+}
+
+#[test]
+fn numbers_survive_the_wrap_of_the_psn() {
+    let mut numbers = Numbers::new();
+    assert_eq!(numbers.of(tx(), 0xff_fffd, SEND, 4), Some(1));
+    assert_eq!(numbers.of_send(tx(), 0xff_fffe), [Some(2); 3]);
+    assert_eq!(numbers.of(tx(), 1, SEND, 4), Some(3));
+    assert_eq!(numbers.of(tx(), 0xff_fffd, SEND, 4), Some(1));
+    let [_, (middle, len), (last, rest)] = parts();
+    assert_eq!((numbers.of(tx(), 0xff_ffff, middle, len), numbers.of(tx(), 0, last, rest)), (Some(2), Some(2)));
+}
+
+#[test]
+fn a_packet_behind_a_gap_has_no_number_until_the_gap_is_filled() {
+    let mut numbers = Numbers::new();
+    assert_eq!(numbers.of(rx(), 10, SEND, 4), Some(1));
+    assert_eq!(numbers.of(rx(), 12, SEND, 4), None, "11 was lost before it came here");
+    assert_eq!(numbers.of(rx(), 11, SEND, 4), Some(2));
+    assert_eq!(numbers.of(rx(), 12, SEND, 4), Some(3));
+}
+
+#[test]
+fn an_unreliable_connection_goes_on_behind_a_gap() {
+    let mut numbers = Numbers::new();
+    let send = Kind::UcRequest(UcRequest::SendOnly(None));
+    assert_eq!(numbers.of(rx(), 10, send, 4), Some(1));
+    assert_eq!(numbers.of(rx(), 15, send, 4), Some(2));
+    assert_eq!(numbers.of(rx(), 16, Kind::UcRequest(UcRequest::SendMiddle), MTU), Some(2));
+}
+
+#[test]
+fn every_datagram_is_a_message() {
+    let mut numbers = Numbers::new();
+    assert_eq!([7, 3, 3].map(|psn| numbers.of(rx(), psn, ud(), 4)), [Some(1), Some(2), Some(3)]);
+}
+
+#[test]
+fn the_first_packet_seen_may_be_in_the_middle_of_a_message() {
+    let mut numbers = Numbers::new();
+    let [_, (middle, len), (last, rest)] = parts();
+    assert_eq!(numbers.of(rx(), 10, middle, len), Some(1));
+    assert_eq!(numbers.of(rx(), 11, last, rest), Some(1));
+    assert_eq!(numbers.of(rx(), 12, SEND, 4), Some(2));
+}
+
+#[test]
+fn answers_have_the_number_of_what_they_answer() {
+    let mut numbers = Numbers::new();
+    assert_eq!(numbers.of(rx(), 100, ack(), 0), None, "nothing was asked");
+    assert_eq!(numbers.of_send(tx(), 100), [Some(1); 3]);
+    assert_eq!(numbers.of(tx(), 103, SEND, 4), Some(2));
+    assert_eq!(numbers.of(rx(), 102, ack(), 0), Some(1));
+    assert_eq!(numbers.of(rx(), 103, nak(), 0), Some(2));
+    assert_eq!(numbers.of(rx(), 104, ack(), 0), None, "of something that was never sent");
+    assert_eq!(numbers.of(tx(), 103, ack(), 0), None, "the peer asked nothing");
+}
+
+#[test]
+fn a_read_takes_a_psn_for_each_packet_of_its_answer() {
+    let mut numbers = Numbers::new();
+    assert_eq!(numbers.of(tx(), 100, read(2500), 0), Some(1), "100, 101, 102 at an MTU of 1024");
+    assert_eq!(numbers.of(tx(), 103, SEND, 4), Some(2), "the MTU is not known yet");
+    let first = Kind::RcResponse(Response::ReadFirst(good()));
+    let middle = Kind::RcResponse(Response::ReadMiddle);
+    assert_eq!((numbers.of(rx(), 100, first, MTU), numbers.of(rx(), 101, middle, MTU)), (Some(1), Some(1)));
+    assert_eq!(numbers.of(tx(), 104, read(2500), 0), Some(3));
+    assert_eq!(numbers.of(tx(), 108, SEND, 4), None, "now it is: the next is 107");
+    assert_eq!(numbers.of(rx(), 106, middle, MTU), Some(3));
+    assert_eq!(numbers.of(rx(), 107, ack(), 0), None);
+    assert_eq!(numbers.of(tx(), 107, SEND, 4), Some(4));
+}
+
+#[test]
+fn the_rest_of_a_read_asked_for_again_belongs_to_the_read() {
+    let mut numbers = Numbers::new();
+    assert_eq!(numbers.of(tx(), 100, read(2500), 0), Some(1));
+    let first = Kind::RcResponse(Response::ReadFirst(good()));
+    assert_eq!(numbers.of(rx(), 100, first, MTU), Some(1));
+    assert_eq!(numbers.of(tx(), 101, read(1476), 0), Some(1));
+    assert_eq!(numbers.of(tx(), 103, read(4), 0), Some(2));
+    assert_eq!(numbers.of(tx(), 102, read(452), 0), Some(1));
+    assert_eq!(numbers.of(tx(), 104, SEND, 4), Some(3));
+}
+
+#[test]
+fn only_the_newest_messages_are_remembered() {
+    let mut injector = injector("ecn msg=1; ecn msg=2..");
+    for psn in 0..513 {
+        assert_eq!(injector.see(tx(), psn, SEND, b"").rule, Some(RuleId(u16::from(psn > 0))));
+    }
+    assert_eq!(injector.see(tx(), 0, SEND, b"").rule, None);
+    assert_eq!(injector.see(tx(), 1, SEND, b"").rule, Some(RuleId(1)));
+}
+
+#[test]
+fn messages_too_far_back_to_tell_psns_apart_are_forgotten() {
+    let mut numbers = Numbers::new();
+    // One READ of 2^22 packets: 1 GiB at an MTU of 256.
+    assert_eq!(numbers.of(tx(), 0, Kind::RcRequest(Request::SendFirst), 256), Some(1));
+    assert_eq!(numbers.of(tx(), 1, read(1 << 30), 0), Some(2));
+    assert_eq!(numbers.of(tx(), 1 + (1 << 22), SEND, 0), Some(3));
+    assert_eq!(numbers.of(tx(), 0, Kind::RcRequest(Request::SendFirst), 256), None);
+    assert_eq!(numbers.of(rx(), 1 << 22, ack(), 0), None);
+    assert_eq!(numbers.of(rx(), 1 + (1 << 22), ack(), 0), Some(3));
+}

@@ -1,0 +1,101 @@
+//! What rules say, what they are for, what they do.
+
+mod judging;
+mod language;
+mod messages;
+mod random;
+
+use super::*;
+use roxe_wire::{
+    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Gid, Header, ImmDt, Kind, Msn, NakCode, Packet, Psn, Qkey, Qpn, RKey,
+    Request, Response, Reth, SendTail, Syndrome, UcRequest, icrc,
+};
+use std::net::Ipv4Addr;
+
+/// One QP of this process, its peer, and the way packets go.
+#[derive(Clone, Copy)]
+struct Way {
+    dir: Direction,
+    qpn: u32,
+    ordinal: u32,
+    peer: Gid,
+}
+
+fn peer(last: u8) -> Gid {
+    Ipv4Addr::new(10, 77, 0, last).into()
+}
+
+fn tx() -> Way {
+    Way { dir: Direction::Tx, qpn: 17, ordinal: 0, peer: peer(11) }
+}
+
+fn rx() -> Way {
+    Way { dir: Direction::Rx, ..tx() }
+}
+
+fn rules(text: &str) -> Rules {
+    text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+fn injector(text: &str) -> Injector {
+    Injector::new(&rules(text), 1)
+}
+
+impl Injector {
+    /// Judges one packet.
+    fn see(&mut self, way: Way, psn: u32, kind: Kind, payload: &[u8]) -> Verdict {
+        let header = Header { bth: Bth::new(Qpn::new(99), Psn::new(psn)), kind };
+        let Way { dir, qpn, ordinal, peer } = way;
+        self.judge(&Seen { dir, qpn: Qpn::new(qpn), ordinal, peer, packet: &Packet { header, payload } })
+    }
+
+    /// Judges a whole SEND; whether it is lost.
+    fn drops(&mut self, way: Way, psn: u32) -> bool {
+        self.see(way, psn, SEND, b"data").drop
+    }
+
+    /// Of `count` whole SENDs on this way, those that are lost, by PSN.
+    fn dropped(&mut self, way: Way, count: u32) -> Vec<u32> {
+        (0..count).filter(|psn| self.drops(way, *psn)).collect()
+    }
+
+    /// Packets matched and faults, by rule.
+    fn totals(&self) -> Vec<(u64, u64)> {
+        self.report().map(|report| (report.matched, report.applied)).collect()
+    }
+}
+
+const SEND: Kind = Kind::RcRequest(Request::SendOnly(SendTail::Plain));
+const CNP: Kind = Kind::Cnp;
+
+fn aeth(syndrome: Syndrome) -> Aeth {
+    Aeth { syndrome, msn: Msn::new(1) }
+}
+
+fn good() -> Aeth {
+    aeth(Syndrome::ACK_UNLIMITED)
+}
+
+fn ack() -> Kind {
+    Kind::RcResponse(Response::Ack(good()))
+}
+
+fn nak() -> Kind {
+    Kind::RcResponse(Response::Ack(aeth(Syndrome::Nak(NakCode::PsnSequence))))
+}
+
+fn rnr_nak() -> Kind {
+    Kind::RcResponse(Response::Ack(aeth(Syndrome::RnrNak { timer: 1 })))
+}
+
+fn reth(dma_len: u32) -> Reth {
+    Reth { va: 4096, rkey: RKey(7), dma_len }
+}
+
+fn read(dma_len: u32) -> Kind {
+    Kind::RcRequest(Request::Read(reth(dma_len)))
+}
+
+fn ud() -> Kind {
+    Kind::Ud { deth: Deth { qkey: Qkey(1), src_qpn: Qpn::new(3) }, imm: None }
+}
