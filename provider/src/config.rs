@@ -57,6 +57,16 @@ pub const KNOBS: &[Knob] = &[
         help: "Receive runs of packets with one system call (UDP_GRO): on or off.",
     },
     Knob {
+        name: "ROXE_DCQCN",
+        default: "off",
+        help: "Let switches mark packets (ECN) and slow down when the receiver reports marks (DCQCN): on or off.",
+    },
+    Knob {
+        name: "ROXE_STATS",
+        default: "off",
+        help: "Print what every device counted to standard error when the process ends: on or off.",
+    },
+    Knob {
         name: "ROXE_FAULTS",
         default: "none",
         help: "Faults to inject into packets, as rules like 'drop 3%; reorder 2% by=1ms' or as @FILE that holds rules.",
@@ -94,6 +104,10 @@ pub(crate) struct Config {
     pub(crate) gso: bool,
     /// Whether to receive with `UDP_GRO`.
     pub(crate) gro: bool,
+    /// Whether queue pairs limit their rate when the network is congested.
+    pub(crate) dcqcn: bool,
+    /// Whether to print the counters when the process ends.
+    pub(crate) stats: bool,
     /// What to do to packets; `None`: nothing.
     pub(crate) faults: Option<Rules>,
     /// Where to record packets, with `%p` for the process id.
@@ -122,7 +136,7 @@ pub fn check_value(name: &str, value: &str) -> Result<(), ConfigError> {
 }
 
 fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
-    let switch = |name| parse_with(&get, name, "it must be on or off", true, parse_switch);
+    let switch = |name, default| parse_with(&get, name, "it must be on or off", default, parse_switch);
     Ok(Config {
         netdevs: parse_with(
             &get,
@@ -140,9 +154,11 @@ fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
         spin_us: parse_with(&get, "ROXE_SPIN_US", "it must be a number from 0 to 10000", 50, |text| {
             text.parse().ok().filter(|us| *us <= 10_000)
         })?,
-        steering: switch("ROXE_STEERING")?,
-        gso: switch("ROXE_GSO")?,
-        gro: switch("ROXE_GRO")?,
+        steering: switch("ROXE_STEERING", true)?,
+        gso: switch("ROXE_GSO", true)?,
+        gro: switch("ROXE_GRO", true)?,
+        dcqcn: switch("ROXE_DCQCN", false)?,
+        stats: switch("ROXE_STATS", false)?,
         faults: read_faults(&get)?,
         capture: parse_with(&get, "ROXE_CAPTURE", "it must be the name of a file", None, |text| {
             Some((!text.is_empty()).then(|| text.into()))
@@ -201,7 +217,7 @@ mod tests {
         assert_eq!(config.netdevs, ["lo"]);
         assert_eq!((config.window, config.spin_us), (None, 50));
         assert!(config.steering && config.gso && config.gro);
-        assert_eq!((config.faults, config.capture), (None, None));
+        assert_eq!((config.dcqcn, config.stats, config.faults, config.capture), (false, false, None, None));
     }
 
     #[test]

@@ -47,6 +47,18 @@ pub(crate) struct Counters {
     pub(crate) forward_errors: Counter,
     /// Times the background thread met a bug.
     pub(crate) panics: Counter,
+    /// Packets that a fault rule lost.
+    pub(crate) fault_dropped: Counter,
+    /// Copies of packets that a fault rule made.
+    pub(crate) fault_duplicated: Counter,
+    /// Packets that a fault rule held back.
+    pub(crate) fault_delayed: Counter,
+    /// Packets that a fault rule damaged.
+    pub(crate) fault_corrupted: Counter,
+    /// Packets that a fault rule marked as having met congestion.
+    pub(crate) fault_marked: Counter,
+    /// Packets that a fault rule let find no receive.
+    pub(crate) fault_rnr: Counter,
     /// Data of connected peers that a switch marked (ECN).
     np_ecn_marked_roce_packets: Counter,
     /// Congestion notifications (CNPs) sent.
@@ -92,6 +104,12 @@ impl Counters {
             ("forwarded", &self.forwarded),
             ("forward_errors", &self.forward_errors),
             ("panics", &self.panics),
+            ("fault_dropped", &self.fault_dropped),
+            ("fault_duplicated", &self.fault_duplicated),
+            ("fault_delayed", &self.fault_delayed),
+            ("fault_corrupted", &self.fault_corrupted),
+            ("fault_marked", &self.fault_marked),
+            ("fault_rnr", &self.fault_rnr),
             ("np_ecn_marked_roce_packets", &self.np_ecn_marked_roce_packets),
             ("np_cnp_sent", &self.np_cnp_sent),
             ("rp_cnp_handled", &self.rp_cnp_handled),

@@ -10,6 +10,7 @@ mod poller;
 mod rx;
 mod strays;
 mod table;
+pub(crate) mod tap;
 mod tx;
 
 pub(crate) use rx::{Run, RxTools};
@@ -37,6 +38,7 @@ use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use table::QpTable;
+use tap::{Held, Tap};
 
 /// Visits in a row that find nothing before a poller starts to offer its processor to others.
 const PATIENT_VISITS: u32 = 24;
@@ -67,6 +69,8 @@ pub(crate) struct Engine {
     idle_visits: AtomicU32,
     /// When steering wants to work, nanoseconds.
     steer_at: AtomicU64,
+    /// What watches and spoils packets, if anything shall.
+    tap: Option<Tap>,
     /// When to try again what a full mailbox refused, nanoseconds.
     retry_at: AtomicU64,
 }
@@ -82,11 +86,12 @@ impl Engine {
     pub(crate) fn get(device: &Arc<Device>) -> Result<Arc<Self>, Error> {
         let config = config().map_err(|e| Error::invalid(e.to_string()))?;
         fork::find_or_insert(device.ifindex(), || {
-            Ok(Arc::new_cyclic(|me| Self::new(Arc::clone(device), config, Weak::clone(me))))
+            let tap = Tap::open(config, device.name())?;
+            Ok(Arc::new_cyclic(|me| Self::new(Arc::clone(device), config, tap, Weak::clone(me))))
         })
     }
 
-    fn new(device: Arc<Device>, config: &'static Config, me: Weak<Self>) -> Self {
+    fn new(device: Arc<Device>, config: &'static Config, tap: Option<Tap>, me: Weak<Self>) -> Self {
         Self {
             device,
             config,
@@ -103,6 +108,7 @@ impl Engine {
             presence: Presence::default(),
             idle_visits: AtomicU32::new(0),
             steer_at: AtomicU64::new(NEVER),
+            tap,
             retry_at: AtomicU64::new(NEVER),
         }
     }
@@ -110,6 +116,12 @@ impl Engine {
     /// What the device has counted.
     pub(crate) fn counters(&self) -> &Counters {
         self.device.counters()
+    }
+
+    /// What watches and spoils packets.
+    #[inline]
+    fn tap(&self) -> Option<&Tap> {
+        self.tap.as_ref()
     }
 
     /// The windows of the destinations.
@@ -161,6 +173,9 @@ impl Engine {
             return;
         }
         let mut rx = self.rx.lock();
+        if let Some(tap) = self.tap() {
+            self.release_held(tap, rx.state(), Instant(u64::MAX));
+        }
         let mut rounds = 0..DRAIN_ROUNDS;
         while rounds.next().is_some() && self.receive(&mut rx, true, clock::now()) {}
     }
@@ -197,8 +212,9 @@ impl Engine {
     }
 
     /// Forgets a queue pair; packets for it are dropped from now on.
-    pub(crate) fn unregister_qp(&self, qpn: Qpn) {
-        self.table.remove(qpn);
+    pub(crate) fn unregister_qp(&self, qp: &QpCore) {
+        self.table.remove(qp.qpn());
+        self.tap().into_iter().for_each(|tap| tap.forget(qp.ordinal()));
     }
 
     /// Makes sure that packets can leave from and arrive at `gid`.
@@ -254,7 +270,18 @@ impl Engine {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.timers.next().into_iter().chain(self.steering_deadline()).chain(instant(&self.retry_at)).min()
+        let held = self.tap().and_then(|tap| tap.delayed.deadline());
+        let others = self.steering_deadline().into_iter().chain(instant(&self.retry_at)).chain(held);
+        self.timers.next().into_iter().chain(others).min()
+    }
+
+    /// Holds a packet until `due`. If too many are held already, it is lost.
+    fn hold(&self, tap: &Tap, due: Instant, packet: Held) {
+        if !tap.delayed.hold(due, packet) {
+            self.counters().fault_dropped.add(1);
+        } else if self.presence.oversleeps(due) {
+            self.kick();
+        }
     }
 
     fn steering_deadline(&self) -> Option<Instant> {
@@ -323,6 +350,7 @@ impl Engine {
         if self.started.load(Ordering::Acquire) {
             return Ok(());
         }
+        self.tap().map_or(Ok(()), Tap::resume)?;
         let poller = Arc::new(Poller::new().map_err(|e| Error::os("cannot create an epoll instance", &e))?);
         self.open_all(&poller).inspect_err(|_| self.forget_sockets())?;
         *self.poller.write() = Some(poller);
@@ -391,6 +419,7 @@ impl Engine {
         self.table.drain().iter().for_each(|qp| qp.cut_off());
         self.timers.clear();
         self.flows.clear();
+        self.tap().into_iter().for_each(|tap| tap.delayed.clear());
         self.publish(&self.steer_at, None);
         self.publish(&self.retry_at, None);
     }
@@ -416,9 +445,11 @@ impl Engine {
     }
 
     /// The locks inside of those of the queue pairs, outermost first.
-    pub(crate) fn inner_locks(&self) -> [&dyn Lockable; 6] {
+    pub(crate) fn inner_locks(&self) -> impl Iterator<Item = &dyn Lockable> {
         let [map, ready, credits] = self.flows.raw();
-        [&self.links, map, ready, credits, self.timers.raw(), &self.poller]
+        let held = self.tap().map(|tap| tap.delayed.raw() as &dyn Lockable);
+        let always: [&dyn Lockable; 6] = [&self.links, map, ready, credits, self.timers.raw(), &self.poller];
+        always.into_iter().chain(held)
     }
 }
 

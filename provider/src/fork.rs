@@ -3,7 +3,7 @@
 //! A fork copies memory but only one thread, so a lock that another thread holds at that moment would stay locked for ever
 //! in the child, and the sockets would have two owners. Before the fork we therefore take every lock that our background
 //! thread can hold (the receive side, the tables, each queue pair, the flows and timers; completion queues, shared receive
-//! queues and memory tables are only taken by it inside those). Afterwards both sides let go of them, and the child closes
+//! queues and memory tables are only taken by it inside those; and what records and spoils packets). Afterwards both sides let go of them, and the child closes
 //! its copies of the sockets, so that the packets of the parent stay the parent's. Engines of the child start again when
 //! it creates its first queue pair; queue pairs it inherited belong to the parent and refuse work.
 //!
@@ -11,6 +11,7 @@
 //! queue or a memory region at the moment of the fork; POSIX promises such programs nothing either.
 
 use crate::engine::Engine;
+use crate::engine::tap::process;
 use crate::qp::QpCore;
 use parking_lot::{Mutex, RwLock};
 use std::cell::Cell;
@@ -91,6 +92,8 @@ extern "C" fn before() {
     let alive = engines.iter().filter_map(|(_, engine)| engine.upgrade());
     HELD.set(alive.map(lock_all).collect());
     std::mem::forget(engines);
+    process::outer_lock().lock_raw();
+    process::inner_locks().for_each(Lockable::lock_raw);
 }
 
 /// Takes every lock of an engine that its thread may hold.
@@ -100,18 +103,23 @@ fn lock_all(engine: Arc<Engine>) -> Held {
     rx.lock_raw();
     let qps = engine.lock_table();
     qps.iter().for_each(|qp| qp.raw().lock_raw());
-    engine.inner_locks().iter().for_each(|lock| lock.lock_raw());
+    engine.inner_locks().for_each(Lockable::lock_raw);
     (engine, qps)
 }
 
 /// Releases what [`before`] took, in this thread or in the one this is a copy of, and returns the engines.
 fn release() -> Vec<Held> {
+    // SAFETY: `before` took these locks and left them taken; there are no others as long as the outer one is held.
+    unsafe {
+        process::inner_locks().for_each(|lock| lock.unlock_raw());
+        process::outer_lock().unlock_raw();
+    }
     let held = HELD.take();
     for (engine, qps) in &held {
         let (inner, outer) = (engine.inner_locks(), engine.outer_locks());
         // SAFETY: `lock_all` took exactly these locks, for exactly these queue pairs, and left them taken.
         unsafe {
-            inner.iter().for_each(|lock| lock.unlock_raw());
+            inner.for_each(|lock| lock.unlock_raw());
             qps.iter().for_each(|qp| qp.raw().unlock_raw());
             outer.iter().for_each(|lock| lock.unlock_raw());
         }
@@ -126,7 +134,9 @@ extern "C" fn after_in_parent() {
 }
 
 extern "C" fn after_in_child() {
-    for (engine, _) in release() {
+    let held = release();
+    process::abandon();
+    for (engine, _) in held {
         engine.abandon();
     }
 }

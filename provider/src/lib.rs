@@ -32,7 +32,7 @@
 //! # Unsafe code
 //!
 //! Lives in `guard` (touching application memory), `fork` (locks across a fork), `net` and `engine::poller` (sockets and
-//! waiting), and in `mapped`, `event`, `port` and `stats` (a system call or two each); everything else is safe.
+//! waiting), and in `mapped`, `event`, `port` and `exit` (a system call or two each); everything else is safe.
 #![deny(unsafe_code)]
 
 pub mod config;
@@ -43,6 +43,8 @@ mod engine;
 mod error;
 #[allow(unsafe_code)]
 mod event;
+#[allow(unsafe_code)]
+mod exit;
 mod flow;
 #[allow(unsafe_code)]
 mod fork;
@@ -60,7 +62,6 @@ mod pd;
 mod port;
 mod qp;
 mod srq;
-#[allow(unsafe_code)]
 mod stats;
 mod table;
 #[cfg(test)]

@@ -4,7 +4,7 @@
 
 mod core;
 
-pub(crate) use self::core::{QpCore, Report};
+pub(crate) use self::core::{QpCore, Report, header_of};
 
 use self::core::Inner;
 use crate::cq::Cq;
@@ -190,7 +190,7 @@ impl Qp {
     pub fn destroy(&self) {
         self.core.serve(clock::now());
         self.core.engine().drain();
-        self.core.engine().unregister_qp(self.core.qpn);
+        self.core.engine().unregister_qp(&self.core);
         self.core.cut_off();
         self.core.context.forget_events(self.core.id);
         self.core.engine().leave_after_send(clock::now());

@@ -1,31 +1,22 @@
-//! `ROXE_STATS=on`: what the devices counted, printed when the process ends. **Unsafe room**: `atexit`.
+//! `ROXE_STATS=on`: what the devices counted, printed when the process ends.
 //!
 //! For people who run a program that knows no counters. One line per device on standard error, as names and values, of
 //! all counters that are not zero. A process that is killed, or leaves by `_exit`, prints nothing.
 
 use crate::device::known_devices;
+use crate::exit::at_exit;
 use std::io::Write;
-use std::panic::catch_unwind;
-use std::sync::Once;
 
 /// From now on the counters are printed when the process ends.
 pub(crate) fn print_at_exit() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: `at_exit` is a function of the type asked for that does not unwind. It lives in this library, whose
-        // unloading runs and forgets it.
-        unsafe { libc::atexit(at_exit) };
-    });
+    at_exit(print);
 }
 
-extern "C" fn at_exit() {
-    // There is nobody left to tell of a failure.
-    let _ = catch_unwind(|| {
-        let mut stderr = std::io::stderr().lock();
-        for device in known_devices() {
-            let _ = stderr.write_all(line(device.name(), &device.counters().list()).as_bytes());
-        }
-    });
+fn print() {
+    let mut stderr = std::io::stderr().lock();
+    for device in known_devices() {
+        let _ = stderr.write_all(line(device.name(), &device.counters().list()).as_bytes());
+    }
 }
 
 /// What is printed of one device: `roxe0 (process 17): sent_packets=3 sent_bytes=96`.

@@ -3,6 +3,8 @@
 //! Everything here runs under the engine's receive lock, which is tried and never waited for on a data path, so holding
 //! it across the sends that a batch causes stops nobody.
 
+mod tapped;
+
 use super::Engine;
 use super::strays::{Fate, Strays};
 use super::table::Lookup;
@@ -112,6 +114,8 @@ pub(crate) struct RxTools<'a> {
     pub(crate) ident: &'a mut IdentGuess,
     /// Whether the sender is on this host and keeps a window for datagrams.
     pub(crate) local_sender: bool,
+    /// Whether the packets shall find no receive (a fault).
+    pub(crate) starved: bool,
 }
 
 impl Default for Rx {
@@ -147,6 +151,9 @@ impl Engine {
         }
         if all || state.mail_visits > 0 || self.flows.is_starved() {
             found |= self.drain_mailboxes(buf, state, now);
+        }
+        if let Some(tap) = self.tap() {
+            found |= self.release_held(tap, state, now);
         }
         self.finish_batch(state, now);
         self.retry_later(state, now);
@@ -231,17 +238,22 @@ impl Engine {
             return self.counters().malformed.add(others as u64);
         }
         match self.table.find(qpn) {
-            Lookup::Found(qp) => {
-                let mut tools = RxTools {
-                    ident: &mut state.ident,
-                    local_sender: state.links.iter().any(|link| link.gid() == run.meta.src),
-                };
-                let report = qp.receive(run, &mut tools, now);
-                state.touch(qp, report);
-            }
+            Lookup::Found(qp) => match self.tap() {
+                None => self.hand_in(state, &qp, run, now),
+                Some(tap) => self.hand_in_tapped(tap, state, &qp, run, now),
+            },
             Lookup::NotOurs if !forwarded => self.forward(state, qpn, run, now),
-            Lookup::Unknown | Lookup::NotOurs => self.counters().unknown_qp.add(run.packets().count() as u64),
+            Lookup::Unknown | Lookup::NotOurs => {
+                self.counters().unknown_qp.add(run.packets().count() as u64);
+                self.tap().into_iter().for_each(|tap| tap.record_unknown(qpn, run));
+            }
         }
+    }
+
+    /// Gives a run to its queue pair.
+    fn hand_in(&self, state: &mut RxState, qp: &Arc<QpCore>, run: Run<'_>, now: Instant) {
+        let report = qp.receive(run, &mut state.tools(run.meta), now);
+        state.touch(qp, report);
     }
 
     /// Sends a stray run to the process that owns `qpn`.
@@ -315,11 +327,17 @@ impl Engine {
 }
 
 impl RxState {
-    fn touch(&mut self, qp: Arc<QpCore>, report: Report) {
+    fn touch(&mut self, qp: &Arc<QpCore>, report: Report) {
         match self.touched.last_mut() {
-            Some(last) if Arc::ptr_eq(&last.qp, &qp) => last.report = last.report | report,
+            Some(last) if Arc::ptr_eq(&last.qp, qp) => last.report = last.report | report,
             _ if report.is_empty() => {}
-            _ => self.touched.push(Touched { qp, report }),
+            _ => self.touched.push(Touched { qp: Arc::clone(qp), report }),
         }
+    }
+
+    /// What a queue pair needs to take in packets that came as `meta` says.
+    fn tools(&mut self, meta: &RxMeta) -> RxTools<'_> {
+        let local_sender = self.links.iter().any(|link| link.gid() == meta.src);
+        RxTools { ident: &mut self.ident, local_sender, starved: false }
     }
 }

@@ -4,6 +4,8 @@
 //! those of a segmented UDP send. Copying into the buffer and sending from there beats gathering from application memory,
 //! and the ICRC is computed on the copy, so memory that changes meanwhile cannot spoil it (DESIGN D6).
 
+mod tapped;
+
 use super::Engine;
 use crate::counters::Counters;
 use crate::net::slot::Slot;
@@ -11,7 +13,7 @@ use crate::net::udp::UdpLink;
 use crate::net::{Link, MAX_BYTES, MAX_SEGMENTS, ROCE_PORT, SendError, TxMeta};
 use roxe_transport::cx::{PacketNote, TxBatch};
 use roxe_transport::wr::Av;
-use roxe_wire::{NetHeader, Qpn, icrc};
+use roxe_wire::{Gid, NetHeader, Qpn, icrc};
 use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,6 +30,8 @@ struct Entry {
     len: usize,
     /// Its address vector in `avs`.
     av: usize,
+    /// Where it comes from, for a tap.
+    note: PacketNote,
 }
 
 /// The packets of one visit to a queue pair.
@@ -72,28 +76,33 @@ impl Batch {
         self.avs.clear();
     }
 
-    /// Seals and sends everything, in order; `cached` is the link the queue pair used last. What cannot be sent is lost
-    /// and counted, as on any network.
-    pub(crate) fn flush(&mut self, engine: &Engine, cached: &mut Option<Arc<UdpLink>>) {
+    /// Seals and sends everything, in order; `ordinal` says which queue pair of this process it comes from, `cached` is
+    /// the link that one used last. What cannot be sent is lost and counted, as on any network.
+    pub(crate) fn flush(&mut self, engine: &Engine, ordinal: u32, cached: &mut Option<Arc<UdpLink>>) {
+        if let Some(tap) = engine.tap() {
+            self.flush_tapped(engine, tap, ordinal, cached);
+            return self.clear();
+        }
         let mut at = 0;
-        while let Some(av) = self.packets.get(at).and_then(|entry| self.avs.get(entry.av)).copied() {
-            if cached.as_ref().is_none_or(|link| link.gid() != av.sgid) {
-                *cached = engine.link(av.sgid);
-            }
-            at = match cached {
+        while let Some(av) = self.av(at) {
+            at = match find_link(engine, av.sgid, cached) {
                 Some(link) => self.send_from(at, link, &av, engine.counters()),
-                None => {
-                    engine.counters().send_errors.add(1);
-                    at + 1
-                }
+                None => at + 1,
             };
         }
         self.clear();
     }
 
+    /// Where packet `at` goes; `None` behind the last one.
+    fn av(&self, at: usize) -> Option<Av> {
+        let entry = self.packets.get(at)?;
+        self.avs.get(entry.av).copied()
+    }
+
     /// Sends the run that starts with packet `at` and returns where the next one starts.
     fn send_from(&mut self, at: usize, link: &UdpLink, av: &Av, counters: &Counters) -> usize {
         let run = self.run_from(at, link.max_segments());
+        self.seal(run.clone(), &header(link, av));
         if self.send_run(run.clone(), link, av, counters) {
             return run.end;
         }
@@ -125,42 +134,71 @@ impl Batch {
         self.bytes.get(entry.start..).and_then(peek_qpn).map(Slot::of)
     }
 
-    /// Sends one run; false if the link has just found out that it cannot take several packets at once.
-    fn send_run(&mut self, run: Range<usize>, link: &UdpLink, av: &Av, counters: &Counters) -> bool {
-        let net = NetHeader {
-            src: link.gid(),
-            dst: av.dgid,
-            src_port: ROCE_PORT,
-            traffic_class: av.traffic_class,
-            hop_limit: av.hop_limit,
-            flow_label: 0,
-            ident: 0,
-        };
+    /// Writes the ICRCs of a run.
+    fn seal(&mut self, run: Range<usize>, net: &NetHeader) {
+        for (index, entry) in self.packets.get(run).unwrap_or_default().iter().enumerate() {
+            if let Some(packet) = self.bytes.get_mut(entry.start..entry.start + entry.len) {
+                icrc::seal(&numbered(net, index), packet);
+            }
+        }
+    }
+
+    /// Sends one sealed run; false if the link has just found out that it cannot take several packets at once.
+    fn send_run(&self, run: Range<usize>, link: &UdpLink, av: &Av, counters: &Counters) -> bool {
         let Some(packets) = self.packets.get(run) else { return true };
         let (Some(first), Some(last)) = (packets.first(), packets.last()) else { return true };
-        for (index, entry) in (0u16..).zip(packets) {
-            if let Some(packet) = self.bytes.get_mut(entry.start..entry.start + entry.len) {
-                let ident = if link.is_v4() { index } else { 0 };
-                icrc::seal(&NetHeader { ident, ..net }, packet);
-            }
-        }
         let Some(bytes) = self.bytes.get(first.start..last.start + last.len) else { return true };
         let to = TxMeta { dst: av.dgid, traffic_class: av.traffic_class, hop_limit: av.hop_limit };
-        link.set_hot();
-        match link.send(&to, bytes, first.len) {
-            Ok(()) => {
-                counters.sent_packets.add(packets.len() as u64);
-                counters.sent_bytes.add(bytes.len() as u64);
-            }
-            Err(SendError::Lost) => counters.send_errors.add(packets.len() as u64),
-            Err(SendError::NoSegments) => return false,
-        }
-        true
+        send(link, &to, bytes, first.len, packets.len(), counters)
     }
 }
 
+/// Sends a run of `count` packets; false if the link has just found out that it cannot take several at once.
+fn send(link: &UdpLink, to: &TxMeta, bytes: &[u8], segment: usize, count: usize, counters: &Counters) -> bool {
+    link.set_hot();
+    match link.send(to, bytes, segment) {
+        Ok(()) => {
+            counters.sent_packets.add(count as u64);
+            counters.sent_bytes.add(bytes.len() as u64);
+        }
+        Err(SendError::Lost) => counters.send_errors.add(count as u64),
+        Err(SendError::NoSegments) => return false,
+    }
+    true
+}
+
+/// The link of a local address, kept in `cached`; without one a packet is lost and counted.
+fn find_link<'c>(engine: &Engine, sgid: Gid, cached: &'c mut Option<Arc<UdpLink>>) -> Option<&'c Arc<UdpLink>> {
+    if cached.as_ref().is_none_or(|link| link.gid() != sgid) {
+        *cached = engine.link(sgid);
+    }
+    if cached.is_none() {
+        engine.counters().send_errors.add(1);
+    }
+    cached.as_ref()
+}
+
+/// The headers around the packets of a run.
+fn header(link: &UdpLink, av: &Av) -> NetHeader {
+    NetHeader {
+        src: link.gid(),
+        dst: av.dgid,
+        src_port: ROCE_PORT,
+        traffic_class: av.traffic_class,
+        hop_limit: av.hop_limit,
+        flow_label: 0,
+        ident: 0,
+    }
+}
+
+/// The headers around packet `index` of a run: the kernel counts the identifications of IPv4.
+fn numbered(net: &NetHeader, index: usize) -> NetHeader {
+    let ident = if net.is_ipv4() { u16::try_from(index).unwrap_or(0) } else { 0 };
+    NetHeader { ident, ..*net }
+}
+
 impl TxBatch for Batch {
-    fn slot(&mut self, av: &Av, len: usize, _note: PacketNote) -> Option<&mut [u8]> {
+    fn slot(&mut self, av: &Av, len: usize, note: PacketNote) -> Option<&mut [u8]> {
         let (start, total) = (self.used, len + icrc::LEN);
         if self.packets.len() >= MAX_PACKETS || start + total > MAX_BYTES {
             return None;
@@ -168,7 +206,7 @@ impl TxBatch for Batch {
         if self.avs.last() != Some(av) {
             self.avs.push(*av);
         }
-        self.packets.push(Entry { start, len: total, av: self.avs.len() - 1 });
+        self.packets.push(Entry { start, len: total, av: self.avs.len() - 1, note });
         self.used += total;
         self.bytes.get_mut(start..start + len)
     }

@@ -74,11 +74,6 @@ impl UdpLink {
         self.gid
     }
 
-    /// Whether packets carry an IPv4 header.
-    pub(crate) fn is_v4(&self) -> bool {
-        self.is_v4
-    }
-
     /// Bytes the kernel lets queue up here, as `SO_RCVBUF` reports it (doubled for the kernel's own overhead).
     pub(crate) fn rcvbuf(&self) -> usize {
         self.rcvbuf

@@ -22,19 +22,25 @@ use crate::uses::ObjectId;
 use parking_lot::{Mutex, MutexGuard};
 use roxe_transport::Qp as Machine;
 use roxe_transport::cx::{Side, TxState};
-use roxe_transport::qp::{AttrMask, QpAttr, QpConfig, QpEvents, QpState, Service, charge};
+use roxe_transport::qp::{AttrMask, DropReason, QpAttr, QpConfig, QpEvents, QpState, Service, charge};
 use roxe_transport::time::Instant;
 use roxe_wire::{Gid, Kind, NetHeader, Packet, Qpn};
 use std::ops::BitOr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A UC packet further ahead than this is no packet that has overtaken others: the peer has started anew.
 const MAX_AHEAD: i32 = 1 << 14;
+
+/// Queue pairs created in this process.
+static CREATED: AtomicU32 = AtomicU32::new(0);
 
 /// What the engine knows of a queue pair.
 #[derive(Debug)]
 pub(crate) struct QpCore {
     pub(super) qpn: Qpn,
+    /// Counts the queue pairs of this process, from 0.
+    ordinal: u32,
     pub(super) service: Service,
     pub(super) id: ObjectId,
     pub(super) user: u64,
@@ -97,6 +103,7 @@ impl QpCore {
     pub(super) fn new(pd: &Arc<Pd>, init: &QpInit, config: QpConfig) -> Self {
         Self {
             qpn: config.qpn,
+            ordinal: CREATED.fetch_add(1, Ordering::Relaxed),
             service: config.service,
             id: ObjectId::next(),
             user: init.user,
@@ -118,6 +125,11 @@ impl QpCore {
 
     pub(crate) fn qpn(&self) -> Qpn {
         self.qpn
+    }
+
+    /// Which queue pair of this process it is, from 0 in the order of creation.
+    pub(crate) fn ordinal(&self) -> u32 {
+        self.ordinal
     }
 
     pub(crate) fn service(&self) -> Service {
@@ -173,13 +185,17 @@ impl QpCore {
                 continue;
             };
             let creditor = sender_of(machine, &packet).filter(|_| tools.local_sender);
-            if must_wait(machine, &mut host, parking, &net, &packet, creditor.is_some()) {
+            if !tools.starved && must_wait(machine, &mut host, parking, &net, &packet, creditor.is_some()) {
                 let psn = (self.service == Service::Uc).then_some(packet.header.bth.psn);
                 if parking.push(Parked { net, bytes: bytes.to_vec(), psn, creditor, at: now }) {
                     continue;
                 }
             }
-            self.handle(machine, &mut host, &net, &packet);
+            if tools.starved {
+                self.count(machine.handle_packet_starved(&mut host, &net, &packet));
+            } else {
+                self.count(machine.handle_packet(&mut host, &net, &packet));
+            }
             taken.add(self, creditor, net.dst, &packet);
         }
         taken.settle(self);
@@ -187,11 +203,20 @@ impl QpCore {
         report | self.drain_parking(&mut inner, now) | self.settle(&mut inner)
     }
 
-    /// Hands one packet to the state machine.
-    fn handle(&self, machine: &mut Machine, host: &mut QpHost<'_>, net: &NetHeader, packet: &Packet<'_>) {
-        if let Err(reason) = machine.handle_packet(host, net, packet) {
+    /// Counts a packet that the state machine did not want.
+    fn count(&self, result: Result<(), DropReason>) {
+        if let Err(reason) = result {
             self.engine().counters().count_drop(reason);
         }
+    }
+
+    /// A datagram left the socket that will never be handed in, because of a fault: its sender on this host waits for
+    /// credit all the same.
+    pub(crate) fn return_credit(&self, packet: &Packet<'_>, dst: Gid, tools: &RxTools<'_>) {
+        let creditor = sender_of(&self.inner.lock().machine, packet).filter(|_| tools.local_sender);
+        let mut taken = Taken::default();
+        taken.add(self, creditor, dst, packet);
+        taken.settle(self);
     }
 
     /// Hands over what waited, as far as its turn has come; what waited too long is not waited for any more.
@@ -209,7 +234,7 @@ impl QpCore {
             if is_early && !parked.is_stale(now) {
                 break;
             }
-            self.handle(machine, &mut host, &parked.net, &packet);
+            self.count(machine.handle_packet(&mut host, &parked.net, &packet));
             taken.add(self, parked.creditor, parked.net.dst, &packet);
             parking.pop();
         }
@@ -291,7 +316,7 @@ impl QpCore {
         let mut batch = Batch::take();
         loop {
             let state = machine.poll_transmit(&mut host, &mut *batch);
-            batch.flush(self.engine(), link);
+            batch.flush(self.engine(), self.ordinal, link);
             if state == TxState::Drained {
                 break;
             }
@@ -377,7 +402,7 @@ impl Taken {
 }
 
 /// The header of packet `index` of a receive.
-fn header_of(meta: &RxMeta, index: u16) -> NetHeader {
+pub(crate) fn header_of(meta: &RxMeta, index: u16) -> NetHeader {
     NetHeader {
         src: meta.src,
         dst: meta.dst,

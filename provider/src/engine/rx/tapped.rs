@@ -1,0 +1,167 @@
+//! Packets on their way into an engine with a tap: judged, recorded as they came, then spoiled where a rule says so.
+
+use super::{Run, RxState};
+use crate::engine::Engine;
+use crate::engine::tap::{self, Held, Incoming, Origin, Remark, Tap};
+use crate::net::RxMeta;
+use crate::qp::{QpCore, header_of};
+use roxe_transport::fault::{Direction, Seen, Verdict};
+use roxe_transport::time::Instant;
+use roxe_wire::capture::Direction::Inbound;
+use roxe_wire::{NetHeader, Packet, ParseError, Qpn, icrc};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A packet as it came.
+struct Arrival<'a> {
+    bytes: &'a [u8],
+    index: u16,
+    /// With the identification that the ICRC tells, or the likely one if it is wrong.
+    net: NetHeader,
+    is_whole: bool,
+    packet: Result<Packet<'a>, ParseError>,
+}
+
+impl<'a> Arrival<'a> {
+    fn new(meta: &RxMeta, index: u16, bytes: &'a [u8]) -> Self {
+        let net = header_of(meta, index);
+        let likely = if net.is_ipv4() { index } else { 0 };
+        let ident = icrc::solve_ident(&net, bytes, likely);
+        let net = NetHeader { ident: ident.unwrap_or(likely), ..net };
+        Self { bytes, index, net, is_whole: ident.is_some(), packet: Packet::parse(bytes) }
+    }
+
+    fn all(run: Run<'a>) -> Vec<Self> {
+        run.packets().map(|(index, bytes)| Self::new(run.meta, index, bytes)).collect()
+    }
+
+    fn origin(&self, qpn: Qpn) -> Origin {
+        match self.packet {
+            Err(error) => Origin::Malformed(qpn, error),
+            Ok(_) if !self.is_whole => Origin::Damaged(qpn),
+            Ok(_) => Origin::Received(qpn),
+        }
+    }
+}
+
+impl Tap {
+    /// What the rules say of packets for `qp`.
+    fn judge_arrivals(&self, qp: &QpCore, arrivals: &[Arrival<'_>]) -> Vec<Verdict> {
+        self.judge(arrivals.iter().map(|arrival| {
+            let (qpn, ordinal, peer) = (qp.qpn(), qp.ordinal(), arrival.net.src);
+            Some(Seen { dir: Direction::Rx, qpn, ordinal, peer, packet: arrival.packet.as_ref().ok()? })
+        }))
+    }
+
+    fn record_arrivals(&self, qpn: Qpn, arrivals: &[Arrival<'_>], verdicts: &[Verdict]) {
+        let Some(mut recording) = self.record() else { return };
+        for (arrival, verdict) in arrivals.iter().zip(verdicts) {
+            let remark = Remark { origin: arrival.origin(qpn), fate: self.fate(*verdict) };
+            recording.packet(Inbound, &arrival.net, arrival.bytes, &remark);
+        }
+    }
+
+    /// Records packets for a queue pair that does not exist.
+    pub(super) fn record_unknown(&self, qpn: Qpn, run: Run<'_>) {
+        let Some(mut recording) = self.record() else { return };
+        for arrival in Arrival::all(run) {
+            let remark = Remark { origin: Origin::Unknown(qpn), fate: None };
+            recording.packet(Inbound, &arrival.net, arrival.bytes, &remark);
+        }
+    }
+}
+
+impl Engine {
+    /// Gives a run to its queue pair, through `tap`.
+    pub(super) fn hand_in_tapped(&self, tap: &Tap, state: &mut RxState, qp: &Arc<QpCore>, run: Run<'_>, now: Instant) {
+        let arrivals = Arrival::all(run);
+        let verdicts = tap.judge_arrivals(qp, &arrivals);
+        tap.record_arrivals(qp.qpn(), &arrivals, &verdicts);
+        if verdicts.iter().all(Verdict::is_pass) {
+            return self.hand_in(state, qp, run, now);
+        }
+        for (arrival, verdict) in arrivals.iter().zip(verdicts) {
+            tap::count(self.counters(), &verdict);
+            if (verdict.drop || verdict.corrupt.is_some())
+                && let Ok(packet) = &arrival.packet
+            {
+                qp.return_credit(packet, arrival.net.dst, &state.tools(run.meta));
+            }
+            if !verdict.drop {
+                self.hand_in_spoiled(tap, state, qp, spoil(run.meta, arrival, qp.qpn(), &verdict), &verdict, now);
+            }
+        }
+    }
+
+    /// Hands in a packet and its copies, now or later.
+    fn hand_in_spoiled(
+        &self,
+        tap: &Tap,
+        state: &mut RxState,
+        qp: &Arc<QpCore>,
+        packet: Incoming,
+        verdict: &Verdict,
+        now: Instant,
+    ) {
+        let copy = || Incoming { is_copy: true, ..packet.clone() };
+        let copies: Vec<_> = std::iter::repeat_with(copy).take(verdict.copies.into()).collect();
+        self.hand_in_or_hold(tap, state, qp, packet, verdict.delay, now);
+        for copy in copies {
+            self.hand_in_or_hold(tap, state, qp, copy, verdict.delay + verdict.copies_after, now);
+        }
+    }
+
+    fn hand_in_or_hold(
+        &self,
+        tap: &Tap,
+        state: &mut RxState,
+        qp: &Arc<QpCore>,
+        packet: Incoming,
+        delay: Duration,
+        now: Instant,
+    ) {
+        if delay.is_zero() {
+            self.hand_in_alone(state, qp, &packet, now);
+        } else {
+            self.hold(tap, now.after(delay), Held::Incoming(packet));
+        }
+    }
+
+    fn hand_in_alone(&self, state: &mut RxState, qp: &Arc<QpCore>, packet: &Incoming, now: Instant) {
+        let Incoming { meta, bytes, rnr, is_copy, .. } = packet;
+        let mut tools = state.tools(meta);
+        tools.starved = *rnr;
+        // The credit for a copy was never taken.
+        tools.local_sender &= !is_copy;
+        let report = qp.receive(Run { meta, bytes, index: meta.first_index }, &mut tools, now);
+        state.touch(qp, report);
+    }
+
+    /// Lets packets go on whose time has come by `now`. Whether there were any.
+    pub(in crate::engine) fn release_held(&self, tap: &Tap, state: &mut RxState, now: Instant) -> bool {
+        let mut found = false;
+        while let Some(held) = tap.delayed.pop_due(now) {
+            found = true;
+            match held {
+                Held::Outgoing { net, bytes, remark } => self.send_held(tap, &net, &bytes, &remark),
+                Held::Incoming(packet) => {
+                    if let Some(qp) = self.table.get(packet.qpn) {
+                        self.hand_in_alone(state, &qp, &packet, now);
+                    }
+                }
+            }
+        }
+        found
+    }
+}
+
+/// The packet as it shall be handed in.
+fn spoil(meta: &RxMeta, arrival: &Arrival<'_>, qpn: Qpn, verdict: &Verdict) -> Incoming {
+    let (mut bytes, len) = (arrival.bytes.to_vec(), arrival.bytes.len());
+    if let Some(corruption) = verdict.corrupt {
+        tap::damage(&arrival.net, &mut bytes, corruption);
+    }
+    let traffic_class = tap::marked(arrival.net, verdict).traffic_class;
+    let meta = RxMeta { len, segment: len.max(1), first_index: arrival.index, traffic_class, ..*meta };
+    Incoming { qpn, meta, bytes, rnr: verdict.rnr, is_copy: false }
+}

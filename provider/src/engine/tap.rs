@@ -1,0 +1,117 @@
+//! What watches and spoils packets on demand: captures (`ROXE_CAPTURE`) and faults (`ROXE_FAULTS`).
+//!
+//! An engine has a [`Tap`] if the environment asks for one; without it a batch of packets pays one test. What is sent passes
+//! through `tx/tapped.rs`, what arrives through `rx/tapped.rs`; both let the tap judge and record, and carry out what it
+//! says. Locks here are the innermost: a recording, then what is held, or the rules.
+
+mod delayed;
+mod faults;
+pub(crate) mod process;
+mod recorder;
+mod remark;
+
+pub(super) use delayed::{Delayed, Held, Incoming};
+pub(super) use recorder::Recording;
+pub(super) use remark::{Fate, Origin, Remark};
+
+use crate::config::Config;
+use crate::counters::Counters;
+use crate::error::Error;
+use faults::Faults;
+use recorder::Recorder;
+use roxe_transport::fault::{Corruption, Seen, Verdict};
+use roxe_wire::{NetHeader, icrc};
+use std::fmt::Display;
+use std::io::Write;
+
+/// The tap of one engine.
+#[derive(Debug)]
+pub(crate) struct Tap {
+    /// With the number of the device's interface in the capture.
+    recorder: Option<(&'static Recorder, u32)>,
+    faults: Option<&'static Faults>,
+    /// Packets that rules hold back.
+    pub(super) delayed: Delayed,
+}
+
+impl Tap {
+    /// What `config` asks for on the device `name`; `None`: nothing. Fails if the capture cannot be written.
+    pub(super) fn open(config: &Config, name: &str) -> Result<Option<Self>, Error> {
+        if config.capture.is_none() && config.faults.is_none() {
+            return Ok(None);
+        }
+        let (recorder, faults) = process::open(config)?;
+        let recorder = recorder.map(|recorder| (recorder, recorder.interface(name)));
+        Ok(Some(Self { recorder, faults, delayed: Delayed::default() }))
+    }
+
+    /// The child of a fork begins to use what it has inherited.
+    pub(super) fn resume(&self) -> Result<(), Error> {
+        process::resume()
+    }
+
+    /// What shall happen to these packets, one verdict each; `None` stands for what is no packet, and passes.
+    pub(super) fn judge<'a>(&self, packets: impl Iterator<Item = Option<Seen<'a>>>) -> Vec<Verdict> {
+        let Some(faults) = self.faults else { return packets.map(|_| Verdict::PASS).collect() };
+        let mut injector = faults.injector();
+        packets.map(|seen| seen.map_or(Verdict::PASS, |seen| injector.judge(&seen))).collect()
+    }
+
+    /// Begins to record a batch of packets; `None`: they are not recorded.
+    pub(super) fn record(&self) -> Option<Recording<'_>> {
+        self.recorder.map(|(recorder, interface)| recorder.record(interface))
+    }
+
+    /// The queue pair `ordinal` is gone.
+    pub(super) fn forget(&self, ordinal: u32) {
+        self.faults.into_iter().for_each(|faults| faults.injector().forget(ordinal));
+    }
+
+    /// What a capture says of `verdict`; `None`: nothing happened.
+    pub(super) fn fate(&self, verdict: Verdict) -> Option<Fate<'_>> {
+        self.faults?.fate(verdict)
+    }
+}
+
+/// Counts what a verdict asks for.
+pub(super) fn count(counters: &Counters, verdict: &Verdict) {
+    let Verdict { drop, copies, delay, corrupt, mark_ce, rnr, .. } = *verdict;
+    for (counter, times) in [
+        (&counters.fault_dropped, u64::from(drop)),
+        (&counters.fault_duplicated, u64::from(copies)),
+        (&counters.fault_delayed, u64::from(!delay.is_zero())),
+        (&counters.fault_corrupted, u64::from(corrupt.is_some())),
+        (&counters.fault_marked, u64::from(mark_ce)),
+        (&counters.fault_rnr, u64::from(rnr)),
+    ] {
+        if times > 0 {
+            counter.add(times);
+        }
+    }
+}
+
+/// The header of a packet with the mark that a verdict asks for.
+pub(super) fn marked(net: NetHeader, verdict: &Verdict) -> NetHeader {
+    let mark = if verdict.mark_ce { ECN_CE } else { 0 };
+    NetHeader { traffic_class: net.traffic_class | mark, ..net }
+}
+
+/// Congestion experienced, in the traffic class (RFC 3168).
+const ECN_CE: u8 = 3;
+
+/// Damages a sealed packet so that its receiver must notice. A receiver that cannot see the identification of the IPv4 header
+/// finds one that goes with the ICRC of one damaged packet in 65,536 (DESIGN D5). On a network the UDP checksum guards
+/// against that; here it is computed behind us, so such a packet is damaged further.
+pub(super) fn damage(net: &NetHeader, packet: &mut [u8], corruption: Corruption) {
+    for step in 0..u8::BITS {
+        Corruption { mask: corruption.mask.rotate_left(step), ..corruption }.apply(packet);
+        if icrc::solve_ident(net, packet, net.ident).is_none() {
+            return;
+        }
+    }
+}
+
+/// Tells the person who runs the program. A closed standard error is nobody to tell.
+fn tell(text: &dyn Display) {
+    let _ = writeln!(std::io::stderr(), "roxe: {text}");
+}

@@ -1,0 +1,209 @@
+//! The capture file of this process (`ROXE_CAPTURE`): pcapng, one section, one interface per device.
+//!
+//! Packets are gathered while the recorder is locked and written with one system call when it is let go, so a process that
+//! is killed leaves a file that is complete up to its last batch. The file is locked as long as the process lives: a second
+//! process that is given the same name writes beside it, and so does the child of a fork. Touches one file.
+
+use crate::fork::Lockable;
+use parking_lot::{Mutex, MutexGuard};
+use roxe_wire::NetHeader;
+use roxe_wire::capture::{Direction, Outgoing, write_interface, write_packet, write_section};
+use std::fmt::{Display, Write as _};
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// A file that packets are written to.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    /// Its name as it was asked for.
+    wanted: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// `None` after a failed write, and in the child of a fork until it goes on.
+    file: Option<File>,
+    /// Bytes of whole blocks in the file.
+    written: u64,
+    /// Blocks not yet written.
+    blocks: Vec<u8>,
+    /// Names of the interfaces, by number.
+    interfaces: Vec<String>,
+    /// Scratch space.
+    comment: String,
+}
+
+impl Recorder {
+    /// Makes the file. An existing one is overwritten, unless another process is writing it.
+    pub(crate) fn create(wanted: &Path) -> io::Result<Self> {
+        let file = match open(&with_process_id(wanted))? {
+            Some(file) => file,
+            None => open_beside(wanted)?,
+        };
+        let recorder = Self { wanted: wanted.into(), state: Mutex::new(State::default()) };
+        recorder.state.lock().begin(file)?;
+        Ok(recorder)
+    }
+
+    /// The name of the file as it was asked for.
+    pub(super) fn wanted(&self) -> &Path {
+        &self.wanted
+    }
+
+    /// The number of the interface `name` in the file.
+    pub(crate) fn interface(&self, name: &str) -> u32 {
+        let mut state = self.state.lock();
+        let known = state.interfaces.iter().position(|known| known == name);
+        let number = known.unwrap_or_else(|| {
+            write_interface(&mut state.blocks, name);
+            state.interfaces.push(name.to_owned());
+            state.write_out();
+            state.interfaces.len() - 1
+        });
+        u32::try_from(number).unwrap_or(0)
+    }
+
+    /// Begins a batch of packets of an interface. Whoever records waits until it is dropped.
+    pub(crate) fn record(&self, interface: u32) -> Recording<'_> {
+        Recording { state: self.state.lock(), interface }
+    }
+
+    /// In the child of a fork: the file belongs to the parent.
+    pub(crate) fn abandon(&self) {
+        let mut state = self.state.lock();
+        state.file = None;
+        state.blocks.clear();
+    }
+
+    /// Opens a file of its own for a process that has abandoned that of its parent.
+    pub(crate) fn resume(&self) -> io::Result<()> {
+        let file = if names_process(&self.wanted) { open(&with_process_id(&self.wanted))? } else { None };
+        let file = file.map_or_else(|| open_beside(&self.wanted), Ok)?;
+        self.state.lock().begin(file)
+    }
+
+    /// The lock, for the fork handlers.
+    pub(crate) fn raw(&self) -> &impl Lockable {
+        &self.state
+    }
+}
+
+impl State {
+    /// Starts with an empty file.
+    fn begin(&mut self, file: File) -> io::Result<()> {
+        self.blocks.clear();
+        write_section(&mut self.blocks, concat!("roxe ", env!("CARGO_PKG_VERSION")));
+        self.interfaces.iter().for_each(|name| write_interface(&mut self.blocks, name));
+        (&file).write_all(&self.blocks)?;
+        self.written = self.blocks.len() as u64;
+        self.blocks.clear();
+        self.file = Some(file);
+        Ok(())
+    }
+
+    /// Writes what was gathered. After a failure the file keeps what was whole, and nothing more is recorded.
+    fn write_out(&mut self) {
+        if let Some(mut file) = self.file.take_if(|_| !self.blocks.is_empty()) {
+            match file.write_all(&self.blocks) {
+                Ok(()) => {
+                    self.written += self.blocks.len() as u64;
+                    self.file = Some(file);
+                }
+                Err(cause) => {
+                    super::tell(&format_args!("capture: cannot write, nothing more is recorded: {cause}"));
+                    // Fails on a pipe, whose reader knows how to end.
+                    let _ = file.set_len(self.written);
+                }
+            }
+        }
+        self.blocks.clear();
+    }
+}
+
+/// A batch of packets on their way into the file.
+#[derive(Debug)]
+pub(crate) struct Recording<'a> {
+    state: MutexGuard<'a, State>,
+    interface: u32,
+}
+
+impl Recording<'_> {
+    /// Adds a packet that passes now. `payload` reaches from the BTH to the ICRC.
+    pub(crate) fn packet(&mut self, direction: Direction, net: &NetHeader, payload: &[u8], remark: &dyn Display) {
+        let State { blocks, comment, .. } = &mut *self.state;
+        comment.clear();
+        // Writing to a string cannot fail.
+        let _ = write!(comment, "{remark}");
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let timestamp_ns = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
+        let packet = Outgoing { interface: self.interface, timestamp_ns, direction, net: *net, payload, comment };
+        write_packet(blocks, &packet);
+    }
+
+    /// Where the next packet will be put, for [`Recording::rewind`].
+    pub(crate) fn mark(&self) -> usize {
+        self.state.blocks.len()
+    }
+
+    /// Takes back what was added since.
+    pub(crate) fn rewind(&mut self, mark: usize) {
+        self.state.blocks.truncate(mark);
+    }
+}
+
+impl Drop for Recording<'_> {
+    fn drop(&mut self) {
+        self.state.write_out();
+    }
+}
+
+/// Opens `path` empty; `None` if another process is writing it.
+fn open(path: &Path) -> io::Result<Option<File>> {
+    // Not truncated yet: it may be in use.
+    let file = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Ok(None),
+        // Some file systems have no locks; then there is nothing to wait for.
+        Err(TryLockError::Error(_)) => {}
+    }
+    if file.metadata()?.is_file() {
+        file.set_len(0)?;
+    }
+    Ok(Some(file))
+}
+
+/// Opens a file of this process next to the one that was asked for, and says so.
+fn open_beside(wanted: &Path) -> io::Result<File> {
+    let path = beside(wanted);
+    let file = open(&path)?.ok_or_else(|| io::Error::from(io::ErrorKind::AlreadyExists))?;
+    super::tell(&format_args!(
+        "capture: another process writes {}, this one ({}) writes {}",
+        wanted.display(),
+        std::process::id(),
+        path.display()
+    ));
+    Ok(file)
+}
+
+/// `name.PID.pcapng` for `name.pcapng`.
+fn beside(path: &Path) -> PathBuf {
+    let id = std::process::id().to_string();
+    let extension = path.extension().map(|extension| extension.to_string_lossy().into_owned());
+    path.with_extension(extension.map_or_else(|| id.clone(), |extension| format!("{id}.{extension}")))
+}
+
+fn names_process(path: &Path) -> bool {
+    path.to_string_lossy().contains("%p")
+}
+
+/// The process id in place of `%p`.
+fn with_process_id(path: &Path) -> PathBuf {
+    if !names_process(path) {
+        return path.into();
+    }
+    path.to_string_lossy().replace("%p", &std::process::id().to_string()).into()
+}

@@ -1,0 +1,100 @@
+//! The comment on a packet in a capture, one line: the queue pair, why the packet is there, what a fault rule did to it.
+//!
+//! Touches nothing.
+
+use roxe_transport::cx::PacketNote;
+use roxe_transport::fault::{Rule, Verdict};
+use roxe_wire::{ParseError, Qpn};
+use std::fmt;
+
+/// What is said about a packet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Remark<'a> {
+    /// Where it comes from.
+    pub(crate) origin: Origin,
+    /// What happens to it.
+    pub(crate) fate: Option<Fate<'a>>,
+}
+
+/// Where a packet comes from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Origin {
+    /// A queue pair of this process sends it.
+    Sent(PacketNote),
+    /// It arrived for this queue pair.
+    Received(Qpn),
+    /// It arrived for this queue pair, damaged.
+    Damaged(Qpn),
+    /// It arrived for this queue pair and is no packet.
+    Malformed(Qpn, ParseError),
+    /// It arrived for this queue pair, which does not exist.
+    Unknown(Qpn),
+}
+
+/// What a fault rule did.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fate<'a> {
+    /// The rule, with its number counted from 1, if it is known.
+    pub(crate) rule: Option<(u32, &'a Rule)>,
+    /// All that is done to the packet.
+    pub(crate) verdict: Verdict,
+    /// This is one of the copies.
+    pub(crate) is_copy: bool,
+}
+
+impl Fate<'_> {
+    /// The same for a copy of the packet.
+    pub(crate) const fn of_copy(self) -> Self {
+        Self { is_copy: true, ..self }
+    }
+}
+
+impl fmt::Display for Remark<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.origin)?;
+        self.fate.map_or(Ok(()), |fate| write!(f, " | {fate}"))
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sent(note) => {
+                write!(f, "qp {:#x} ", note.qpn.get())?;
+                note.wr_id.map_or(Ok(()), |wr_id| write!(f, "wr_id {wr_id} "))?;
+                f.write_str(note.why.name())
+            }
+            Self::Received(qpn) => write!(f, "qp {:#x} received", qpn.get()),
+            Self::Damaged(qpn) => write!(f, "qp {:#x} received, icrc wrong", qpn.get()),
+            Self::Malformed(qpn, error) => write!(f, "qp {:#x} received, malformed: {error}", qpn.get()),
+            Self::Unknown(qpn) => write!(f, "qp {:#x} received, no such queue pair", qpn.get()),
+        }
+    }
+}
+
+impl fmt::Display for Fate<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.rule {
+            Some((number, rule)) => write!(f, "rule {number}: {rule}: ")?,
+            None => f.write_str("fault: ")?,
+        }
+        let Verdict { drop, copies, delay, corrupt, mark_ce, rnr, .. } = self.verdict;
+        let mut separator = "";
+        let effects = [
+            (drop, "dropped"),
+            (self.is_copy, "copy"),
+            (copies > 0 && !self.is_copy, "duplicated"),
+            (corrupt.is_some(), "corrupted"),
+            (mark_ce, "marked CE"),
+            (rnr, "no receive"),
+        ];
+        for (_, effect) in effects.into_iter().filter(|(is, _)| *is) {
+            write!(f, "{separator}{effect}")?;
+            separator = ", ";
+        }
+        if !delay.is_zero() {
+            write!(f, "{separator}delayed {} us", delay.as_micros())?;
+        }
+        Ok(())
+    }
+}

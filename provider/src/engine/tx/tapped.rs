@@ -1,0 +1,157 @@
+//! Packets on their way out of an engine with a tap: judged, recorded as they leave, and spoiled where a rule says so.
+//!
+//! Packets that no rule touches go in runs, as without a tap; each of the others goes alone.
+
+use super::{Batch, find_link, header, numbered, send};
+use crate::engine::tap::{self, Fate, Held, Origin, Recording, Remark, Tap};
+use crate::engine::{Engine, clock};
+use crate::flow::Key;
+use crate::net::udp::UdpLink;
+use crate::net::{HOP_LIMIT, Link, TxMeta};
+use roxe_transport::fault::{Direction, Seen, Verdict};
+use roxe_transport::qp::charge;
+use roxe_transport::wr::Av;
+use roxe_wire::capture::Direction::Outbound;
+use roxe_wire::{Kind, NetHeader, Packet};
+use std::fmt::Display;
+use std::sync::Arc;
+use std::time::Duration;
+
+impl Batch {
+    /// As [`Batch::flush`], through `tap`.
+    pub(super) fn flush_tapped(&mut self, engine: &Engine, tap: &Tap, ordinal: u32, cached: &mut Option<Arc<UdpLink>>) {
+        let verdicts = self.judge(tap, ordinal);
+        let mut exit = Exit { engine, tap, recording: tap.record() };
+        let mut at = 0;
+        while let (Some(av), Some(verdict)) = (self.av(at), verdicts.get(at)) {
+            let untouched = verdicts.iter().skip(at).take_while(|verdict| verdict.is_pass()).count();
+            at = match find_link(engine, av.sgid, cached) {
+                None => at + 1,
+                Some(link) if untouched > 0 => exit.send_run(self, at, untouched, link, &av),
+                Some(link) => {
+                    exit.send_spoiled(self, at, *verdict, link, &av);
+                    at + 1
+                }
+            };
+        }
+    }
+
+    /// What the rules say of each packet. They are not sealed yet, which nobody looks at.
+    fn judge(&self, tap: &Tap, ordinal: u32) -> Vec<Verdict> {
+        let parsed: Vec<_> = (0..self.packets.len()).map(|at| Packet::parse(self.packet(at)).ok()).collect();
+        let seen = self.packets.iter().zip(&parsed).map(|(entry, packet)| {
+            let peer = self.avs.get(entry.av)?.dgid;
+            Some(Seen { dir: Direction::Tx, qpn: entry.note.qpn, ordinal, peer, packet: packet.as_ref()? })
+        });
+        tap.judge(seen)
+    }
+
+    /// Bytes of packet `at`.
+    fn packet(&self, at: usize) -> &[u8] {
+        let bytes = self.packets.get(at).and_then(|entry| self.bytes.get(entry.start..entry.start + entry.len));
+        bytes.unwrap_or_default()
+    }
+
+    fn packet_mut(&mut self, at: usize) -> &mut [u8] {
+        let bytes = self.packets.get(at).and_then(|entry| self.bytes.get_mut(entry.start..entry.start + entry.len));
+        bytes.unwrap_or_default()
+    }
+
+    /// What a capture says of packet `at`.
+    fn remark<'a>(&self, at: usize, fate: Option<Fate<'a>>) -> Option<Remark<'a>> {
+        self.packets.get(at).map(|entry| Remark { origin: Origin::Sent(entry.note), fate })
+    }
+}
+
+/// The way out for some packets, which are recorded together.
+struct Exit<'a> {
+    engine: &'a Engine,
+    tap: &'a Tap,
+    recording: Option<Recording<'a>>,
+}
+
+impl Exit<'_> {
+    /// Sends the run that starts with packet `at`, of the next `untouched` ones, and returns where the next one starts.
+    fn send_run(&mut self, batch: &mut Batch, at: usize, untouched: usize, link: &UdpLink, av: &Av) -> usize {
+        let run = batch.run_from(at, untouched.min(link.max_segments()));
+        let net = header(link, av);
+        batch.seal(run.clone(), &net);
+        let mark = self.recording.as_ref().map(Recording::mark);
+        for (index, at) in run.clone().enumerate() {
+            if let Some(remark) = batch.remark(at, None) {
+                self.record(&numbered(&net, index), batch.packet(at), &remark);
+            }
+        }
+        if batch.send_run(run.clone(), link, av, self.engine.counters()) {
+            return run.end;
+        }
+        // They will go one by one and were recorded as if they went together.
+        self.recording.iter_mut().zip(mark).for_each(|(recording, mark)| recording.rewind(mark));
+        at
+    }
+
+    /// Carries out a verdict on packet `at`, which goes alone.
+    fn send_spoiled(&mut self, batch: &mut Batch, at: usize, verdict: Verdict, link: &Arc<UdpLink>, av: &Av) {
+        tap::count(self.engine.counters(), &verdict);
+        let net = tap::marked(header(link, av), &verdict);
+        batch.seal(at..at + 1, &net);
+        if verdict.drop || verdict.corrupt.is_some() {
+            self.take_credit_back(&net, batch.packet(at));
+        }
+        if let Some(corruption) = verdict.corrupt {
+            tap::damage(&net, batch.packet_mut(at), corruption);
+        }
+        let fate = self.tap.fate(verdict);
+        let (bytes, Some(remark)) = (batch.packet(at), batch.remark(at, fate)) else { return };
+        if verdict.drop {
+            return self.record(&net, bytes, &remark);
+        }
+        let copy = Remark { fate: fate.map(Fate::of_copy), ..remark };
+        let copies = std::iter::repeat_n((verdict.delay + verdict.copies_after, copy), verdict.copies.into());
+        for (delay, remark) in [(verdict.delay, remark)].into_iter().chain(copies) {
+            self.send_or_hold(&net, bytes, delay, &remark, link);
+        }
+    }
+
+    fn send_or_hold(&mut self, net: &NetHeader, bytes: &[u8], delay: Duration, remark: &Remark<'_>, link: &UdpLink) {
+        if delay.is_zero() {
+            return self.send_alone(net, bytes, remark, link);
+        }
+        let held = Held::Outgoing { net: *net, bytes: bytes.to_vec(), remark: remark.to_string() };
+        self.engine.hold(self.tap, clock::now().after(delay), held);
+    }
+
+    /// Sends one sealed packet.
+    fn send_alone(&mut self, net: &NetHeader, bytes: &[u8], remark: &dyn Display, link: &UdpLink) {
+        self.record(net, bytes, remark);
+        let to = TxMeta { dst: net.dst, traffic_class: net.traffic_class, hop_limit: net.hop_limit };
+        // One packet needs no segmentation, which is all that could be refused.
+        send(link, &to, bytes, bytes.len(), 1, self.engine.counters());
+    }
+
+    fn record(&mut self, net: &NetHeader, bytes: &[u8], remark: &dyn Display) {
+        if let Some(recording) = &mut self.recording {
+            // What the link does with a limit that would not leave the host.
+            let hop_limit = if net.hop_limit > 1 { net.hop_limit } else { HOP_LIMIT };
+            recording.packet(Outbound, &NetHeader { hop_limit, ..*net }, bytes, remark);
+        }
+    }
+
+    /// A datagram that nobody will take out of a socket: nobody will return the credit for it either.
+    fn take_credit_back(&self, net: &NetHeader, bytes: &[u8]) {
+        let Ok(Packet { header, payload }) = Packet::parse(bytes) else { return };
+        if matches!(header.kind, Kind::Ud { .. } | Kind::UcRequest(_)) {
+            let bytes = charge(u32::try_from(payload.len()).unwrap_or(0));
+            self.engine.flows().credit(Key::of(net.dst, header.bth.dest_qpn), bytes, clock::now());
+        }
+    }
+}
+
+impl Engine {
+    /// Sends a packet that was held back.
+    pub(in crate::engine) fn send_held(&self, tap: &Tap, net: &NetHeader, bytes: &[u8], remark: &str) {
+        if let Some(link) = find_link(self, net.src, &mut None) {
+            Exit { engine: self, tap, recording: tap.record() }.send_alone(net, bytes, &remark, link);
+        }
+    }
+}
