@@ -290,10 +290,12 @@ enum state { SENDING, COUNTING, OVER };
 // Whether all that was sent is there, or there is no hope for the rest.
 static bool settled(const struct judge *j)
 {
-    int64_t patience = j->cell.service == RC ? j->cell.timeout_s * 1000 : j->cell.grace_ms;
+    int64_t patience = j->cell.service == RC ? 1000 * (int64_t)j->cell.timeout_s : j->cell.grace_ms;
+    if (j->cell.count == 0)
+        return now_ms() - j->moved > j->cell.grace_ms / 10; // nothing should come
     if (j->cell.service == RC && !op_takes_receive(j->cell.op))
         return true;
-    return (j->cell.count > 0 && j->delivered >= j->sent) || now_ms() - j->moved > patience;
+    return j->delivered >= j->sent || now_ms() - j->moved > patience;
 }
 
 // A group is over: the verdict, or receives for the next one.
