@@ -10,6 +10,7 @@ mod ip;
 mod packet;
 mod qp;
 mod replay;
+mod rules;
 mod seeds;
 
 pub use capture::capture;
@@ -18,4 +19,5 @@ pub use ip::ip;
 pub use packet::packet;
 pub use qp::{hostile, qp_pair, requester, responder};
 pub use replay::replay;
+pub use rules::rules;
 pub use seeds::{Seed, seeds};

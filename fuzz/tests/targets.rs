@@ -23,6 +23,11 @@ fn icrc() {
 }
 
 #[test]
+fn rules() {
+    replay("rules", roxe_fuzz::rules, 20_000);
+}
+
+#[test]
 fn responder() {
     replay("responder", roxe_fuzz::responder, 20_000);
 }

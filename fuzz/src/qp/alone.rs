@@ -72,9 +72,9 @@ impl<'a> Alone<'a> {
         Ok(wr_id)
     }
 
-    /// The `wr_id` that the next receive will have.
-    pub(super) fn next_recv(&self) -> u64 {
-        self.next[1]
+    /// The `wr_id` that the next send (0) or receive (1) will have.
+    pub(super) fn next(&self, side: usize) -> u64 {
+        self.next[side]
     }
 
     /// Hands over one packet. `None`: no opcode with these headers carries such a payload.

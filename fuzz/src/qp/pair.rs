@@ -14,6 +14,7 @@ use roxe_transport::sim::{Choices, Script};
 pub fn qp_pair(data: &[u8]) {
     let mut script = Script::new(data);
     let service = script.pick(&[Service::Rc, Service::Uc, Service::Ud]);
-    let work = Work { messages: script.between(1, 40), max_len: script.between(1, 3000), mishaps: true };
+    // Enough for everything to meet everything; more only makes an input slower.
+    let work = Work { messages: script.between(1, 12), max_len: script.between(1, 1200), mishaps: true };
     run(random_pair(service, 100, false, script), work);
 }

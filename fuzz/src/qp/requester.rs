@@ -138,7 +138,7 @@ impl<'a> Asking<'a> {
     }
 
     fn submit(&mut self, op: SendOp, len: u32, lands: u32, flags: SendFlags, posted: Posted) {
-        let place = place(self.posted.back().map_or(1, |last| last.wr_id + 1));
+        let place = place(self.alone.next(0));
         let (mr, start) = if lands > 0 { (self.sink, place) } else { (self.source, 0) };
         let mut list = [mr.sge(start, len / 3), mr.sge(start + len / 3, len - len / 3)];
         if self.alone.choices.chance(30) {

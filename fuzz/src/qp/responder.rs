@@ -111,7 +111,7 @@ impl<'a> Served<'a> {
     }
 
     fn post_recv(&mut self) {
-        let place = place(self.alone.next_recv());
+        let place = place(self.alone.next(1));
         let (first, second) = (self.alone.choices.below(300), self.alone.choices.below(SLOT_LEN - 300));
         let list = [self.sink.sge(place, first), self.sink.sge(place + first, second)];
         // Refused where the state or the depth says so.

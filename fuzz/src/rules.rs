@@ -1,0 +1,46 @@
+//! The text of fault rules, and packets for them to judge.
+
+use roxe_transport::fault::{Direction, Injector, Rules, Seen};
+use roxe_wire::{Gid, NetHeader, Packet, Qpn, icrc};
+
+/// Bytes of the input behind the text that become one packet each.
+const PACKET_LEN: usize = 40;
+
+/// The input is a text, and behind a zero byte packets.
+///
+/// Properties: parsing never panics and its errors say something; rules are written as a text that means the same; equal
+/// rules judge alike; what is corrupted is one bit, and the ICRC finds it.
+///
+/// # Panics
+/// When a property does not hold.
+pub fn rules(data: &[u8]) {
+    let end = data.iter().position(|byte| *byte == 0).unwrap_or(data.len());
+    let Ok(text) = std::str::from_utf8(&data[..end]) else { return };
+    let rules = match text.parse::<Rules>() {
+        Ok(rules) => rules,
+        Err(error) => return assert!(!error.to_string().is_empty()),
+    };
+    let again: Rules = rules.to_string().parse().unwrap_or_else(|error| panic!("{rules}: {error}"));
+    assert_eq!(again, rules, "{text}");
+    let mut injectors = [&rules, &again].map(|rules| Injector::new(rules, 1));
+    for bytes in data.get(end + 1..).unwrap_or_default().chunks(PACKET_LEN) {
+        judge(&mut injectors, bytes);
+    }
+    let [first, second] = injectors.each_ref().map(|injector| injector.report().map(|line| line.to_string()));
+    assert!(first.eq(second));
+}
+
+fn judge(injectors: &mut [Injector; 2], bytes: &[u8]) {
+    let Ok(packet) = Packet::parse(bytes) else { return };
+    let last = bytes[bytes.len() - 1];
+    let dir = if last & 1 == 0 { Direction::Tx } else { Direction::Rx };
+    let seen = Seen { dir, qpn: Qpn::new(17), ordinal: u32::from(last >> 1 & 1), peer: Gid([0; 16]), packet: &packet };
+    let [first, second] = injectors.each_mut().map(|injector| injector.judge(&seen));
+    assert_eq!(first, second, "{packet}");
+    let Some(corruption) = first.corrupt else { return };
+    let net = NetHeader::default();
+    let mut sealed = bytes.to_vec();
+    icrc::seal(&net, &mut sealed);
+    corruption.apply(&mut sealed);
+    assert!(!icrc::verify(&net, &sealed), "{corruption:?} of {packet} is not found");
+}
