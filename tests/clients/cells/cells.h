@@ -128,6 +128,7 @@ struct device {
     uint8_t *area;
     uint32_t mtu;         // bytes of the port's active MTU
     bool atomics;
+    int ack_delay;        // how long it may take to acknowledge, as 4.096 us * 2^N
     union ibv_gid gid;
     int gid_index;
     int reads;            // READs and atomics under way, as requester and as responder
@@ -221,6 +222,7 @@ struct session {
     union ibv_gid peer_gid;
     uint64_t peer_area;
     uint32_t peer_rkey, peer_mtu;
+    int peer_ack_delay;
     bool peer_atomics;
     uint32_t cells;                    // so far
     struct link links[SERVICES][MTUS];

@@ -36,6 +36,8 @@ void client_plan(struct cell *cell, const struct session *s, bool soak)
 {
     uint32_t longest = s->device.mtu < s->peer_mtu ? s->device.mtu : s->peer_mtu;
     cell->count = messages_of(cell, soak);
+    if (cell->ack_timeout == 0) // less would take a peer that is within its rights for dead
+        cell->ack_timeout = s->peer_ack_delay < 30 ? s->peer_ack_delay + 1 : 31;
     cell->group = cell->budget = cell->count;
     if (cell->service == UD && cell->size > longest) {
         cell->count = 0;

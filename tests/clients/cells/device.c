@@ -68,6 +68,7 @@ static bool query(struct device *d, int gid_index, const union ibv_gid *wanted, 
     if (port.state != IBV_PORT_ACTIVE)
         return wrong(report, BROKEN, "port 1 is not active");
     d->mtu = 128u << port.active_mtu;
+    d->ack_delay = attr.local_ca_ack_delay;
     d->atomics = attr.atomic_cap != IBV_ATOMIC_NONE;
     int most = attr.max_qp_rd_atom < attr.max_qp_init_rd_atom ? attr.max_qp_rd_atom : attr.max_qp_init_rd_atom;
     d->reads = most < 4 ? most : 4;

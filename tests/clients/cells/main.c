@@ -21,7 +21,7 @@ static const char usage[] =
     "  --mtus 256,1024,4096           --sizes 0,1,mtu-1,mtu,mtu+1,65536,1048576 (atomics have 8 bytes)\n"
     "  --lossy                        packets may get lost: UC and UD messages need not all arrive\n"
     "  --sges 1|2                     most pieces a message lies in (2)\n"
-    "  --ack-timeout N                4.096 us * 2^N until an RC requester sends again (12)\n"
+    "  --ack-timeout N                4.096 us * 2^N until an RC requester sends again (twice the peer's local_ca_ack_delay)\n"
     "  --grace-ms N                   how long after the last arrival a UC or UD message is lost (300)\n"
     "  --cell-timeout-s N             (30)\n"
     "  --soak SECONDS --workers N     random cells on N connections at once (4)\n"
@@ -143,7 +143,7 @@ static struct options parse(int argc, char **argv)
     struct options o = {
         .port = "18515", .gid_index = -1, .family = AF_UNSPEC, .services = {true, true, true},
         .ops = {true, true, true, true, true, true, true}, .mtus = {256, 1024, 4096},
-        .sizes = "0,1,mtu-1,mtu,mtu+1,65536,1048576", .sges = 2, .ack_timeout = 12, .grace_ms = 300, .timeout_s = 30,
+        .sizes = "0,1,mtu-1,mtu,mtu+1,65536,1048576", .sges = 2, .grace_ms = 300, .timeout_s = 30,
         .workers = 4};
     int option;
     if (getrandom(&o.seed, sizeof o.seed, 0) != sizeof o.seed)

@@ -14,17 +14,17 @@ bool say_hello(struct session *s)
     char gid[2 * sizeof(union ibv_gid) + 1];
     for (size_t i = 0; i < sizeof(union ibv_gid); i++)
         snprintf(gid + 2 * i, 3, "%02x", s->device.gid.raw[i]);
-    return control_say(&s->control, "hello 1 %s %" PRIxPTR " %" PRIx32 " %u %d", gid, (uintptr_t)s->device.area,
-                       s->device.mr->rkey, s->device.mtu, s->device.atomics);
+    return control_say(&s->control, "hello 1 %s %" PRIxPTR " %" PRIx32 " %u %d %d", gid, (uintptr_t)s->device.area,
+                       s->device.mr->rkey, s->device.mtu, s->device.atomics, s->device.ack_delay);
 }
 
 bool parse_hello(struct session *s, const char *line)
 {
     char gid[2 * sizeof(union ibv_gid) + 1];
     unsigned atomics, byte;
-    int fields = sscanf(line, "hello 1 %32s %" SCNx64 " %" SCNx32 " %u %u", gid, &s->peer_area, &s->peer_rkey,
-                        &s->peer_mtu, &atomics);
-    if (fields != 5 || strlen(gid) != sizeof gid - 1)
+    int fields = sscanf(line, "hello 1 %32s %" SCNx64 " %" SCNx32 " %u %u %d", gid, &s->peer_area, &s->peer_rkey,
+                        &s->peer_mtu, &atomics, &s->peer_ack_delay);
+    if (fields != 6 || strlen(gid) != sizeof gid - 1)
         return false;
     for (size_t i = 0; i < sizeof(union ibv_gid); i++) {
         if (sscanf(gid + 2 * i, "%2x", &byte) != 1)
