@@ -23,7 +23,7 @@ pub(crate) fn context<'a>(handle: *mut ibv_context) -> Result<&'a Arc<roxe_provi
 /// `man ibv_open_device`.
 pub(crate) unsafe extern "C" fn ibv_open_device(handle: *mut ibv_device) -> *mut ibv_context {
     pointer(|| {
-        let context = device::device(handle)?.open()?;
+        let context = device::device(handle)?.open().inspect_err(|error| eprintln!("roxe: {error}"))?;
         Ok(Object::publish(Token::new(), exposed(handle, &context), context))
     })
 }

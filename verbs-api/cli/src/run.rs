@@ -4,6 +4,7 @@
 //! a private folder with these two names, both links to `libroxe.so`, put it first, and become the program: its process
 //! id, its signals and its exit status are its own. Touches the file system and the environment, no device.
 
+use roxe_provider::config::{ConfigError, check_value};
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
@@ -25,6 +26,12 @@ pub(crate) struct Args {
     /// Network interfaces to open, separated by commas; the first becomes roxe0 [default: lo].
     #[arg(long, value_name = "NAMES")]
     netdev: Option<String>,
+    /// Inject faults: rules like 'seed=42; drop 3%; reorder 2% by=1ms', or @FILE that holds rules.
+    #[arg(long, value_name = "RULES")]
+    faults: Option<String>,
+    /// Write every packet to this file (pcapng); %p in its name stands for the process id.
+    #[arg(long, value_name = "FILE")]
+    capture: Option<PathBuf>,
     /// Print what every device counted when the program ends (ROXE_STATS).
     #[arg(long)]
     stats: bool,
@@ -63,6 +70,8 @@ pub(crate) enum RunError {
     Untrusted { path: PathBuf },
     #[error("cannot prepare {}: {cause}.\n  Set XDG_RUNTIME_DIR or TMPDIR to a folder that you can write.", path.display())]
     Folder { path: PathBuf, cause: io::Error },
+    #[error("{0}")]
+    Setting(#[from] ConfigError),
     #[error("cannot start {}: there is no such program.\n  Check the spelling, or give its full path.", program.display())]
     NotFound { program: PathBuf },
     #[error("cannot start {}: {cause}.", program.display())]
@@ -99,6 +108,14 @@ fn prepare(args: &Args) -> Result<Command, RunError> {
     }
     if let Some(netdev) = &args.netdev {
         command.env("ROXE_NETDEV", netdev);
+    }
+    if let Some(rules) = &args.faults {
+        // The program would only find no device.
+        check_value("ROXE_FAULTS", rules)?;
+        command.env("ROXE_FAULTS", rules);
+    }
+    if let Some(file) = &args.capture {
+        command.env("ROXE_CAPTURE", file);
     }
     if args.stats {
         command.env("ROXE_STATS", "on");
