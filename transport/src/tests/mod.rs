@@ -3,12 +3,13 @@
 //! Lives here: helpers that make the scripts short. The world they run in is [`crate::sim`]. One file per subject:
 //! `reliable` (what RC does when nothing goes wrong), `loss`, `rnr`, `refusals` (NAKs and their statuses), `responder`
 //! and `requester` (one side against forged packets), `states`, `unreliable` (UC), `datagram` (UD), `congestion`, `cost`
-//! (of loss), `clauses` (what the others leave unproved).
+//! (of loss), `faults` (rules and notes), `clauses` (what the others leave unproved).
 
 mod clauses;
 mod congestion;
 mod cost;
 mod datagram;
+mod faults;
 mod loss;
 mod refusals;
 mod reliable;
