@@ -13,6 +13,8 @@ mod table;
 pub(crate) mod tap;
 mod tx;
 
+#[cfg(test)]
+pub(crate) use rx::IdentGuess;
 pub(crate) use rx::{Run, RxTools};
 pub(crate) use tx::Batch;
 

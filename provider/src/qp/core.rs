@@ -453,3 +453,6 @@ const EVENTS: [(QpEvents, AsyncEventKind); 6] = [
     (QpEvents::ACCESS_ERR, AsyncEventKind::QpAccessErr),
     (QpEvents::LAST_WQE_REACHED, AsyncEventKind::QpLastWqeReached),
 ];
+
+#[cfg(test)]
+mod tests;
