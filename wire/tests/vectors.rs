@@ -208,3 +208,13 @@ fn a_pad_count_without_payload_is_ignored_and_not_repeated() {
     assert!(matches!(packet.header.kind, Kind::RcResponse(_)));
     assert_eq!(emit(&NetHeader::default(), &packet.header, &[])[1], 0);
 }
+
+// clause: BTH-RESERVED
+#[test]
+fn reserved_bits_are_ignored_and_not_repeated() {
+    let plain = hex("0400ffff0000001180000100 00000000");
+    let reserved = hex("0400ffff3f000011ff000100 00000000");
+    let packet = Packet::parse(&reserved).expect("a SEND");
+    assert_eq!(Ok(packet), Packet::parse(&plain));
+    assert_eq!(emit(&NetHeader::default(), &packet.header, &[])[..12], plain[..12]);
+}

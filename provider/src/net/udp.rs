@@ -240,6 +240,35 @@ mod tests {
         assert!(b.recv(&mut buf).unwrap().is_none());
     }
 
+    // clause: IP-TTL
+    #[test]
+    fn hop_limits_that_lead_nowhere_are_sent_as_64() {
+        let (a, b) = (link(7, true, true), link(8, true, true));
+        let mut buf = vec![0; 65_536];
+        for (asked, sent) in [(0, 64), (1, 64), (2, 2), (64, 64), (255, 255)] {
+            a.send(&TxMeta { dst: b.gid(), traffic_class: 0, hop_limit: asked }, &[1; 20], 20).unwrap();
+            assert_eq!(recv(&b, &mut buf).hop_limit, sent, "asked for {asked}");
+        }
+    }
+
+    // clause: UDP-CHECKSUM
+    #[test]
+    fn a_datagram_without_checksum_is_taken() {
+        let socket = || Socket::new(Domain::IPV6, Type::DGRAM, Some(Protocol::UDP)).unwrap();
+        let (from, to) = (socket(), socket());
+        set_v6_options(&to).unwrap();
+        if to.bind(&SockAddr::from(SocketAddrV6::new(Ipv6Addr::LOCALHOST, 0, 0, 0))).is_err() {
+            // Without IPv6 there is nothing to take.
+            return;
+        }
+        for no_checksum in [1, 0] {
+            sys::set_option(from.as_raw_fd(), libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_TX, no_checksum).unwrap();
+            from.send_to(&[7; 24], &to.local_addr().unwrap()).unwrap();
+            let received = sys::recv(to.as_raw_fd(), &mut [0; 64], &mut Control::new()).unwrap();
+            assert_eq!(received.map(|(len, ..)| len), Some(24), "without checksum: {no_checksum}");
+        }
+    }
+
     #[test]
     fn without_gro_the_packets_arrive_one_by_one() {
         let (a, b) = (link(3, true, true), link(4, true, false));
