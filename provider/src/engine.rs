@@ -216,6 +216,11 @@ impl Engine {
     /// Forgets a queue pair; packets for it are dropped from now on.
     pub(crate) fn unregister_qp(&self, qp: &QpCore) {
         self.table.remove(qp.qpn());
+        self.forget_packets(qp);
+    }
+
+    /// A queue pair is gone or in RESET: what fault rules counted for it has no meaning any more.
+    pub(crate) fn forget_packets(&self, qp: &QpCore) {
         self.tap().into_iter().for_each(|tap| tap.forget(qp.ordinal()));
     }
 

@@ -169,7 +169,11 @@ impl Qp {
         }
         let result = self.core.visit(now, |machine, host| machine.modify(host, attr, mask));
         self.core.engine().leave_after_send(now);
-        result.map_err(|e| Error::invalid(e.to_string()))
+        result.map_err(|e| Error::invalid(e.to_string()))?;
+        if mask.contains(AttrMask::STATE) && attr.state == QpState::Reset {
+            self.core.engine().forget_packets(&self.core);
+        }
+        Ok(())
     }
 
     /// Its attributes, with the state in `state` and `cur_state`, and what it was created with.

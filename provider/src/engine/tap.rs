@@ -62,7 +62,7 @@ impl Tap {
         self.recorder.map(|(recorder, interface)| recorder.record(interface))
     }
 
-    /// The queue pair `ordinal` is gone.
+    /// The queue pair `ordinal` is gone or starts anew.
     pub(super) fn forget(&self, ordinal: u32) {
         self.faults.into_iter().for_each(|faults| faults.injector().forget(ordinal));
     }

@@ -45,11 +45,12 @@ impl<'a> Arrival<'a> {
 }
 
 impl Tap {
-    /// What the rules say of packets for `qp`.
+    /// What the rules say of packets for `qp`. Damaged ones pass: what they say cannot be counted on.
     fn judge_arrivals(&self, qp: &QpCore, arrivals: &[Arrival<'_>]) -> Vec<Verdict> {
         self.judge(arrivals.iter().map(|arrival| {
             let (qpn, ordinal, peer) = (qp.qpn(), qp.ordinal(), arrival.net.src);
-            Some(Seen { dir: Direction::Rx, qpn, ordinal, peer, packet: arrival.packet.as_ref().ok()? })
+            let packet = arrival.packet.as_ref().ok().filter(|_| arrival.is_whole)?;
+            Some(Seen { dir: Direction::Rx, qpn, ordinal, peer, packet })
         }))
     }
 
