@@ -23,10 +23,6 @@ use crate::wr::{WcExtra, WcOpcode, WcStatus};
 use roxe_wire::{ImmDt, RKey};
 use std::collections::VecDeque;
 
-/// Bytes of constant, random data that each side sends from and lets the peer read.
-const SOURCE_LEN: u32 = 1 << 17;
-/// Bytes of each side that the peer writes.
-const SHARED_LEN: u32 = 1 << 16;
 /// Guard bytes behind each landing slot; they must stay as they are.
 const GUARD: u32 = 16;
 /// What a landing slot holds before anything lands.
@@ -224,9 +220,9 @@ impl<C: Choices> Scenario<C> {
         let seed = u64::from(pair.choices.below(1 << 16));
         let sides = [Peer::A, Peer::B].map(|who| {
             let memory = &mut pair.end(who).host.memory;
-            let source = memory.register(SOURCE_LEN, Access::REMOTE_READ);
+            let source = memory.register(work.source_len(), Access::REMOTE_READ);
             let everything = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-            let shared = memory.register(SHARED_LEN, everything);
+            let shared = memory.register(work.shared_len(), everything);
             let sink = memory.register(slots * slot_size(&work), Access::LOCAL_WRITE);
             Rng::new(seed + who as u64).fill(memory.bytes_mut(source));
             SideState::new(source, sink, shared, slots)
@@ -336,13 +332,26 @@ impl<C: Choices> Scenario<C> {
     }
 }
 
+impl Work {
+    /// Bytes of constant, random data that each side sends from and lets the peer read: some messages long, so that two
+    /// rarely look alike, and no more, because a fuzzer makes thousands of pairs a second.
+    fn source_len(&self) -> u32 {
+        self.max_len.saturating_mul(4).clamp(1 << 12, 1 << 17)
+    }
+
+    /// Bytes of each side that the peer writes, a multiple of 8.
+    fn shared_len(&self) -> u32 {
+        self.max_len.saturating_mul(8).clamp(1 << 12, 1 << 16).next_multiple_of(8)
+    }
+}
+
 impl SideState {
     fn new(source: Mr, sink: Mr, shared: Mr, slots: u32) -> Self {
         Self {
             source,
             sink,
             shared,
-            model: vec![0; SHARED_LEN as usize],
+            model: vec![0; shared.len as usize],
             free: (0..slots).collect(),
             sends: VecDeque::new(),
             recvs: VecDeque::new(),

@@ -68,7 +68,7 @@ impl<C: Choices> Scenario<C> {
         if self.pair.setup.service == Service::Ud {
             len = len.min(self.pair.setup.path_mtu.bytes());
         }
-        let source = self.pair.choices.below(SOURCE_LEN - len);
+        let source = self.pair.choices.below(self.work.source_len() - len);
         let imm =
             (write || self.pair.choices.chance(500)).then(|| ImmDt(self.pair.choices.below(u32::MAX).to_be_bytes()));
         let op = match (imm, write) {
@@ -85,7 +85,7 @@ impl<C: Choices> Scenario<C> {
 
     fn post_write(&mut self, who: Peer) {
         let len = self.length();
-        let source = self.pair.choices.below(SOURCE_LEN - len);
+        let source = self.pair.choices.below(self.work.source_len() - len);
         let (remote_addr, rkey) = self.change_shared(who, source, len);
         self.post_from_source(who, SendOp::Write { remote_addr, rkey }, source, len);
     }
@@ -95,7 +95,7 @@ impl<C: Choices> Scenario<C> {
         if self.pair.setup.service != Service::Rc {
             return self.claim_uc_target(who, source, len);
         }
-        let target = self.pair.choices.below(SHARED_LEN - len);
+        let target = self.pair.choices.below(self.work.shared_len() - len);
         let data =
             range(self.pair.ends[who.index()].host.memory.bytes(self.sides[who.index()].source), source, len).to_vec();
         let peer = &mut self.sides[who.other().index()];
@@ -114,8 +114,8 @@ impl<C: Choices> Scenario<C> {
     }
 
     fn post_uc_write(&mut self, who: Peer, imm: bool) {
-        if self.sides[who.index()].uc_write_next + self.work.max_len > SHARED_LEN || imm {
-            let fits = self.sides[who.index()].uc_write_next + self.work.max_len <= SHARED_LEN;
+        if self.sides[who.index()].uc_write_next + self.work.max_len > self.work.shared_len() || imm {
+            let fits = self.sides[who.index()].uc_write_next + self.work.max_len <= self.work.shared_len();
             return self.post_message(who, imm && fits);
         }
         self.post_write(who);
@@ -148,11 +148,11 @@ impl<C: Choices> Scenario<C> {
         let modelled = self.pair.choices.chance(400);
         let (remote_addr, rkey, data) = if modelled {
             self.sides[who.index()].read_pending = true;
-            let at = self.pair.choices.below(SHARED_LEN - len);
+            let at = self.pair.choices.below(self.work.shared_len() - len);
             let peer = &self.sides[peer.index()];
             (peer.shared.addr + u64::from(at), peer.shared.rkey(), range(&peer.model, at, len).to_vec())
         } else {
-            let at = self.pair.choices.below(SOURCE_LEN - len);
+            let at = self.pair.choices.below(self.work.source_len() - len);
             let mr = self.sides[peer.index()].source;
             let bytes = self.pair.ends[peer.index()].host.memory.bytes(mr);
             (mr.addr + u64::from(at), mr.rkey(), range(bytes, at, len).to_vec())
@@ -161,7 +161,7 @@ impl<C: Choices> Scenario<C> {
     }
 
     fn post_atomic(&mut self, who: Peer) {
-        let at = self.pair.choices.below(SHARED_LEN / 8) * 8;
+        let at = self.pair.choices.below(self.work.shared_len() / 8) * 8;
         let peer = &mut self.sides[who.other().index()];
         let word = &mut peer.model[at as usize..at as usize + 8];
         let old = u64::from_ne_bytes((&*word).try_into().expect("eight bytes"));
