@@ -120,7 +120,7 @@ bool may_repeat(const struct cell *cell)
 // packets, one message is enough, and messages of so many packets that they rarely survive need not arrive at all.
 bool cell_enough(const struct cell *cell, uint32_t delivered, uint32_t sent)
 {
-    if (!cell->lossy || cell->service == RC)
+    if (!cell->lossy || cell->service == RC || cell->count == 0)
         return delivered >= cell->count;
     return sent >= cell->count && (delivered > 0 || packets_of(cell) > 8);
 }
