@@ -1,13 +1,17 @@
-//! Nothing on the way of a message allocates: not posting, sending, receiving, acknowledging, repairing or completing.
+//! Nothing on the way of a message allocates: not posting, sending, receiving, acknowledging, repairing or completing, nor
+//! judging its packets by fault rules.
 //!
 //! A counting allocator watches two queue pairs exchange messages over the simulated network, which does not allocate
 //! either once it is warm. A program of its own without a test harness, which allocates on a thread beside.
 
 use roxe_tests::counting::Counting;
 use roxe_tests::report::{self, Check, Verdict};
+use roxe_transport::fault::{Direction, Injector, Seen};
 use roxe_transport::qp::Service;
 use roxe_transport::sim::{Faults, Mr, Pair, Peer, Rng, Setup};
 use roxe_transport::wr::{Access, RecvRequest, SendData, SendFlags, SendOp, SendRequest, UdDest, WcStatus};
+use roxe_wire::{Bth, Header, Kind, Packet, Psn, Qpn, Request, SendTail};
+use std::net::Ipv4Addr;
 use std::process::ExitCode;
 
 #[global_allocator]
@@ -18,7 +22,9 @@ const MESSAGES: u32 = 10_000;
 fn main() -> ExitCode {
     let check =
         |service| Check::new(format!("10,000 messages allocate nothing: {service:?}"), move || exchange(service));
-    report::main([Service::Rc, Service::Uc, Service::Ud].map(check).into())
+    let mut checks: Vec<_> = [Service::Rc, Service::Uc, Service::Ud].map(check).into();
+    checks.push(Check::new("10,000 judged packets allocate nothing".to_owned(), judge));
+    report::main(checks)
 }
 
 fn exchange(service: Service) -> Verdict {
@@ -26,6 +32,36 @@ fn exchange(service: Service) -> Verdict {
     bench.exchange(200);
     let before = COUNTER.count();
     bench.exchange(MESSAGES);
+    none_since(before)
+}
+
+/// Every kind of rule on both directions of a queue pair that is known.
+fn judge() -> Verdict {
+    let rules = "drop 1%; duplicate 1%; delay 1% by=1ms..2ms; reorder 1%; corrupt header 1%; corrupt payload 1%; ecn 1%; rnr 1%; \
+                 drop qp=#0 from=10.0.0.1 op=SEND,ACK psn=1..0x300 msg=2..90 nth=3..700,800 times=9";
+    let mut injector = Injector::new(&rules.parse().expect("legal rules"), 1);
+    let mut see = |psn: u32| {
+        let dir = if psn.is_multiple_of(2) { Direction::Tx } else { Direction::Rx };
+        let bth = Bth::new(Qpn::new(2), Psn::new(psn / 2));
+        let header = Header { bth, kind: Kind::RcRequest(Request::SendOnly(SendTail::Plain)) };
+        let packet = Packet { header, payload: b"data" };
+        injector.judge(&Seen {
+            dir,
+            qpn: Qpn::new(1),
+            ordinal: 0,
+            peer: Ipv4Addr::new(10, 0, 0, 1).into(),
+            packet: &packet,
+        })
+    };
+    see(0);
+    let before = COUNTER.count();
+    for psn in 1..=MESSAGES {
+        see(psn);
+    }
+    none_since(before)
+}
+
+fn none_since(before: u64) -> Verdict {
     match COUNTER.count() - before {
         0 => Verdict::Passed,
         count => Verdict::Failed(format!("{count} allocations")),
