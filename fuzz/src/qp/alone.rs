@@ -8,6 +8,7 @@ use roxe_transport::sim::{Choices, Peer, Script, Setup};
 use roxe_transport::time::Instant;
 use roxe_transport::wr::{Av, Cqe, RecvRequest, SendRequest};
 use roxe_wire::{Header, NetHeader, Packet, icrc};
+use std::num::NonZeroU64;
 use std::ops::Range;
 
 /// Which of the two the queue pair is; the input plays the other.
@@ -25,6 +26,11 @@ const fn pattern() -> [u8; 1024] {
         at += 1;
     }
     bytes
+}
+
+/// A rate at which congestion may slow a queue pair down, or none.
+pub(super) fn line_rate(choices: &mut Script<'_>) -> Option<NonZeroU64> {
+    NonZeroU64::new(choices.pick(&[0, 0, 1_000_000_000, 100]))
 }
 
 /// A queue pair that works alone.

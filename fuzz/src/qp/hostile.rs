@@ -1,6 +1,6 @@
 //! A queue pair in any state, its application at work, and everything that strangers and a mad peer can send.
 
-use super::alone::{Alone, PATTERN, WHO};
+use super::alone::{Alone, PATTERN, WHO, line_rate};
 use super::headers;
 use roxe_transport::qp::{AttrMask, QpAttr, QpCaps, QpState, Service};
 use roxe_transport::sim::setup::{QKEY, av, qpn};
@@ -25,6 +25,7 @@ pub fn hostile(data: &[u8]) {
         service: script.pick(&[Service::Rc, Service::Uc, Service::Ud]),
         srq: script.chance(300),
         caps: QpCaps { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 2, max_recv_sge: 2, max_inline_data: 32 },
+        line_rate: line_rate(&mut script),
         log: false,
         ..Setup::default()
     };
@@ -139,7 +140,9 @@ impl<'a> Victim<'a> {
     fn peer(&mut self) {
         let header = self.header();
         let before = self.alone.qp.state();
-        self.inject(&net_header(&av(WHO.other())), &header);
+        // Sometimes with the mark of a congested switch.
+        let traffic_class = if self.alone.choices.chance(200) { 3 } else { 0 };
+        self.inject(&NetHeader { traffic_class, ..net_header(&av(WHO.other())) }, &header);
         let after = self.alone.qp.state();
         let served = matches!(before, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
         assert!(served || after == before, "{before:?} became {after:?} by {header:?}");

@@ -1,6 +1,6 @@
 //! A requester with work outstanding whose peer is the input, and a model of what may complete.
 
-use super::alone::{Alone, PATTERN, WHO};
+use super::alone::{Alone, PATTERN, WHO, line_rate};
 use super::headers;
 use roxe_transport::cx::PacketNote;
 use roxe_transport::qp::{QpCaps, QpState, Service};
@@ -8,7 +8,7 @@ use roxe_transport::sim::setup::{QKEY, av, qpn};
 use roxe_transport::sim::wire::net_header;
 use roxe_transport::sim::{Choices, Mr, Script, Setup};
 use roxe_transport::wr::{Access, SendData, SendFlags, SendOp, SendRequest, UdDest, WcStatus};
-use roxe_wire::{Bth, Header, ImmDt, Kind, Packet, PathMtu, Psn, RKey, Response, Syndrome};
+use roxe_wire::{Bth, Header, ImmDt, Kind, NetHeader, Packet, PathMtu, Psn, RKey, Response, Syndrome};
 use std::collections::VecDeque;
 
 const MTU: u32 = PathMtu::Mtu256.bytes();
@@ -39,6 +39,7 @@ pub fn requester(data: &[u8]) {
         max_rd_atomic: script.between(0, 4) as u8,
         // Only responses give room back.
         flow_limit: (service == Service::Rc && script.chance(200)).then_some(1000),
+        line_rate: line_rate(&mut script),
         log: false,
         ..Setup::default()
     };
@@ -94,6 +95,7 @@ impl<'a> Asking<'a> {
             0 | 1 => self.post(),
             2 => self.transmit(),
             3 => _ = self.alone.wait(),
+            _ if self.alone.choices.chance(50) => self.notify(),
             _ => self.response(),
         }
         self.reap();
@@ -158,9 +160,15 @@ impl<'a> Asking<'a> {
         let room = self.alone.choices.between(1, 8) as usize;
         let (posted, line) = (&mut self.posted, &mut self.line);
         self.alone.transmit(room, |note, packet| {
-            assert!(!dead, "{packet} in ERR");
+            assert!(!dead || packet.header.kind == Kind::Cnp, "{packet} in ERR");
             line.on_request(posted, note, packet);
         });
+    }
+
+    /// The peer says that the network is congested.
+    fn notify(&mut self) {
+        let header = Header { bth: Bth::new(qpn(WHO), Psn::default()), kind: Kind::Cnp };
+        let _ = self.alone.receive(&net_header(&av(WHO.other())), &header, &[]);
     }
 
     /// A response around what is outstanding, often one that the oldest request waits for.
@@ -182,7 +190,8 @@ impl<'a> Asking<'a> {
         let ghost = !psn.is_before(self.line.next);
         let header = Header { bth: Bth::new(qpn(WHO), psn), kind: Kind::RcResponse(response) };
         let before = (self.alone.qp.state(), self.alone.host.sends.len(), self.alone.qp.poll_timeout());
-        let net = net_header(&av(WHO.other()));
+        let traffic_class = if self.alone.choices.chance(100) { 3 } else { 0 };
+        let net = NetHeader { traffic_class, ..net_header(&av(WHO.other())) };
         let Some(result) = self.alone.receive(&net, &header, payload_of(psn, len)) else { return };
         if ghost || self.alone.setup.service != Service::Rc {
             let after = (self.alone.qp.state(), self.alone.host.sends.len(), self.alone.qp.poll_timeout());
@@ -258,6 +267,9 @@ impl<'a> Asking<'a> {
 impl Line {
     fn on_request(&mut self, posted: &mut VecDeque<Posted>, note: &PacketNote, packet: &Packet<'_>) {
         let psn = packet.header.bth.psn;
+        if packet.header.kind == Kind::Cnp {
+            return;
+        }
         let request = posted.iter_mut().find(|posted| Some(posted.wr_id) == note.wr_id);
         let request = request.unwrap_or_else(|| panic!("{packet} belongs to nothing outstanding"));
         assert!(!psn.is_after(self.next), "{packet}: {} comes next", self.next);
