@@ -16,6 +16,12 @@ impl Instant {
         Self(self.0.saturating_add(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)))
     }
 
+    /// The instant `d` earlier; saturates at the start of time.
+    #[must_use]
+    pub fn before(self, d: Duration) -> Self {
+        Self(self.0.saturating_sub(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)))
+    }
+
     /// How long ago `earlier` was; zero when it is in the future.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))

@@ -11,9 +11,10 @@ use core::num::NonZeroU64;
 use roxe_wire::{Aeth, Gid, Kind, Msn, NetHeader, PathMtu, Syndrome, UcRequest, icrc};
 
 const MTU: u32 = 1024;
-/// A burst, and how long 100 Mbit/s take for it: 31 · 1088 · 8 / 100 MHz.
+/// A burst, and the pause after it at 100 Mbit/s: 31 · 1088 · 8 / 100 MHz = 2698.24 us, but for the 32 us that
+/// [`slow_down`] takes and in which nothing was sent.
 const BURST: usize = 31;
-const BURST_TIME: Duration = Duration::from_nanos(2_698_240);
+const BURST_TIME: Duration = Duration::from_nanos(2_666_240);
 
 /// ECN codes (RFC 3168 §5).
 const ECT_1: u8 = 0b01;
@@ -84,6 +85,7 @@ const fn us(n: u64) -> Duration {
     Duration::from_micros(n)
 }
 
+// clause: CNP-INTERVAL
 #[test]
 fn a_mark_is_answered_at_most_once_in_fifty_microseconds() {
     for service in [Service::Rc, Service::Uc] {
@@ -103,6 +105,7 @@ fn a_mark_is_answered_at_most_once_in_fifty_microseconds() {
     }
 }
 
+// clause: CNP-WHEN
 #[test]
 fn only_marked_data_of_the_connected_peer_is_answered() {
     for ecn in [0, ECT_0, ECT_1] {
@@ -130,6 +133,7 @@ fn only_marked_data_of_the_connected_peer_is_answered() {
     }
 }
 
+// clause: CNP-WHEN
 #[test]
 fn datagrams_are_not_answered() {
     let mut p = alone(B, limited(Service::Ud));
@@ -140,6 +144,7 @@ fn datagrams_are_not_answered() {
     assert_eq!(notify(&mut p, B, &net(B, 0)), Some(DropReason::WrongService));
 }
 
+// clause: CNP-WHEN
 #[test]
 fn marked_read_data_is_answered_by_the_reader() {
     let mut p = Pair::new(Setup::default());
@@ -151,6 +156,7 @@ fn marked_read_data_is_answered_by_the_reader() {
     assert_eq!(cnps(&mut p, A), 1);
 }
 
+// clause: CNP-WHEN
 #[test]
 fn a_receiver_in_rtr_answers_and_one_in_error_does_not() {
     let mut p = Pair::idle(Setup::default(), Rng::new(1));
@@ -175,6 +181,7 @@ fn a_full_batch_keeps_the_cnp_for_the_next() {
 
 /// The CNP of a real card (ConnectX-4 Lx, from the captures of scapy) for the same addresses and queue pair: ours is the
 /// same from the first byte of the BTH to the last of the ICRC, given its UDP port and identification.
+// clause: CNP-SENT
 #[test]
 fn a_cnp_has_the_bytes_of_a_real_one() {
     const TRAFFIC_CLASS: u8 = 0xc2;
@@ -199,6 +206,7 @@ fn a_cnp_has_the_bytes_of_a_real_one() {
     assert_eq!(text, golden);
 }
 
+// clause: ECN-CAPABLE
 #[test]
 fn packets_say_that_they_may_be_marked_when_the_rate_is_limited() {
     let classes = |line_rate, service| {
@@ -225,6 +233,7 @@ fn packets_say_that_they_may_be_marked_when_the_rate_is_limited() {
 
 /// The rate is 100 Mbit/s: 31 packets leave, and the next 31 when these have had their time. The last of each burst asks
 /// for an acknowledgement, so that nothing waits for one across a pause.
+// clause: DCQCN-PACING
 #[test]
 fn a_limited_requester_sends_burst_by_burst() {
     for service in [Service::Rc, Service::Uc] {
@@ -291,6 +300,7 @@ fn between_notification_and_first_cut_the_burst_is_already_bounded() {
     assert_eq!(p.end(A).qp.poll_timeout(), Some(p.now().after(Duration::from_nanos(31 * 871))));
 }
 
+// clause: CNP-RECEIVED
 #[test]
 fn notifications_of_strangers_change_nothing() {
     let stranger = NetHeader { src: Gid::from(core::net::Ipv4Addr::new(10, 0, 0, 9)), ..net(A, 0) };
@@ -308,6 +318,7 @@ fn notifications_of_strangers_change_nothing() {
     assert_eq!((emitted(&mut p, A).len(), counts(&mut p, A)), (64, None));
 }
 
+// clause: DCQCN-OFF
 #[test]
 fn without_a_line_rate_notifications_are_ignored_and_counted_as_such() {
     let mut p = alone(A, Setup { line_rate: None, ..limited(Service::Rc) });
@@ -319,6 +330,7 @@ fn without_a_line_rate_notifications_are_ignored_and_counted_as_such() {
     assert_eq!((emitted(&mut p, A).len(), counts(&mut p, A)), (64, None));
 }
 
+// clause: CNP-RECEIVED
 #[test]
 fn a_notification_in_a_state_that_cannot_send_is_dropped() {
     for state in [QpState::Init, QpState::Rtr] {
@@ -330,6 +342,7 @@ fn a_notification_in_a_state_that_cannot_send_is_dropped() {
 
 /// A notification every microsecond for ever: the least rate stays, 100 Mbit/s. In 20 ms they carry 229 packets, and one
 /// more burst is under way.
+// clause: DCQCN-LEAST
 #[test]
 fn a_flood_of_notifications_does_not_starve() {
     let mut p = alone(A, limited(Service::Uc));
@@ -374,6 +387,7 @@ fn in_the_error_state_nothing_is_waited_for() {
 }
 
 /// What is repeated occupies the network like what is new: 20 packets, a NAK for the first, then 11 are left of the burst.
+// clause: DCQCN-PACING
 #[test]
 fn retransmissions_are_paced_too() {
     let mut p = alone(A, limited(Service::Rc));
@@ -388,6 +402,7 @@ fn retransmissions_are_paced_too() {
 }
 
 /// The answer to a READ is paced like a request; acknowledgements are not, unless they have to wait for it anyway.
+// clause: DCQCN-PACING
 #[test]
 fn read_data_is_paced_and_acknowledgements_are_not() {
     let mut p = alone(B, limited(Service::Rc));

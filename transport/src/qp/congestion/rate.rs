@@ -1,8 +1,8 @@
 //! The reaction point of DCQCN: how fast one queue pair may send after its peer told of congestion.
 //!
-//! This is form A of the fact sheet (transport 17), the one modelled after network cards: a notification only raises
-//! flags; a decrease timer cuts the rate, an increase timer brings it back in three stages (fast recovery, additive,
-//! hyper). All in integers: rates in bit/s, alpha in 2^-16, times in nanoseconds.
+//! Of the published forms this is the one modelled after network cards (in the simulator ns-3): a notification only
+//! raises flags; a decrease timer cuts the rate, an increase timer brings it back in three stages (fast recovery,
+//! additive, hyper). All in integers: rates in bit/s, alpha in 2^-16, times in nanoseconds.
 //!
 //! No timer runs for any of this. Nothing happens between two moments at which somebody asks, so [`Rate::advance`] goes
 //! through the ticks that have passed since the last one; a queue pair that is idle costs nothing. Touches `time` only.
@@ -27,12 +27,16 @@ const FAST_STAGES: u32 = 5;
 const ADDITIVE: u64 = 5_000_000;
 const HYPER: u64 = 50_000_000;
 /// Never slower than this, bit/s: a flood of notifications must not starve anybody.
+// clause: DCQCN-LEAST
 const MIN_RATE: u64 = 100_000_000;
 /// No line is faster than this, bit/s: it keeps products within 64 bits.
 const MAX_LINE: u64 = 1 << 46;
 /// What leaves in one go, bytes: half a segmented send. A whole burst is paid for before the next one begins, so that
 /// packets go on leaving many per system call and not one per timer.
 const BURST: u64 = 32 << 10;
+/// How much later than asked a pause may end without loss: a sleeping thread oversleeps by about as much. What could have
+/// left meanwhile, or while there was nothing to send, is added to the next burst.
+const LATE: Duration = Duration::from_micros(100);
 /// What a packet occupies on an Ethernet besides its payload, about.
 const OVERHEAD: u64 = 64;
 
@@ -65,6 +69,7 @@ pub(super) struct Rate {
 
 impl Rate {
     /// The first notification came: alpha is 1, the timers start, and the rate is still that of the line.
+    // clause: DCQCN-FIRST
     pub(super) fn new(line: NonZeroU64, now: Instant) -> Self {
         let line = line.get().min(MAX_LINE);
         Self {
@@ -108,8 +113,9 @@ impl Rate {
         self.current == self.line && self.cut_at.is_none()
     }
 
-    /// Step 3 of form A: towards half the rate, as far as alpha goes. The target follows only if there was a raise since
+    /// Towards half the rate, as far as alpha goes. The target follows only if there was a raise since
     /// the last cut ("clamp target" is off).
+    // clause: DCQCN-CUT
     fn cut(&mut self, at: Instant) {
         self.age_alpha(at);
         if self.stage > 0 {
@@ -122,8 +128,9 @@ impl Rate {
         self.raise_at = Some(at.after(RAISE_PERIOD));
     }
 
-    /// Step 4 of form A: half of the way to the target, which itself moves on after fast recovery. The last bit of the way
+    /// Half of the way to the target, which itself moves on after fast recovery. The last bit of the way
     /// to the line, which halving would never reach, is given at once.
+    // clause: DCQCN-RAISE
     fn raise(&mut self, at: Instant) {
         let more = match self.stage {
             FAST_STAGES => ADDITIVE,
@@ -139,8 +146,9 @@ impl Rate {
         }
     }
 
-    /// Step 2 of form A for every period that ended by `at`. Rounded so that alpha does come to zero; from there to the
+    /// Lets alpha follow for every period that ended by `at`. Rounded so that alpha does come to zero; from there to the
     /// end in one step.
+    // clause: DCQCN-ALPHA
     fn age_alpha(&mut self, at: Instant) {
         while self.alpha_at <= at {
             if self.alpha == 0 && !self.noticed {
@@ -162,12 +170,17 @@ impl Rate {
 
     /// Whether the burst would be complete with a packet of this payload.
     pub(super) fn pauses_after(&self, now: Instant, payload: u32) -> bool {
-        self.free_at.since(now) + self.time_of(u64::from(payload) + OVERHEAD) >= self.time_of(BURST)
+        self.free_after(now, payload).since(now) >= self.time_of(BURST)
     }
 
     /// A packet with this payload left.
     pub(super) fn on_sent(&mut self, now: Instant, payload: u32) {
-        self.free_at = self.free_at.max(now).after(self.time_of(u64::from(payload) + OVERHEAD));
+        self.free_at = self.free_after(now, payload);
+    }
+
+    /// When a packet with this payload, sent now, would have left at this rate.
+    fn free_after(&self, now: Instant, payload: u32) -> Instant {
+        self.free_at.max(now.before(LATE)).after(self.time_of(u64::from(payload) + OVERHEAD))
     }
 
     /// How long `bytes` take at this rate, which is never zero.
@@ -206,6 +219,7 @@ mod tests {
 
     /// One notification: alpha is 1, so 4 us later the rate is halved while the target stays at the line. Then, every
     /// 1.5 ms, half of what is missing comes back.
+    // clause: DCQCN-FIRST, DCQCN-CUT
     #[test]
     fn the_first_cut_halves_and_fast_recovery_halves_the_gap() {
         let mut rate = rate();
@@ -219,6 +233,7 @@ mod tests {
     }
 
     /// The gap after n raises is 5 Gbit/s / 2^n; the tenth makes it 4.9 Mbit/s, which is less than one additive step.
+    // clause: DCQCN-RAISE
     #[test]
     fn after_ten_raises_the_line_is_free_again() {
         let mut rate = rate();
@@ -232,6 +247,7 @@ mod tests {
     /// Target 2 Gbit/s, rate 1: five raises give 1.5, 1.75, 1.875, 1.9375 and 1.96875 Gbit/s. The sixth adds 5 Mbit/s to
     /// the target: (1968.75 + 2005) / 2 = 1986.875. Then 50 each time: (1986.875 + 2055) / 2 = 2020.9375 and
     /// (2020.9375 + 2105) / 2 = 2062.96875.
+    // clause: DCQCN-RAISE
     #[test]
     fn recovery_goes_through_its_three_stages() {
         let mut rate = rate();
@@ -244,6 +260,7 @@ mod tests {
     }
 
     /// A cut before any raise leaves the target at the line; one after a raise makes the rate the target.
+    // clause: DCQCN-CUT
     #[test]
     fn the_target_follows_only_after_a_raise() {
         let mut rate = rate();
@@ -261,6 +278,7 @@ mod tests {
 
     /// However many notifications come, there is one cut in 4 us, alpha stays 1, and the rate ends at its least: 10,000
     /// Mbit/s halved seven times is 78, less than 100.
+    // clause: DCQCN-CUT, DCQCN-LEAST
     #[test]
     fn a_flood_cuts_once_per_period_and_stops_at_the_least_rate() {
         let mut rate = rate();
@@ -277,6 +295,7 @@ mod tests {
 
     /// alpha loses 1/256 of itself in 55 us. After one period 65536 - 256 = 65280; after the next 65280 - 255 = 65025.
     /// With a notification in the third: 65025 - 255 (254.0 rounded up) + 256 = 65026.
+    // clause: DCQCN-ALPHA
     #[test]
     fn alpha_follows_the_notifications() {
         let mut rate = rate();
@@ -311,19 +330,38 @@ mod tests {
         assert!(often.current < 10 * GIGA);
     }
 
-    /// At 100 Mbit/s a packet of 960 + 64 bytes takes 81.92 us; 32 of them are a burst, and the next one begins when all
-    /// have had their time, 2621.44 us after the first.
+    /// Sends packets of 960 + 64 bytes, 81.92 us each at 100 Mbit/s, until there is a pause.
+    fn burst(rate: &mut Rate, now: Instant) -> (usize, Instant) {
+        rate.current = 100_000_000;
+        for sent in 0.. {
+            if let Some(until) = rate.pause(now) {
+                return (sent, until);
+            }
+            let last = rate.pauses_after(now, 960);
+            rate.on_sent(now, 960);
+            assert_eq!(last, rate.pause(now).is_some(), "packet {sent}");
+        }
+        unreachable!("a burst has an end")
+    }
+
+    /// 32 packets are a burst, and the next one begins when all have had their time, 2621.44 us later.
     #[test]
     fn a_burst_is_paid_for_before_the_next() {
         let mut rate = rate();
-        rate.current = 100_000_000;
-        for n in 0..32 {
-            assert_eq!(rate.pause(us(7)), None, "packet {n}");
-            assert_eq!(rate.pauses_after(us(7), 960), n == 31, "packet {n}");
-            rate.on_sent(us(7), 960);
-        }
-        assert_eq!(rate.pause(us(7)), Some(Instant(7_000 + 2_621_440)));
-        assert_eq!(rate.pause(Instant(7_000 + 2_621_440)), None);
+        let end = Instant(2_621_440);
+        assert_eq!(burst(&mut rate, Instant(0)), (32, end));
+        assert_eq!(burst(&mut rate, end), (32, end.after(Duration::from_nanos(2_621_440))));
+    }
+
+    /// What a pause took too long is made up for: 40.96 us are half a packet, and the times stay what they would have been.
+    /// More than 100 us are not: after a long silence they are 1.2 packets of 81.92 us, which makes 34 packets
+    /// (33 · 81.92 - 100 = 2603.36 is less than a burst) and 34 · 81.92 - 100 = 2685.28 us.
+    #[test]
+    fn a_late_end_of_a_pause_costs_nothing() {
+        let mut rate = rate();
+        burst(&mut rate, Instant(0));
+        assert_eq!(burst(&mut rate, Instant(2_621_440 + 40_960)), (33, Instant(2_621_440 + 33 * 81_920)));
+        assert_eq!(burst(&mut rate, us(1_000_000)), (34, Instant(1_000_000_000 + 2_685_280)));
     }
 
     #[test]
