@@ -129,6 +129,7 @@ impl Netdev {
             active_width,
             active_speed,
             phys_state: if self.up { 5 } else { 3 },
+            // clause: PORT-ROCE
             link_layer: 2,
             flags: 1,
             max_vl_num: 1,
@@ -264,6 +265,15 @@ mod tests {
         let up = netdev([0; 6], 1500).port_attr();
         assert_eq!((up.state, up.phys_state, up.active_mtu), (4, 5, PathMtu::Mtu1024));
         assert_eq!(netdev([0; 6], 68).port_attr().active_mtu, PathMtu::Mtu256);
+    }
+
+    // clause: PORT-ROCE
+    #[test]
+    fn a_port_says_that_it_is_roce() {
+        let port = netdev([0; 6], 1500).port_attr();
+        // IBV_LINK_LAYER_ETHERNET and IBV_QPF_GRH_REQUIRED.
+        assert_eq!((port.link_layer, port.flags), (2, 1));
+        assert_eq!((port.pkey_tbl_len, port.max_msg_sz), (1, 1 << 31));
     }
 
     #[test]

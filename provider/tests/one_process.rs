@@ -51,6 +51,7 @@ fn rc_sends_writes_and_reads_of_every_length() {
     exchange(0, PathMtu::Mtu256);
 }
 
+// clause: PATH-SOURCE
 #[test]
 fn rc_over_ipv6() {
     if let Some(index) = ipv6_index(&Node::open()) {

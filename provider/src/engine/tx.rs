@@ -85,6 +85,7 @@ impl Batch {
         }
         let mut at = 0;
         while let Some(av) = self.av(at) {
+            // clause: PATH-SOURCE
             at = match find_link(engine, av.sgid, cached) {
                 Some(link) => self.send_from(at, link, &av, engine.counters()),
                 None => at + 1,

@@ -1,4 +1,4 @@
-//! Congestion: what follows when a switch marks packets instead of dropping them (fact sheet, transport 17).
+//! Congestion: what follows when a switch marks packets instead of dropping them.
 //!
 //! Of the three roles two live here. The *notification point* is the end that receives a marked packet (ECN = CE): it
 //! sends congestion notification packets (CNP) to the peer, not more often than every [`NOTICE_INTERVAL`]. It always
@@ -24,6 +24,7 @@ const ECN_MASK: u8 = 0b11;
 const ECT_0: u8 = 0b10;
 const CE: u8 = 0b11;
 /// DSCP 48, where switches expect CNPs.
+// clause: CNP-SENT
 const CNP_DSCP: u8 = 48 << 2;
 
 /// What a queue pair met of congestion since it was last asked, named as hardware counters are.
@@ -71,6 +72,7 @@ impl Congestion {
     /// A packet of the peer was marked.
     pub(crate) fn on_mark(&mut self, now: Instant) {
         self.counts.np_ecn_marked_roce_packets += 1;
+        // clause: CNP-INTERVAL
         if self.noticed_at.is_none_or(|at| now.since(at) >= NOTICE_INTERVAL) {
             self.noticed_at = Some(now);
             self.notice_due = true;
@@ -93,6 +95,7 @@ impl Congestion {
     /// # Errors
     /// It is ignored: without a line rate, rates are not limited.
     pub(crate) fn on_cnp(&mut self, line: Option<NonZeroU64>, now: Instant) -> Result<(), DropReason> {
+        // clause: DCQCN-OFF
         let line = line.ok_or(DropReason::CongestionNotice)?;
         self.counts.rp_cnp_handled += 1;
         self.catch_up(now);

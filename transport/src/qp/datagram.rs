@@ -41,6 +41,7 @@ impl Responder {
     ) -> Result<(), DropReason> {
         let rq = self.receives();
         let byte_len = check(sh, host, rq, datagram)?;
+        // clause: UNRELIABLE-OWN-FAULT
         if place(host, rq, net, datagram).is_err() {
             let cqe = Cqe { status: WcStatus::LocProtErr, opcode: WcOpcode::Recv, ..Cqe::default() };
             rq.complete(sh, host, cqe);
@@ -206,6 +207,7 @@ mod tests {
         assert_eq!(s.put(QKEY, None, &[1; PORT_MTU]), Ok(()));
     }
 
+    // clause: UNRELIABLE-OWN-FAULT
     #[test]
     fn memory_of_our_own_that_fails_ends_the_qp() {
         let mut s = script(None);

@@ -265,6 +265,7 @@ impl Qp {
         net: &NetHeader,
         packet: &Packet<'_>,
     ) -> Result<(), DropReason> {
+        // clause: CNP-WHEN
         if congestion::is_marked(net.traffic_class) {
             self.note_mark(host.now(), net, &packet.header);
         }
@@ -282,6 +283,7 @@ impl Qp {
             (Service::Ud, Kind::Ud { deth, imm }) => check_request(sh, net, bth).and_then(|()| {
                 self.responder.handle_ud(sh, host, net, &Datagram { header: &packet.header, deth, imm: *imm, payload })
             }),
+            // clause: CNP-RECEIVED
             (Service::Rc | Service::Uc, Kind::Cnp) => {
                 check_response(sh, net, bth).and_then(|()| sh.congestion.on_cnp(sh.config.line_rate, host.now()))
             }
@@ -361,10 +363,11 @@ impl Qp {
     }
 
     /// A packet came marked. Only data of the connected peer counts: whether cards react to marked acknowledgements is not
-    /// known, and nobody else shall make us send (fact sheet, transport 17).
+    /// known, and nobody else shall make us send.
     #[cold]
     fn note_mark(&mut self, now: Instant, net: &NetHeader, header: &Header) {
         let sh = &mut self.shared;
+        // clause: CNP-WHEN
         let is_data = match (sh.config.service, &header.kind) {
             (Service::Rc, Kind::RcRequest(_)) | (Service::Uc, Kind::UcRequest(_)) => true,
             (Service::Rc, Kind::RcResponse(response)) => {
@@ -377,10 +380,11 @@ impl Qp {
         }
     }
 
-    /// Tells the peer of the congestion (fact sheet, packets 11). Nothing of the connection is in it but its number.
+    /// Tells the peer of the congestion. Nothing of the connection is in it but its number.
     #[cold]
     fn notify<T: TxBatch>(&mut self, tx: &mut T) -> TxState {
         let sh = &mut self.shared;
+        // clause: CNP-SENT
         let bth = Bth { becn: true, ..Bth::new(sh.attr.dest_qpn, Psn::default()) };
         let header = Header { bth, kind: Kind::Cnp };
         let av = Av { traffic_class: congestion::cnp_class(sh.path.traffic_class), ..sh.path };

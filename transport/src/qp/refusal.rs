@@ -106,6 +106,7 @@ impl Refusal {
             Self::OpcodeSequence => silent(D::OutOfSequence),
             Self::NoReceive => silent(D::NoReceive),
             Self::RemoteAccess | Self::RemoteFault => silent(D::RemoteAccess),
+            // clause: UNRELIABLE-OWN-FAULT
             Self::LocalProtection => {
                 let (status, event) = (WcStatus::LocProtErr, NO_EVENT);
                 Reaction { answer: Answer::Silence, fatal: true, status, event, reason: D::LocalProtection }

@@ -170,6 +170,7 @@ impl Replies {
         progress: Progress,
     ) -> TxState {
         while let Some(step) = self.next_step(progress.e_psn) {
+            // clause: DCQCN-PACING
             if step.is_data() && !sh.congestion.may_send(host.now()) {
                 break;
             }

@@ -177,6 +177,7 @@ impl Requester {
     /// Sends what may be sent.
     pub(crate) fn poll_transmit<H: Host, T: TxBatch>(&mut self, sh: &mut Shared, host: &mut H, tx: &mut T) -> TxState {
         self.burst = 0;
+        // clause: DCQCN-PACING
         while !sh.failed && self.has_work(sh) && sh.congestion.may_send(host.now()) {
             let step = match sh.config.service {
                 Service::Rc => self.send_reliable(sh, host, tx),
@@ -386,8 +387,10 @@ fn complete<H: Host>(sh: &mut Shared, host: &mut H, wqe: &SendWqe, status: WcSta
         wr_id: wqe.wr_id,
         status,
         opcode: wqe.wc_opcode(),
+        // clause: WC-BYTE-LEN
         byte_len: if wqe.awaits_response() { wqe.length } else { 0 },
         qpn: sh.config.qpn,
+        // clause: WC-SOLICITED
         solicited: status != WcStatus::Success,
         timestamp: host.now().0,
         ..Cqe::default()

@@ -231,6 +231,7 @@ impl Responder {
         req: &UcRequest,
         payload: &[u8],
     ) -> Result<(), DropReason> {
+        // clause: UC-NO-ANSWER
         let req = Request::from(*req);
         let in_order = bth.psn == self.progress.e_psn;
         // clause: UC-RESYNC
@@ -432,6 +433,7 @@ impl Responder {
     }
 
     fn finish_write<H: Host>(&mut self, sh: &mut Shared, host: &mut H, bth: &Bth, imm: Option<ImmDt>) {
+        // clause: WC-BYTE-LEN
         let byte_len = if let Open::Write(write) = self.open { write.total } else { 0 };
         self.open = Open::None;
         if let Some(imm) = imm {

@@ -109,6 +109,7 @@ impl Shared {
     /// Takes over the path in the attributes.
     pub(crate) fn set_path(&mut self) {
         self.path = self.attr.av;
+        // clause: ECN-CAPABLE
         if self.config.line_rate.is_some() {
             self.path.traffic_class = congestion::markable(self.path.traffic_class);
         }

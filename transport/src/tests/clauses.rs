@@ -2,11 +2,12 @@
 
 use super::*;
 use crate::cx::{PacketNote, TxBatch, TxState};
-use crate::qp::DropReason;
+use crate::qp::{DropReason, Service};
 use crate::sim::wire::net_header;
 use crate::time::rnr_wait;
 use crate::wr::Av;
-use roxe_wire::{Aeth, AtomicAckEth, AtomicEth, Msn, NakCode, NetHeader, PathMtu, RKey, Reth, Syndrome};
+use core::num::NonZeroU64;
+use roxe_wire::{Aeth, AtomicAckEth, AtomicEth, Msn, NakCode, NetHeader, PathMtu, RKey, Reth, Syndrome, UcRequest};
 
 /// A positive acknowledgement with this credit code.
 fn ack(credits: u8) -> Response {
@@ -59,16 +60,40 @@ fn every_packet_says_migrated_and_no_receiver_cares() {
     }
 }
 
-// clause: UC-SILENT, UD-ONE-PACKET
+// clause: UC-SILENT, UC-NO-ANSWER, UD-ONE-PACKET
 #[test]
-fn services_without_answers_do_not_ask_for_them() {
-    for service in [crate::qp::Service::Uc, crate::qp::Service::Ud] {
+fn unreliable_services_answer_nobody() {
+    for service in [Service::Uc, Service::Ud] {
         let mut p = Pair::new(Setup::of(service));
         recv(&mut p, B, 1, &[]);
         post(&mut p, A, 1, SendOp::Send, &[]);
         p.run();
         let asked: Vec<_> = p.log.iter().map(|logged| (logged.from, logged.header.bth.ack_req)).collect();
         assert_eq!(asked, [(A, false)], "{service:?}");
+    }
+    let mut p = alone(B, Setup::of(Service::Uc));
+    recv(&mut p, B, 1, &[]);
+    p.inject(B, &Header { bth: bth(B, 100, true), kind: Kind::UcRequest(UcRequest::SendOnly(None)) }, &[]);
+    p.transmit(B);
+    assert_eq!((recvs(&mut p, B), p.log.len()), (each(1..=1, WcStatus::Success), 0), "whoever asks");
+}
+
+// clause: CNP-FORMAT, CNP-RECEIVED
+#[test]
+fn a_notification_is_no_part_of_the_connection() {
+    for (psn, becn) in [(0, true), (100, false), (101, true), (0x80_0064, false)] {
+        let mut p = alone(A, Setup { line_rate: NonZeroU64::new(10_000_000_000), ..Setup::default() });
+        post(&mut p, A, 1, SendOp::Send, &[]);
+        post(&mut p, A, 2, SendOp::Send, &[]);
+        p.transmit(A);
+        let timer = p.ends[0].qp.poll_timeout();
+        p.inject(A, &Header { bth: Bth { becn, ..bth(A, psn, true) }, kind: Kind::Cnp }, &[]);
+        p.transmit(A);
+        assert_eq!((p.ends[0].dropped.0, p.log.len()), (None, 2), "taken, and nothing said");
+        assert_eq!((sends(&mut p, A), p.ends[0].qp.poll_timeout()), (vec![], timer));
+        assert_eq!(p.end(A).qp.take_congestion_counts().map(|counts| counts.rp_cnp_handled), Some(1));
+        p.inject(A, &response(A, 101, ack(31)), &[]);
+        assert_eq!(sends(&mut p, A), each(1..=2, WcStatus::Success));
     }
 }
 

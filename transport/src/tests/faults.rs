@@ -265,6 +265,7 @@ fn every_reason_has_a_name_of_its_own() {
     assert_eq!(names.len(), all.len());
 }
 
+// clause: CHECK-RECEIVE
 #[test]
 fn a_starved_request_is_refused_for_a_while_and_then_succeeds() {
     let mut bench = Bench::new(Setup { min_rnr_timer: 9, ..Setup::default() }, "rnr qp=#1 msg=2 times=3");

@@ -14,7 +14,7 @@ fn sizes(mtu: PathMtu) -> [u32; 8] {
     [0, 1, mtu - 1, mtu, mtu + 1, 3 * mtu, 1 << 16, 1 << 20]
 }
 
-// clause: MTU-PATH
+// clause: MTU-PATH, WC-BYTE-LEN
 #[test]
 fn sends_of_every_size_arrive_at_every_mtu() {
     for mtu in PathMtu::ALL {
@@ -56,6 +56,7 @@ fn writes_of_every_size_arrive_at_every_mtu() {
     }
 }
 
+// clause: WC-BYTE-LEN
 #[test]
 fn reads_of_every_size_arrive_at_every_mtu() {
     for mtu in PathMtu::ALL {

@@ -113,8 +113,8 @@ impl Rate {
         self.current == self.line && self.cut_at.is_none()
     }
 
-    /// Towards half the rate, as far as alpha goes. The target follows only if there was a raise since
-    /// the last cut ("clamp target" is off).
+    /// Towards half the rate, as far as alpha goes. The target follows only if there was a raise since the last cut
+    /// ("clamp target" is off).
     // clause: DCQCN-CUT
     fn cut(&mut self, at: Instant) {
         self.age_alpha(at);
@@ -128,8 +128,8 @@ impl Rate {
         self.raise_at = Some(at.after(RAISE_PERIOD));
     }
 
-    /// Half of the way to the target, which itself moves on after fast recovery. The last bit of the way
-    /// to the line, which halving would never reach, is given at once.
+    /// Half of the way to the target, which itself moves on after fast recovery. The last bit of the way to the line, which
+    /// halving would never reach, is given at once.
     // clause: DCQCN-RAISE
     fn raise(&mut self, at: Instant) {
         let more = match self.stage {

@@ -17,7 +17,7 @@ fn without_a_receive_the_peer_waits_and_nothing_is_lost() {
     assert_eq!(s.done(), [(7, WcStatus::Success, 2)]);
 }
 
-// clause: CHECK-RECEIVE
+// clause: CHECK-RECEIVE, WC-BYTE-LEN
 #[test]
 fn only_the_end_of_a_write_with_immediate_needs_a_receive() {
     let mut s = rc();

@@ -103,6 +103,7 @@ fn an_immediate_without_a_receive_is_lost_but_its_earlier_data_stays() {
     assert_eq!((s.bytes(0, MTU), s.done()), (vec![1; MTU], vec![]));
 }
 
+// clause: UNRELIABLE-OWN-FAULT
 #[test]
 fn memory_of_our_own_that_fails_ends_the_qp() {
     let mut s = Script::new(Service::Uc);
