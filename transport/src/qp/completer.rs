@@ -384,6 +384,18 @@ mod tests {
     }
 
     #[test]
+    fn the_wait_after_an_rnr_nak_ends_when_everything_is_acknowledged_after_all() {
+        let mut s = Script::new();
+        s.post(1, SendOp::Send, 0);
+        assert_eq!(s.psns(), [100]);
+        assert_eq!(s.answer(100, rnr(12), &[]), None);
+        assert_eq!(s.ack(100), None);
+        assert_eq!((s.done(), s.pair.ends[0].qp.poll_timeout()), (vec![(1, OK)], None));
+        s.post(2, SendOp::Send, 0);
+        assert_eq!(s.psns(), [101], "nothing is waited for");
+    }
+
+    #[test]
     fn a_sequence_nak_goes_back_once() {
         let mut s = Script::new();
         s.post(1, SendOp::Send, 256 * 4);

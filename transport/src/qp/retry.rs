@@ -55,11 +55,12 @@ impl Retry {
     pub(crate) fn on_progress(&mut self, attr: &QpAttr, now: Instant, outstanding: bool) {
         self.reload(attr);
         self.went_back = false;
-        if !self.is_waiting() {
+        if !outstanding {
+            // What the responder was not ready for has arrived as well, by an earlier packet.
             self.timer = None;
-            if outstanding {
-                self.on_sent(attr, now);
-            }
+        } else if !self.is_waiting() {
+            self.timer = None;
+            self.on_sent(attr, now);
         }
     }
 
