@@ -8,7 +8,7 @@ use roxe_tests::counting::Counting;
 use roxe_tests::report::{self, Check, Verdict};
 use roxe_transport::fault::{Direction, Injector, Seen};
 use roxe_transport::qp::Service;
-use roxe_transport::sim::{Faults, Mr, Pair, Peer, Rng, Setup};
+use roxe_transport::sim::{Mr, Pair, Peer, Setup};
 use roxe_transport::wr::{Access, RecvRequest, SendData, SendFlags, SendOp, SendRequest, UdDest, WcStatus};
 use roxe_wire::{Bth, Header, Kind, Packet, Psn, Qpn, Request, SendTail};
 use std::net::Ipv4Addr;
@@ -80,10 +80,10 @@ impl Bench {
     fn new(service: Service) -> Self {
         let mut pair = Pair::new(Setup { log: false, ..Setup::of(service) });
         if service == Service::Rc {
-            pair.wire.faults = [Faults { drop: 10, duplicate: 10, reorder: 10, corrupt: 10 }; 2];
+            let rules = "drop tx 1%; duplicate tx 1% by=1us..20us; reorder tx 1% by=20us; corrupt header tx 1%";
+            pair.wire.set_faults(&rules.parse().expect("legal rules"), 7);
             pair.wire.mercy = Some(3);
         }
-        pair.choices = Rng::new(7);
         let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let mut register = |who| pair.end(who).host.memory.register(4096, all);
         let src = [Peer::A, Peer::B].map(&mut register);

@@ -87,6 +87,12 @@ impl Flight {
         }
     }
 
+    /// Bytes held.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn held(&self) -> u32 {
+        self.in_flight + self.ahead + self.landed
+    }
+
     /// Gives back everything: what is in flight is given up.
     pub(crate) fn clear<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F) {
         self.landed += core::mem::take(&mut self.in_flight) + core::mem::take(&mut self.ahead);

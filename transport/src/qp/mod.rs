@@ -9,6 +9,8 @@ mod congestion;
 mod datagram;
 mod flight;
 mod outgoing;
+#[cfg(any(test, feature = "sim"))]
+pub mod probe;
 mod refusal;
 mod replay;
 mod reply;

@@ -60,6 +60,8 @@ pub struct Flow {
     pub limit: Option<u32>,
     /// Bytes reserved and not released.
     pub reserved: u32,
+    /// Bytes that other QPs of this node have reserved towards the same receiver; they share the limit.
+    pub others: u32,
     /// Largest `reserved` seen.
     pub peak: u32,
     /// A reservation was refused since this was last cleared.
@@ -159,7 +161,7 @@ impl FlowControl for SimHost {
     fn reserve(&mut self, _av: &Av, _qpn: Qpn, bytes: u32, own: u32) -> bool {
         let flow = &mut self.flow;
         assert!(!flow.returns || own == flow.reserved, "QP claims {own} bytes under way, reserved {}", flow.reserved);
-        if own != 0 && flow.limit.is_some_and(|limit| flow.reserved.saturating_add(bytes) > limit) {
+        if own != 0 && flow.limit.is_some_and(|limit| flow.reserved + flow.others + bytes > limit) {
             flow.refused = true;
             return false;
         }

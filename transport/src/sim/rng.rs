@@ -3,7 +3,11 @@
 //! Both speak through [`Choices`], so one scenario serves simulation and fuzzing. Touches nothing.
 
 /// A source of decisions. 0 is always the plainest choice, so that an exhausted fuzz input ends calmly.
-pub trait Choices {
+pub trait Choices: Sized {
+    /// A second source that this one no longer has a say in, so that what is decided there does not depend on how many
+    /// decisions were taken here.
+    fn fork(&mut self) -> Self;
+
     /// A number in `0..n`; 0 when `n` is 0.
     fn below(&mut self, n: u32) -> u32;
 
@@ -18,10 +22,7 @@ pub trait Choices {
     }
 
     /// One of `items`, which must not be empty.
-    fn pick<T: Copy>(&mut self, items: &[T]) -> T
-    where
-        Self: Sized,
-    {
+    fn pick<T: Copy>(&mut self, items: &[T]) -> T {
         items[self.below(u32::try_from(items.len()).unwrap_or(u32::MAX)) as usize]
     }
 }
@@ -56,6 +57,10 @@ impl Rng {
 }
 
 impl Choices for Rng {
+    fn fork(&mut self) -> Self {
+        Self::new(self.next())
+    }
+
     fn below(&mut self, n: u32) -> u32 {
         // The high 32 bits of the product are uniform enough for tests and need no division.
         ((u64::from(n) * (self.next() >> 32)) >> 32) as u32
@@ -64,27 +69,38 @@ impl Choices for Rng {
 
 /// Decisions read from a fuzz input; all zero once it is used up.
 #[derive(Clone, Debug)]
-pub struct Script<'a>(&'a [u8]);
+pub struct Script<'a> {
+    bytes: &'a [u8],
+    /// Of so many bytes the first is ours.
+    step: usize,
+}
 
 impl<'a> Script<'a> {
     /// Decisions from `bytes`, first byte first.
     pub const fn new(bytes: &'a [u8]) -> Self {
-        Self(bytes)
+        Self { bytes, step: 1 }
     }
 
     /// Whether every byte was used.
     pub const fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.bytes.is_empty()
     }
 
     fn byte(&mut self) -> u32 {
-        let Some((&first, rest)) = self.0.split_first() else { return 0 };
-        self.0 = rest;
+        let Some(&first) = self.bytes.first() else { return 0 };
+        self.bytes = self.bytes.get(self.step..).unwrap_or_default();
         u32::from(first)
     }
 }
 
 impl Choices for Script<'_> {
+    /// From here on the two take turns, byte by byte.
+    fn fork(&mut self) -> Self {
+        let bytes = self.bytes.get(self.step..).unwrap_or_default();
+        self.step *= 2;
+        Self { bytes, step: self.step }
+    }
+
     fn below(&mut self, n: u32) -> u32 {
         let mut value = self.byte();
         if n > 1 << 8 {
@@ -106,6 +122,16 @@ mod tests {
         // First outputs for seed 1234567, as published with the algorithm (Steele, Lea, Flood 2014).
         let mut rng = Rng::new(1_234_567);
         assert_eq!([rng.next(), rng.next()], [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]);
+    }
+
+    #[test]
+    fn forks_of_a_script_share_its_bytes() {
+        let mut first = Script::new(&[0, 1, 2, 3, 4, 5, 6, 7]);
+        let (mut second, mut third) = (first.fork(), first.fork());
+        let turn = [&mut first, &mut second, &mut third].map(|script| script.below(9));
+        assert_eq!(turn, [0, 1, 2]);
+        let rest = [&mut first, &mut second, &mut third].map(|script| [script.below(9), script.below(9)]);
+        assert_eq!(rest, [[4, 0], [3, 5], [6, 0]]);
     }
 
     #[test]

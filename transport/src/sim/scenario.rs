@@ -1,7 +1,9 @@
-//! Random work on a pair, and the judge of what comes out.
+//! Random work on a world, and the judge of what comes out.
 //!
 //! May touch: the rest of `sim`. One scenario serves the simulation (decisions from a seed, everything must succeed) and
-//! the fuzzer (decisions from its input, mishaps allowed). What is judged:
+//! the fuzzer (decisions from its input, mishaps allowed). What each connection does is decided apart from the others and
+//! apart from time, so that it stays the same when something is left out. What is judged, besides the promises that every
+//! step is held to:
 //! * every work request completes at most once, in posting order, and exactly once when nothing goes wrong;
 //! * a successful receive, READ or atomic delivered exactly the right bytes and no byte beyond them;
 //! * RC delivers every message once and in order, and remote memory ends as if every operation ran once, in order;
@@ -13,13 +15,17 @@ mod post;
 use super::host::SRQ_MAX_SGE;
 use super::memory::Mr;
 use super::pair::Pair;
+use super::promise::{Broken, ensure};
 use super::rng::{Choices, Rng};
-use super::setup::{QKEY, Setup, av, qpn};
-use super::wire::{Peer, Tally};
-use crate::qp::attr::{AttrMask, QpAttr, QpState};
+use super::setup::{QKEY, Setup};
+use super::wire::Tally;
+use super::world::World;
+use crate::fault::{Action, Hold, Part, Rate, Rule, Rules};
+use crate::qp::attr::QpState;
 use crate::qp::shared::Service;
 use crate::wr::{Access, Cqe, RecvRequest, SendData, SendFlags, SendOp, SendRequest, Sge, UdDest};
 use crate::wr::{WcExtra, WcOpcode, WcStatus};
+use core::time::Duration;
 use roxe_wire::{ImmDt, RKey};
 use std::collections::VecDeque;
 
@@ -29,15 +35,15 @@ const GUARD: u32 = 16;
 const UNTOUCHED: u8 = 0x5a;
 /// Bytes of GRH before a datagram.
 const GRH_LEN: u32 = 40;
-/// Steps after which a run that does not end is called stuck.
-const STEP_LIMIT: u32 = 400_000;
+/// Steps for each end after which a run that does not end is called stuck.
+const STEP_LIMIT: usize = 200_000;
 /// Steps without anything posted after which a run with mishaps ends.
 const QUIET_LIMIT: u32 = 1000;
 
 /// The amount and kind of work.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Work {
-    /// Messages that each side posts.
+    /// Messages that each end posts.
     pub messages: u32,
     /// Longest message, bytes.
     pub max_len: u32,
@@ -54,8 +60,14 @@ pub struct Report {
     pub sends: u64,
     /// Successful receives.
     pub recvs: u64,
-    /// Local ACK and RNR timeouts.
+    /// Timers that ran out: for acknowledgements, after RNR NAKs, for the next packet of a limited rate.
     pub timeouts: u64,
+    /// Congestion notices that were obeyed.
+    pub notices: u64,
+    /// Ends that were in the error state when all work was done.
+    pub failed: u64,
+    /// Virtual time, of all runs together.
+    pub elapsed: Duration,
 }
 
 impl Report {
@@ -65,6 +77,9 @@ impl Report {
         self.sends += other.sends;
         self.recvs += other.recvs;
         self.timeouts += other.timeouts;
+        self.notices += other.notices;
+        self.failed += other.failed;
+        self.elapsed += other.elapsed;
     }
 }
 
@@ -126,7 +141,14 @@ struct UcWrite {
     len: u32,
 }
 
-struct SideState {
+/// One end, its work so far and what must come of it.
+struct Side<C> {
+    /// When something is posted.
+    when: C,
+    /// What is posted.
+    what: C,
+    /// Things may go wrong here: only "at most once, in order, right" is judged.
+    fragile: bool,
     /// Constant data.
     source: Mr,
     /// Landing slots of receives, READs and atomics.
@@ -149,11 +171,23 @@ struct SideState {
     ok_recvs: u64,
 }
 
-/// A pair, its work so far and the judge.
+/// Something that befalls a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accident {
+    /// This end is moved to the error state.
+    Error(usize),
+    /// This node disappears with everything on it.
+    Gone(usize),
+}
+
+/// A world, its work so far and the judge.
 pub struct Scenario<C> {
-    pair: Pair<C>,
+    /// The world.
+    pub world: World<C>,
     work: Work,
-    sides: [SideState; 2],
+    sides: Vec<Side<C>>,
+    /// What is still to happen, the first last.
+    accidents: Vec<(Duration, Accident)>,
 }
 
 /// Runs `work` on a fresh pair until all of it is done, and judges.
@@ -161,9 +195,8 @@ pub struct Scenario<C> {
 /// # Panics
 /// When a promise is broken.
 pub fn run<C: Choices>(pair: Pair<C>, work: Work) -> Report {
-    let mut scenario = Scenario::new(pair, work);
-    scenario.drive();
-    scenario.finish()
+    let played = Scenario::new(pair.into_world(), work).play();
+    played.unwrap_or_else(|broken| panic!("{broken}"))
 }
 
 /// A random setup for `service`, with random faults up to `worst` per thousand of each kind.
@@ -175,17 +208,36 @@ pub fn random_pair<C: Choices>(service: Service, worst: u32, hardy: bool, mut ch
     if !hardy {
         (setup.retry_cnt, setup.rnr_retry) = (choices.below(8) as u8, choices.below(8) as u8);
     }
+    let rules = random_faults(worst, setup.latency, &mut choices);
     let mut pair = Pair::with_choices(setup, choices);
+    pair.wire.set_faults(&rules, 0);
     pair.wire.mercy = hardy.then_some(3);
-    for who in [Peer::A, Peer::B] {
-        let mut rate = || u16::try_from(pair.choices.below(worst + 1)).unwrap_or(0);
-        let (drop, duplicate, reorder, corrupt) = (rate(), rate(), rate(), rate());
-        pair.wire.faults[who.index()] = super::Faults { drop, duplicate, reorder, corrupt };
-    }
     pair
 }
 
-fn random_setup(service: Service, choices: &mut impl Choices) -> Setup {
+/// Faults of every kind with random rates up to `worst` per thousand, on packets that leave.
+pub fn random_faults(worst: u32, latency: Duration, choices: &mut impl Choices) -> Rules {
+    let while_ = |from: u32, to: u32| Hold { min: latency * from / 10, max: latency * to / 10 };
+    let actions = [
+        Action::Drop,
+        Action::Duplicate { copies: 1, after: while_(1, 40) },
+        Action::Delay(while_(1, 40)),
+        Action::Corrupt(Part::Payload),
+        Action::Corrupt(Part::Header),
+    ];
+    let mut rule = |action| {
+        let per_mille = choices.below(worst + 1);
+        let mut rule = Rule::new(action);
+        rule.rate = Rate::from_micro_percent(per_mille * 100_000);
+        rule.dir = Some(crate::fault::Direction::Tx);
+        rule
+    };
+    let list = actions.map(&mut rule).into();
+    Rules::new(Some(choices.below(u32::MAX).into()), list)
+}
+
+/// A random setup for `service`.
+pub fn random_setup(service: Service, choices: &mut impl Choices) -> Setup {
     let base = Setup::of(service);
     let mut caps = base.caps;
     caps.max_send_wr = choices.between(1, 32);
@@ -215,139 +267,221 @@ fn psn(choices: &mut impl Choices) -> u32 {
 }
 
 impl<C: Choices> Scenario<C> {
-    fn new(mut pair: Pair<C>, work: Work) -> Self {
-        let slots = pair.setup.caps.max_send_wr + 2 * pair.setup.caps.max_recv_wr + 8;
-        let seed = u64::from(pair.choices.below(1 << 16));
-        let sides = [Peer::A, Peer::B].map(|who| {
-            let memory = &mut pair.end(who).host.memory;
-            let source = memory.register(work.source_len(), Access::REMOTE_READ);
-            let everything = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-            let shared = memory.register(work.shared_len(), everything);
-            let sink = memory.register(slots * slot_size(&work), Access::LOCAL_WRITE);
-            Rng::new(seed + who as u64).fill(memory.bytes_mut(source));
-            SideState::new(source, sink, shared, slots)
-        });
-        Self { pair, work, sides }
+    /// Prepares `work` for every end of `world`, whose QPs are in RTS.
+    pub fn new(mut world: World<C>, work: Work) -> Self {
+        world.honest = true;
+        let seed = u64::from(world.choices.below(1 << 16));
+        let mut sides = Vec::with_capacity(world.ends.len());
+        for (id, end) in world.ends.iter_mut().enumerate() {
+            sides.push(Side::new(&mut end.host.memory, &end.setup, &work, &mut world.choices));
+            let source = sides[id].source;
+            Rng::new(seed + id as u64).fill(end.host.memory.bytes_mut(source));
+        }
+        Self { world, work, sides, accidents: Vec::new() }
     }
 
-    fn drive(&mut self) {
+    /// Lets `accident` happen after some time.
+    #[must_use]
+    pub fn with_accident(mut self, after: Duration, accident: Accident) -> Self {
+        self.accidents.push((after, accident));
+        self.accidents.sort_by_key(|(after, _)| core::cmp::Reverse(*after));
+        self
+    }
+
+    /// Runs the work until all of it is done.
+    ///
+    /// # Errors
+    /// When a promise is broken.
+    pub fn play(&mut self) -> Result<Report, Broken> {
+        self.drive()?;
+        self.finish()
+    }
+
+    fn drive(&mut self) -> Result<(), Broken> {
+        let everyone = 0..self.sides.len();
+        let mut news: Vec<usize> = everyone.clone().collect();
         let mut quiet = 0;
-        for _ in 0..STEP_LIMIT {
+        for turn in 0..STEP_LIMIT * self.sides.len() {
+            self.suffer()?;
             let mut posted = false;
-            for who in [Peer::A, Peer::B] {
-                posted |= self.post_some(who);
+            for &who in &news {
+                posted |= self.post_some(who)?;
             }
-            if self.work.mishaps && self.pair.choices.chance(10) {
-                self.change_state();
+            if self.work.mishaps && self.world.choices.chance(10) {
+                self.change_state()?;
             }
-            let moved = self.pair.step();
-            for who in [Peer::A, Peer::B] {
-                self.reap(who);
+            let moved = self.world.step()?;
+            self.world.take_news(&mut news);
+            for &who in &news {
+                self.reap(who)?;
             }
-            if self.is_done() && !moved {
-                return;
+            if !moved && self.is_done() {
+                return Ok(());
             }
-            assert!(posted || moved || self.may_stop(), "stuck: {:?}", self.sides.each_ref().map(|side| &side.sends));
+            let stuck = !(posted || moved || self.may_stop());
+            ensure!(!stuck, Progress, None, self.world.now(), "nothing is due, yet sends are outstanding");
             quiet = if posted { 0 } else { quiet + 1 };
             // A sender may wait for ever for a receive that nobody posts any more.
             if self.work.mishaps && (!posted && !moved || quiet > QUIET_LIMIT) {
-                return;
+                return Ok(());
+            }
+            if moved {
+                news.push(turn % everyone.len());
+            } else {
+                news.clear();
+                news.extend(everyone.clone());
             }
         }
-        panic!("livelock: {:?} after {:?}", self.pair.wire.tally, self.pair.elapsed());
+        let tally = self.world.wire.tally;
+        ensure!(false, Progress, None, self.world.now(), "no end in sight: {tally:?}");
+        Ok(())
+    }
+
+    /// Lets happen what is to happen by now.
+    fn suffer(&mut self) -> Result<(), Broken> {
+        while let Some((_, accident)) = self.accidents.pop_if(|(after, _)| *after <= self.world.elapsed()) {
+            match accident {
+                Accident::Error(end) => {
+                    self.expect_the_worst(end);
+                    self.world.go_to(end, QpState::Err)?;
+                }
+                Accident::Gone(node) => {
+                    for end in 0..self.sides.len() {
+                        if self.world.ends[end].tie.here.node == node {
+                            self.expect_the_worst(end);
+                        }
+                    }
+                    self.world.kill_node(node);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// From now on things may go wrong at both ends of the connection of `end`.
+    fn expect_the_worst(&mut self, end: usize) {
+        self.sides[end].fragile = true;
+        self.sides[end ^ 1].fragile = true;
     }
 
     /// With no packet in flight and no timer set, nothing may be left in a send queue.
     fn may_stop(&self) -> bool {
-        self.work.mishaps || self.pair.ends.iter().all(|end| end.qp.is_quiescent())
+        self.work.mishaps || self.living().all(|who| self.world.ends[who].qp.is_quiescent())
     }
 
     fn is_done(&self) -> bool {
-        let reliable = self.pair.setup.service == Service::Rc;
-        self.sides.iter().all(|side| {
-            side.posted == self.work.messages && side.sends.is_empty() && (!reliable || side.messages.is_empty())
-        })
+        self.accidents.is_empty() && self.living().all(|who| self.has_done(who))
     }
 
-    fn post_some(&mut self, who: Peer) -> bool {
+    fn has_done(&self, who: usize) -> bool {
+        let (side, end) = (&self.sides[who], &self.world.ends[who]);
+        let all_sent = side.posted == self.work.messages && side.sends.is_empty();
+        let reliable = end.setup.service == Service::Rc;
+        match side.fragile {
+            true => all_sent || end.qp.state() == QpState::Err,
+            false => all_sent && (!reliable || side.messages.is_empty()),
+        }
+    }
+
+    /// Ends whose node is not gone.
+    fn living(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.sides.len()).filter(|&who| !self.world.is_gone(who))
+    }
+
+    fn post_some(&mut self, who: usize) -> Result<bool, Broken> {
+        if self.world.is_gone(who) {
+            return Ok(false);
+        }
         let mut posted = false;
-        while self.pair.choices.chance(600) && self.post_recv(who) {
+        while self.sides[who].when.chance(600) && self.post_recv(who)? {
             posted = true;
         }
-        while self.sides[who.index()].posted < self.work.messages && self.pair.choices.chance(500) {
-            if !self.post_send(who) {
+        while self.sides[who].posted < self.work.messages && self.sides[who].when.chance(500) {
+            if !self.post_send(who)? {
                 break;
             }
             posted = true;
         }
-        posted
+        Ok(posted)
     }
 
     /// With mishaps: asks for some state, legal or not.
-    fn change_state(&mut self) {
-        let who = if self.pair.choices.chance(500) { Peer::A } else { Peer::B };
-        let state = self.pair.choices.pick(&[QpState::Sqd, QpState::Rts, QpState::Sqd, QpState::Rts, QpState::Err]);
-        let end = self.pair.end(who);
-        let attr = QpAttr { state, ..*end.qp.attr() };
-        // Refusals are fine: the table decides, and its own tests judge it.
-        let _ = end.qp.modify(&mut end.host, &attr, AttrMask::STATE);
+    fn change_state(&mut self) -> Result<(), Broken> {
+        let ends = u32::try_from(self.sides.len()).unwrap_or(u32::MAX);
+        let who = self.world.choices.below(ends) as usize;
+        let state = self.world.choices.pick(&[QpState::Sqd, QpState::Rts, QpState::Sqd, QpState::Rts, QpState::Err]);
+        self.world.go_to(who, state)
     }
 
-    fn finish(mut self) -> Report {
+    fn finish(&mut self) -> Result<Report, Broken> {
         if !self.work.mishaps {
-            self.pair.assert_settled();
-            for who in [Peer::A, Peer::B] {
-                self.check_shared(who);
+            self.world.check_settled()?;
+            for who in 0..self.sides.len() {
+                self.check_shared(who)?;
             }
         }
-        self.flush_all();
-        let timeouts = self.pair.timeouts.iter().sum();
-        let mut report = Report { tally: self.pair.wire.tally, timeouts, ..Report::default() };
+        let mut report = self.report();
+        self.flush_all()?;
         for side in &self.sides {
             report.sends += side.ok_sends;
             report.recvs += side.ok_recvs;
         }
+        Ok(report)
+    }
+
+    fn report(&mut self) -> Report {
+        let world = &mut self.world;
+        let mut report = Report { tally: world.wire.tally, timeouts: world.timeouts.iter().sum(), ..Report::default() };
+        report.elapsed = world.elapsed();
+        for end in &mut world.ends {
+            report.failed += u64::from(end.qp.state() == QpState::Err);
+            report.notices += end.qp.take_congestion_counts().map_or(0, |counts| counts.rp_cnp_handled.into());
+        }
         report
     }
 
-    /// Moves both QPs to ERR: everything outstanding must come out flushed, in order, exactly once.
-    fn flush_all(&mut self) {
+    /// Moves all QPs to ERR: everything outstanding must come out flushed, in order, exactly once.
+    fn flush_all(&mut self) -> Result<(), Broken> {
         self.work.mishaps = true;
-        for who in [Peer::A, Peer::B] {
-            let end = self.pair.end(who);
-            let attr = QpAttr { state: QpState::Err, ..*end.qp.attr() };
-            end.qp.modify(&mut end.host, &attr, AttrMask::STATE).expect("any state may go to ERR");
+        for who in 0..self.sides.len() {
+            self.sides[who].fragile = true;
+            if !self.world.is_gone(who) {
+                self.world.go_to(who, QpState::Err)?;
+            }
         }
-        self.pair.run();
-        for who in [Peer::A, Peer::B] {
-            self.reap(who);
-            let side = &self.sides[who.index()];
-            // What is left completed in silence before.
-            assert!(side.sends.iter().all(|send| !send.signaled), "{who:?}: not flushed: {:?}", side.sends);
-            let kept = if self.pair.setup.srq { self.pair.ends[who.index()].host.srq.len() } else { 0 };
-            assert_eq!(side.recvs.len(), kept, "{who:?}: receives not flushed");
-            let flow = &self.pair.ends[who.index()].host.flow;
-            assert!(!flow.returns || flow.reserved == 0, "{who:?}: {} bytes leaked", flow.reserved);
+        while self.world.step()? {}
+        let living: Vec<usize> = self.living().collect();
+        for who in living {
+            self.reap(who)?;
+            self.check_flushed(who)?;
         }
+        Ok(())
+    }
+
+    fn check_flushed(&self, who: usize) -> Result<(), Broken> {
+        let (side, end, at) = (&self.sides[who], &self.world.ends[who], self.world.now());
+        // What is left completed in silence before.
+        let flushed = side.sends.iter().all(|send| !send.signaled);
+        ensure!(flushed, Completions, Some(who), at, "not flushed: {:?}", side.sends);
+        let kept = if end.setup.srq { end.host.srq.len() } else { 0 };
+        ensure!(side.recvs.len() == kept, Completions, Some(who), at, "receives not flushed: {:?}", side.recvs);
+        let flow = &end.host.flow;
+        ensure!(!flow.returns || flow.reserved == 0, Credit, Some(who), at, "{} bytes leaked", flow.reserved);
+        Ok(())
     }
 }
 
-impl Work {
-    /// Bytes of constant, random data that each side sends from and lets the peer read: some messages long, so that two
-    /// rarely look alike, and no more, because a fuzzer makes thousands of pairs a second.
-    fn source_len(&self) -> u32 {
-        self.max_len.saturating_mul(4).clamp(1 << 12, 1 << 17)
-    }
-
-    /// Bytes of each side that the peer writes, a multiple of 8.
-    fn shared_len(&self) -> u32 {
-        self.max_len.saturating_mul(8).clamp(1 << 12, 1 << 16).next_multiple_of(8)
-    }
-}
-
-impl SideState {
-    fn new(source: Mr, sink: Mr, shared: Mr, slots: u32) -> Self {
+impl<C: Choices> Side<C> {
+    fn new(memory: &mut super::VecMemory, setup: &Setup, work: &Work, choices: &mut C) -> Self {
+        let slots = setup.caps.max_send_wr + 2 * setup.caps.max_recv_wr + 8;
+        let everything = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let source = memory.register(4 * room(work), Access::REMOTE_READ);
+        let shared = memory.register(2 * room(work), everything);
+        let sink = memory.register(slots * slot_size(work), Access::LOCAL_WRITE);
         Self {
+            when: choices.fork(),
+            what: choices.fork(),
+            fragile: work.mishaps,
             source,
             sink,
             shared,
@@ -370,6 +504,11 @@ impl SideState {
         self.next_id += 1;
         self.next_id
     }
+}
+
+/// Bytes, more than the longest message has, that regions are made of.
+fn room(work: &Work) -> u32 {
+    (work.max_len + 1).next_multiple_of(1024)
 }
 
 /// Bytes between the starts of two slots.

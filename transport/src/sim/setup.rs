@@ -1,14 +1,13 @@
-//! How the two QPs of a [`super::Pair`] are made and connected.
+//! How two QPs are made and connected.
 //!
-//! May touch: the public face of `qp`. A test changes the fields it is about and leaves the rest.
+//! May touch: the public face of `qp`, [`super::topology`]. A test changes the fields it is about and leaves the rest.
 
 use super::host::{SRQ_MAX_SGE, SimHost};
-use super::wire::Peer;
+use super::topology::address;
 use crate::Qp;
 use crate::qp::attr::{AttrMask, QpAttr, QpState};
 use crate::qp::shared::{QpCaps, QpConfig, Service};
 use crate::wr::{Access, Av};
-use core::net::Ipv4Addr;
 use core::num::NonZeroU64;
 use core::time::Duration;
 use roxe_wire::{PathMtu, Psn, Qkey, Qpn};
@@ -19,6 +18,66 @@ pub const QPN_A: Qpn = Qpn::new(0x1a);
 pub const QPN_B: Qpn = Qpn::new(0x2b);
 /// Q_Key of both when they are UD.
 pub const QKEY: Qkey = Qkey(0x1111_2222);
+
+/// One of the two ends of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Peer {
+    /// The first.
+    A,
+    /// The second.
+    B,
+}
+
+impl Peer {
+    /// The other one.
+    #[must_use]
+    pub const fn other(self) -> Self {
+        match self {
+            Self::A => Self::B,
+            Self::B => Self::A,
+        }
+    }
+
+    /// 0 or 1.
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+
+    /// Which end of its connection end number `end` of a world is: even ones are A.
+    pub const fn of_end(end: usize) -> Self {
+        if end % 2 == 0 { Self::A } else { Self::B }
+    }
+}
+
+/// Where a queue pair lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Place {
+    /// Number of its node.
+    pub node: usize,
+    /// Its number there.
+    pub qpn: Qpn,
+}
+
+/// A connection as one of its ends sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tie {
+    /// This end.
+    pub here: Place,
+    /// The other end.
+    pub there: Place,
+    /// First PSN that this end sends.
+    pub sq_psn: Psn,
+    /// First PSN that the other end sends.
+    pub rq_psn: Psn,
+}
+
+impl Tie {
+    /// The way to the other end.
+    pub fn av(&self) -> Av {
+        let (sgid, dgid) = (address(self.here.node), address(self.there.node));
+        Av { sgid, dgid, hop_limit: 64, ..Av::default() }
+    }
+}
 
 /// What a pair is made of. Both sides are alike but for numbers and addresses.
 #[derive(Clone, Copy, Debug)]
@@ -98,8 +157,13 @@ impl Setup {
 
     /// A QP of this setup in RESET, and its surroundings.
     pub fn make(&self, who: Peer) -> (Qp, SimHost) {
+        self.make_with(qpn(who))
+    }
+
+    /// A QP with this number.
+    pub fn make_with(&self, qpn: Qpn) -> (Qp, SimHost) {
         let config = QpConfig {
-            qpn: qpn(who),
+            qpn,
             service: self.service,
             caps: QpCaps { max_recv_wr: if self.srq { 0 } else { self.caps.max_recv_wr }, ..self.caps },
             sq_sig_all: self.sq_sig_all,
@@ -113,16 +177,32 @@ impl Setup {
         (Qp::new(config), host)
     }
 
+    /// Where the two QPs of a pair live.
+    pub const fn places(&self) -> [Place; 2] {
+        [Place { node: 0, qpn: QPN_A }, Place { node: 1, qpn: QPN_B }]
+    }
+
+    /// A connection between two places as `who` sees it.
+    pub const fn tie_of(&self, who: Peer, places: [Place; 2]) -> Tie {
+        let (me, you) = (who.index(), who.other().index());
+        Tie { here: places[me], there: places[you], sq_psn: Psn::new(self.psn[me]), rq_psn: Psn::new(self.psn[you]) }
+    }
+
     /// The attributes that connect `who` to its peer; `state` is left for the caller.
     pub fn attr(&self, who: Peer) -> QpAttr {
+        self.attr_of(&self.tie_of(who, self.places()))
+    }
+
+    /// The attributes of this end of a connection; `state` is left for the caller.
+    pub fn attr_of(&self, tie: &Tie) -> QpAttr {
         QpAttr {
             path_mtu: self.path_mtu,
             qkey: QKEY,
-            rq_psn: Psn::new(self.psn[who.other().index()]),
-            sq_psn: Psn::new(self.psn[who.index()]),
-            dest_qpn: qpn(who.other()),
+            rq_psn: tie.rq_psn,
+            sq_psn: tie.sq_psn,
+            dest_qpn: tie.there.qpn,
             access: self.access,
-            av: av(who),
+            av: tie.av(),
             max_rd_atomic: self.max_rd_atomic,
             max_dest_rd_atomic: self.max_dest_rd_atomic,
             min_rnr_timer: self.min_rnr_timer,
@@ -134,21 +214,21 @@ impl Setup {
         }
     }
 
-    /// Moves `qp` one state further towards RTS: RESET to INIT, INIT to RTR, RTR to RTS.
-    pub fn advance(&self, who: Peer, qp: &mut Qp, host: &mut SimHost) {
-        let state = match qp.state() {
-            QpState::Reset => QpState::Init,
-            QpState::Init => QpState::Rtr,
-            _ => QpState::Rts,
-        };
-        let attr = QpAttr { state, ..self.attr(who) };
-        qp.modify(host, &attr, self.mask(state)).expect("a legal step of the ladder");
-    }
-
     /// Moves `qp` up to `state`, which is on the way from RESET to RTS.
     pub fn bring_to(&self, who: Peer, qp: &mut Qp, host: &mut SimHost, state: QpState) {
+        self.bring_up(&self.tie_of(who, self.places()), qp, host, state);
+    }
+
+    /// Moves `qp`, an end of `tie`, up to `state`, which is on the way from RESET to RTS.
+    pub fn bring_up(&self, tie: &Tie, qp: &mut Qp, host: &mut SimHost, state: QpState) {
         while qp.state() != state {
-            self.advance(who, qp, host);
+            let state = match qp.state() {
+                QpState::Reset => QpState::Init,
+                QpState::Init => QpState::Rtr,
+                _ => QpState::Rts,
+            };
+            let attr = QpAttr { state, ..self.attr_of(tie) };
+            qp.modify(host, &attr, self.mask(state)).expect("a legal step of the ladder");
         }
     }
 
@@ -191,6 +271,6 @@ pub const fn qpn(who: Peer) -> Qpn {
 
 /// The way from `who` to its peer.
 pub fn av(who: Peer) -> Av {
-    let ip = |who: Peer| Ipv4Addr::new(10, 0, 0, 1 + who as u8).into();
-    Av { sgid: ip(who), dgid: ip(who.other()), hop_limit: 64, ..Av::default() }
+    let (sgid, dgid) = (address(who.index()), address(who.other().index()));
+    Av { sgid, dgid, hop_limit: 64, ..Av::default() }
 }

@@ -1,135 +1,61 @@
-//! The network between two QPs: packets travel as sealed bytes, late, twice, damaged or not at all.
+//! The network: packets travel as sealed bytes, late, twice, damaged or not at all.
 //!
-//! May touch: `roxe_wire`, `cx` and [`super::rng`]. Buffers are pooled: once warm, nothing here allocates.
+//! May touch: `fault`, `roxe_wire` and the parts of the network in `sim`. Knows ends only by number; who gets a packet that
+//! has arrived is the business of [`super::world`].
 
-use super::rng::Choices;
-use crate::cx::{PacketNote, TxBatch};
+use super::batch::Pool;
+use super::rewinds::Rewinds;
+use super::timeline::Timeline;
+use super::topology::{Topology, Way, node_at};
+use crate::fault::{Corruption, Direction, Injector, Rules, Seen, Verdict};
 use crate::time::Instant;
-use crate::wr::Av;
-use core::cmp::Ordering;
 use core::time::Duration;
-use roxe_wire::{Header, NetHeader, Packet, Psn, icrc};
-use std::collections::BinaryHeap;
+use roxe_wire::{NetHeader, Packet, Qpn, icrc};
 
-/// What a fresh slot holds, so that bytes a QP forgot to write are not zero by luck.
-const POISON: u8 = 0xa5;
+pub use super::batch::{forge, net_header};
+pub use super::setup::Peer;
 
-/// One of the two QPs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Peer {
-    /// The first.
-    A,
-    /// The second.
-    B,
+/// Asked about every packet of an end: told its number (from 0, counted from the moment this was set) and the packet,
+/// it decides. `None` leaves the packet to the rules.
+pub type Scripted = Box<dyn FnMut(u64, &Packet<'_>) -> Option<Verdict> + Send>;
+
+/// The verdict of a script that loses a packet.
+pub const LOST: Verdict = Verdict { drop: true, ..Verdict::PASS };
+
+/// The verdict of a script that lets a packet arrive later.
+pub const fn late(by: Duration) -> Verdict {
+    Verdict { delay: by, ..Verdict::PASS }
 }
 
-impl Peer {
-    /// The other one.
-    #[must_use]
-    pub const fn other(self) -> Self {
-        match self {
-            Self::A => Self::B,
-            Self::B => Self::A,
-        }
-    }
-
-    /// 0 or 1.
-    pub const fn index(self) -> usize {
-        self as usize
-    }
+/// The verdict of a script that lets a packet arrive a second time, later.
+pub const fn twice(by: Duration) -> Verdict {
+    Verdict { copies: 1, copies_after: by, ..Verdict::PASS }
 }
 
-/// What the network does to one packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// Carry it.
-    Deliver,
-    /// Lose it.
-    Drop,
-    /// Carry it twice, the copy this much later.
-    Duplicate(Duration),
-    /// Carry it this much later than its neighbours.
-    Delay(Duration),
-    /// Flip one bit of the byte at this offset (modulo the length) and carry it.
-    Corrupt(u16),
+/// The verdict of a script that flips a bit of byte `at`.
+pub const fn damaged(at: u16) -> Verdict {
+    Verdict { corrupt: Some(Corruption { at, mask: 1 << (at % 8) }), ..Verdict::PASS }
 }
-
-/// Random faults, each in packets per thousand.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Faults {
-    /// Lost.
-    pub drop: u16,
-    /// Carried twice.
-    pub duplicate: u16,
-    /// Overtaken by later ones.
-    pub reorder: u16,
-    /// Damaged.
-    pub corrupt: u16,
-}
-
-impl Faults {
-    /// Decides about one packet.
-    pub fn decide(&self, choices: &mut impl Choices, latency: Duration) -> Verdict {
-        let late = |choices: &mut dyn Choices| latency * choices.between(1, 40) / 10;
-        if choices.chance(self.drop.into()) {
-            Verdict::Drop
-        } else if choices.chance(self.duplicate.into()) {
-            Verdict::Duplicate(late(choices))
-        } else if choices.chance(self.reorder.into()) {
-            Verdict::Delay(late(choices))
-        } else if choices.chance(self.corrupt.into()) {
-            Verdict::Corrupt(u16::try_from(choices.below(1 << 16)).unwrap_or(0))
-        } else {
-            Verdict::Deliver
-        }
-    }
-}
-
-/// A rule: told the number of the packet in its direction (from 0, counted from the moment the rule was set) and the
-/// packet, it decides. `None` leaves the packet to the random faults.
-pub type Rule = Box<dyn FnMut(u64, &Packet<'_>) -> Option<Verdict> + Send>;
 
 /// A packet on its way.
 #[derive(Debug)]
 pub struct Flight {
-    /// When it arrives.
-    pub at: Instant,
-    order: u64,
-    /// Who receives it.
-    pub to: Peer,
     /// Its network header.
     pub net: NetHeader,
     /// From the BTH to the ICRC.
     pub bytes: Vec<u8>,
+    /// Links still to pass.
+    way: Way,
+    /// What rules for arriving packets say was carried out.
+    judged: bool,
 }
-
-/// Earliest first in a max-heap; equal times keep the order of sending.
-impl Ord for Flight {
-    fn cmp(&self, other: &Self) -> Ordering {
-        (other.at, other.order).cmp(&(self.at, self.order))
-    }
-}
-
-impl PartialOrd for Flight {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Flight {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Flight {}
 
 /// What happened to the packets so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Emitted by a QP.
     pub sent: u64,
-    /// Lost.
+    /// Lost by a rule.
     pub dropped: u64,
     /// Carried twice.
     pub duplicated: u64,
@@ -139,6 +65,10 @@ pub struct Tally {
     pub corrupted: u64,
     /// Refused by the receiver for a wrong ICRC.
     pub bad_icrc: u64,
+    /// Lost because a queue was full.
+    pub overflowed: u64,
+    /// Marked by a full queue or a rule.
+    pub marked: u64,
 }
 
 impl Tally {
@@ -150,262 +80,224 @@ impl Tally {
         self.delayed += other.delayed;
         self.corrupted += other.corrupted;
         self.bad_icrc += other.bad_icrc;
+        self.overflowed += other.overflowed;
+        self.marked += other.marked;
     }
 }
 
-/// How often one requester went back to the same place, read off the packets it sends.
-#[derive(Clone, Copy, Debug, Default)]
-struct Rewinds {
-    last: Option<Psn>,
-    /// Newest PSN sent.
-    high: Psn,
-    /// Where the last rewind went.
-    start: Psn,
-    /// Rewinds since the last one that went further than the one before.
-    count: u32,
-    /// The pause of faults ends here.
-    calm_until: Psn,
+/// One fault that was carried out, so that it can be repeated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Which end's packet.
+    pub end: usize,
+    /// Whether it left or arrived there.
+    pub dir: Direction,
+    /// Which packet that way, from 1.
+    pub nth: u64,
+    /// What was done to it.
+    pub verdict: Verdict,
+    /// Bytes of its headers and pad.
+    pub header: usize,
+    /// Bytes of all of it.
+    pub len: usize,
 }
 
-impl Rewinds {
-    /// New PSNs that must pass before faults may resume.
-    const FRESH: u32 = 32;
-
-    /// Notes one RC packet; responses (opcodes 0x0d..=0x12) are no business of a requester.
-    fn on_packet(&mut self, bytes: &[u8]) {
-        let psn = match *bytes {
-            [0x0d..=0x12, ..] => return,
-            [_, _, _, _, _, _, _, _, _, high, mid, low, ..] => Psn::new(u32::from_be_bytes([0, high, mid, low])),
-            _ => return,
-        };
-        if self.last.is_some_and(|last| !psn.is_after(last)) {
-            let further = self.count == 0 || psn.is_after(self.start);
-            self.count = if further { 1 } else { self.count + 1 };
-            self.start = psn;
-            self.calm_until = self.high.add(Self::FRESH);
-        } else if self.last.is_none() || psn.is_after(self.high) {
-            self.high = psn;
-        }
-        self.last = Some(psn);
-    }
-
-    /// Whether faults must pause: the requester is stuck and has not sent enough new packets since.
-    fn is_stuck(&self, limit: u32) -> bool {
-        self.count >= limit && !self.high.is_after(self.calm_until)
-    }
-}
-
-/// Both directions of the network.
+/// What the network knows of an end.
 #[derive(Default)]
+struct Stream {
+    rewinds: Rewinds,
+    scripted: Option<(u64, Scripted)>,
+    /// Packets by direction.
+    count: [u64; 2],
+}
+
+/// All links and what is on them.
 pub struct Wire {
-    /// One-way travel time.
-    pub latency: Duration,
-    /// Random faults by sender.
-    pub faults: [Faults; 2],
+    /// Nodes and links.
+    pub topology: Topology,
     /// What happened so far.
     pub tally: Tally,
     /// Retries without progress after which faults pause, so that a bounded `retry_cnt` is never spent by bad luck;
     /// `None`: no mercy.
     pub mercy: Option<u32>,
-    rewinds: [Rewinds; 2],
-    rules: [Option<(u64, Rule)>; 2],
-    flights: BinaryHeap<Flight>,
-    pool: Vec<Vec<u8>>,
-    order: u64,
+    /// Every fault that was carried out, if they are to be kept.
+    pub record: Option<Vec<Fault>>,
+    /// Buffers.
+    pub pool: Pool,
+    faults: Option<Injector>,
+    streams: Vec<Stream>,
+    timeline: Timeline<Flight>,
 }
 
 impl Wire {
-    /// A network without faults, with room for `packets` before it allocates.
-    pub fn new(latency: Duration, packets: usize) -> Self {
-        let pool = (0..packets).map(|_| Vec::with_capacity(4096 + 64)).collect();
-        Self { latency, flights: BinaryHeap::with_capacity(packets), pool, ..Self::default() }
+    /// A network without ends.
+    pub fn new(topology: Topology) -> Self {
+        Self {
+            topology,
+            tally: Tally::default(),
+            faults: None,
+            mercy: None,
+            record: None,
+            pool: Pool::default(),
+            streams: Vec::new(),
+            timeline: Timeline::default(),
+        }
     }
 
-    /// Sets the rule for packets that `from` sends, and starts counting them.
-    pub fn set_rule(&mut self, from: Peer, rule: Rule) {
-        self.rules[from.index()] = Some((0, rule));
+    /// Adds an end, with the next number.
+    pub fn add_end(&mut self) {
+        self.streams.push(Stream::default());
     }
 
-    /// Removes the rule for packets that `from` sends.
+    /// Sets what decides about packets that `from` sends, and starts counting them.
+    pub fn set_rule(&mut self, from: Peer, rule: Scripted) {
+        self.streams[from.index()].scripted = Some((0, rule));
+    }
+
+    /// Lets `rules` decide about all packets that no script decides about; `seed` counts if they name none.
+    pub fn set_faults(&mut self, rules: &Rules, seed: u64) {
+        self.faults = Some(Injector::new(rules, seed));
+    }
+
+    /// Leaves packets that `from` sends to the rules again.
     pub fn clear_rule(&mut self, from: Peer) {
-        self.rules[from.index()] = None;
+        self.streams[from.index()].scripted = None;
     }
 
-    /// When the next packet arrives.
+    /// When the next packet reaches the end of a link.
     pub fn next_arrival(&self) -> Option<Instant> {
-        self.flights.peek().map(|flight| flight.at)
+        self.timeline.next()
     }
 
     /// Packets on their way.
     pub fn in_flight(&self) -> usize {
-        self.flights.len()
+        self.timeline.len()
     }
 
     /// Takes a packet that has arrived by `now`.
     pub fn arrived(&mut self, now: Instant) -> Option<Flight> {
-        if self.next_arrival()? > now {
-            return None;
+        while let Some(flight) = self.timeline.pop_due(now) {
+            if let Some(flight) = self.pass_on(now, flight) {
+                return Some(flight);
+            }
         }
-        self.flights.pop()
+        None
     }
 
-    /// Gives a buffer back.
-    pub fn recycle(&mut self, bytes: Vec<u8>) {
-        self.pool.push(bytes);
+    /// Puts a packet on its next link; gives it back when there is none.
+    fn pass_on(&mut self, now: Instant, mut flight: Flight) -> Option<Flight> {
+        let Some(link) = flight.way.next_link() else { return Some(flight) };
+        let link = self.topology.link(link);
+        let marked = link.tally.marked;
+        let arrival = link.carry(now, &mut flight.net, flight.bytes.len());
+        self.tally.marked += link.tally.marked - marked;
+        match arrival {
+            Some(at) => self.timeline.push(at, flight),
+            None => {
+                self.tally.overflowed += 1;
+                self.pool.put(flight.bytes);
+            }
+        }
+        None
     }
 
-    /// Sends sealed `bytes` from `from`, after asking rule and faults. Returns what became of it.
-    pub fn send(
-        &mut self,
-        now: Instant,
-        from: Peer,
-        net: NetHeader,
-        bytes: Vec<u8>,
-        choices: &mut impl Choices,
-    ) -> Verdict {
+    /// Sends sealed `bytes` of end `end`, which has the number `qpn`, after asking script and rules. Returns what became of
+    /// it.
+    pub fn send(&mut self, now: Instant, end: usize, qpn: Qpn, net: NetHeader, bytes: Vec<u8>) -> Verdict {
         self.tally.sent += 1;
-        let verdict = self.judge(from, &bytes, choices);
-        self.carry(now, from.other(), net, bytes, verdict);
+        self.streams[end].rewinds.on_packet(&bytes);
+        let verdict = self.judge(end, qpn, Direction::Tx, &net, &bytes);
+        match node_at(net.src).zip(node_at(net.dst)) {
+            Some((from, to)) => {
+                let way = self.topology.way(from, to);
+                self.carry(now, Flight { net, bytes, way, judged: false }, verdict);
+            }
+            None => self.pool.put(bytes),
+        }
         verdict
     }
 
-    fn judge(&mut self, from: Peer, bytes: &[u8], choices: &mut impl Choices) -> Verdict {
-        if let Some((count, rule)) = &mut self.rules[from.index()] {
-            let packet = Packet::parse(bytes).expect("a QP emitted a packet that does not parse");
+    /// Asks the rules about a packet that arrived whole at end `end`. Gives it back if it is to be delivered now.
+    pub fn receive(&mut self, now: Instant, end: usize, qpn: Qpn, flight: Flight) -> Option<(Flight, Verdict)> {
+        if self.faults.is_none() || flight.judged {
+            return Some((flight, Verdict::PASS));
+        }
+        let verdict = self.judge(end, qpn, Direction::Rx, &flight.net, &flight.bytes);
+        if (Verdict { rnr: false, rule: None, ..verdict }) == Verdict::PASS {
+            return Some((flight, verdict));
+        }
+        self.carry(now, Flight { judged: true, ..flight }, verdict);
+        None
+    }
+
+    fn judge(&mut self, end: usize, qpn: Qpn, dir: Direction, net: &NetHeader, bytes: &[u8]) -> Verdict {
+        let merciful = self.is_merciful(end);
+        let stream = &mut self.streams[end];
+        let nth = &mut stream.count[dir as usize];
+        *nth += 1;
+        let scripted = stream.scripted.as_mut().filter(|_| dir == Direction::Tx);
+        if scripted.is_none() && self.faults.is_none() {
+            return Verdict::PASS;
+        }
+        let packet = Packet::parse(bytes).expect("a QP emitted a packet that does not parse");
+        if let Some((count, rule)) = scripted {
             let verdict = rule(*count, &packet);
             *count += 1;
             if let Some(verdict) = verdict {
                 return verdict;
             }
         }
-        self.rewinds[from.index()].on_packet(bytes);
-        let merciful = self.mercy.is_some_and(|limit| self.rewinds.iter().any(|r| r.is_stuck(limit)));
-        if merciful { Verdict::Deliver } else { self.faults[from.index()].decide(choices, self.latency) }
+        let Some(injector) = &mut self.faults else { return Verdict::PASS };
+        let ordinal = u32::try_from(end).expect("few ends");
+        let peer = if dir == Direction::Tx { net.dst } else { net.src };
+        let verdict = injector.judge(&Seen { dir, qpn, ordinal, peer, packet: &packet });
+        if verdict.is_pass() || merciful {
+            return Verdict::PASS;
+        }
+        if let Some(record) = &mut self.record {
+            let header = bytes.len() - icrc::LEN - packet.payload.len();
+            record.push(Fault { end, dir, nth: *nth, verdict, header, len: bytes.len() });
+        }
+        verdict
     }
 
-    fn carry(&mut self, now: Instant, to: Peer, net: NetHeader, mut bytes: Vec<u8>, verdict: Verdict) {
-        let arrival = now.after(self.latency);
-        match verdict {
-            Verdict::Deliver => self.fly(arrival, to, net, bytes),
-            Verdict::Drop => {
-                self.tally.dropped += 1;
-                self.recycle(bytes);
-            }
-            Verdict::Duplicate(later) => {
-                self.tally.duplicated += 1;
-                let copy = self.copy(&bytes);
-                self.fly(arrival, to, net, bytes);
-                self.fly(arrival.after(later), to, net, copy);
-            }
-            Verdict::Delay(later) => {
-                self.tally.delayed += 1;
-                self.fly(arrival.after(later), to, net, bytes);
-            }
-            Verdict::Corrupt(at) => {
-                self.tally.corrupted += 1;
-                let at = usize::from(at);
-                let len = bytes.len();
-                bytes[at % len] ^= 1 << (at % 8);
-                self.fly(arrival, to, net, bytes);
-            }
+    /// Whether one end of this connection came so often without progress that faults must pause.
+    fn is_merciful(&self, end: usize) -> bool {
+        let connection = &self.streams[end & !1..][..2];
+        self.mercy.is_some_and(|limit| connection.iter().any(|stream| stream.rewinds.is_stuck(limit)))
+    }
+
+    /// Sets a packet out, or does to it what `verdict` says.
+    fn carry(&mut self, now: Instant, mut flight: Flight, verdict: Verdict) {
+        if verdict.drop {
+            self.tally.dropped += 1;
+            return self.pool.put(flight.bytes);
+        }
+        if let Some(corruption) = verdict.corrupt {
+            self.tally.corrupted += 1;
+            corruption.apply(&mut flight.bytes);
+        }
+        if verdict.mark_ce {
+            self.tally.marked += 1;
+            flight.net.traffic_class |= 0b11;
+        }
+        self.tally.delayed += u64::from(!verdict.delay.is_zero());
+        self.tally.duplicated += u64::from(verdict.copies);
+        for _ in 0..verdict.copies {
+            let (net, way, judged) = (flight.net, flight.way, flight.judged);
+            let copy = Flight { bytes: self.pool.copy(&flight.bytes), net, way, judged };
+            self.set_out(now, verdict.delay + verdict.copies_after, copy);
+        }
+        self.set_out(now, verdict.delay, flight);
+    }
+
+    /// Puts a packet on its first link after a while.
+    fn set_out(&mut self, now: Instant, later: Duration, flight: Flight) {
+        if later.is_zero() && !flight.judged {
+            let back = self.pass_on(now, flight);
+            debug_assert!(back.is_none(), "every way has a link");
+        } else {
+            self.timeline.push(now.after(later), flight);
         }
     }
-
-    /// Puts `bytes` in flight, to arrive at `at`, past rules and faults.
-    pub fn fly(&mut self, at: Instant, to: Peer, net: NetHeader, bytes: Vec<u8>) {
-        self.order += 1;
-        self.flights.push(Flight { at, order: self.order, to, net, bytes });
-    }
-
-    fn copy(&mut self, bytes: &[u8]) -> Vec<u8> {
-        let mut copy = self.pool.pop().unwrap_or_default();
-        copy.clear();
-        copy.extend_from_slice(bytes);
-        copy
-    }
-}
-
-/// The packets of one `poll_transmit`, in order.
-#[derive(Debug, Default)]
-pub struct Batch {
-    packets: Vec<(Av, Vec<u8>)>,
-    room: usize,
-}
-
-impl Batch {
-    /// A batch that can grow to `packets` without allocating.
-    pub fn new(packets: usize) -> Self {
-        Self { packets: Vec::with_capacity(packets), room: 0 }
-    }
-
-    /// Makes room for `packets` packets, whose buffers are drawn from the pool of `wire`.
-    pub fn open<'b>(&'b mut self, wire: &'b mut Wire, packets: usize) -> OpenBatch<'b> {
-        self.room = packets;
-        OpenBatch { batch: self, wire }
-    }
-
-    /// Takes the packets out, sealed.
-    pub fn drain(&mut self) -> impl Iterator<Item = (NetHeader, Vec<u8>)> + '_ {
-        self.packets.drain(..).map(|(av, mut bytes)| {
-            let net = net_header(&av);
-            icrc::seal(&net, &mut bytes);
-            (net, bytes)
-        })
-    }
-
-    /// Packets in it.
-    pub fn len(&self) -> usize {
-        self.packets.len()
-    }
-
-    /// Whether nothing is in it.
-    pub fn is_empty(&self) -> bool {
-        self.packets.is_empty()
-    }
-}
-
-/// A batch with the pool it takes buffers from.
-pub struct OpenBatch<'b> {
-    batch: &'b mut Batch,
-    wire: &'b mut Wire,
-}
-
-impl TxBatch for OpenBatch<'_> {
-    fn slot(&mut self, av: &Av, len: usize, _note: PacketNote) -> Option<&mut [u8]> {
-        if self.batch.packets.len() >= self.batch.room {
-            return None;
-        }
-        let mut bytes = self.wire.pool.pop().unwrap_or_default();
-        bytes.clear();
-        bytes.resize(len + icrc::LEN, POISON);
-        self.batch.packets.push((*av, bytes));
-        let (_, bytes) = self.batch.packets.last_mut()?;
-        bytes.get_mut(..len)
-    }
-
-    fn retract(&mut self) {
-        let (_, bytes) = self.batch.packets.pop().expect("a QP retracted a slot it had not taken");
-        self.wire.recycle(bytes);
-    }
-}
-
-/// The network header of a packet sent along `av`.
-pub fn net_header(av: &Av) -> NetHeader {
-    NetHeader {
-        src: av.sgid,
-        dst: av.dgid,
-        src_port: 49152,
-        traffic_class: av.traffic_class,
-        hop_limit: if av.hop_limit < 2 { 64 } else { av.hop_limit },
-        flow_label: if av.dgid.is_ipv4() { 0 } else { av.flow_label },
-        ident: 0,
-    }
-}
-
-/// The bytes of a packet nobody emitted, to inject, with room for an ICRC. `None` when `header` cannot carry `payload`.
-pub fn forge(header: &Header, payload: &[u8]) -> Option<Vec<u8>> {
-    let len = header.padded_len(payload.len());
-    let mut bytes = vec![0; len + icrc::LEN];
-    header.emit(payload.len(), &mut bytes[..len])?.copy_from_slice(payload);
-    Some(bytes)
 }

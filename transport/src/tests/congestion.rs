@@ -5,7 +5,7 @@
 
 use super::*;
 use crate::qp::{CongestionCounts, DropReason, Service};
-use crate::sim::wire::{Batch, net_header};
+use crate::sim::batch::{Batch, net_header};
 use crate::time::Instant;
 use core::num::NonZeroU64;
 use roxe_wire::{Aeth, Gid, Kind, Msn, NetHeader, PathMtu, Syndrome, UcRequest, icrc};
@@ -40,11 +40,12 @@ fn send_to_b(service: Service, psn: u32) -> Header {
 
 /// Everything `who` sends now: what the network and the packet say, and all of its bytes.
 fn emitted(pair: &mut Pair, who: Peer) -> Vec<(NetHeader, Header, Vec<u8>)> {
-    let mut batch = Batch::new(64);
-    let end = &mut pair.ends[who.index()];
-    let _ = end.qp.poll_transmit(&mut end.host, &mut batch.open(&mut pair.wire, 64));
+    let mut batch = Batch::default();
+    let world = &mut **pair;
+    let end = &mut world.ends[who.index()];
+    let _ = end.qp.poll_transmit(&mut end.host, &mut batch.open(&mut world.wire.pool, 64));
     let header = |bytes: &[u8]| Packet::parse(bytes).expect("a legal packet").header;
-    batch.drain().map(|(net, bytes)| (net, header(&bytes), bytes)).collect()
+    batch.drain().map(|(net, _, bytes)| (net, header(&bytes), bytes)).collect()
 }
 
 /// CNPs among them.
@@ -172,9 +173,10 @@ fn a_receiver_in_rtr_answers_and_one_in_error_does_not() {
 fn a_full_batch_keeps_the_cnp_for_the_next() {
     let mut p = alone(B, Setup::default());
     p.inject_from(B, &net(B, CE), &send_to_b(Service::Rc, 100), &[]);
-    let mut batch = Batch::new(0);
-    let end = &mut p.ends[1];
-    let state = end.qp.poll_transmit(&mut end.host, &mut batch.open(&mut p.wire, 0));
+    let mut batch = Batch::default();
+    let world = &mut *p;
+    let end = &mut world.ends[1];
+    let state = end.qp.poll_transmit(&mut end.host, &mut batch.open(&mut world.wire.pool, 0));
     assert_eq!(state, crate::cx::TxState::BatchFull);
     assert_eq!((cnps(&mut p, B), cnps(&mut p, B)), (1, 0));
 }

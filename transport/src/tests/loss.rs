@@ -2,7 +2,8 @@
 //! limit; operations executed exactly once all the same.
 
 use super::*;
-use crate::sim::wire::Faults;
+use crate::fault::Verdict;
+use crate::sim::wire::{damaged, late, twice};
 use roxe_wire::{NakCode, Syndrome};
 
 /// An RC pair with one message of each kind ready to post, `len` bytes each.
@@ -76,27 +77,28 @@ fn for_each_packet(verdict: Verdict) {
 // clause: RETRY-GO-BACK
 #[test]
 fn any_one_packet_may_be_lost() {
-    for_each_packet(Verdict::Drop);
+    for_each_packet(LOST);
 }
 
 // clause: ICRC-WRONG
 #[test]
 fn any_one_packet_may_be_damaged() {
-    for_each_packet(Verdict::Corrupt(77));
+    for_each_packet(damaged(9));
+    for_each_packet(damaged(14));
 }
 
 #[test]
 fn any_one_packet_may_be_repeated() {
-    for_each_packet(Verdict::Duplicate(Duration::ZERO));
-    for_each_packet(Verdict::Duplicate(Duration::from_micros(12)));
-    for_each_packet(Verdict::Duplicate(ms(200)));
+    for_each_packet(twice(Duration::ZERO));
+    for_each_packet(twice(Duration::from_micros(12)));
+    for_each_packet(twice(ms(200)));
 }
 
 #[test]
 fn any_one_packet_may_be_late() {
-    for_each_packet(Verdict::Delay(Duration::from_micros(7)));
-    for_each_packet(Verdict::Delay(Duration::from_micros(40)));
-    for_each_packet(Verdict::Delay(ms(100)));
+    for_each_packet(late(Duration::from_micros(7)));
+    for_each_packet(late(Duration::from_micros(40)));
+    for_each_packet(late(ms(100)));
 }
 
 #[test]
@@ -117,7 +119,7 @@ fn any_two_packets_may_be_lost() {
 #[test]
 fn every_packet_may_be_repeated() {
     let mut bench = Bench::new(Setup::default(), 1000);
-    bench.p.wire.faults = [Faults { duplicate: 1000, ..Faults::default() }; 2];
+    bench.p.wire.set_faults(&rules("duplicate tx by=1us..15us"), 1);
     bench.post_all();
     bench.p.run();
     bench.check_all();
@@ -319,7 +321,7 @@ fn long_reads_survive_scattered_losses() {
     let mut p = Pair::new(Setup::default());
     let len = 300_000;
     let (dst, src) = (blank(&mut p, A, len), filled(&mut p, B, len));
-    p.wire.faults[1].drop = 20;
+    p.wire.set_faults(&rules("drop tx 2% qp=#1"), 1);
     p.wire.mercy = Some(3);
     post(&mut p, A, 1, read_from(src), &[dst.all()]);
     p.run();
@@ -342,7 +344,7 @@ fn sequence_naks_cost_retries_too() {
                 move |_, packet| {
                     let drop = packet.header.bth.psn.get() == 100 && left > 0;
                     left -= u32::from(drop);
-                    drop.then_some(Verdict::Drop)
+                    drop.then_some(LOST)
                 }
             }),
         );

@@ -20,11 +20,12 @@ mod simulation;
 mod states;
 mod unreliable;
 
+use crate::fault::Rules;
 use crate::qp::PostError;
 use crate::qp::attr::{AttrMask, ModifyError, QpAttr, QpState};
 use crate::sim::pair::Pair;
 use crate::sim::setup::{QKEY, Setup, av, qpn};
-use crate::sim::wire::{Peer, Verdict};
+use crate::sim::wire::{LOST, Peer};
 use crate::sim::{Mr, Rng};
 use crate::wr::{Access, Cqe, RecvRequest, SendData, SendFlags, SendOp, SendRequest, Sge, UdDest, WcStatus};
 use core::time::Duration;
@@ -148,14 +149,19 @@ fn responses(pair: &Pair, who: Peer) -> Vec<(Response, u32)> {
     kinds.filter_map(response).collect()
 }
 
+/// Rules for packets, as text.
+fn rules(text: &str) -> Rules {
+    text.parse().expect("legal rules")
+}
+
 /// Loses packet number `n` (from 0, from now on) that `from` sends.
 fn drop_nth(pair: &mut Pair, from: Peer, n: u64) {
-    pair.wire.set_rule(from, Box::new(move |count, _| (count == n).then_some(Verdict::Drop)));
+    pair.wire.set_rule(from, Box::new(move |count, _| (count == n).then_some(LOST)));
 }
 
 /// Loses everything that `from` sends while `lost` says so.
 fn drop_if(pair: &mut Pair, from: Peer, lost: impl Fn(u64, &Packet<'_>) -> bool + Send + 'static) {
-    pair.wire.set_rule(from, Box::new(move |count, packet| lost(count, packet).then_some(Verdict::Drop)));
+    pair.wire.set_rule(from, Box::new(move |count, packet| lost(count, packet).then_some(LOST)));
 }
 
 /// Asks for `state`, with nothing else in the mask.

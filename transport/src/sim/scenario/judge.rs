@@ -3,121 +3,137 @@
 use super::*;
 
 impl<C: Choices> Scenario<C> {
-    pub(super) fn reap(&mut self, who: Peer) {
-        while let Some(cqe) = self.pair.send_done(who) {
-            self.check_send(who, &cqe);
+    pub(super) fn reap(&mut self, who: usize) -> Result<(), Broken> {
+        while let Some(cqe) = self.world.ends[who].host.sends.pop_front() {
+            self.check_send(who, &cqe)?;
         }
-        while let Some(cqe) = self.pair.recv_done(who) {
-            self.check_recv(who, &cqe);
+        while let Some(cqe) = self.world.ends[who].host.recvs.pop_front() {
+            self.check_recv(who, &cqe)?;
         }
+        Ok(())
     }
 
-    fn check_send(&mut self, who: Peer, cqe: &Cqe) {
-        assert!(cqe.status == WcStatus::Success || self.work.mishaps, "{who:?}: {cqe:?}");
-        assert_eq!(cqe.qpn, qpn(who));
+    fn check_send(&mut self, who: usize, cqe: &Cqe) -> Result<(), Broken> {
+        let (me, at) = (Some(who), self.world.now());
+        let may_fail = self.sides[who].fragile;
+        ensure!(cqe.status == WcStatus::Success || may_fail, Completions, me, at, "failed: {cqe:?}");
+        ensure!(cqe.qpn == self.world.ends[who].tie.here.qpn, Completions, me, at, "of another queue pair: {cqe:?}");
         loop {
-            let posted = self.sides[who.index()].sends.pop_front();
-            let posted = posted.unwrap_or_else(|| panic!("{who:?}: completion of no outstanding send: {cqe:?}"));
+            let posted = self.sides[who].sends.pop_front();
+            ensure!(posted.is_some(), Completions, me, at, "of no outstanding send: {cqe:?}");
+            let Some(posted) = posted else { return Ok(()) };
             let this = posted.wr_id == cqe.wr_id;
-            assert!(this || !posted.signaled, "{who:?}: {cqe:?} came before {posted:?}");
+            ensure!(this || !posted.signaled, Completions, me, at, "{cqe:?} came before {posted:?}");
             if this && cqe.status != WcStatus::Success {
-                return self.forget(who, &posted.expect);
+                self.forget(who, &posted.expect);
+                return Ok(());
             }
-            assert!(!this || posted.signaled, "{who:?}: unsignaled success reported: {cqe:?}");
-            assert!(!this || posted.is_told_by(cqe), "{who:?}: {cqe:?} for {posted:?}");
-            self.sides[who.index()].ok_sends += 1;
-            self.check_landed(who, &posted);
+            ensure!(!this || posted.signaled, Completions, me, at, "unsignaled success reported: {cqe:?}");
+            ensure!(!this || posted.is_told_by(cqe), Completions, me, at, "{cqe:?} for {posted:?}");
+            self.sides[who].ok_sends += 1;
+            self.check_landed(who, &posted)?;
             if this {
-                return;
+                return Ok(());
             }
         }
     }
 
-    fn forget(&mut self, who: Peer, expect: &Expect) {
+    fn forget(&mut self, who: usize, expect: &Expect) {
         if let Expect::Bytes { slot, .. } = expect {
-            self.sides[who.index()].free.push(slot.index);
+            self.sides[who].free.push(slot.index);
         }
     }
 
-    fn check_landed(&mut self, who: Peer, posted: &PostedSend) {
-        let Expect::Bytes { slot, data, modelled } = &posted.expect else { return };
-        // With mishaps the order at the peer is not modelled.
-        if !(*modelled && self.work.mishaps) {
-            assert_eq!(self.slot(who, *slot, slot.len), &data[..], "{who:?}: {posted:?}");
+    fn check_landed(&mut self, who: usize, posted: &PostedSend) -> Result<(), Broken> {
+        let Expect::Bytes { slot, data, modelled } = &posted.expect else { return Ok(()) };
+        // When things go wrong the order at the peer is not modelled.
+        if !(*modelled && self.sides[who].fragile) {
+            let right = self.slot(who, *slot, slot.len) == &data[..];
+            ensure!(right, Bytes, Some(who), self.world.now(), "wrong bytes landed for {}", posted.wr_id);
         }
-        self.check_guard(who, *slot, slot.len);
+        self.check_guard(who, *slot, slot.len)?;
         self.forget(who, &posted.expect);
+        Ok(())
     }
 
     /// The first `len` bytes of a slot.
-    fn slot(&self, who: Peer, slot: Slot, len: u32) -> &[u8] {
-        let sink = self.sides[who.index()].sink;
-        range(self.pair.ends[who.index()].host.memory.bytes(sink), slot.index * slot_size(&self.work), len)
+    fn slot(&self, who: usize, slot: Slot, len: u32) -> &[u8] {
+        let sink = self.sides[who].sink;
+        range(self.world.ends[who].host.memory.bytes(sink), slot.index * slot_size(&self.work), len)
     }
 
     /// Bytes behind the first `len` of a slot are as they were.
-    fn check_guard(&self, who: Peer, slot: Slot, len: u32) {
+    fn check_guard(&self, who: usize, slot: Slot, len: u32) -> Result<(), Broken> {
         let all = self.slot(who, slot, slot.len + GUARD);
-        assert!(all[len as usize..].iter().all(|&b| b == UNTOUCHED), "{who:?}: bytes beyond the message were written");
+        let kept = all[len as usize..].iter().all(|&b| b == UNTOUCHED);
+        ensure!(kept, Bytes, Some(who), self.world.now(), "bytes beyond the message were written");
+        Ok(())
     }
 
-    fn check_recv(&mut self, who: Peer, cqe: &Cqe) {
-        let posted = self.sides[who.index()].recvs.pop_front();
-        let posted = posted.unwrap_or_else(|| panic!("{who:?}: completion of no outstanding receive: {cqe:?}"));
-        assert_eq!(posted.wr_id, cqe.wr_id, "{who:?}: receives complete in order");
-        assert!(cqe.status == WcStatus::Success || self.work.mishaps, "{who:?}: {cqe:?}");
+    fn check_recv(&mut self, who: usize, cqe: &Cqe) -> Result<(), Broken> {
+        let (me, at) = (Some(who), self.world.now());
+        let posted = self.sides[who].recvs.pop_front();
+        ensure!(posted.is_some(), Completions, me, at, "of no outstanding receive: {cqe:?}");
+        let Some(posted) = posted else { return Ok(()) };
+        ensure!(posted.wr_id == cqe.wr_id, Completions, me, at, "{cqe:?} came before {posted:?}");
+        let may_fail = self.sides[who].fragile;
+        ensure!(cqe.status == WcStatus::Success || may_fail, Completions, me, at, "failed: {cqe:?}");
         if cqe.status == WcStatus::Success {
-            self.sides[who.index()].ok_recvs += 1;
-            self.check_message(who, cqe, posted.slot);
+            self.sides[who].ok_recvs += 1;
+            self.check_message(who, cqe, posted.slot)?;
         }
-        self.sides[who.index()].free.push(posted.slot.index);
+        self.sides[who].free.push(posted.slot.index);
+        Ok(())
     }
 
-    fn check_message(&mut self, who: Peer, cqe: &Cqe, slot: Slot) {
-        if self.pair.setup.service == Service::Rc {
-            let message = self.sides[who.other().index()].messages.pop_front();
-            let message = message.unwrap_or_else(|| panic!("{who:?}: a message nobody sent: {cqe:?}"));
-            assert!(self.is_message(who, cqe, slot, &message), "{who:?}: {cqe:?} should be {message:?}");
+    fn check_message(&mut self, who: usize, cqe: &Cqe, slot: Slot) -> Result<(), Broken> {
+        let (me, at, service) = (Some(who), self.world.now(), self.world.ends[who].setup.service);
+        if service == Service::Rc {
+            let message = self.sides[who ^ 1].messages.pop_front();
+            let is_it = message.is_some_and(|message| self.is_message(who, cqe, slot, &message));
+            ensure!(is_it, Bytes, me, at, "{cqe:?} should be {message:?}");
         } else {
-            let sent = &self.sides[who.other().index()].messages;
+            let sent = &self.sides[who ^ 1].messages;
             let found = sent.iter().any(|message| self.is_message(who, cqe, slot, message));
-            assert!(found, "{who:?}: a message nobody sent: {cqe:?}");
+            ensure!(found, Bytes, me, at, "a message nobody sent: {cqe:?}");
         }
-        let landed = match (cqe.opcode, self.pair.setup.service) {
+        let landed = match (cqe.opcode, service) {
             // Pieces of a longer message that was lost may lie behind this one: UC reuses the receive.
             (_, Service::Uc) => slot.len,
             (WcOpcode::Recv, _) => cqe.byte_len,
             _ => 0,
         };
-        self.check_guard(who, slot, landed);
+        self.check_guard(who, slot, landed)
     }
 
     /// Whether a completed receive is exactly `message` of the peer.
-    fn is_message(&self, who: Peer, cqe: &Cqe, slot: Slot, message: &Message) -> bool {
-        let grh = if self.pair.setup.service == Service::Ud { GRH_LEN } else { 0 };
+    fn is_message(&self, who: usize, cqe: &Cqe, slot: Slot, message: &Message) -> bool {
+        let grh = if self.world.ends[who].setup.service == Service::Ud { GRH_LEN } else { 0 };
         let opcode = if message.write { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv };
         let extra = message.imm.map_or(WcExtra::None, WcExtra::Imm);
         if (cqe.opcode, cqe.byte_len, cqe.extra) != (opcode, message.len + grh, extra) {
             return false;
         }
-        let source = self.pair.ends[who.other().index()].host.memory.bytes(self.sides[who.other().index()].source);
+        let source = self.world.ends[who ^ 1].host.memory.bytes(self.sides[who ^ 1].source);
         message.write
             || self.slot(who, slot, grh + message.len)[grh as usize..] == *range(source, message.source, message.len)
     }
 
     /// Memory that the peer writes ends as the model says (RC), or with each write absent or right (UC).
-    pub(super) fn check_shared(&self, who: Peer) {
-        let side = &self.sides[who.index()];
-        let actual = self.pair.ends[who.index()].host.memory.bytes(side.shared);
-        if self.pair.setup.service == Service::Rc {
-            assert!(actual == side.model, "{who:?}: remote writes and atomics did not run exactly once and in order");
-            return;
+    pub(super) fn check_shared(&self, who: usize) -> Result<(), Broken> {
+        let (side, peer, at) = (&self.sides[who], &self.sides[who ^ 1], self.world.now());
+        let actual = self.world.ends[who].host.memory.bytes(side.shared);
+        if self.world.ends[who].setup.service == Service::Rc {
+            let right = side.fragile || actual == side.model;
+            ensure!(right, Bytes, Some(who), at, "remote writes and atomics did not run exactly once and in order");
+            return Ok(());
         }
-        let peer = &self.sides[who.other().index()];
-        let source = self.pair.ends[who.other().index()].host.memory.bytes(peer.source);
+        let source = self.world.ends[who ^ 1].host.memory.bytes(peer.source);
         for write in &peer.uc_writes {
-            let pairs = range(actual, write.target, write.len).iter().zip(range(source, write.source, write.len));
-            assert!(pairs.clone().all(|(&got, &sent)| got == sent || got == 0), "{who:?}: wrong bytes of {write:?}");
+            let mut pairs = range(actual, write.target, write.len).iter().zip(range(source, write.source, write.len));
+            let right = pairs.all(|(&got, &sent)| got == sent || got == 0);
+            ensure!(right, Bytes, Some(who), at, "wrong bytes of {write:?}");
         }
+        Ok(())
     }
 }

@@ -1,0 +1,39 @@
+//! A look inside, for judges: where both roles of a queue pair stand. Changes nothing.
+
+use super::Qp;
+use roxe_wire::Psn;
+
+/// Where the roles of a queue pair stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// Oldest PSN that is not acknowledged.
+    pub una: Psn,
+    /// PSN of the next packet to send; behind `sent` while a retry repeats packets.
+    pub next: Psn,
+    /// PSN after the newest one ever sent.
+    pub sent: Psn,
+    /// PSN of the request that is expected next.
+    pub expected: Psn,
+    /// Bytes held at [`crate::cx::FlowControl`] (RC).
+    pub held: u32,
+    /// Send work requests that are not complete.
+    pub sends: u32,
+    /// The send queue waits because the peer had no receive.
+    pub not_ready: bool,
+}
+
+impl Qp {
+    /// Where both roles stand.
+    pub fn probe(&self) -> Probe {
+        let (sq, expected) = (&self.requester, self.responder.e_psn());
+        Probe {
+            una: sq.una_psn,
+            next: sq.cursor.psn,
+            sent: sq.sent_psn,
+            expected,
+            held: sq.flight.held(),
+            sends: sq.sq.tail_index().wrapping_sub(sq.sq.head_index()),
+            not_ready: sq.retry.is_waiting(),
+        }
+    }
+}

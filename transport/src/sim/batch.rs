@@ -1,0 +1,114 @@
+//! The packets of one `poll_transmit`, and the buffers they are written into.
+//!
+//! May touch: `cx`, `roxe_wire`. Buffers go round between the pool, a batch and the network: once warm, nothing allocates.
+
+use crate::cx::{PacketNote, TxBatch};
+use crate::wr::Av;
+use roxe_wire::{Header, NetHeader, icrc};
+
+/// What a fresh slot holds, so that bytes a QP forgot to write are not zero by luck.
+const POISON: u8 = 0xa5;
+
+/// Buffers that nobody uses.
+#[derive(Debug, Default)]
+pub struct Pool(Vec<Vec<u8>>);
+
+impl Pool {
+    /// An empty buffer.
+    pub fn take(&mut self) -> Vec<u8> {
+        let mut bytes = self.0.pop().unwrap_or_default();
+        bytes.clear();
+        bytes
+    }
+
+    /// A copy of `bytes`.
+    pub fn copy(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let mut copy = self.take();
+        copy.extend_from_slice(bytes);
+        copy
+    }
+
+    /// Gives a buffer back.
+    pub fn put(&mut self, bytes: Vec<u8>) {
+        self.0.push(bytes);
+    }
+}
+
+/// The packets of one `poll_transmit`, in order.
+#[derive(Debug, Default)]
+pub struct Batch {
+    packets: Vec<(Av, PacketNote, Vec<u8>)>,
+    room: usize,
+}
+
+impl Batch {
+    /// Makes room for `packets` packets, whose buffers are drawn from `pool`.
+    pub fn open<'b>(&'b mut self, pool: &'b mut Pool, packets: usize) -> OpenBatch<'b> {
+        self.room = packets;
+        OpenBatch { batch: self, pool }
+    }
+
+    /// Takes the packets out, sealed.
+    pub fn drain(&mut self) -> impl Iterator<Item = (NetHeader, PacketNote, Vec<u8>)> + '_ {
+        self.packets.drain(..).map(|(av, note, mut bytes)| {
+            let net = net_header(&av);
+            icrc::seal(&net, &mut bytes);
+            (net, note, bytes)
+        })
+    }
+
+    /// Packets in it.
+    pub fn len(&self) -> usize {
+        self.packets.len()
+    }
+
+    /// Whether nothing is in it.
+    pub fn is_empty(&self) -> bool {
+        self.packets.is_empty()
+    }
+}
+
+/// A batch with the pool it takes buffers from.
+pub struct OpenBatch<'b> {
+    batch: &'b mut Batch,
+    pool: &'b mut Pool,
+}
+
+impl TxBatch for OpenBatch<'_> {
+    fn slot(&mut self, av: &Av, len: usize, note: PacketNote) -> Option<&mut [u8]> {
+        if self.batch.packets.len() >= self.batch.room {
+            return None;
+        }
+        let mut bytes = self.pool.take();
+        bytes.resize(len + icrc::LEN, POISON);
+        self.batch.packets.push((*av, note, bytes));
+        let (.., bytes) = self.batch.packets.last_mut()?;
+        bytes.get_mut(..len)
+    }
+
+    fn retract(&mut self) {
+        let (.., bytes) = self.batch.packets.pop().expect("a QP retracted a slot it had not taken");
+        self.pool.put(bytes);
+    }
+}
+
+/// The network header of a packet sent along `av`.
+pub fn net_header(av: &Av) -> NetHeader {
+    NetHeader {
+        src: av.sgid,
+        dst: av.dgid,
+        src_port: 49152,
+        traffic_class: av.traffic_class,
+        hop_limit: if av.hop_limit < 2 { 64 } else { av.hop_limit },
+        flow_label: if av.dgid.is_ipv4() { 0 } else { av.flow_label },
+        ident: 0,
+    }
+}
+
+/// The bytes of a packet nobody emitted, to inject, with room for an ICRC. `None` when `header` cannot carry `payload`.
+pub fn forge(header: &Header, payload: &[u8]) -> Option<Vec<u8>> {
+    let len = header.padded_len(payload.len());
+    let mut bytes = vec![0; len + icrc::LEN];
+    header.emit(payload.len(), &mut bytes[..len])?.copy_from_slice(payload);
+    Some(bytes)
+}

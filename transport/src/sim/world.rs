@@ -1,0 +1,522 @@
+//! Many queue pairs on many nodes, the network between them, and a clock that jumps to the next thing that happens.
+//!
+//! May touch: the public face of `qp` and the rest of `sim`. Drives the QPs as an engine would. After every call the
+//! promises of [`super::watch`] are checked, and a broken one ends the run.
+//!
+//! Ends come in pairs: `2n` and `2n + 1` are the two ends of connection `n`.
+
+use super::batch::{Batch, net_header};
+use super::host::SimHost;
+use super::promise::{Broken, ensure};
+use super::rng::{Choices, Rng};
+use super::setup::{Peer, Place, Setup, Tie};
+use super::timeline::Deadlines;
+use super::topology::{Topology, node_at};
+use super::watch::Watch;
+use super::wire::{Flight, Wire};
+use crate::Qp;
+use crate::cx::TxState;
+use crate::fault::Verdict;
+use crate::qp::attr::{AttrMask, QpAttr, QpState};
+use crate::qp::shared::{QpEvents, Service};
+use crate::qp::{DropReason, PostError};
+use crate::time::Instant;
+use crate::wr::RecvRequest;
+use core::time::Duration;
+use roxe_wire::{Header, NetHeader, Packet, Qpn, icrc};
+use std::collections::BTreeMap;
+
+/// Packets in flight per end after which a QP is taken to send without end, before memory runs out.
+const FLIGHT_LIMIT: usize = 25_000;
+/// When every clock starts; not zero, so that "never" and "at the start" differ.
+pub const START: Instant = Instant(1_000_000_000);
+
+/// One QP and its surroundings.
+pub struct End {
+    /// The queue pair.
+    pub qp: Qp,
+    /// What it reaches.
+    pub host: SimHost,
+    /// How it was made.
+    pub setup: Setup,
+    /// The connection as it sees it.
+    pub tie: Tie,
+    /// Events taken from it so far.
+    pub events: QpEvents,
+    /// Why it dropped packets, last reason, and how often.
+    pub dropped: (Option<DropReason>, u32),
+    pub(super) watch: Watch,
+    /// Until when its link is busy with a full batch.
+    busy_until: Instant,
+    /// On the list of those that something happened to.
+    touched: bool,
+}
+
+impl End {
+    /// Posts a receive to its queue, or to its shared one.
+    ///
+    /// # Errors
+    /// As [`Qp::post_recv`].
+    pub fn post_recv(&mut self, req: &RecvRequest<'_>) -> Result<(), PostError> {
+        if self.setup.srq {
+            self.host.srq.post(req);
+            return Ok(());
+        }
+        self.qp.post_recv(req)
+    }
+}
+
+/// A packet as it was handed to the network.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Logged {
+    /// When.
+    pub at: Instant,
+    /// By which connection.
+    pub connection: usize,
+    /// By which end of it.
+    pub from: Peer,
+    /// Its headers.
+    pub header: Header,
+    /// Payload bytes without pad.
+    pub len: usize,
+    /// What became of it.
+    pub verdict: Verdict,
+}
+
+/// Queue pairs and the network between them.
+pub struct World<C = Rng> {
+    /// The QPs.
+    pub ends: Vec<End>,
+    /// The network.
+    pub wire: Wire,
+    /// Source of what a scenario decides.
+    pub choices: C,
+    /// Every packet sent, of ends whose setup says so.
+    pub log: Vec<Logged>,
+    /// Packets that arrived, by receiver.
+    pub delivered: Vec<u64>,
+    /// Timeouts handled, by end.
+    pub timeouts: Vec<u64>,
+    /// Nobody forges packets or starts a QP anew: what one end believes of the other must be true, and is checked.
+    pub honest: bool,
+    now: Instant,
+    batch: Batch,
+    deadlines: Deadlines,
+    by_place: BTreeMap<(usize, u32), usize>,
+    /// Bytes reserved from one node towards another.
+    windows: BTreeMap<(usize, usize), Window>,
+    /// Nodes that are gone.
+    gone: Vec<usize>,
+    /// Ends that something happened to and that have not sent since.
+    ready: Vec<usize>,
+    /// Ends that something happened to, for the scenario.
+    news: Vec<usize>,
+}
+
+/// Room that all QPs of a node share towards another node.
+#[derive(Clone, Copy, Debug, Default)]
+struct Window {
+    reserved: u32,
+    ends: u32,
+}
+
+impl<C: Choices> World<C> {
+    /// A network without ends.
+    pub fn new(topology: Topology, choices: C) -> Self {
+        Self {
+            ends: Vec::new(),
+            wire: Wire::new(topology),
+            choices,
+            log: Vec::new(),
+            delivered: Vec::new(),
+            timeouts: Vec::new(),
+            honest: false,
+            now: START,
+            batch: Batch::default(),
+            deadlines: Deadlines::default(),
+            by_place: BTreeMap::new(),
+            windows: BTreeMap::new(),
+            gone: Vec::new(),
+            ready: Vec::new(),
+            news: Vec::new(),
+        }
+    }
+
+    /// Adds two QPs in RESET that know of each other. Returns the number of the first; the second is the next.
+    pub fn add(&mut self, setup: &Setup, places: [Place; 2]) -> usize {
+        let first = self.ends.len();
+        for who in [Peer::A, Peer::B] {
+            let tie = setup.tie_of(who, places);
+            let (qp, mut host) = setup.make_with(tie.here.qpn);
+            host.clock = self.now;
+            let known = self.by_place.insert((tie.here.node, tie.here.qpn.get()), self.ends.len());
+            assert_eq!(known, None, "{:?} is taken", tie.here);
+            self.windows.entry((tie.here.node, tie.there.node)).or_default().ends += 1;
+            self.ends.push(End {
+                qp,
+                host,
+                setup: *setup,
+                tie,
+                events: QpEvents::empty(),
+                dropped: (None, 0),
+                watch: Watch::default(),
+                busy_until: self.now,
+                touched: false,
+            });
+            self.wire.add_end();
+            (self.delivered.push(0), self.timeouts.push(0));
+        }
+        self.deadlines.resize(self.ends.len());
+        first
+    }
+
+    /// Adds two QPs and connects them: both are in RTS.
+    pub fn connect(&mut self, setup: &Setup, places: [Place; 2]) -> usize {
+        let first = self.add(setup, places);
+        for end in &mut self.ends[first..] {
+            end.setup.bring_up(&end.tie, &mut end.qp, &mut end.host, QpState::Rts);
+        }
+        first
+    }
+
+    /// The time.
+    pub fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// Time since the world was made.
+    pub fn elapsed(&self) -> Duration {
+        self.now.since(START)
+    }
+
+    /// The end with this number; it will be looked at in the next step.
+    pub fn end_mut(&mut self, end: usize) -> &mut End {
+        self.touch(end);
+        &mut self.ends[end]
+    }
+
+    /// Asks for a state, with nothing else in the mask.
+    ///
+    /// # Errors
+    /// When a promise is broken by it.
+    pub fn go_to(&mut self, id: usize, state: QpState) -> Result<(), Broken> {
+        self.enter(id);
+        let end = &mut self.ends[id];
+        let attr = QpAttr { state, ..*end.qp.attr() };
+        // Refusals are fine: the table decides, and its own tests judge it.
+        let _ = end.qp.modify(&mut end.host, &attr, AttrMask::STATE);
+        self.leave(id)
+    }
+
+    /// Takes a node off the network, with everything on it: its QPs are never called again.
+    pub fn kill_node(&mut self, node: usize) {
+        self.gone.push(node);
+        for id in 0..self.ends.len() {
+            if self.ends[id].tie.here.node == node {
+                self.deadlines.set(id, None);
+            }
+        }
+    }
+
+    /// Whether the node of this end is gone.
+    pub fn is_gone(&self, id: usize) -> bool {
+        !self.gone.is_empty() && self.gone.contains(&self.ends[id].tie.here.node)
+    }
+
+    /// Sends what can be sent, jumps to the next arrival or deadline and handles it. False when there is none.
+    ///
+    /// # Errors
+    /// When a promise is broken.
+    pub fn step(&mut self) -> Result<bool, Broken> {
+        self.transmit_ready()?;
+        let Some(at) = self.next_wake() else { return Ok(self.pace()) };
+        self.now = at.max(self.now);
+        self.work()?;
+        Ok(true)
+    }
+
+    /// Steps for `time`, then leaves the clock there.
+    ///
+    /// # Errors
+    /// When a promise is broken.
+    pub fn step_for(&mut self, time: Duration) -> Result<(), Broken> {
+        let end = self.now.after(time);
+        self.transmit_ready()?;
+        while self.next_wake().is_some_and(|at| at <= end) {
+            self.step()?;
+        }
+        self.now = end;
+        self.work()
+    }
+
+    /// Moves the ends that something happened to since the last call into `news`, in order.
+    pub fn take_news(&mut self, news: &mut Vec<usize>) {
+        news.clear();
+        core::mem::swap(news, &mut self.news);
+        news.sort_unstable();
+        news.dedup();
+    }
+
+    /// Handles everything due now.
+    fn work(&mut self) -> Result<(), Broken> {
+        while let Some(flight) = self.wire.arrived(self.now) {
+            self.deliver(flight)?;
+        }
+        while let Some((at, id)) = self.deadlines.first()
+            && at <= self.now
+        {
+            self.wake(id)?;
+        }
+        self.transmit_ready()
+    }
+
+    /// Datagrams give no reservation back: the host hands out new room when everything sent has arrived.
+    fn pace(&mut self) -> bool {
+        let mut freed = false;
+        for id in 0..self.ends.len() {
+            let flow = &mut self.ends[id].host.flow;
+            if flow.refused && !flow.returns {
+                *flow = super::host::Flow { limit: flow.limit, ..Default::default() };
+                self.touch(id);
+                freed = true;
+            }
+        }
+        freed
+    }
+
+    pub(super) fn next_wake(&self) -> Option<Instant> {
+        self.deadlines.first().map(|(at, _)| at).into_iter().chain(self.wire.next_arrival()).min()
+    }
+
+    /// Something happened to an end.
+    fn touch(&mut self, id: usize) {
+        if !core::mem::replace(&mut self.ends[id].touched, true) {
+            self.ready.push(id);
+        }
+    }
+
+    /// Everything may have happened to every end, and somebody may have set a clock.
+    pub(super) fn touch_all(&mut self) {
+        for id in 0..self.ends.len() {
+            self.now = self.now.max(self.ends[id].host.clock);
+            self.touch(id);
+        }
+    }
+
+    /// Sets all clocks.
+    pub(super) fn sync_clocks(&mut self) {
+        for end in &mut self.ends {
+            end.host.clock = self.now;
+        }
+    }
+
+    /// Before a call on an end: its surroundings are up to date.
+    fn enter(&mut self, id: usize) {
+        let end = &mut self.ends[id];
+        end.host.clock = self.now;
+        if end.host.flow.returns && end.host.flow.limit.is_some() {
+            let shared = self.windows.get(&(end.tie.here.node, end.tie.there.node)).map_or(0, |window| window.reserved);
+            end.host.flow.others = shared - end.watch.counted;
+        }
+    }
+
+    /// After a call on an end: events are taken, promises checked.
+    fn leave(&mut self, id: usize) -> Result<(), Broken> {
+        let end = &mut self.ends[id];
+        end.events |= end.qp.poll_event();
+        self.count_window(id)?;
+        self.touch(id);
+        self.check(id)
+    }
+
+    /// Keeps the sum of what is reserved from node to node, and holds it against the limit: each QP may go beyond it with
+    /// one packet when it has nothing under way.
+    fn count_window(&mut self, id: usize) -> Result<(), Broken> {
+        let end = &mut self.ends[id];
+        let flow = &end.host.flow;
+        let (Some(limit), true) = (flow.limit, flow.returns) else { return Ok(()) };
+        let window = self.windows.entry((end.tie.here.node, end.tie.there.node)).or_default();
+        window.reserved = window.reserved - end.watch.counted + flow.reserved;
+        end.watch.counted = flow.reserved;
+        let beyond = window.ends * crate::qp::charge(end.setup.path_mtu.bytes());
+        let (reserved, at) = (window.reserved, self.now);
+        ensure!(reserved <= limit + beyond, Credit, Some(id), at, "{reserved} bytes reserved, {limit} allowed");
+        Ok(())
+    }
+
+    /// Checks what can be seen between two calls.
+    fn check(&mut self, id: usize) -> Result<(), Broken> {
+        let other = self.honest.then(|| self.ends[id ^ 1].watch.look(&self.ends[id ^ 1].qp));
+        let end = &mut self.ends[id];
+        end.watch.check(&end.qp, &end.host, other, self.now).map_err(|broken| Broken { end: Some(id), ..broken })
+    }
+
+    /// A deadline of an end has come: its timer, or its link has become free.
+    fn wake(&mut self, id: usize) -> Result<(), Broken> {
+        let is_due = |end: &End, now| end.qp.poll_timeout().is_some_and(|at| at <= now);
+        if is_due(&self.ends[id], self.now) {
+            self.enter(id);
+            let end = &mut self.ends[id];
+            end.qp.handle_timeout(&mut end.host);
+            self.timeouts[id] += 1;
+            self.leave(id)?;
+        }
+        self.transmit(id)?;
+        let end = &self.ends[id];
+        ensure!(!is_due(end, self.now), Timers, Some(id), self.now, "still due: {:?}", end.qp.poll_timeout());
+        Ok(())
+    }
+
+    /// Sets the deadline of an end anew.
+    fn schedule(&mut self, id: usize) {
+        let end = &self.ends[id];
+        let link = (end.busy_until > self.now && end.qp.has_work()).then_some(end.busy_until);
+        let at = end.qp.poll_timeout().into_iter().chain(link).min();
+        self.deadlines.set(id, at);
+    }
+
+    fn deliver(&mut self, flight: Flight) -> Result<(), Broken> {
+        let whole = icrc::verify(&flight.net, &flight.bytes);
+        let id = if whole { self.receiver(&flight.net, &flight.bytes) } else { None };
+        let Some(id) = id.filter(|&id| !self.is_gone(id)) else {
+            self.wire.tally.bad_icrc += u64::from(!whole);
+            self.wire.pool.put(flight.bytes);
+            return Ok(());
+        };
+        let qpn = self.ends[id].tie.here.qpn;
+        let Some((flight, verdict)) = self.wire.receive(self.now, id, qpn, flight) else { return Ok(()) };
+        let packet = Packet::parse(&flight.bytes).expect("a QP emitted a packet that does not parse");
+        let result = self.hand_over(id, &flight.net, &packet, verdict.rnr);
+        self.wire.pool.put(flight.bytes);
+        result
+    }
+
+    /// Who gets a packet.
+    fn receiver(&self, net: &NetHeader, bytes: &[u8]) -> Option<usize> {
+        let packet = Packet::parse(bytes).expect("a QP emitted a packet that does not parse");
+        self.by_place.get(&(node_at(net.dst)?, packet.header.bth.dest_qpn.get())).copied()
+    }
+
+    /// Hands a packet to an end, whoever it is for.
+    pub(super) fn hand_over(
+        &mut self,
+        id: usize,
+        net: &NetHeader,
+        packet: &Packet<'_>,
+        starved: bool,
+    ) -> Result<(), Broken> {
+        self.delivered[id] += 1;
+        self.enter(id);
+        let end = &mut self.ends[id];
+        let result = if starved {
+            end.qp.handle_packet_starved(&mut end.host, net, packet)
+        } else {
+            end.qp.handle_packet(&mut end.host, net, packet)
+        };
+        if let Err(reason) = result {
+            end.dropped = (Some(reason), end.dropped.1 + 1);
+        }
+        self.leave(id)
+    }
+
+    /// Sends everything that ends want to send now.
+    pub(super) fn transmit_ready(&mut self) -> Result<(), Broken> {
+        // Sending does not touch other ends.
+        for at in 0..self.ready.len() {
+            let id = self.ready[at];
+            self.transmit(id)?;
+            self.ends[id].touched = false;
+        }
+        self.news.append(&mut self.ready);
+        Ok(())
+    }
+
+    /// Sends everything an end wants to send now, until a full batch keeps its link busy (see [`Setup::stall`]).
+    pub(super) fn transmit(&mut self, id: usize) -> Result<(), Broken> {
+        if self.is_gone(id) {
+            return Ok(());
+        }
+        while self.ends[id].busy_until <= self.now {
+            if self.transmit_batch(id)? == TxState::Drained {
+                break;
+            }
+            let setup = &self.ends[id].setup;
+            if setup.stall > 0 && self.choices.chance(setup.stall) {
+                self.ends[id].busy_until = self.now.after(setup.latency * self.choices.between(1, 30) / 10);
+            }
+        }
+        self.schedule(id);
+        Ok(())
+    }
+
+    fn transmit_batch(&mut self, id: usize) -> Result<TxState, Broken> {
+        self.enter(id);
+        let end = &mut self.ends[id];
+        let before = (end.host.sends.len(), end.host.recvs.len());
+        let idle = !end.qp.has_work();
+        let mut tx = self.batch.open(&mut self.wire.pool, end.setup.batch);
+        let state = end.qp.poll_transmit(&mut end.host, &mut tx);
+        let quiet = self.batch.is_empty() && before == (end.host.sends.len(), end.host.recvs.len());
+        let at = self.now;
+        ensure!(quiet || !idle, Silence, Some(id), at, "has_work was false, yet poll_transmit did something");
+        let full = state == TxState::BatchFull;
+        ensure!(!full || !self.batch.is_empty(), Progress, Some(id), at, "an empty batch is full");
+        self.leave(id)?;
+        self.dispatch(id)?;
+        Ok(state)
+    }
+
+    fn dispatch(&mut self, id: usize) -> Result<(), Broken> {
+        let mut batch = core::mem::take(&mut self.batch);
+        for (net, _note, bytes) in batch.drain() {
+            let end = &mut self.ends[id];
+            let packet = Packet::parse(&bytes).expect("a QP emitted a packet that does not parse");
+            let fits = end.watch.on_emitted(&end.qp, &packet.header, self.now);
+            fits.map_err(|broken| Broken { end: Some(id), ..broken })?;
+            let (header, len) = (packet.header, packet.payload.len());
+            let (log, qpn) = (end.setup.log, end.tie.here.qpn);
+            let verdict = self.wire.send(self.now, id, qpn, net, bytes);
+            if log {
+                let (at, connection, from) = (self.now, id / 2, Peer::of_end(id));
+                self.log.push(Logged { at, connection, from, header, len, verdict });
+            }
+        }
+        self.batch = batch;
+        let flying = self.wire.in_flight();
+        ensure!(flying < FLIGHT_LIMIT * self.ends.len(), Progress, Some(id), self.now, "sends without end");
+        Ok(())
+    }
+
+    /// Checks that nothing is left half done when nothing is due: QPs are quiescent and no reservation leaked.
+    ///
+    /// # Errors
+    /// When something is.
+    pub fn check_settled(&self) -> Result<(), Broken> {
+        for (id, end) in self.ends.iter().enumerate().filter(|(id, _)| !self.is_gone(*id)) {
+            let (who, at) = (Some(id), self.now);
+            ensure!(end.qp.poll_timeout().is_none(), Timers, who, at, "a timer is left");
+            ensure!(end.qp.is_quiescent(), Progress, who, at, "not quiescent");
+            let reliable = end.setup.service == Service::Rc;
+            ensure!(
+                !reliable || end.host.flow.reserved == 0,
+                Credit,
+                who,
+                at,
+                "{} bytes leaked",
+                end.host.flow.reserved
+            );
+        }
+        Ok(())
+    }
+
+    /// The network header of packets from an end to its peer.
+    pub fn net_of(&self, id: usize) -> NetHeader {
+        net_header(&self.ends[id].tie.av())
+    }
+}
+
+/// A QP number for end `end` of a large world: distinct, and not in order.
+pub fn number(end: usize) -> Qpn {
+    let end = u32::try_from(end).expect("few ends");
+    Qpn::new(0x10 + ((end * 0x3779) & 0xf_ffff))
+}
