@@ -18,7 +18,8 @@ pub const MAX_SRQ_SGE: u32 = MAX_SGE;
 pub const MAX_MR: u32 = 1 << 22;
 /// Bytes of one region: any range the process can have.
 pub const MAX_MR_SIZE: u64 = 1 << 47;
-/// Bytes of one message (IBA §9.7.2).
+/// Bytes of one message.
+// clause: SEND-MAX-LENGTH
 pub const MAX_MSG_SIZE: u32 = 1 << 31;
 /// Queue pairs of one process.
 pub const MAX_QP: u32 = 16_384;
