@@ -181,8 +181,8 @@ static bool sound(const struct cell *cell)
 {
     return cell->size <= MAX_MESSAGE && cell->count <= MAX_SERIALS && cell->budget <= MAX_SERIALS && cell->group >= 1
            && cell->group <= MAX_GROUP && (cell->mtu == 256 || cell->mtu == 1024 || cell->mtu == 4096)
-           && op_exists(cell->service, cell->op) && cell->group * slot_bytes(cell->size) <= AREA_BYTES
-           && (!op_is_atomic(cell->op) || cell->size == 8) && cell->count <= cell->budget;
+           && op_exists(cell->service, cell->op) && cell->budget * slot_bytes(cell->size) <= AREA_BYTES
+           && cell->group <= cell->budget && (!op_is_atomic(cell->op) || cell->size == 8) && cell->count <= cell->budget;
 }
 
 bool cell_parse(const char *line, struct cell *cell, uint32_t *qpn, uint32_t *psn)

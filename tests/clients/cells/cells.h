@@ -23,10 +23,10 @@
 
 enum {
     MAX_GROUP = 32,            // messages under way at once
-    MAX_SERIALS = 256,         // transmissions of one cell; the first byte of a message tells them apart
+    MAX_SERIALS = 64,          // transmissions of one cell; the first byte of a message tells them apart
     MAX_MESSAGE = 1 << 20,     // bytes of a message
     GRH_BYTES = 40,            // what a UD receive is preceded by
-    AREA_BYTES = 9 << 20,      // the registered memory of each side
+    AREA_BYTES = 11 << 20,     // the registered memory of each side
     LINE_BYTES = 1024,         // longest line on the control connection
     IMMEDIATELY = 0,           // a wait of no milliseconds
 };

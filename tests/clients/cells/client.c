@@ -12,8 +12,8 @@ struct request {
     struct session *s;
     struct link *link;
     const struct cell *cell;
-    struct slot slots[MAX_GROUP];
-    bool scrambled[MAX_GROUP];     // was sent inline, and overwritten at once
+    struct slot slots[MAX_SERIALS];
+    bool scrambled[MAX_SERIALS];   // was sent inline, and overwritten at once
     uint32_t expect[MAX_GROUP];    // messages of this group whose completion was asked for
     unsigned expected, completed;
     uint32_t sent, delivered, doubled, left;
@@ -54,8 +54,7 @@ void client_plan(struct cell *cell, const struct session *s, bool soak)
 static void address(const struct request *q, uint32_t serial, struct ibv_send_wr *wr)
 {
     const struct cell *cell = q->cell;
-    unsigned index = op_is_atomic(cell->op) ? 0 : serial % cell->group;
-    struct slot there = slot_make(q->s->device.area, index, cell->size, 0, false);
+    struct slot there = slot_make(q->s->device.area, op_is_atomic(cell->op) ? 0 : serial, cell->size, 0, false);
     uint64_t remote = q->s->peer_area + (uint64_t)(there.piece[0].at - q->s->device.area);
     if (cell->service == UD) {
         wr->wr.ud.ah = q->link->ah;
@@ -97,10 +96,9 @@ static int post(struct request *q, uint32_t serial, bool last)
         [WRITE_IMM] = IBV_WR_RDMA_WRITE_WITH_IMM, [READ] = IBV_WR_RDMA_READ,
         [FETCH_ADD] = IBV_WR_ATOMIC_FETCH_AND_ADD, [CMP_SWAP] = IBV_WR_ATOMIC_CMP_AND_SWP};
     const struct cell *cell = q->cell;
-    unsigned index = serial % cell->group;
-    struct slot *slot = &q->slots[index];
-    uint32_t split = op_is_atomic(cell->op) ? 0 : cell_split(cell, index, SIDE);
-    *slot = slot_make(q->s->device.area, index, cell->size, split, false);
+    struct slot *slot = &q->slots[serial];
+    uint32_t split = op_is_atomic(cell->op) ? 0 : cell_split(cell, serial, SIDE);
+    *slot = slot_make(q->s->device.area, serial, cell->size, split, false);
     slot_fill(slot, cell_key(cell, serial), cell->op >= READ);
     struct ibv_sge sges[3];
     struct ibv_send_wr wr = {
@@ -112,8 +110,8 @@ static int post(struct request *q, uint32_t serial, bool last)
     if (op_is_atomic(cell->op))
         operands(cell, serial, &wr);
     int error = ibv_post_send(q->link->qp, &wr, &bad);
-    q->scrambled[index] = wr.send_flags & IBV_SEND_INLINE;
-    if (q->scrambled[index])
+    q->scrambled[serial] = wr.send_flags & IBV_SEND_INLINE;
+    if (q->scrambled[serial])
         slot_fill(slot, cell_key(cell, serial), true); // inline data is the device's since the call returned
     if (error == 0 && wr.send_flags & IBV_SEND_SIGNALED)
         q->expect[q->expected++] = serial;
@@ -182,9 +180,8 @@ static bool collect(struct request *q)
 static bool check_sources(struct request *q, uint32_t first, uint32_t count)
 {
     for (uint32_t serial = first; serial < first + count; serial++) {
-        unsigned index = serial % q->cell->group;
-        bool ok = q->scrambled[index] ? slot_guards(&q->slots[index], "source", &q->report)
-                                      : slot_holds(&q->slots[index], cell_key(q->cell, serial), "source", &q->report);
+        bool ok = q->scrambled[serial] ? slot_guards(&q->slots[serial], "source", &q->report)
+                                      : slot_holds(&q->slots[serial], cell_key(q->cell, serial), "source", &q->report);
         if (!ok)
             return false;
     }

@@ -15,7 +15,7 @@ struct judge {
     union ibv_gid peer_gid, own_gid;
     uint8_t *area;
     uint32_t lkey;
-    struct slot slots[MAX_GROUP];
+    struct slot slots[MAX_SERIALS];  // of memory: by serial, so that a late packet meets no later message; else of receives
     bool busy[MAX_GROUP];          // a receive is posted there
     bool seen[MAX_SERIALS];
     uint32_t arrived;              // completions, or messages found in memory
@@ -63,14 +63,13 @@ static bool post_receives(struct judge *j, uint32_t wanted)
     return true;
 }
 
-// Makes the memory ready that the messages from `first` on may touch.
+// Makes the memory ready that the group of messages from `first` on may touch.
 static void prepare_memory(struct judge *j, uint32_t first)
 {
     const struct cell *cell = &j->cell;
-    for (uint32_t serial = first; serial < first + cell->group; serial++) {
-        unsigned index = serial % cell->group;
-        j->slots[index] = slot_make(j->area, index, cell->size, 0, false);
-        slot_fill(&j->slots[index], cell_key(cell, serial), cell->op != READ);
+    for (uint32_t serial = first; serial < first + cell->group && serial < cell->budget; serial++) {
+        j->slots[serial] = slot_make(j->area, serial, cell->size, 0, false);
+        slot_fill(&j->slots[serial], cell_key(cell, serial), cell->op != READ);
     }
     if (op_is_atomic(cell->op)) {
         uint64_t start = atomic_start(cell);
@@ -193,8 +192,10 @@ static bool judge_completion(struct judge *j, const struct ibv_wc *wc)
     if (op_has_imm(j->cell.op) && wc->imm_data != cell_imm(&j->cell, serial))
         return wrong(&j->report, WRONG_COMPLETION, "receive: imm_data 0x%x, not 0x%x", ntohl(wc->imm_data),
                      ntohl(cell_imm(&j->cell, serial)));
+    if (j->cell.op == WRITE_IMM && serial >= j->cell.budget)
+        return wrong(&j->report, WRONG_COMPLETION, "message %u arrived, but was never sent", serial);
     if (j->cell.op == WRITE_IMM)
-        index = serial % j->cell.group;
+        index = serial;
     return slot_holds(&j->slots[index], cell_key(&j->cell, serial), "received", &j->report) && count(j, serial);
 }
 
@@ -215,7 +216,7 @@ static void judge_memory(struct judge *j)
 {
     for (uint32_t serial = j->judged; serial < j->sent; serial++) {
         struct key key = cell_key(&j->cell, serial);
-        const struct slot *slot = &j->slots[serial % j->cell.group];
+        const struct slot *slot = &j->slots[serial];
         struct report unfinished = {0};
         if (!j->seen[serial] && slot_arrived(slot, key) && slot_holds(slot, key, "written", &unfinished)) {
             j->seen[serial] = true;
@@ -232,7 +233,7 @@ static bool judge_lost(struct judge *j)
 {
     for (uint32_t serial = j->judged; op_is_write(j->cell.op) && serial < j->sent; serial++)
         if (!j->seen[serial]
-            && !slot_holds_shares(&j->slots[serial % j->cell.group], cell_key(&j->cell, serial), j->cell.mtu,
+            && !slot_holds_shares(&j->slots[serial], cell_key(&j->cell, serial), j->cell.mtu,
                                   &j->report))
             return false;
     for (uint32_t serial = j->sent; serial < MAX_SERIALS && !may_repeat(&j->cell); serial++)
@@ -256,7 +257,7 @@ static bool judge_silent(struct judge *j)
         return slot_guards(&j->slots[0], "atomic variable", &j->report);
     }
     for (uint32_t serial = 0; serial < cell->count; serial++)
-        if (!slot_holds(&j->slots[serial % cell->group], cell_key(cell, serial),
+        if (!slot_holds(&j->slots[serial], cell_key(cell, serial),
                         cell->op == READ ? "read memory" : "written memory", &j->report))
             return false;
     j->delivered = cell->count;
