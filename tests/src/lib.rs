@@ -7,3 +7,4 @@ pub mod counting;
 pub mod pair;
 pub mod perftest;
 pub mod report;
+pub mod tshark;
