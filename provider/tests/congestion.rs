@@ -71,12 +71,16 @@ fn marked_packets_are_answered_over_both_families() {
 
 #[test]
 fn unmarked_packets_are_not_answered_and_notifications_limit_the_rate_if_asked_for() {
-    let status = Command::new(std::env::current_exe().unwrap())
+    let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "limited", "--nocapture"])
-        .env("ROXE_DCQCN", "on")
-        .status()
+        .envs([("ROXE_DCQCN", "on"), ("ROXE_STATS", "on")])
+        .output()
         .unwrap();
-    assert!(status.success());
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}");
+    let stats = told.lines().find(|line| line.starts_with("roxe0 (process ")).unwrap_or_else(|| panic!("{told}"));
+    let facts = ["np_ecn_marked_roce_packets=1", "np_cnp_sent=1", "rp_cnp_handled=501"];
+    assert!(facts.iter().all(|fact| stats.contains(fact)) && !stats.contains("rp_cnp_ignored"), "{stats}");
 }
 
 /// Not a test of its own: does something only where the one above has started it.

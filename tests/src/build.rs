@@ -12,14 +12,21 @@ pub fn roxe() -> PathBuf {
     BIN.get_or_init(|| std::env::var_os("ROXE_BIN").map_or_else(build, PathBuf::from)).clone()
 }
 
+/// The folder Cargo builds into; what tests keep between runs and leave for people to read goes there too.
+pub fn target_dir() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
+}
+
+fn workspace() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
 fn build() -> PathBuf {
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
     let status = Command::new(env!("CARGO"))
         .args(["build", "--release", "--quiet", "-p", "roxe-cli", "-p", "roxe-capi"])
-        .current_dir(&root)
+        .current_dir(workspace())
         .status()
         .unwrap_or_else(|e| panic!("cannot start cargo to build the product: {e}"));
     assert!(status.success(), "the release build failed; run `cargo build --release` to see why");
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    target.join("release/roxe")
+    target_dir().join("release/roxe")
 }

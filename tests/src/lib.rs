@@ -4,6 +4,8 @@
 
 pub mod build;
 pub mod counting;
+pub mod guest;
+pub mod matrix;
 pub mod pair;
 pub mod perftest;
 pub mod report;

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// How often a condition is looked at while waiting for it.
-const LOOK: Duration = Duration::from_millis(2);
+pub(crate) const LOOK: Duration = Duration::from_millis(2);
 
 /// What one process left behind.
 #[derive(Debug)]
@@ -116,7 +116,7 @@ fn log_path(tag: &str) -> PathBuf {
 
 /// Whether some process of this network namespace listens on TCP `port` (column 2 is the local address, column 4 the
 /// state, 0A is LISTEN).
-fn listens(port: u16) -> bool {
+pub(crate) fn listens(port: u16) -> bool {
     let suffix = format!(":{port:04X}");
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
         fs::read_to_string(table).is_ok_and(|text| {

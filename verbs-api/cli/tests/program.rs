@@ -157,8 +157,8 @@ fn a_program_that_was_run_keeps_its_exit_status_and_finds_the_library_first() {
     let home = std::env::temp_dir().join(format!("roxe-test-{}-runtime", std::process::id()));
     fs::create_dir_all(&home).unwrap();
     let script = "readlink ${LD_LIBRARY_PATH%%:*}/libibverbs.so.1 ${LD_LIBRARY_PATH%%:*}/librdmacm.so.1; \
-                  echo $LD_LIBRARY_PATH $ROXE_NETDEV $LD_PRELOAD; exit 42";
-    let output = roxe(&["run", "--netdev", "eth7", "--", "sh", "-c", script])
+                  echo $LD_LIBRARY_PATH $ROXE_NETDEV $ROXE_STATS $LD_PRELOAD; exit 42";
+    let output = roxe(&["run", "--netdev", "eth7", "--stats", "--", "sh", "-c", script])
         .env("ROXE_LIB", library.path())
         .env("XDG_RUNTIME_DIR", &home)
         .env("LD_LIBRARY_PATH", "/before")
@@ -169,7 +169,7 @@ fn a_program_that_was_run_keeps_its_exit_status_and_finds_the_library_first() {
     let text = stdout(&output);
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(&lines[..2], [library.path(), library.path()]);
-    assert!(lines[2].ends_with(":/before eth7"), "{text}");
+    assert!(lines[2].ends_with(":/before eth7 on"), "{text}");
 }
 
 #[test]

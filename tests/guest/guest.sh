@@ -1,0 +1,33 @@
+# In the guest: brings up eth0 and the kernel's RDMA device rxe0 on it, then obeys the lines of the virtio port.
+#
+#   start ID COMMAND   runs COMMAND beside everything else; its output goes to /mnt/out.ID
+#   stop ID            ends that command and all that it started
+#   end of the port    the host is gone or done: power off
+#
+# Answers on the same port: "ready", and "done ID STATUS" for each command that ended.
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C
+set -m # each command gets a process group of its own, so that stop reaches all of it
+exec 3<>"$(grep -l '^agent$' /sys/class/virtio-ports/*/name | sed 's,/sys/class/virtio-ports/\(.*\)/name,/dev/\1,')"
+
+option() { grep -o "$1=[^ ]*" /proc/cmdline | cut -d= -f2; }
+mtu=$(option link_mtu)
+ip link set lo up
+ip link set eth0 mtu "$mtu" up
+ip addr add "$(option link_ipv4)/24" dev eth0
+ip addr add "$(option link_ipv6)/64" dev eth0 nodad
+ip link set ifb0 mtu "$mtu" up
+rdma link add rxe0 type rxe netdev eth0
+ulimit -l unlimited
+
+declare -A group
+echo ready >&3
+while read -r verb id command <&3; do
+    case $verb in
+        start)
+            (bash -c "$command" >"/mnt/out.$id" 2>&1 </dev/null 3>&-; echo "done $id $?" >&3) &
+            group[$id]=$! ;;
+        stop) kill -KILL -- "-${group[$id]}" ;;
+    esac
+done
+sync
+echo o >/proc/sysrq-trigger

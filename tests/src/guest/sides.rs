@@ -1,0 +1,161 @@
+//! One program here under roxe and one in the guest over rxe, started in either order, bounded in time, always ended.
+
+use super::{Guest, Job, link};
+use crate::build;
+use crate::pair::{self, LOOK, Outcome};
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Who runs a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Side {
+    /// This machine, with roxe as its libibverbs.
+    Roxe,
+    /// The guest, with Debian's libibverbs and the kernel's rxe.
+    Rxe,
+}
+
+/// How long a server may take from its start until it listens.
+const LISTEN_LIMIT: Duration = Duration::from_secs(20);
+
+/// How long a server may take to end after its client has.
+const PARTING: Duration = Duration::from_secs(10);
+
+/// A program under way on one side.
+pub enum Process {
+    /// Here.
+    Roxe(Local),
+    /// In the guest.
+    Rxe(Job),
+}
+
+/// A program under way here; killed when dropped.
+pub struct Local {
+    command: String,
+    child: Child,
+    output: PathBuf,
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        // Harmless when it has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Process {
+    /// Starts a command line on `side`. `envs` are for roxe; the guest's programs have no use for them.
+    pub fn start(guest: &mut Guest, side: Side, command: &str, envs: &[(String, String)]) -> io::Result<Self> {
+        match side {
+            Side::Rxe => Ok(Self::Rxe(guest.start(&format!("exec {command}"))?)),
+            Side::Roxe => Local::start(guest, command, envs).map(Self::Roxe),
+        }
+    }
+
+    /// The file with its standard output and standard error, which grows while it runs.
+    pub fn output(&self) -> &Path {
+        match self {
+            Self::Roxe(local) => &local.output,
+            Self::Rxe(job) => job.output(),
+        }
+    }
+
+    /// Whether it ended within `patience`.
+    pub fn ended(&mut self, guest: &mut Guest, patience: Duration) -> io::Result<bool> {
+        Ok(self.status(guest, Instant::now() + patience)?.is_some())
+    }
+
+    /// Waits until `deadline`, ends it if it still runs then, and tells what it left.
+    pub fn wait(mut self, guest: &mut Guest, deadline: Instant) -> io::Result<Outcome> {
+        let status = self.status(guest, deadline)?;
+        if let (None, Self::Rxe(job)) = (&status, &self) {
+            guest.stop(job)?;
+        }
+        let output = String::from_utf8_lossy(&fs::read(self.output())?).into_owned();
+        let (ok, note) = match status {
+            Some(status) if status == "0" => (true, String::new()),
+            Some(status) => (false, format!("[ended with {status}]")),
+            None => (false, "[still running at the time limit; killed]".to_owned()),
+        };
+        let command = match &self {
+            Self::Roxe(local) => format!("roxe run -- {}", local.command),
+            Self::Rxe(job) => format!("guest: {}", job.command()),
+        };
+        Ok(Outcome { command, ok, output: output + &note })
+    }
+
+    /// Its exit status in words ("0" is good), `None` if it still runs at the deadline.
+    fn status(&mut self, guest: &mut Guest, deadline: Instant) -> io::Result<Option<String>> {
+        match self {
+            Self::Rxe(job) => Ok(guest.wait(job, deadline)?.map(|status| status.to_string())),
+            Self::Roxe(local) => loop {
+                match local.child.try_wait()? {
+                    Some(status) if status.success() => return Ok(Some("0".to_owned())),
+                    Some(status) => return Ok(Some(status.to_string())),
+                    None if Instant::now() >= deadline => return Ok(None),
+                    None => thread::sleep(LOOK),
+                }
+            },
+        }
+    }
+}
+
+impl Local {
+    fn start(guest: &mut Guest, command: &str, envs: &[(String, String)]) -> io::Result<Self> {
+        let output = guest.fresh_output();
+        let file = File::create(&output)?;
+        // setpriv ends the program with this process even if that one is killed.
+        let child = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL"])
+            .arg(build::roxe())
+            .args(["run", "--"])
+            .args(command.split_whitespace())
+            .env("ROXE_NETDEV", link::NETDEV)
+            .envs(envs.iter().map(|(k, v)| (k, v)))
+            .stdin(Stdio::null())
+            .stdout(file.try_clone()?)
+            .stderr(file)
+            .spawn()?;
+        Ok(Self { command: command.to_owned(), child, output })
+    }
+}
+
+/// Waits until something on `side` listens on TCP `port`, or `server` has ended.
+pub fn await_listener(guest: &mut Guest, side: Side, port: u16, server: &mut Process) -> io::Result<()> {
+    let deadline = Instant::now() + LISTEN_LIMIT;
+    if side == Side::Rxe {
+        // Column 2 is the local address, column 4 the state; 0A is LISTEN. Bounded by the limit of guest.run.
+        let listens = format!("grep -Eqh '^ *[0-9]+: [0-9A-F]+:{port:04X} [^ ]+ 0A' /proc/net/tcp /proc/net/tcp6");
+        let tries = LISTEN_LIMIT.as_secs() * 10;
+        guest.run(&format!("for i in $(seq {tries}); do {listens} && break; sleep 0.1; done"))?;
+        return Ok(());
+    }
+    while !pair::listens(port) && Instant::now() < deadline && !server.ended(guest, LOOK)? {}
+    Ok(())
+}
+
+/// Starts `server` on the other side of `client_side`, then `client`, and waits for both.
+pub fn run_pair(
+    guest: &mut Guest,
+    client_side: Side,
+    (server, client): (&str, &str),
+    port: u16,
+    envs: &[(String, String)],
+    limit: Duration,
+) -> io::Result<[Outcome; 2]> {
+    let deadline = Instant::now() + limit;
+    let server_side = if client_side == Side::Roxe { Side::Rxe } else { Side::Roxe };
+    let mut first = Process::start(guest, server_side, server, envs)?;
+    await_listener(guest, server_side, port, &mut first)?;
+    let second = Process::start(guest, client_side, client, envs)?;
+    let client = second.wait(guest, deadline)?;
+    // A client that failed leaves its server waiting for ever: give it a moment to say why, no more.
+    let patience = if client.ok { PARTING } else { Duration::from_secs(1) };
+    let server = first.wait(guest, Instant::now() + patience)?;
+    Ok([server, client])
+}

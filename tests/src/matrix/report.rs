@@ -1,0 +1,330 @@
+//! The result of a run: a table for people, JSON and JUnit XML for programs.
+
+use super::stock::Shown;
+use super::{Condition, Ending, Group, Judged, Service, capture};
+use std::fmt::Write as _;
+use std::fs;
+use std::io;
+use std::path::Path;
+
+/// Everything a run found out.
+#[derive(Debug, Default)]
+pub struct Results {
+    /// Seed of message bytes and fault rules.
+    pub seed: u64,
+    /// Version of the guest's kernel.
+    pub kernel: String,
+    /// The matrix.
+    pub groups: Vec<Judged>,
+    /// Stock programs.
+    pub stock: Vec<Shown>,
+}
+
+/// How many ended how.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    /// Passed.
+    pub passed: usize,
+    /// Failed.
+    pub failed: usize,
+    /// Skipped.
+    pub skipped: usize,
+    /// Failed by a known defect of rxe.
+    pub peer_bugs: usize,
+}
+
+impl Count {
+    /// Counts `endings`.
+    pub fn of<'a>(endings: impl Iterator<Item = &'a Ending>) -> Self {
+        let mut count = Self::default();
+        for ending in endings {
+            *match ending {
+                Ending::Passed => &mut count.passed,
+                Ending::Failed(_) => &mut count.failed,
+                Ending::Skipped(_) => &mut count.skipped,
+                Ending::PeerBug(_) => &mut count.peer_bugs,
+            } += 1;
+        }
+        count
+    }
+
+    /// All of them.
+    pub fn total(&self) -> usize {
+        self.passed + self.failed + self.skipped + self.peer_bugs
+    }
+}
+
+impl Results {
+    /// The cells.
+    pub fn cells(&self) -> Count {
+        Count::of(self.groups.iter().flat_map(|g| g.tried.iter().map(|t| &t.ending)))
+    }
+
+    /// The stock programs.
+    pub fn pairs(&self) -> Count {
+        Count::of(self.stock.iter().map(|s| &s.ending))
+    }
+
+    /// Packets captured and how many of them tshark objects to.
+    pub fn packets(&self) -> (u64, u64) {
+        let verdicts = self.groups.iter().map(|g| &g.capture).chain(self.stock.iter().map(|s| &s.capture));
+        verdicts.flatten().fold((0, 0), |(packets, bad), v| (packets + v.packets, bad + v.bad))
+    }
+
+    /// Whether nothing failed.
+    pub fn good(&self) -> bool {
+        self.cells().failed == 0 && self.pairs().failed == 0 && self.packets().1 == 0
+    }
+
+    /// Operations by groups, then what did not pass, then the counts.
+    pub fn table(&self) -> String {
+        let mut text = String::new();
+        for condition in Condition::ALL {
+            self.condition(&mut text, condition);
+        }
+        self.exceptions(&mut text);
+        text
+    }
+
+    /// The closing lines; the last one is for programs that look for it.
+    pub fn summary(&self) -> String {
+        let (cells, pairs, (packets, bad)) = (self.cells(), self.pairs(), self.packets());
+        let mut text = String::new();
+        if packets > 0 {
+            _ = writeln!(text, "{packets} packets captured, {bad} malformed or with errors in the eyes of tshark");
+        }
+        if pairs.total() > 0 {
+            _ = writeln!(text, "{} stock program pairs, {}", pairs.total(), ended(&pairs));
+        }
+        _ = writeln!(text, "seed {}, rxe of Linux {}", self.seed, self.kernel);
+        _ = writeln!(text, "{} cells, {}", cells.total(), ended(&cells));
+        let good = cells.passed + pairs.passed + cells.peer_bugs + pairs.peer_bugs;
+        let (failed, skipped) = (cells.failed + pairs.failed + usize::from(bad > 0), cells.skipped + pairs.skipped);
+        _ = writeln!(text, "{good} passed, {failed} failed, {skipped} skipped");
+        text
+    }
+
+    /// One table: a line per operation, a column per direction and IP version.
+    fn condition(&self, text: &mut String, condition: Condition) {
+        let groups: Vec<&Judged> = self.groups.iter().filter(|g| g.group.condition == condition).collect();
+        if groups.is_empty() {
+            return;
+        }
+        _ = write!(text, "\n{:<14}", condition.to_string());
+        for group in &groups {
+            _ = write!(text, " {:>15}", format!("{} {}", group.group.direction, group.group.ip));
+        }
+        text.push('\n');
+        for service in Service::ALL {
+            for op in service.ops() {
+                _ = write!(text, "{:<14}", format!("{} {}", service.word(), op.word()));
+                for group in &groups {
+                    let of_row = group.tried.iter().filter(|t| (t.cell.service, t.cell.op) == (service, *op));
+                    _ = write!(text, " {:>15}", fraction(&Count::of(of_row.map(|t| &t.ending))));
+                }
+                text.push('\n');
+            }
+        }
+        _ = write!(text, "{:<14}", "seconds");
+        groups.iter().for_each(|g| _ = write!(text, " {:>15.1}", g.seconds));
+        text.push('\n');
+    }
+
+    fn exceptions(&self, text: &mut String) {
+        text.push('\n');
+        for (name, ending) in self.named() {
+            text.push_str(&exception(&name, ending));
+        }
+    }
+
+    fn named(&self) -> impl Iterator<Item = (String, &Ending)> {
+        let cells =
+            self.groups.iter().flat_map(|g| g.tried.iter().map(|t| (format!("{} {}", g.group, t.cell), &t.ending)));
+        cells.chain(self.stock.iter().map(|s| (s.name.clone(), &s.ending)))
+    }
+
+    /// Writes `matrix.txt`, `matrix.json` and `matrix.xml` into `folder`.
+    pub fn write(&self, folder: &Path) -> io::Result<()> {
+        fs::create_dir_all(folder)?;
+        fs::write(folder.join("matrix.txt"), self.table() + &self.summary())?;
+        fs::write(folder.join("matrix.json"), self.json())?;
+        fs::write(folder.join("matrix.xml"), self.junit())
+    }
+
+    /// One object; each cell has its axes apart.
+    fn json(&self) -> String {
+        let cells = self.groups.iter().flat_map(|g| g.tried.iter().map(move |t| (g.group, t)));
+        let cells = cells.map(|(Group { direction, ip, condition }, t)| {
+            format!(
+                "{{\"direction\":\"{direction}\",\"ip\":\"{ip}\",\"condition\":\"{condition}\",\"service\":\"{}\",\"op\":\"{}\",\
+                 \"size\":{},\"mtu\":{},\"milliseconds\":{},{}}}",
+                t.cell.service.word(),
+                t.cell.op.word(),
+                t.cell.size,
+                t.cell.mtu,
+                t.milliseconds,
+                json_ending(&t.ending)
+            )
+        });
+        let stock = self.stock.iter().map(|s| {
+            format!("{{\"name\":{},\"seconds\":{:.3},{}}}", json_string(&s.name), s.seconds, json_ending(&s.ending))
+        });
+        let (packets, bad) = self.packets();
+        format!(
+            "{{\"seed\":{},\"kernel\":{},\"packets\":{packets},\"bad_packets\":{bad},\n\"cells\":[\n{}\n],\n\"stock\":[\n{}\n]}}\n",
+            self.seed,
+            json_string(&self.kernel),
+            cells.collect::<Vec<_>>().join(",\n"),
+            stock.collect::<Vec<_>>().join(",\n")
+        )
+    }
+
+    /// A suite per group and one for the stock programs.
+    fn junit(&self) -> String {
+        let mut text = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n".to_owned();
+        for group in &self.groups {
+            let cases = group.tried.iter().map(|t| (t.cell.to_string(), seconds(t.milliseconds), &t.ending));
+            suite(&mut text, &group.group.to_string(), group.capture.as_ref(), cases);
+        }
+        let cases = self.stock.iter().map(|s| (s.name.clone(), s.seconds, &s.ending));
+        suite(&mut text, "stock programs", None, cases);
+        text + "</testsuites>\n"
+    }
+}
+
+/// A line, or a paragraph, about what did not simply pass.
+pub fn exception(name: &str, ending: &Ending) -> String {
+    match ending {
+        Ending::Passed => String::new(),
+        Ending::Failed(why) => format!("FAILED   {name}\n{}", indent(why)),
+        Ending::Skipped(why) => format!("skipped  {name}: {why}\n"),
+        Ending::PeerBug(why) => format!("rxe bug  {name}: {why}\n"),
+    }
+}
+
+fn indent(text: &str) -> String {
+    text.lines().fold(String::new(), |all, line| all + "         | " + line + "\n")
+}
+
+fn ended(count: &Count) -> String {
+    let Count { passed, failed, skipped, peer_bugs } = count;
+    let bugs = if *peer_bugs > 0 { format!(", rxe bugs: {peer_bugs}") } else { String::new() };
+    format!("{passed} passed, {failed} failed, skipped: {skipped}{bugs}")
+}
+
+/// "21" when all passed, "19/21" when not, "-" when there was none.
+fn fraction(count: &Count) -> String {
+    match (count.passed, count.total()) {
+        (_, 0) => "-".to_owned(),
+        (passed, total) if passed == total => total.to_string(),
+        (passed, total) => format!("{passed}/{total}"),
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "cells take less than hours")]
+fn seconds(milliseconds: u64) -> f32 {
+    milliseconds as f32 / 1000.0
+}
+
+fn json_ending(ending: &Ending) -> String {
+    let (word, detail) = match ending {
+        Ending::Passed => ("passed", ""),
+        Ending::Failed(why) => ("failed", why.as_str()),
+        Ending::Skipped(why) => ("skipped", why.as_str()),
+        Ending::PeerBug(why) => ("rxe bug", why.as_str()),
+    };
+    format!("\"result\":\"{word}\",\"detail\":{}", json_string(detail))
+}
+
+fn json_string(text: &str) -> String {
+    let mut out = String::from('"');
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => out.extend(['\\', c]),
+            '\n' => out.push_str("\\n"),
+            c if c < ' ' => _ = write!(out, "\\u{:04x}", u32::from(c)),
+            c => out.push(c),
+        }
+    }
+    out + "\""
+}
+
+fn suite<'a>(
+    text: &mut String,
+    name: &str,
+    capture: Option<&capture::Verdict>,
+    cases: impl Iterator<Item = (String, f32, &'a Ending)>,
+) {
+    let cases: Vec<_> = cases.collect();
+    let count = Count::of(cases.iter().map(|case| case.2));
+    _ = writeln!(
+        text,
+        "<testsuite name=\"{}\" tests=\"{}\" failures=\"{}\" skipped=\"{}\">",
+        xml(name),
+        count.total(),
+        count.failed,
+        count.skipped + count.peer_bugs
+    );
+    for (case, seconds, ending) in &cases {
+        _ = write!(text, "<testcase classname=\"{}\" name=\"{}\" time=\"{seconds:.3}\"", xml(name), xml(case));
+        _ = match ending {
+            Ending::Passed => writeln!(text, "/>"),
+            Ending::Failed(why) => writeln!(text, "><failure>{}</failure></testcase>", xml(why)),
+            Ending::Skipped(why) => writeln!(text, "><skipped message=\"{}\"/></testcase>", xml(why)),
+            Ending::PeerBug(why) => writeln!(text, "><skipped message=\"rxe bug: {}\"/></testcase>", xml(why)),
+        };
+    }
+    if let Some(v) = capture {
+        _ = writeln!(text, "<system-out>{} packets, {} bad\n{}</system-out>", v.packets, v.bad, xml(&v.examples));
+    }
+    text.push_str("</testsuite>\n");
+}
+
+/// XML text without the characters that mean something, or that XML does not allow.
+fn xml(text: &str) -> String {
+    let mut out = String::new();
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            c if c < ' ' && c != '\n' && c != '\t' => out.push('?'),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::matrix::{Cell, Direction, Ip, Op, Tried};
+
+    fn results(endings: Vec<Ending>) -> Results {
+        let cell = Cell { service: Service::Uc, op: Op::Write, size: 1, mtu: 256 };
+        let group = Group { direction: Direction::RxeToRoxe, ip: Ip::V6, condition: Condition::Netem };
+        let tried = endings.into_iter().map(|ending| Tried { cell, ending, milliseconds: 7 }).collect();
+        let judged = Judged { group, tried, seconds: 1.5, capture: None };
+        Results { seed: 5, kernel: "6.1".into(), groups: vec![judged], stock: Vec::new() }
+    }
+
+    #[test]
+    fn nothing_but_passed_is_good() {
+        let text = results(vec![Ending::Passed, Ending::Passed]).summary();
+        assert!(text.ends_with("2 cells, 2 passed, 0 failed, skipped: 0\n2 passed, 0 failed, 0 skipped\n"), "{text}");
+        assert!(!results(vec![Ending::Passed, Ending::Failed("x".into())]).good());
+    }
+
+    #[test]
+    fn a_failure_is_named_everywhere() {
+        let results = results(vec![Ending::Failed("wrong \"byte\" <5>\n".into()), Ending::PeerBug("known".into())]);
+        let name = "rxe->roxe ipv6 netem uc write size=1 mtu=256";
+        let table = results.table();
+        assert!(table.contains(&format!("FAILED   {name}\n         | wrong \"byte\" <5>")), "{table}");
+        assert!(table.contains(&format!("rxe bug  {name}: known")), "{table}");
+        assert!(table.lines().any(|l| l.starts_with("uc write ") && l.ends_with("0/2")), "{table}");
+        assert!(results.json().contains(r#""result":"failed","detail":"wrong \"byte\" <5>\n""#));
+        assert!(results.junit().contains("<failure>wrong &quot;byte&quot; &lt;5&gt;\n</failure>"));
+    }
+}

@@ -1,0 +1,172 @@
+//! Debian's own programs between roxe and rxe, both ways: what they say is all that is judged.
+
+use super::run::{self, Runner};
+use super::{Condition, Direction, Ending, Ip, capture};
+use crate::guest::sides::{self, Side};
+use crate::pair::{self, Outcome};
+use crate::perftest;
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Longest time for one pair; the guest's processor is emulated.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// How often a pair is tried that ends as [`lost_goodbye`] says.
+const TRIES: usize = 3;
+
+/// A stock program with its options.
+#[derive(Clone, Debug)]
+pub struct Stock {
+    /// Who is the client.
+    pub direction: Direction,
+    /// IP version.
+    pub ip: Ip,
+    /// Whether netem interferes.
+    pub condition: Condition,
+    tool: &'static str,
+    args: &'static str,
+    gid_option: &'static str,
+    shown: fn(&str) -> Result<(), String>,
+}
+
+/// A stock program that was run.
+#[derive(Clone, Debug)]
+pub struct Shown {
+    /// Direction, condition and command line.
+    pub name: String,
+    /// How it ended.
+    pub ending: Ending,
+    /// How long the pair took.
+    pub seconds: f32,
+    /// What tshark said of its packets, if there was a capture.
+    pub capture: Option<capture::Verdict>,
+}
+
+impl Stock {
+    /// Direction, condition and command line.
+    pub fn name(&self) -> String {
+        format!("stock {} {} {} {} {}", self.direction, self.ip, self.condition, self.tool, self.args)
+    }
+
+    /// Runs it. An error means that nothing more can be run.
+    pub fn run(&self, runner: &mut Runner) -> io::Result<Shown> {
+        let (name, start) = (self.name(), Instant::now());
+        let done =
+            |ending, capture| Shown { name: name.clone(), ending, seconds: start.elapsed().as_secs_f32(), capture };
+        if !pair::installed(self.tool) {
+            return Ok(done(Ending::Skipped(format!("{} is not installed", self.tool)), None));
+        }
+        runner.set(self.condition)?;
+        let file = runner.capture_file(&name)?;
+        let mut outcomes = self.pair(runner, file.as_deref())?;
+        for _ in 1..TRIES {
+            if self.condition.lossy() && lost_goodbye(&outcomes) {
+                outcomes = self.pair(runner, file.as_deref())?;
+            }
+        }
+        Ok(done(self.judge(&outcomes), file.as_deref().map(run::judge_and_remove).transpose()?))
+    }
+
+    fn pair(&self, runner: &mut Runner, capture: Option<&Path>) -> io::Result<[Outcome; 2]> {
+        let envs = runner.environment(self.condition, capture);
+        let port = runner.fresh_port();
+        let (server_side, client_side) = match self.direction {
+            Direction::RoxeToRxe => (Side::Rxe, Side::Roxe),
+            Direction::RxeToRoxe => (Side::Roxe, Side::Rxe),
+        };
+        let server = self.command(runner, server_side, port)?;
+        // The pingpongs' servers listen on IPv4 only; the GID, not this address, says what the packets travel on.
+        let client = format!("{} {}", self.command(runner, client_side, port)?, run::address(server_side, Ip::V4));
+        sides::run_pair(&mut runner.guest, client_side, (&server, &client), port, &envs, LIMIT)
+    }
+
+    fn command(&self, runner: &mut Runner, side: Side, port: u16) -> io::Result<String> {
+        let gid = runner.gid_index(side, self.ip)?;
+        Ok(format!("{} {} {} {gid} -p {port}", self.tool, self.args, self.gid_option))
+    }
+
+    fn judge(&self, [server, client]: &[Outcome; 2]) -> Ending {
+        let said = |o: &Outcome| format!("$ {}\n{}", o.command, o.output);
+        match (server.ok && client.ok).then(|| (self.shown)(&client.output)) {
+            Some(Ok(())) => Ending::Passed,
+            Some(Err(why)) => Ending::Failed(format!("{why}\n{}", said(client))),
+            None => Ending::Failed(format!("{}\n{}", said(server), said(client))),
+        }
+    }
+}
+
+/// All of them. UC and UD lose messages for good, and these programs then wait for ever: RC only under loss.
+pub fn all() -> Vec<Stock> {
+    let mut list = Vec::new();
+    for condition in [Condition::Clean, Condition::Netem] {
+        for direction in Direction::ALL {
+            let pingpongs = PINGPONGS.iter().flat_map(|&(tool, args)| Ip::ALL.map(|ip| (ip, tool, args, "-g")));
+            let perftests = PERFTESTS.iter().map(|&(tool, args)| (Ip::V4, tool, args, "-x"));
+            for (ip, tool, args, gid_option) in pingpongs.chain(perftests) {
+                let reliable = !["uc", "ud", "UC", "UD"].iter().any(|word| tool.contains(word) || args.contains(word));
+                if reliable || !condition.lossy() {
+                    let shown = if gid_option == "-g" { iterations } else { figures };
+                    list.push(Stock { direction, ip, condition, tool, args, gid_option, shown });
+                }
+            }
+        }
+    }
+    list
+}
+
+/// A few for every push.
+pub fn slice() -> Vec<Stock> {
+    let mut list = all();
+    list.retain(|s| {
+        (s.ip == Ip::V4 && s.condition == Condition::Netem && s.tool == "ibv_rc_pingpong")
+            || (s.condition == Condition::Clean && s.tool == "ib_write_bw")
+    });
+    list
+}
+
+const PINGPONGS: [(&str, &str); 5] = [
+    ("ibv_rc_pingpong", "-c -s 4096 -n 200"),
+    ("ibv_rc_pingpong", "-c -m 4096 -s 100000 -n 30"),
+    ("ibv_uc_pingpong", "-c -s 4096 -n 200"),
+    ("ibv_ud_pingpong", "-c -s 2048 -n 200"),
+    ("ibv_srq_pingpong", "-c -s 4096 -q 4 -n 200"),
+];
+
+const PERFTESTS: [(&str, &str); 12] = [
+    ("ib_write_bw", "-F -c RC -s 65536 -n 50"),
+    ("ib_read_bw", "-F -c RC -s 65536 -n 50"),
+    ("ib_send_bw", "-F -c RC -s 65536 -n 50"),
+    ("ib_atomic_bw", "-F -c RC -n 200"),
+    ("ib_write_lat", "-F -c RC -s 64 -n 100"),
+    ("ib_read_lat", "-F -c RC -s 64 -n 100"),
+    ("ib_send_lat", "-F -c RC -s 64 -n 100"),
+    ("ib_atomic_lat", "-F -c RC -n 100"),
+    ("ib_write_bw", "-F -c UC -s 65536 -n 50"),
+    ("ib_send_bw", "-F -c UC -s 4096 -n 50"),
+    ("ib_send_lat", "-F -c UC -s 64 -n 100"),
+    ("ib_send_lat", "-F -c UD -s 64 -n 100"),
+];
+
+/// Whether one side finished well and the other only missed the acknowledgement of its last message. The pingpongs end
+/// without a word to each other: when that acknowledgement is lost, nobody is there to repeat it.
+fn lost_goodbye([server, client]: &[Outcome; 2]) -> bool {
+    let finished = |o: &Outcome| o.ok && iterations(&o.output).is_ok();
+    let alone = |o: &Outcome| !o.ok && o.output.contains("transport retry counter exceeded");
+    (finished(server) && alone(client)) || (finished(client) && alone(server))
+}
+
+/// The pingpongs end with "N iters in S seconds"; with `-c` they print what differs.
+fn iterations(output: &str) -> Result<(), String> {
+    if output.contains("invalid data") {
+        return Err("the received bytes differ".to_owned());
+    }
+    if output.contains("iters in") { Ok(()) } else { Err("no result line".to_owned()) }
+}
+
+fn figures(output: &str) -> Result<(), String> {
+    match perftest::rows(output).as_slice() {
+        [row] if row.figures.iter().skip(1).any(|f| *f > 0.0) => Ok(()),
+        rows => Err(format!("one line of figures was expected, not {rows:?}")),
+    }
+}

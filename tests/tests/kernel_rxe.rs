@@ -1,0 +1,166 @@
+//! The Linux kernel's rxe as the judge: the interop matrix and Debian's stock programs, roxe here, rxe in a QEMU guest.
+//!
+//! Without arguments, as `cargo test` runs it, a slice of the matrix that touches every operation and condition.
+//!
+//! ```text
+//! cargo test -p roxe-tests --test kernel_rxe -- [--all] [--seed N] [--capture FOLDER] [WORD...]
+//!   --all              every cell and every stock program
+//!   --seed N           message bytes and fault rules of an earlier run (a run prints its seed)
+//!   --capture FOLDER   write down every packet of roxe's side and let tshark judge them
+//!   WORD...            only what has every WORD in its name, such as 'roxe->rxe' netem 'rc read' 'mtu=256'
+//! ```
+//!
+//! Needs root, the packages that `tests/run` installs, and the network on first use to fetch a kernel.
+
+use roxe_tests::build;
+use roxe_tests::guest::{Guest, kernel::Kernel, link};
+use roxe_tests::matrix::report::{self, Results};
+use roxe_tests::matrix::run::Runner;
+use roxe_tests::matrix::stock::{self, Stock};
+use roxe_tests::matrix::{capture, plan};
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// The command line.
+#[derive(Default)]
+struct Options {
+    all: bool,
+    list: bool,
+    seed: Option<u64>,
+    capture: Option<PathBuf>,
+    words: Vec<String>,
+}
+
+impl Options {
+    fn read() -> Result<Self, String> {
+        let (mut options, mut args) = (Self::default(), std::env::args().skip(1));
+        while let Some(arg) = args.next() {
+            let mut value = || args.next().ok_or_else(|| format!("{arg} wants a value"));
+            match arg.as_str() {
+                "--all" => options.all = true,
+                "--list" => options.list = true,
+                "--seed" => options.seed = Some(value()?.parse().map_err(|e| format!("--seed: {e}"))?),
+                "--capture" => options.capture = Some(value()?.into()),
+                // Options of the usual test harness that runners pass along.
+                flag if flag.starts_with('-') => {}
+                _ => options.words.push(arg),
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// What this run shall try.
+struct Plan {
+    groups: Vec<plan::Planned>,
+    stock: Vec<Stock>,
+}
+
+impl Plan {
+    fn new(options: &Options) -> Self {
+        let (groups, mut stock) = if options.all || !options.words.is_empty() {
+            (plan::all(), stock::all())
+        } else {
+            (plan::slice(), stock::slice())
+        };
+        stock.retain(|s| options.words.iter().all(|word| s.name().contains(word)));
+        Self { groups: plan::only(groups, &options.words), stock }
+    }
+
+    fn list(&self) {
+        for (group, cells) in &self.groups {
+            cells.iter().for_each(|cell| println!("{group} {cell}: test"));
+        }
+        self.stock.iter().for_each(|stock| println!("{}: test", stock.name()));
+    }
+}
+
+fn main() -> ExitCode {
+    let options = match Options::read() {
+        Ok(options) => options,
+        Err(why) => {
+            eprintln!("{why}");
+            return ExitCode::from(2);
+        }
+    };
+    let plan = Plan::new(&options);
+    if options.list {
+        plan.list();
+        return ExitCode::SUCCESS;
+    }
+    if options.capture.is_some()
+        && let Err(why) = capture::available()
+    {
+        eprintln!("{why}");
+        return ExitCode::from(2);
+    }
+    // Before the namespace, in which there is no network: the kernel, and the product.
+    let kernel = match Kernel::prepare() {
+        Ok(kernel) => kernel,
+        Err(why) => return skipped(&plan, &why.0),
+    };
+    build::roxe();
+    match link::enter().and_then(|()| run(&options, &plan, &kernel)) {
+        Ok(results) => conclude(&results),
+        Err(e) => {
+            println!("FAILED   {e}\n0 passed, 1 failed, 0 skipped");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn skipped(plan: &Plan, why: &str) -> ExitCode {
+    let mut count = plan.stock.len();
+    for (group, cells) in &plan.groups {
+        println!("skipped  {group} ({} cells): {why}", cells.len());
+        count += cells.len();
+    }
+    plan.stock.iter().for_each(|stock| println!("skipped  {}: {why}", stock.name()));
+    println!("0 passed, 0 failed, {count} skipped");
+    ExitCode::SUCCESS
+}
+
+fn run(options: &Options, plan: &Plan, kernel: &Kernel) -> io::Result<Results> {
+    let start = Instant::now();
+    let seed = options.seed.unwrap_or_else(|| RandomState::new().hash_one(0) >> 32);
+    println!("seed {seed} (--seed {seed} repeats it)");
+    let guest = Guest::boot(kernel)?;
+    println!("guest with Linux {} up after {:.1} s", kernel.version, start.elapsed().as_secs_f32());
+    let mut runner = Runner::new(guest, seed, options.capture.clone())?;
+    let mut results = Results { seed, kernel: kernel.version.clone(), ..Results::default() };
+    for (group, cells) in &plan.groups {
+        let judged = runner.group(*group, cells)?;
+        let count = report::Count::of(judged.tried.iter().map(|t| &t.ending));
+        let packets = judged.capture.as_ref().map_or_else(String::new, |v| {
+            format!(", {} packets, {} bad in the eyes of tshark\n{}", v.packets, v.bad, v.examples)
+        });
+        println!("{group}: {} of {} cells passed in {:.1} s{packets}", count.passed, cells.len(), judged.seconds);
+        for t in &judged.tried {
+            print!("{}", report::exception(&format!("{group} {}", t.cell), &t.ending));
+        }
+        results.groups.push(judged);
+    }
+    for stock in &plan.stock {
+        let shown = stock.run(&mut runner)?;
+        if shown.ending == roxe_tests::matrix::Ending::Passed {
+            println!("ok       {} ({:.1} s)", shown.name, shown.seconds);
+        }
+        print!("{}", report::exception(&shown.name, &shown.ending));
+        results.stock.push(shown);
+    }
+    println!("took {:.0} s", start.elapsed().as_secs_f32());
+    Ok(results)
+}
+
+fn conclude(results: &Results) -> ExitCode {
+    let folder = build::target_dir().join("interop");
+    match results.write(&folder) {
+        Ok(()) => println!("{}\nalso as {}/matrix.{{txt,json,xml}}", results.table().trim_end(), folder.display()),
+        Err(e) => println!("cannot write {}: {e}", folder.display()),
+    }
+    print!("{}", results.summary());
+    if results.good() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
