@@ -49,6 +49,7 @@ impl Requester {
             Response::ReadLast(_) | Response::ReadOnly(_) => self.on_read_answer(sh, host, psn, payload, true),
         };
         if self.una_psn != una_before {
+            self.widen(self.una_psn.distance(una_before));
             self.on_progress(sh, host);
         }
         match result {
@@ -234,7 +235,7 @@ impl Requester {
 
     fn repair_loss<H: Host>(&mut self, sh: &mut Shared, host: &mut H) -> Result<(), DropReason> {
         match self.retry.on_loss() {
-            Ok(true) => self.go_back(sh, host),
+            Ok(true) => self.go_back_after_loss(sh, host),
             Ok(false) => return Err(DropReason::AwaitingRetry),
             Err(Exhausted) => self.fail_head(sh, host, WcStatus::RetryExcErr),
         }
@@ -498,7 +499,9 @@ mod tests {
         }
         assert_eq!(s.psns(), [228]);
         s.time_out();
-        assert_eq!((s.psns(), s.reserved()), (vec![164, 228], 2 * 832));
+        assert_eq!((s.psns(), s.reserved()), (vec![164], 832), "less at a time after a loss");
+        assert_eq!(s.answer(164, Response::ReadFirst(ACK), &[7; 256]), None);
+        assert_eq!((s.psns(), s.reserved()), (vec![228], 2 * 832));
     }
 
     #[test]

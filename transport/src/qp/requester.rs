@@ -28,6 +28,10 @@ use roxe_wire::{Bth, Header, Kind, PathMtu, Psn};
 /// recognisable and the bytes of [`Flight`] within 32 bits.
 const MAX_OUTSTANDING: i32 = 1 << 16;
 
+/// Losses do not narrow the window below this many PSNs. It holds several packets that ask for an acknowledgement, so that
+/// losing one of those does not stop everything until the timer runs out.
+const MIN_WINDOW: i32 = 64;
+
 /// Another READ REQUEST is sent while no more than this is still to come. Its answers (128 KiB at most, see `segment`) and
 /// these must fit the receive buffer of our own socket, which drops silently; two requests keep the peer busy.
 const READ_AHEAD: u32 = 128 << 10;
@@ -66,6 +70,9 @@ pub(crate) struct Requester {
     pub(crate) reads_out: u32,
     /// Bytes of READ data that they still have to bring.
     pub(crate) bytes_due: u32,
+    /// PSNs that may be under way. Going back repeats all that was, so a receiver that is too slow for that would only fall
+    /// further behind: a loss halves this, and what is acknowledged widens it again.
+    window: i32,
     pub(crate) flight: Flight,
     pub(crate) retry: Retry,
     /// The work request at the cursor failed here; it is reported when all before it are complete.
@@ -87,6 +94,7 @@ impl Requester {
             sent_psn: Psn::default(),
             reads_out: 0,
             bytes_due: 0,
+            window: MAX_OUTSTANDING,
             flight: Flight::default(),
             retry: Retry::default(),
             fault: None,
@@ -170,6 +178,7 @@ impl Requester {
         self.fresh = wqe;
         (self.una_psn, self.sent_psn) = (psn, psn);
         (self.reads_out, self.bytes_due) = (0, 0);
+        self.window = MAX_OUTSTANDING;
         self.fault = None;
         self.paid = false;
     }
@@ -209,7 +218,7 @@ impl Requester {
             && !self.is_fenced(wqe)
             && !self.is_read_held(sh, wqe)
             // clause: PSN-OUTSTANDING
-            && self.cursor.psn.distance(self.una_psn) < MAX_OUTSTANDING
+            && self.cursor.psn.distance(self.una_psn) < self.window
     }
 
     /// A fenced request starts when earlier READs and atomics are complete (IBA §10.8.3.3).
@@ -300,6 +309,17 @@ impl Requester {
         }
     }
 
+    /// Goes back because something was lost, and sends less at a time from now on.
+    pub(crate) fn go_back_after_loss<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F) {
+        self.window = (self.cursor.psn.distance(self.una_psn) / 2).max(MIN_WINDOW);
+        self.go_back(sh, flow);
+    }
+
+    /// `count` more PSNs are acknowledged.
+    pub(crate) fn widen(&mut self, count: i32) {
+        self.window = self.window.saturating_add(count).min(MAX_OUTSTANDING);
+    }
+
     /// Goes back to the oldest packet not acknowledged (go-back-N): what was under way is given up.
     // clause: RETRY-GO-BACK
     pub(crate) fn go_back<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F) {
@@ -322,7 +342,7 @@ impl Requester {
             None => {}
             Some(Timer::Rnr) => self.retry.on_rnr_timeout(),
             Some(Timer::Ack) => match self.retry.on_ack_timeout() {
-                Ok(()) => self.go_back(sh, host),
+                Ok(()) => self.go_back_after_loss(sh, host),
                 Err(Exhausted) => self.fail_head(sh, host, WcStatus::RetryExcErr),
             },
         }

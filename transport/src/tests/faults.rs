@@ -378,3 +378,40 @@ fn a_rule_with_a_message_number_drops_every_try_of_that_message() {
     let flushed = (3, WcStatus::WrFlushErr);
     assert_eq!(bench.sends(), [(1, OK), (2, WcStatus::RetryExcErr), flushed]);
 }
+
+#[test]
+fn a_loss_halves_what_goes_out_at_once_and_acknowledgements_widen_it_again() {
+    let mut bench = Bench::new(Setup::default(), "");
+    let (src, dst) = (bench.memory(A, 400 * 256), bench.memory(B, 400 * 256));
+    bench.post(1, write_to(dst), &[src.all()]);
+    let mut burst = |bench: &mut Bench| {
+        let before = bench.sent.len();
+        bench.transmit(A);
+        bench.sent.len() - before
+    };
+    assert_eq!(burst(&mut bench), 400);
+    // The first one is lost, the NAK for it comes; then nothing comes any more.
+    let lost = core::mem::take(&mut bench.link);
+    let (to, net, bytes) = &lost[1];
+    bench.deliver(*to, net, bytes);
+    bench.transmit(B);
+    let (to, net, nak) = bench.link.pop_front().expect("a NAK");
+    bench.deliver(to, &net, &nak);
+    for expected in [200, 100, 64, 64] {
+        assert_eq!(burst(&mut bench), expected);
+        let due = bench.qps[0].poll_timeout().expect("a timer runs");
+        bench.hosts[0].clock = due;
+        bench.qps[0].handle_timeout(&mut bench.hosts[0]);
+        bench.link.clear();
+    }
+    // Each of the four acknowledgements of 16 packets lets 16 more go, and 16 besides.
+    assert_eq!(burst(&mut bench), 64);
+    while let Some((to, net, bytes)) = bench.link.pop_front() {
+        bench.deliver(to, &net, &bytes);
+        bench.transmit(B);
+    }
+    assert_eq!(burst(&mut bench), 128);
+    bench.run();
+    assert_eq!(bench.sends(), each(1..=1, OK));
+    assert_eq!(bench.hosts[0].memory.bytes(src), bench.hosts[1].memory.bytes(dst));
+}
