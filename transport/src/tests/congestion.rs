@@ -6,6 +6,7 @@
 use super::*;
 use crate::qp::{CongestionCounts, DropReason, Service};
 use crate::sim::batch::{Batch, net_header};
+use crate::sim::{LinkSpec, Topology};
 use crate::time::Instant;
 use core::num::NonZeroU64;
 use roxe_wire::{Aeth, Gid, Kind, Msn, NetHeader, PathMtu, Syndrome, UcRequest, icrc};
@@ -443,4 +444,32 @@ fn deadlines_are_those_of_whatever_comes_first() {
     end.qp.handle_timeout(&mut end.host);
     // The pause is over, the wait for an acknowledgement (4.194304 ms at least) is not.
     assert_eq!(p.end(A).qp.poll_timeout(), Some(Instant(start.0 + (4096 << 10))));
+}
+
+/// What 32 MiB do to a cable of 10 Gbit/s while 1 MiB may be under way and the line carries 40: the most bytes that wait in
+/// front of the cable once the start is over (from the 10th millisecond to the end), and how long all of it takes.
+fn queue_of(line_rate: Option<NonZeroU64>) -> (u64, Duration) {
+    let (path_mtu, flow_limit) = (PathMtu::Mtu4096, Some(1 << 20));
+    let mut p = Pair::new(Setup { path_mtu, line_rate, flow_limit, log: false, ..Setup::default() });
+    p.wire.topology = Topology::star(2, LinkSpec::gigabits(us(5), 10).marking_above(64 << 10));
+    let (from, to) = (filled(&mut p, A, 32 << 20), blank(&mut p, B, 32 << 20));
+    post(&mut p, A, 1, write_to(to), &[from.all()]);
+    p.run_for(ms(10));
+    p.wire.topology.up(0).tally.longest = 0;
+    p.run();
+    assert_eq!(sends(&mut p, A), each(1..=1, WcStatus::Success));
+    assert!(bytes(&p, B, to) == bytes(&p, A, from));
+    p.assert_settled();
+    (p.wire.topology.up(0).tally.longest, p.elapsed())
+}
+
+/// The whole loop: a switch that marks, a receiver that tells, a sender that slows down. Without it the queue is as long as
+/// the window; with it a quarter of that is never reached, and the cable is busy all the same (32 MiB take it 27 ms).
+#[test]
+fn marks_keep_the_queue_of_a_slow_link_short() {
+    let (without, took) = queue_of(None);
+    let (with, took_limited) = queue_of(NonZeroU64::new(40_000_000_000));
+    assert!(without > 900 << 10, "{without} bytes");
+    assert!(with < without / 4, "{with} of {without} bytes");
+    assert!(took >= ms(27) && took_limited < took * 3 / 2, "{took:?} and {took_limited:?}");
 }
