@@ -107,17 +107,17 @@ uint32_t packets_of(const struct cell *cell)
     return cell->size == 0 ? 1 : (cell->size + cell->mtu - 1) / cell->mtu;
 }
 
-// UC and UD have nothing that tells a packet from its copy: a message of one packet that the network duplicates arrives
-// twice, one that it delays arrives late. A UC message of two packets can still be copied as a whole, when both copies are
-// delayed; with more packets that does not happen by chance, because any other packet between them ends the message.
+// UC and UD have nothing that tells a packet from its copy: a message of one packet that the network duplicates
+// arrives twice, one that it delays arrives late. A UC message of two packets can still be copied as a whole, when both
+// copies are delayed; with more packets that does not happen by chance, as any other packet between them ends it.
 bool may_repeat(const struct cell *cell)
 {
     return cell->lossy && cell->service != RC && packets_of(cell) <= 2;
 }
 
-// On a clean network everything must arrive, though not at the first attempt: UC and UD have no flow control, so a burst
-// may overrun a slow receiver, and then the message is sent again, as a new one, up to the budget. When the network loses
-// packets, one message is enough, and messages of so many packets that they rarely survive need not arrive at all.
+// On a clean network everything must arrive, though not at the first attempt: UC and UD have no flow control, so a
+// burst may overrun a slow receiver, and then the message is sent again, as a new one, up to the budget. When the
+// network loses packets, one message is enough, and one of so many packets that it rarely survives need not arrive.
 bool cell_enough(const struct cell *cell, uint32_t delivered, uint32_t sent)
 {
     if (!cell->lossy || cell->service == RC || cell->count == 0)
@@ -182,7 +182,8 @@ static bool sound(const struct cell *cell)
     return cell->size <= MAX_MESSAGE && cell->count <= MAX_SERIALS && cell->budget <= MAX_SERIALS && cell->group >= 1
            && cell->group <= MAX_GROUP && (cell->mtu == 256 || cell->mtu == 1024 || cell->mtu == 4096)
            && op_exists(cell->service, cell->op) && cell->budget * slot_bytes(cell->size) <= AREA_BYTES
-           && cell->group <= cell->budget && (!op_is_atomic(cell->op) || cell->size == 8) && cell->count <= cell->budget;
+           && cell->count <= cell->budget && cell->group <= cell->budget
+           && (!op_is_atomic(cell->op) || cell->size == 8);
 }
 
 bool cell_parse(const char *line, struct cell *cell, uint32_t *qpn, uint32_t *psn)

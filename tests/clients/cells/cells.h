@@ -1,8 +1,18 @@
 // cells: a stock verbs program that judges an RDMA stack one cell at a time.
 //
-// A cell is one (service, operation, size, path MTU). The client is the requester: it posts the work requests; the server
-// offers the receives and the memory. A TCP connection carries what both must know (queue pair numbers, keys, how much was
-// sent) and each side's verdict. Only libibverbs and POSIX are used, so the same sources build and run against any stack.
+// A cell is one (service, operation, size, path MTU). The client is the requester: it posts the work requests; the
+// server offers the receives and the memory. A TCP connection carries what both must know (queue pair numbers, keys,
+// how much was sent) and each side's verdict:
+//
+//   client                                    server
+//   hello ITS MEMORY AND GID                  hello ITS MEMORY AND GID | sorry REASON
+//   cell NUMBER WHAT ... QPN PSN              ready QPN PSN              receives are posted, memory is filled
+//   sent N            (UC, UD: N so far)      got N                      go on
+//   done ok N | done failed N                 verdict KIND ...           once a cell, as soon as it is known
+//   quit
+//
+// Only libibverbs and POSIX are used, so the same sources build and run against any stack:
+// gcc -O1 -Wall -Wextra -pthread -o cells *.c -libverbs
 //
 //   main.c     options, the listening server, the list of cells of a client
 //   soak.c     random cells on several threads for a given time
@@ -34,7 +44,7 @@ enum {
 enum service { RC, UC, UD, SERVICES };
 enum op { SEND, SEND_IMM, WRITE, WRITE_IMM, READ, FETCH_ADD, CMP_SWAP, OPS };
 
-// ---- what went wrong -------------------------------------------------------------------------------------------------
+// ---- what went wrong ----------------------------------------------------------------------------------------------
 
 enum kind { FINE, WRONG_BYTES, WRONG_COMPLETION, BROKEN, KINDS };
 
@@ -53,7 +63,7 @@ bool kind_from(const char *name, enum kind *kind);
 // Milliseconds of a clock that never goes back.
 int64_t now_ms(void);
 
-// ---- control.c -------------------------------------------------------------------------------------------------------
+// ---- control.c ----------------------------------------------------------------------------------------------------
 
 struct control {
     int fd;
@@ -75,7 +85,7 @@ bool control_pending(struct control *c);
 // The local address of the connection as a GID (IPv4 as ::ffff:a.b.c.d).
 bool control_local_gid(const struct control *c, union ibv_gid *gid);
 
-// ---- message.c -------------------------------------------------------------------------------------------------------
+// ---- message.c ----------------------------------------------------------------------------------------------------
 
 uint64_t mix(uint64_t value);
 
@@ -119,7 +129,7 @@ uint8_t slot_first(const struct slot *slot);
 // Whether the last byte of the message is there (false: it is still blank). True for an empty message.
 bool slot_arrived(const struct slot *slot, struct key key);
 
-// ---- device.c --------------------------------------------------------------------------------------------------------
+// ---- device.c -----------------------------------------------------------------------------------------------------
 
 struct device {
     struct ibv_context *context;
@@ -169,7 +179,7 @@ bool link_connect(struct link *l, struct device *d, enum service service, uint32
                   const struct remote *remote, struct report *report);
 bool link_close(struct link *l, struct report *report);
 
-// ---- cell.c ----------------------------------------------------------------------------------------------------------
+// ---- cell.c -------------------------------------------------------------------------------------------------------
 
 struct cell {
     uint32_t number;      // counts the cells of a session; part of every wr_id
@@ -211,7 +221,7 @@ uint64_t atomic_start(const struct cell *cell);
 bool cell_say(struct control *c, const struct cell *cell, const struct link *link);
 bool cell_parse(const char *line, struct cell *cell, uint32_t *qpn, uint32_t *psn);
 
-// ---- session.c, client.c, server.c -----------------------------------------------------------------------------------
+// ---- session.c, client.c, server.c --------------------------------------------------------------------------------
 
 enum { MTUS = 3 };
 
@@ -231,7 +241,7 @@ struct session {
 struct options {
     const char *device, *host, *port;
     int gid_index, family;
-    bool once, quit, lossy, verbose;
+    bool once, quit, lossy;
     bool services[SERVICES], ops[OPS];
     uint32_t mtus[MTUS];
     const char *sizes;
@@ -267,7 +277,7 @@ enum served { SERVED, SILENT, QUIT };
 // Serves one client until it goes or says quit. SILENT: it never said a word.
 enum served server_session(struct session *s, const struct options *o, struct report *report);
 
-// ---- soak.c ----------------------------------------------------------------------------------------------------------
+// ---- soak.c -------------------------------------------------------------------------------------------------------
 
 // Exit status.
 int soak(const struct options *o);

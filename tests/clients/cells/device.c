@@ -1,8 +1,6 @@
 // The device, its registered memory, and queue pairs.
 #include "cells.h"
 #include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
@@ -52,7 +50,7 @@ static bool find_gid(struct device *d, int table, const union ibv_gid *wanted, s
             return true;
         }
     }
-    return wrong(report, BROKEN, "the device has no RoCE v2 GID for this end of the TCP connection; choose one with -g");
+    return wrong(report, BROKEN, "no RoCE v2 GID of the device is this end of the TCP connection; choose with -g");
 }
 
 static bool query(struct device *d, int gid_index, const union ibv_gid *wanted, struct report *report)

@@ -21,7 +21,7 @@ static const char usage[] =
     "  --mtus 256,1024,4096           --sizes 0,1,mtu-1,mtu,mtu+1,65536,1048576 (atomics have 8 bytes)\n"
     "  --lossy                        packets may get lost: UC and UD messages need not all arrive\n"
     "  --sges 1|2                     most pieces a message lies in (2)\n"
-    "  --ack-timeout N                4.096 us * 2^N until an RC requester sends again (twice the peer's local_ca_ack_delay)\n"
+    "  --ack-timeout N                RC sends again after 4.096 us * 2^N (twice the peer's local_ca_ack_delay)\n"
     "  --grace-ms N                   how long after the last arrival a UC or UD message is lost (300)\n"
     "  --cell-timeout-s N             (30)\n"
     "  --soak SECONDS --workers N     random cells on N connections at once (4)\n"
@@ -158,7 +158,7 @@ static struct options parse(int argc, char **argv)
     return o;
 }
 
-// ---- server ----------------------------------------------------------------------------------------------------------
+// ---- server -------------------------------------------------------------------------------------------------------
 
 // One accepted connection, served by a thread of its own so that a soak can have several.
 struct visit {
@@ -204,22 +204,22 @@ static void *serve(void *argument)
     return NULL;
 }
 
-static bool start_visit(int fd, int listener, const struct options *o, struct counts *counts)
+static void start_visit(int fd, int listener, const struct options *o, struct counts *counts)
 {
     pthread_t thread;
     struct visit *visit = malloc(sizeof *visit);
     if (!visit) {
         close(fd);
-        return false;
+        return;
     }
     *visit = (struct visit){.fd = fd, .options = o, .listener = listener, .counts = counts};
     pthread_mutex_lock(&counts->lock);
     counts->open++;
     pthread_mutex_unlock(&counts->lock);
-    if (pthread_create(&thread, NULL, serve, visit) == 0 && pthread_detach(thread) == 0)
-        return true;
-    fprintf(stderr, "cells server: no thread\n");
-    exit(1);
+    if (pthread_create(&thread, NULL, serve, visit) != 0 || pthread_detach(thread) != 0) {
+        fprintf(stderr, "cells server: no thread\n");
+        exit(1);
+    }
 }
 
 static int server(const struct options *o)
@@ -249,7 +249,7 @@ static int server(const struct options *o)
     return told && !counts.failed ? 0 : 1;
 }
 
-// ---- client ----------------------------------------------------------------------------------------------------------
+// ---- client -------------------------------------------------------------------------------------------------------
 
 struct totals {
     unsigned outcomes[3];
@@ -259,8 +259,8 @@ static void print_cell(const struct cell *cell, const struct result *result, int
 {
     static const char *const words[] = {"pass", "fail", "skip"};
     totals->outcomes[result->outcome]++;
-    printf("cell\t%s\t%s\t%u\t%u\t%s\t%lld\t%s\n", service_name(cell->service), op_name(cell->op), cell->size, cell->mtu,
-           words[result->outcome], (long long)ms, result->detail);
+    printf("cell\t%s\t%s\t%u\t%u\t%s\t%lld\t%s\n", service_name(cell->service), op_name(cell->op), cell->size,
+           cell->mtu, words[result->outcome], (long long)ms, result->detail);
     fflush(stdout);
 }
 

@@ -15,19 +15,19 @@ struct judge {
     union ibv_gid peer_gid, own_gid;
     uint8_t *area;
     uint32_t lkey;
-    struct slot slots[MAX_SERIALS];  // of memory: by serial, so that a late packet meets no later message; else of receives
-    bool busy[MAX_GROUP];          // a receive is posted there
+    struct slot slots[MAX_SERIALS]; // a receive's, or of memory, by serial: a late packet meets no later message
+    bool busy[MAX_GROUP];           // a receive is posted there
     bool seen[MAX_SERIALS];
-    uint32_t arrived;              // completions, or messages found in memory
+    uint32_t arrived;               // completions, or messages found in memory
     uint32_t delivered, doubled;
-    uint32_t next;                 // the serial after the last one delivered
-    uint32_t sent;                 // so many the client has sent, by its own word
-    uint32_t judged;               // of those, so many were counted
-    int64_t moved;                 // when something last arrived or was announced
+    uint32_t next;                  // the serial after the last one delivered
+    uint32_t sent;                  // so many the client has sent, by its own word
+    uint32_t judged;                // of those, so many were counted
+    int64_t moved;                  // when something last arrived or was announced
     struct report report;
 };
 
-// ---- memory and receives ---------------------------------------------------------------------------------------------
+// ---- memory and receives ------------------------------------------------------------------------------------------
 
 static bool post_receive(struct judge *j, unsigned index)
 {
@@ -85,7 +85,7 @@ static bool prepare(struct judge *j, uint32_t first)
     return !op_takes_receive(j->cell.op) || post_receives(j, wanted);
 }
 
-// ---- what arrives ----------------------------------------------------------------------------------------------------
+// ---- what arrives -------------------------------------------------------------------------------------------------
 
 // The GRH of a UD message: the IPv6 header, or 20 unspecified bytes and the IPv4 header.
 static bool check_grh(struct judge *j, const uint8_t *grh)
@@ -226,7 +226,7 @@ static void judge_memory(struct judge *j)
     }
 }
 
-// ---- verdicts --------------------------------------------------------------------------------------------------------
+// ---- verdicts -----------------------------------------------------------------------------------------------------
 
 // The messages of a group that did not arrive left no half packets and no bytes outside.
 static bool judge_lost(struct judge *j)
@@ -273,8 +273,8 @@ static bool judge_surplus(struct judge *j)
     return judge_completions(j);
 }
 
-// A late copy of a packet must not meet the next cell: it may still write to memory that is then used for something else.
-// So where packets get lost, an unreliable queue pair ends with its cell.
+// A late copy of a packet must not meet the next cell: it may still write to memory that is then used for something
+// else. So where packets get lost, an unreliable queue pair ends with its cell.
 static bool say_verdict(struct session *s, struct judge *j)
 {
     unsigned left = j->link->posted - j->link->taken;
@@ -284,7 +284,7 @@ static bool say_verdict(struct session *s, struct judge *j)
                        j->report.text);
 }
 
-// ---- the course of a cell --------------------------------------------------------------------------------------------
+// ---- the course of a cell -----------------------------------------------------------------------------------------
 
 enum state { SENDING, COUNTING, OVER };
 
@@ -401,7 +401,7 @@ static bool serve_cell(struct session *s, const char *line)
     return attend(s, &j);
 }
 
-// ---- sessions --------------------------------------------------------------------------------------------------------
+// ---- sessions -----------------------------------------------------------------------------------------------------
 
 static bool greet(struct session *s, const struct options *o, const char *line, struct report *report)
 {
@@ -427,14 +427,11 @@ enum served server_session(struct session *s, const struct options *o, struct re
         return heard == LINE ? QUIT : SILENT;
     }
     bool alive = greet(s, o, line, report);
-    while (alive && served == SERVED) {
-        heard = control_hear(&s->control, line, 3600 * 1000);
-        if (heard != LINE)
-            break;
-        if (strncmp(line, "quit", 4) == 0)
+    while (alive && served == SERVED && control_hear(&s->control, line, 3600 * 1000) == LINE) {
+        if (strcmp(line, "quit") == 0)
             served = QUIT;
         else
-            alive = serve_cell(s, line);
+            alive = serve_cell(s, line) || wrong(report, BROKEN, "the connection broke within a cell");
     }
     return session_close(s, report) ? served : SERVED;
 }
