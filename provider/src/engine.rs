@@ -169,7 +169,7 @@ impl Engine {
     }
 
     /// Receives until the sockets are empty. Called before something goes away: an answer of ours to another process may
-    /// have come to our own socket (DESIGN D4), and nobody would forward it once the process has ended.
+    /// have come to our own socket, and nobody would forward it once the process has ended.
     pub(crate) fn drain(&self) {
         if !self.started.load(Ordering::Acquire) {
             return;

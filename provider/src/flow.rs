@@ -1,4 +1,4 @@
-//! How much may be under way towards one receiving socket (DESIGN D10).
+//! How much may be under way towards one receiving socket.
 //!
 //! A loopback socket drops silently when its buffer is full, so all queue pairs of this process share one window per
 //! destination: an address and a slot, which is one process there. RC gives its bytes back when they are acknowledged. UC

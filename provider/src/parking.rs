@@ -2,7 +2,7 @@
 //!
 //! A card with its own processor drops them. Here the same processors run the program, and on a busy machine it may not be
 //! scheduled for as long as its receive queue lasts, while the background thread goes on receiving. And packets between
-//! processes of one host may overtake each other when some of them took the way over another process (DESIGN D4). So they
+//! processes of one host may overtake each other when some of them took the way over another process. So they
 //! wait a little, in order, and their senders get no credit meanwhile and stop ([`crate::flow`]). Bounded in bytes and
 //! time. Touches nothing.
 

@@ -88,7 +88,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Which IPv4 identification the next packet probably has (DESIGN D5). Senders like us number the packets of a run from
+/// Which IPv4 identification the next packet probably has. Senders like us number the packets of a run from
 /// 0; others count on from packet to packet.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct IdentGuess {
@@ -101,6 +101,7 @@ impl IdentGuess {
     #[inline]
     pub(crate) fn verify(&mut self, net: &roxe_wire::NetHeader, packet: &[u8], index: u16) -> bool {
         let likely = self.counting.map_or(index, |last| last.wrapping_add(1));
+        // clause: IP-IDENT
         let Some(ident) = icrc::solve_ident(net, packet, likely) else { return false };
         self.counting = (ident != index).then_some(ident);
         true

@@ -2,7 +2,7 @@
 //!
 //! A run is what one system call sends: packets of one size (the last may be shorter) to one process. The size bounds are
 //! those of a segmented UDP send. Copying into the buffer and sending from there beats gathering from application memory,
-//! and the ICRC is computed on the copy, so memory that changes meanwhile cannot spoil it (DESIGN D6).
+//! and the ICRC is computed on the copy, so memory that changes meanwhile cannot spoil it.
 
 mod tapped;
 

@@ -1,4 +1,4 @@
-//! Which process owns which queue pair numbers, without a daemon (DESIGN D4).
+//! Which process owns which queue pair numbers, without a daemon.
 //!
 //! The upper 12 bits of a QPN are its *slot*. A process owns a slot as long as it holds an abstract Unix datagram socket
 //! bound to a name made of interface and slot: the kernel makes the claim atomic, keeps it within the network namespace

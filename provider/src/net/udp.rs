@@ -1,9 +1,9 @@
 //! The real link: an unprivileged UDP socket on port 4791.
 //!
 //! The socket is bound to one address of the device and never connected, with `IP_PMTUDISC_PROBE`: only then does IPv4
-//! leave with DF and identification 0 (packet `i` of a segmented send with identification `i`), which the ICRC needs
-//! (DESIGN D5). It shares the port with other processes of the user by `SO_REUSEPORT`, never `SO_REUSEADDR`, which has no
-//! uid check. Sending may block: the buffer of a socket is the back-pressure of a real interface, and the loopback
+//! leave with DF and identification 0 (packet `i` of a segmented send with identification `i`), which the ICRC needs.
+//! It shares the port with other processes of the user by `SO_REUSEPORT`, never `SO_REUSEADDR`, which has no uid check.
+//! Sending may block: the buffer of a socket is the back-pressure of a real interface, and the loopback
 //! interface never fills it; a dead interface gives up after [`SEND_TIMEOUT`] and the packets count as lost.
 
 use super::cmsg::{self, Control};
