@@ -257,6 +257,7 @@ fn brute_force(net: &NetHeader, datagram: &[u8]) -> Option<u16> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
+    // clause: IP-IDENT
     #[test]
     fn a_corrupt_packet_has_an_identification_only_if_brute_force_finds_it(
         (header, payload) in packet(),
