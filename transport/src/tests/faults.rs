@@ -384,7 +384,7 @@ fn a_loss_halves_what_goes_out_at_once_and_acknowledgements_widen_it_again() {
     let mut bench = Bench::new(Setup::default(), "");
     let (src, dst) = (bench.memory(A, 400 * 256), bench.memory(B, 400 * 256));
     bench.post(1, write_to(dst), &[src.all()]);
-    let mut burst = |bench: &mut Bench| {
+    let burst = |bench: &mut Bench| {
         let before = bench.sent.len();
         bench.transmit(A);
         bench.sent.len() - before

@@ -163,3 +163,18 @@ fn messages_too_far_back_to_tell_psns_apart_are_forgotten() {
     assert_eq!(numbers.of(rx(), 1 << 22, ack(), 0), None);
     assert_eq!(numbers.of(rx(), 1 + (1 << 22), ack(), 0), Some(3));
 }
+
+#[test]
+fn only_full_packets_of_a_legal_size_tell_the_path_mtu() {
+    let mut numbers = Numbers::new();
+    let (first, middle) = (Kind::RcResponse(Response::ReadFirst(good())), Kind::RcResponse(Response::ReadMiddle));
+    let last = Kind::RcResponse(Response::ReadLast(good()));
+    assert_eq!(numbers.of(tx(), 100, read(2500), 0), Some(1));
+    assert_eq!(numbers.of(rx(), 102, last, 256), Some(1), "the last one may have any size");
+    assert_eq!(numbers.of(rx(), 101, middle, 1000), Some(1), "no path has this MTU");
+    assert_eq!(numbers.of(tx(), 101, SEND, 4), Some(2), "so where the READ ends is not known");
+    assert_eq!(numbers.of(tx(), 102, read(2500), 0), Some(3));
+    assert_eq!(numbers.of(rx(), 102, first, MTU), Some(3));
+    assert_eq!(numbers.of(rx(), 103, middle, 1000), Some(3));
+    assert_eq!(numbers.of(tx(), 106, SEND, 4), None, "what is known stays known: the next is 105");
+}
