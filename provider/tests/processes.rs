@@ -4,8 +4,9 @@
 mod common;
 
 use common::*;
-use roxe_provider::wire::{PathMtu, Qpn, RKey};
+use roxe_provider::wire::{NetHeader, PathMtu, Qpn, RKey, capture, icrc};
 use roxe_provider::{Qp, RecvRequest, SendOp, Service, WcStatus};
+use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
@@ -401,6 +402,39 @@ fn the_child_of_a_fork_works_and_leaves_the_parent_alone() {
     assert_eq!(a.ask("fork"), [0, 20]);
     assert_eq!(a.ask("write 10 100000"), [10]);
     assert_eq!(b.ask("write 10 100000"), [10]);
+}
+
+/// Packets of one process are in one file, and that one is whole.
+#[test]
+fn every_process_captures_into_a_file_of_its_own_forked_ones_too() {
+    let folder = std::env::temp_dir().join(format!("roxe-fork-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("all.pcapng").to_string_lossy().into_owned();
+    let knobs = [("ROXE_CAPTURE", file.as_str()), ("ROXE_FAULTS", "duplicate 5%; reorder 5%")];
+    let (mut a, mut b) = (Peer::start("rc", &knobs), Peer::start("rc", &knobs));
+    join(&mut a, &mut b);
+    assert_eq!(a.ask("fork"), [0, 20]);
+    assert_eq!(b.ask("write 10 100000"), [10]);
+    let files: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| std::fs::read(entry.unwrap().path())).collect();
+    std::fs::remove_dir_all(&folder).unwrap();
+    let senders = files.into_iter().map(|file| senders(&file.unwrap())).collect::<Vec<_>>();
+    // The child has two queue pairs that talk to each other; its parent and the peer of that have one each.
+    let mut counts: Vec<_> = senders.iter().map(HashSet::len).collect();
+    counts.sort_unstable();
+    assert_eq!(counts, [1, 1, 2], "{senders:?}");
+    assert_eq!(senders.iter().flatten().collect::<HashSet<_>>().len(), 4, "{senders:?}");
+}
+
+/// The queue pairs that the comments of a capture name, all of whose packets have a right ICRC.
+fn senders(file: &[u8]) -> HashSet<String> {
+    let frames = capture::frames(file).unwrap().map(|frame| frame.unwrap());
+    let sender = |frame: capture::Frame<'_>| {
+        let ip = capture::ip_packet(frame.link, frame.data).unwrap();
+        let (net, payload) = NetHeader::parse_ip(ip).unwrap();
+        assert!(icrc::verify(&net, payload), "{}", frame.comment);
+        frame.comment.split_whitespace().nth(1).unwrap().to_owned()
+    };
+    frames.map(sender).collect()
 }
 
 #[test]

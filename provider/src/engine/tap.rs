@@ -19,8 +19,8 @@ use crate::counters::Counters;
 use crate::error::Error;
 use faults::Faults;
 use recorder::Recorder;
-use roxe_transport::fault::{Corruption, Seen, Verdict};
-use roxe_wire::{NetHeader, icrc};
+use roxe_transport::fault::{Seen, Verdict};
+use roxe_wire::NetHeader;
 use std::fmt::Display;
 use std::io::Write;
 
@@ -99,18 +99,6 @@ pub(super) fn marked(net: NetHeader, verdict: &Verdict) -> NetHeader {
 /// Congestion experienced, in the traffic class (RFC 3168).
 const ECN_CE: u8 = 3;
 
-/// Damages a sealed packet so that its receiver must notice. A receiver that cannot see the identification of the IPv4 header
-/// finds one that goes with the ICRC of one damaged packet in 65,536. On a network the UDP checksum guards
-/// against that; here it is computed behind us, so such a packet is damaged further.
-pub(super) fn damage(net: &NetHeader, packet: &mut [u8], corruption: Corruption) {
-    for step in 0..u8::BITS {
-        Corruption { mask: corruption.mask.rotate_left(step), ..corruption }.apply(packet);
-        if icrc::solve_ident(net, packet, net.ident).is_none() {
-            return;
-        }
-    }
-}
-
 /// Tells the person who runs the program. A closed standard error is nobody to tell.
 fn tell(text: &dyn Display) {
     let _ = writeln!(std::io::stderr(), "roxe: {text}");
@@ -119,28 +107,6 @@ fn tell(text: &dyn Display) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::Ipv4Addr;
-
-    #[test]
-    fn damage_is_never_taken_for_another_identification() {
-        let (src, dst) = (Ipv4Addr::LOCALHOST.into(), Ipv4Addr::LOCALHOST.into());
-        let net = NetHeader { src, dst, ..NetHeader::default() };
-        let mut packet = vec![0x5a; 4096 + 16];
-        icrc::seal(&net, &mut packet);
-        let mut met = 0;
-        for at in 0..packet.len() as u16 {
-            for mask in (0..8).map(|bit| 1 << bit) {
-                let (mut once, mut spoiled) = (packet.clone(), packet.clone());
-                let corruption = Corruption { at, mask };
-                corruption.apply(&mut once);
-                met += u32::from(at != 4 && icrc::solve_ident(&net, &once, 0).is_some());
-                damage(&net, &mut spoiled, corruption);
-                assert!(at == 4 || icrc::solve_ident(&net, &spoiled, 0).is_none(), "byte {at}, bit {mask:#x}");
-            }
-        }
-        // One bit in this packet would have gone unnoticed, if not more.
-        println!("{met} single bits go unnoticed");
-    }
 
     #[test]
     fn a_mark_is_set_and_the_rest_stays() {

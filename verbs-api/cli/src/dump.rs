@@ -62,7 +62,7 @@ fn dump(file: &[u8], check: bool, mut out: impl Write) -> Result<(), Stop> {
             let verdict = judge(&net, payload);
             counts.packets += 1;
             counts.bad += usize::from(verdict != Verdict::Good);
-            writeln!(out, "{}", Line { time, net, payload, verdict })?;
+            writeln!(out, "{}", Line { time, net, payload, verdict, comment: frame.comment })?;
             if check && verdict != Verdict::Good {
                 out.flush()?;
                 return Err(Stop::Bad(number, verdict));
@@ -159,6 +159,8 @@ struct Line<'a> {
     net: NetHeader,
     payload: &'a [u8],
     verdict: Verdict,
+    /// What the file says about it.
+    comment: &'a str,
 }
 
 impl fmt::Display for Line<'_> {
@@ -166,9 +168,10 @@ impl fmt::Display for Line<'_> {
         let (seconds, micros) = (self.time / 1_000_000_000, self.time % 1_000_000_000 / 1000);
         write!(f, "{seconds:>3}.{micros:06} {} > {}  ", self.net.src.to_ip(), self.net.dst.to_ip())?;
         match Packet::parse(self.payload) {
-            Ok(packet) => write!(f, "{packet}  {}", self.verdict),
-            Err(_) => write!(f, "{} bytes  {}", self.payload.len(), self.verdict),
+            Ok(packet) => write!(f, "{packet}  {}", self.verdict)?,
+            Err(_) => write!(f, "{} bytes  {}", self.payload.len(), self.verdict)?,
         }
+        if self.comment.is_empty() { Ok(()) } else { write!(f, "  # {}", self.comment) }
     }
 }
 

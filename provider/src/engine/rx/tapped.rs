@@ -66,7 +66,8 @@ impl Tap {
     pub(super) fn record_unknown(&self, qpn: Qpn, run: Run<'_>) {
         let Some(mut recording) = self.record() else { return };
         for arrival in Arrival::all(run) {
-            let remark = Remark { origin: Origin::Unknown(qpn), fate: None };
+            let origin = if arrival.is_whole { Origin::Unknown(qpn) } else { Origin::Damaged(qpn) };
+            let remark = Remark { origin, fate: None };
             recording.packet(Inbound, &arrival.net, arrival.bytes, &remark);
         }
     }
@@ -160,7 +161,7 @@ impl Engine {
 fn spoil(meta: &RxMeta, arrival: &Arrival<'_>, qpn: Qpn, verdict: &Verdict) -> Incoming {
     let (mut bytes, len) = (arrival.bytes.to_vec(), arrival.bytes.len());
     if let Some(corruption) = verdict.corrupt {
-        tap::damage(&arrival.net, &mut bytes, corruption);
+        corruption.apply(&mut bytes);
     }
     let traffic_class = tap::marked(arrival.net, verdict).traffic_class;
     let meta = RxMeta { len, segment: len.max(1), first_index: arrival.index, traffic_class, ..*meta };

@@ -150,3 +150,41 @@ impl Delayed {
         self.next.store(next, Ordering::SeqCst);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(remark: &str) -> Held {
+        Held::Outgoing { net: NetHeader::default(), bytes: Vec::new(), remark: remark.to_owned() }
+    }
+
+    fn pop(delayed: &Delayed, now: u64) -> Option<String> {
+        match delayed.pop_due(Instant(now))? {
+            Held::Outgoing { remark, .. } => Some(remark),
+            Held::Incoming(_) => None,
+        }
+    }
+
+    #[test]
+    fn packets_come_out_when_due_those_of_one_time_in_order() {
+        let delayed = Delayed::default();
+        assert_eq!(delayed.deadline(), None);
+        for (due, remark) in [(30, "c"), (10, "a"), (30, "d"), (20, "b")] {
+            assert!(delayed.hold(Instant(due), held(remark)));
+        }
+        assert_eq!(delayed.deadline(), Some(Instant(10)));
+        assert_eq!(pop(&delayed, 9), None);
+        let order: Vec<_> = std::iter::from_fn(|| pop(&delayed, 30)).collect();
+        assert_eq!(order, ["a", "b", "c", "d"]);
+        assert_eq!(delayed.deadline(), None);
+    }
+
+    #[test]
+    fn what_is_held_is_bounded_and_can_be_forgotten() {
+        let delayed = Delayed::default();
+        assert_eq!((0..).take_while(|due| delayed.hold(Instant(*due), held(""))).count(), MAX_HELD);
+        delayed.clear();
+        assert_eq!((pop(&delayed, u64::MAX), delayed.deadline()), (None, None));
+    }
+}

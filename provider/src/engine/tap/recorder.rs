@@ -207,3 +207,89 @@ fn with_process_id(path: &Path) -> PathBuf {
     }
     path.to_string_lossy().replace("%p", &std::process::id().to_string()).into()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use roxe_wire::capture::frames;
+
+    /// A file name of its own, removed with what was written beside it.
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Self {
+            Self(std::env::temp_dir().join(format!("roxe-recorder-{}-{name}.pcapng", std::process::id())))
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            for path in [self.0.clone(), beside(&self.0), with_process_id(&self.0)] {
+                let _ = std::fs::remove_file(path);
+            }
+        }
+    }
+
+    fn record(recorder: &Recorder, remarks: &[&str]) {
+        let number = recorder.interface("roxe0");
+        let mut recording = recorder.record(number);
+        for remark in remarks {
+            recording.packet(Direction::Outbound, &NetHeader::default(), b"some bytes", remark);
+        }
+    }
+
+    fn remarks(path: &Path) -> Vec<String> {
+        let file = std::fs::read(path).unwrap();
+        frames(&file).unwrap().map(|frame| frame.unwrap().comment.to_owned()).collect()
+    }
+
+    #[test]
+    fn a_batch_is_in_the_file_as_soon_as_it_ends() {
+        let scratch = Scratch::new("batch");
+        let recorder = Recorder::create(&scratch.0).unwrap();
+        assert_eq!((recorder.interface("roxe0"), recorder.interface("roxe1"), recorder.interface("roxe0")), (0, 1, 0));
+        record(&recorder, &["a", "b"]);
+        assert_eq!(remarks(&scratch.0), ["a", "b"]);
+        let mut recording = recorder.record(0);
+        let mark = recording.mark();
+        recording.packet(Direction::Inbound, &NetHeader::default(), b"", &"never sent");
+        recording.rewind(mark);
+        drop(recording);
+        record(&recorder, &["c"]);
+        assert_eq!(remarks(&scratch.0), ["a", "b", "c"]);
+    }
+
+    #[test]
+    fn who_comes_second_writes_beside_and_an_old_file_is_overwritten() {
+        let scratch = Scratch::new("twice");
+        std::fs::write(&scratch.0, "an old file, longer than what comes".repeat(100)).unwrap();
+        let first = Recorder::create(&scratch.0).unwrap();
+        let second = Recorder::create(&scratch.0).unwrap();
+        record(&first, &["first"]);
+        record(&second, &["second"]);
+        assert_eq!(remarks(&scratch.0), ["first"]);
+        assert_eq!(remarks(&beside(&scratch.0)), ["second"]);
+    }
+
+    #[test]
+    fn a_child_leaves_the_file_of_its_parent_alone() {
+        let scratch = Scratch::new("child");
+        let recorder = Recorder::create(&scratch.0).unwrap();
+        record(&recorder, &["of the parent"]);
+        recorder.abandon();
+        record(&recorder, &["of nobody"]);
+        recorder.resume().unwrap();
+        record(&recorder, &["of the child"]);
+        assert_eq!(remarks(&scratch.0), ["of the parent"]);
+        assert_eq!(remarks(&beside(&scratch.0)), ["of the child"]);
+    }
+
+    #[test]
+    fn names_hold_the_process_id_where_asked_for() {
+        let id = std::process::id();
+        assert_eq!(with_process_id(Path::new("/tmp/a-%p.pcapng")), PathBuf::from(format!("/tmp/a-{id}.pcapng")));
+        assert_eq!(with_process_id(Path::new("a.pcapng")), Path::new("a.pcapng"));
+        assert_eq!(beside(Path::new("/tmp/a.b.pcapng")), PathBuf::from(format!("/tmp/a.b.{id}.pcapng")));
+        assert_eq!(beside(Path::new("plain")), PathBuf::from(format!("plain.{id}")));
+    }
+}

@@ -23,7 +23,7 @@ pub(crate) enum Origin {
     Sent(PacketNote),
     /// It arrived for this queue pair.
     Received(Qpn),
-    /// It arrived for this queue pair, damaged.
+    /// It arrived damaged, for this queue pair as far as one can say.
     Damaged(Qpn),
     /// It arrived for this queue pair and is no packet.
     Malformed(Qpn, ParseError),
@@ -96,5 +96,31 @@ impl fmt::Display for Fate<'_> {
             write!(f, "{separator}delayed {} us", delay.as_micros())?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use roxe_transport::cx::Why;
+    use roxe_transport::fault::RuleId;
+    use std::time::Duration;
+
+    #[test]
+    fn a_remark_is_one_line_of_who_why_and_what() {
+        let qpn = Qpn::new(0x11);
+        let sent = Origin::Sent(PacketNote { qpn, wr_id: Some(7), why: Why::First });
+        assert_eq!(Remark { origin: sent, fate: None }.to_string(), "qp 0x11 wr_id 7 first");
+        let rule: Rule = "drop 3%".parse().unwrap();
+        let verdict = Verdict { drop: true, rule: Some(RuleId(1)), ..Verdict::PASS };
+        let fate = Fate { rule: Some((2, &rule)), verdict, is_copy: false };
+        let answer = Origin::Sent(PacketNote::answer(qpn, Why::ReadResponse));
+        let remark = Remark { origin: answer, fate: Some(fate) };
+        assert_eq!(remark.to_string(), "qp 0x11 read response | rule 2: drop 3%: dropped");
+        let verdict = Verdict { copies: 1, mark_ce: true, delay: Duration::from_micros(80), ..Verdict::PASS };
+        let fate = Fate { verdict, ..fate };
+        assert_eq!(fate.to_string(), "rule 2: drop 3%: duplicated, marked CE, delayed 80 us");
+        assert_eq!(fate.of_copy().to_string(), "rule 2: drop 3%: copy, marked CE, delayed 80 us");
+        assert_eq!(Origin::Malformed(qpn, ParseError::Pad).to_string().lines().count(), 1);
     }
 }

@@ -99,7 +99,7 @@ impl Exit<'_> {
             self.take_credit_back(&net, batch.packet(at));
         }
         if let Some(corruption) = verdict.corrupt {
-            tap::damage(&net, batch.packet_mut(at), corruption);
+            corruption.apply(batch.packet_mut(at));
         }
         let fate = self.tap.fate(verdict);
         let (bytes, Some(remark)) = (batch.packet(at), batch.remark(at, fate)) else { return };
