@@ -139,6 +139,14 @@ pub struct Judged {
     pub capture: Option<capture::Verdict>,
 }
 
+impl Judged {
+    /// A group that could not be run because of `why`: each of its cells has failed.
+    pub fn lost(group: Group, cells: &[Cell], why: &str) -> Self {
+        let failed = |cell: &Cell| Tried { cell: *cell, ending: Ending::Failed(why.to_owned()), milliseconds: 0 };
+        Self { group, tried: cells.iter().map(failed).collect(), seconds: 0.0, capture: None }
+    }
+}
+
 impl Direction {
     /// Both.
     pub const ALL: [Self; 2] = [Self::RoxeToRxe, Self::RxeToRoxe];

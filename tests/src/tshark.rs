@@ -19,9 +19,29 @@ pub fn installed() -> bool {
 /// # Errors
 /// What tshark says if it cannot be run or cannot read the file.
 pub fn complaints(file: &Path) -> Result<Vec<String>, String> {
-    let filter = format!("_ws.malformed || _ws.expert.severity >= {WARNING}");
     let names = ["frame.number", "_ws.expert.message", "_ws.col.Info"];
-    Ok(run(file, &["-Y", &filter], &names)?.into_iter().map(|line| line.join("  ")).collect())
+    Ok(run(file, &["-Y", &objectionable()], &names)?.into_iter().map(|line| line.join("  ")).collect())
+}
+
+/// How many frames `file` has, and how many of them tshark has something against.
+///
+/// # Errors
+/// What tshark says if it cannot be run or cannot read the file.
+pub fn count(file: &Path) -> Result<(u64, u64), String> {
+    let table = say(file, &["-q", "-z", &format!("io,stat,0,frame,{}", objectionable())])?;
+    frames(&table).ok_or_else(|| format!("tshark {}: no counts in\n{table}", file.display()))
+}
+
+/// The filter of the frames that tshark has something against.
+fn objectionable() -> String {
+    format!("_ws.malformed || _ws.expert.severity >= {WARNING}")
+}
+
+/// The two frame counts in the one line of `io,stat` that has numbers: `| 0.0 <> 1.5 | 12 | 3400 | 0 | 0 |`.
+fn frames(table: &str) -> Option<(u64, u64)> {
+    let line = table.lines().find(|line| line.contains("<>"))?;
+    let columns: Vec<&str> = line.split('|').map(str::trim).collect();
+    Some((columns.get(2)?.parse().ok()?, columns.get(4)?.parse().ok()?))
 }
 
 /// The values of the fields `names` in every frame, empty where a frame has no such field.
@@ -33,10 +53,16 @@ pub fn fields(file: &Path, names: &[&str]) -> Result<Vec<Vec<String>>, String> {
 }
 
 fn run(file: &Path, options: &[&str], names: &[&str]) -> Result<Vec<Vec<String>>, String> {
+    let mut all = vec!["-T", "fields"];
+    all.extend(options);
+    all.extend(names.iter().flat_map(|name| ["-e", name]));
+    Ok(say(file, &all)?.lines().map(|line| line.split('\t').map(str::to_owned).collect()).collect())
+}
+
+fn say(file: &Path, options: &[&str]) -> Result<String, String> {
     let output = Command::new("tshark")
-        .args(["-n", "-o", "ip.check_checksum:TRUE", "-o", "udp.check_checksum:TRUE", "-T", "fields"])
+        .args(["-n", "-o", "ip.check_checksum:TRUE", "-o", "udp.check_checksum:TRUE"])
         .args(options)
-        .args(names.iter().flat_map(|name| ["-e", name]))
         .arg("-r")
         .arg(file)
         .output()
@@ -44,6 +70,18 @@ fn run(file: &Path, options: &[&str], names: &[&str]) -> Result<Vec<Vec<String>>
     if !output.status.success() {
         return Err(format!("tshark {}: {}", file.display(), String::from_utf8_lossy(&output.stderr)));
     }
-    let text = String::from_utf8_lossy(&output.stdout);
-    Ok(text.lines().map(|line| line.split('\t').map(str::to_owned).collect()).collect())
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_the_counts() {
+        let table = "| Interval         | Frames |  Bytes | Frames | Bytes |\n\
+                     |  0.0 <>  28.2123 |   2279 | 512345 |      1 |    66 |\n";
+        assert_eq!(frames(table), Some((2279, 1)));
+        assert_eq!(frames("nothing"), None);
+    }
 }

@@ -14,10 +14,10 @@
 
 use roxe_tests::build;
 use roxe_tests::guest::{Guest, kernel::Kernel, link};
-use roxe_tests::matrix::report::{self, Results};
+use roxe_tests::matrix::report::{self, Count, Results};
 use roxe_tests::matrix::run::Runner;
-use roxe_tests::matrix::stock::{self, Stock};
-use roxe_tests::matrix::{capture, plan};
+use roxe_tests::matrix::stock::{self, Shown, Stock};
+use roxe_tests::matrix::{Ending, Judged, capture, plan};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::path::PathBuf;
@@ -132,33 +132,49 @@ fn run(options: &Options, plan: &Plan, kernel: &Kernel) -> io::Result<Results> {
     let mut runner = Runner::new(guest, seed, options.capture.clone())?;
     let mut results = Results { seed, kernel: kernel.version.clone(), ..Results::default() };
     for (group, cells) in &plan.groups {
-        let judged = runner.group(*group, cells)?;
-        let count = report::Count::of(judged.tried.iter().map(|t| &t.ending));
-        let packets = judged.capture.as_ref().map_or_else(String::new, |v| {
-            format!(", {} packets, {} bad in the eyes of tshark\n{}", v.packets, v.bad, v.examples)
-        });
-        println!("{group}: {} of {} cells passed in {:.1} s{packets}", count.passed, cells.len(), judged.seconds);
-        for t in &judged.tried {
-            print!("{}", report::exception(&format!("{group} {}", t.cell), &t.ending));
-        }
+        let judged = runner.group(*group, cells);
+        tell_group(&judged);
         results.groups.push(judged);
     }
     for stock in &plan.stock {
-        let shown = stock.run(&mut runner)?;
-        if shown.ending == roxe_tests::matrix::Ending::Passed {
-            println!("ok       {} ({:.1} s)", shown.name, shown.seconds);
-        }
-        print!("{}", report::exception(&shown.name, &shown.ending));
+        let shown = stock.run(&mut runner);
+        tell_stock(&shown);
         results.stock.push(shown);
     }
     println!("took {:.0} s", start.elapsed().as_secs_f32());
     Ok(results)
 }
 
+fn tell_group(judged: &Judged) {
+    let count = Count::of(judged.tried.iter().map(|t| &t.ending));
+    let cells = judged.tried.len();
+    println!("{}: {} of {cells} cells passed in {:.1} s", judged.group, count.passed, judged.seconds);
+    for t in &judged.tried {
+        print!("{}", report::exception(&format!("{} {}", judged.group, t.cell), &t.ending));
+    }
+    tell_capture(judged.capture.as_ref());
+}
+
+fn tell_stock(shown: &Shown) {
+    if shown.ending == Ending::Passed {
+        println!("ok       {} ({:.1} s)", shown.name, shown.seconds);
+    }
+    print!("{}", report::exception(&shown.name, &shown.ending));
+    tell_capture(shown.capture.as_ref());
+}
+
+fn tell_capture(capture: Option<&capture::Verdict>) {
+    if let Some(v) = capture {
+        println!("         {} packets, tshark objects to {}", v.packets, v.bad);
+        v.examples.lines().for_each(|line| println!("         | {line}"));
+    }
+}
+
 fn conclude(results: &Results) -> ExitCode {
+    println!("{}", results.table());
     let folder = build::target_dir().join("interop");
     match results.write(&folder) {
-        Ok(()) => println!("{}\nalso as {}/matrix.{{txt,json,xml}}", results.table().trim_end(), folder.display()),
+        Ok(()) => println!("result: {}/matrix.txt, matrix.json, matrix.xml (JUnit)", folder.display()),
         Err(e) => println!("cannot write {}: {e}", folder.display()),
     }
     print!("{}", results.summary());

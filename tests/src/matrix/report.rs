@@ -76,14 +76,18 @@ impl Results {
         self.cells().failed == 0 && self.pairs().failed == 0 && self.packets().1 == 0
     }
 
-    /// Operations by groups, then what did not pass, then the counts.
+    /// Operations by groups, a table for each condition.
     pub fn table(&self) -> String {
         let mut text = String::new();
         for condition in Condition::ALL {
             self.condition(&mut text, condition);
         }
-        self.exceptions(&mut text);
         text
+    }
+
+    /// Everything that did not pass, with all that is known about it.
+    pub fn exceptions(&self) -> String {
+        self.named().map(|(name, ending)| exception(&name, ending)).collect()
     }
 
     /// The closing lines; the last one is for programs that look for it.
@@ -130,13 +134,6 @@ impl Results {
         text.push('\n');
     }
 
-    fn exceptions(&self, text: &mut String) {
-        text.push('\n');
-        for (name, ending) in self.named() {
-            text.push_str(&exception(&name, ending));
-        }
-    }
-
     fn named(&self) -> impl Iterator<Item = (String, &Ending)> {
         let cells =
             self.groups.iter().flat_map(|g| g.tried.iter().map(|t| (format!("{} {}", g.group, t.cell), &t.ending)));
@@ -146,7 +143,7 @@ impl Results {
     /// Writes `matrix.txt`, `matrix.json` and `matrix.xml` into `folder`.
     pub fn write(&self, folder: &Path) -> io::Result<()> {
         fs::create_dir_all(folder)?;
-        fs::write(folder.join("matrix.txt"), self.table() + &self.summary())?;
+        fs::write(folder.join("matrix.txt"), format!("{}\n{}{}", self.table(), self.exceptions(), self.summary()))?;
         fs::write(folder.join("matrix.json"), self.json())?;
         fs::write(folder.join("matrix.xml"), self.junit())
     }
@@ -320,9 +317,9 @@ mod tests {
     fn a_failure_is_named_everywhere() {
         let results = results(vec![Ending::Failed("wrong \"byte\" <5>\n".into()), Ending::PeerBug("known".into())]);
         let name = "rxe->roxe ipv6 netem uc write size=1 mtu=256";
-        let table = results.table();
-        assert!(table.contains(&format!("FAILED   {name}\n         | wrong \"byte\" <5>")), "{table}");
-        assert!(table.contains(&format!("rxe bug  {name}: known")), "{table}");
+        let (table, exceptions) = (results.table(), results.exceptions());
+        assert!(exceptions.contains(&format!("FAILED   {name}\n         | wrong \"byte\" <5>")), "{exceptions}");
+        assert!(exceptions.contains(&format!("rxe bug  {name}: known")), "{exceptions}");
         assert!(table.lines().any(|l| l.starts_with("uc write ") && l.ends_with("0/2")), "{table}");
         assert!(results.json().contains(r#""result":"failed","detail":"wrong \"byte\" <5>\n""#));
         assert!(results.junit().contains("<failure>wrong &quot;byte&quot; &lt;5&gt;\n</failure>"));

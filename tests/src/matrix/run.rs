@@ -114,16 +114,24 @@ impl Runner {
         }
     }
 
-    /// Runs the cells of one group. An error means that nothing more can be run.
-    pub fn group(&mut self, group: Group, cells: &[Cell]) -> io::Result<Judged> {
+    /// Runs the cells of one group.
+    pub fn group(&mut self, group: Group, cells: &[Cell]) -> Judged {
+        self.try_group(group, cells).unwrap_or_else(|e| Judged::lost(group, cells, &e.to_string()))
+    }
+
+    fn try_group(&mut self, group: Group, cells: &[Cell]) -> io::Result<Judged> {
         self.set(group.condition)?;
         let start = Instant::now();
         let capture = self.capture_file(&group.to_string())?;
         let envs = self.environment(group.condition, capture.as_deref());
         let [server, client] = self.pair(group, cells, &envs)?;
         let seconds = start.elapsed().as_secs_f32();
+        let announced = [&server, &client].iter().any(|o| o.output.contains("roxe: faults: "));
+        if group.condition == Condition::Faults && !announced {
+            return Err(io::Error::other("roxe did not say that it injects faults: is ROXE_BIN an old build?"));
+        }
         let tried = judge(group, cells, &server, &client);
-        Ok(Judged { group, tried, seconds, capture: capture.as_deref().map(judge_and_remove).transpose()? })
+        Ok(Judged { group, tried, seconds, capture: capture.as_deref().map(capture::judge).transpose()? })
     }
 
     fn pair(&mut self, group: Group, cells: &[Cell], envs: &[(String, String)]) -> io::Result<[Outcome; 2]> {
@@ -214,15 +222,6 @@ fn gid_entry((index, address): (&str, &str)) -> Option<(u32, Ipv6Addr)> {
     Some((index.parse().ok()?, as_gid(address)?))
 }
 
-/// Lets tshark read a capture, which is not kept.
-pub fn judge_and_remove(file: &Path) -> io::Result<capture::Verdict> {
-    let verdict = capture::judge(file)?;
-    if verdict.bad == 0 {
-        fs::remove_file(file)?;
-    }
-    Ok(verdict)
-}
-
 fn compile(program: &Path) -> io::Result<()> {
     let mut sources: Vec<PathBuf> = fs::read_dir(CELLS)?.map(|e| e.map(|e| e.path())).collect::<io::Result<_>>()?;
     sources.retain(|path| path.extension().is_some_and(|e| e == "c"));
@@ -237,7 +236,7 @@ fn compile(program: &Path) -> io::Result<()> {
 
 /// The client's options that choose at least `cells`.
 fn choice(cells: &[Cell]) -> String {
-    let list = |word: &dyn Fn(&Cell) -> String| {
+    let list = |cells: &[Cell], word: &dyn Fn(&Cell) -> String| {
         let mut words: Vec<String> = Vec::new();
         for word in cells.iter().map(word) {
             if !words.contains(&word) {
@@ -246,13 +245,18 @@ fn choice(cells: &[Cell]) -> String {
         }
         words.join(",")
     };
-    format!(
-        "--services {} --ops {} --mtus {} --sizes {}",
-        list(&|c| c.service.word().to_owned()),
-        list(&|c| c.op.word().to_owned()),
-        list(&|c| c.mtu.to_string()),
-        list(&size_word)
-    )
+    let mut choice = format!(
+        "--services {} --ops {} --mtus {}",
+        list(cells, &|c| c.service.word().to_owned()),
+        list(cells, &|c| c.op.word().to_owned()),
+        list(cells, &|c| c.mtu.to_string()),
+    );
+    // Atomics have one size, whatever is asked for.
+    let sized: Vec<Cell> = cells.iter().copied().filter(|c| !c.op.is_atomic()).collect();
+    if !sized.is_empty() {
+        choice += &format!(" --sizes {}", list(&sized, &size_word));
+    }
+    choice
 }
 
 /// A size as the test program takes it: relative to the MTU near it, so that one list serves every MTU.

@@ -49,23 +49,27 @@ impl Stock {
         format!("stock {} {} {} {} {}", self.direction, self.ip, self.condition, self.tool, self.args)
     }
 
-    /// Runs it. An error means that nothing more can be run.
-    pub fn run(&self, runner: &mut Runner) -> io::Result<Shown> {
+    /// Runs it.
+    pub fn run(&self, runner: &mut Runner) -> Shown {
         let (name, start) = (self.name(), Instant::now());
-        let done =
-            |ending, capture| Shown { name: name.clone(), ending, seconds: start.elapsed().as_secs_f32(), capture };
-        if !pair::installed(self.tool) {
-            return Ok(done(Ending::Skipped(format!("{} is not installed", self.tool)), None));
-        }
+        let (ending, capture) = if pair::installed(self.tool) {
+            self.try_run(runner, &name).unwrap_or_else(|e| (Ending::Failed(e.to_string()), None))
+        } else {
+            (Ending::Skipped(format!("{} is not installed", self.tool)), None)
+        };
+        Shown { name, ending, seconds: start.elapsed().as_secs_f32(), capture }
+    }
+
+    fn try_run(&self, runner: &mut Runner, name: &str) -> io::Result<(Ending, Option<capture::Verdict>)> {
         runner.set(self.condition)?;
-        let file = runner.capture_file(&name)?;
+        let file = runner.capture_file(name)?;
         let mut outcomes = self.pair(runner, file.as_deref())?;
         for _ in 1..TRIES {
             if self.condition.lossy() && lost_goodbye(&outcomes) {
                 outcomes = self.pair(runner, file.as_deref())?;
             }
         }
-        Ok(done(self.judge(&outcomes), file.as_deref().map(run::judge_and_remove).transpose()?))
+        Ok((self.judge(&outcomes), file.as_deref().map(capture::judge).transpose()?))
     }
 
     fn pair(&self, runner: &mut Runner, capture: Option<&Path>) -> io::Result<[Outcome; 2]> {
