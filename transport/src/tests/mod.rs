@@ -1,9 +1,9 @@
 //! Scripts for the queue pair: what goes in, exactly what comes out, both sides of every limit.
 //!
 //! Lives here: helpers that make the scripts short. The world they run in is [`crate::sim`]. One file per subject:
-//! `reliable` (what RC does when nothing goes wrong), `loss`, `rnr`, `refusals` (NAKs and their statuses), `responder`
-//! and `requester` (one side against forged packets), `states`, `unreliable` (UC), `datagram` (UD), `congestion`, `cost`
-//! (of loss), `faults` (rules and notes), `clauses` (what the others leave unproved).
+//! `reliable` (what RC does when nothing goes wrong), `loss`, `rnr`, `refusals` (NAKs and their statuses), `ranges` (of
+//! remote keys), `responder` and `requester` (one side against forged packets), `states`, `unreliable` (UC), `datagram`
+//! (UD), `congestion`, `cost` (of loss), `faults` (rules and notes), `clauses` (what the others leave unproved).
 
 mod clauses;
 mod congestion;
@@ -11,6 +11,7 @@ mod cost;
 mod datagram;
 mod faults;
 mod loss;
+mod ranges;
 mod refusals;
 mod reliable;
 mod requester;
