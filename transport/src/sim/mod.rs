@@ -13,6 +13,7 @@
 //! unlike the rest of the crate they may panic when they are used wrongly.
 
 pub mod batch;
+pub mod case;
 pub mod host;
 pub mod link;
 pub mod memory;
@@ -21,6 +22,7 @@ pub mod promise;
 pub mod rng;
 pub mod scenario;
 pub mod setup;
+pub mod shrink;
 pub mod timeline;
 pub mod topology;
 pub mod wire;
@@ -29,6 +31,7 @@ pub mod world;
 mod rewinds;
 mod watch;
 
+pub use case::Case;
 pub use host::SimHost;
 pub use link::LinkSpec;
 pub use memory::{Mr, VecMemory};

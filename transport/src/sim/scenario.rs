@@ -147,6 +147,10 @@ struct Side<C> {
     when: C,
     /// What is posted.
     what: C,
+    /// It takes part.
+    active: bool,
+    /// Messages that it posts.
+    quota: u32,
     /// Things may go wrong here: only "at most once, in order, right" is judged.
     fragile: bool,
     /// Constant data.
@@ -267,17 +271,23 @@ fn psn(choices: &mut impl Choices) -> u32 {
 }
 
 impl<C: Choices> Scenario<C> {
-    /// Prepares `work` for every end of `world`, whose QPs are in RTS.
+    /// Prepares `work` for every end of `world` that is in RTS; all others do nothing.
     pub fn new(mut world: World<C>, work: Work) -> Self {
         world.honest = true;
         let seed = u64::from(world.choices.below(1 << 16));
         let mut sides = Vec::with_capacity(world.ends.len());
         for (id, end) in world.ends.iter_mut().enumerate() {
-            sides.push(Side::new(&mut end.host.memory, &end.setup, &work, &mut world.choices));
+            let active = end.qp.state() == QpState::Rts;
+            sides.push(Side::new(&mut end.host.memory, &end.setup, &work, active, &mut world.choices));
             let source = sides[id].source;
             Rng::new(seed + id as u64).fill(end.host.memory.bytes_mut(source));
         }
         Self { world, work, sides, accidents: Vec::new() }
+    }
+
+    /// Only the first end of each connection posts sends.
+    pub fn quiet_second_ends(&mut self) {
+        self.sides.iter_mut().skip(1).step_by(2).for_each(|side| side.quota = 0);
     }
 
     /// Lets `accident` happen after some time.
@@ -375,7 +385,7 @@ impl<C: Choices> Scenario<C> {
 
     fn has_done(&self, who: usize) -> bool {
         let (side, end) = (&self.sides[who], &self.world.ends[who]);
-        let all_sent = side.posted == self.work.messages && side.sends.is_empty();
+        let all_sent = side.posted == side.quota && side.sends.is_empty();
         let reliable = end.setup.service == Service::Rc;
         match side.fragile {
             true => all_sent || end.qp.state() == QpState::Err,
@@ -389,14 +399,14 @@ impl<C: Choices> Scenario<C> {
     }
 
     fn post_some(&mut self, who: usize) -> Result<bool, Broken> {
-        if self.world.is_gone(who) {
+        if !self.sides[who].active || self.world.is_gone(who) {
             return Ok(false);
         }
         let mut posted = false;
         while self.sides[who].when.chance(600) && self.post_recv(who)? {
             posted = true;
         }
-        while self.sides[who].posted < self.work.messages && self.sides[who].when.chance(500) {
+        while self.sides[who].posted < self.sides[who].quota && self.sides[who].when.chance(500) {
             if !self.post_send(who)? {
                 break;
             }
@@ -472,13 +482,16 @@ impl<C: Choices> Scenario<C> {
 }
 
 impl<C: Choices> Side<C> {
-    fn new(memory: &mut super::VecMemory, setup: &Setup, work: &Work, choices: &mut C) -> Self {
+    fn new(memory: &mut super::VecMemory, setup: &Setup, work: &Work, active: bool, choices: &mut C) -> Self {
         let slots = setup.caps.max_send_wr + 2 * setup.caps.max_recv_wr + 8;
         let everything = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        let source = memory.register(4 * room(work), Access::REMOTE_READ);
-        let shared = memory.register(2 * room(work), everything);
-        let sink = memory.register(slots * slot_size(work), Access::LOCAL_WRITE);
+        let used = u32::from(active);
+        let source = memory.register(used * 4 * room(work), Access::REMOTE_READ);
+        let shared = memory.register(used * 2 * room(work), everything);
+        let sink = memory.register(used * slots * slot_size(work), Access::LOCAL_WRITE);
         Self {
+            active,
+            quota: used * work.messages,
             when: choices.fork(),
             what: choices.fork(),
             fragile: work.mishaps,

@@ -45,7 +45,7 @@ impl Peer {
 
     /// Which end of its connection end number `end` of a world is: even ones are A.
     pub const fn of_end(end: usize) -> Self {
-        if end % 2 == 0 { Self::A } else { Self::B }
+        if end.is_multiple_of(2) { Self::A } else { Self::B }
     }
 }
 

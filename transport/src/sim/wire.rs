@@ -11,6 +11,7 @@ use crate::fault::{Corruption, Direction, Injector, Rules, Seen, Verdict};
 use crate::time::Instant;
 use core::time::Duration;
 use roxe_wire::{NetHeader, Packet, Qpn, icrc};
+use std::collections::BTreeMap;
 
 pub use super::batch::{forge, net_header};
 pub use super::setup::Peer;
@@ -94,6 +95,10 @@ pub struct Fault {
     pub dir: Direction,
     /// Which packet that way, from 1.
     pub nth: u64,
+    /// Which of those with a payload.
+    pub nth_loaded: u64,
+    /// Which of those that want a receive.
+    pub nth_received: u64,
     /// What was done to it.
     pub verdict: Verdict,
     /// Bytes of its headers and pad.
@@ -107,8 +112,44 @@ pub struct Fault {
 struct Stream {
     rewinds: Rewinds,
     scripted: Option<(u64, Scripted)>,
-    /// Packets by direction.
-    count: [u64; 2],
+    /// By direction.
+    counts: [Counts; 2],
+}
+
+/// Packets so far.
+#[derive(Clone, Copy, Default)]
+struct Counts {
+    all: u64,
+    /// With a payload.
+    loaded: u64,
+    /// That want a receive.
+    received: u64,
+}
+
+impl Counts {
+    fn add(&mut self, packet: &Packet<'_>) {
+        self.all += 1;
+        self.loaded += u64::from(!packet.payload.is_empty());
+        self.received += u64::from(crate::qp::takes_receive(&packet.header.kind));
+    }
+}
+
+/// What decides about faults.
+enum Source {
+    Rules(Injector),
+    /// Exactly these: end, direction, which packet that way.
+    Exact(BTreeMap<(usize, u8, u64), Verdict>),
+}
+
+impl Source {
+    fn judge(&mut self, seen: &Seen<'_>, nth: u64) -> Verdict {
+        match self {
+            Self::Rules(injector) => injector.judge(seen),
+            Self::Exact(faults) => {
+                faults.get(&(seen.ordinal as usize, seen.dir as u8, nth)).copied().unwrap_or(Verdict::PASS)
+            }
+        }
+    }
 }
 
 /// All links and what is on them.
@@ -124,7 +165,7 @@ pub struct Wire {
     pub record: Option<Vec<Fault>>,
     /// Buffers.
     pub pool: Pool,
-    faults: Option<Injector>,
+    faults: Option<Source>,
     streams: Vec<Stream>,
     timeline: Timeline<Flight>,
 }
@@ -156,7 +197,13 @@ impl Wire {
 
     /// Lets `rules` decide about all packets that no script decides about; `seed` counts if they name none.
     pub fn set_faults(&mut self, rules: &Rules, seed: u64) {
-        self.faults = Some(Injector::new(rules, seed));
+        self.faults = Some(Source::Rules(Injector::new(rules, seed)));
+    }
+
+    /// Lets happen exactly what was recorded in another run.
+    pub fn repeat_faults(&mut self, faults: &[Fault]) {
+        let exact = faults.iter().map(|fault| ((fault.end, fault.dir as u8, fault.nth), fault.verdict));
+        self.faults = Some(Source::Exact(exact.collect()));
     }
 
     /// Leaves packets that `from` sends to the rules again.
@@ -233,13 +280,13 @@ impl Wire {
     fn judge(&mut self, end: usize, qpn: Qpn, dir: Direction, net: &NetHeader, bytes: &[u8]) -> Verdict {
         let merciful = self.is_merciful(end);
         let stream = &mut self.streams[end];
-        let nth = &mut stream.count[dir as usize];
-        *nth += 1;
         let scripted = stream.scripted.as_mut().filter(|_| dir == Direction::Tx);
         if scripted.is_none() && self.faults.is_none() {
             return Verdict::PASS;
         }
         let packet = Packet::parse(bytes).expect("a QP emitted a packet that does not parse");
+        let counts = &mut stream.counts[dir as usize];
+        counts.add(&packet);
         if let Some((count, rule)) = scripted {
             let verdict = rule(*count, &packet);
             *count += 1;
@@ -247,16 +294,17 @@ impl Wire {
                 return verdict;
             }
         }
-        let Some(injector) = &mut self.faults else { return Verdict::PASS };
+        let Some(source) = &mut self.faults else { return Verdict::PASS };
         let ordinal = u32::try_from(end).expect("few ends");
         let peer = if dir == Direction::Tx { net.dst } else { net.src };
-        let verdict = injector.judge(&Seen { dir, qpn, ordinal, peer, packet: &packet });
+        let verdict = source.judge(&Seen { dir, qpn, ordinal, peer, packet: &packet }, counts.all);
         if verdict.is_pass() || merciful {
             return Verdict::PASS;
         }
         if let Some(record) = &mut self.record {
             let header = bytes.len() - icrc::LEN - packet.payload.len();
-            record.push(Fault { end, dir, nth: *nth, verdict, header, len: bytes.len() });
+            let (nth, nth_loaded, nth_received) = (counts.all, counts.loaded, counts.received);
+            record.push(Fault { end, dir, nth, nth_loaded, nth_received, verdict, header, len: bytes.len() });
         }
         verdict
     }

@@ -1,7 +1,7 @@
 //! Many queue pairs on many nodes, the network between them, and a clock that jumps to the next thing that happens.
 //!
 //! May touch: the public face of `qp` and the rest of `sim`. Drives the QPs as an engine would. After every call the
-//! promises of [`super::watch`] are checked, and a broken one ends the run.
+//! promises of `watch.rs` are checked, and a broken one ends the run.
 //!
 //! Ends come in pairs: `2n` and `2n + 1` are the two ends of connection `n`.
 
@@ -97,6 +97,8 @@ pub struct World<C = Rng> {
     pub delivered: Vec<u64>,
     /// Timeouts handled, by end.
     pub timeouts: Vec<u64>,
+    /// Stands between the network and the QPs.
+    pub tamper: Option<Tamper>,
     /// Nobody forges packets or starts a QP anew: what one end believes of the other must be true, and is checked.
     pub honest: bool,
     now: Instant,
@@ -112,6 +114,10 @@ pub struct World<C = Rng> {
     /// Ends that something happened to, for the scenario.
     news: Vec<usize>,
 }
+
+/// A card with a fault of its own, to prove that judges find it: told the end and the bytes of a packet that arrived
+/// whole, it may change them before the QP sees them.
+pub type Tamper = Box<dyn FnMut(usize, &mut [u8])>;
 
 /// Room that all QPs of a node share towards another node.
 #[derive(Clone, Copy, Debug, Default)]
@@ -130,6 +136,7 @@ impl<C: Choices> World<C> {
             log: Vec::new(),
             delivered: Vec::new(),
             timeouts: Vec::new(),
+            tamper: None,
             honest: false,
             now: START,
             batch: Batch::default(),
@@ -164,7 +171,8 @@ impl<C: Choices> World<C> {
                 touched: false,
             });
             self.wire.add_end();
-            (self.delivered.push(0), self.timeouts.push(0));
+            self.delivered.push(0);
+            self.timeouts.push(0);
         }
         self.deadlines.resize(self.ends.len());
         first
@@ -384,7 +392,10 @@ impl<C: Choices> World<C> {
             return Ok(());
         };
         let qpn = self.ends[id].tie.here.qpn;
-        let Some((flight, verdict)) = self.wire.receive(self.now, id, qpn, flight) else { return Ok(()) };
+        let Some((mut flight, verdict)) = self.wire.receive(self.now, id, qpn, flight) else { return Ok(()) };
+        if let Some(tamper) = &mut self.tamper {
+            tamper(id, &mut flight.bytes);
+        }
         let packet = Packet::parse(&flight.bytes).expect("a QP emitted a packet that does not parse");
         let result = self.hand_over(id, &flight.net, &packet, verdict.rnr);
         self.wire.pool.put(flight.bytes);

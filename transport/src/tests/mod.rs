@@ -17,6 +17,7 @@ mod reliable;
 mod requester;
 mod responder;
 mod rnr;
+mod shrink;
 mod simulation;
 mod states;
 mod unreliable;

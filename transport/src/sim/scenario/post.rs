@@ -201,7 +201,7 @@ impl<C: Choices> Scenario<C> {
         let opcode = opcode_of(&op);
         let side = &self.sides[who];
         // A queue full of unsignaled requests could never be known to have drained.
-        let must = side.posted + 1 == self.work.messages
+        let must = side.posted + 1 == side.quota
             || side.sends.len() + 1 == self.world.ends[who].setup.caps.max_send_wr as usize;
         // Asked for also when it does not matter, so that what follows does not depend on how full the queue is.
         let signaled = self.sides[who].what.chance(700) || must;
