@@ -1,77 +1,233 @@
-//! Thousands of random runs of two queue pairs over a bad network: loss, duplication, reordering and corruption of up to
-//! 10 % each at the same time, random operations, sizes, lists, depths, windows and path MTUs.
+//! Random runs over bad networks in virtual time: thousands of two queue pairs under loss, duplication, reordering and
+//! corruption of up to 10 % each at the same time, and some of hundreds of queue pairs around switches that are too small.
 //!
-//! What is judged is written at [`roxe_transport::sim::scenario`]. Every run has a seed of its own; a failing run prints
-//! it. `ROXE_SIM_RUNS` sets the number of runs per test, `ROXE_SIM_SEED` the first seed.
+//! What is judged is written at [`roxe_transport::sim::scenario`]. Every run has a seed of its own; one that fails is shrunk
+//! and printed as a text that repeats it, to be pasted into a test as in [`run`]. `ROXE_SIM_RUNS` sets the number of
+//! runs per test, `ROXE_SIM_SEED` the first seed.
 
 use roxe_transport::qp::Service;
-use roxe_transport::sim::scenario::{Report, Work, random_pair, run};
-use roxe_transport::sim::{Choices, Rng};
+use roxe_transport::sim::scenario::{Report, Work, random_faults};
+use roxe_transport::sim::shrink::shrink;
+use roxe_transport::sim::world::number;
+use roxe_transport::sim::{Case, Choices, LinkSpec, Mr, Place, Rng, Setup, Topology, World};
+use roxe_transport::wr::{Access, SendData, SendFlags, SendOp, SendRequest, WcStatus};
+use roxe_wire::PathMtu;
+use std::num::NonZeroU64;
+use std::time::Duration;
 
-/// Runs per test: a few seconds unoptimised on one core.
+/// Runs of pairs per test: a few seconds unoptimised on one core.
 const RUNS: u64 = 4000;
 /// Faults of each kind, packets per thousand.
 const WORST: u32 = 100;
 
 #[test]
 fn reliable_connections_deliver_every_byte_once_and_in_order() {
-    let total = simulate("rc", Service::Rc, |rng| any_work(rng, false));
+    let total = simulate("rc", Service::Rc, false);
     assert!(total.tally.dropped > 0 && total.tally.bad_icrc > 0 && total.tally.duplicated > 0, "{total:?}");
     assert!(total.tally.delayed > 0 && total.timeouts > 0, "{total:?}");
 }
 
 #[test]
 fn unreliable_connections_deliver_whole_messages_or_nothing() {
-    let total = simulate("uc", Service::Uc, |rng| any_work(rng, false));
+    let total = simulate("uc", Service::Uc, false);
     assert!(total.tally.dropped > 0 && total.recvs > 0, "{total:?}");
 }
 
 #[test]
 fn datagrams_arrive_whole_or_not_at_all() {
-    let total = simulate("ud", Service::Ud, |rng| any_work(rng, false));
+    let total = simulate("ud", Service::Ud, false);
     assert!(total.tally.dropped > 0 && total.recvs > 0, "{total:?}");
 }
 
 #[test]
 fn wrong_requests_and_sudden_states_break_no_promise() {
     for (name, service) in [("rc", Service::Rc), ("uc", Service::Uc), ("ud", Service::Ud)] {
-        simulate(name, service, |rng| any_work(rng, true));
+        simulate(name, service, true);
     }
 }
 
-fn any_work(rng: &mut Rng, mishaps: bool) -> Work {
-    // One run in sixteen has long messages.
-    let longest = if rng.below(16) == 0 { 60_000 } else { 6_000 };
-    Work { messages: rng.between(1, 50), max_len: rng.between(1, longest), mishaps }
+#[test]
+fn a_thousand_queue_pairs_share_a_switch_that_loses_packets() {
+    let total =
+        run("service=rc net=star nodes=50 latency=2us gbps=25 connections=500 messages=12 max_len=3000 window=60000
+                     drop tx 1%; duplicate tx 0.2% by=1us..50us; delay tx 1% by=1us..50us; corrupt header tx 0.2%");
+    assert!(total.tally.dropped > 100 && total.tally.bad_icrc > 20, "{total:?}");
+    assert_eq!((total.sends, total.failed), (12_000, 0), "{total:?}");
 }
 
-fn simulate(name: &str, service: Service, work: impl Fn(&mut Rng) -> Work) -> Report {
-    let first = number("ROXE_SIM_SEED", 0);
-    let runs = number("ROXE_SIM_RUNS", RUNS);
+#[test]
+fn links_may_differ_and_share_a_trunk() {
+    for service in ["rc", "uc", "ud"] {
+        let total = run(&format!(
+            "service={service} net=dumbbell nodes=12 latency=3us gbps=10 mixed queue=200000 connections=60 messages=20 \
+             max_len=4000 \n drop tx 0.5%; reorder tx 1% by=100us"
+        ));
+        assert!(total.tally.dropped > 5 && total.sends == 2400, "{total:?}");
+    }
+}
+
+#[test]
+fn two_hundred_senders_fill_the_queue_in_front_of_one_receiver() {
+    let incast = "service=rc net=incast nodes=201 latency=1us gbps=40 queue=1000000 mark=50000 connections=200 messages=50 \
+                  max_len=12000";
+    let (without, with) = (run(incast), run(&format!("{incast} dcqcn")));
+    assert_eq!((without.sends, with.sends, without.failed, with.failed), (10_000, 10_000, 0, 0));
+    assert!(without.tally.overflowed > 100 && with.tally.overflowed > 100, "{without:?}\n{with:?}");
+    assert_eq!((without.tally.marked, without.notices), (0, 0), "nobody said that packets may be marked");
+    assert!(with.tally.marked > 100 && with.notices > 100, "{with:?}");
+}
+
+#[test]
+fn senders_that_heed_marks_lose_less() {
+    let link = LinkSpec::gigabits(Duration::from_micros(1), 40).with_queue(1_000_000).marking_above(50_000);
+    let (without, with) = (Incast::of(32, link, 64 << 10, false), Incast::of(32, link, 64 << 10, true));
+    let lost = |incast: &Incast| incast.world.wire.tally.overflowed;
+    assert_eq!((without.failed, with.failed), (0, 0));
+    assert!(lost(&without) > 4 * lost(&with), "{} and {} packets lost", lost(&without), lost(&with));
+    assert!(2 * with.done > without.done, "{} and {} messages", without.done, with.done);
+}
+
+#[test]
+fn among_two_hundred_senders_that_heed_marks_few_give_up() {
+    let link = LinkSpec::gigabits(Duration::from_micros(1), 40).with_queue(4_000_000).marking_above(200_000);
+    let (without, with) = (Incast::of(200, link, 32 << 10, false), Incast::of(200, link, 32 << 10, true));
+    assert!(without.failed > 4 * with.failed, "{} and {} gave up", without.failed, with.failed);
+    assert!(with.world.wire.tally.marked > 0 && without.world.wire.tally.marked == 0);
+}
+
+#[test]
+fn receivers_that_are_never_ready_are_asked_until_they_are() {
+    let total =
+        run("service=rc net=star nodes=10 latency=2us gbps=10 connections=100 messages=30 max_len=1500 receives=1
+                     rnr 5%; drop tx 0.5%");
+    assert_eq!((total.sends, total.failed), (6000, 0), "{total:?}");
+    assert!(total.timeouts > 300, "{total:?}");
+}
+
+#[test]
+fn the_dead_take_nobody_with_them() {
+    let total =
+        run("service=rc net=star nodes=20 latency=2us gbps=10 connections=190 messages=20 max_len=3000 window=30000 \
+                     error=3@30us error=4@60us error=17@100us error=99@80us gone=7@90us gone=12@50us
+                     drop tx 0.5%");
+    // 4 connections with an end in ERR; 19 of each node that is gone, one of them between the two.
+    assert!((5..=50).contains(&total.failed) && total.sends > 5000, "{total:?}");
+}
+
+/// Nodes that write to one other without end, as fast as they may.
+struct Incast {
+    world: World,
+    regions: Vec<Mr>,
+    /// Messages that were written.
+    done: u64,
+    /// Senders that ran out of retries.
+    failed: u64,
+}
+
+impl Incast {
+    const MESSAGE: u32 = 64 << 10;
+
+    /// What happens in 50 ms when each of `senders` may have `window` bytes under way.
+    fn of(senders: usize, link: LinkSpec, window: u32, dcqcn: bool) -> Self {
+        let mut incast = Self::new(senders, link, window, dcqcn);
+        incast.run_for(Duration::from_millis(50));
+        println!(
+            "{senders} senders, dcqcn {dcqcn}: {} messages, {} failed, {:?}",
+            incast.done, incast.failed, incast.world.wire.tally
+        );
+        incast
+    }
+
+    fn new(senders: usize, link: LinkSpec, window: u32, dcqcn: bool) -> Self {
+        let line_rate = link.bandwidth.filter(|_| dcqcn).and_then(NonZeroU64::new);
+        let setup = Setup {
+            path_mtu: PathMtu::Mtu4096,
+            line_rate,
+            timeout: 8,
+            flow_limit: Some(window),
+            log: false,
+            ..Setup::default()
+        };
+        let mut world = World::new(Topology::star(senders + 1, link), Rng::new(1));
+        let place = |end, node| Place { node, qpn: number(end) };
+        for sender in 0..senders {
+            world.connect(&setup, [place(2 * sender, sender + 1), place(2 * sender + 1, 0)]);
+        }
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let regions = world.ends.iter_mut().map(|end| end.host.memory.register(Self::MESSAGE, access)).collect();
+        let mut incast = Self { world, regions, done: 0, failed: 0 };
+        (0..2 * senders).step_by(2).for_each(|sender| (0..4).for_each(|_| incast.post(sender)));
+        incast
+    }
+
+    fn post(&mut self, sender: usize) {
+        let (from, to) = (self.regions[sender], self.regions[sender + 1]);
+        let op = SendOp::Write { remote_addr: to.addr, rkey: to.rkey() };
+        let data = SendData::Sges(&[from.all()]);
+        let request = SendRequest { wr_id: 0, op, flags: SendFlags::SIGNALED, data, ud: None };
+        assert_eq!(self.world.end_mut(sender).qp.post_send(&request), Ok(()));
+    }
+
+    fn run_for(&mut self, time: Duration) {
+        let end = self.world.elapsed() + time;
+        let mut news = Vec::new();
+        while self.world.elapsed() < end {
+            assert_eq!(self.world.step(), Ok(true), "there is always something to do");
+            self.world.take_news(&mut news);
+            for &id in &news {
+                while let Some(cqe) = self.world.ends[id].host.sends.pop_front() {
+                    if cqe.status == WcStatus::Success {
+                        self.done += 1;
+                        self.post(id);
+                    }
+                    self.failed += u64::from(cqe.status == WcStatus::RetryExcErr);
+                }
+            }
+        }
+    }
+}
+
+/// Runs one case.
+fn run(text: &str) -> Report {
+    let first = knob("ROXE_SIM_SEED", 1);
+    let mut case: Case = text.parse().unwrap_or_else(|error| panic!("{error} in {text}"));
+    case.seed = first;
+    let report = play(&case);
+    println!("{case}\n{report:?}");
+    report
+}
+
+/// Many random pairs.
+fn simulate(name: &str, service: Service, mishaps: bool) -> Report {
+    let first = knob("ROXE_SIM_SEED", 0);
+    let runs = knob("ROXE_SIM_RUNS", RUNS);
     let mut total = Report::default();
     for seed in first..first + runs {
-        let shown = SeedOnPanic(seed);
-        let mut rng = Rng::new(seed);
-        let work = work(&mut rng);
-        total.add(&run(random_pair(service, WORST, !work.mishaps, rng), work));
-        drop(shown);
+        total.add(&play(&random_case(service, mishaps, seed)));
     }
     println!("{name}: {runs} runs, {total:?}");
     total
 }
 
-fn number(name: &str, default: u64) -> u64 {
-    let Ok(text) = std::env::var(name) else { return default };
-    text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number"))
+fn random_case(service: Service, mishaps: bool, seed: u64) -> Case {
+    let mut rng = Rng::new(seed);
+    // One run in sixteen has long messages.
+    let longest = if rng.below(16) == 0 { 60_000 } else { 6_000 };
+    let work = Work { messages: rng.between(1, 50), max_len: rng.between(1, longest), mishaps };
+    let case = Case { service, work, seed, ..Case::default() };
+    Case { rules: random_faults(WORST, case.link.latency, &mut rng), ..case }
 }
 
-/// Says how to repeat the run that panicked.
-struct SeedOnPanic(u64);
+/// Runs a case; if it breaks a promise, says which, and what the smallest run is that does.
+fn play(case: &Case) -> Report {
+    let unchanged = &|_: &mut _| {};
+    case.play(unchanged).unwrap_or_else(|failure| {
+        let smallest = shrink(case, &failure, unchanged);
+        panic!("{}\nin the run:\n{case}\n\n{smallest}\n", failure.broken);
+    })
+}
 
-impl Drop for SeedOnPanic {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("to repeat: ROXE_SIM_SEED={} ROXE_SIM_RUNS=1", self.0);
-        }
-    }
+fn knob(name: &str, default: u64) -> u64 {
+    let Ok(text) = std::env::var(name) else { return default };
+    text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number"))
 }
