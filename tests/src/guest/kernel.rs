@@ -44,7 +44,7 @@ pub struct Kernel {
     pub version: String,
     /// The compressed kernel.
     pub image: PathBuf,
-    /// The compressed archive with [`INIT`] and the modules.
+    /// The compressed archive with the first process and the modules.
     pub initramfs: PathBuf,
 }
 
