@@ -1,8 +1,20 @@
 //! Fuzz targets as ordinary functions, and their corpora replayed by `cargo test`.
 //!
-//! A target takes any bytes and panics when a property does not hold. `cargo test -p roxe-fuzz` runs each on its corpus
-//! (`corpus/NAME/`) and on some thousands of mutations of it, on the stable compiler and always the same ones. To go
-//! looking for more: `fuzz/run MINUTES [NAME...]`. An input that broke something becomes a file of the corpus.
+//! A target takes any bytes and panics when a property does not hold:
+//!
+//! | role | target | the input is | judged by |
+//! |---|---|---|---|
+//! | parser | [`packet()`], [`ip()`], [`capture()`] | bytes from anybody | what is read is written back |
+//! | parser | [`rules()`] | the text of fault rules, and packets | what is parsed prints as the same; equal rules judge alike |
+//! | differential | [`icrc()`] | a network header and a packet | another CRC |
+//! | responder | [`responder()`] | the requests of a peer | a model of the memory it guards |
+//! | requester | [`requester()`] | posted work and the responses to it | a model of what may complete |
+//! | hostile | [`hostile()`] | strangers and a mad peer, any state | what they must not change |
+//! | differential | [`qp_pair()`] | work of two queue pairs, faults between them | the promises of the simulation |
+//!
+//! `cargo test -p roxe-fuzz` runs each on its corpus (`corpus/NAME/`) and on some thousands of mutations of it, on the
+//! stable compiler and always the same ones. To go looking for more: `fuzz/run MINUTES [NAME...]`. An input that broke
+//! something becomes a file of the corpus. What the captures in `tests/captures` offer is in it: see [`seeds()`].
 
 mod capture;
 mod icrc;
