@@ -2,6 +2,10 @@
 //!
 //! Touches processes; checksums of IP and UDP, which tshark leaves alone of its own accord, are judged too.
 
+mod fields;
+
+pub use fields::compare;
+
 use crate::pair;
 use std::path::Path;
 use std::process::Command;
