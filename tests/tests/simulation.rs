@@ -6,7 +6,8 @@
 //! runs per test, `ROXE_SIM_SEED` the first seed.
 
 use roxe_transport::qp::Service;
-use roxe_transport::sim::scenario::{Report, Work, random_faults};
+use roxe_transport::sim::case::Net;
+use roxe_transport::sim::scenario::{Accident, Report, Work, random_faults};
 use roxe_transport::sim::shrink::shrink;
 use roxe_transport::sim::world::number;
 use roxe_transport::sim::{Case, Choices, LinkSpec, Mr, Place, Rng, Setup, Topology, World};
@@ -44,6 +45,13 @@ fn wrong_requests_and_sudden_states_break_no_promise() {
     for (name, service) in [("rc", Service::Rc), ("uc", Service::Uc), ("ud", Service::Ud)] {
         simulate(name, service, true);
     }
+}
+
+#[test]
+fn any_world_keeps_its_promises() {
+    let total = many("worlds", RUNS / 10, random_world);
+    assert!(total.tally.dropped > 0 && total.tally.overflowed > 0 && total.failed > 0, "{total:?}");
+    assert!(total.tally.marked > 0 && total.notices > 0, "{total:?}");
 }
 
 #[test]
@@ -199,11 +207,16 @@ fn run(text: &str) -> Report {
 
 /// Many random pairs.
 fn simulate(name: &str, service: Service, mishaps: bool) -> Report {
+    many(name, RUNS, |seed| random_case(service, mishaps, seed))
+}
+
+/// Many runs, one for each seed.
+fn many(name: &str, runs: u64, case: impl Fn(u64) -> Case) -> Report {
     let first = knob("ROXE_SIM_SEED", 0);
-    let runs = knob("ROXE_SIM_RUNS", RUNS);
+    let runs = knob("ROXE_SIM_RUNS", runs);
     let mut total = Report::default();
     for seed in first..first + runs {
-        total.add(&play(&random_case(service, mishaps, seed)));
+        total.add(&play(&case(seed)));
     }
     println!("{name}: {runs} runs, {total:?}");
     total
@@ -216,6 +229,39 @@ fn random_case(service: Service, mishaps: bool, seed: u64) -> Case {
     let work = Work { messages: rng.between(1, 50), max_len: rng.between(1, longest), mishaps };
     let case = Case { service, work, seed, ..Case::default() };
     Case { rules: random_faults(WORST, case.link.latency, &mut rng), ..case }
+}
+
+/// Some nodes, some connections between them, links of any kind, and now and then an accident.
+fn random_world(seed: u64) -> Case {
+    let mut rng = Rng::new(seed);
+    let (nodes, connections) = (rng.between(2, 12), rng.between(1, 40));
+    let mut link = LinkSpec::gigabits(Duration::from_micros(rng.between(1, 30).into()), rng.pick(&[1, 10, 40, 100]));
+    link.queue = rng.chance(500).then(|| rng.between(30_000, 600_000));
+    link.mark_above = rng.chance(500).then(|| rng.between(2_000, 100_000));
+    let rules = random_faults(40, link.latency, &mut rng);
+    let mut case = Case {
+        service: rng.pick(&[Service::Rc, Service::Rc, Service::Uc, Service::Ud]),
+        net: rng.pick(&[Net::Star, Net::Dumbbell, Net::Incast]),
+        nodes: nodes as usize,
+        connections: connections as usize,
+        link,
+        mixed: rng.chance(300),
+        work: Work { messages: rng.between(1, 40), max_len: rng.between(1, 5000), mishaps: rng.chance(300) },
+        receives: rng.chance(200).then_some(1),
+        window: rng.chance(500).then(|| rng.between(1, 100_000)),
+        dcqcn: rng.chance(500),
+        seed,
+        rules,
+        ..Case::default()
+    };
+    // A queue that is too small may eat all retries; then the ends fail, as they should.
+    case.work.mishaps |= link.queue.is_some();
+    for _ in 0..rng.below(3) {
+        let end = rng.below(2 * connections) as usize;
+        let accident = if rng.chance(500) { Accident::Error(end) } else { Accident::Gone(rng.below(nodes) as usize) };
+        case.accidents.push((Duration::from_micros(rng.below(300).into()), accident));
+    }
+    case
 }
 
 /// Runs a case; if it breaks a promise, says which, and what the smallest run is that does.

@@ -290,7 +290,7 @@ impl<C: Choices> Scenario<C> {
         self.sides.iter_mut().skip(1).step_by(2).for_each(|side| side.quota = 0);
     }
 
-    /// Lets `accident` happen after some time.
+    /// Lets `accident` happen after some time, if the work takes so long.
     #[must_use]
     pub fn with_accident(mut self, after: Duration, accident: Accident) -> Self {
         self.accidents.push((after, accident));
@@ -380,7 +380,7 @@ impl<C: Choices> Scenario<C> {
     }
 
     fn is_done(&self) -> bool {
-        self.accidents.is_empty() && self.living().all(|who| self.has_done(who))
+        self.living().all(|who| self.has_done(who))
     }
 
     fn has_done(&self, who: usize) -> bool {

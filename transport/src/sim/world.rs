@@ -123,7 +123,8 @@ pub type Tamper = Box<dyn FnMut(usize, &mut [u8])>;
 #[derive(Clone, Copy, Debug, Default)]
 struct Window {
     reserved: u32,
-    ends: u32,
+    /// One packet of each.
+    beyond: u32,
 }
 
 impl<C: Choices> World<C> {
@@ -158,7 +159,8 @@ impl<C: Choices> World<C> {
             host.clock = self.now;
             let known = self.by_place.insert((tie.here.node, tie.here.qpn.get()), self.ends.len());
             assert_eq!(known, None, "{:?} is taken", tie.here);
-            self.windows.entry((tie.here.node, tie.there.node)).or_default().ends += 1;
+            let window = self.windows.entry((tie.here.node, tie.there.node)).or_default();
+            window.beyond += crate::qp::charge(setup.path_mtu.bytes());
             self.ends.push(End {
                 qp,
                 host,
@@ -346,8 +348,7 @@ impl<C: Choices> World<C> {
         let window = self.windows.entry((end.tie.here.node, end.tie.there.node)).or_default();
         window.reserved = window.reserved - end.watch.counted + flow.reserved;
         end.watch.counted = flow.reserved;
-        let beyond = window.ends * crate::qp::charge(end.setup.path_mtu.bytes());
-        let (reserved, at) = (window.reserved, self.now);
+        let (Window { reserved, beyond }, at) = (*window, self.now);
         ensure!(reserved <= limit + beyond, Credit, Some(id), at, "{reserved} bytes reserved, {limit} allowed");
         Ok(())
     }

@@ -6,7 +6,7 @@ use crate::sim::rng::Rng;
 use crate::sim::shrink::shrink;
 use crate::sim::world::{Tamper, World};
 use crate::sim::{Broken, Promise};
-use roxe_wire::{Kind, Packet, Psn};
+use roxe_wire::{Kind, Packet, Psn, Response};
 use std::collections::BTreeMap;
 
 /// A card that damages a byte of each request that it gets again.
@@ -67,6 +67,37 @@ fn a_failing_run_can_be_pasted_into_a_test() {
     let report = case.play(&|_| {}).expect("kept");
     assert_eq!((report.tally.dropped, report.tally.delayed), (1, 1));
     assert!(report.sends == 12 && report.failed == 0, "{report:?}");
+}
+
+/// Rewrites the acknowledgements that arrive.
+fn rewrites_acks(change: fn(&mut [u8])) -> Tamper {
+    Box::new(move |_, bytes| {
+        let ack =
+            Packet::parse(bytes).is_ok_and(|packet| matches!(packet.header.kind, Kind::RcResponse(Response::Ack(_))));
+        if ack {
+            change(bytes);
+        }
+    })
+}
+
+#[test]
+fn every_promise_has_a_judge() {
+    let case: Case = "service=rc net=star nodes=2 gbps=10 messages=40 max_len=1000 seed=3".parse().expect("legal");
+    let broken = |prepare: fn(&mut World<Rng>)| case.play(&prepare).expect_err("it breaks a promise").broken;
+    // One more is acknowledged than arrived (bytes 9 to 11 are the PSN).
+    let early = broken(|world| world.tamper = Some(rewrites_acks(|bytes| bytes[11] = bytes[11].wrapping_add(1))));
+    assert_eq!(early.promise, Promise::Windows, "{early}");
+    // The syndrome says: remote operational error.
+    let refused = broken(|world| world.tamper = Some(rewrites_acks(|bytes| bytes[12] = 0x63)));
+    assert_eq!(refused.promise, Promise::Completions, "{refused}");
+    // The syndrome says: not ready, for ever.
+    let never = broken(|world| world.tamper = Some(rewrites_acks(|bytes| bytes[12] = 0x21)));
+    assert_eq!(never.promise, Promise::Progress, "{never}");
+    let credit = broken(|world| world.ends[1].host.flow.reserved = 1);
+    assert!(matches!(credit.promise, Promise::Credit | Promise::NoPanic), "{credit}");
+    // A packet to nobody is answered by nobody, and a retry of it is the same packet again.
+    let lost = broken(|world| world.wire.set_rule(crate::sim::Peer::A, Box::new(|_, _| Some(crate::sim::wire::LOST))));
+    assert_eq!(lost.promise, Promise::Completions, "{lost}");
 }
 
 #[test]
