@@ -44,18 +44,19 @@ fn not_offered(choices: &mut Script<'_>, reth: Reth) -> Request {
     }
 }
 
-/// Mostly inside a region, sometimes across its end or under a key of nobody.
+/// Mostly inside a region or at its end to the byte, sometimes far from it or under a key of nobody.
 fn reth(choices: &mut Script<'_>, mrs: &[Mr]) -> Reth {
     let mr = choices.pick(mrs);
+    let dma_len = choices.pick(&[256, 0, 1, 4, 8, 300, 512, 600, 1 << 16, 1 << 31, u32::MAX]);
+    let end = mr.addr + u64::from(mr.len);
     let va = match choices.below(8) {
         0 => u64::MAX - 7,
         1 => mr.addr.wrapping_sub(1),
-        2 => (mr.addr + u64::from(mr.len)).wrapping_sub(u64::from(choices.below(300))),
-        3 => mr.addr + u64::from(choices.below(mr.len)),
+        2 | 3 => end.wrapping_sub(u64::from(dma_len)).wrapping_add(u64::from(choices.below(2))),
+        4 => mr.addr + u64::from(choices.below(mr.len)),
         _ => mr.addr + u64::from(choices.below(mr.len / 8)) * 8,
     };
     let rkey = if choices.chance(100) { RKey(choices.below(1 << 16)) } else { mr.rkey() };
-    let dma_len = choices.pick(&[256, 0, 1, 4, 8, 300, 512, 600, 1 << 16, 1 << 31, u32::MAX]);
     Reth { va, rkey, dma_len }
 }
 

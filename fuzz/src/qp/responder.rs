@@ -214,6 +214,7 @@ impl Model {
             Request::SendFirst | Request::SendOnly(_) => self.message = payload.to_vec(),
             Request::SendMiddle | Request::SendLast(_) => self.message.extend_from_slice(payload),
             Request::WriteFirst(reth) | Request::WriteOnly(reth, _) => {
+                assert!(is_within(open, reth), "{request:?} leaves {open:?}");
                 self.write = (reth.va.wrapping_sub(open.addr), reth.dma_len);
                 self.write(payload);
             }
@@ -251,7 +252,9 @@ impl Model {
             (1.., _) => (Request::WriteMiddle, MTU as usize),
             _ if self.sending && len < MTU as usize => (Request::SendLast(Plain), len.max(1)),
             _ if self.sending => (Request::SendMiddle, MTU as usize),
-            (_, Request::WriteFirst(reth)) => (Request::WriteFirst(Reth { dma_len: 600, ..reth }), MTU as usize),
+            (_, Request::WriteFirst(reth)) => {
+                (Request::WriteFirst(Reth { dma_len: reth.dma_len.max(MTU + 1), ..reth }), MTU as usize)
+            }
             (_, Request::WriteOnly(reth, imm)) => {
                 (Request::WriteOnly(Reth { dma_len: len as u32, ..reth }, imm), len.min(MTU as usize))
             }
@@ -294,6 +297,13 @@ impl Model {
             assert_eq!(asked.1.rkey, regions[1].rkey(), "{packet}: nothing else may be read");
         }
     }
+}
+
+/// Whether all that `reth` names is in `mr`. Nothing is everywhere.
+fn is_within(mr: Mr, reth: &Reth) -> bool {
+    let end = mr.addr + u64::from(mr.len);
+    let inside = reth.va >= mr.addr && reth.va.checked_add(reth.dma_len.into()).is_some_and(|last| last <= end);
+    reth.dma_len == 0 || (reth.rkey == mr.rkey() && inside)
 }
 
 fn place(wr_id: u64) -> u32 {
