@@ -79,6 +79,7 @@ struct Bench {
 impl Bench {
     fn new(service: Service) -> Self {
         let mut pair = Pair::new(Setup { log: false, ..Setup::of(service) });
+        pair.wire.reserve(256);
         if service == Service::Rc {
             let rules = "drop tx 1%; duplicate tx 1% by=1us..20us; reorder tx 1% by=20us; corrupt header tx 1%";
             pair.wire.set_faults(&rules.parse().expect("legal rules"), 7);

@@ -1,6 +1,6 @@
 //! The packets of one `poll_transmit`, and the buffers they are written into.
 //!
-//! May touch: `cx`, `roxe_wire`. Buffers go round between the pool, a batch and the network: once warm, nothing allocates.
+//! May touch: `cx`, `roxe_wire`. Buffers go round between the pool, a batch and the network: once there are enough, nothing allocates.
 
 use crate::cx::{PacketNote, TxBatch};
 use crate::wr::Av;
@@ -9,14 +9,23 @@ use roxe_wire::{Header, NetHeader, icrc};
 /// What a fresh slot holds, so that bytes a QP forgot to write are not zero by luck.
 const POISON: u8 = 0xa5;
 
+/// Bytes that hold any packet.
+const BUFFER: usize = 4096 + 64;
+
 /// Buffers that nobody uses.
 #[derive(Debug, Default)]
 pub struct Pool(Vec<Vec<u8>>);
 
 impl Pool {
+    /// Makes sure that `buffers` can be taken without allocating.
+    pub fn reserve(&mut self, buffers: usize) {
+        let missing = buffers.saturating_sub(self.0.len());
+        self.0.extend((0..missing).map(|_| Vec::with_capacity(BUFFER)));
+    }
+
     /// An empty buffer.
     pub fn take(&mut self) -> Vec<u8> {
-        let mut bytes = self.0.pop().unwrap_or_default();
+        let mut bytes = self.0.pop().unwrap_or_else(|| Vec::with_capacity(BUFFER));
         bytes.clear();
         bytes
     }
@@ -45,6 +54,7 @@ impl Batch {
     /// Makes room for `packets` packets, whose buffers are drawn from `pool`.
     pub fn open<'b>(&'b mut self, pool: &'b mut Pool, packets: usize) -> OpenBatch<'b> {
         self.room = packets;
+        self.packets.reserve(packets);
         OpenBatch { batch: self, pool }
     }
 

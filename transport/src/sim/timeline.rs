@@ -51,6 +51,11 @@ impl<T> Default for Timeline<T> {
 }
 
 impl<T> Timeline<T> {
+    /// Makes room for so many events to come.
+    pub fn reserve(&mut self, events: usize) {
+        self.heap.reserve(events);
+    }
+
     /// Adds an event.
     pub fn push(&mut self, at: Instant, what: T) {
         self.order += 1;

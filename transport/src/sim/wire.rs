@@ -185,6 +185,12 @@ impl Wire {
         }
     }
 
+    /// Makes room for so many packets on their way before anything allocates.
+    pub fn reserve(&mut self, packets: usize) {
+        self.pool.reserve(packets);
+        self.timeline.reserve(packets);
+    }
+
     /// Adds an end, with the next number.
     pub fn add_end(&mut self) {
         self.streams.push(Stream::default());

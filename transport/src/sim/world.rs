@@ -15,7 +15,7 @@ use super::topology::{Topology, node_at};
 use super::watch::Watch;
 use super::wire::{Flight, Wire};
 use crate::Qp;
-use crate::cx::TxState;
+use crate::cx::{PacketNote, TxState};
 use crate::fault::Verdict;
 use crate::qp::attr::{AttrMask, QpAttr, QpState};
 use crate::qp::shared::{QpEvents, Service};
@@ -48,8 +48,9 @@ pub struct End {
     pub(super) watch: Watch,
     /// Until when its link is busy with a full batch.
     busy_until: Instant,
-    /// On the list of those that something happened to.
+    /// Whether it is on the list `ready`, and on the list `news`.
     touched: bool,
+    told: bool,
 }
 
 impl End {
@@ -75,6 +76,8 @@ pub struct Logged {
     pub connection: usize,
     /// By which end of it.
     pub from: Peer,
+    /// Where it comes from.
+    pub note: PacketNote,
     /// Its headers.
     pub header: Header,
     /// Payload bytes without pad.
@@ -171,6 +174,7 @@ impl<C: Choices> World<C> {
                 watch: Watch::default(),
                 busy_until: self.now,
                 touched: false,
+                told: false,
             });
             self.wire.add_end();
             self.delivered.push(0);
@@ -264,7 +268,7 @@ impl<C: Choices> World<C> {
         news.clear();
         core::mem::swap(news, &mut self.news);
         news.sort_unstable();
-        news.dedup();
+        news.iter().for_each(|&id| self.ends[id].told = false);
     }
 
     /// Handles everything due now.
@@ -438,8 +442,11 @@ impl<C: Choices> World<C> {
             let id = self.ready[at];
             self.transmit(id)?;
             self.ends[id].touched = false;
+            if !core::mem::replace(&mut self.ends[id].told, true) {
+                self.news.push(id);
+            }
         }
-        self.news.append(&mut self.ready);
+        self.ready.clear();
         Ok(())
     }
 
@@ -480,7 +487,7 @@ impl<C: Choices> World<C> {
 
     fn dispatch(&mut self, id: usize) -> Result<(), Broken> {
         let mut batch = core::mem::take(&mut self.batch);
-        for (net, _note, bytes) in batch.drain() {
+        for (net, note, bytes) in batch.drain() {
             let end = &mut self.ends[id];
             let packet = Packet::parse(&bytes).expect("a QP emitted a packet that does not parse");
             let fits = end.watch.on_emitted(&end.qp, &packet.header, self.now);
@@ -490,7 +497,7 @@ impl<C: Choices> World<C> {
             let verdict = self.wire.send(self.now, id, qpn, net, bytes);
             if log {
                 let (at, connection, from) = (self.now, id / 2, Peer::of_end(id));
-                self.log.push(Logged { at, connection, from, header, len, verdict });
+                self.log.push(Logged { at, connection, from, note, header, len, verdict });
             }
         }
         self.batch = batch;
