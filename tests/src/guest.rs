@@ -93,16 +93,18 @@ impl Guest {
         &self.folder
     }
 
-    /// A file in [`Self::folder`] that nothing else writes to.
-    fn fresh_output(&mut self) -> PathBuf {
+    /// A new empty file in [`Self::folder`] that nothing else writes to.
+    fn fresh_output(&mut self) -> io::Result<PathBuf> {
         self.jobs += 1;
-        self.folder.join(format!("out.{}", self.jobs))
+        let file = self.folder.join(format!("out.{}", self.jobs));
+        File::create_new(&file)?;
+        Ok(file)
     }
 
     /// Starts a shell command in the guest, one line.
     pub fn start(&mut self, command: &str) -> io::Result<Job> {
         assert!(!command.contains('\n'), "one order is one line");
-        let output = self.fresh_output();
+        let output = self.fresh_output()?;
         let id = self.jobs;
         self.order(&format!("start {id} {command}\n"))?;
         Ok(Job { id, command: command.to_owned(), output })

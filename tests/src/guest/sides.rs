@@ -107,8 +107,8 @@ impl Process {
 
 impl Local {
     fn start(guest: &mut Guest, command: &str, envs: &[(String, String)]) -> io::Result<Self> {
-        let output = guest.fresh_output();
-        let file = File::create(&output)?;
+        let output = guest.fresh_output()?;
+        let file = File::options().append(true).open(&output)?;
         // setpriv ends the program with this process even if that one is killed.
         let child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL"])
