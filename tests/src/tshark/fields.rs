@@ -1,6 +1,6 @@
 //! Whether tshark reads the same in the headers of a capture as we do.
 //!
-//! Touches processes through [`super::fields`], and the capture.
+//! Touches processes through [`super::fields()`], and the capture.
 
 use roxe_wire::capture::{Frame, frames, ip_packet};
 use roxe_wire::{
