@@ -13,6 +13,10 @@ use std::process::Command;
 /// Severity "warning" of an expert information; "error" is above it, comments are below.
 const WARNING: &str = "0x600000";
 
+/// Protocols that tshark looks for in the payload of any message.
+const PAYLOADS: [&str; 9] =
+    ["smc", "smb_direct", "rpcordma", "nvme-rdma", "lnet", "iser", "infiniband.eoib", "infiniband_sdp", "fcoib"];
+
 /// Whether it is there.
 pub fn installed() -> bool {
     pair::installed("tshark")
@@ -66,8 +70,9 @@ fn run(file: &Path, options: &[&str], names: &[&str]) -> Result<Vec<Vec<String>>
 fn say(file: &Path, options: &[&str]) -> Result<String, String> {
     let output = Command::new("tshark")
         .args(["-n", "-o", "ip.check_checksum:TRUE", "-o", "udp.check_checksum:TRUE"])
-        // It would take a payload of random bytes that begins like an Ethernet type for a malformed frame of that type.
+        // Payloads are random bytes, or none: to take them for a malformed packet of another protocol is no judgement.
         .args(["-o", "infiniband.identify_payload:FALSE"])
+        .args(PAYLOADS.iter().flat_map(|name| ["--disable-protocol", name]))
         .args(options)
         .arg("-r")
         .arg(file)

@@ -19,8 +19,9 @@ const CELLS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/cells");
 /// What the guest's netem does to RoCEv2 packets of each direction: every 33rd is lost, every 20th overtakes others.
 const NETEM: &str = "loss 3% delay 1ms reorder 5% 50%";
 
-/// What roxe's fault rules do in condition [`Condition::Faults`], both directions.
-const FAULTS: &str = "drop 1%; duplicate 1%; reorder 2% by=1ms; corrupt payload 0.5%; corrupt header 0.5%";
+/// What roxe's fault rules do in condition [`Condition::Faults`], both directions. Headers stay whole: tshark shall find
+/// nothing malformed in a capture, and a packet whose header is damaged is that.
+const FAULTS: &str = "drop 1%; duplicate 1%; reorder 2% by=1ms; corrupt payload 0.5%; corrupt icrc 0.5%";
 
 /// The client's options for a link that loses nothing. 1 MiB may wait in front of the emulated processor for longer than
 /// the usual acknowledgement timeouts; here it is 0.5 s.
