@@ -1,0 +1,116 @@
+//! The Linux kernel's rxe to play with: boots the guest of the interop tests and obeys lines from standard input.
+//!
+//! ```text
+//! cargo run --release -p roxe-tests --example rxe_peer
+//! > there ibv_rc_pingpong -g 1 &
+//! > here ibv_rc_pingpong -g 0 10.77.0.11
+//! ```
+//!
+//! `here COMMAND` runs under roxe, `there COMMAND` in the guest; with `&` at the end it goes on while the next line is
+//! read, and the end of the input waits for it. `netem loss 3%` lets the guest's network lose (its words are those of
+//! tc-netem), `netem` alone stops that. `ROXE_*` variables reach roxe. Needs root and the packages of `tests/run`.
+
+use roxe_tests::build;
+use roxe_tests::guest::sides::{Process, Side};
+use roxe_tests::guest::{Guest, kernel::Kernel, link};
+use std::error::Error;
+use std::io::{self, BufRead, Write};
+use std::time::{Duration, Instant};
+
+/// Longest time for one command.
+const LIMIT: Duration = Duration::from_secs(600);
+/// How long a command in the background gets to listen, or to end, before the next line is read.
+const MOMENT: Duration = Duration::from_millis(500);
+
+fn main() -> Result<(), Box<dyn Error>> {
+    // Before the namespace, in which there is no network: the kernel, and the product.
+    let kernel = Kernel::prepare().map_err(|why| why.0)?;
+    build::roxe();
+    link::enter()?;
+    let mut peer = Peer { guest: Guest::boot(&kernel)?, background: Vec::new() };
+    println!("there: rxe of Linux {} at {} and {}", kernel.version, link::GUEST_V4, link::GUEST_V6);
+    peer.tell_gids(Side::Rxe)?;
+    println!("here: roxe at {} and {}", link::HERE_V4, link::HERE_V6);
+    peer.tell_gids(Side::Roxe)?;
+    prompt()?;
+    for line in io::stdin().lock().lines() {
+        if let Err(e) = peer.obey(line?.trim()) {
+            println!("{e}");
+        }
+        prompt()?;
+    }
+    println!();
+    peer.end()
+}
+
+fn prompt() -> io::Result<()> {
+    print!("> ");
+    io::stdout().flush()
+}
+
+/// The guest, and what runs beside the lines.
+struct Peer {
+    guest: Guest,
+    background: Vec<Process>,
+}
+
+impl Peer {
+    fn obey(&mut self, line: &str) -> Result<(), Box<dyn Error>> {
+        let (verb, rest) = line.split_once(' ').unwrap_or((line, ""));
+        match verb {
+            "here" => self.start(Side::Roxe, rest)?,
+            "there" => self.start(Side::Rxe, rest)?,
+            "netem" => self.guest.netem(rest)?,
+            "" => {}
+            _ => return Err(format!("{verb}? Say here COMMAND, there COMMAND or netem RULES").into()),
+        }
+        self.tell_ended()
+    }
+
+    fn start(&mut self, side: Side, command: &str) -> io::Result<()> {
+        let (command, waits) = match command.strip_suffix('&') {
+            Some(command) => (command.trim(), false),
+            None => (command, true),
+        };
+        let mut process = Process::start(&mut self.guest, side, command, &[])?;
+        if waits {
+            return self.finish(process);
+        }
+        process.ended(&mut self.guest, MOMENT)?;
+        self.background.push(process);
+        Ok(())
+    }
+
+    fn finish(&mut self, process: Process) -> io::Result<()> {
+        let outcome = process.wait(&mut self.guest, Instant::now() + LIMIT)?;
+        println!("$ {}\n{}", outcome.command, outcome.output.trim_end());
+        Ok(())
+    }
+
+    /// Shows what ended in the background.
+    fn tell_ended(&mut self) -> Result<(), Box<dyn Error>> {
+        for mut process in std::mem::take(&mut self.background) {
+            if process.ended(&mut self.guest, MOMENT)? {
+                self.finish(process)?;
+            } else {
+                self.background.push(process);
+            }
+        }
+        Ok(())
+    }
+
+    fn tell_gids(&mut self, side: Side) -> io::Result<()> {
+        let process = Process::start(&mut self.guest, side, "ibv_devinfo -v", &[])?;
+        let outcome = process.wait(&mut self.guest, Instant::now() + LIMIT)?;
+        outcome.output.lines().filter(|line| line.contains("GID[")).for_each(|line| println!("{}", line.trim()));
+        Ok(())
+    }
+
+    /// Waits for all of it.
+    fn end(mut self) -> Result<(), Box<dyn Error>> {
+        for process in std::mem::take(&mut self.background) {
+            self.finish(process)?;
+        }
+        Ok(())
+    }
+}
