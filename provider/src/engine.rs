@@ -176,7 +176,7 @@ impl Engine {
         }
         let mut rx = self.rx.lock();
         if let Some(tap) = self.tap() {
-            self.release_held(tap, rx.state(), Instant(u64::MAX));
+            self.release_held(tap, rx.state(), Instant(u64::MAX), clock::now());
         }
         let mut rounds = 0..DRAIN_ROUNDS;
         while rounds.next().is_some() && self.receive(&mut rx, true, clock::now()) {}

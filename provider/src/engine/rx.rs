@@ -154,7 +154,7 @@ impl Engine {
             found |= self.drain_mailboxes(buf, state, now);
         }
         if let Some(tap) = self.tap() {
-            found |= self.release_held(tap, state, now);
+            found |= self.release_held(tap, state, now, now);
         }
         self.finish_batch(state, now);
         self.retry_later(state, now);

@@ -139,10 +139,10 @@ impl Engine {
         state.touch(qp, report);
     }
 
-    /// Lets packets go on whose time has come by `now`. Whether there were any.
-    pub(in crate::engine) fn release_held(&self, tap: &Tap, state: &mut RxState, now: Instant) -> bool {
+    /// Lets packets go on, `now`, that are due by `until`. Whether there were any.
+    pub(in crate::engine) fn release_held(&self, tap: &Tap, state: &mut RxState, until: Instant, now: Instant) -> bool {
         let mut found = false;
-        while let Some(held) = tap.delayed.pop_due(now) {
+        while let Some(held) = tap.delayed.pop_due(until) {
             found = true;
             match held {
                 Held::Outgoing { net, bytes, remark } => self.send_held(tap, &net, &bytes, &remark),
