@@ -6,7 +6,8 @@ pub const MAX_QP_WR: u32 = 16_384;
 pub const MAX_SGE: u32 = 32;
 /// Bytes of inline data. Programs probe upwards until creation fails, so it must not be absurd.
 pub const MAX_INLINE_DATA: u32 = 1024;
-/// READs and atomics one QP has under way, as requester and as responder.
+/// READs and atomics one QP has under way, as requester and as responder, as far as is promised. Cards promise 16, and their
+/// programs set what we promise. A program here sets what its peer promises, 128 with rxe: the transport takes that too.
 pub const MAX_QP_RD_ATOM: u8 = 16;
 /// Entries of a completion queue. libfabric asks for 196,608; room is made as entries arrive.
 pub const MAX_CQE: u32 = 1 << 20;
