@@ -69,7 +69,11 @@ impl Stock {
                 outcomes = self.pair(runner, file.as_deref())?;
             }
         }
-        Ok((self.judge(&outcomes), file.as_deref().map(capture::judge).transpose()?))
+        match self.judge(&outcomes) {
+            // A program that failed may have sent nothing; what it says matters more.
+            failed @ Ending::Failed(_) => Ok((failed, None)),
+            ending => Ok((ending, file.as_deref().map(capture::judge).transpose()?)),
+        }
     }
 
     fn pair(&self, runner: &mut Runner, capture: Option<&Path>) -> io::Result<[Outcome; 2]> {
