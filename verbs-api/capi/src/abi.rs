@@ -579,6 +579,24 @@ pub(crate) struct ibv_cq_init_attr_ex {
 
 #[derive(Clone, Copy)]
 #[repr(C)]
+pub(crate) struct ibv_alloc_dm_attr {
+    pub(crate) length: usize,
+    pub(crate) log_align_req: u32,
+    pub(crate) comp_mask: u32,
+}
+
+/// The headers copy through the two functions.
+#[repr(C)]
+pub(crate) struct ibv_dm {
+    pub(crate) context: *mut ibv_context,
+    pub(crate) memcpy_to_dm: Option<unsafe extern "C" fn(*mut Self, u64, *const c_void, usize) -> c_int>,
+    pub(crate) memcpy_from_dm: Option<unsafe extern "C" fn(*mut c_void, *mut Self, u64, usize) -> c_int>,
+    pub(crate) comp_mask: u32,
+    pub(crate) handle: u32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
 pub(crate) struct ibv_values_ex {
     pub(crate) comp_mask: u32,
     pub(crate) raw_clock: libc::timespec,
@@ -588,7 +606,13 @@ pub(crate) struct ibv_values_ex {
 #[repr(C)]
 pub(crate) struct verbs_context {
     pub(crate) query_port: Option<unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr, usize) -> c_int>,
-    pub(crate) _unused1: [Unused; 23],
+    pub(crate) advise_mr: Option<unsafe extern "C" fn(*mut ibv_pd, c_uint, u32, *mut ibv_sge, u32) -> c_int>,
+    pub(crate) alloc_null_mr: Option<unsafe extern "C" fn(*mut ibv_pd) -> *mut ibv_mr>,
+    pub(crate) _unused1: [Unused; 4],
+    pub(crate) reg_dm_mr: Option<unsafe extern "C" fn(*mut ibv_pd, *mut ibv_dm, u64, usize, c_uint) -> *mut ibv_mr>,
+    pub(crate) alloc_dm: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm>,
+    pub(crate) free_dm: Option<unsafe extern "C" fn(*mut ibv_dm) -> c_int>,
+    pub(crate) _unused4: [Unused; 14],
     pub(crate) query_rt_values: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_values_ex) -> c_int>,
     pub(crate) create_cq_ex: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> Cqx>,
     pub(crate) _priv: usize,

@@ -154,10 +154,16 @@ layout! { ibv_context: 328, 8;
 layout! { ibv_cq_init_attr_ex: 56, 8;
     cqe 0, cq_context 8, channel 16, comp_vector 24, wc_flags 32, comp_mask 40, flags 44, parent_domain 48
 }
+layout! { ibv_alloc_dm_attr: 16, 8;
+    length 0, log_align_req 8, comp_mask 12
+}
+layout! { ibv_dm: 32, 8;
+    context 0, memcpy_to_dm 8, memcpy_from_dm 16, comp_mask 24, handle 28
+}
 layout! { ibv_values_ex: 24, 8;
     comp_mask 0, raw_clock 8
 }
 layout! { verbs_context: 648, 8;
-    query_port 0, query_rt_values 192, create_cq_ex 200, query_device_ex 216, create_qp_ex 264, get_srq_num 272,
-    create_srq_ex 280, sz 312, context 320
+    query_port 0, advise_mr 8, alloc_null_mr 16, reg_dm_mr 56, alloc_dm 64, free_dm 72, query_rt_values 192,
+    create_cq_ex 200, query_device_ex 216, create_qp_ex 264, get_srq_num 272, create_srq_ex 280, sz 312, context 320
 }

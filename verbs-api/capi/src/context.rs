@@ -37,7 +37,13 @@ pub(crate) unsafe extern "C" fn ibv_close_device(handle: *mut ibv_context) -> c_
 fn exposed(device: *mut ibv_device, context: &roxe_provider::Context) -> verbs_context {
     verbs_context {
         query_port: Some(query::query_port),
-        _unused1: [None; 23],
+        advise_mr: None,
+        alloc_null_mr: None,
+        _unused1: [None; 4],
+        reg_dm_mr: None,
+        alloc_dm: None,
+        free_dm: None,
+        _unused4: [None; 14],
         query_rt_values: Some(query::query_rt_values),
         create_cq_ex: Some(cq::create_cq_ex),
         _priv: 0,
