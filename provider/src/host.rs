@@ -92,13 +92,13 @@ impl Memory for QpHost<'_> {
         self.qp.memory().gather(self.qp.pd_id(), sges, offset, out)
     }
 
-    fn scatter(&mut self, sges: &[Sge], offset: u32, data: &[u8]) -> Result<(), MemError> {
-        let scatter = |pd| self.qp.memory().scatter(pd, sges, offset, data);
-        match (scatter(self.qp.pd_id()), self.qp.srq()) {
-            // Lists of a shared receive queue are looked up in its domain, which may be another.
-            (Err(MemError::WrongDomain), Some(srq)) => scatter(srq.pd().id()),
-            (result, _) => result,
-        }
+    fn scatter(&mut self, side: Side, sges: &[Sge], offset: u32, data: &[u8]) -> Result<(), MemError> {
+        let pd = match (side, self.qp.srq()) {
+            // clause: SRQ-DOMAIN
+            (Side::Recv, Some(srq)) => srq.pd().id(),
+            _ => self.qp.pd_id(),
+        };
+        self.qp.memory().scatter(pd, sges, offset, data)
     }
 
     fn check_remote(&mut self, rkey: RKey, va: u64, len: u64, access: Access) -> Result<(), MemError> {

@@ -186,7 +186,7 @@ impl RecvQueue {
             return Ok(());
         }
         let (_, sges) = self.current().ok_or(MemError::Range)?;
-        host.scatter(sges, offset, data)
+        host.scatter(Side::Recv, sges, offset, data)
     }
 
     /// Ends the current receive, if there is one, with `cqe`: `wr_id`, `qpn`, `timestamp` are filled in here, and every

@@ -104,8 +104,8 @@ impl Memory for SimHost {
         self.memory.gather(sges, offset, out)
     }
 
-    fn scatter(&mut self, sges: &[Sge], offset: u32, data: &[u8]) -> Result<(), MemError> {
-        self.memory.scatter(sges, offset, data)
+    fn scatter(&mut self, side: Side, sges: &[Sge], offset: u32, data: &[u8]) -> Result<(), MemError> {
+        self.memory.scatter(side, sges, offset, data)
     }
 
     fn check_remote(&mut self, rkey: RKey, va: u64, len: u64, access: Access) -> Result<(), MemError> {
