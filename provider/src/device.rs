@@ -8,7 +8,7 @@ use crate::counters::Counters;
 use crate::cq::{Cq, CqInit};
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::event::{AsyncEvent, AsyncEventKind, CompChannel, EventQueue, eventfd};
+use crate::event::{AsyncEvent, AsyncEventKind, CompChannel, EventQueue};
 use crate::limits;
 use crate::mr::MemoryTable;
 use crate::pd::{AhAttr, Pd};
@@ -20,8 +20,10 @@ use roxe_transport::qp::DropReason;
 use roxe_transport::wr::Av;
 use roxe_wire::{Gid, PathMtu, Pkey};
 use std::fs::File;
+use std::io;
 use std::num::NonZeroU64;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 /// What earlier calls of [`devices`] gave out, with their engines and counters.
@@ -289,7 +291,7 @@ pub struct Context {
     engine: Arc<Engine>,
     memory: Arc<MemoryTable>,
     events: EventQueue<Raised>,
-    /// Only there to be a descriptor: programs duplicate it.
+    /// Only there to be a descriptor with an identity: programs duplicate it and import the device by the copy.
     command: File,
 }
 
@@ -299,7 +301,7 @@ impl Context {
             engine: Engine::get(&device)?,
             memory: Arc::new(MemoryTable::new()),
             events: EventQueue::new()?,
-            command: eventfd()?,
+            command: command()?,
             device,
         })
     }
@@ -361,6 +363,12 @@ impl Context {
         self.command.as_raw_fd()
     }
 
+    /// Device and inode number (`man fstat`) of the descriptor and its duplicates; no other descriptor has them.
+    pub fn cmd_identity(&self) -> Result<(u64, u64), Error> {
+        let found = self.command.metadata().map_err(|e| Error::os("cannot ask about the command descriptor", &e))?;
+        Ok((found.dev(), found.ino()))
+    }
+
     /// Waits for the next asynchronous event; EAGAIN if `async_fd` is non-blocking and none is pending.
     pub fn next_async_event(&self) -> Result<AsyncEvent, Error> {
         Ok(self.events.next()?.event)
@@ -411,6 +419,12 @@ impl Context {
     pub(crate) fn forget_events(&self, source: ObjectId) {
         self.events.forget(|raised| raised.source == source);
     }
+}
+
+/// One end of a pipe that nobody writes to.
+fn command() -> Result<File, Error> {
+    let (reader, _) = io::pipe().map_err(|e| Error::os("cannot create a pipe", &e))?;
+    Ok(File::from(OwnedFd::from(reader)))
 }
 
 fn check_port(port: u8) -> Result<(), Error> {

@@ -87,3 +87,4 @@ pub use roxe_transport::wr::{
 };
 pub use roxe_wire as wire;
 pub use srq::{Srq, SrqAttr, SrqInit};
+pub use uses::Use;

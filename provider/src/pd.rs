@@ -32,11 +32,20 @@ pub struct Pd {
     context: Arc<Context>,
     id: PdId,
     uses: UseCount,
+    /// The use of the domain that this one extends.
+    _base: Option<Use>,
 }
 
 impl Pd {
     pub(crate) fn create(context: Arc<Context>) -> Arc<Self> {
-        Arc::new(Self { context, id: PdId::next(), uses: UseCount::default() })
+        Arc::new(Self { context, id: PdId::next(), uses: UseCount::default(), _base: None })
+    }
+
+    /// Another handle for the same access to memory, which counts its objects by itself; this domain is in use for as long
+    /// as the new one lives (`man ibv_alloc_parent_domain`).
+    pub fn extend(&self) -> Arc<Self> {
+        let (context, uses) = (Arc::clone(&self.context), UseCount::default());
+        Arc::new(Self { context, id: self.id, uses, _base: Some(self.hold()) })
     }
 
     /// The context it belongs to.
@@ -76,8 +85,8 @@ impl Pd {
         self.id
     }
 
-    /// Registers one object of the domain.
-    pub(crate) fn hold(&self) -> Use {
+    /// Registers one object of the domain, until the returned value is dropped.
+    pub fn hold(&self) -> Use {
         self.uses.hold()
     }
 }
@@ -184,6 +193,20 @@ mod tests {
         let ah = pd.create_ah(&loopback()).unwrap();
         assert_eq!(pd.dealloc().unwrap_err().errno(), libc::EBUSY);
         drop(ah);
+        assert!(pd.dealloc().is_ok());
+    }
+
+    #[test]
+    fn an_extended_domain_is_in_use_and_shares_its_memory() {
+        let pd = crate::testing::pd();
+        let extended = pd.extend();
+        assert_eq!(extended.id(), pd.id());
+        assert_eq!(pd.dealloc().unwrap_err().errno(), libc::EBUSY);
+        let ah = extended.create_ah(&loopback()).unwrap();
+        assert_eq!(extended.dealloc().unwrap_err().errno(), libc::EBUSY);
+        drop(ah);
+        assert!(extended.dealloc().is_ok());
+        drop(extended);
         assert!(pd.dealloc().is_ok());
     }
 }

@@ -602,6 +602,35 @@ pub(crate) struct ibv_values_ex {
     pub(crate) raw_clock: libc::timespec,
 }
 
+/// A thread domain.
+#[repr(C)]
+pub(crate) struct ibv_td {
+    pub(crate) context: *mut ibv_context,
+}
+
+#[repr(C)]
+pub(crate) struct ibv_td_init_attr {
+    pub(crate) comp_mask: u32,
+}
+
+#[repr(C)]
+pub(crate) struct ibv_parent_domain_init_attr {
+    pub(crate) pd: *mut ibv_pd,
+    pub(crate) td: *mut ibv_td,
+    pub(crate) comp_mask: u32,
+    pub(crate) alloc: Option<unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, usize, u64) -> *mut c_void>,
+    pub(crate) free: Option<unsafe extern "C" fn(*mut ibv_pd, *mut c_void, *mut c_void, u64)>,
+    pub(crate) pd_context: *mut c_void,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct ibv_ece {
+    pub(crate) vendor_id: u32,
+    pub(crate) options: u32,
+    pub(crate) comp_mask: u32,
+}
+
 /// The slots that roxe fills have their types, the others are `Unused`: the headers answer EOPNOTSUPP for an empty one.
 #[repr(C)]
 pub(crate) struct verbs_context {
@@ -612,7 +641,12 @@ pub(crate) struct verbs_context {
     pub(crate) reg_dm_mr: Option<unsafe extern "C" fn(*mut ibv_pd, *mut ibv_dm, u64, usize, c_uint) -> *mut ibv_mr>,
     pub(crate) alloc_dm: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm>,
     pub(crate) free_dm: Option<unsafe extern "C" fn(*mut ibv_dm) -> c_int>,
-    pub(crate) _unused4: [Unused; 14],
+    pub(crate) _unused4: [Unused; 4],
+    pub(crate) alloc_parent_domain:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_parent_domain_init_attr) -> *mut ibv_pd>,
+    pub(crate) dealloc_td: Option<unsafe extern "C" fn(*mut ibv_td) -> c_int>,
+    pub(crate) alloc_td: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td>,
+    pub(crate) _unused5: [Unused; 7],
     pub(crate) query_rt_values: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_values_ex) -> c_int>,
     pub(crate) create_cq_ex: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> Cqx>,
     pub(crate) _priv: usize,

@@ -163,7 +163,19 @@ layout! { ibv_dm: 32, 8;
 layout! { ibv_values_ex: 24, 8;
     comp_mask 0, raw_clock 8
 }
+layout! { ibv_td: 8, 8;
+    context 0
+}
+layout! { ibv_td_init_attr: 4, 4;
+    comp_mask 0
+}
+layout! { ibv_parent_domain_init_attr: 48, 8;
+    pd 0, td 8, comp_mask 16, alloc 24, free 32, pd_context 40
+}
+layout! { ibv_ece: 12, 4;
+    vendor_id 0, options 4, comp_mask 8
+}
 layout! { verbs_context: 648, 8;
-    query_port 0, advise_mr 8, alloc_null_mr 16, reg_dm_mr 56, alloc_dm 64, free_dm 72, query_rt_values 192,
+    query_port 0, alloc_parent_domain 112, dealloc_td 120, alloc_td 128, advise_mr 8, alloc_null_mr 16, reg_dm_mr 56, alloc_dm 64, free_dm 72, query_rt_values 192,
     create_cq_ex 200, query_device_ex 216, create_qp_ex 264, get_srq_num 272, create_srq_ex 280, sz 312, context 320
 }

@@ -3,28 +3,36 @@
 use crate::abi::{ABI_EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::errno::{Result, minus_one, pointer};
 use crate::object::{Exposed, Object, Token};
-use crate::{cq, data, device, qp, query, srq};
+use crate::{cq, data, device, domain, qp, query, srq};
 use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+
+/// The Rust part of a context.
+pub(crate) struct ContextInner {
+    pub(crate) context: Arc<roxe_provider::Context>,
+    /// The descriptor it was imported by, which goes with it.
+    pub(crate) _imported: Option<OwnedFd>,
+}
 
 // SAFETY: the public structure starts at the field `context`, whose offset is given.
 unsafe impl Exposed for verbs_context {
     type Handle = ibv_context;
-    type Inner = Arc<roxe_provider::Context>;
+    type Inner = ContextInner;
     const HANDLE_OFFSET: usize = offset_of!(Self, context);
 }
 
 /// The provider's context behind a handle.
 pub(crate) fn context<'a>(handle: *mut ibv_context) -> Result<&'a Arc<roxe_provider::Context>> {
-    Object::<verbs_context>::live(handle).map(|object| &object.inner)
+    Object::<verbs_context>::live(handle).map(|object| &object.inner.context)
 }
 
 /// `man ibv_open_device`.
 pub(crate) unsafe extern "C" fn ibv_open_device(handle: *mut ibv_device) -> *mut ibv_context {
     pointer(|| {
         let context = device::device(handle)?.open().inspect_err(|error| eprintln!("roxe: {error}"))?;
-        Ok(Object::publish(Token::new(), exposed(handle, &context), context))
+        Ok(Object::publish(Token::new(), exposed(handle, &context), ContextInner { context, _imported: None }))
     })
 }
 
@@ -34,7 +42,7 @@ pub(crate) unsafe extern "C" fn ibv_close_device(handle: *mut ibv_context) -> c_
 }
 
 /// What the program sees. An empty slot makes the header answer EOPNOTSUPP.
-fn exposed(device: *mut ibv_device, context: &roxe_provider::Context) -> verbs_context {
+pub(crate) fn exposed(device: *mut ibv_device, context: &roxe_provider::Context) -> verbs_context {
     verbs_context {
         query_port: Some(query::query_port),
         advise_mr: None,
@@ -43,7 +51,11 @@ fn exposed(device: *mut ibv_device, context: &roxe_provider::Context) -> verbs_c
         reg_dm_mr: None,
         alloc_dm: None,
         free_dm: None,
-        _unused4: [None; 14],
+        _unused4: [None; 4],
+        alloc_parent_domain: Some(domain::alloc_parent_domain),
+        dealloc_td: Some(domain::dealloc_td),
+        alloc_td: Some(domain::alloc_td),
+        _unused5: [None; 7],
         query_rt_values: Some(query::query_rt_values),
         create_cq_ex: Some(cq::create_cq_ex),
         _priv: 0,

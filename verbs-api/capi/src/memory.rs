@@ -2,6 +2,7 @@
 
 use crate::abi::{ibv_context, ibv_mr, ibv_pd};
 use crate::context::context;
+use crate::domain::PdInner;
 use crate::errno::{EINVAL, Result, minus_one, pointer, status};
 use crate::object::{Exposed, Object, Token};
 use core::ffi::{c_int, c_uint, c_void};
@@ -18,12 +19,6 @@ const REREG_ACCESS: c_int = 4;
 const FORK_UNNEEDED: c_int = 2;
 
 // SAFETY: the handle is the whole structure, at offset 0.
-unsafe impl Exposed for ibv_pd {
-    type Handle = Self;
-    type Inner = Arc<Pd>;
-}
-
-// SAFETY: the handle is the whole structure, at offset 0.
 unsafe impl Exposed for ibv_mr {
     type Handle = Self;
     type Inner = Arc<Mr>;
@@ -31,7 +26,7 @@ unsafe impl Exposed for ibv_mr {
 
 /// The provider's domain behind a handle.
 pub(crate) fn pd<'a>(handle: *mut ibv_pd) -> Result<&'a Arc<Pd>> {
-    Object::<ibv_pd>::live(handle).map(|object| &object.inner)
+    Object::<ibv_pd>::live(handle).map(|object| &object.inner.pd)
 }
 
 /// The context of an object, as its structure says; the object is alive, so the field is ours.
@@ -46,7 +41,7 @@ pub(crate) unsafe extern "C" fn ibv_alloc_pd(handle: *mut ibv_context) -> *mut i
     pointer(|| {
         let pd = context(handle)?.alloc_pd()?;
         let token = Token::new();
-        Ok(Object::publish(token, ibv_pd { context: handle, handle: token.short() }, pd))
+        Ok(Object::publish(token, ibv_pd { context: handle, handle: token.short() }, PdInner::plain(pd)))
     })
 }
 

@@ -6,6 +6,7 @@ use crate::abi::{
 };
 use crate::ah::ah_attr;
 use crate::cq::cq;
+use crate::domain::{Resource, home};
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
 use crate::memory::{context_of, pd};
 use crate::object::{Exposed, Object, Token, Unacked};
@@ -87,7 +88,7 @@ fn create(handle: *mut ibv_pd, init: &mut ibv_qp_init_attr, extended: bool) -> R
     let base = base(handle, init, token, &qp)?;
     let builder = extended.then(|| Builder::new(&init.cap));
     let inner = QpInner { qp, service, events: Unacked::default(), builder };
-    Ok(Object::publish(token, qp_ex::exposed(base), inner))
+    Object::publish_at(home(handle, Resource::Qp)?, token, qp_ex::exposed(base), inner)
 }
 
 /// The classic part of what the program sees.

@@ -1,6 +1,7 @@
 //! Shared receive queues. Posting to them is in `data.rs`.
 
 use crate::abi::{ibv_context, ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex};
+use crate::domain::{Resource, home};
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
 use crate::memory::{context_of, pd};
 use crate::object::{Exposed, Object, Token, Unacked};
@@ -58,7 +59,8 @@ fn create(handle: *mut ibv_pd, srq_context: *mut c_void, wish: &mut ibv_srq_attr
         events_completed: 0,
     };
     *wish = attr(&srq);
-    Ok(Object::publish(token, exposed, SrqInner { srq, events: Unacked::default() }))
+    let inner = SrqInner { srq, events: Unacked::default() };
+    Object::publish_at(home(handle, Resource::Srq)?, token, exposed, inner)
 }
 
 /// `man ibv_create_srq`.
