@@ -15,6 +15,7 @@ use crate::pd::{AhAttr, Pd};
 use crate::port::{GidEntry, GidTable, Netdev, PortAttr};
 use crate::stats;
 use crate::uses::ObjectId;
+use crate::xrcd::{Xrcd, XrcdInit};
 use parking_lot::{Mutex, RwLock};
 use roxe_transport::qp::DropReason;
 use roxe_transport::wr::Av;
@@ -236,8 +237,8 @@ pub struct DeviceAttr {
     pub max_inline_data: u32,
 }
 
-/// CURR_QP_STATE_MOD, SYS_IMAGE_GUID, RC_RNR_NAK_GEN, SRQ_RESIZE, BAD_PKEY_CNTR, BAD_QKEY_CNTR.
-const CAP_FLAGS: u32 = 1 << 7 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 1 | 1 << 2;
+/// CURR_QP_STATE_MOD, SYS_IMAGE_GUID, RC_RNR_NAK_GEN, SRQ_RESIZE, XRC, BAD_PKEY_CNTR, BAD_QKEY_CNTR.
+const CAP_FLAGS: u32 = 1 << 20 | 1 << 7 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 1 | 1 << 2;
 
 impl DeviceAttr {
     fn of(device: &Device) -> Self {
@@ -309,6 +310,11 @@ impl Context {
     /// The device that was opened.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
+    }
+
+    /// Opens an XRC domain. See [`XrcdInit`] for who shares it; errors as there.
+    pub fn open_xrcd(self: &Arc<Self>, init: XrcdInit<'_>) -> Result<Arc<Xrcd>, Error> {
+        Xrcd::open(self, init)
     }
 
     /// What the device is and takes.

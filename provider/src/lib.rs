@@ -69,6 +69,7 @@ mod table;
 mod testing;
 mod timers;
 mod uses;
+mod xrcd;
 
 pub use cq::{Cq, CqInit};
 pub use device::{Context, Device, DeviceAttr, devices};
@@ -88,3 +89,4 @@ pub use roxe_transport::wr::{
 pub use roxe_wire as wire;
 pub use srq::{Srq, SrqAttr, SrqInit};
 pub use uses::Use;
+pub use xrcd::{Xrcd, XrcdInit};

@@ -15,6 +15,7 @@ use crate::limits;
 use crate::pd::Pd;
 use crate::srq::Srq;
 use crate::uses::Use;
+use crate::xrcd::Xrcd;
 use parking_lot::{Mutex, MutexGuard};
 use roxe_transport::qp::{AttrMask, PostError, QpAttr, QpCaps, QpConfig, QpState, Service};
 use roxe_transport::wr::{RecvRequest, SendRequest};
@@ -64,12 +65,26 @@ impl Qp {
     /// Makes a queue pair in RESET. EINVAL: beyond the limits of the device, or queues of another context. The first one
     /// opens the sockets of the engine: EADDRINUSE if another user has the port.
     pub(crate) fn create(pd: &Arc<Pd>, init: QpInit) -> Result<Arc<Self>, Error> {
+        let init = match init.service {
+            Service::XrcTgt => return Err(Error::invalid("an XRC target is made in an XRC domain")),
+            Service::XrcIni => {
+                let caps = QpCaps { max_recv_wr: 0, max_recv_sge: 0, ..init.caps };
+                QpInit { caps, srq: None, ..init }
+            }
+            _ => init,
+        };
+        Self::create_in(pd, init, None)
+    }
+
+    /// The same, for a target in the XRC domain that it takes receives from.
+    pub(crate) fn create_in(pd: &Arc<Pd>, init: QpInit, xrcd: Option<&Arc<Xrcd>>) -> Result<Arc<Self>, Error> {
         check_init(pd, &init)?;
         let context = pd.context();
         let view = QpInitView { service: init.service, caps: init.caps, sq_sig_all: init.sq_sig_all };
         let port_mtu = context.device().active_mtu().bytes();
         let line_rate = context.engine().line_rate();
-        let srq_max_sge = init.srq.as_ref().map(|srq| srq.max_sge());
+        let in_domain = xrcd.map(|_| limits::MAX_SRQ_SGE);
+        let srq_max_sge = init.srq.as_ref().map(|srq| srq.max_sge()).or(in_domain);
         let make = |qpn| {
             let config = QpConfig {
                 qpn,
@@ -80,11 +95,12 @@ impl Qp {
                 port_mtu,
                 line_rate,
             };
-            Arc::new(QpCore::new(pd, &init, config))
+            Arc::new(QpCore::new(pd, &init, config, xrcd))
         };
         let core = context.engine().register_qp(make)?;
         let mut uses = vec![pd.hold(), init.send_cq.hold(), init.recv_cq.hold()];
         uses.extend(init.srq.as_ref().map(|srq| srq.hold()));
+        uses.extend(xrcd.map(|xrcd| xrcd.hold()));
         Ok(Arc::new(Self { core, pd: Arc::clone(pd), view, uses: Mutex::new(uses) }))
     }
 
@@ -221,8 +237,13 @@ pub struct SendGuard<'a> {
 impl SendGuard<'_> {
     /// Queues one request. Inline data is copied now, everything else is looked at when it is sent.
     pub fn push(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
+        self.push_to_srq(0, request)
+    }
+
+    /// As [`SendGuard::push`], for the shared receive queue of the peer with this number: it means something on XRC only.
+    pub fn push_to_srq(&mut self, srqn: u32, request: &SendRequest<'_>) -> Result<(), PostError> {
         let inner = self.inner.as_mut().filter(|inner| !inner.is_cut_off).ok_or(PostError::State)?;
-        inner.machine.post_send(request)?;
+        inner.machine.post_send_to_srq(srqn, request)?;
         self.pushed += 1;
         Ok(())
     }

@@ -89,6 +89,14 @@ pub trait SharedReceives {
     /// Takes the next work request: returns its `wr_id` and leaves its list in `sges` (which is cleared first and has
     /// the capacity). The taken request belongs to the QP until it completes.
     fn take_shared(&mut self, sges: &mut Vec<Sge>) -> Option<u64>;
+
+    /// XRC: from now on receives, their completions, and the domain in which keys are looked up are those of the shared
+    /// queue `srqn` of the QP's XRC domain. Returns whether there is one; without one there is no receive, no completion
+    /// and no memory. A host of QPs without an XRC domain has none.
+    fn select_srq(&mut self, srqn: u32) -> bool {
+        let _ = srqn;
+        false
+    }
 }
 
 /// How much may be under way towards the receiving socket of the peer.

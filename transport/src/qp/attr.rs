@@ -245,7 +245,7 @@ const fn edge(service: Service, from: QpState, to: QpState, required: AttrMask, 
 // clause: STATE-EDGES
 const TABLE: &[Edge] = {
     use QpState::{Init, Reset, Rtr, Rts, Sqd, Sqe};
-    use Service::{Rc, Uc, Ud};
+    use Service::{Rc, Uc, Ud, XrcIni, XrcTgt};
     type M = AttrMask;
     const NONE: M = M::empty();
     const RC_INIT: M = all(&[M::PKEY_INDEX, M::PORT, M::ACCESS_FLAGS]);
@@ -259,6 +259,9 @@ const TABLE: &[Edge] = {
     const UD_RTS_OPT: M = all(&[M::CUR_STATE, M::QKEY]);
     const UC_SQD: M = all(&[M::AV, M::ALT_PATH, M::ACCESS_FLAGS, M::PKEY_INDEX, M::PATH_MIG_STATE]);
     const RC_SQD_RETRY: M = all(&[M::TIMEOUT, M::RETRY_CNT, M::RNR_RETRY, M::MIN_RNR_TIMER]);
+    const INI_SQD: M = all(&[UC_SQD, M::PORT, RC_SQD_RETRY, M::MAX_QP_RD_ATOMIC]);
+    const TGT_RTS: M = all(&[M::TIMEOUT, M::SQ_PSN]);
+    const TGT_SQD: M = all(&[UC_SQD, M::PORT, M::TIMEOUT, M::MIN_RNR_TIMER, M::MAX_DEST_RD_ATOMIC]);
     const RC_SQD: M = all(&[UC_SQD, M::PORT, RC_SQD_RETRY, M::MAX_QP_RD_ATOMIC, M::MAX_DEST_RD_ATOMIC]);
     &[
         edge(Rc, Reset, Init, RC_INIT, NONE),
@@ -287,6 +290,22 @@ const TABLE: &[Edge] = {
         edge(Ud, Sqd, Rts, NONE, UD_RTS_OPT),
         edge(Ud, Sqd, Sqd, NONE, all(&[M::PKEY_INDEX, M::QKEY])),
         edge(Ud, Sqe, Rts, NONE, UD_RTS_OPT),
+        edge(XrcIni, Reset, Init, RC_INIT, NONE),
+        edge(XrcIni, Init, Init, NONE, RC_INIT),
+        edge(XrcIni, Init, Rtr, UC_RTR, RTR_OPT),
+        edge(XrcIni, Rtr, Rts, RC_RTS, RC_RTS_OPT),
+        edge(XrcIni, Rts, Rts, NONE, RC_RTS_OPT),
+        edge(XrcIni, Rts, Sqd, NONE, M::EN_SQD_ASYNC_NOTIFY),
+        edge(XrcIni, Sqd, Rts, NONE, RC_RTS_OPT),
+        edge(XrcIni, Sqd, Sqd, NONE, INI_SQD),
+        edge(XrcTgt, Reset, Init, RC_INIT, NONE),
+        edge(XrcTgt, Init, Init, NONE, RC_INIT),
+        edge(XrcTgt, Init, Rtr, RC_RTR, RTR_OPT),
+        edge(XrcTgt, Rtr, Rts, TGT_RTS, RC_RTS_OPT),
+        edge(XrcTgt, Rts, Rts, NONE, RC_RTS_OPT),
+        edge(XrcTgt, Rts, Sqd, NONE, M::EN_SQD_ASYNC_NOTIFY),
+        edge(XrcTgt, Sqd, Rts, NONE, RC_RTS_OPT),
+        edge(XrcTgt, Sqd, Sqd, NONE, TGT_SQD),
     ]
 };
 
@@ -420,7 +439,7 @@ mod tests {
 
     fn render() -> String {
         let mut text = String::new();
-        for service in [Service::Rc, Service::Uc, Service::Ud] {
+        for service in Service::ALL {
             for from in QpState::ALL {
                 for to in QpState::ALL {
                     if let Some((required, optional)) = transition(service, from, to) {

@@ -16,6 +16,20 @@ pub enum Service {
     Uc,
     /// Unreliable datagram.
     Ud,
+    /// The sending end of an extended reliable connection: every message names a shared receive queue of the peer.
+    XrcIni,
+    /// The receiving end of one: it takes receives from the queues of its domain that the messages name.
+    XrcTgt,
+}
+
+impl Service {
+    /// Every service.
+    pub const ALL: [Self; 5] = [Self::Rc, Self::Uc, Self::Ud, Self::XrcIni, Self::XrcTgt];
+
+    /// Whether requests are acknowledged and repeated.
+    pub const fn is_reliable(self) -> bool {
+        matches!(self, Self::Rc | Self::XrcIni | Self::XrcTgt)
+    }
 }
 
 /// Depths and limits of a QP, fixed at creation.

@@ -3,7 +3,7 @@
 //! Lives here: helpers that make the scripts short. The world they run in is [`crate::sim`]. One file per subject:
 //! `reliable` (what RC does when nothing goes wrong), `loss`, `rnr`, `refusals` (NAKs and their statuses), `ranges` (of
 //! remote keys), `responder` and `requester` (one side against forged packets), `states`, `unreliable` (UC), `datagram`
-//! (UD), `congestion`, `cost` (of loss), `faults` (rules and notes), `shrink` (of failing runs), `clauses` (what the others
+//! (UD), `xrc`, `congestion`, `cost` (of loss), `faults` (rules and notes), `shrink` (of failing runs), `clauses` (what the others
 //! leave unproved).
 
 mod clauses;
@@ -22,6 +22,7 @@ mod shrink;
 mod simulation;
 mod states;
 mod unreliable;
+mod xrc;
 
 use crate::fault::Rules;
 use crate::qp::PostError;

@@ -221,7 +221,7 @@ unsafe fn convert(
     let ud = match service {
         // SAFETY: on UD the program fills this member.
         Service::Ud => Some(unsafe { ud_dest(wr.wr.ud.ah, wr.wr.ud.remote_qpn, wr.wr.ud.remote_qkey) }?),
-        Service::Rc | Service::Uc => None,
+        Service::Rc | Service::Uc | Service::XrcIni | Service::XrcTgt => None,
     };
     // SAFETY: the program fills the member of its opcode.
     let op = unsafe { send_op(wr) }?;
