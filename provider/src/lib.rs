@@ -76,7 +76,7 @@ pub use device::{Context, Device, DeviceAttr, devices};
 pub use engine::clock::now;
 pub use error::Error;
 pub use event::{AsyncEvent, AsyncEventKind, CompChannel};
-pub use mr::{Mr, MrChange};
+pub use mr::{Advice, Mr, MrChange};
 pub use net::steer::is_probe;
 pub use pd::{Ah, AhAttr, Pd};
 pub use port::{GID_TABLE_LEN, GidEntry, PortAttr};

@@ -19,6 +19,10 @@ use roxe_wire::{LKey, RKey};
 use std::ops::Range;
 use std::sync::Arc;
 
+mod advise;
+
+pub use advise::Advice;
+
 /// What a key stands for.
 #[derive(Clone, Copy, Debug)]
 struct Region {
@@ -239,7 +243,11 @@ impl Terms {
         let Self { addr, length, iova, access } = self;
         let base = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
         check_rights(access)?;
-        check_range(addr, base, length)?;
+        // clause: KEY-ON-DEMAND
+        let everything = access.contains(Access::ON_DEMAND) && (addr, base, length) == (0, 0, u64::MAX);
+        if !everything {
+            check_range(addr, base, length)?;
+        }
         guard::install();
         if !access.contains(Access::ON_DEMAND) {
             mapped::check(addr, length, access.contains(Access::LOCAL_WRITE))?;

@@ -55,6 +55,8 @@ impl Pd {
 
     /// Registers `length` bytes at `addr`; peers and lists name them by addresses from `iova` (0 with `ZERO_BASED`).
     ///
+    /// With `ON_DEMAND` the memory need not be mapped yet, and `u64::MAX` bytes at 0 stand for all the process has.
+    ///
     /// EINVAL: overflow, or remote write or atomic rights without `LOCAL_WRITE`. EFAULT: not mapped with the needed
     /// rights. ENOMEM: too many regions. EOPNOTSUPP: rights of operations that the device does not do.
     pub fn reg_mr(self: &Arc<Self>, addr: u64, length: u64, iova: u64, access: Access) -> Result<Arc<Mr>, Error> {

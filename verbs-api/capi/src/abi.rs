@@ -83,14 +83,24 @@ pub(crate) struct ibv_device_attr {
     pub(crate) phys_port_cnt: u8,
 }
 
-/// The capability blocks that roxe never fills (ODP, TSO, RSS, pacing, tag matching, ...) are kept as padding of the
+/// Whose pages may come when they are used: everything, and by what each service does.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct ibv_odp_caps {
+    pub(crate) general_caps: u64,
+    pub(crate) rc_odp_caps: u32,
+    pub(crate) uc_odp_caps: u32,
+    pub(crate) ud_odp_caps: u32,
+}
+
+/// The capability blocks that roxe never fills (TSO, RSS, pacing, tag matching, ...) are kept as padding of the
 /// right size between the fields it does fill.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct ibv_device_attr_ex {
     pub(crate) orig_attr: ibv_device_attr,
     pub(crate) comp_mask: u32,
-    pub(crate) odp_caps: [u64; 3],
+    pub(crate) odp_caps: ibv_odp_caps,
     pub(crate) completion_timestamp_mask: u64,
     pub(crate) hca_core_clock: u64,
     pub(crate) device_cap_flags_ex: u64,

@@ -3,7 +3,7 @@
 use crate::abi::{ABI_EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::errno::{Result, minus_one, pointer};
 use crate::object::{Exposed, Object, Token};
-use crate::{cq, data, device, domain, qp, query, srq};
+use crate::{advise, cq, data, device, domain, qp, query, srq};
 use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
 use std::os::fd::OwnedFd;
@@ -45,7 +45,7 @@ pub(crate) unsafe extern "C" fn ibv_close_device(handle: *mut ibv_context) -> c_
 pub(crate) fn exposed(device: *mut ibv_device, context: &roxe_provider::Context) -> verbs_context {
     verbs_context {
         query_port: Some(query::query_port),
-        advise_mr: None,
+        advise_mr: Some(advise::advise_mr),
         alloc_null_mr: None,
         _unused1: [None; 4],
         reg_dm_mr: None,

@@ -15,6 +15,7 @@
 
 mod abi;
 mod abi_layout;
+mod advise;
 mod ah;
 mod context;
 mod cq;

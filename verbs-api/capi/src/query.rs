@@ -1,7 +1,7 @@
 //! Questions about the device and its port.
 
 use crate::abi::{
-    ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_port_attr, ibv_values_ex,
+    ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_odp_caps, ibv_port_attr, ibv_values_ex,
 };
 use crate::context::context;
 use crate::device::text;
@@ -19,6 +19,10 @@ const SYSFS_GID_TYPE_V2: c_int = 1;
 const RAW_CLOCK: u32 = 1;
 /// Completion timestamps count nanoseconds: a clock of 1 GHz, in kHz.
 const CORE_CLOCK_KHZ: u64 = 1_000_000;
+/// Page faults are the operating system's, so every access of every service may meet one: `IBV_ODP_SUPPORT` and
+/// `_IMPLICIT`; then SEND, RECV, WRITE, READ, ATOMIC and SRQ_RECV from bit 0 on, as far as the service does them.
+const ODP_CAPS: ibv_odp_caps =
+    ibv_odp_caps { general_caps: 0b11, rc_odp_caps: 0b11_1111, uc_odp_caps: 0b10_0111, ud_odp_caps: 0b10_0011 };
 /// The exported `ibv_query_port` predates the last field of the structure.
 const OLD_PORT_ATTR: usize = offset_of!(ibv_port_attr, port_cap_flags2);
 
@@ -92,7 +96,7 @@ fn device_attr_ex(attr: &DeviceAttr) -> ibv_device_attr_ex {
     ibv_device_attr_ex {
         orig_attr: device_attr(attr),
         comp_mask: 0,
-        odp_caps: [0; 3],
+        odp_caps: ODP_CAPS,
         completion_timestamp_mask: u64::MAX,
         hca_core_clock: CORE_CLOCK_KHZ,
         device_cap_flags_ex: attr.device_cap_flags.into(),

@@ -2,6 +2,7 @@
 //! the inline functions of verbs.h do, and looks at what comes back.
 
 mod domains;
+mod advise;
 mod events;
 mod memory;
 mod misuse;
