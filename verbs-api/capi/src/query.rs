@@ -1,7 +1,8 @@
 //! Questions about the device and its port.
 
 use crate::abi::{
-    ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_odp_caps, ibv_port_attr, ibv_values_ex,
+    ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_odp_caps, ibv_port_attr,
+    ibv_values_ex,
 };
 use crate::context::context;
 use crate::device::text;

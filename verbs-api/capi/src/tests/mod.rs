@@ -1,8 +1,8 @@
 //! A C program in Rust: opens the loopback device through the exported functions and the tables of function pointers, as
 //! the inline functions of verbs.h do, and looks at what comes back.
 
-mod domains;
 mod advise;
+mod domains;
 mod events;
 mod memory;
 mod misuse;
