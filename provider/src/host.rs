@@ -3,12 +3,14 @@
 //! A [`QpHost`] lives for one visit to a queue pair, under its lock. Touches the objects of C programs by their own locks,
 //! which are all further in.
 
+use crate::cq::Cq;
 use crate::engine::Engine;
 use crate::flow::{Flow, Key, STALL};
 use crate::mr::MemoryTable;
 use crate::pd::PdId;
 use crate::qp::{QpCore, Report};
 use crate::srq::Srq;
+use crate::unpolled::Unpolled;
 use roxe_transport::cx::{AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, SharedReceives, Side};
 use roxe_transport::qp::Service;
 use roxe_transport::time::Instant;
@@ -16,7 +18,7 @@ use roxe_transport::wr::{Access, Av, Cqe, Sge};
 use roxe_wire::{Qpn, RKey};
 use std::sync::Arc;
 
-/// What a queue pair remembers about where it sends.
+/// What the surroundings of a queue pair remember from visit to visit: where it sends, and what it has completed.
 #[derive(Debug, Default)]
 pub(crate) struct Path {
     /// The window used last.
@@ -25,6 +27,8 @@ pub(crate) struct Path {
     waits_for: Option<Key>,
     /// When to stop waiting for credits.
     stalls_at: Option<Instant>,
+    /// Completions of sends that nobody has polled.
+    unpolled: Unpolled,
 }
 
 impl Path {
@@ -49,6 +53,21 @@ impl Path {
             flow.open_if_stalled(now);
             engine.flows().wake(flow);
         }
+    }
+
+    /// Places of a send queue that are free when its state machine has `room`. One whose completion still lies in `cq` is
+    /// taken: a program that posts until the queue is full never overruns its completion queue.
+    // clause: SEND-PLACE
+    pub(crate) fn free_sends(&mut self, room: u32, cq: &Cq) -> u32 {
+        if room <= self.unpolled.len() {
+            self.unpolled.forget(cq.polled());
+        }
+        room.saturating_sub(self.unpolled.len())
+    }
+
+    /// The queue pair was reset.
+    pub(crate) fn reset(&mut self) {
+        self.unpolled.clear();
     }
 
     fn flow(&mut self, key: Key, engine: &Engine, now: Instant) -> &Arc<Flow> {
@@ -164,10 +183,9 @@ impl Completions for QpHost<'_> {
         if side == Side::Recv && self.qp.service() == Service::XrcTgt {
             return self.complete_xrc(cqe);
         }
-        let fires = self.qp.cq(side).push(cqe)?;
         match side {
-            Side::Send => self.report.announce_send |= fires,
-            Side::Recv => self.report.announce_recv |= fires,
+            Side::Send => self.report.announce_send |= self.qp.cq(side).push_send(cqe, &mut self.path.unpolled)?,
+            Side::Recv => self.report.announce_recv |= self.qp.cq(side).push(cqe)?,
         }
         Ok(())
     }

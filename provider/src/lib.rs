@@ -68,6 +68,7 @@ mod table;
 #[allow(unsafe_code)]
 mod testing;
 mod timers;
+mod unpolled;
 mod uses;
 mod xrcd;
 

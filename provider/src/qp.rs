@@ -187,6 +187,7 @@ impl Qp {
         self.core.engine().leave_after_send(now);
         result.map_err(|e| Error::invalid(e.to_string()))?;
         if mask.contains(AttrMask::STATE) && attr.state == QpState::Reset {
+            self.core.inner.lock().path.reset();
             self.core.engine().forget_packets(&self.core);
         }
         Ok(())
@@ -243,14 +244,21 @@ impl SendGuard<'_> {
     /// As [`SendGuard::push`], for the shared receive queue of the peer with this number: it means something on XRC only.
     pub fn push_to_srq(&mut self, srqn: u32, request: &SendRequest<'_>) -> Result<(), PostError> {
         let inner = self.inner.as_mut().filter(|inner| !inner.is_cut_off).ok_or(PostError::State)?;
+        let room = inner.machine.send_room();
+        // What the state machine itself refuses it shall refuse with its own reason.
+        if room != 0 && inner.path.free_sends(room, &self.core.send_cq) == 0 {
+            return Err(PostError::QueueFull);
+        }
         inner.machine.post_send_to_srq(srqn, request)?;
         self.pushed += 1;
         Ok(())
     }
 
     /// Requests that the queue still takes.
-    pub fn room(&self) -> u32 {
-        self.inner.as_ref().map_or(0, |inner| inner.machine.send_room())
+    pub fn room(&mut self) -> u32 {
+        let Some(inner) = self.inner.as_mut() else { return 0 };
+        let room = inner.machine.send_room();
+        inner.path.free_sends(room, &self.core.send_cq)
     }
 
     /// Takes back what this guard has pushed, as if it had never been posted.

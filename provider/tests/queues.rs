@@ -4,7 +4,10 @@ mod common;
 
 use common::*;
 use roxe_provider::wire::PathMtu;
-use roxe_provider::{Access, Qp, QpCaps, QpInit, RecvRequest, Service, Sge, SrqInit, WcStatus};
+use roxe_provider::{
+    Access, AsyncEventKind, AttrMask, CqInit, Qp, QpAttr, QpCaps, QpInit, QpState, RecvRequest, SendOp, Service, Sge,
+    SrqInit, WcStatus,
+};
 use std::sync::Arc;
 
 fn init(node: &Node) -> QpInit {
@@ -34,7 +37,7 @@ fn receives_use_the_domain_of_their_shared_queue_and_reads_that_of_the_queue_pai
 
     srq.post_recv(&RecvRequest { wr_id: 1, sges: &[foreign] }).unwrap();
     b.fill(0, 64, 9);
-    post(&qb, 2, roxe_provider::SendOp::Send, b.sge(0, 64));
+    post(&qb, 2, SendOp::Send, b.sge(0, 64));
     let (received, sent) = wait_both((&a, 1), (&b, 1));
     assert_eq!((received[0].status, sent[0].status), (WcStatus::Success, WcStatus::Success));
     assert_eq!(a.bytes(0, 64), pattern(64, 9));
@@ -43,4 +46,106 @@ fn receives_use_the_domain_of_their_shared_queue_and_reads_that_of_the_queue_pai
     post(&qa, 3, read_from(&b, 0), foreign);
     assert_eq!(a.wait(1)[0].status, WcStatus::LocProtErr, "the region is not of the domain of the queue pair");
     assert_eq!(a.bytes(0, 64), pattern(64, 9));
+}
+
+// clause: SEND-PLACE
+#[test]
+fn a_queue_that_is_posted_to_until_it_is_full_never_overruns_its_completion_queue() {
+    let (a, b) = (Node::open(), Node::open());
+    let send_cq = a.context.create_cq(CqInit { cqe: 4, ..CqInit::default() }).unwrap();
+    let uc = |node: &Node| QpInit { service: Service::Uc, ..init(node) };
+    let qa = a.pd.create_qp(QpInit { send_cq: Arc::clone(&send_cq), ..uc(&a) }).unwrap();
+    let qb = b.pd.create_qp(uc(&b)).unwrap();
+    join((&a, &qa), (&b, &qb));
+    let write = |wr_id| qa.post_send(&[request(wr_id, write_to(&b, 0), &[a.sge(0, 8)])]);
+    let full = Err((0, roxe_provider::PostError::QueueFull));
+    let polled = |max| {
+        let mut ids = Vec::new();
+        send_cq.poll(max, |cqe| ids.push((cqe.wr_id, cqe.status))).unwrap();
+        ids
+    };
+
+    // A request of UC is complete when it is posted and there is room at the peer.
+    assert!((0..4).all(|id| write(id).is_ok()));
+    assert_eq!(write(9), full);
+    assert_eq!(polled(1), [(0, WcStatus::Success)]);
+    assert_eq!((write(4), write(9)), (Ok(()), full));
+    assert_eq!(polled(9), [1, 2, 3, 4].map(|id| (id, WcStatus::Success)));
+
+    // What is flushed is polled as well before it makes room.
+    qa.modify(&QpAttr { state: QpState::Err, ..QpAttr::default() }, AttrMask::STATE).unwrap();
+    assert!((5..9).all(|id| write(id).is_ok()));
+    assert_eq!(write(9), full);
+    assert_eq!(polled(9), [5, 6, 7, 8].map(|id| (id, WcStatus::WrFlushErr)));
+
+    // A reset empties the send queue.
+    assert!((5..9).all(|id| write(id).is_ok()));
+    qa.modify(&QpAttr { state: QpState::Reset, ..QpAttr::default() }, AttrMask::STATE).unwrap();
+    polled(9);
+    connect(&qa, a.av(0, b.context.gid(1, 0).unwrap()), qb.qpn(), PathMtu::Mtu1024);
+    assert!((0..4).all(|id| write(id).is_ok()));
+}
+
+// clause: STATE-SQD, STATE-SQ-DRAINED
+#[test]
+fn a_drained_send_queue_tells_whoever_asked_and_goes_on_in_rts() {
+    let (a, b) = (Node::open(), Node::open());
+    let (qa, _qb) = pair(&a, &b, Service::Rc, 0, PathMtu::Mtu1024);
+    (0..8).for_each(|id| post(&qa, id, write_to(&b, 0), a.sge(0, 1 << 16)));
+    let attr = QpAttr { state: QpState::Sqd, en_sqd_async_notify: true, ..QpAttr::default() };
+    qa.modify(&attr, AttrMask::STATE | AttrMask::EN_SQD_ASYNC_NOTIFY).unwrap();
+    let started = wait_drained(&a, &qa);
+    let event = a.context.next_async_event().unwrap();
+    assert_eq!((event.kind, event.user), (AsyncEventKind::SqDrained, 7));
+    post(&qa, 8, write_to(&b, 0), a.sge(0, 8));
+    qa.modify(&QpAttr { state: QpState::Rts, ..QpAttr::default() }, AttrMask::STATE).unwrap();
+    let rest = a.wait(9 - started.len());
+    let ids: Vec<_> = started.iter().copied().chain(rest.iter().map(|cqe| cqe.wr_id)).collect();
+    assert_eq!(ids, (0..9).collect::<Vec<_>>());
+}
+
+/// Polls until nothing that was started is left; the completions.
+fn wait_drained(node: &Node, qp: &Qp) -> Vec<u64> {
+    let mut ids = Vec::new();
+    while qp.is_draining() {
+        node.cq.poll(64, |cqe| ids.push(cqe.wr_id)).unwrap();
+    }
+    node.cq.poll(64, |cqe| ids.push(cqe.wr_id)).unwrap();
+    ids
+}
+
+// clause: CQ-OVERRUN
+#[test]
+fn an_overrun_is_told_of_the_completion_queue_and_of_the_queue_pair() {
+    let (a, b) = (Node::open(), Node::open());
+    let send_cq = a.context.create_cq(CqInit { cqe: 1, user: 5, ..CqInit::default() }).unwrap();
+    let uc = |node: &Node| QpInit { service: Service::Uc, ..init(node) };
+    let qa = a.pd.create_qp(QpInit { send_cq: Arc::clone(&send_cq), ..uc(&a) }).unwrap();
+    let qb = b.pd.create_qp(uc(&b)).unwrap();
+    join((&a, &qa), (&b, &qb));
+    (0..2).for_each(|id| post(&qa, id, write_to(&b, 0), a.sge(0, 8)));
+    let events = [(); 2].map(|()| a.context.next_async_event().unwrap()).map(|event| (event.kind, event.user));
+    assert_eq!(events, [(AsyncEventKind::CqErr, 5), (AsyncEventKind::QpFatal, 7)]);
+    assert_eq!(qa.state(), QpState::Err);
+    let mut left = Vec::new();
+    send_cq.poll(9, |cqe| left.push((cqe.wr_id, cqe.status))).unwrap();
+    assert_eq!(left, [(0, WcStatus::Success)], "what was there before can still be polled");
+}
+
+#[test]
+fn completions_survive_any_number_of_resizes() {
+    let (a, b) = (Node::open(), Node::open());
+    let (qa, _qb) = pair(&a, &b, Service::Rc, 0, PathMtu::Mtu1024);
+    let (total, mut posted, mut done) = (2000, 0, Vec::new());
+    std::thread::scope(|scope| {
+        let resizer = scope.spawn(|| (0..400).for_each(|n| a.cq.resize([128, 4096, 1000][n % 3]).unwrap()));
+        while done.len() < total {
+            while posted < total && qa.post_send(&[request(posted as u64, write_to(&b, 0), &[a.sge(0, 8)])]).is_ok() {
+                posted += 1;
+            }
+            a.cq.poll(7, |cqe| done.push((cqe.wr_id, cqe.status))).unwrap();
+        }
+        resizer.join().unwrap();
+    });
+    assert!(done.into_iter().eq((0..total as u64).map(|id| (id, WcStatus::Success))));
 }

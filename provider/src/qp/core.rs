@@ -59,7 +59,7 @@ pub(crate) struct QpCore {
 #[derive(Debug)]
 pub(super) struct Inner {
     pub(super) machine: Machine,
-    path: Path,
+    pub(super) path: Path,
     /// What came before its receive was posted.
     pub(super) parking: Parking,
     /// The link used last.
