@@ -82,7 +82,7 @@ pub use net::steer::is_probe;
 pub use pd::{Ah, AhAttr, Pd};
 pub use port::{GID_TABLE_LEN, GidEntry, PortAttr};
 pub use qp::{Qp, QpInit, QpInitView, SendGuard};
-pub use roxe_transport::qp::{AttrMask, ModifyError, PostError, QpAttr, QpCaps, QpState, Service};
+pub use roxe_transport::qp::{AttrMask, MigState, ModifyError, PostError, QpAttr, QpCaps, QpState, Service};
 pub use roxe_transport::wr::{
     Access, Av, Cqe, RecvRequest, SendData, SendFlags, SendOp, SendRequest, Sge, UdDest, VendorErr, WcExtra, WcOpcode,
     WcStatus,

@@ -175,8 +175,10 @@ impl Qp {
     /// changed. Addresses must be those of the device.
     pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), Error> {
         check_depths(attr, mask)?;
-        if mask.contains(AttrMask::AV) && !attr.av.sgid.is_zero() {
-            self.core.engine().ensure_link(attr.av.sgid)?;
+        for (bit, av) in [(AttrMask::AV, &attr.av), (AttrMask::ALT_PATH, &attr.alt_av)] {
+            if mask.contains(bit) && !av.sgid.is_zero() {
+                self.core.engine().ensure_link(av.sgid)?;
+            }
         }
         let now = clock::now();
         if mask.contains(AttrMask::STATE) {

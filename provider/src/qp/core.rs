@@ -453,13 +453,15 @@ fn sender_of(machine: &Machine, packet: &Packet<'_>) -> Option<Qpn> {
 }
 
 /// Asynchronous events of the state machine and their numbers.
-const EVENTS: [(QpEvents, AsyncEventKind); 6] = [
+const EVENTS: [(QpEvents, AsyncEventKind); 8] = [
     (QpEvents::COMM_EST, AsyncEventKind::CommEst),
     (QpEvents::SQ_DRAINED, AsyncEventKind::SqDrained),
     (QpEvents::FATAL, AsyncEventKind::QpFatal),
     (QpEvents::REQ_ERR, AsyncEventKind::QpReqErr),
     (QpEvents::ACCESS_ERR, AsyncEventKind::QpAccessErr),
     (QpEvents::LAST_WQE_REACHED, AsyncEventKind::QpLastWqeReached),
+    (QpEvents::PATH_MIG, AsyncEventKind::PathMig),
+    (QpEvents::PATH_MIG_ERR, AsyncEventKind::PathMigErr),
 ];
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! Lives here: `QpState`, `AttrMask`, `QpAttr`, `transition`, `check`, `apply`. Reads and writes only `Shared`; what a
 //! transition does to the queues is the business of `qp/mod.rs`.
 
+use crate::qp::migration::MigState;
 use crate::qp::shared::{Service, Shared};
 use crate::wr::{Access, Av};
 use bitflags::bitflags;
@@ -119,8 +120,8 @@ pub struct QpAttr {
     pub cur_state: Option<QpState>,
     /// Payload bytes of a full packet.
     pub path_mtu: PathMtu,
-    /// `enum ibv_mig_state`; always 0, migrated.
-    pub path_mig_state: u8,
+    /// State of path migration.
+    pub path_mig_state: MigState,
     /// Key that datagrams to this QP must carry.
     pub qkey: Qkey,
     /// First PSN expected from the peer.
@@ -133,11 +134,11 @@ pub struct QpAttr {
     pub access: Access,
     /// The way to the peer.
     pub av: Av,
-    /// Alternate way; not offered.
+    /// Alternate way to the peer; all zero when none is loaded.
     pub alt_av: Av,
     /// Index in the P_Key table; 0.
     pub pkey_index: u16,
-    /// Alternate index in the P_Key table; not offered.
+    /// Alternate index in the P_Key table; 0.
     pub alt_pkey_index: u16,
     /// Raise `SQ_DRAINED` when the send queue is drained.
     pub en_sqd_async_notify: bool,
@@ -155,9 +156,9 @@ pub struct QpAttr {
     pub retry_cnt: u8,
     /// Retries after RNR NAK, 0..=7; 7 is without end.
     pub rnr_retry: u8,
-    /// Alternate port; not offered.
+    /// Alternate port; 1.
     pub alt_port: u8,
-    /// Alternate local ACK timeout; not offered.
+    /// Code of the local ACK timeout on the alternate way, 0..=31.
     pub alt_timeout: u8,
 }
 
@@ -167,7 +168,7 @@ impl Default for QpAttr {
             state: QpState::Reset,
             cur_state: None,
             path_mtu: PathMtu::Mtu256,
-            path_mig_state: 0,
+            path_mig_state: MigState::Migrated,
             qkey: Qkey::default(),
             rq_psn: Psn::default(),
             sq_psn: Psn::default(),
@@ -368,10 +369,8 @@ fn check_values(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> Result<(), Modify
         (AttrMask::MIN_RNR_TIMER, attr.min_rnr_timer <= 31),
         (AttrMask::MAX_QP_RD_ATOMIC, attr.max_rd_atomic <= MAX_RD_ATOMIC),
         (AttrMask::MAX_DEST_RD_ATOMIC, attr.max_dest_rd_atomic <= MAX_RD_ATOMIC),
-        // Path migration does not exist on RoCE (the Linux core refuses it too): the only state is "migrated".
-        // clause: STATE-NO-MIGRATION
-        (AttrMask::ALT_PATH, false),
-        (AttrMask::PATH_MIG_STATE, attr.path_mig_state == 0),
+        (AttrMask::ALT_PATH, is_alternate(attr)),
+        (AttrMask::PATH_MIG_STATE, may_set_migration(sh, attr, mask)),
     ];
     match rules.into_iter().find(|(bit, legal)| mask.contains(*bit) && !legal) {
         Some((bit, _)) => Err(ModifyError::BadValue(bit)),
@@ -383,6 +382,44 @@ fn check_values(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> Result<(), Modify
 // clause: AV-VALID
 fn is_unicast_path(av: &Av) -> bool {
     !av.dgid.is_zero() && !av.dgid.is_multicast() && av.sgid.is_ipv4() == av.dgid.is_ipv4()
+}
+
+/// Whether the alternate path is one that this port can use.
+// clause: APM-LOAD
+fn is_alternate(attr: &QpAttr) -> bool {
+    is_unicast_path(&attr.alt_av) && attr.alt_port == 1 && attr.alt_pkey_index == 0 && attr.alt_timeout <= 31
+}
+
+/// Whether software may set this state of migration now. ARMED comes from the peer.
+// clause: APM-LOAD
+fn may_set_migration(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> bool {
+    use MigState::{Armed, Migrated, Rearm};
+    let is_loaded = mask.contains(AttrMask::ALT_PATH) || !sh.attr.alt_av.dgid.is_zero();
+    match (sh.attr.path_mig_state, attr.path_mig_state) {
+        (Migrated, Rearm) => is_loaded,
+        (Migrated | Armed, Migrated) | (Rearm, Rearm) => true,
+        _ => false,
+    }
+}
+
+/// Whether this modify, which [`check`] has allowed, sends the connection to its alternate path.
+// clause: APM-FORCED
+pub(crate) fn migrates(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> bool {
+    let set = mask.contains(AttrMask::PATH_MIG_STATE);
+    set && sh.attr.path_mig_state == MigState::Armed && attr.path_mig_state == MigState::Migrated
+}
+
+/// Takes over what `mask` says of the alternate path. ARMED ends only by going there.
+fn apply_migration(sh: &mut Shared, attr: &QpAttr, mask: AttrMask) {
+    let own = &mut sh.attr;
+    if mask.contains(AttrMask::ALT_PATH) {
+        (own.alt_av, own.alt_timeout) = (attr.alt_av, attr.alt_timeout);
+        (own.alt_port, own.alt_pkey_index) = (attr.alt_port, attr.alt_pkey_index);
+    }
+    if mask.contains(AttrMask::PATH_MIG_STATE) && own.path_mig_state != MigState::Armed {
+        own.path_mig_state = attr.path_mig_state;
+        sh.migration_failed = false;
+    }
 }
 
 /// Copies the attributes that `mask` names and enters `to`, the state that [`check`] returned.
@@ -408,9 +445,9 @@ pub(crate) fn apply(sh: &mut Shared, attr: &QpAttr, mask: AttrMask, to: QpState)
         MIN_RNR_TIMER => min_rnr_timer,
         SQ_PSN => sq_psn,
         MAX_DEST_RD_ATOMIC => max_dest_rd_atomic,
-        PATH_MIG_STATE => path_mig_state,
         DEST_QPN => dest_qpn,
     }
+    apply_migration(sh, attr, mask);
     sh.set_path();
     sh.set_state(to);
 }
@@ -434,7 +471,8 @@ mod tests {
     /// An attribute set whose every value is legal.
     fn legal(state: QpState) -> QpAttr {
         let dgid = core::net::Ipv4Addr::LOCALHOST.into();
-        QpAttr { state, av: Av { sgid: dgid, dgid, ..Av::default() }, ..QpAttr::default() }
+        let av = Av { sgid: dgid, dgid, ..Av::default() };
+        QpAttr { state, av, alt_av: av, alt_port: 1, ..QpAttr::default() }
     }
 
     fn render() -> String {
@@ -519,7 +557,7 @@ mod tests {
         }
     }
 
-    // clause: PKEY-TABLE, STATE-VALUES, STATE-NO-MIGRATION
+    // clause: PKEY-TABLE, STATE-VALUES
     #[test]
     fn values_are_checked_on_both_sides_of_their_limits() {
         limit(AttrMask::TIMEOUT, |attr, v| attr.timeout = v, 31);
@@ -530,7 +568,9 @@ mod tests {
         limit(AttrMask::MAX_DEST_RD_ATOMIC, |attr, v| attr.max_dest_rd_atomic = v, MAX_RD_ATOMIC);
         limit(AttrMask::PKEY_INDEX, |attr, v| attr.pkey_index = v.into(), 0);
         limit(AttrMask::PORT, |attr, v| attr.port = v, 1);
-        limit(AttrMask::PATH_MIG_STATE, |attr, v| attr.path_mig_state = v, 0);
+        limit(AttrMask::ALT_PATH, |attr, v| attr.alt_timeout = v, 31);
+        limit(AttrMask::ALT_PATH, |attr, v| attr.alt_pkey_index = v.into(), 0);
+        limit(AttrMask::ALT_PATH, |attr, v| attr.alt_port = v, 1);
     }
 
     // clause: AV-VALID, MTU-PATH

@@ -237,7 +237,7 @@ impl Requester {
         match self.retry.on_loss() {
             Ok(true) => self.go_back_after_loss(sh, host),
             Ok(false) => return Err(DropReason::AwaitingRetry),
-            Err(Exhausted) => self.fail_head(sh, host, WcStatus::RetryExcErr),
+            Err(Exhausted) => self.give_up_path(sh, host),
         }
         Ok(())
     }

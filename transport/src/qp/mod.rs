@@ -8,6 +8,7 @@ mod completer;
 mod congestion;
 mod datagram;
 mod flight;
+mod migration;
 mod outgoing;
 #[cfg(any(test, feature = "sim"))]
 pub mod probe;
@@ -26,6 +27,7 @@ mod unreliable;
 pub use attr::{AttrMask, ModifyError, QpAttr, QpState};
 pub use congestion::CongestionCounts;
 pub use flight::charge;
+pub use migration::MigState;
 pub use shared::{QpCaps, QpConfig, QpEvents, Service};
 
 use crate::cx::{Host, PacketNote, TxBatch, TxState, Why};
@@ -190,7 +192,11 @@ impl Qp {
         if to == QpState::Reset || mask.intersects(AttrMask::AV | AttrMask::DEST_QPN) {
             self.requester.release_all(&self.shared, host);
         }
+        let migrates = attr::migrates(&self.shared, attr, mask);
         attr::apply(&mut self.shared, attr, mask, to);
+        if migrates {
+            self.requester.migrate(&mut self.shared, host);
+        }
         match (from, to) {
             (_, QpState::Reset) => self.reset(),
             (_, QpState::Err) => self.enter_error(host),
@@ -276,6 +282,9 @@ impl Qp {
         net: &NetHeader,
         packet: &Packet<'_>,
     ) -> Result<(), DropReason> {
+        if self.shared.attr.path_mig_state != MigState::Migrated {
+            self.requester.follow(&mut self.shared, host, net, &packet.header)?;
+        }
         // clause: CNP-WHEN
         if congestion::is_marked(net.traffic_class) {
             self.note_mark(host.now(), net, &packet.header);

@@ -307,7 +307,7 @@ fn slot<'t, T: TxBatch>(
     why: Why,
 ) -> Option<&'t mut [u8]> {
     // clause: BTH-MIGRATED, ACK-FIELDS
-    let bth = Bth { mig_req: true, ..Bth::new(sh.attr.dest_qpn, psn) };
+    let bth = Bth { mig_req: sh.mig_req(), ..Bth::new(sh.attr.dest_qpn, psn) };
     let kind = match sh.config.service {
         Service::Rc => Kind::RcResponse(response),
         // clause: XRC-ANSWERS

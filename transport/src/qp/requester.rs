@@ -256,7 +256,7 @@ impl Requester {
             ack_req: packet.asks_ack || room == Room::First || sh.congestion.pauses_after(host.now(), packet.len),
             solicited: packet.solicited,
             // clause: BTH-MIGRATED
-            mig_req: true,
+            mig_req: sh.mig_req(),
             ..Bth::new(sh.attr.dest_qpn, self.cursor.psn)
         };
         let kind = match sh.config.service {
@@ -348,8 +348,16 @@ impl Requester {
             Some(Timer::Rnr) => self.retry.on_rnr_timeout(),
             Some(Timer::Ack) => match self.retry.on_ack_timeout() {
                 Ok(()) => self.go_back_after_loss(sh, host),
-                Err(Exhausted) => self.fail_head(sh, host, WcStatus::RetryExcErr),
+                Err(Exhausted) => self.give_up_path(sh, host),
             },
+        }
+    }
+
+    /// No retries are left: goes over to the alternate path, or fails.
+    pub(crate) fn give_up_path<H: Host>(&mut self, sh: &mut Shared, host: &mut H) {
+        // clause: APM-RETRIES
+        if !self.migrate(sh, host) {
+            self.fail_head(sh, host, WcStatus::RetryExcErr);
         }
     }
 

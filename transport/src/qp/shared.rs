@@ -83,6 +83,10 @@ bitflags! {
         const ACCESS_ERR = 1 << 4;
         /// In the error state and the last shared receive request is done.
         const LAST_WQE_REACHED = 1 << 5;
+        /// The connection goes on over the alternate path.
+        const PATH_MIG = 1 << 6;
+        /// The peer asked for a path that is not the alternate one.
+        const PATH_MIG_ERR = 1 << 7;
     }
 }
 
@@ -102,6 +106,8 @@ pub(crate) struct Shared {
     pub(crate) failed: bool,
     /// A send error on UC/UD: the QP must enter SQE before the call returns.
     pub(crate) send_error: bool,
+    /// `PATH_MIG_ERR` was raised since software armed the migration.
+    pub(crate) migration_failed: bool,
 }
 
 impl Shared {
@@ -117,6 +123,7 @@ impl Shared {
             events: QpEvents::empty(),
             failed: false,
             send_error: false,
+            migration_failed: false,
         }
     }
 

@@ -14,7 +14,7 @@ use crate::qp_ex::{self, Builder};
 use crate::srq::optional_srq;
 use core::ffi::c_int;
 use roxe_provider::{Access, AttrMask, Context, Qp, QpAttr, QpInit, QpInitView};
-use roxe_transport::qp::{QpCaps, QpState, Service};
+use roxe_transport::qp::{MigState, QpCaps, QpState, Service};
 use roxe_transport::wr::Av;
 use roxe_wire::{PathMtu, Psn, Qkey, Qpn};
 use std::sync::Arc;
@@ -179,7 +179,8 @@ fn from_c(context: &Context, attr: &ibv_qp_attr, mask: AttrMask) -> Result<QpAtt
         state: coded(mask, AttrMask::STATE, attr.qp_state, state)?.unwrap_or_default(),
         cur_state: coded(mask, AttrMask::CUR_STATE, attr.cur_qp_state, state)?,
         path_mtu: mtu,
-        path_mig_state: u8::try_from(attr.path_mig_state).unwrap_or(u8::MAX),
+        path_mig_state: coded(mask, AttrMask::PATH_MIG_STATE, attr.path_mig_state, MigState::from_code)?
+            .unwrap_or_default(),
         qkey: Qkey(attr.qkey),
         rq_psn: Psn::new(attr.rq_psn),
         sq_psn: Psn::new(attr.sq_psn),
@@ -226,7 +227,7 @@ fn to_c(attr: &QpAttr, cap: ibv_qp_cap) -> ibv_qp_attr {
         qp_state: attr.state as c_int,
         cur_qp_state: attr.state as c_int,
         path_mtu: attr.path_mtu as c_int,
-        path_mig_state: attr.path_mig_state.into(),
+        path_mig_state: attr.path_mig_state as c_int,
         qkey: attr.qkey.0,
         rq_psn: attr.rq_psn.get(),
         sq_psn: attr.sq_psn.get(),
