@@ -237,8 +237,8 @@ pub struct DeviceAttr {
     pub max_inline_data: u32,
 }
 
-/// CURR_QP_STATE_MOD, SYS_IMAGE_GUID, RC_RNR_NAK_GEN, SRQ_RESIZE, XRC, BAD_PKEY_CNTR, BAD_QKEY_CNTR.
-const CAP_FLAGS: u32 = 1 << 20 | 1 << 7 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 1 | 1 << 2;
+/// CURR_QP_STATE_MOD, SYS_IMAGE_GUID, RC_RNR_NAK_GEN, SRQ_RESIZE, XRC, BAD_PKEY_CNTR, BAD_QKEY_CNTR, AUTO_PATH_MIG.
+const CAP_FLAGS: u32 = 1 << 20 | 1 << 7 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 1 | 1 << 2 | 1 << 4;
 
 impl DeviceAttr {
     fn of(device: &Device) -> Self {
