@@ -217,6 +217,10 @@ pub struct DeviceAttr {
     pub max_qp_init_rd_atom: u32,
     /// 2: `IBV_ATOMIC_GLOB`, atomics agree with the CPU's own.
     pub atomic_cap: u32,
+    /// Multicast groups of one process.
+    pub max_mcast_grp: u32,
+    /// Queue pairs attached to one.
+    pub max_mcast_qp_attach: u32,
     /// Address handles.
     pub max_ah: u32,
     /// Shared receive queues.
@@ -264,6 +268,8 @@ impl DeviceAttr {
             max_res_rd_atom: u32::from(limits::MAX_QP_RD_ATOM) * limits::MAX_QP,
             max_qp_init_rd_atom: limits::MAX_QP_RD_ATOM.into(),
             atomic_cap: 2,
+            max_mcast_grp: limits::MAX_MCAST_GRP,
+            max_mcast_qp_attach: limits::MAX_MCAST_QP_ATTACH,
             max_ah: limits::MAX_OBJECTS,
             max_srq: limits::MAX_OBJECTS,
             max_srq_wr: limits::MAX_SRQ_WR,

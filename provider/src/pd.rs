@@ -5,6 +5,7 @@
 use crate::device::Context;
 use crate::error::Error;
 use crate::mr::Mr;
+use crate::net::group;
 use crate::qp::{Qp, QpInit};
 use crate::srq::{Srq, SrqInit};
 use crate::uses::{Use, UseCount};
@@ -127,13 +128,13 @@ impl AhAttr {
         if self.dgid.is_zero() {
             return Err(Error::invalid("the destination GID is zero"));
         }
-        if sgid.is_ipv4() != self.dgid.is_ipv4() {
-            let dgid = self.dgid;
+        let dgid = group::destination(self.dgid, sgid.is_ipv4());
+        if sgid.is_ipv4() != dgid.is_ipv4() {
             return Err(Error::invalid(format!("source {sgid} and destination {dgid} are of different IP versions")));
         }
         Ok(Av {
             sgid,
-            dgid: self.dgid,
+            dgid,
             traffic_class: self.traffic_class,
             hop_limit: self.hop_limit,
             flow_label: self.flow_label & 0x000f_ffff,

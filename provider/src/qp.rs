@@ -19,7 +19,7 @@ use crate::xrcd::Xrcd;
 use parking_lot::{Mutex, MutexGuard};
 use roxe_transport::qp::{AttrMask, PostError, QpAttr, QpCaps, QpConfig, QpState, Service};
 use roxe_transport::wr::{RecvRequest, SendRequest};
-use roxe_wire::Qpn;
+use roxe_wire::{Gid, Qpn};
 use std::sync::Arc;
 
 /// What a queue pair is created with.
@@ -205,6 +205,29 @@ impl Qp {
     /// Whether the send queue is still finishing what it started before SQD.
     pub fn is_draining(&self) -> bool {
         self.core.inner.lock().machine.is_draining()
+    }
+
+    /// Makes it receive what is sent to the multicast group `mgid` (`man ibv_attach_mcast`); once more changes nothing.
+    ///
+    /// EINVAL: no group, or not UD. ENOMEM: too many groups or members. EADDRINUSE: another user listens for the group.
+    pub fn attach_mcast(&self, mgid: Gid) -> Result<(), Error> {
+        if !mgid.is_multicast() || self.service() != Service::Ud {
+            return Err(Error::invalid(format!("{mgid} is no multicast group, or the queue pair is not UD")));
+        }
+        self.core.engine().attach(&self.core, mgid)
+    }
+
+    /// Ends what [`Qp::attach_mcast`] with the same `mgid` began; EINVAL if there was nothing.
+    pub fn detach_mcast(&self, mgid: Gid) -> Result<(), Error> {
+        self.core.engine().detach(&self.core, mgid)
+    }
+
+    /// EBUSY while it is attached to a multicast group: a program may not destroy it yet.
+    pub fn check_detached(&self) -> Result<(), Error> {
+        match if self.service() == Service::Ud { self.core.engine().memberships(&self.core) } else { 0 } {
+            0 => Ok(()),
+            n => Err(Error::busy("queue pair", "multicast groups", u32::try_from(n).unwrap_or(u32::MAX))),
+        }
     }
 
     /// Takes the queue pair out of use: no completion, event or packet of it from now on. Later calls do nothing.

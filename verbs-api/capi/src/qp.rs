@@ -16,7 +16,7 @@ use core::ffi::c_int;
 use roxe_provider::{Access, AttrMask, Context, Qp, QpAttr, QpInit, QpInitView};
 use roxe_transport::qp::{MigState, QpCaps, QpState, Service};
 use roxe_transport::wr::Av;
-use roxe_wire::{PathMtu, Psn, Qkey, Qpn};
+use roxe_wire::{Gid, PathMtu, Psn, Qkey, Qpn};
 use std::sync::Arc;
 
 /// Bits of `ibv_qp_init_attr_ex.comp_mask`.
@@ -304,10 +304,11 @@ fn creation(qp: &ibv_qp, made: &QpInitView) -> ibv_qp_init_attr {
     }
 }
 
-/// `man ibv_destroy_qp`: waits until every event is acknowledged.
+/// `man ibv_destroy_qp`: EBUSY while it is attached to a multicast group; waits until every event is acknowledged.
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(handle: *mut ibv_qp) -> c_int {
     status(|| {
         let object = Object::<ibv_qp_ex>::live(handle)?;
+        object.inner.qp.check_detached()?;
         object.inner.qp.destroy();
         object.conceal();
         object.inner.events.wait();
@@ -320,12 +321,31 @@ pub(crate) unsafe extern "C" fn ibv_query_qp_data_in_order(handle: *mut ibv_qp, 
     c_int::from(Object::<ibv_qp_ex>::live(handle).is_ok() && flags == 0)
 }
 
-/// Multicast is not offered.
-pub(crate) unsafe extern "C" fn ibv_attach_mcast(handle: *mut ibv_qp, _gid: *const ibv_gid, _lid: u16) -> c_int {
-    status(|| Object::<ibv_qp_ex>::live(handle).and(Err(EOPNOTSUPP)))
+/// The queue pair and the group of the two calls below. LIDs have no meaning on Ethernet.
+///
+/// # Safety
+/// `gid` is NULL or valid for reads.
+unsafe fn membership<'a>(handle: *mut ibv_qp, gid: *const ibv_gid) -> Result<(&'a Arc<Qp>, Gid)> {
+    let qp = &Object::<ibv_qp_ex>::live(handle)?.inner.qp;
+    // SAFETY: this function's contract.
+    let gid = unsafe { gid.as_ref() }.ok_or(EINVAL)?;
+    Ok((qp, Gid(gid.raw)))
 }
 
-/// Multicast is not offered.
-pub(crate) unsafe extern "C" fn ibv_detach_mcast(handle: *mut ibv_qp, _gid: *const ibv_gid, _lid: u16) -> c_int {
-    status(|| Object::<ibv_qp_ex>::live(handle).and(Err(EOPNOTSUPP)))
+/// `man ibv_attach_mcast`.
+pub(crate) unsafe extern "C" fn ibv_attach_mcast(handle: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
+    status(|| {
+        // SAFETY: NULL or a whole GID of the program.
+        let (qp, gid) = unsafe { membership(handle, gid) }?;
+        Ok(qp.attach_mcast(gid)?)
+    })
+}
+
+/// `man ibv_attach_mcast`.
+pub(crate) unsafe extern "C" fn ibv_detach_mcast(handle: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
+    status(|| {
+        // SAFETY: NULL or a whole GID of the program.
+        let (qp, gid) = unsafe { membership(handle, gid) }?;
+        Ok(qp.detach_mcast(gid)?)
+    })
 }

@@ -6,6 +6,7 @@ mod domains;
 mod events;
 mod memory;
 mod misuse;
+mod multicast;
 mod traffic;
 
 use crate::abi::*;
