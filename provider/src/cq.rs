@@ -13,6 +13,7 @@ use crate::uses::{ObjectId, Use, UseCount};
 use parking_lot::Mutex;
 use roxe_transport::cx::Overrun;
 use roxe_transport::wr::Cqe;
+use roxe_wire::Qpn;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -210,6 +211,11 @@ impl Cq {
         state.appended += 1;
         state.ring.push_back(cqe);
         Ok(state.fires(&cqe) && self.channel.is_some())
+    }
+
+    /// Drops what waits here of one queue pair.
+    pub(crate) fn forget(&self, qpn: Qpn) {
+        self.state.lock().ring.retain(|cqe| cqe.qpn != qpn);
     }
 
     /// Announces on the channel that an armed entry came; not any more once the queue is destroyed.

@@ -191,6 +191,9 @@ impl Qp {
         if mask.contains(AttrMask::STATE) && attr.state == QpState::Reset {
             self.core.inner.lock().path.reset();
             self.core.engine().forget_packets(&self.core);
+            // clause: STATE-RESET-COMPLETIONS
+            self.send_cq().forget(self.qpn());
+            self.recv_cq().forget(self.qpn());
         }
         Ok(())
     }

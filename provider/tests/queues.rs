@@ -23,6 +23,23 @@ fn join(a: (&Node, &Qp), b: (&Node, &Qp)) {
     connect(b.1, b.0.av(0, gid(a.0)), a.1.qpn(), PathMtu::Mtu1024);
 }
 
+// clause: STATE-RESET-COMPLETIONS
+#[test]
+fn a_reset_takes_the_completions_along() {
+    let node = Node::open();
+    let (again, other) = (node.qp(Service::Rc), node.qp(Service::Rc));
+    let to = |qp: &Qp, state| qp.modify(&QpAttr { state, ..QpAttr::default() }, AttrMask::STATE).unwrap();
+    for (qp, wr_id) in [(&again, 1), (&other, 2)] {
+        connect(qp, node.av(0, node.context.gid(1, 0).unwrap()), qp.qpn(), PathMtu::Mtu1024);
+        qp.post_recv(&RecvRequest { wr_id, sges: &[] }).unwrap();
+        to(qp, QpState::Err);
+    }
+    to(&again, QpState::Reset);
+    let left = node.wait(1);
+    assert_eq!((left[0].wr_id, left[0].status), (2, WcStatus::WrFlushErr));
+    assert_eq!(node.cq.poll(1, |cqe| panic!("{cqe:?}")).unwrap(), 0);
+}
+
 // clause: SRQ-DOMAIN
 #[test]
 fn receives_use_the_domain_of_their_shared_queue_and_reads_that_of_the_queue_pair() {

@@ -145,7 +145,7 @@ fn pingpongs() -> Vec<Check> {
             }
         }
     }
-    for extra in ["-N", "-t", "-N -t", "-N -e"] {
+    for extra in ["-N", "-t", "-N -t", "-N -e", "-o", "-o -P", "-O -P -e"] {
         let args = format!("-g 0 -c {extra}");
         checks.push(Check::new(format!("ibv_rc_pingpong {args}"), move || two("ibv_rc_pingpong", &args, iterations)));
     }
