@@ -310,6 +310,17 @@ const TABLE: &[Edge] = {
     ]
 };
 
+/// What a modify of an end of an XRC connection passes over: attributes of the direction that it does not have. Programs set
+/// both ends alike, as on RC.
+// clause: XRC-ATTRIBUTES
+pub(crate) const fn ignored(service: Service) -> AttrMask {
+    match service {
+        Service::XrcIni => all(&[AttrMask::MAX_DEST_RD_ATOMIC, AttrMask::MIN_RNR_TIMER]),
+        Service::XrcTgt => all(&[AttrMask::MAX_QP_RD_ATOMIC, AttrMask::RETRY_CNT, AttrMask::RNR_RETRY]),
+        Service::Rc | Service::Uc | Service::Ud => AttrMask::empty(),
+    }
+}
+
 /// What a modify of a `service` QP from `from` to `to` requires and what it may set besides; `None` if there is no such
 /// edge. `STATE` itself is always allowed and in neither mask.
 pub fn transition(service: Service, from: QpState, to: QpState) -> Option<(AttrMask, AttrMask)> {

@@ -186,6 +186,7 @@ impl Qp {
     /// # Errors
     /// The caller's fault, always; nothing changed.
     pub fn modify<H: Host>(&mut self, host: &mut H, attr: &QpAttr, mask: AttrMask) -> Result<(), ModifyError> {
+        let mask = mask.difference(attr::ignored(self.service()));
         let from = self.shared.state;
         let to = attr::check(&self.shared, attr, mask)?;
         self.flush_posted(host);

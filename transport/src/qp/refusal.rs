@@ -91,9 +91,7 @@ impl Refusal {
             | Self::TooManyReads
             | Self::Length
             | Self::Misaligned
-            | Self::SharedQueue => {
-                fatal(N::InvalidRequest, S::RemInvReqErr, E::REQ_ERR, D::InvalidRequest)
-            }
+            | Self::SharedQueue => fatal(N::InvalidRequest, S::RemInvReqErr, E::REQ_ERR, D::InvalidRequest),
             Self::ReceiveTooShort => fatal(N::InvalidRequest, S::LocLenErr, NO_EVENT, D::InvalidRequest),
             Self::RemoteAccess => fatal(N::RemoteAccess, S::RemAccessErr, E::ACCESS_ERR, D::RemoteAccess),
             // clause: INVALIDATE-REFUSED

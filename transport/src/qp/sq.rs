@@ -247,8 +247,16 @@ impl SendQueue {
             SendData::Inline(bytes) => (self.check_inline(bytes)?, 0),
         };
         let flags = req.flags - SendFlags::INLINE;
-        let mut wqe =
-            SendWqe { wr_id: req.wr_id, op: req.op, flags, length, num_sge, first_psn: Psn::default(), packets: 0, srqn: 0 };
+        let mut wqe = SendWqe {
+            wr_id: req.wr_id,
+            op: req.op,
+            flags,
+            length,
+            num_sge,
+            first_psn: Psn::default(),
+            packets: 0,
+            srqn: 0,
+        };
         if wqe.is_atomic() {
             // clause: SEND-ATOMIC-RESULT
             if length < ATOMIC_LEN {

@@ -248,9 +248,7 @@ impl Setup {
             Service::Uc => (AttrMask::ACCESS_FLAGS, connected(), AttrMask::SQ_PSN),
             Service::Ud => (AttrMask::QKEY, AttrMask::empty(), AttrMask::SQ_PSN),
             Service::XrcIni => (AttrMask::ACCESS_FLAGS, connected(), AttrMask::SQ_PSN | retries()),
-            Service::XrcTgt => {
-                (AttrMask::ACCESS_FLAGS, connected() | depth(), AttrMask::SQ_PSN | AttrMask::TIMEOUT)
-            }
+            Service::XrcTgt => (AttrMask::ACCESS_FLAGS, connected() | depth(), AttrMask::SQ_PSN | AttrMask::TIMEOUT),
         };
         AttrMask::STATE
             | match state {

@@ -121,7 +121,9 @@ fn a_read_is_answered_from_the_domain_of_its_own_queue() {
 // clause: XRC-QUEUE-KNOWN
 #[test]
 fn a_queue_that_the_domain_does_not_have_is_refused() {
-    for request in [SEND_ONLY, Request::WriteOnly(roxe_wire::Reth { va: 0, rkey: roxe_wire::RKey(0), dma_len: 0 }, None)] {
+    for request in
+        [SEND_ONLY, Request::WriteOnly(roxe_wire::Reth { va: 0, rkey: roxe_wire::RKey(0), dma_len: 0 }, None)]
+    {
         let mut p = with_queues(alone(B, setup()));
         p.inject(B, &named(100, 0x99, request), &[]);
         p.run();
@@ -134,7 +136,9 @@ fn a_queue_that_the_domain_does_not_have_is_refused() {
 // clause: XRC-ONE-QUEUE
 #[test]
 fn a_message_cannot_change_its_queue() {
-    for (first, rest) in [(Request::SendFirst, Request::SendMiddle), (Request::SendFirst, Request::SendLast(SendTail::Plain))] {
+    for (first, rest) in
+        [(Request::SendFirst, Request::SendMiddle), (Request::SendFirst, Request::SendLast(SendTail::Plain))]
+    {
         let mut p = with_queues(alone(B, setup()));
         let to = blank(&mut p, B, 600);
         post_to(&mut p, 0, 5, &[to.sge(0, 600)]);
@@ -195,6 +199,22 @@ fn an_initiator_only_sends_and_a_target_only_receives() {
         assert_eq!(now, (Some(DropReason::WrongService), dropped + 1), "{kind:?}");
     }
     assert_eq!(sent(&p, B), []);
+}
+
+// clause: XRC-ATTRIBUTES
+#[test]
+fn both_ends_may_be_set_up_like_one_of_a_reliable_connection() {
+    let (mut p, rc) = (Pair::idle(setup(), Rng::new(1)), Setup { max_rd_atomic: 3, retry_cnt: 5, ..Setup::default() });
+    for who in [A, B] {
+        let attr = rc.attr(who);
+        for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+            let end = p.end(who);
+            assert_eq!(end.qp.modify(&mut end.host, &QpAttr { state, ..attr }, rc.mask(state)), Ok(()));
+        }
+    }
+    let set = |who: Peer| *p.ends[who.index()].qp.attr();
+    assert_eq!([A, B].map(|who| (set(who).retry_cnt, set(who).max_rd_atomic)), [(5, 3), (0, 0)]);
+    assert_eq!([A, B].map(|who| set(who).max_dest_rd_atomic), [0, 4]);
 }
 
 // clause: XRC-EVERY-REQUEST

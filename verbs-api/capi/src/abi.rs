@@ -238,6 +238,29 @@ pub(crate) struct ibv_ah {
     pub(crate) handle: u32,
 }
 
+#[repr(C)]
+pub(crate) struct ibv_xrcd {
+    pub(crate) context: *mut ibv_context,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct ibv_xrcd_init_attr {
+    pub(crate) comp_mask: u32,
+    pub(crate) fd: c_int,
+    pub(crate) oflags: c_int,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct ibv_qp_open_attr {
+    pub(crate) comp_mask: u32,
+    pub(crate) qp_num: u32,
+    pub(crate) xrcd: *mut ibv_xrcd,
+    pub(crate) qp_context: *mut c_void,
+    pub(crate) qp_type: c_int,
+}
+
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct ibv_srq_attr {
@@ -261,7 +284,7 @@ pub(crate) struct ibv_srq_init_attr_ex {
     pub(crate) comp_mask: u32,
     pub(crate) srq_type: c_int,
     pub(crate) pd: *mut ibv_pd,
-    pub(crate) xrcd: *mut c_void,
+    pub(crate) xrcd: *mut ibv_xrcd,
     pub(crate) cq: *mut ibv_cq,
     pub(crate) tm_cap: [u32; 2],
 }
@@ -301,7 +324,7 @@ pub(crate) struct ibv_qp_init_attr_ex {
     pub(crate) sq_sig_all: c_int,
     pub(crate) comp_mask: u32,
     pub(crate) pd: *mut ibv_pd,
-    pub(crate) xrcd: *mut c_void,
+    pub(crate) xrcd: *mut ibv_xrcd,
     pub(crate) create_flags: u32,
     pub(crate) max_tso_header: u16,
     pub(crate) rwq_ind_tbl: *mut c_void,
@@ -662,11 +685,14 @@ pub(crate) struct verbs_context {
     pub(crate) _priv: usize,
     pub(crate) query_device_ex:
         Option<unsafe extern "C" fn(*mut ibv_context, *const u32, *mut ibv_device_attr_ex, usize) -> c_int>,
-    pub(crate) _unused2: [Unused; 5],
+    pub(crate) _unused2: [Unused; 4],
+    pub(crate) open_qp: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_open_attr) -> *mut ibv_qp>,
     pub(crate) create_qp_ex: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp>,
-    pub(crate) get_srq_num: Unused,
+    pub(crate) get_srq_num: Option<unsafe extern "C" fn(*mut ibv_srq, *mut u32) -> c_int>,
     pub(crate) create_srq_ex: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_srq_init_attr_ex) -> *mut ibv_srq>,
-    pub(crate) _unused3: [Unused; 3],
+    pub(crate) open_xrcd: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_xrcd_init_attr) -> *mut ibv_xrcd>,
+    pub(crate) close_xrcd: Option<unsafe extern "C" fn(*mut ibv_xrcd) -> c_int>,
+    pub(crate) _unused3: [Unused; 1],
     pub(crate) sz: usize,
     pub(crate) context: ibv_context,
 }

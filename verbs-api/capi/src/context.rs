@@ -3,7 +3,7 @@
 use crate::abi::{ABI_EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::errno::{Result, minus_one, pointer};
 use crate::object::{Exposed, Object, Token};
-use crate::{advise, cq, data, device, domain, qp, query, srq};
+use crate::{advise, cq, data, device, domain, qp, query, srq, xrc};
 use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
 use std::os::fd::OwnedFd;
@@ -60,11 +60,14 @@ pub(crate) fn exposed(device: *mut ibv_device, context: &roxe_provider::Context)
         create_cq_ex: Some(cq::create_cq_ex),
         _priv: 0,
         query_device_ex: Some(query::query_device_ex),
-        _unused2: [None; 5],
+        _unused2: [None; 4],
+        open_qp: Some(xrc::open_qp),
         create_qp_ex: Some(qp::create_qp_ex),
-        get_srq_num: None,
+        get_srq_num: Some(xrc::get_srq_num),
         create_srq_ex: Some(srq::create_srq_ex),
-        _unused3: [None; 3],
+        open_xrcd: Some(xrc::open_xrcd),
+        close_xrcd: Some(xrc::close_xrcd),
+        _unused3: [None; 1],
         sz: size_of::<verbs_context>(),
         context: ibv_context {
             device,

@@ -40,3 +40,4 @@ mod srq;
 mod tests;
 mod text;
 mod unsupported;
+mod xrc;

@@ -12,6 +12,7 @@ use crate::memory::{context_of, pd};
 use crate::object::{Exposed, Object, Token, Unacked};
 use crate::qp_ex::{self, Builder};
 use crate::srq::optional_srq;
+use crate::xrc;
 use core::ffi::c_int;
 use roxe_provider::{Access, AttrMask, Context, Qp, QpAttr, QpInit, QpInitView};
 use roxe_transport::qp::{MigState, QpCaps, QpState, Service};
@@ -21,10 +22,14 @@ use std::sync::Arc;
 
 /// Bits of `ibv_qp_init_attr_ex.comp_mask`.
 const MASK_PD: u32 = 1;
+const MASK_XRCD: u32 = 1 << 1;
 const MASK_CREATE_FLAGS: u32 = 1 << 2;
 const MASK_SEND_OPS_FLAGS: u32 = 1 << 6;
 /// `IBV_QP_EX_WITH_*` of the operations that the builders offer: WRITE, SEND, READ, atomics, SEND with invalidate.
 const SEND_OPS: u64 = 0x7f | 0x200;
+
+/// `IBV_QPT_XRC_RECV`: made in an XRC domain, see `xrc.rs`.
+pub(crate) const XRC_RECV: c_int = 10;
 
 /// The Rust part of a QP.
 pub(crate) struct QpInner {
@@ -47,6 +52,7 @@ fn service(qp_type: c_int) -> Result<Service> {
         2 => Ok(Service::Rc),
         3 => Ok(Service::Uc),
         4 => Ok(Service::Ud),
+        9 => Ok(Service::XrcIni),
         _ => Err(EOPNOTSUPP),
     }
 }
@@ -75,13 +81,15 @@ fn cap_to_c(caps: &QpCaps) -> ibv_qp_cap {
 fn create(handle: *mut ibv_pd, init: &mut ibv_qp_init_attr, extended: bool) -> Result<*mut ibv_qp> {
     let token = Token::new();
     let service = service(init.qp_type)?;
+    // An XRC initiator has nothing to receive with, and programs leave those fields empty.
+    let receives = service != Service::XrcIni;
     let qp = pd(handle)?.create_qp(QpInit {
         service,
         caps: caps(&init.cap),
         sq_sig_all: init.sq_sig_all != 0,
         send_cq: Arc::clone(cq(init.send_cq)?),
-        recv_cq: Arc::clone(cq(init.recv_cq)?),
-        srq: optional_srq(init.srq)?,
+        recv_cq: Arc::clone(cq(if receives { init.recv_cq } else { init.send_cq })?),
+        srq: if receives { optional_srq(init.srq)? } else { None },
         user: token.0,
     })?;
     init.cap = cap_to_c(&qp.query().1.caps);
@@ -137,6 +145,9 @@ pub(crate) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *m
         crate::context::context(context)?;
         // SAFETY: NULL or a whole structure of the program.
         let extended = unsafe { init.as_ref() }.ok_or(EINVAL)?;
+        if extended.qp_type == XRC_RECV && extended.comp_mask & MASK_XRCD != 0 {
+            return xrc::create_target(context, extended);
+        }
         check_extended(extended)?;
         let (pd, builders) = (extended.pd, extended.comp_mask & MASK_SEND_OPS_FLAGS != 0);
         // SAFETY: not NULL, and the extended structure starts with the classic one.
@@ -309,7 +320,10 @@ pub(crate) unsafe extern "C" fn ibv_destroy_qp(handle: *mut ibv_qp) -> c_int {
     status(|| {
         let object = Object::<ibv_qp_ex>::live(handle)?;
         object.inner.qp.check_detached()?;
-        object.inner.qp.destroy();
+        // A target may have other handles: it goes with the last.
+        if object.inner.service != Service::XrcTgt {
+            object.inner.qp.destroy();
+        }
         object.conceal();
         object.inner.events.wait();
         Object::<ibv_qp_ex>::retire(handle).map(drop)

@@ -8,6 +8,7 @@ mod memory;
 mod misuse;
 mod multicast;
 mod traffic;
+mod xrc;
 
 use crate::abi::*;
 use crate::ah::{ibv_create_ah, ibv_destroy_ah};
@@ -121,10 +122,10 @@ impl Rig {
         qp
     }
 
-    /// A QP with the `ibv_wr_*` interface.
-    fn qp_ex(&self, qp_type: c_int) -> *mut ibv_qp {
+    /// What makes a QP with the `ibv_wr_*` interface.
+    fn init_ex(&self, qp_type: c_int) -> ibv_qp_init_attr_ex {
         let base = self.init_attr(qp_type);
-        let mut init = ibv_qp_init_attr_ex {
+        ibv_qp_init_attr_ex {
             qp_context: base.qp_context,
             send_cq: base.send_cq,
             recv_cq: base.recv_cq,
@@ -141,7 +142,12 @@ impl Rig {
             rx_hash_conf: [0; 3],
             source_qpn: 0,
             send_ops_flags: 0x7f,
-        };
+        }
+    }
+
+    /// A QP with the `ibv_wr_*` interface.
+    fn qp_ex(&self, qp_type: c_int) -> *mut ibv_qp {
+        let mut init = self.init_ex(qp_type);
         // SAFETY: a living context and a whole structure.
         let qp = unsafe { create_qp_ex(self.context, &raw mut init) };
         assert!(!qp.is_null());
