@@ -304,6 +304,7 @@ impl Qp {
             (Service::Ud, Kind::Ud { deth, imm }) => check_request(sh, net, bth).and_then(|()| {
                 self.responder.handle_ud(sh, host, net, &Datagram { header: &packet.header, deth, imm: *imm, payload })
             }),
+            // clause: XRC-DIRECTIONS
             (Service::XrcTgt, Kind::XrcRequest(xrc, req)) => check_request(sh, net, bth)
                 .and_then(|()| self.responder.handle_xrc(sh, host, (bth, *xrc), req, payload)),
             (Service::XrcIni, Kind::XrcResponse(resp)) => check_response(sh, net, bth)
