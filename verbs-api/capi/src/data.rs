@@ -242,7 +242,9 @@ pub(crate) unsafe extern "C" fn post_send(
         // SAFETY: the list ends with NULL and its elements are whole structures of the program.
         while let Some(request) = unsafe { next.as_ref() } {
             // SAFETY: as above.
-            let posted = unsafe { convert(request, object.inner.service, |converted| queue.push_to_srq(request.remote_srqn, converted)) };
+            let posted = unsafe {
+                convert(request, object.inner.service, |converted| queue.push_to_srq(request.remote_srqn, converted))
+            };
             if let Err(error) = posted {
                 // SAFETY: NULL or a variable of the program.
                 unsafe { report_bad(bad_wr, next) };
