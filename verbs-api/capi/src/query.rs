@@ -24,6 +24,8 @@ const CORE_CLOCK_KHZ: u64 = 1_000_000;
 /// `_IMPLICIT`; then SEND, RECV, WRITE, READ, ATOMIC and SRQ_RECV from bit 0 on, as far as the service does them.
 const ODP_CAPS: ibv_odp_caps =
     ibv_odp_caps { general_caps: 0b11, rc_odp_caps: 0b11_1111, uc_odp_caps: 0b10_0111, ud_odp_caps: 0b10_0011 };
+/// The same for XRC, whose receives are all shared.
+const XRC_ODP_CAPS: u32 = 0b11_1101;
 /// The exported `ibv_query_port` predates the last field of the structure.
 const OLD_PORT_ATTR: usize = offset_of!(ibv_port_attr, port_cap_flags2);
 
@@ -110,7 +112,7 @@ fn device_attr_ex(attr: &DeviceAttr) -> ibv_device_attr_ex {
         cq_mod_caps: [0; 2],
         max_dm_size: 0,
         pci_atomic_caps: [0; 3],
-        xrc_odp_caps: 0,
+        xrc_odp_caps: XRC_ODP_CAPS,
         phys_port_cnt_ex: attr.phys_port_cnt.into(),
     }
 }
