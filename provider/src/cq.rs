@@ -8,10 +8,12 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::event::{AsyncEventKind, CompChannel};
 use crate::limits::{MAX_CQE, NUM_COMP_VECTORS};
+use crate::unpolled::{Place, Unpolled};
 use crate::uses::{ObjectId, Use, UseCount};
 use parking_lot::Mutex;
 use roxe_transport::cx::Overrun;
 use roxe_transport::wr::Cqe;
+use roxe_wire::Qpn;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -43,6 +45,9 @@ enum Armed {
 #[derive(Debug)]
 struct State {
     ring: VecDeque<Cqe>,
+    /// Entries that were ever appended, and how many of them were taken for certain: entries can also be dropped.
+    appended: u64,
+    polled: u64,
     capacity: usize,
     armed: Armed,
     overrun: bool,
@@ -65,6 +70,7 @@ impl State {
     fn take(&mut self, max: usize, mut f: impl FnMut(&Cqe)) -> usize {
         let n = max.min(self.ring.len());
         self.ring.drain(..n).for_each(|cqe| f(&cqe));
+        self.polled = if self.ring.is_empty() { self.appended } else { self.polled + n as u64 };
         n
     }
 }
@@ -97,7 +103,7 @@ impl Cq {
             id: ObjectId::next(),
             user: init.user,
             uses: UseCount::default(),
-            state: Mutex::new(State { ring, capacity, armed: Armed::No, overrun: false }),
+            state: Mutex::new(State { ring, appended: 0, polled: 0, capacity, armed: Armed::No, overrun: false }),
         }))
     }
 
@@ -176,6 +182,20 @@ impl Cq {
     ///
     /// A full queue refuses and from then on refuses everything; nothing that was there is lost.
     pub(crate) fn push(&self, cqe: Cqe) -> Result<bool, Overrun> {
+        self.append(cqe, |_| ())
+    }
+
+    /// As [`Cq::push`] for a completion that keeps its place in a send queue until it is polled.
+    pub(crate) fn push_send(&self, cqe: Cqe, unpolled: &mut Unpolled) -> Result<bool, Overrun> {
+        self.append(cqe, |place| unpolled.note(place))
+    }
+
+    /// An entry with a lower number than this is no longer in the queue.
+    pub(crate) fn polled(&self) -> u64 {
+        self.state.lock().polled
+    }
+
+    fn append(&self, cqe: Cqe, note: impl FnOnce(Place)) -> Result<bool, Overrun> {
         let mut state = self.state.lock();
         if state.overrun {
             return Err(Overrun);
@@ -187,8 +207,15 @@ impl Cq {
             self.context.raise(AsyncEventKind::CqErr, self.user(), self.id);
             return Err(Overrun);
         }
+        note(Place { number: state.appended, polled: state.polled });
+        state.appended += 1;
         state.ring.push_back(cqe);
         Ok(state.fires(&cqe) && self.channel.is_some())
+    }
+
+    /// Drops what waits here of one queue pair.
+    pub(crate) fn forget(&self, qpn: Qpn) {
+        self.state.lock().ring.retain(|cqe| cqe.qpn != qpn);
     }
 
     /// Announces on the channel that an armed entry came; not any more once the queue is destroyed.

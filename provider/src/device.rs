@@ -8,20 +8,23 @@ use crate::counters::Counters;
 use crate::cq::{Cq, CqInit};
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::event::{AsyncEvent, AsyncEventKind, CompChannel, EventQueue, eventfd};
+use crate::event::{AsyncEvent, AsyncEventKind, CompChannel, EventQueue};
 use crate::limits;
 use crate::mr::MemoryTable;
 use crate::pd::{AhAttr, Pd};
 use crate::port::{GidEntry, GidTable, Netdev, PortAttr};
 use crate::stats;
 use crate::uses::ObjectId;
+use crate::xrcd::{Xrcd, XrcdInit};
 use parking_lot::{Mutex, RwLock};
 use roxe_transport::qp::DropReason;
 use roxe_transport::wr::Av;
 use roxe_wire::{Gid, PathMtu, Pkey};
 use std::fs::File;
+use std::io;
 use std::num::NonZeroU64;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 /// What earlier calls of [`devices`] gave out, with their engines and counters.
@@ -214,6 +217,10 @@ pub struct DeviceAttr {
     pub max_qp_init_rd_atom: u32,
     /// 2: `IBV_ATOMIC_GLOB`, atomics agree with the CPU's own.
     pub atomic_cap: u32,
+    /// Multicast groups of one process.
+    pub max_mcast_grp: u32,
+    /// Queue pairs attached to one.
+    pub max_mcast_qp_attach: u32,
     /// Address handles.
     pub max_ah: u32,
     /// Shared receive queues.
@@ -234,8 +241,8 @@ pub struct DeviceAttr {
     pub max_inline_data: u32,
 }
 
-/// CURR_QP_STATE_MOD, SYS_IMAGE_GUID, RC_RNR_NAK_GEN, SRQ_RESIZE, BAD_PKEY_CNTR, BAD_QKEY_CNTR.
-const CAP_FLAGS: u32 = 1 << 7 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 1 | 1 << 2;
+/// CURR_QP_STATE_MOD, SYS_IMAGE_GUID, RC_RNR_NAK_GEN, SRQ_RESIZE, XRC, BAD_PKEY_CNTR, BAD_QKEY_CNTR, AUTO_PATH_MIG.
+const CAP_FLAGS: u32 = 1 << 20 | 1 << 7 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 1 | 1 << 2 | 1 << 4;
 
 impl DeviceAttr {
     fn of(device: &Device) -> Self {
@@ -261,6 +268,8 @@ impl DeviceAttr {
             max_res_rd_atom: u32::from(limits::MAX_QP_RD_ATOM) * limits::MAX_QP,
             max_qp_init_rd_atom: limits::MAX_QP_RD_ATOM.into(),
             atomic_cap: 2,
+            max_mcast_grp: limits::MAX_MCAST_GRP,
+            max_mcast_qp_attach: limits::MAX_MCAST_QP_ATTACH,
             max_ah: limits::MAX_OBJECTS,
             max_srq: limits::MAX_OBJECTS,
             max_srq_wr: limits::MAX_SRQ_WR,
@@ -289,7 +298,7 @@ pub struct Context {
     engine: Arc<Engine>,
     memory: Arc<MemoryTable>,
     events: EventQueue<Raised>,
-    /// Only there to be a descriptor: programs duplicate it.
+    /// Only there to be a descriptor with an identity: programs duplicate it and import the device by the copy.
     command: File,
 }
 
@@ -299,7 +308,7 @@ impl Context {
             engine: Engine::get(&device)?,
             memory: Arc::new(MemoryTable::new()),
             events: EventQueue::new()?,
-            command: eventfd()?,
+            command: command()?,
             device,
         })
     }
@@ -307,6 +316,11 @@ impl Context {
     /// The device that was opened.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
+    }
+
+    /// Opens an XRC domain. See [`XrcdInit`] for who shares it; errors as there.
+    pub fn open_xrcd(self: &Arc<Self>, init: XrcdInit<'_>) -> Result<Arc<Xrcd>, Error> {
+        Xrcd::open(self, init)
     }
 
     /// What the device is and takes.
@@ -361,6 +375,12 @@ impl Context {
         self.command.as_raw_fd()
     }
 
+    /// Device and inode number (`man fstat`) of the descriptor and its duplicates; no other descriptor has them.
+    pub fn cmd_identity(&self) -> Result<(u64, u64), Error> {
+        let found = self.command.metadata().map_err(|e| Error::os("cannot ask about the command descriptor", &e))?;
+        Ok((found.dev(), found.ino()))
+    }
+
     /// Waits for the next asynchronous event; EAGAIN if `async_fd` is non-blocking and none is pending.
     pub fn next_async_event(&self) -> Result<AsyncEvent, Error> {
         Ok(self.events.next()?.event)
@@ -411,6 +431,12 @@ impl Context {
     pub(crate) fn forget_events(&self, source: ObjectId) {
         self.events.forget(|raised| raised.source == source);
     }
+}
+
+/// One end of a pipe that nobody writes to.
+fn command() -> Result<File, Error> {
+    let (reader, _) = io::pipe().map_err(|e| Error::os("cannot create a pipe", &e))?;
+    Ok(File::from(OwnedFd::from(reader)))
 }
 
 fn check_port(port: u8) -> Result<(), Error> {

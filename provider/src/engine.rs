@@ -5,6 +5,7 @@
 
 mod background;
 pub(crate) mod clock;
+mod groups;
 #[allow(unsafe_code)]
 mod poller;
 mod rx;
@@ -32,6 +33,7 @@ use crate::timers::Timers;
 use background::Presence;
 use parking_lot::{Mutex, RwLock};
 use poller::{Poller, Watch};
+use roxe_transport::qp::Service;
 use roxe_transport::time::Instant;
 use roxe_wire::{Gid, Qpn};
 use rx::{Rx, RxState};
@@ -216,6 +218,9 @@ impl Engine {
     /// Forgets a queue pair; packets for it are dropped from now on.
     pub(crate) fn unregister_qp(&self, qp: &QpCore) {
         self.table.remove(qp.qpn());
+        if qp.service() == Service::Ud {
+            self.detach_from_all(qp);
+        }
         self.forget_packets(qp);
     }
 

@@ -29,6 +29,10 @@ pub enum AsyncEventKind {
     CommEst = 4,
     /// The send queue of a QP in SQD is empty.
     SqDrained = 5,
+    /// A QP goes on over its alternate path.
+    PathMig = 6,
+    /// The peer asked a QP for another path than the alternate one.
+    PathMigErr = 7,
     /// The device cannot go on.
     DeviceFatal = 8,
     /// The port came up.

@@ -3,9 +3,14 @@
 //! A [`QpHost`] lives for one visit to a queue pair, under its lock. Touches the objects of C programs by their own locks,
 //! which are all further in.
 
+use crate::cq::Cq;
 use crate::engine::Engine;
 use crate::flow::{Flow, Key, STALL};
+use crate::mr::MemoryTable;
+use crate::pd::PdId;
 use crate::qp::{QpCore, Report};
+use crate::srq::Srq;
+use crate::unpolled::Unpolled;
 use roxe_transport::cx::{AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, SharedReceives, Side};
 use roxe_transport::qp::Service;
 use roxe_transport::time::Instant;
@@ -13,7 +18,7 @@ use roxe_transport::wr::{Access, Av, Cqe, Sge};
 use roxe_wire::{Qpn, RKey};
 use std::sync::Arc;
 
-/// What a queue pair remembers about where it sends.
+/// What the surroundings of a queue pair remember from visit to visit: where it sends, and what it has completed.
 #[derive(Debug, Default)]
 pub(crate) struct Path {
     /// The window used last.
@@ -22,6 +27,8 @@ pub(crate) struct Path {
     waits_for: Option<Key>,
     /// When to stop waiting for credits.
     stalls_at: Option<Instant>,
+    /// Completions of sends that nobody has polled.
+    unpolled: Unpolled,
 }
 
 impl Path {
@@ -48,6 +55,21 @@ impl Path {
         }
     }
 
+    /// Places of a send queue that are free when its state machine has `room`. One whose completion still lies in `cq` is
+    /// taken: a program that posts until the queue is full never overruns its completion queue.
+    // clause: SEND-PLACE
+    pub(crate) fn free_sends(&mut self, room: u32, cq: &Cq) -> u32 {
+        if room <= self.unpolled.len() {
+            self.unpolled.forget(cq.polled());
+        }
+        room.saturating_sub(self.unpolled.len())
+    }
+
+    /// The queue pair was reset.
+    pub(crate) fn reset(&mut self) {
+        self.unpolled.clear();
+    }
+
     fn flow(&mut self, key: Key, engine: &Engine, now: Instant) -> &Arc<Flow> {
         if self.flow.as_ref().is_some_and(|flow| flow.key() != key) {
             self.flow = None;
@@ -63,12 +85,14 @@ pub(crate) struct QpHost<'a> {
     path: &'a mut Path,
     now: Instant,
     report: Report,
+    /// The shared receive queue that an XRC target works with.
+    selected: Option<Arc<Srq>>,
 }
 
 impl<'a> QpHost<'a> {
     /// For one visit to `qp` at `now`.
     pub(crate) fn new(qp: &'a QpCore, path: &'a mut Path, now: Instant) -> Self {
-        Self { qp, path, now, report: Report::default() }
+        Self { qp, path, now, report: Report::default(), selected: None }
     }
 
     /// What is to be done once the lock is dropped.
@@ -76,12 +100,37 @@ impl<'a> QpHost<'a> {
         self.report
     }
 
+    /// Where receives come from.
+    fn srq(&self) -> Option<&Srq> {
+        self.selected.as_deref().or_else(|| self.qp.srq())
+    }
+
+    /// Where keys are looked up: an XRC target uses what belongs to the shared queue, which may be of another context.
+    fn memory(&self) -> (&MemoryTable, PdId) {
+        match &self.selected {
+            None => (self.qp.memory(), self.qp.pd_id()),
+            Some(srq) => (srq.pd().context().memory(), srq.pd().id()),
+        }
+    }
+
+    /// A receive of an XRC target completes where its shared queue says, or nowhere once that queue is gone.
+    fn complete_xrc(&mut self, cqe: Cqe) -> Result<(), Overrun> {
+        match self.selected.as_ref().and_then(|srq| srq.cq()) {
+            Some(cq) => cq.push(cqe).map(|fires| {
+                if fires {
+                    cq.notify();
+                }
+            }),
+            None => Ok(()),
+        }
+    }
+
     /// One attempt to reserve room.
     fn try_reserve(&mut self, key: Key, bytes: u32, own: u32) -> bool {
         let (engine, now) = (self.qp.engine(), self.now);
         let flow = self.path.flow(key, engine, now);
         match self.qp.service() {
-            Service::Rc => flow.reserve_stream(bytes, own),
+            Service::Rc | Service::XrcIni | Service::XrcTgt => flow.reserve_stream(bytes, own),
             Service::Uc | Service::Ud => flow.reserve_datagram(bytes, now, || engine.look_at(key)),
         }
     }
@@ -89,45 +138,54 @@ impl<'a> QpHost<'a> {
 
 impl Memory for QpHost<'_> {
     fn gather(&mut self, sges: &[Sge], offset: u32, out: &mut [u8]) -> Result<(), MemError> {
-        self.qp.memory().gather(self.qp.pd_id(), sges, offset, out)
+        let (memory, pd) = self.memory();
+        memory.gather(pd, sges, offset, out)
     }
 
-    fn scatter(&mut self, sges: &[Sge], offset: u32, data: &[u8]) -> Result<(), MemError> {
-        let scatter = |pd| self.qp.memory().scatter(pd, sges, offset, data);
-        match (scatter(self.qp.pd_id()), self.qp.srq()) {
-            // Lists of a shared receive queue are looked up in its domain, which may be another.
-            (Err(MemError::WrongDomain), Some(srq)) => scatter(srq.pd().id()),
-            (result, _) => result,
-        }
+    fn scatter(&mut self, side: Side, sges: &[Sge], offset: u32, data: &[u8]) -> Result<(), MemError> {
+        let (memory, own) = self.memory();
+        let pd = match (side, self.qp.srq()) {
+            // clause: SRQ-DOMAIN
+            (Side::Recv, Some(srq)) => srq.pd().id(),
+            _ => own,
+        };
+        memory.scatter(pd, sges, offset, data)
     }
 
     fn check_remote(&mut self, rkey: RKey, va: u64, len: u64, access: Access) -> Result<(), MemError> {
-        self.qp.memory().check_remote(self.qp.pd_id(), rkey, va, len, access)
+        let (memory, pd) = self.memory();
+        memory.check_remote(pd, rkey, va, len, access)
     }
 
     fn read_remote(&mut self, rkey: RKey, va: u64, out: &mut [u8]) -> Result<(), MemError> {
-        self.qp.memory().read_remote(self.qp.pd_id(), rkey, va, out)
+        let (memory, pd) = self.memory();
+        memory.read_remote(pd, rkey, va, out)
     }
 
     fn write_remote(&mut self, rkey: RKey, va: u64, data: &[u8]) -> Result<(), MemError> {
-        self.qp.memory().write_remote(self.qp.pd_id(), rkey, va, data)
+        let (memory, pd) = self.memory();
+        memory.write_remote(pd, rkey, va, data)
     }
 
     fn atomic_remote(&mut self, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError> {
-        self.qp.memory().atomic_remote(self.qp.pd_id(), rkey, va, op)
+        let (memory, pd) = self.memory();
+        memory.atomic_remote(pd, rkey, va, op)
     }
 
     fn invalidate_remote(&mut self, rkey: RKey) -> Result<(), MemError> {
-        self.qp.memory().invalidate_remote(self.qp.pd_id(), rkey)
+        let (memory, pd) = self.memory();
+        memory.invalidate_remote(pd, rkey)
     }
 }
 
 impl Completions for QpHost<'_> {
     fn complete(&mut self, side: Side, cqe: Cqe) -> Result<(), Overrun> {
-        let fires = self.qp.cq(side).push(cqe)?;
+        if side == Side::Recv && self.qp.service() == Service::XrcTgt {
+            return self.complete_xrc(cqe);
+        }
         match side {
-            Side::Send => self.report.announce_send |= fires,
-            Side::Recv => self.report.announce_recv |= fires,
+            Side::Send => self.report.announce_send |= self.qp.cq(side).push_send(cqe, &mut self.path.unpolled)?,
+            Side::Recv => self.report.announce_recv |= self.qp.cq(side).push(cqe)?,
         }
         Ok(())
     }
@@ -135,7 +193,14 @@ impl Completions for QpHost<'_> {
 
 impl SharedReceives for QpHost<'_> {
     fn take_shared(&mut self, sges: &mut Vec<Sge>) -> Option<u64> {
-        self.qp.srq()?.take(sges)
+        self.srq()?.take(sges)
+    }
+
+    fn select_srq(&mut self, srqn: u32) -> bool {
+        if self.selected.as_ref().is_none_or(|srq| srq.number() != Some(srqn)) {
+            self.selected = self.qp.xrcd().and_then(|xrcd| xrcd.find_srq(srqn));
+        }
+        self.selected.is_some()
     }
 }
 
@@ -156,7 +221,7 @@ impl FlowControl for QpHost<'_> {
                 return true;
             }
         }
-        if self.qp.service() != Service::Rc {
+        if !self.qp.service().is_reliable() {
             self.path.stalls_at.get_or_insert_with(|| self.now.after(STALL));
             self.qp.engine().flows().set_starved(true);
         }

@@ -68,22 +68,26 @@ mod table;
 #[allow(unsafe_code)]
 mod testing;
 mod timers;
+mod unpolled;
 mod uses;
+mod xrcd;
 
 pub use cq::{Cq, CqInit};
 pub use device::{Context, Device, DeviceAttr, devices};
 pub use engine::clock::now;
 pub use error::Error;
 pub use event::{AsyncEvent, AsyncEventKind, CompChannel};
-pub use mr::Mr;
+pub use mr::{Advice, Mr, MrChange};
 pub use net::steer::is_probe;
 pub use pd::{Ah, AhAttr, Pd};
 pub use port::{GID_TABLE_LEN, GidEntry, PortAttr};
 pub use qp::{Qp, QpInit, QpInitView, SendGuard};
-pub use roxe_transport::qp::{AttrMask, ModifyError, PostError, QpAttr, QpCaps, QpState, Service};
+pub use roxe_transport::qp::{AttrMask, MigState, ModifyError, PostError, QpAttr, QpCaps, QpState, Service};
 pub use roxe_transport::wr::{
     Access, Av, Cqe, RecvRequest, SendData, SendFlags, SendOp, SendRequest, Sge, UdDest, VendorErr, WcExtra, WcOpcode,
     WcStatus,
 };
 pub use roxe_wire as wire;
 pub use srq::{Srq, SrqAttr, SrqInit};
+pub use uses::Use;
+pub use xrcd::{Xrcd, XrcdInit};

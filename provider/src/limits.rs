@@ -28,5 +28,9 @@ pub const MAX_QP: u32 = 16_384;
 pub const MAX_OBJECTS: u32 = (1 << 24) - 1;
 /// Completion vectors: one, because one thread serves all channels.
 pub const NUM_COMP_VECTORS: u32 = 1;
+/// Multicast groups of one process; each takes a socket or two.
+pub const MAX_MCAST_GRP: u32 = 256;
+/// Queue pairs of one process attached to one group.
+pub const MAX_MCAST_QP_ATTACH: u32 = 256;
 /// Ports of a device.
 pub const PORTS: u8 = 1;

@@ -4,6 +4,7 @@
 //! copied, so that deregistration returns only when no access is under way. Touches the application's memory through
 //! [`crate::guard`] only.
 
+use crate::device::Context;
 use crate::error::Error;
 use crate::guard::{self, Fault};
 use crate::limits::{MAX_MR, MAX_MR_SIZE};
@@ -17,6 +18,10 @@ use roxe_transport::wr::{Access, Sge};
 use roxe_wire::{LKey, RKey};
 use std::ops::Range;
 use std::sync::Arc;
+
+mod advise;
+
+pub use advise::Advice;
 
 /// What a key stands for.
 #[derive(Clone, Copy, Debug)]
@@ -138,6 +143,14 @@ impl MemoryTable {
         self.regions.write().insert(region)
     }
 
+    /// Lets `key` stand for something else. Returns when no access to what it stood for is under way any more.
+    fn replace(&self, key: u32, region: Region) -> Result<(), Error> {
+        let mut regions = self.regions.write();
+        let old = regions.get_mut(key).ok_or_else(|| Error::invalid("no such region"))?;
+        *old = region;
+        Ok(())
+    }
+
     /// Kills a key. Returns when no access under it is under way any more.
     fn remove(&self, key: u32) {
         // clause: KEY-DEAD
@@ -191,12 +204,56 @@ fn walk(
 /// A registered memory region.
 #[derive(Debug)]
 pub struct Mr {
-    pd: Arc<Pd>,
+    context: Arc<Context>,
     key: u32,
+    registration: Mutex<Registration>,
+}
+
+/// What a region is registered as now.
+#[derive(Clone, Copy, Debug)]
+struct Terms {
     addr: u64,
     length: u64,
+    iova: u64,
+    access: Access,
+}
+
+#[derive(Debug)]
+struct Registration {
+    pd: Arc<Pd>,
+    terms: Terms,
     /// Ends with the registration.
-    pd_use: Mutex<Option<Use>>,
+    pd_use: Option<Use>,
+}
+
+/// What [`Mr::reregister`] changes; `None` leaves it as it is.
+#[derive(Clone, Debug, Default)]
+pub struct MrChange {
+    /// The domain.
+    pub pd: Option<Arc<Pd>>,
+    /// Address and length; the region is named by the new address from then on.
+    pub range: Option<(u64, u64)>,
+    /// The rights.
+    pub access: Option<Access>,
+}
+
+impl Terms {
+    /// What the table holds for a region of these terms; the errors are those of [`Pd::reg_mr`].
+    fn check(self, pd: &Pd) -> Result<Region, Error> {
+        let Self { addr, length, iova, access } = self;
+        let base = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
+        check_rights(access)?;
+        // clause: KEY-ON-DEMAND
+        let everything = access.contains(Access::ON_DEMAND) && (addr, base, length) == (0, 0, u64::MAX);
+        if !everything {
+            check_range(addr, base, length)?;
+        }
+        guard::install();
+        if !access.contains(Access::ON_DEMAND) {
+            mapped::check(addr, length, access.contains(Access::LOCAL_WRITE))?;
+        }
+        Ok(Region { addr, base, length, access, pd: pd.id() })
+    }
 }
 
 impl Mr {
@@ -207,21 +264,15 @@ impl Mr {
         iova: u64,
         access: Access,
     ) -> Result<Arc<Self>, Error> {
-        let base = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
-        check_rights(access)?;
-        check_range(addr, base, length)?;
-        guard::install();
-        if !access.contains(Access::ON_DEMAND) {
-            mapped::check(addr, length, access.contains(Access::LOCAL_WRITE))?;
-        }
-        let key = pd.context().memory().insert(Region { addr, base, length, access, pd: pd.id() })?;
-        let pd_use = Mutex::new(Some(pd.hold()));
-        Ok(Arc::new(Self { pd: Arc::clone(pd), key, addr, length, pd_use }))
+        let terms = Terms { addr, length, iova, access };
+        let key = pd.context().memory().insert(terms.check(pd)?)?;
+        let registration = Registration { pd: Arc::clone(pd), terms, pd_use: Some(pd.hold()) };
+        Ok(Arc::new(Self { context: Arc::clone(pd.context()), key, registration: Mutex::new(registration) }))
     }
 
     /// Its protection domain.
-    pub fn pd(&self) -> &Arc<Pd> {
-        &self.pd
+    pub fn pd(&self) -> Arc<Pd> {
+        Arc::clone(&self.registration.lock().pd)
     }
 
     /// The key for local lists; the same number as [`Mr::rkey`].
@@ -236,18 +287,42 @@ impl Mr {
 
     /// Where the memory begins.
     pub fn addr(&self) -> u64 {
-        self.addr
+        self.registration.lock().terms.addr
     }
 
     /// Bytes.
     pub fn length(&self) -> u64 {
-        self.length
+        self.registration.lock().terms.length
+    }
+
+    /// Registers the region anew under the same keys. When it returns, no access on the old terms is under way any more.
+    ///
+    /// On an error nothing has changed. EINVAL: a domain of another context, or the region is deregistered; the other
+    /// errors are those of [`Pd::reg_mr`].
+    pub fn reregister(&self, change: MrChange) -> Result<(), Error> {
+        let mut now = self.registration.lock();
+        if now.pd_use.is_none() {
+            return Err(Error::invalid("the region is deregistered"));
+        }
+        let pd = change.pd.unwrap_or_else(|| Arc::clone(&now.pd));
+        if !Arc::ptr_eq(pd.context(), &self.context) {
+            return Err(Error::invalid("the protection domain belongs to another context than the region"));
+        }
+        let mut terms = now.terms;
+        if let Some((addr, length)) = change.range {
+            terms = Terms { addr, length, iova: addr, ..terms };
+        }
+        terms.access = change.access.unwrap_or(terms.access);
+        // clause: KEY-REREGISTERED
+        self.context.memory().replace(self.key, terms.check(&pd)?)?;
+        *now = Registration { pd_use: Some(pd.hold()), pd, terms };
+        Ok(())
     }
 
     /// Kills the keys; returns when no access is under way any more. Done by dropping too; doing it again does nothing.
     pub fn deregister(&self) -> Result<(), Error> {
-        if let Some(pd_use) = self.pd_use.lock().take() {
-            self.pd.context().memory().remove(self.key);
+        if let Some(pd_use) = self.registration.lock().pd_use.take() {
+            self.context.memory().remove(self.key);
             drop(pd_use);
         }
         Ok(())

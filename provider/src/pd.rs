@@ -5,6 +5,7 @@
 use crate::device::Context;
 use crate::error::Error;
 use crate::mr::Mr;
+use crate::net::group;
 use crate::qp::{Qp, QpInit};
 use crate::srq::{Srq, SrqInit};
 use crate::uses::{Use, UseCount};
@@ -32,11 +33,20 @@ pub struct Pd {
     context: Arc<Context>,
     id: PdId,
     uses: UseCount,
+    /// The use of the domain that this one extends.
+    _base: Option<Use>,
 }
 
 impl Pd {
     pub(crate) fn create(context: Arc<Context>) -> Arc<Self> {
-        Arc::new(Self { context, id: PdId::next(), uses: UseCount::default() })
+        Arc::new(Self { context, id: PdId::next(), uses: UseCount::default(), _base: None })
+    }
+
+    /// Another handle for the same access to memory, which counts its objects by itself; this domain is in use for as long
+    /// as the new one lives (`man ibv_alloc_parent_domain`).
+    pub fn extend(&self) -> Arc<Self> {
+        let (context, uses) = (Arc::clone(&self.context), UseCount::default());
+        Arc::new(Self { context, id: self.id, uses, _base: Some(self.hold()) })
     }
 
     /// The context it belongs to.
@@ -45,6 +55,8 @@ impl Pd {
     }
 
     /// Registers `length` bytes at `addr`; peers and lists name them by addresses from `iova` (0 with `ZERO_BASED`).
+    ///
+    /// With `ON_DEMAND` the memory need not be mapped yet, and `u64::MAX` bytes at 0 stand for all the process has.
     ///
     /// EINVAL: overflow, or remote write or atomic rights without `LOCAL_WRITE`. EFAULT: not mapped with the needed
     /// rights. ENOMEM: too many regions. EOPNOTSUPP: rights of operations that the device does not do.
@@ -76,8 +88,8 @@ impl Pd {
         self.id
     }
 
-    /// Registers one object of the domain.
-    pub(crate) fn hold(&self) -> Use {
+    /// Registers one object of the domain, until the returned value is dropped.
+    pub fn hold(&self) -> Use {
         self.uses.hold()
     }
 }
@@ -116,13 +128,13 @@ impl AhAttr {
         if self.dgid.is_zero() {
             return Err(Error::invalid("the destination GID is zero"));
         }
-        if sgid.is_ipv4() != self.dgid.is_ipv4() {
-            let dgid = self.dgid;
+        let dgid = group::destination(self.dgid, sgid.is_ipv4());
+        if sgid.is_ipv4() != dgid.is_ipv4() {
             return Err(Error::invalid(format!("source {sgid} and destination {dgid} are of different IP versions")));
         }
         Ok(Av {
             sgid,
-            dgid: self.dgid,
+            dgid,
             traffic_class: self.traffic_class,
             hop_limit: self.hop_limit,
             flow_label: self.flow_label & 0x000f_ffff,
@@ -184,6 +196,20 @@ mod tests {
         let ah = pd.create_ah(&loopback()).unwrap();
         assert_eq!(pd.dealloc().unwrap_err().errno(), libc::EBUSY);
         drop(ah);
+        assert!(pd.dealloc().is_ok());
+    }
+
+    #[test]
+    fn an_extended_domain_is_in_use_and_shares_its_memory() {
+        let pd = crate::testing::pd();
+        let extended = pd.extend();
+        assert_eq!(extended.id(), pd.id());
+        assert_eq!(pd.dealloc().unwrap_err().errno(), libc::EBUSY);
+        let ah = extended.create_ah(&loopback()).unwrap();
+        assert_eq!(extended.dealloc().unwrap_err().errno(), libc::EBUSY);
+        drop(ah);
+        assert!(extended.dealloc().is_ok());
+        drop(extended);
         assert!(pd.dealloc().is_ok());
     }
 }

@@ -15,10 +15,11 @@ use crate::limits;
 use crate::pd::Pd;
 use crate::srq::Srq;
 use crate::uses::Use;
+use crate::xrcd::Xrcd;
 use parking_lot::{Mutex, MutexGuard};
 use roxe_transport::qp::{AttrMask, PostError, QpAttr, QpCaps, QpConfig, QpState, Service};
 use roxe_transport::wr::{RecvRequest, SendRequest};
-use roxe_wire::Qpn;
+use roxe_wire::{Gid, Qpn};
 use std::sync::Arc;
 
 /// What a queue pair is created with.
@@ -64,12 +65,26 @@ impl Qp {
     /// Makes a queue pair in RESET. EINVAL: beyond the limits of the device, or queues of another context. The first one
     /// opens the sockets of the engine: EADDRINUSE if another user has the port.
     pub(crate) fn create(pd: &Arc<Pd>, init: QpInit) -> Result<Arc<Self>, Error> {
+        let init = match init.service {
+            Service::XrcTgt => return Err(Error::invalid("an XRC target is made in an XRC domain")),
+            Service::XrcIni => {
+                let caps = QpCaps { max_recv_wr: 0, max_recv_sge: 0, ..init.caps };
+                QpInit { caps, srq: None, ..init }
+            }
+            _ => init,
+        };
+        Self::create_in(pd, init, None)
+    }
+
+    /// The same, for a target in the XRC domain that it takes receives from.
+    pub(crate) fn create_in(pd: &Arc<Pd>, init: QpInit, xrcd: Option<&Arc<Xrcd>>) -> Result<Arc<Self>, Error> {
         check_init(pd, &init)?;
         let context = pd.context();
         let view = QpInitView { service: init.service, caps: init.caps, sq_sig_all: init.sq_sig_all };
         let port_mtu = context.device().active_mtu().bytes();
         let line_rate = context.engine().line_rate();
-        let srq_max_sge = init.srq.as_ref().map(|srq| srq.max_sge());
+        let in_domain = xrcd.map(|_| limits::MAX_SRQ_SGE);
+        let srq_max_sge = init.srq.as_ref().map(|srq| srq.max_sge()).or(in_domain);
         let make = |qpn| {
             let config = QpConfig {
                 qpn,
@@ -80,11 +95,12 @@ impl Qp {
                 port_mtu,
                 line_rate,
             };
-            Arc::new(QpCore::new(pd, &init, config))
+            Arc::new(QpCore::new(pd, &init, config, xrcd))
         };
         let core = context.engine().register_qp(make)?;
         let mut uses = vec![pd.hold(), init.send_cq.hold(), init.recv_cq.hold()];
         uses.extend(init.srq.as_ref().map(|srq| srq.hold()));
+        uses.extend(xrcd.map(|xrcd| xrcd.hold()));
         Ok(Arc::new(Self { core, pd: Arc::clone(pd), view, uses: Mutex::new(uses) }))
     }
 
@@ -158,8 +174,10 @@ impl Qp {
     /// Changes attributes and state (`man ibv_modify_qp`). EINVAL: not allowed in this state or not valid; nothing
     /// changed. Addresses must be those of the device.
     pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), Error> {
-        if mask.contains(AttrMask::AV) && !attr.av.sgid.is_zero() {
-            self.core.engine().ensure_link(attr.av.sgid)?;
+        for (bit, av) in [(AttrMask::AV, &attr.av), (AttrMask::ALT_PATH, &attr.alt_av)] {
+            if mask.contains(bit) && !av.sgid.is_zero() {
+                self.core.engine().ensure_link(av.sgid)?;
+            }
         }
         let now = clock::now();
         if mask.contains(AttrMask::STATE) {
@@ -170,7 +188,11 @@ impl Qp {
         self.core.engine().leave_after_send(now);
         result.map_err(|e| Error::invalid(e.to_string()))?;
         if mask.contains(AttrMask::STATE) && attr.state == QpState::Reset {
+            self.core.inner.lock().path.reset();
             self.core.engine().forget_packets(&self.core);
+            // clause: STATE-RESET-COMPLETIONS
+            self.send_cq().forget(self.qpn());
+            self.recv_cq().forget(self.qpn());
         }
         Ok(())
     }
@@ -185,6 +207,29 @@ impl Qp {
     /// Whether the send queue is still finishing what it started before SQD.
     pub fn is_draining(&self) -> bool {
         self.core.inner.lock().machine.is_draining()
+    }
+
+    /// Makes it receive what is sent to the multicast group `mgid` (`man ibv_attach_mcast`); once more changes nothing.
+    ///
+    /// EINVAL: no group, or not UD. ENOMEM: too many groups or members. EADDRINUSE: another user listens for the group.
+    pub fn attach_mcast(&self, mgid: Gid) -> Result<(), Error> {
+        if !mgid.is_multicast() || self.service() != Service::Ud {
+            return Err(Error::invalid(format!("{mgid} is no multicast group, or the queue pair is not UD")));
+        }
+        self.core.engine().attach(&self.core, mgid)
+    }
+
+    /// Ends what [`Qp::attach_mcast`] with the same `mgid` began; EINVAL if there was nothing.
+    pub fn detach_mcast(&self, mgid: Gid) -> Result<(), Error> {
+        self.core.engine().detach(&self.core, mgid)
+    }
+
+    /// EBUSY while it is attached to a multicast group: a program may not destroy it yet.
+    pub fn check_detached(&self) -> Result<(), Error> {
+        match if self.service() == Service::Ud { self.core.engine().memberships(&self.core) } else { 0 } {
+            0 => Ok(()),
+            n => Err(Error::busy("queue pair", "multicast groups", u32::try_from(n).unwrap_or(u32::MAX))),
+        }
     }
 
     /// Takes the queue pair out of use: no completion, event or packet of it from now on. Later calls do nothing.
@@ -220,15 +265,27 @@ pub struct SendGuard<'a> {
 impl SendGuard<'_> {
     /// Queues one request. Inline data is copied now, everything else is looked at when it is sent.
     pub fn push(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
+        self.push_to_srq(0, request)
+    }
+
+    /// As [`SendGuard::push`], for the shared receive queue of the peer with this number: it means something on XRC only.
+    pub fn push_to_srq(&mut self, srqn: u32, request: &SendRequest<'_>) -> Result<(), PostError> {
         let inner = self.inner.as_mut().filter(|inner| !inner.is_cut_off).ok_or(PostError::State)?;
-        inner.machine.post_send(request)?;
+        let room = inner.machine.send_room();
+        // What the state machine itself refuses it shall refuse with its own reason.
+        if room != 0 && inner.path.free_sends(room, &self.core.send_cq) == 0 {
+            return Err(PostError::QueueFull);
+        }
+        inner.machine.post_send_to_srq(srqn, request)?;
         self.pushed += 1;
         Ok(())
     }
 
     /// Requests that the queue still takes.
-    pub fn room(&self) -> u32 {
-        self.inner.as_ref().map_or(0, |inner| inner.machine.send_room())
+    pub fn room(&mut self) -> u32 {
+        let Some(inner) = self.inner.as_mut() else { return 0 };
+        let room = inner.machine.send_room();
+        inner.path.free_sends(room, &self.core.send_cq)
     }
 
     /// Takes back what this guard has pushed, as if it had never been posted.

@@ -2,11 +2,13 @@
 //!
 //! One lock per queue; it is the innermost but the event queue's. Touches the context for the limit event.
 
+use crate::cq::Cq;
 use crate::error::Error;
 use crate::event::AsyncEventKind;
 use crate::limits::{MAX_SRQ_SGE, MAX_SRQ_WR};
 use crate::pd::Pd;
 use crate::uses::{ObjectId, Use, UseCount};
+use crate::xrcd::Xrcd;
 use parking_lot::Mutex;
 use roxe_transport::qp::PostError;
 use roxe_transport::wr::{RecvRequest, Sge};
@@ -71,11 +73,40 @@ pub struct Srq {
     id: ObjectId,
     user: u64,
     uses: UseCount,
+    xrc: Option<Xrc>,
     state: Mutex<State>,
+}
+
+/// What a shared receive queue of an XRC domain has besides.
+#[derive(Debug)]
+struct Xrc {
+    xrcd: Arc<Xrcd>,
+    /// Where its receives complete, whichever queue pair brought the message.
+    cq: Arc<Cq>,
+    /// By which messages name it.
+    number: u32,
+    /// Ends when the queue is destroyed.
+    uses: Mutex<Vec<Use>>,
 }
 
 impl Srq {
     pub(crate) fn create(pd: &Arc<Pd>, init: SrqInit) -> Result<Arc<Self>, Error> {
+        Self::make(pd, init, None).map(Arc::new)
+    }
+
+    /// A queue of an XRC domain; its number is free there.
+    pub(crate) fn create_xrc(
+        pd: &Arc<Pd>,
+        init: SrqInit,
+        (xrcd, cq): (&Arc<Xrcd>, &Arc<Cq>),
+        number: u32,
+    ) -> Result<Arc<Self>, Error> {
+        let uses = Mutex::new(vec![xrcd.hold(), cq.hold()]);
+        let xrc = Xrc { xrcd: Arc::clone(xrcd), cq: Arc::clone(cq), number, uses };
+        Self::make(pd, init, Some(xrc)).map(Arc::new)
+    }
+
+    fn make(pd: &Arc<Pd>, init: SrqInit, xrc: Option<Xrc>) -> Result<Self, Error> {
         let attr = SrqAttr { max_wr: init.max_wr, max_sge: init.max_sge, limit: init.limit };
         check_size(attr.max_wr)?;
         if attr.max_sge > MAX_SRQ_SGE {
@@ -83,14 +114,25 @@ impl Srq {
             return Err(Error::invalid(format!("{n} elements per request; the device takes {MAX_SRQ_SGE}")));
         }
         check_limit(attr.limit, attr.max_wr)?;
-        Ok(Arc::new(Self {
+        Ok(Self {
             pd: Arc::clone(pd),
             pd_use: Mutex::new(Some(pd.hold())),
             id: ObjectId::next(),
             user: init.user,
             uses: UseCount::default(),
+            xrc,
             state: Mutex::new(State { requests: VecDeque::new(), sges: VecDeque::new(), attr }),
-        }))
+        })
+    }
+
+    /// In an XRC domain: by which number messages name it.
+    pub fn number(&self) -> Option<u32> {
+        self.xrc.as_ref().map(|xrc| xrc.number)
+    }
+
+    /// In an XRC domain: where its receives complete.
+    pub fn cq(&self) -> Option<&Arc<Cq>> {
+        self.xrc.as_ref().map(|xrc| &xrc.cq)
     }
 
     /// Its protection domain, in which the lists of its requests are looked up.
@@ -142,6 +184,10 @@ impl Srq {
     /// Takes the queue out of use: EBUSY while QPs use it; then its pending events are forgotten.
     pub fn destroy(&self) -> Result<(), Error> {
         self.uses.check_unused("shared receive queue", "queue pairs")?;
+        if let Some(xrc) = &self.xrc {
+            xrc.xrcd.forget_srq(xrc.number);
+            xrc.uses.lock().clear();
+        }
         self.pd.context().forget_events(self.id);
         *self.pd_use.lock() = None;
         Ok(())

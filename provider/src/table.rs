@@ -65,6 +65,12 @@ impl<T> Slots<T> {
         slot.value.as_ref().filter(|_| slot.tag == tag)
     }
 
+    /// The value under `key`, to change.
+    pub(crate) fn get_mut(&mut self, key: u32) -> Option<&mut T> {
+        self.get(key)?;
+        self.slots.get_mut((key >> 8) as usize)?.value.as_mut()
+    }
+
     /// Takes the value under `key` out; the key is dead from now on.
     pub(crate) fn remove(&mut self, key: u32) -> Option<T> {
         self.get(key)?;

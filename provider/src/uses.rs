@@ -41,7 +41,7 @@ impl UseCount {
 
 /// One use of an object; ends when dropped.
 #[derive(Debug)]
-pub(crate) struct Use(Arc<AtomicU32>);
+pub struct Use(Arc<AtomicU32>);
 
 impl Drop for Use {
     fn drop(&mut self) {

@@ -10,3 +10,4 @@ pub mod pair;
 pub mod perftest;
 pub mod report;
 pub mod tshark;
+pub mod unittest;

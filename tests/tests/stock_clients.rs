@@ -145,11 +145,29 @@ fn pingpongs() -> Vec<Check> {
             }
         }
     }
-    for extra in ["-N", "-t", "-N -t", "-N -e"] {
+    for args in ["-g 0 -c 1", "-g 1 -c 1", "-g 0 -c 1 -e", "-g 0 -c 1 -s 100000 -n 200"] {
+        checks.push(Check::new(format!("ibv_xsrq_pingpong {args}"), move || xsrq(args)));
+    }
+    for extra in ["-N", "-t", "-N -t", "-N -e", "-o", "-o -P", "-O -P -e"] {
         let args = format!("-g 0 -c {extra}");
         checks.push(Check::new(format!("ibv_rc_pingpong {args}"), move || two("ibv_rc_pingpong", &args, iterations)));
     }
     checks
+}
+
+/// `ibv_xsrq_pingpong`: only the server is told how many clients will come.
+fn xsrq(args: &str) -> Verdict {
+    if !pair::installed("ibv_xsrq_pingpong") {
+        return missing("ibv_xsrq_pingpong");
+    }
+    let port = port();
+    let server = program("ibv_xsrq_pingpong", &format!("{args} -p {port}"));
+    let client = program("ibv_xsrq_pingpong", &format!("{} -p {port} 127.0.0.1", args.replace("-c 1", "")));
+    match pair::run_pair(&server, &client, port, &[], LIMIT) {
+        Err(e) => Verdict::Failed(e.to_string()),
+        Ok(ends) if ends.iter().all(|end| end.ok && end.output.contains("success")) => Verdict::Passed,
+        Ok([s, c]) => Verdict::Failed(format!("{}\n{}", said(&s), said(&c))),
+    }
 }
 
 /// The pingpongs end with "N iters in S seconds"; with `-c` they print what differs.
@@ -191,6 +209,10 @@ fn perftests() -> Vec<Check> {
                 let sizes = sizes(&options, service);
                 checks.push(Check::new(format!("{name} {args}"), move || two(name, &args, |out| figures(out, sizes))));
             }
+        }
+        for options in ["-x 0 -n 500", "-x 1 -n 500 -m 1024"] {
+            let (name, args) = (tool.name, format!("-F -c XRC {options}"));
+            checks.push(Check::new(format!("{name} {args}"), move || two(name, &args, |out| figures(out, 1))));
         }
     }
     checks

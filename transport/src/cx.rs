@@ -45,8 +45,9 @@ pub trait Memory {
     fn gather(&mut self, sges: &[Sge], offset: u32, out: &mut [u8]) -> Result<(), MemError>;
 
     /// Copies `data` into local memory, starting `offset` bytes into the list `sges` (needs `LOCAL_WRITE`).
-    /// Bytes are placed in increasing address order, the last ones stored last.
-    fn scatter(&mut self, sges: &[Sge], offset: u32, data: &[u8]) -> Result<(), MemError>;
+    /// Bytes are placed in increasing address order, the last ones stored last. `side` tells where the list was posted:
+    /// receives may come from a shared queue, which has a protection domain of its own.
+    fn scatter(&mut self, side: Side, sges: &[Sge], offset: u32, data: &[u8]) -> Result<(), MemError>;
 
     /// Whether a peer may do `access` on `len` bytes at `va` under `rkey`.
     fn check_remote(&mut self, rkey: RKey, va: u64, len: u64, access: Access) -> Result<(), MemError>;
@@ -64,12 +65,12 @@ pub trait Memory {
     fn invalidate_remote(&mut self, rkey: RKey) -> Result<(), MemError>;
 }
 
-/// Which of the QP's two completion queues.
+/// Which of the QP's two work queues, and which of its two completion queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Completions of send work requests.
+    /// Send work requests and their completions.
     Send,
-    /// Completions of receive work requests.
+    /// Receive work requests and their completions.
     Recv,
 }
 
@@ -88,6 +89,14 @@ pub trait SharedReceives {
     /// Takes the next work request: returns its `wr_id` and leaves its list in `sges` (which is cleared first and has
     /// the capacity). The taken request belongs to the QP until it completes.
     fn take_shared(&mut self, sges: &mut Vec<Sge>) -> Option<u64>;
+
+    /// XRC: from now on receives, their completions, and the domain in which keys are looked up are those of the shared
+    /// queue `srqn` of the QP's XRC domain. Returns whether there is one; without one there is no receive, no completion
+    /// and no memory. A host of QPs without an XRC domain has none.
+    fn select_srq(&mut self, srqn: u32) -> bool {
+        let _ = srqn;
+        false
+    }
 }
 
 /// How much may be under way towards the receiving socket of the peer.

@@ -6,6 +6,7 @@
 mod tapped;
 
 use super::Engine;
+use super::groups::Group;
 use super::strays::{Fate, Strays};
 use super::table::Lookup;
 use super::tx::peek_qpn;
@@ -36,6 +37,17 @@ const RETRY: Duration = Duration::from_millis(1);
 /// Largest datagram: 64 KB of packets, or the same behind a frame header.
 const BUFFER: usize = (64 << 10) + 4096;
 
+/// By which way packets came into this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// The socket of an address.
+    Address,
+    /// A process that got them instead of us.
+    Mailbox,
+    /// A socket of the multicast group with this index.
+    Group(usize),
+}
+
 /// A queue pair that a batch of packets touched.
 #[derive(Debug)]
 struct Touched {
@@ -59,6 +71,8 @@ pub(super) struct RxState {
     /// Slots of this process with their mailboxes.
     pub(super) slots: Vec<SlotSocket>,
     pub(super) steering: Vec<Steering>,
+    /// Multicast groups that queue pairs of this process are attached to.
+    pub(super) groups: Vec<Group>,
     /// For other processes.
     strays: Strays,
     /// Visits for which the mailboxes are looked at every time.
@@ -147,8 +161,11 @@ impl Engine {
         let mut found = false;
         for at in 0..state.links.len() {
             if let Some(link) = state.links.get(at).filter(|link| all || link.is_hot()).map(Arc::clone) {
-                found |= self.drain_link(&link, buf, state, now);
+                found |= self.drain_link(&link, Way::Address, buf, state, now);
             }
+        }
+        if !state.groups.is_empty() {
+            found |= self.drain_groups(buf, state, all, now);
         }
         if all || state.mail_visits > 0 || self.flows.is_starved() {
             found |= self.drain_mailboxes(buf, state, now);
@@ -171,7 +188,7 @@ impl Engine {
     }
 
     /// Receives from one link. After a lone small packet it comes back at once: the program waits for it.
-    fn drain_link(&self, link: &UdpLink, buf: &mut [u8], state: &mut RxState, now: Instant) -> bool {
+    fn drain_link(&self, link: &UdpLink, way: Way, buf: &mut [u8], state: &mut RxState, now: Instant) -> bool {
         for count in 0..BUDGET {
             let meta = match link.recv(buf) {
                 Ok(Some(meta)) => meta,
@@ -183,12 +200,27 @@ impl Engine {
                 }
             };
             link.set_hot();
-            self.dispatch(state, &meta, buf.get(..meta.len).unwrap_or_default(), false, now);
+            self.dispatch(state, &meta, buf.get(..meta.len).unwrap_or_default(), way, now);
             if meta.len < STREAM && !state.busy {
                 return true;
             }
         }
         true
+    }
+
+    /// Receives from the sockets of all groups.
+    fn drain_groups(&self, buf: &mut [u8], state: &mut RxState, all: bool, now: Instant) -> bool {
+        let mut found = false;
+        for at in 0..state.groups.len() {
+            let mut next = 0;
+            while let Some(link) = state.groups.get(at).and_then(|group| group.links.get(next)).map(Arc::clone) {
+                next += 1;
+                if all || link.is_hot() {
+                    found |= self.drain_link(&link, Way::Group(at), buf, state, now);
+                }
+            }
+        }
+        found
     }
 
     /// Reads the frames that other processes sent us.
@@ -202,7 +234,7 @@ impl Engine {
                 found = true;
                 state.mail_visits = MAIL_VISITS;
                 match Frame::parse(buf.get(..len).unwrap_or_default()) {
-                    Some((Frame::Packets(meta), body)) => self.dispatch(state, &meta, body, true, now),
+                    Some((Frame::Packets(meta), body)) => self.dispatch(state, &meta, body, Way::Mailbox, now),
                     Some((Frame::Credit { dst, slot, bytes }, _)) => {
                         self.flows.credit(Key { dst, slot }, bytes, now);
                     }
@@ -215,7 +247,7 @@ impl Engine {
     }
 
     /// Splits a receive into runs to one queue pair each and hands them out.
-    fn dispatch(&self, state: &mut RxState, meta: &RxMeta, bytes: &[u8], forwarded: bool, now: Instant) {
+    fn dispatch(&self, state: &mut RxState, meta: &RxMeta, bytes: &[u8], way: Way, now: Instant) {
         let counters = self.counters();
         counters.received_packets.add(bytes.len().div_ceil(meta.segment) as u64);
         counters.received_bytes.add(bytes.len() as u64);
@@ -224,30 +256,39 @@ impl Engine {
             let qpn = peek_qpn(rest);
             let count = rest.chunks(meta.segment).take_while(|packet| peek_qpn(packet) == qpn).count().max(1);
             let (run, behind) = rest.split_at((count * meta.segment).min(rest.len()));
-            self.hand_out(state, qpn, Run { meta, bytes: run, index }, forwarded, now);
+            self.hand_out(state, qpn, Run { meta, bytes: run, index }, way, now);
             rest = behind;
             index = index.saturating_add(u16::try_from(count).unwrap_or(u16::MAX));
         }
     }
 
-    /// Gives a run to its queue pair, or to the process that owns it.
-    fn hand_out(&self, state: &mut RxState, qpn: Option<Qpn>, run: Run<'_>, forwarded: bool, now: Instant) {
+    /// Gives a run to its queue pair, to the members of its group, or to the process that owns it.
+    fn hand_out(&self, state: &mut RxState, qpn: Option<Qpn>, run: Run<'_>, way: Way, now: Instant) {
         let Some(qpn) = qpn else { return self.counters().malformed.add(1) };
+        if let Way::Group(at) = way {
+            return self.hand_to_group(state, at, qpn, run, now);
+        }
         if run.bytes.first() == Some(&steer::PROBE) {
             let is_probe = |packet| steer::answer(packet, run.meta, &state.slots);
             let others = run.packets().filter(|(_, packet)| !is_probe(packet)).count();
             return self.counters().malformed.add(others as u64);
         }
         match self.table.find(qpn) {
-            Lookup::Found(qp) => match self.tap() {
-                None => self.hand_in(state, &qp, run, now),
-                Some(tap) => self.hand_in_tapped(tap, state, &qp, run, now),
-            },
-            Lookup::NotOurs if !forwarded => self.forward(state, qpn, run, now),
+            Lookup::Found(qp) => self.hand_over(state, &qp, run, now),
+            Lookup::NotOurs if way == Way::Address => self.forward(state, qpn, run, now),
             Lookup::Unknown | Lookup::NotOurs => {
                 self.counters().unknown_qp.add(run.packets().count() as u64);
                 self.tap().into_iter().for_each(|tap| tap.record_unknown(qpn, run));
             }
+        }
+    }
+
+    /// Gives a run to a queue pair, through the tap if there is one.
+    #[inline]
+    pub(super) fn hand_over(&self, state: &mut RxState, qp: &Arc<QpCore>, run: Run<'_>, now: Instant) {
+        match self.tap() {
+            None => self.hand_in(state, qp, run, now),
+            Some(tap) => self.hand_in_tapped(tap, state, qp, run, now),
         }
     }
 
@@ -338,7 +379,7 @@ impl RxState {
 
     /// What a queue pair needs to take in packets that came as `meta` says.
     fn tools(&mut self, meta: &RxMeta) -> RxTools<'_> {
-        let local_sender = self.links.iter().any(|link| link.gid() == meta.src);
+        let local_sender = self.links.iter().any(|link| link.gid() == meta.src) && !meta.dst.is_multicast();
         RxTools { ident: &mut self.ident, local_sender, starved: false }
     }
 }

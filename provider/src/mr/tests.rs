@@ -109,6 +109,46 @@ fn keys_are_of_one_domain_and_die_with_the_region() {
     assert!(s.pd.dealloc().is_ok());
 }
 
+// clause: KEY-REREGISTERED
+#[test]
+fn a_region_registered_anew_keeps_its_keys_and_what_was_not_changed() {
+    let s = Setup::new();
+    let mr = s.register(0, 64, ALL);
+    let (key, first, second) = (mr.rkey(), s.pages.addr(), s.pages.addr() + PAGE);
+    let other = s.pd.context().alloc_pd().unwrap();
+    let read = |pd: &Pd, va| s.table().read_remote(pd.id(), key, va, &mut [0; 8]);
+    let anew = |change| mr.reregister(change).unwrap();
+    anew(MrChange { pd: Some(Arc::clone(&other)), ..MrChange::default() });
+    assert_eq!((read(&s.pd, first), read(&other, first)), (Err(MemError::WrongDomain), Ok(())));
+    assert!(s.pd.dealloc().is_ok() && other.dealloc().is_err());
+    anew(MrChange { range: Some((second, 8)), ..MrChange::default() });
+    assert_eq!((read(&other, first), read(&other, second)), (Err(MemError::Range), Ok(())));
+    assert_eq!((mr.addr(), mr.length(), mr.rkey()), (second, 8, key));
+    anew(MrChange { access: Some(Access::LOCAL_WRITE), ..MrChange::default() });
+    assert_eq!(read(&other, second), Err(MemError::Access));
+    let all = MrChange { pd: Some(Arc::clone(&s.pd)), range: Some((first, 16)), access: Some(ALL) };
+    anew(all);
+    assert_eq!(read(&s.pd, first + 8), Ok(()));
+    assert!(other.dealloc().is_ok());
+}
+
+// clause: KEY-REREGISTERED
+#[test]
+fn a_region_that_cannot_be_registered_anew_stays_what_it_was() {
+    let s = Setup::new();
+    s.pages.unmap(3, 1);
+    let mr = s.register(0, 64, ALL);
+    let errno = |change| mr.reregister(change).err().map_or(0, |error| error.errno());
+    let (gone, far) = (s.pages.addr() + 3 * PAGE, testing::pd());
+    assert_eq!(errno(MrChange { range: Some((gone, 8)), ..MrChange::default() }), libc::EFAULT);
+    assert_eq!(errno(MrChange { range: Some((8, u64::MAX)), ..MrChange::default() }), libc::EINVAL);
+    assert_eq!(errno(MrChange { access: Some(Access::REMOTE_WRITE), ..MrChange::default() }), libc::EINVAL);
+    assert_eq!(errno(MrChange { pd: Some(far), ..MrChange::default() }), libc::EINVAL);
+    assert!(s.read(&mr, mr.addr(), 64).is_ok() && s.write(&mr, mr.addr(), &[0; 64]).is_ok());
+    mr.deregister().unwrap();
+    assert_eq!(errno(MrChange { access: Some(ALL), ..MrChange::default() }), libc::EINVAL);
+}
+
 // clause: INVALIDATE-REFUSED
 #[test]
 fn a_peer_cannot_invalidate_a_region() {

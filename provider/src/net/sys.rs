@@ -18,6 +18,18 @@ pub(super) fn set_option(fd: RawFd, level: c_int, name: c_int, value: c_int) -> 
     check(rc as isize).map(drop)
 }
 
+/// Sends multicast of an IPv4 socket out of the interface `ifindex`.
+pub(super) fn set_multicast_if_v4(fd: RawFd, ifindex: u32) -> io::Result<()> {
+    let any = libc::in_addr { s_addr: 0 };
+    let choice = libc::ip_mreqn { imr_multiaddr: any, imr_address: any, imr_ifindex: ifindex.cast_signed() };
+    let size = size_of_val(&choice) as socklen_t;
+    // SAFETY: `choice` lives on this frame, and the call only reads it.
+    let rc = unsafe {
+        libc::setsockopt(fd, libc::IPPROTO_IP, libc::IP_MULTICAST_IF, (&raw const choice).cast::<c_void>(), size)
+    };
+    check(rc as isize).map(drop)
+}
+
 /// Attaches a classic BPF program that chooses a socket of the reuseport group; the kernel copies it.
 pub(super) fn attach_reuseport_filter(fd: RawFd, program: &mut [libc::sock_filter]) -> io::Result<()> {
     let len = u16::try_from(program.len()).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG))?;

@@ -10,7 +10,7 @@ use super::cmsg::{self, Control};
 use super::{HOP_LIMIT, Link, MAX_SEGMENTS, ROCE_PORT, RxMeta, SendError, TxMeta, sys};
 use libc::c_int;
 use roxe_wire::Gid;
-use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use socket2::{Domain, InterfaceIndexOrAddress, Protocol, SockAddr, Socket, Type};
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, RawFd};
@@ -49,9 +49,9 @@ impl UdpLink {
         socket.set_send_buffer_size(BUFFER)?;
         socket.set_write_timeout(Some(SEND_TIMEOUT))?;
         if address.is_ipv4() {
-            set_v4_options(&socket)?
+            set_v4_options(&socket, ifindex)?;
         } else {
-            set_v6_options(&socket)?
+            set_v6_options(&socket, ifindex)?;
         }
         if gro {
             // Kernels before 5.0 deliver packets one by one instead.
@@ -69,7 +69,19 @@ impl UdpLink {
         })
     }
 
-    /// The local address.
+    /// Opens the multicast address `group` on the interface `ifindex`, and lets the network know (IGMP, MLD) until this is
+    /// dropped. The kernel gives every such socket of the host a copy of a packet. Nothing is sent from here.
+    // clause: UD-MULTICAST
+    pub(crate) fn join(group: Gid, ifindex: u32, gro: bool) -> io::Result<Self> {
+        let link = Self::open(group, ifindex, false, gro)?;
+        match group.to_ip() {
+            IpAddr::V4(ip) => link.socket.join_multicast_v4_n(&ip, &InterfaceIndexOrAddress::Index(ifindex))?,
+            IpAddr::V6(ip) => link.socket.join_multicast_v6(&ip, ifindex)?,
+        }
+        Ok(link)
+    }
+
+    /// The local address; the group's, if it was joined.
     pub(crate) fn gid(&self) -> Gid {
         self.gid
     }
@@ -116,8 +128,8 @@ impl UdpLink {
         if to.traffic_class != 0 {
             control.push(level, tos, &c_int::from(to.traffic_class).to_ne_bytes());
         }
-        // clause: IP-TTL
-        if to.hop_limit > 1 && to.hop_limit != HOP_LIMIT {
+        // clause: IP-TTL, UD-MULTICAST
+        if (to.hop_limit > 1 || to.hop_limit == 1 && to.dst.is_multicast()) && to.hop_limit != HOP_LIMIT {
             control.push(level, ttl, &c_int::from(to.hop_limit).to_ne_bytes());
         }
         control
@@ -177,32 +189,40 @@ impl Link for UdpLink {
     }
 }
 
-/// The socket address of `gid` at the RoCE port; `scope` matters for link-local IPv6 only.
+/// The socket address of `gid` at the RoCE port; `scope` matters for link-local and multicast IPv6 only.
 fn socket_addr(gid: Gid, scope: u32) -> SocketAddr {
     match gid.to_ip() {
         IpAddr::V4(ip) => SocketAddrV4::new(ip, ROCE_PORT).into(),
         IpAddr::V6(ip) => {
-            let scope = if ip.is_unicast_link_local() { scope } else { 0 };
+            let scope = if ip.is_unicast_link_local() || ip.is_multicast() { scope } else { 0 };
             SocketAddrV6::new(ip, ROCE_PORT, 0, scope).into()
         }
     }
 }
 
-fn set_v4_options(socket: &Socket) -> io::Result<()> {
+fn set_v4_options(socket: &Socket, ifindex: u32) -> io::Result<()> {
     let set = |name, value| sys::set_option(socket.as_raw_fd(), libc::IPPROTO_IP, name, value);
     // clause: IP-DF
     set(libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
     set(libc::IP_TTL, c_int::from(HOP_LIMIT))?;
     set(libc::IP_RECVTTL, 1)?;
+    sys::set_multicast_if_v4(socket.as_raw_fd(), ifindex)?;
+    set(libc::IP_MULTICAST_TTL, c_int::from(HOP_LIMIT))?;
+    // Only what came by an interface on which this very socket has joined.
+    set(libc::IP_MULTICAST_ALL, 0)?;
     set(libc::IP_RECVTOS, 1)
 }
 
-fn set_v6_options(socket: &Socket) -> io::Result<()> {
+fn set_v6_options(socket: &Socket, ifindex: u32) -> io::Result<()> {
     let set = |name, value| sys::set_option(socket.as_raw_fd(), libc::IPPROTO_IPV6, name, value);
     socket.set_only_v6(true)?;
     set(libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)?;
     set(libc::IPV6_UNICAST_HOPS, c_int::from(HOP_LIMIT))?;
     set(libc::IPV6_RECVHOPLIMIT, 1)?;
+    socket.set_multicast_if_v6(ifindex)?;
+    set(libc::IPV6_MULTICAST_HOPS, c_int::from(HOP_LIMIT))?;
+    // Kernels before 4.20 do not know it; there the group of another interface is heard here, too.
+    let _ = set(libc::IPV6_MULTICAST_ALL, 0);
     set(libc::IPV6_RECVTCLASS, 1)?;
     // Peers may send UDP checksum 0 over IPv6. Sending so ourselves would forbid segmented sends.
     // clause: UDP-CHECKSUM
@@ -251,12 +271,33 @@ mod tests {
         }
     }
 
+    // clause: UD-MULTICAST
+    #[test]
+    fn every_socket_of_a_group_gets_a_copy_until_it_is_gone() {
+        let [a, b, ..] = std::process::id().to_le_bytes();
+        let group = Ipv4Addr::new(239, 77, b, a).into();
+        let (from, mut buf) = (link(9, true, true), vec![0; 65_536]);
+        let members = [(); 3].map(|()| UdpLink::join(group, 1, true).unwrap());
+        for (asked, sent) in [(0, 64), (1, 1), (7, 7)] {
+            from.send(&TxMeta { dst: group, traffic_class: 0, hop_limit: asked }, &[asked; 30], 30).unwrap();
+            for member in &members {
+                let meta = recv(member, &mut buf);
+                assert_eq!((meta.len, meta.src, meta.dst, meta.hop_limit), (30, from.gid(), group, sent));
+            }
+        }
+        assert!(from.recv(&mut buf).unwrap().is_none(), "the sender's own address is none of the group's");
+        let joined = || std::fs::read_to_string("/proc/net/igmp").unwrap().contains(&format!("{a:02X}{b:02X}4DEF"));
+        assert!(joined());
+        drop(members);
+        assert!(!joined());
+    }
+
     // clause: UDP-CHECKSUM
     #[test]
     fn a_datagram_without_checksum_is_taken() {
         let socket = || Socket::new(Domain::IPV6, Type::DGRAM, Some(Protocol::UDP)).unwrap();
         let (from, to) = (socket(), socket());
-        set_v6_options(&to).unwrap();
+        set_v6_options(&to, 1).unwrap();
         if to.bind(&SockAddr::from(SocketAddrV6::new(Ipv6Addr::LOCALHOST, 0, 0, 0))).is_err() {
             // Without IPv6 there is nothing to take.
             return;

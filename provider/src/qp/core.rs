@@ -19,6 +19,7 @@ use crate::parking::{Parked, Parking};
 use crate::pd::{Pd, PdId};
 use crate::srq::Srq;
 use crate::uses::ObjectId;
+use crate::xrcd::Xrcd;
 use parking_lot::{Mutex, MutexGuard};
 use roxe_transport::Qp as Machine;
 use roxe_transport::cx::{Side, TxState};
@@ -49,6 +50,8 @@ pub(crate) struct QpCore {
     pub(super) send_cq: Arc<Cq>,
     pub(super) recv_cq: Arc<Cq>,
     pub(super) srq: Option<Arc<Srq>>,
+    /// Of an XRC target.
+    xrcd: Option<Arc<Xrcd>>,
     pub(super) inner: Mutex<Inner>,
 }
 
@@ -56,7 +59,7 @@ pub(crate) struct QpCore {
 #[derive(Debug)]
 pub(super) struct Inner {
     pub(super) machine: Machine,
-    path: Path,
+    pub(super) path: Path,
     /// What came before its receive was posted.
     pub(super) parking: Parking,
     /// The link used last.
@@ -100,7 +103,7 @@ impl BitOr for Report {
 }
 
 impl QpCore {
-    pub(super) fn new(pd: &Arc<Pd>, init: &QpInit, config: QpConfig) -> Self {
+    pub(super) fn new(pd: &Arc<Pd>, init: &QpInit, config: QpConfig, xrcd: Option<&Arc<Xrcd>>) -> Self {
         Self {
             qpn: config.qpn,
             ordinal: CREATED.fetch_add(1, Ordering::Relaxed),
@@ -112,6 +115,7 @@ impl QpCore {
             send_cq: Arc::clone(&init.send_cq),
             recv_cq: Arc::clone(&init.recv_cq),
             srq: init.srq.clone(),
+            xrcd: xrcd.cloned(),
             inner: Mutex::new(Inner {
                 machine: Machine::new(config),
                 path: Path::default(),
@@ -157,6 +161,10 @@ impl QpCore {
 
     pub(crate) fn srq(&self) -> Option<&Srq> {
         self.srq.as_deref()
+    }
+
+    pub(crate) fn xrcd(&self) -> Option<&Xrcd> {
+        self.xrcd.as_deref()
     }
 
     /// The lock, for the fork handlers.
@@ -445,13 +453,15 @@ fn sender_of(machine: &Machine, packet: &Packet<'_>) -> Option<Qpn> {
 }
 
 /// Asynchronous events of the state machine and their numbers.
-const EVENTS: [(QpEvents, AsyncEventKind); 6] = [
+const EVENTS: [(QpEvents, AsyncEventKind); 8] = [
     (QpEvents::COMM_EST, AsyncEventKind::CommEst),
     (QpEvents::SQ_DRAINED, AsyncEventKind::SqDrained),
     (QpEvents::FATAL, AsyncEventKind::QpFatal),
     (QpEvents::REQ_ERR, AsyncEventKind::QpReqErr),
     (QpEvents::ACCESS_ERR, AsyncEventKind::QpAccessErr),
     (QpEvents::LAST_WQE_REACHED, AsyncEventKind::QpLastWqeReached),
+    (QpEvents::PATH_MIG, AsyncEventKind::PathMig),
+    (QpEvents::PATH_MIG_ERR, AsyncEventKind::PathMigErr),
 ];
 
 #[cfg(test)]

@@ -96,7 +96,8 @@ pub(crate) fn pattern(length: usize, seed: u8) -> Vec<u8> {
 /// Takes a connected queue pair to RTS towards `(dgid, dest)`.
 pub(crate) fn connect(qp: &Qp, av: Av, dest: Qpn, mtu: PathMtu) {
     let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-    let rc = qp.service() == Service::Rc;
+    let service = qp.service();
+    let receives = matches!(service, Service::Rc | Service::XrcTgt);
     let mut attr = QpAttr { state: QpState::Init, port: 1, access, ..QpAttr::default() };
     qp.modify(&attr, AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS).unwrap();
     attr = QpAttr {
@@ -111,7 +112,7 @@ pub(crate) fn connect(qp: &Qp, av: Av, dest: Qpn, mtu: PathMtu) {
     };
     let mask = AttrMask::STATE | AttrMask::AV | AttrMask::PATH_MTU | AttrMask::DEST_QPN | AttrMask::RQ_PSN;
     let rc_mask = AttrMask::MAX_DEST_RD_ATOMIC | AttrMask::MIN_RNR_TIMER;
-    qp.modify(&attr, if rc { mask | rc_mask } else { mask }).unwrap();
+    qp.modify(&attr, if receives { mask | rc_mask } else { mask }).unwrap();
     attr = QpAttr {
         state: QpState::Rts,
         sq_psn: Psn::new(77),
@@ -123,7 +124,12 @@ pub(crate) fn connect(qp: &Qp, av: Av, dest: Qpn, mtu: PathMtu) {
     };
     let rc_mask = AttrMask::TIMEOUT | AttrMask::RETRY_CNT | AttrMask::RNR_RETRY | AttrMask::MAX_QP_RD_ATOMIC;
     let mask = AttrMask::STATE | AttrMask::SQ_PSN;
-    qp.modify(&attr, if rc { mask | rc_mask } else { mask }).unwrap();
+    let more = match service {
+        Service::Rc | Service::XrcIni => rc_mask,
+        Service::XrcTgt => AttrMask::TIMEOUT,
+        Service::Uc | Service::Ud => AttrMask::empty(),
+    };
+    qp.modify(&attr, mask | more).unwrap();
 }
 
 /// Takes a datagram queue pair to RTS.

@@ -3,6 +3,7 @@
 //! Lives here: `QpState`, `AttrMask`, `QpAttr`, `transition`, `check`, `apply`. Reads and writes only `Shared`; what a
 //! transition does to the queues is the business of `qp/mod.rs`.
 
+use crate::qp::migration::MigState;
 use crate::qp::shared::{Service, Shared};
 use crate::wr::{Access, Av};
 use bitflags::bitflags;
@@ -119,8 +120,8 @@ pub struct QpAttr {
     pub cur_state: Option<QpState>,
     /// Payload bytes of a full packet.
     pub path_mtu: PathMtu,
-    /// `enum ibv_mig_state`; always 0, migrated.
-    pub path_mig_state: u8,
+    /// State of path migration.
+    pub path_mig_state: MigState,
     /// Key that datagrams to this QP must carry.
     pub qkey: Qkey,
     /// First PSN expected from the peer.
@@ -133,11 +134,11 @@ pub struct QpAttr {
     pub access: Access,
     /// The way to the peer.
     pub av: Av,
-    /// Alternate way; not offered.
+    /// Alternate way to the peer; all zero when none is loaded.
     pub alt_av: Av,
     /// Index in the P_Key table; 0.
     pub pkey_index: u16,
-    /// Alternate index in the P_Key table; not offered.
+    /// Alternate index in the P_Key table; 0.
     pub alt_pkey_index: u16,
     /// Raise `SQ_DRAINED` when the send queue is drained.
     pub en_sqd_async_notify: bool,
@@ -155,9 +156,9 @@ pub struct QpAttr {
     pub retry_cnt: u8,
     /// Retries after RNR NAK, 0..=7; 7 is without end.
     pub rnr_retry: u8,
-    /// Alternate port; not offered.
+    /// Alternate port; 1.
     pub alt_port: u8,
-    /// Alternate local ACK timeout; not offered.
+    /// Code of the local ACK timeout on the alternate way, 0..=31.
     pub alt_timeout: u8,
 }
 
@@ -167,7 +168,7 @@ impl Default for QpAttr {
             state: QpState::Reset,
             cur_state: None,
             path_mtu: PathMtu::Mtu256,
-            path_mig_state: 0,
+            path_mig_state: MigState::Migrated,
             qkey: Qkey::default(),
             rq_psn: Psn::default(),
             sq_psn: Psn::default(),
@@ -245,7 +246,7 @@ const fn edge(service: Service, from: QpState, to: QpState, required: AttrMask, 
 // clause: STATE-EDGES
 const TABLE: &[Edge] = {
     use QpState::{Init, Reset, Rtr, Rts, Sqd, Sqe};
-    use Service::{Rc, Uc, Ud};
+    use Service::{Rc, Uc, Ud, XrcIni, XrcTgt};
     type M = AttrMask;
     const NONE: M = M::empty();
     const RC_INIT: M = all(&[M::PKEY_INDEX, M::PORT, M::ACCESS_FLAGS]);
@@ -259,6 +260,9 @@ const TABLE: &[Edge] = {
     const UD_RTS_OPT: M = all(&[M::CUR_STATE, M::QKEY]);
     const UC_SQD: M = all(&[M::AV, M::ALT_PATH, M::ACCESS_FLAGS, M::PKEY_INDEX, M::PATH_MIG_STATE]);
     const RC_SQD_RETRY: M = all(&[M::TIMEOUT, M::RETRY_CNT, M::RNR_RETRY, M::MIN_RNR_TIMER]);
+    const INI_SQD: M = all(&[UC_SQD, M::PORT, RC_SQD_RETRY, M::MAX_QP_RD_ATOMIC]);
+    const TGT_RTS: M = all(&[M::TIMEOUT, M::SQ_PSN]);
+    const TGT_SQD: M = all(&[UC_SQD, M::PORT, M::TIMEOUT, M::MIN_RNR_TIMER, M::MAX_DEST_RD_ATOMIC]);
     const RC_SQD: M = all(&[UC_SQD, M::PORT, RC_SQD_RETRY, M::MAX_QP_RD_ATOMIC, M::MAX_DEST_RD_ATOMIC]);
     &[
         edge(Rc, Reset, Init, RC_INIT, NONE),
@@ -287,8 +291,35 @@ const TABLE: &[Edge] = {
         edge(Ud, Sqd, Rts, NONE, UD_RTS_OPT),
         edge(Ud, Sqd, Sqd, NONE, all(&[M::PKEY_INDEX, M::QKEY])),
         edge(Ud, Sqe, Rts, NONE, UD_RTS_OPT),
+        edge(XrcIni, Reset, Init, RC_INIT, NONE),
+        edge(XrcIni, Init, Init, NONE, RC_INIT),
+        edge(XrcIni, Init, Rtr, UC_RTR, RTR_OPT),
+        edge(XrcIni, Rtr, Rts, RC_RTS, RC_RTS_OPT),
+        edge(XrcIni, Rts, Rts, NONE, RC_RTS_OPT),
+        edge(XrcIni, Rts, Sqd, NONE, M::EN_SQD_ASYNC_NOTIFY),
+        edge(XrcIni, Sqd, Rts, NONE, RC_RTS_OPT),
+        edge(XrcIni, Sqd, Sqd, NONE, INI_SQD),
+        edge(XrcTgt, Reset, Init, RC_INIT, NONE),
+        edge(XrcTgt, Init, Init, NONE, RC_INIT),
+        edge(XrcTgt, Init, Rtr, RC_RTR, RTR_OPT),
+        edge(XrcTgt, Rtr, Rts, TGT_RTS, RC_RTS_OPT),
+        edge(XrcTgt, Rts, Rts, NONE, RC_RTS_OPT),
+        edge(XrcTgt, Rts, Sqd, NONE, M::EN_SQD_ASYNC_NOTIFY),
+        edge(XrcTgt, Sqd, Rts, NONE, RC_RTS_OPT),
+        edge(XrcTgt, Sqd, Sqd, NONE, TGT_SQD),
     ]
 };
+
+/// What a modify of an end of an XRC connection passes over: attributes of the direction that it does not have. Programs set
+/// both ends alike, as on RC.
+// clause: XRC-ATTRIBUTES
+pub(crate) const fn ignored(service: Service) -> AttrMask {
+    match service {
+        Service::XrcIni => all(&[AttrMask::MAX_DEST_RD_ATOMIC, AttrMask::MIN_RNR_TIMER]),
+        Service::XrcTgt => all(&[AttrMask::MAX_QP_RD_ATOMIC, AttrMask::RETRY_CNT, AttrMask::RNR_RETRY]),
+        Service::Rc | Service::Uc | Service::Ud => AttrMask::empty(),
+    }
+}
 
 /// What a modify of a `service` QP from `from` to `to` requires and what it may set besides; `None` if there is no such
 /// edge. `STATE` itself is always allowed and in neither mask.
@@ -349,10 +380,8 @@ fn check_values(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> Result<(), Modify
         (AttrMask::MIN_RNR_TIMER, attr.min_rnr_timer <= 31),
         (AttrMask::MAX_QP_RD_ATOMIC, attr.max_rd_atomic <= MAX_RD_ATOMIC),
         (AttrMask::MAX_DEST_RD_ATOMIC, attr.max_dest_rd_atomic <= MAX_RD_ATOMIC),
-        // Path migration does not exist on RoCE (the Linux core refuses it too): the only state is "migrated".
-        // clause: STATE-NO-MIGRATION
-        (AttrMask::ALT_PATH, false),
-        (AttrMask::PATH_MIG_STATE, attr.path_mig_state == 0),
+        (AttrMask::ALT_PATH, is_alternate(attr)),
+        (AttrMask::PATH_MIG_STATE, may_set_migration(sh, attr, mask)),
     ];
     match rules.into_iter().find(|(bit, legal)| mask.contains(*bit) && !legal) {
         Some((bit, _)) => Err(ModifyError::BadValue(bit)),
@@ -364,6 +393,44 @@ fn check_values(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> Result<(), Modify
 // clause: AV-VALID
 fn is_unicast_path(av: &Av) -> bool {
     !av.dgid.is_zero() && !av.dgid.is_multicast() && av.sgid.is_ipv4() == av.dgid.is_ipv4()
+}
+
+/// Whether the alternate path is one that this port can use.
+// clause: APM-LOAD
+fn is_alternate(attr: &QpAttr) -> bool {
+    is_unicast_path(&attr.alt_av) && attr.alt_port == 1 && attr.alt_pkey_index == 0 && attr.alt_timeout <= 31
+}
+
+/// Whether software may set this state of migration now. ARMED comes from the peer.
+// clause: APM-LOAD
+fn may_set_migration(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> bool {
+    use MigState::{Armed, Migrated, Rearm};
+    let is_loaded = mask.contains(AttrMask::ALT_PATH) || !sh.attr.alt_av.dgid.is_zero();
+    match (sh.attr.path_mig_state, attr.path_mig_state) {
+        (Migrated, Rearm) => is_loaded,
+        (Migrated | Armed, Migrated) | (Rearm, Rearm) => true,
+        _ => false,
+    }
+}
+
+/// Whether this modify, which [`check`] has allowed, sends the connection to its alternate path.
+// clause: APM-FORCED
+pub(crate) fn migrates(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> bool {
+    let set = mask.contains(AttrMask::PATH_MIG_STATE);
+    set && sh.attr.path_mig_state == MigState::Armed && attr.path_mig_state == MigState::Migrated
+}
+
+/// Takes over what `mask` says of the alternate path. ARMED ends only by going there.
+fn apply_migration(sh: &mut Shared, attr: &QpAttr, mask: AttrMask) {
+    let own = &mut sh.attr;
+    if mask.contains(AttrMask::ALT_PATH) {
+        (own.alt_av, own.alt_timeout) = (attr.alt_av, attr.alt_timeout);
+        (own.alt_port, own.alt_pkey_index) = (attr.alt_port, attr.alt_pkey_index);
+    }
+    if mask.contains(AttrMask::PATH_MIG_STATE) && own.path_mig_state != MigState::Armed {
+        own.path_mig_state = attr.path_mig_state;
+        sh.migration_failed = false;
+    }
 }
 
 /// Copies the attributes that `mask` names and enters `to`, the state that [`check`] returned.
@@ -389,9 +456,9 @@ pub(crate) fn apply(sh: &mut Shared, attr: &QpAttr, mask: AttrMask, to: QpState)
         MIN_RNR_TIMER => min_rnr_timer,
         SQ_PSN => sq_psn,
         MAX_DEST_RD_ATOMIC => max_dest_rd_atomic,
-        PATH_MIG_STATE => path_mig_state,
         DEST_QPN => dest_qpn,
     }
+    apply_migration(sh, attr, mask);
     sh.set_path();
     sh.set_state(to);
 }
@@ -415,12 +482,13 @@ mod tests {
     /// An attribute set whose every value is legal.
     fn legal(state: QpState) -> QpAttr {
         let dgid = core::net::Ipv4Addr::LOCALHOST.into();
-        QpAttr { state, av: Av { sgid: dgid, dgid, ..Av::default() }, ..QpAttr::default() }
+        let av = Av { sgid: dgid, dgid, ..Av::default() };
+        QpAttr { state, av, alt_av: av, alt_port: 1, ..QpAttr::default() }
     }
 
     fn render() -> String {
         let mut text = String::new();
-        for service in [Service::Rc, Service::Uc, Service::Ud] {
+        for service in Service::ALL {
             for from in QpState::ALL {
                 for to in QpState::ALL {
                     if let Some((required, optional)) = transition(service, from, to) {
@@ -500,7 +568,7 @@ mod tests {
         }
     }
 
-    // clause: PKEY-TABLE, STATE-VALUES, STATE-NO-MIGRATION
+    // clause: PKEY-TABLE, STATE-VALUES
     #[test]
     fn values_are_checked_on_both_sides_of_their_limits() {
         limit(AttrMask::TIMEOUT, |attr, v| attr.timeout = v, 31);
@@ -511,7 +579,9 @@ mod tests {
         limit(AttrMask::MAX_DEST_RD_ATOMIC, |attr, v| attr.max_dest_rd_atomic = v, MAX_RD_ATOMIC);
         limit(AttrMask::PKEY_INDEX, |attr, v| attr.pkey_index = v.into(), 0);
         limit(AttrMask::PORT, |attr, v| attr.port = v, 1);
-        limit(AttrMask::PATH_MIG_STATE, |attr, v| attr.path_mig_state = v, 0);
+        limit(AttrMask::ALT_PATH, |attr, v| attr.alt_timeout = v, 31);
+        limit(AttrMask::ALT_PATH, |attr, v| attr.alt_pkey_index = v.into(), 0);
+        limit(AttrMask::ALT_PATH, |attr, v| attr.alt_port = v, 1);
     }
 
     // clause: AV-VALID, MTU-PATH

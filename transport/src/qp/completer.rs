@@ -3,7 +3,7 @@
 //! A response first retires what it acknowledges, strictly in order, so an error reaches the application only behind
 //! everything that came before it (IBA §9.7.5.2, §10.8.5). What else it tells is a [`Trouble`], dealt with in one `match`.
 
-use crate::cx::Host;
+use crate::cx::{Host, Side};
 use crate::qp::DropReason;
 use crate::qp::flight::{charge, charge_range};
 use crate::qp::requester::{Requester, index_of};
@@ -155,7 +155,7 @@ impl Requester {
     fn place<H: Host>(&self, host: &mut H, wqe: &SendWqe, offset: u32, data: &[u8]) -> Result<(), Trouble> {
         let placed = match self.sq.payload(self.sq.head_index(), wqe) {
             _ if data.is_empty() => true,
-            Payload::Sges(sges) => host.scatter(sges, offset, data).is_ok(),
+            Payload::Sges(sges) => host.scatter(Side::Send, sges, offset, data).is_ok(),
             Payload::Inline(_) => false,
         };
         // clause: READ-LOCAL-FAULT
@@ -237,7 +237,7 @@ impl Requester {
         match self.retry.on_loss() {
             Ok(true) => self.go_back_after_loss(sh, host),
             Ok(false) => return Err(DropReason::AwaitingRetry),
-            Err(Exhausted) => self.fail_head(sh, host, WcStatus::RetryExcErr),
+            Err(Exhausted) => self.give_up_path(sh, host),
         }
         Ok(())
     }

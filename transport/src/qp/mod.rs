@@ -8,6 +8,7 @@ mod completer;
 mod congestion;
 mod datagram;
 mod flight;
+mod migration;
 mod outgoing;
 #[cfg(any(test, feature = "sim"))]
 pub mod probe;
@@ -26,6 +27,7 @@ mod unreliable;
 pub use attr::{AttrMask, ModifyError, QpAttr, QpState};
 pub use congestion::CongestionCounts;
 pub use flight::charge;
+pub use migration::MigState;
 pub use shared::{QpCaps, QpConfig, QpEvents, Service};
 
 use crate::cx::{Host, PacketNote, TxBatch, TxState, Why};
@@ -184,13 +186,18 @@ impl Qp {
     /// # Errors
     /// The caller's fault, always; nothing changed.
     pub fn modify<H: Host>(&mut self, host: &mut H, attr: &QpAttr, mask: AttrMask) -> Result<(), ModifyError> {
+        let mask = mask.difference(attr::ignored(self.service()));
         let from = self.shared.state;
         let to = attr::check(&self.shared, attr, mask)?;
         self.flush_posted(host);
         if to == QpState::Reset || mask.intersects(AttrMask::AV | AttrMask::DEST_QPN) {
             self.requester.release_all(&self.shared, host);
         }
+        let migrates = attr::migrates(&self.shared, attr, mask);
         attr::apply(&mut self.shared, attr, mask, to);
+        if migrates {
+            self.requester.migrate(&mut self.shared, host);
+        }
         match (from, to) {
             (_, QpState::Reset) => self.reset(),
             (_, QpState::Err) => self.enter_error(host),
@@ -209,13 +216,22 @@ impl Qp {
     /// # Errors
     /// The caller's fault; nothing was queued. The data of a request is not looked at before it is sent.
     pub fn post_send(&mut self, req: &SendRequest<'_>) -> Result<(), PostError> {
+        self.post_send_to_srq(0, req)
+    }
+
+    /// As [`Qp::post_send`], for the shared receive queue of the peer with the number `srqn`, of which 24 bits count. It
+    /// means something on XRC only.
+    ///
+    /// # Errors
+    /// As [`Qp::post_send`].
+    pub fn post_send_to_srq(&mut self, srqn: u32, req: &SendRequest<'_>) -> Result<(), PostError> {
         match self.shared.state {
             // clause: STATE-POST
             QpState::Reset | QpState::Init | QpState::Rtr => return Err(PostError::State),
             QpState::Sqe | QpState::Err => self.flush_due = true,
             QpState::Rts | QpState::Sqd => {}
         }
-        self.requester.post_send(&self.shared, req)
+        self.requester.post_send(&self.shared, req, srqn)
     }
 
     /// Send work requests that the queue takes now.
@@ -267,6 +283,9 @@ impl Qp {
         net: &NetHeader,
         packet: &Packet<'_>,
     ) -> Result<(), DropReason> {
+        if self.shared.attr.path_mig_state != MigState::Migrated {
+            self.requester.follow(&mut self.shared, host, net, &packet.header)?;
+        }
         // clause: CNP-WHEN
         if congestion::is_marked(net.traffic_class) {
             self.note_mark(host.now(), net, &packet.header);
@@ -285,8 +304,13 @@ impl Qp {
             (Service::Ud, Kind::Ud { deth, imm }) => check_request(sh, net, bth).and_then(|()| {
                 self.responder.handle_ud(sh, host, net, &Datagram { header: &packet.header, deth, imm: *imm, payload })
             }),
+            // clause: XRC-DIRECTIONS
+            (Service::XrcTgt, Kind::XrcRequest(xrc, req)) => check_request(sh, net, bth)
+                .and_then(|()| self.responder.handle_xrc(sh, host, (bth, *xrc), req, payload)),
+            (Service::XrcIni, Kind::XrcResponse(resp)) => check_response(sh, net, bth)
+                .and_then(|()| self.requester.handle_response(sh, host, bth.psn, resp, payload)),
             // clause: CNP-RECEIVED
-            (Service::Rc | Service::Uc, Kind::Cnp) => {
+            (Service::Rc | Service::Uc | Service::XrcIni | Service::XrcTgt, Kind::Cnp) => {
                 check_response(sh, net, bth).and_then(|()| sh.congestion.on_cnp(sh.config.line_rate, host.now()))
             }
             // clause: TAKE-SERVICE
@@ -371,8 +395,10 @@ impl Qp {
         let sh = &mut self.shared;
         // clause: CNP-WHEN
         let is_data = match (sh.config.service, &header.kind) {
-            (Service::Rc, Kind::RcRequest(_)) | (Service::Uc, Kind::UcRequest(_)) => true,
-            (Service::Rc, Kind::RcResponse(response)) => {
+            (Service::Rc, Kind::RcRequest(_))
+            | (Service::Uc, Kind::UcRequest(_))
+            | (Service::XrcTgt, Kind::XrcRequest(..)) => true,
+            (Service::Rc, Kind::RcResponse(response)) | (Service::XrcIni, Kind::XrcResponse(response)) => {
                 !matches!(response, Response::Ack(_) | Response::AtomicAck(..))
             }
             _ => false,

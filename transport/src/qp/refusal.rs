@@ -34,6 +34,8 @@ pub(crate) enum Refusal {
     LocalProtection,
     /// A SEND with Invalidate names a key that cannot be invalidated; its data is placed.
     Invalidate,
+    /// XRC: the packet names a shared receive queue that the domain does not have, or another than its message began with.
+    SharedQueue,
 }
 
 /// What the peer is told.
@@ -71,7 +73,7 @@ impl Refusal {
     /// What a responder of `service` does about it.
     pub(crate) const fn reaction(self, service: Service) -> Reaction {
         match service {
-            Service::Rc => self.reliable(),
+            Service::Rc | Service::XrcIni | Service::XrcTgt => self.reliable(),
             Service::Uc | Service::Ud => self.unreliable(),
         }
     }
@@ -84,9 +86,12 @@ impl Refusal {
         }
         use {DropReason as D, NakCode as N, QpEvents as E, WcStatus as S};
         match self {
-            Self::OpcodeSequence | Self::NotAllowed | Self::TooManyReads | Self::Length | Self::Misaligned => {
-                fatal(N::InvalidRequest, S::RemInvReqErr, E::REQ_ERR, D::InvalidRequest)
-            }
+            Self::OpcodeSequence
+            | Self::NotAllowed
+            | Self::TooManyReads
+            | Self::Length
+            | Self::Misaligned
+            | Self::SharedQueue => fatal(N::InvalidRequest, S::RemInvReqErr, E::REQ_ERR, D::InvalidRequest),
             Self::ReceiveTooShort => fatal(N::InvalidRequest, S::LocLenErr, NO_EVENT, D::InvalidRequest),
             Self::RemoteAccess => fatal(N::RemoteAccess, S::RemAccessErr, E::ACCESS_ERR, D::RemoteAccess),
             // clause: INVALIDATE-REFUSED
@@ -116,7 +121,8 @@ impl Refusal {
             | Self::Length
             | Self::ReceiveTooShort
             | Self::Misaligned
-            | Self::Invalidate => silent(D::InvalidRequest),
+            | Self::Invalidate
+            | Self::SharedQueue => silent(D::InvalidRequest),
         }
     }
 }
@@ -132,7 +138,7 @@ mod tests {
     use super::*;
     use std::fmt::Write;
 
-    const ALL: [Refusal; 11] = [
+    const ALL: [Refusal; 12] = [
         Refusal::OpcodeSequence,
         Refusal::NotAllowed,
         Refusal::NoReceive,
@@ -144,6 +150,7 @@ mod tests {
         Refusal::RemoteFault,
         Refusal::LocalProtection,
         Refusal::Invalidate,
+        Refusal::SharedQueue,
     ];
 
     fn render() -> String {

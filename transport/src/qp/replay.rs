@@ -23,11 +23,13 @@ pub(crate) struct ReadJob {
     pub(crate) first: bool,
     /// The peer asked for this before: a failure stays silent (a duplicate is never refused).
     pub(crate) again: bool,
+    /// XRC: the shared receive queue that the request named; the key is looked up in its domain.
+    pub(crate) srqn: u32,
 }
 
 impl ReadJob {
-    pub(crate) fn new(psn: Psn, reth: &Reth, again: bool) -> Self {
-        Self { psn, rkey: reth.rkey, va: reth.va, left: reth.dma_len, first: true, again }
+    pub(crate) fn new(psn: Psn, reth: &Reth, again: bool, srqn: u32) -> Self {
+        Self { psn, rkey: reth.rkey, va: reth.va, left: reth.dma_len, first: true, again, srqn }
     }
 
     /// Payload of the next packet, and whether it is the last.
@@ -62,6 +64,8 @@ pub(crate) struct Entry {
     /// An earlier SEND or WRITE asked for an acknowledgement that must leave before this answer: old HCAs do not take a
     /// READ response for one.
     pub(crate) ack_before: bool,
+    /// XRC: the shared receive queue that it named.
+    pub(crate) srqn: u32,
 }
 
 /// The answer that is due next.
@@ -197,7 +201,7 @@ impl ReplayRing {
         }
         let again = self.cursor < self.fresh;
         Some(match &entry.op {
-            Op::Read(reth) => Due::Read(self.job.unwrap_or_else(|| ReadJob::new(entry.psn, reth, again))),
+            Op::Read(reth) => Due::Read(self.job.unwrap_or_else(|| ReadJob::new(entry.psn, reth, again, entry.srqn))),
             Op::Atomic(_, original) => Due::Atomic { psn: entry.psn, original: *original, again },
         })
     }
@@ -237,12 +241,12 @@ mod tests {
     /// A READ of `packets` packets.
     fn read(psn: u32, packets: u32) -> Entry {
         let reth = Reth { va: u64::from(psn) << 16, rkey: RKey(9), dma_len: packets * 256 };
-        Entry { psn: Psn::new(psn), packets, op: Op::Read(reth), ack_before: false }
+        Entry { psn: Psn::new(psn), packets, op: Op::Read(reth), ack_before: false, srqn: 0 }
     }
 
     fn atomic(psn: u32) -> Entry {
         let op = Op::Atomic(AtomicKind::FetchAdd, u64::from(psn));
-        Entry { psn: Psn::new(psn), packets: 1, op, ack_before: false }
+        Entry { psn: Psn::new(psn), packets: 1, op, ack_before: false, srqn: 0 }
     }
 
     fn ring(limit: usize, entries: &[Entry]) -> ReplayRing {
@@ -272,7 +276,7 @@ mod tests {
         let job = match entry.op {
             Op::Read(reth) => {
                 let skipped = (psn - entry.psn.get()) * 256;
-                Some(ReadJob::new(Psn::new(psn), &Reth { dma_len: reth.dma_len - skipped, ..reth }, true))
+                Some(ReadJob::new(Psn::new(psn), &Reth { dma_len: reth.dma_len - skipped, ..reth }, true, 0))
             }
             Op::Atomic(..) => None,
         };

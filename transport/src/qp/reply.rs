@@ -1,4 +1,4 @@
-//! What an RC responder owes its peer, and the packets that pay it, strictly in the order of PSNs.
+//! What a reliable responder owes its peer, and the packets that pay it, strictly in the order of PSNs.
 //!
 //! READ data is read from memory when its packet is built. Acknowledgements coalesce: one per `poll_transmit`, for the
 //! newest request executed. May touch [`Shared`], the host's memory and the batch.
@@ -114,10 +114,10 @@ impl Replies {
     }
 
     /// An accepted READ or atomic will be answered. An acknowledgement that is due leaves before it.
-    pub(crate) fn answer(&mut self, psn: Psn, packets: u32, op: Op, limit: u8) {
+    pub(crate) fn answer(&mut self, psn: Psn, packets: u32, op: Op, limit: u8, srqn: u32) {
         // clause: ACK-BEFORE-READ
         let ack_before = core::mem::take(&mut self.ack);
-        self.ring.push(Entry { psn, packets, op, ack_before }, limit.into());
+        self.ring.push(Entry { psn, packets, op, ack_before, srqn }, limit.into());
     }
 
     /// A SEND or WRITE came again: its acknowledgement was lost, and maybe answers to READs and atomics after it. The
@@ -145,7 +145,7 @@ impl Replies {
         if !is_tail || check_readable(host, reth).is_err() {
             return false;
         }
-        self.ring.replay(seq, Some(ReadJob::new(psn, reth, true)));
+        self.ring.replay(seq, Some(ReadJob::new(psn, reth, true, entry.srqn)));
         true
     }
 
@@ -282,6 +282,10 @@ fn send_read<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, job: Re
         (false, false) => Response::ReadMiddle,
     };
     let why = if job.again { Why::Replay } else { Why::ReadResponse };
+    // clause: XRC-DOMAIN
+    if sh.config.service == Service::XrcTgt {
+        host.select_srq(job.srqn);
+    }
     let Some(payload) = slot(sh, tx, job.psn, response, len as usize, why) else { return Sent::Full };
     if len > 0
         // clause: READ-AFTER-WRITE
@@ -303,8 +307,13 @@ fn slot<'t, T: TxBatch>(
     why: Why,
 ) -> Option<&'t mut [u8]> {
     // clause: BTH-MIGRATED, ACK-FIELDS
-    let bth = Bth { mig_req: true, ..Bth::new(sh.attr.dest_qpn, psn) };
-    let header = Header { bth, kind: Kind::RcResponse(response) };
+    let bth = Bth { mig_req: sh.mig_req(), ..Bth::new(sh.attr.dest_qpn, psn) };
+    let kind = match sh.config.service {
+        Service::Rc => Kind::RcResponse(response),
+        // clause: XRC-ANSWERS
+        _ => Kind::XrcResponse(response),
+    };
+    let header = Header { bth, kind };
     let slot = tx.slot(&sh.path, header.padded_len(len), PacketNote::answer(sh.config.qpn, why))?;
     header.emit(len, slot)
 }

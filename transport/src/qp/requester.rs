@@ -22,7 +22,7 @@ use crate::qp::shared::{QpConfig, QpEvents, Service, Shared};
 use crate::qp::sq::{SendQueue, SendWqe};
 use crate::time::Instant;
 use crate::wr::{Cqe, SendData, SendFlags, SendOp, SendRequest, WcStatus};
-use roxe_wire::{Bth, Header, Kind, PathMtu, Psn};
+use roxe_wire::{Bth, Header, Kind, PathMtu, Psn, XrcEth};
 
 /// PSNs under way at most. The peer can tell 2^23 apart; this is more than any network holds, keeps late packets
 /// recognisable and the bytes of [`Flight`] within 32 bits.
@@ -104,10 +104,10 @@ impl Requester {
         }
     }
 
-    /// Queues a request.
-    pub(crate) fn post_send(&mut self, sh: &Shared, req: &SendRequest<'_>) -> Result<(), PostError> {
+    /// Queues a request; `srqn` means something on XRC only.
+    pub(crate) fn post_send(&mut self, sh: &Shared, req: &SendRequest<'_>, srqn: u32) -> Result<(), PostError> {
         check_op(sh, req)?;
-        self.sq.push(req)
+        self.sq.push(req, srqn)
     }
 
     /// Forgets up to `count` of the newest requests, but none that was started.
@@ -189,7 +189,7 @@ impl Requester {
         // clause: DCQCN-PACING
         while !sh.failed && self.has_work(sh) && sh.congestion.may_send(host.now()) {
             let step = match sh.config.service {
-                Service::Rc => self.send_reliable(sh, host, tx),
+                Service::Rc | Service::XrcIni | Service::XrcTgt => self.send_reliable(sh, host, tx),
                 Service::Uc | Service::Ud => self.send_unreliable(sh, host, tx),
             };
             match step {
@@ -256,10 +256,15 @@ impl Requester {
             ack_req: packet.asks_ack || room == Room::First || sh.congestion.pauses_after(host.now(), packet.len),
             solicited: packet.solicited,
             // clause: BTH-MIGRATED
-            mig_req: true,
+            mig_req: sh.mig_req(),
             ..Bth::new(sh.attr.dest_qpn, self.cursor.psn)
         };
-        let header = Header { bth, kind: Kind::RcRequest(packet.request) };
+        let kind = match sh.config.service {
+            Service::Rc => Kind::RcRequest(packet.request),
+            // clause: XRC-EVERY-REQUEST
+            _ => Kind::XrcRequest(XrcEth(wqe.srqn), packet.request),
+        };
+        let header = Header { bth, kind };
         let note = self.note(sh, wqe);
         match put(host, tx, &sh.path, &header, self.sq.payload(self.cursor.wqe, wqe), &packet, note) {
             Put::Done => {}
@@ -343,8 +348,16 @@ impl Requester {
             Some(Timer::Rnr) => self.retry.on_rnr_timeout(),
             Some(Timer::Ack) => match self.retry.on_ack_timeout() {
                 Ok(()) => self.go_back_after_loss(sh, host),
-                Err(Exhausted) => self.fail_head(sh, host, WcStatus::RetryExcErr),
+                Err(Exhausted) => self.give_up_path(sh, host),
             },
+        }
+    }
+
+    /// No retries are left: goes over to the alternate path, or fails.
+    pub(crate) fn give_up_path<H: Host>(&mut self, sh: &mut Shared, host: &mut H) {
+        // clause: APM-RETRIES
+        if !self.migrate(sh, host) {
+            self.fail_head(sh, host, WcStatus::RetryExcErr);
         }
     }
 
@@ -370,7 +383,7 @@ impl Requester {
             complete(sh, host, &wqe, status);
         }
         match sh.config.service {
-            Service::Rc => sh.fail(),
+            Service::Rc | Service::XrcIni | Service::XrcTgt => sh.fail(),
             Service::Uc | Service::Ud => sh.send_error = true,
         }
     }
@@ -426,9 +439,13 @@ fn check_op(sh: &Shared, req: &SendRequest<'_>) -> Result<(), PostError> {
     let is_inline = matches!(req.data, SendData::Inline(_));
     // clause: SEND-OPERATIONS
     let possible = match (req.op, sh.config.service) {
+        (_, Service::XrcTgt) => false,
         (Send | SendImm(_), _) => true,
-        (Write { .. } | WriteImm { .. }, Service::Rc | Service::Uc) | (SendInvalidate(_), Service::Rc) => true,
-        (Read { .. } | CompareSwap { .. } | FetchAdd { .. }, Service::Rc) => !is_inline && sh.attr.max_rd_atomic > 0,
+        (Write { .. } | WriteImm { .. }, Service::Rc | Service::Uc | Service::XrcIni)
+        | (SendInvalidate(_), Service::Rc | Service::XrcIni) => true,
+        (Read { .. } | CompareSwap { .. } | FetchAdd { .. }, Service::Rc | Service::XrcIni) => {
+            !is_inline && sh.attr.max_rd_atomic > 0
+        }
         (_, Service::Uc | Service::Ud) => false,
     };
     if !possible {

@@ -15,7 +15,7 @@ use crate::qp::segment::{self, MAX_MESSAGE};
 use crate::qp::shared::{QpConfig, QpEvents, Shared};
 use crate::qp::{DropReason, PostError, QpState};
 use crate::wr::{Access, Cqe, RecvRequest, VendorErr, WcExtra, WcOpcode};
-use roxe_wire::{AtomicEth, Bth, ImmDt, PathMtu, Psn, RKey, Request, Reth, SendTail, UcRequest};
+use roxe_wire::{AtomicEth, Bth, ImmDt, PathMtu, Psn, RKey, Request, Reth, SendTail, UcRequest, XrcEth};
 
 /// A request packet.
 #[derive(Clone, Copy)]
@@ -165,6 +165,36 @@ impl Responder {
             1.. => Err(self.handle_future()),
             _ => Err(self.handle_duplicate(sh, host, incoming)),
         }
+    }
+
+    /// A request on an extended reliable connection: as [`Responder::handle_request`], but receives, their completions and
+    /// the domain of remote keys are those of the shared queue that the packet names.
+    ///
+    /// # Errors
+    /// Why it was not executed.
+    pub(crate) fn handle_xrc<H: Host>(
+        &mut self,
+        sh: &mut Shared,
+        host: &mut H,
+        header: (&Bth, XrcEth),
+        req: &Request,
+        payload: &[u8],
+    ) -> Result<(), DropReason> {
+        let (bth, XrcEth(srqn)) = header;
+        // clause: XRC-QUEUE-KNOWN
+        let is_known = host.select_srq(srqn);
+        if bth.psn != self.progress.e_psn {
+            return self.handle_request(sh, host, bth, req, payload);
+        }
+        // clause: XRC-ONE-QUEUE
+        let goes_on = self.open == Open::None || srqn == self.rq.srqn();
+        if !is_known || !goes_on {
+            self.replies.withdraw_nak();
+            self.note_established(sh);
+            return Err(self.refuse(sh, host, Refusal::SharedQueue));
+        }
+        self.rq.set_srqn(srqn);
+        self.handle_request(sh, host, bth, req, payload)
     }
 
     fn handle_expected<H: Host>(
@@ -450,7 +480,8 @@ impl Responder {
 
     /// Leaves the answer to a READ or atomic to [`Replies`].
     fn remember(&mut self, sh: &Shared, bth: &Bth, req: &Request, op: Op) {
-        self.replies.answer(bth.psn, psns(req, sh.attr.path_mtu), op, sh.attr.max_dest_rd_atomic);
+        let (packets, limit) = (psns(req, sh.attr.path_mtu), sh.attr.max_dest_rd_atomic);
+        self.replies.answer(bth.psn, packets, op, limit, self.rq.srqn());
     }
 
     /// The request is executed: the next one is expected (IBA §9.7.5).

@@ -5,7 +5,7 @@
 
 use crate::cx::{Host, MemError, Side};
 use crate::qp::PostError;
-use crate::qp::shared::{QpConfig, Shared};
+use crate::qp::shared::{QpConfig, Service, Shared};
 use crate::wr::{Cqe, RecvRequest, Sge, WcOpcode, WcStatus};
 use roxe_wire::Request;
 
@@ -105,6 +105,8 @@ impl Taken {
 
 #[derive(Debug)]
 enum Source {
+    /// XRC initiators never receive.
+    Nothing,
     Own(Ring),
     Shared(Taken),
 }
@@ -115,6 +117,8 @@ pub(crate) struct RecvQueue {
     source: Source,
     /// Whatever is posted is not there for now: an injected fault.
     starved: bool,
+    /// XRC: the shared queue that the newest request named, and the current receive is from.
+    srqn: u32,
 }
 
 /// Whether a request uses up a receive or begins to use one.
@@ -128,10 +132,21 @@ pub(crate) const fn takes_receive(req: &Request) -> bool {
 impl RecvQueue {
     pub(crate) fn new(config: &QpConfig) -> Self {
         let source = match config.srq_max_sge {
+            _ if config.service == Service::XrcIni => Source::Nothing,
             Some(max_sge) => Source::Shared(Taken { slot: None, sges: Vec::new(), max_sge: max_sge as usize }),
             None => Source::Own(Ring::new(config.caps.max_recv_wr as usize, config.caps.max_recv_sge as usize)),
         };
-        Self { source, starved: false }
+        Self { source, starved: false, srqn: 0 }
+    }
+
+    /// XRC: the shared queue that receives come from.
+    pub(crate) fn srqn(&self) -> u32 {
+        self.srqn
+    }
+
+    /// XRC: from now on receives come from the shared queue `srqn`, which the host has selected.
+    pub(crate) fn set_srqn(&mut self, srqn: u32) {
+        self.srqn = srqn;
     }
 
     /// Whether receives come from a shared queue.
@@ -144,7 +159,7 @@ impl RecvQueue {
         match &mut self.source {
             Source::Own(ring) => ring.push(req.wr_id, req.sges),
             // clause: SRQ-NO-OWN
-            Source::Shared(_) => Err(PostError::BadOpcode),
+            Source::Shared(_) | Source::Nothing => Err(PostError::BadOpcode),
         }
     }
 
@@ -152,6 +167,7 @@ impl RecvQueue {
     pub(crate) fn acquire<H: Host>(&mut self, host: &mut H) -> bool {
         match &mut self.source {
             _ if self.starved => false,
+            Source::Nothing => false,
             Source::Own(ring) => ring.len > 0,
             Source::Shared(taken) => {
                 // clause: SRQ-TAKEN
@@ -170,6 +186,7 @@ impl RecvQueue {
 
     fn current(&self) -> Option<(&Slot, &[Sge])> {
         match &self.source {
+            Source::Nothing => None,
             Source::Own(ring) => ring.front(),
             Source::Shared(taken) => Some((taken.slot.as_ref()?, &taken.sges)),
         }
@@ -186,13 +203,17 @@ impl RecvQueue {
             return Ok(());
         }
         let (_, sges) = self.current().ok_or(MemError::Range)?;
-        host.scatter(sges, offset, data)
+        host.scatter(Side::Recv, sges, offset, data)
     }
 
     /// Ends the current receive, if there is one, with `cqe`: `wr_id`, `qpn`, `timestamp` are filled in here, and every
     /// error counts as solicited (`man ibv_req_notify_cq`).
     pub(crate) fn complete<H: Host>(&mut self, sh: &mut Shared, host: &mut H, cqe: Cqe) -> bool {
         let Some(wr_id) = self.pop() else { return false };
+        // clause: XRC-COMPLETION
+        if sh.config.service == Service::XrcTgt {
+            host.select_srq(self.srqn);
+        }
         // clause: WC-SOLICITED
         let solicited = cqe.solicited || cqe.status != WcStatus::Success;
         let cqe = Cqe { wr_id, solicited, qpn: sh.config.qpn, timestamp: host.now().0, ..cqe };
@@ -215,6 +236,7 @@ impl RecvQueue {
 
     fn pop(&mut self) -> Option<u64> {
         match &mut self.source {
+            Source::Nothing => None,
             Source::Own(ring) => ring.pop(),
             Source::Shared(taken) => Some(taken.slot.take()?.wr_id),
         }

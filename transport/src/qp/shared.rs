@@ -16,6 +16,20 @@ pub enum Service {
     Uc,
     /// Unreliable datagram.
     Ud,
+    /// The sending end of an extended reliable connection: every message names a shared receive queue of the peer.
+    XrcIni,
+    /// The receiving end of one: it takes receives from the queues of its domain that the messages name.
+    XrcTgt,
+}
+
+impl Service {
+    /// Every service.
+    pub const ALL: [Self; 5] = [Self::Rc, Self::Uc, Self::Ud, Self::XrcIni, Self::XrcTgt];
+
+    /// Whether requests are acknowledged and repeated.
+    pub const fn is_reliable(self) -> bool {
+        matches!(self, Self::Rc | Self::XrcIni | Self::XrcTgt)
+    }
 }
 
 /// Depths and limits of a QP, fixed at creation.
@@ -69,6 +83,10 @@ bitflags! {
         const ACCESS_ERR = 1 << 4;
         /// In the error state and the last shared receive request is done.
         const LAST_WQE_REACHED = 1 << 5;
+        /// The connection goes on over the alternate path.
+        const PATH_MIG = 1 << 6;
+        /// The peer asked for a path that is not the alternate one.
+        const PATH_MIG_ERR = 1 << 7;
     }
 }
 
@@ -88,6 +106,8 @@ pub(crate) struct Shared {
     pub(crate) failed: bool,
     /// A send error on UC/UD: the QP must enter SQE before the call returns.
     pub(crate) send_error: bool,
+    /// `PATH_MIG_ERR` was raised since software armed the migration.
+    pub(crate) migration_failed: bool,
 }
 
 impl Shared {
@@ -103,6 +123,7 @@ impl Shared {
             events: QpEvents::empty(),
             failed: false,
             send_error: false,
+            migration_failed: false,
         }
     }
 

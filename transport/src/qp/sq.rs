@@ -26,6 +26,8 @@ pub(crate) struct SendWqe {
     pub(crate) first_psn: Psn,
     /// PSNs that it spans; set when it starts.
     pub(crate) packets: u32,
+    /// XRC: the peer's shared receive queue that it is for.
+    pub(crate) srqn: u32,
 }
 
 impl SendWqe {
@@ -189,9 +191,9 @@ impl SendQueue {
         self.slots.get(self.slot(index)).and_then(|slot| slot.dest.as_ref())
     }
 
-    /// Appends a request.
-    pub(crate) fn push(&mut self, req: &SendRequest<'_>) -> Result<(), PostError> {
-        let mut wqe = self.check(req)?;
+    /// Appends a request; `srqn` means something on XRC only.
+    pub(crate) fn push(&mut self, req: &SendRequest<'_>, srqn: u32) -> Result<(), PostError> {
+        let mut wqe = SendWqe { srqn, ..self.check(req)? };
         let slot = self.slot(self.tail);
         match req.data {
             SendData::Sges(sges) => self.sges.put(slot, sges, Sge::default()),
@@ -245,8 +247,16 @@ impl SendQueue {
             SendData::Inline(bytes) => (self.check_inline(bytes)?, 0),
         };
         let flags = req.flags - SendFlags::INLINE;
-        let mut wqe =
-            SendWqe { wr_id: req.wr_id, op: req.op, flags, length, num_sge, first_psn: Psn::default(), packets: 0 };
+        let mut wqe = SendWqe {
+            wr_id: req.wr_id,
+            op: req.op,
+            flags,
+            length,
+            num_sge,
+            first_psn: Psn::default(),
+            packets: 0,
+            srqn: 0,
+        };
         if wqe.is_atomic() {
             // clause: SEND-ATOMIC-RESULT
             if length < ATOMIC_LEN {
@@ -311,13 +321,13 @@ mod tests {
     fn it_holds_exactly_max_send_wr_and_goes_round() {
         let mut sq = queue(3);
         for wr_id in 0..3 {
-            assert_eq!(sq.push(&request(wr_id, SendData::Sges(&[]))), Ok(()));
+            assert_eq!(sq.push(&request(wr_id, SendData::Sges(&[])), 0), Ok(()));
         }
         for wr_id in 3..100 {
-            assert_eq!(sq.push(&request(wr_id, SendData::Sges(&[]))), Err(PostError::QueueFull));
+            assert_eq!(sq.push(&request(wr_id, SendData::Sges(&[])), 0), Err(PostError::QueueFull));
             assert_eq!(sq.pop().map(|wqe| wqe.wr_id), Some(wr_id - 3));
             let list = [sge(u32::try_from(wr_id).expect("small")), sge(1)];
-            assert_eq!(sq.push(&request(wr_id, SendData::Sges(&list))), Ok(()));
+            assert_eq!(sq.push(&request(wr_id, SendData::Sges(&list)), 0), Ok(()));
             let newest = sq.tail_index().wrapping_sub(1);
             let wqe = *sq.get(newest).expect("just pushed");
             assert!(matches!(sq.payload(newest, &wqe), Payload::Sges(sges) if sges == list));
@@ -331,14 +341,14 @@ mod tests {
     fn the_newest_can_be_taken_back_unless_they_were_started() {
         let mut sq = queue(4);
         for wr_id in 0..4 {
-            assert_eq!(sq.push(&request(wr_id, SendData::Sges(&[]))), Ok(()));
+            assert_eq!(sq.push(&request(wr_id, SendData::Sges(&[])), 0), Ok(()));
         }
         assert_eq!(sq.room(), 0);
         sq.take_back(1, 2);
         assert_eq!((sq.room(), sq.tail_index()), (1, 3));
         sq.take_back(9, 2);
         assert_eq!((sq.room(), sq.tail_index()), (2, 2));
-        assert_eq!(sq.push(&request(7, SendData::Sges(&[]))), Ok(()));
+        assert_eq!(sq.push(&request(7, SendData::Sges(&[])), 0), Ok(()));
         assert_eq!(sq.get(2).map(|wqe| wqe.wr_id), Some(7));
     }
 
@@ -346,12 +356,12 @@ mod tests {
     #[test]
     fn lists_inline_bytes_and_lengths_have_limits() {
         let mut sq = queue(8);
-        assert_eq!(sq.push(&request(0, SendData::Sges(&[sge(1); 3]))), Err(PostError::TooManySges));
-        assert_eq!(sq.push(&request(0, SendData::Sges(&[sge(1 << 30); 2]))), Ok(()));
-        assert_eq!(sq.push(&request(0, SendData::Sges(&[sge(1 << 31), sge(1)]))), Err(PostError::BadLength));
-        assert_eq!(sq.push(&request(0, SendData::Sges(&[sge(u32::MAX); 2]))), Err(PostError::BadLength));
-        assert_eq!(sq.push(&request(0, SendData::Inline(&[0; 5]))), Err(PostError::InlineTooLong));
-        assert_eq!(sq.push(&request(0, SendData::Inline(&[1, 2, 3, 4]))), Ok(()));
+        assert_eq!(sq.push(&request(0, SendData::Sges(&[sge(1); 3])), 0), Err(PostError::TooManySges));
+        assert_eq!(sq.push(&request(0, SendData::Sges(&[sge(1 << 30); 2])), 0), Ok(()));
+        assert_eq!(sq.push(&request(0, SendData::Sges(&[sge(1 << 31), sge(1)])), 0), Err(PostError::BadLength));
+        assert_eq!(sq.push(&request(0, SendData::Sges(&[sge(u32::MAX); 2])), 0), Err(PostError::BadLength));
+        assert_eq!(sq.push(&request(0, SendData::Inline(&[0; 5])), 0), Err(PostError::InlineTooLong));
+        assert_eq!(sq.push(&request(0, SendData::Inline(&[1, 2, 3, 4])), 0), Ok(()));
         let wqe = *sq.get(1).expect("the second");
         assert!(matches!(sq.payload(1, &wqe), Payload::Inline(&[1, 2, 3, 4])));
     }
@@ -361,8 +371,8 @@ mod tests {
     fn an_atomic_needs_eight_bytes_and_uses_no_more() {
         let op = SendOp::FetchAdd { remote_addr: 0, rkey: RKey(0), add: 1 };
         let mut sq = queue(2);
-        assert_eq!(sq.push(&SendRequest { op, ..request(0, SendData::Sges(&[sge(7)])) }), Err(PostError::BadLength));
-        assert_eq!(sq.push(&SendRequest { op, ..request(0, SendData::Sges(&[sge(9)])) }), Ok(()));
+        assert_eq!(sq.push(&SendRequest { op, ..request(0, SendData::Sges(&[sge(7)])) }, 0), Err(PostError::BadLength));
+        assert_eq!(sq.push(&SendRequest { op, ..request(0, SendData::Sges(&[sge(9)])) }, 0), Ok(()));
         assert_eq!(sq.head().map(|wqe| wqe.length), Some(8));
     }
 
@@ -372,7 +382,7 @@ mod tests {
         let (remote_addr, rkey, flags) = (0, RKey(0), SendFlags::SOLICITED);
         let solicits = |op| {
             let mut sq = queue(1);
-            sq.push(&SendRequest { op, flags, ..request(0, SendData::Sges(&[sge(8)])) }).expect("room");
+            sq.push(&SendRequest { op, flags, ..request(0, SendData::Sges(&[sge(8)])) }, 0).expect("room");
             sq.head().is_some_and(SendWqe::is_solicited)
         };
         assert!(

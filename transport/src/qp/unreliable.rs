@@ -33,7 +33,7 @@ impl Requester {
         }
         self.paid = true;
         // clause: BTH-MIGRATED, UC-SILENT
-        let bth = Bth { solicited: packet.solicited, mig_req: true, ..Bth::new(qpn, self.cursor.psn) };
+        let bth = Bth { solicited: packet.solicited, mig_req: sh.mig_req(), ..Bth::new(qpn, self.cursor.psn) };
         let Some(wqe) = self.sq.get(self.cursor.wqe) else { return Step::Stop };
         let (payload, note) = (self.sq.payload(self.cursor.wqe, wqe), self.note(sh, wqe));
         match put(host, tx, &av, &Header { bth, kind }, payload, &packet, note) {

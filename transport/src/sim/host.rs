@@ -53,6 +53,17 @@ impl Srq {
     }
 }
 
+/// A shared receive queue of an XRC domain.
+#[derive(Debug, Default)]
+pub struct XrcQueue {
+    /// Its number.
+    pub number: u32,
+    /// Its receives.
+    pub srq: Srq,
+    /// Completions of its receives not taken yet, oldest first.
+    pub done: VecDeque<Cqe>,
+}
+
 /// How much may be under way towards the peer, and how much is.
 #[derive(Debug, Default)]
 pub struct Flow {
@@ -87,6 +98,10 @@ pub struct SimHost {
     pub overruns: u32,
     /// The shared receive queue, if the QP uses one.
     pub srq: Srq,
+    /// The queues of the XRC domain of a target.
+    pub xrc: Vec<XrcQueue>,
+    /// Which of them the target works with now.
+    pub selected: Option<usize>,
     /// Flow control towards the peer.
     pub flow: Flow,
 }
@@ -104,8 +119,8 @@ impl Memory for SimHost {
         self.memory.gather(sges, offset, out)
     }
 
-    fn scatter(&mut self, sges: &[Sge], offset: u32, data: &[u8]) -> Result<(), MemError> {
-        self.memory.scatter(sges, offset, data)
+    fn scatter(&mut self, side: Side, sges: &[Sge], offset: u32, data: &[u8]) -> Result<(), MemError> {
+        self.memory.scatter(side, sges, offset, data)
     }
 
     fn check_remote(&mut self, rkey: RKey, va: u64, len: u64, access: Access) -> Result<(), MemError> {
@@ -131,6 +146,10 @@ impl Memory for SimHost {
 
 impl Completions for SimHost {
     fn complete(&mut self, side: Side, cqe: Cqe) -> Result<(), Overrun> {
+        if let (Side::Recv, Some(queue)) = (side, self.selected.and_then(|at| self.xrc.get_mut(at))) {
+            queue.done.push_back(cqe);
+            return Ok(());
+        }
         let (queue, room) = match side {
             Side::Send => (&mut self.sends, self.cq_room[0]),
             Side::Recv => (&mut self.recvs, self.cq_room[1]),
@@ -146,14 +165,23 @@ impl Completions for SimHost {
 
 impl SharedReceives for SimHost {
     fn take_shared(&mut self, sges: &mut Vec<Sge>) -> Option<u64> {
-        let taken = self.srq.ring.pop_front()?;
-        if self.srq.ring.len() < self.srq.limit {
-            self.srq.limit = 0;
-            self.srq.limit_events += 1;
+        let srq = match self.selected {
+            Some(at) => &mut self.xrc.get_mut(at)?.srq,
+            None => &mut self.srq,
+        };
+        let taken = srq.ring.pop_front()?;
+        if srq.ring.len() < srq.limit {
+            srq.limit = 0;
+            srq.limit_events += 1;
         }
         sges.clear();
         sges.extend_from_slice(&taken.sges[..taken.count]);
         Some(taken.wr_id)
+    }
+
+    fn select_srq(&mut self, srqn: u32) -> bool {
+        self.selected = self.xrc.iter().position(|queue| queue.number == srqn);
+        self.selected.is_some()
     }
 }
 

@@ -3,7 +3,7 @@
 //! May touch: `cx` and `wr` only. Everything the [`Memory`] trait promises is checked here, byte by byte, so that a
 //! state machine that asks for the wrong thing is found out.
 
-use crate::cx::{AtomicOp, MemError, Memory};
+use crate::cx::{AtomicOp, MemError, Memory, Side};
 use crate::wr::{Access, Sge};
 use roxe_wire::{LKey, RKey};
 
@@ -180,7 +180,7 @@ impl Memory for VecMemory {
         })
     }
 
-    fn scatter(&mut self, sges: &[Sge], offset: u32, data: &[u8]) -> Result<(), MemError> {
+    fn scatter(&mut self, _side: Side, sges: &[Sge], offset: u32, data: &[u8]) -> Result<(), MemError> {
         let put = |at: usize, piece: &mut [u8]| piece.copy_from_slice(&data[at..at + piece.len()]);
         self.walk(sges, offset, data.len(), Access::LOCAL_WRITE, put)
     }

@@ -32,7 +32,7 @@ mod rewinds;
 mod watch;
 
 pub use case::Case;
-pub use host::SimHost;
+pub use host::{SimHost, XrcQueue};
 pub use link::LinkSpec;
 pub use memory::{Mr, VecMemory};
 pub use pair::Pair;

@@ -82,7 +82,7 @@ impl Tie {
 /// What a pair is made of. Both sides are alike but for numbers and addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
-    /// Service of both.
+    /// Service of both; with `XrcIni`, A sends and B is its target.
     pub service: Service,
     /// Payload bytes of a full packet.
     pub path_mtu: PathMtu,
@@ -157,7 +157,16 @@ impl Setup {
 
     /// A QP of this setup in RESET, and its surroundings.
     pub fn make(&self, who: Peer) -> (Qp, SimHost) {
-        self.make_with(qpn(who))
+        self.side(who).make_with(qpn(who))
+    }
+
+    /// The setup of one end: the two of an extended reliable connection differ.
+    #[must_use]
+    pub fn side(&self, who: Peer) -> Self {
+        match (self.service, who) {
+            (Service::XrcIni, Peer::B) => Self { service: Service::XrcTgt, srq: true, ..*self },
+            _ => *self,
+        }
     }
 
     /// A QP with this number.
@@ -173,7 +182,7 @@ impl Setup {
         };
         let mut host = SimHost::with_depth((self.caps.max_send_wr + self.caps.max_recv_wr) as usize);
         host.flow.limit = self.flow_limit;
-        host.flow.returns = self.service == Service::Rc;
+        host.flow.returns = self.service.is_reliable();
         (Qp::new(config), host)
     }
 
@@ -216,7 +225,7 @@ impl Setup {
 
     /// Moves `qp` up to `state`, which is on the way from RESET to RTS.
     pub fn bring_to(&self, who: Peer, qp: &mut Qp, host: &mut SimHost, state: QpState) {
-        self.bring_up(&self.tie_of(who, self.places()), qp, host, state);
+        self.side(who).bring_up(&self.tie_of(who, self.places()), qp, host, state);
     }
 
     /// Moves `qp`, an end of `tie`, up to `state`, which is on the way from RESET to RTS.
@@ -238,6 +247,8 @@ impl Setup {
             Service::Rc => (AttrMask::ACCESS_FLAGS, connected() | depth(), AttrMask::SQ_PSN | retries()),
             Service::Uc => (AttrMask::ACCESS_FLAGS, connected(), AttrMask::SQ_PSN),
             Service::Ud => (AttrMask::QKEY, AttrMask::empty(), AttrMask::SQ_PSN),
+            Service::XrcIni => (AttrMask::ACCESS_FLAGS, connected(), AttrMask::SQ_PSN | retries()),
+            Service::XrcTgt => (AttrMask::ACCESS_FLAGS, connected() | depth(), AttrMask::SQ_PSN | AttrMask::TIMEOUT),
         };
         AttrMask::STATE
             | match state {

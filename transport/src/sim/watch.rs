@@ -76,7 +76,7 @@ impl Watch {
         let (state, probe, psn) = (qp.state(), qp.probe(), header.bth.psn);
         if state == QpState::Err {
             // The answers before the request that was refused may still leave, and the refusal; nothing after it.
-            let answer = matches!(header.kind, Kind::RcResponse(_));
+            let answer = matches!(header.kind, Kind::RcResponse(_) | Kind::XrcResponse(_));
             ensure!(answer && !self.silenced, Silence, None, at, "{header:?} in the error state");
             self.silenced = matches!(header.kind, Kind::RcResponse(Response::Ack(aeth)) if is_nak(aeth.syndrome));
         }

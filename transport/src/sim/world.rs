@@ -18,7 +18,7 @@ use crate::Qp;
 use crate::cx::{PacketNote, TxState};
 use crate::fault::Verdict;
 use crate::qp::attr::{AttrMask, QpAttr, QpState};
-use crate::qp::shared::{QpEvents, Service};
+use crate::qp::shared::QpEvents;
 use crate::qp::{DropReason, PostError};
 use crate::time::Instant;
 use crate::wr::RecvRequest;
@@ -158,6 +158,7 @@ impl<C: Choices> World<C> {
         let first = self.ends.len();
         for who in [Peer::A, Peer::B] {
             let tie = setup.tie_of(who, places);
+            let setup = &setup.side(who);
             let (qp, mut host) = setup.make_with(tie.here.qpn);
             host.clock = self.now;
             let known = self.by_place.insert((tie.here.node, tie.here.qpn.get()), self.ends.len());
@@ -515,7 +516,7 @@ impl<C: Choices> World<C> {
             let (who, at) = (Some(id), self.now);
             ensure!(end.qp.poll_timeout().is_none(), Timers, who, at, "a timer is left");
             ensure!(end.qp.is_quiescent(), Progress, who, at, "not quiescent");
-            let reliable = end.setup.service == Service::Rc;
+            let reliable = end.setup.service.is_reliable();
             ensure!(
                 !reliable || end.host.flow.reserved == 0,
                 Credit,

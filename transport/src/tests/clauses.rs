@@ -250,19 +250,6 @@ fn a_request_behind_a_gap_leaves_no_trace() {
     assert_eq!((bytes(&p, B, mr), recvs(&mut p, B)), (vec![0; 8], vec![]), "nor is it kept for later");
 }
 
-// clause: STATE-NO-MIGRATION
-#[test]
-fn an_alternate_path_is_refused() {
-    let mut p = Pair::new(Setup::default());
-    let refused = |mask| Err(ModifyError::BadValue(mask));
-    let loaded = set(&mut p, QpState::Rts, AttrMask::ALT_PATH, |attr| attr.alt_av = attr.av);
-    assert_eq!(loaded, refused(AttrMask::ALT_PATH));
-    let rearm = set(&mut p, QpState::Rts, AttrMask::PATH_MIG_STATE, |attr| attr.path_mig_state = 1);
-    assert_eq!(rearm, refused(AttrMask::PATH_MIG_STATE));
-    let migrated = set(&mut p, QpState::Rts, AttrMask::PATH_MIG_STATE, |attr| attr.path_mig_state = 0);
-    assert_eq!(migrated, Ok(()));
-}
-
 // clause: RESP-REGION
 #[test]
 fn a_late_answer_to_an_atomic_is_dropped() {

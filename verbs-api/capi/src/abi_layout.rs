@@ -78,6 +78,15 @@ layout! { ibv_srq_init_attr: 24, 8;
 layout! { ibv_srq_init_attr_ex: 64, 8;
     srq_context 0, attr 8, comp_mask 20, srq_type 24, pd 32, xrcd 40, cq 48, tm_cap 56
 }
+layout! { ibv_xrcd: 8, 8;
+    context 0
+}
+layout! { ibv_xrcd_init_attr: 12, 4;
+    comp_mask 0, fd 4, oflags 8
+}
+layout! { ibv_qp_open_attr: 32, 8;
+    comp_mask 0, qp_num 4, xrcd 8, qp_context 16, qp_type 24
+}
 layout! { ibv_qp_cap: 20, 4;
     max_send_wr 0, max_recv_wr 4, max_send_sge 8, max_recv_sge 12, max_inline_data 16
 }
@@ -154,10 +163,29 @@ layout! { ibv_context: 328, 8;
 layout! { ibv_cq_init_attr_ex: 56, 8;
     cqe 0, cq_context 8, channel 16, comp_vector 24, wc_flags 32, comp_mask 40, flags 44, parent_domain 48
 }
+layout! { ibv_alloc_dm_attr: 16, 8;
+    length 0, log_align_req 8, comp_mask 12
+}
+layout! { ibv_dm: 32, 8;
+    context 0, memcpy_to_dm 8, memcpy_from_dm 16, comp_mask 24, handle 28
+}
 layout! { ibv_values_ex: 24, 8;
     comp_mask 0, raw_clock 8
 }
+layout! { ibv_td: 8, 8;
+    context 0
+}
+layout! { ibv_td_init_attr: 4, 4;
+    comp_mask 0
+}
+layout! { ibv_parent_domain_init_attr: 48, 8;
+    pd 0, td 8, comp_mask 16, alloc 24, free 32, pd_context 40
+}
+layout! { ibv_ece: 12, 4;
+    vendor_id 0, options 4, comp_mask 8
+}
 layout! { verbs_context: 648, 8;
-    query_port 0, query_rt_values 192, create_cq_ex 200, query_device_ex 216, create_qp_ex 264, get_srq_num 272,
-    create_srq_ex 280, sz 312, context 320
+    query_port 0, alloc_parent_domain 112, dealloc_td 120, alloc_td 128, advise_mr 8, alloc_null_mr 16, reg_dm_mr 56, alloc_dm 64, free_dm 72, query_rt_values 192,
+    create_cq_ex 200, query_device_ex 216, open_qp 256, create_qp_ex 264, get_srq_num 272, create_srq_ex 280,
+    open_xrcd 288, close_xrcd 296, sz 312, context 320
 }

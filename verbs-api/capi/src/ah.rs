@@ -84,7 +84,10 @@ fn addresses(area: &[u8; GRH_LEN]) -> Option<(Gid, Gid, u8, u32)> {
 /// The address of the sender of a datagram that came with `area` in front.
 fn reply_to(context: &Context, port: u8, wc: &ibv_wc, area: &[u8; GRH_LEN]) -> Result<ibv_ah_attr> {
     let (sgid, dgid, traffic_class, flow_label) = addresses(area).ok_or(EINVAL)?;
-    let ours = context.gid_entries().into_iter().find(|entry| entry.gid == dgid && entry.port == port).ok_or(EINVAL)?;
+    // What came to a group is answered from the first address of its family.
+    let is_ours = |gid: Gid| gid == dgid || dgid.is_multicast() && gid.is_ipv4() == dgid.is_ipv4();
+    let ours =
+        context.gid_entries().into_iter().find(|entry| is_ours(entry.gid) && entry.port == port).ok_or(EINVAL)?;
     Ok(ibv_ah_attr {
         grh: ibv_global_route {
             dgid: ibv_gid { raw: sgid.0 },

@@ -3,28 +3,36 @@
 use crate::abi::{ABI_EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::errno::{Result, minus_one, pointer};
 use crate::object::{Exposed, Object, Token};
-use crate::{cq, data, device, qp, query, srq};
+use crate::{advise, cq, data, device, domain, qp, query, srq, xrc};
 use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+
+/// The Rust part of a context.
+pub(crate) struct ContextInner {
+    pub(crate) context: Arc<roxe_provider::Context>,
+    /// The descriptor it was imported by, which goes with it.
+    pub(crate) _imported: Option<OwnedFd>,
+}
 
 // SAFETY: the public structure starts at the field `context`, whose offset is given.
 unsafe impl Exposed for verbs_context {
     type Handle = ibv_context;
-    type Inner = Arc<roxe_provider::Context>;
+    type Inner = ContextInner;
     const HANDLE_OFFSET: usize = offset_of!(Self, context);
 }
 
 /// The provider's context behind a handle.
 pub(crate) fn context<'a>(handle: *mut ibv_context) -> Result<&'a Arc<roxe_provider::Context>> {
-    Object::<verbs_context>::live(handle).map(|object| &object.inner)
+    Object::<verbs_context>::live(handle).map(|object| &object.inner.context)
 }
 
 /// `man ibv_open_device`.
 pub(crate) unsafe extern "C" fn ibv_open_device(handle: *mut ibv_device) -> *mut ibv_context {
     pointer(|| {
         let context = device::device(handle)?.open().inspect_err(|error| eprintln!("roxe: {error}"))?;
-        Ok(Object::publish(Token::new(), exposed(handle, &context), context))
+        Ok(Object::publish(Token::new(), exposed(handle, &context), ContextInner { context, _imported: None }))
     })
 }
 
@@ -34,19 +42,32 @@ pub(crate) unsafe extern "C" fn ibv_close_device(handle: *mut ibv_context) -> c_
 }
 
 /// What the program sees. An empty slot makes the header answer EOPNOTSUPP.
-fn exposed(device: *mut ibv_device, context: &roxe_provider::Context) -> verbs_context {
+pub(crate) fn exposed(device: *mut ibv_device, context: &roxe_provider::Context) -> verbs_context {
     verbs_context {
         query_port: Some(query::query_port),
-        _unused1: [None; 23],
+        advise_mr: Some(advise::advise_mr),
+        alloc_null_mr: None,
+        _unused1: [None; 4],
+        reg_dm_mr: None,
+        alloc_dm: None,
+        free_dm: None,
+        _unused4: [None; 4],
+        alloc_parent_domain: Some(domain::alloc_parent_domain),
+        dealloc_td: Some(domain::dealloc_td),
+        alloc_td: Some(domain::alloc_td),
+        _unused5: [None; 7],
         query_rt_values: Some(query::query_rt_values),
         create_cq_ex: Some(cq::create_cq_ex),
         _priv: 0,
         query_device_ex: Some(query::query_device_ex),
-        _unused2: [None; 5],
+        _unused2: [None; 4],
+        open_qp: Some(xrc::open_qp),
         create_qp_ex: Some(qp::create_qp_ex),
-        get_srq_num: None,
+        get_srq_num: Some(xrc::get_srq_num),
         create_srq_ex: Some(srq::create_srq_ex),
-        _unused3: [None; 3],
+        open_xrcd: Some(xrc::open_xrcd),
+        close_xrcd: Some(xrc::close_xrcd),
+        _unused3: [None; 1],
         sz: size_of::<verbs_context>(),
         context: ibv_context {
             device,

@@ -3,11 +3,12 @@
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex};
 use crate::context::context;
 use crate::cq_ex::{self, Cursor};
+use crate::domain::{self, Home, Resource};
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
 use crate::event::{count_cq, optional_channel};
 use crate::object::{Exposed, Object, Token, Unacked};
 use core::ffi::{c_int, c_void};
-use roxe_provider::{Cq, CqInit};
+use roxe_provider::{Cq, CqInit, Use};
 use std::sync::Arc;
 
 /// `IBV_CREATE_CQ_SUP_WC_FLAGS`: every flag that verbs defines.
@@ -16,6 +17,8 @@ const KNOWN_WC_FLAGS: u64 = 0xfff;
 const UNSUPPORTED_WC_FLAGS: u64 = 0x100 | 0x200 | 0x400;
 /// `IBV_CQ_INIT_ATTR_MASK_FLAGS`: the field `flags` is given.
 const MASK_FLAGS: u32 = 1;
+/// `IBV_CQ_INIT_ATTR_MASK_PD`: the field `parent_domain` is given.
+const MASK_PD: u32 = 2;
 /// `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`, a hint: the lock is cheap when nobody contends for it.
 const SINGLE_THREADED: u32 = 1;
 
@@ -25,6 +28,8 @@ pub(crate) struct CqInner {
     pub(crate) comp_events: Unacked,
     pub(crate) async_events: Unacked,
     pub(crate) cursor: Cursor,
+    /// Keeps the parent domain busy.
+    _parent: Option<Use>,
 }
 
 // SAFETY: the public structure starts with an `ibv_cq`, at offset 0.
@@ -43,13 +48,33 @@ fn cqe_field(cq: &Cq) -> c_int {
     c_int::try_from(cq.capacity()).unwrap_or(c_int::MAX)
 }
 
-fn create(
-    handle: *mut ibv_context,
+/// What every completion queue is made from.
+struct Wish {
     cqe: u32,
     cq_context: *mut c_void,
     channel: *mut ibv_comp_channel,
     comp_vector: u32,
-) -> Result<*mut ibv_cq> {
+}
+
+/// The parent domain of a completion queue, if it has one: where its block lives, and the use of the domain.
+#[derive(Default)]
+struct Family {
+    home: Option<Home>,
+    parent: Option<Use>,
+}
+
+impl Family {
+    fn of(attr: &ibv_cq_init_attr_ex) -> Result<Self> {
+        if attr.comp_mask & MASK_PD == 0 {
+            return Ok(Self::default());
+        }
+        let parent = Some(domain::hold_parent(attr.parent_domain)?);
+        Ok(Self { home: domain::home(attr.parent_domain, Resource::Cq)?, parent })
+    }
+}
+
+fn create(handle: *mut ibv_context, wish: &Wish, family: Family) -> Result<*mut ibv_cq> {
+    let Wish { cqe, cq_context, channel, comp_vector } = *wish;
     let token = Token::new();
     let init = CqInit { cqe, channel: optional_channel(channel)?, user: token.0, comp_vector };
     let cq = context(handle)?.create_cq(init)?;
@@ -64,10 +89,16 @@ fn create(
         comp_events_completed: 0,
         async_events_completed: 0,
     };
-    let inner =
-        CqInner { cq, comp_events: Unacked::default(), async_events: Unacked::default(), cursor: Cursor::default() };
+    let inner = CqInner {
+        cq,
+        comp_events: Unacked::default(),
+        async_events: Unacked::default(),
+        cursor: Cursor::default(),
+        _parent: family.parent,
+    };
+    let made = Object::publish_at(family.home, token, cq_ex::exposed(base), inner)?;
     count_cq(channel, 1);
-    Ok(Object::publish(token, cq_ex::exposed(base), inner))
+    Ok(made)
 }
 
 /// `man ibv_create_cq`.
@@ -81,7 +112,7 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
     pointer(|| {
         let cqe = u32::try_from(cqe).map_err(|_| EINVAL)?;
         let comp_vector = u32::try_from(comp_vector).map_err(|_| EINVAL)?;
-        create(context, cqe, cq_context, channel, comp_vector)
+        create(context, &Wish { cqe, cq_context, channel, comp_vector }, Family::default())
     })
 }
 
@@ -91,7 +122,10 @@ fn check_extended(attr: &ibv_cq_init_attr_ex) -> Result<()> {
     if attr.wc_flags & !KNOWN_WC_FLAGS != 0 {
         return Err(EINVAL);
     }
-    if attr.wc_flags & UNSUPPORTED_WC_FLAGS != 0 || attr.comp_mask & !MASK_FLAGS != 0 || flags & !SINGLE_THREADED != 0 {
+    if attr.wc_flags & UNSUPPORTED_WC_FLAGS != 0
+        || attr.comp_mask & !(MASK_FLAGS | MASK_PD) != 0
+        || flags & !SINGLE_THREADED != 0
+    {
         return Err(EOPNOTSUPP);
     }
     Ok(())
@@ -106,7 +140,8 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         // SAFETY: NULL or a whole structure of the program.
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
         check_extended(attr)?;
-        create(context, attr.cqe, attr.cq_context, attr.channel, attr.comp_vector).map(|cq| cq.cast())
+        let ibv_cq_init_attr_ex { cqe, cq_context, channel, comp_vector, .. } = *attr;
+        create(context, &Wish { cqe, cq_context, channel, comp_vector }, Family::of(attr)?).map(|cq| cq.cast())
     })
 }
 

@@ -221,7 +221,7 @@ unsafe fn convert(
     let ud = match service {
         // SAFETY: on UD the program fills this member.
         Service::Ud => Some(unsafe { ud_dest(wr.wr.ud.ah, wr.wr.ud.remote_qpn, wr.wr.ud.remote_qkey) }?),
-        Service::Rc | Service::Uc => None,
+        Service::Rc | Service::Uc | Service::XrcIni | Service::XrcTgt => None,
     };
     // SAFETY: the program fills the member of its opcode.
     let op = unsafe { send_op(wr) }?;
@@ -242,7 +242,9 @@ pub(crate) unsafe extern "C" fn post_send(
         // SAFETY: the list ends with NULL and its elements are whole structures of the program.
         while let Some(request) = unsafe { next.as_ref() } {
             // SAFETY: as above.
-            let posted = unsafe { convert(request, object.inner.service, |request| queue.push(request)) };
+            let posted = unsafe {
+                convert(request, object.inner.service, |converted| queue.push_to_srq(request.remote_srqn, converted))
+            };
             if let Err(error) = posted {
                 // SAFETY: NULL or a variable of the program.
                 unsafe { report_bad(bad_wr, next) };

@@ -109,8 +109,8 @@ impl Source {
     fn of(event_type: u32) -> Self {
         const CQ_ERR: u32 = AsyncEventKind::CqErr as u32;
         const QP_FATAL: u32 = AsyncEventKind::QpFatal as u32;
-        /// `IBV_EVENT_PATH_MIG_ERR`, the last of the row of QP events.
-        const PATH_MIG_ERR: u32 = 7;
+        /// The last of the row of QP events.
+        const PATH_MIG_ERR: u32 = AsyncEventKind::PathMigErr as u32;
         const SRQ_ERR: u32 = AsyncEventKind::SrqErr as u32;
         const SRQ_LIMIT: u32 = AsyncEventKind::SrqLimitReached as u32;
         const LAST_WQE: u32 = AsyncEventKind::QpLastWqeReached as u32;

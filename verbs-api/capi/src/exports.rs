@@ -74,6 +74,8 @@ export! {
     "IBVERBS_1.7", memory: ibv_reg_mr_iova;
     "IBVERBS_1.8", memory: ibv_reg_mr_iova2;
     "IBVERBS_1.9", device: ibv_get_device_index;
+    "IBVERBS_1.10", ece: ibv_query_ece ibv_set_ece;
+    "IBVERBS_1.10", import: ibv_import_device ibv_import_mr ibv_import_pd ibv_unimport_mr ibv_unimport_pd;
     "IBVERBS_1.11", query: _ibv_query_gid_ex _ibv_query_gid_table;
     "IBVERBS_1.13", memory: ibv_is_fork_initialized;
     "IBVERBS_1.14", qp: ibv_query_qp_data_in_order;
@@ -84,9 +86,6 @@ export! {
 
 refuse! {
     "IBVERBS_1.1", minus_one: ibv_resolve_eth_l2_from_gid;
-    "IBVERBS_1.10", null: ibv_import_device ibv_import_mr ibv_import_pd;
-    "IBVERBS_1.10", status: ibv_query_ece ibv_set_ece;
-    "IBVERBS_1.10", nothing: ibv_unimport_mr ibv_unimport_pd;
     "IBVERBS_1.12", null: ibv_reg_dmabuf_mr;
     "IBVERBS_1.13", null: ibv_import_dm;
     "IBVERBS_1.13", nothing: ibv_unimport_dm;

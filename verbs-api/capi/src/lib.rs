@@ -15,15 +15,19 @@
 
 mod abi;
 mod abi_layout;
+mod advise;
 mod ah;
 mod context;
 mod cq;
 mod cq_ex;
 mod data;
 mod device;
+mod domain;
+mod ece;
 mod errno;
 mod event;
 mod exports;
+mod import;
 mod marshall;
 mod memory;
 mod object;
@@ -36,3 +40,4 @@ mod srq;
 mod tests;
 mod text;
 mod unsupported;
+mod xrc;

@@ -2,22 +2,21 @@
 
 use crate::abi::{ibv_context, ibv_mr, ibv_pd};
 use crate::context::context;
-use crate::errno::{EINVAL, EOPNOTSUPP, Result, minus_one, pointer, status};
+use crate::domain::PdInner;
+use crate::errno::{EINVAL, Result, minus_one, pointer, status};
 use crate::object::{Exposed, Object, Token};
 use core::ffi::{c_int, c_uint, c_void};
-use roxe_provider::{Access, Mr, Pd};
+use roxe_provider::{Access, Mr, MrChange, Pd};
 use std::sync::Arc;
 
 /// `IBV_ACCESS_OPTIONAL_RANGE`: hints in these bits that the device does not know are ignored.
 const OPTIONAL_ACCESS: u32 = 0x3ff0_0000;
+/// `IBV_REREG_MR_CHANGE_TRANSLATION`, `_PD`, `_ACCESS`.
+const REREG_TRANSLATION: c_int = 1;
+const REREG_PD: c_int = 2;
+const REREG_ACCESS: c_int = 4;
 /// `IBV_FORK_UNNEEDED`: memory that the card reads is the process's own, so fork needs no preparation.
 const FORK_UNNEEDED: c_int = 2;
-
-// SAFETY: the handle is the whole structure, at offset 0.
-unsafe impl Exposed for ibv_pd {
-    type Handle = Self;
-    type Inner = Arc<Pd>;
-}
 
 // SAFETY: the handle is the whole structure, at offset 0.
 unsafe impl Exposed for ibv_mr {
@@ -27,7 +26,7 @@ unsafe impl Exposed for ibv_mr {
 
 /// The provider's domain behind a handle.
 pub(crate) fn pd<'a>(handle: *mut ibv_pd) -> Result<&'a Arc<Pd>> {
-    Object::<ibv_pd>::live(handle).map(|object| &object.inner)
+    Object::<ibv_pd>::live(handle).map(|object| &object.inner.pd)
 }
 
 /// The context of an object, as its structure says; the object is alive, so the field is ours.
@@ -42,7 +41,7 @@ pub(crate) unsafe extern "C" fn ibv_alloc_pd(handle: *mut ibv_context) -> *mut i
     pointer(|| {
         let pd = context(handle)?.alloc_pd()?;
         let token = Token::new();
-        Ok(Object::publish(token, ibv_pd { context: handle, handle: token.short() }, pd))
+        Ok(Object::publish(token, ibv_pd { context: handle, handle: token.short() }, PdInner::plain(pd)))
     })
 }
 
@@ -107,16 +106,49 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
     pointer(|| register(pd, addr, length, iova, access))
 }
 
-/// `man ibv_rereg_mr`: not offered; -1 is `IBV_REREG_MR_ERR_INPUT`, "the old region is still valid".
+/// The parts of a region that the `IBV_REREG_MR_CHANGE_*` bits in `flags` name.
+fn change(flags: c_int, pd: *mut ibv_pd, addr: *mut c_void, length: usize, bits: u32) -> Result<MrChange> {
+    let given = |bit| flags & bit != 0;
+    if flags == 0 || flags & !(REREG_TRANSLATION | REREG_PD | REREG_ACCESS) != 0 || (bits != 0 && !given(REREG_ACCESS))
+    {
+        return Err(EINVAL);
+    }
+    if given(REREG_TRANSLATION) && (addr.is_null() || length == 0) {
+        return Err(EINVAL);
+    }
+    Ok(MrChange {
+        pd: given(REREG_PD).then(|| self::pd(pd).cloned()).transpose()?,
+        range: given(REREG_TRANSLATION).then_some((addr.addr() as u64, length as u64)),
+        access: given(REREG_ACCESS).then(|| access(bits)).transpose()?,
+    })
+}
+
+/// `man ibv_rereg_mr`. Each failure is -1, `IBV_REREG_MR_ERR_INPUT`, "the old region is still valid", because it is;
+/// errno says why.
 pub(crate) unsafe extern "C" fn ibv_rereg_mr(
-    mr: *mut ibv_mr,
-    _flags: c_int,
-    _pd: *mut ibv_pd,
-    _addr: *mut c_void,
-    _length: usize,
-    _access: c_int,
+    handle: *mut ibv_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
 ) -> c_int {
-    minus_one(|| Object::<ibv_mr>::live(mr).and(Err(EOPNOTSUPP)))
+    minus_one(|| {
+        let object = Object::<ibv_mr>::live(handle)?;
+        object.inner.reregister(change(flags, pd, addr, length, access.cast_unsigned())?)?;
+        let exposed = object.exposed();
+        // SAFETY: the structure is alive, and its fields belong to the call that changes the region.
+        unsafe {
+            if flags & REREG_TRANSLATION != 0 {
+                (&raw mut (*exposed).addr).write(addr);
+                (&raw mut (*exposed).length).write(length);
+            }
+            if flags & REREG_PD != 0 {
+                (&raw mut (*exposed).pd).write(pd);
+            }
+        }
+        Ok(0)
+    })
 }
 
 /// `man ibv_reg_mr`. When it returns, no peer and no engine touches the memory any more.

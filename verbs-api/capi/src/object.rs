@@ -6,9 +6,13 @@
 //!
 //! Touches the heap blocks it made and nothing else.
 
+use crate::domain::Home;
 use crate::errno::{EINVAL, Result};
+use core::alloc::Layout;
 use core::any::TypeId;
 use core::cell::UnsafeCell;
+use core::ops::Deref;
+use core::ptr::NonNull;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -31,6 +35,8 @@ pub(crate) unsafe trait Exposed: 'static {
 #[repr(C)]
 pub(crate) struct Object<E: Exposed> {
     exposed: UnsafeCell<E>,
+    /// Whose allocator the block comes from; `None`: ours.
+    home: Option<Home>,
     /// Names the object in events; never used twice.
     token: Token,
     /// The Rust part.
@@ -70,7 +76,22 @@ static REGISTER: LazyLock<Mutex<Register>> = LazyLock::new(Mutex::default);
 impl<E: Exposed> Object<E> {
     /// Makes an object, enters it in the register and returns the handle.
     pub(crate) fn publish(token: Token, exposed: E, inner: E::Inner) -> *mut E::Handle {
-        let block = Box::into_raw(Box::new(Self { exposed: UnsafeCell::new(exposed), token, inner }));
+        let object = Self { exposed: UnsafeCell::new(exposed), home: None, token, inner };
+        Self::enter(token, Box::into_raw(Box::new(object)))
+    }
+
+    /// The same in a block of the program's allocator, if `home` names one that has an opinion; ENOMEM if it has no memory.
+    pub(crate) fn publish_at(home: Option<Home>, token: Token, exposed: E, inner: E::Inner) -> Result<*mut E::Handle> {
+        let Some(home) = home else { return Ok(Self::publish(token, exposed, inner)) };
+        let Some(block) = home.alloc(Layout::new::<Self>())? else { return Ok(Self::publish(token, exposed, inner)) };
+        let block = block.cast::<Self>().as_ptr();
+        // SAFETY: the allocator promises a fresh block of this size and alignment.
+        unsafe { block.write(Self { exposed: UnsafeCell::new(exposed), home: Some(home), token, inner }) };
+        Ok(Self::enter(token, block))
+    }
+
+    /// Enters a finished block in the register.
+    fn enter(token: Token, block: *mut Self) -> *mut E::Handle {
         let handle = block.cast::<u8>().wrapping_add(E::HANDLE_OFFSET).cast::<E::Handle>();
         let mut register = REGISTER.lock();
         let address = handle.expose_provenance();
@@ -106,15 +127,26 @@ impl<E: Exposed> Object<E> {
         REGISTER.lock().by_token.remove(&self.token);
     }
 
-    /// Takes an object out of the register; the returned box frees it.
-    pub(crate) fn retire(handle: *mut E::Handle) -> Result<Box<Self>> {
+    /// What `choose` makes of the first object that it wants; they are looked at in no order.
+    pub(crate) fn find<T>(choose: impl Fn(&Self) -> Option<T>) -> Option<T> {
+        let register = REGISTER.lock();
+        let mut alive = register.by_token.values().filter(|(_, kind)| *kind == TypeId::of::<E>());
+        alive.find_map(|&(address, _)| {
+            let handle = core::ptr::with_exposed_provenance_mut::<E::Handle>(address);
+            // SAFETY: registered with this type, and it cannot be freed while the register is locked.
+            choose(unsafe { &*Self::block(handle) })
+        })
+    }
+
+    /// Takes an object out of the register; dropping the result frees it.
+    pub(crate) fn retire(handle: *mut E::Handle) -> Result<Retired<E>> {
         let mut register = REGISTER.lock();
         if register.by_address.get(&handle.addr()) != Some(&TypeId::of::<E>()) {
             return Err(EINVAL);
         }
         register.by_address.remove(&handle.addr());
         // SAFETY: the block was alive until the line above, and whoever removes the entry owns the block.
-        let object = unsafe { Box::from_raw(Self::block(handle)) };
+        let object = Retired(unsafe { NonNull::new_unchecked(Self::block(handle)) });
         register.by_token.remove(&object.token);
         Ok(object)
     }
@@ -144,6 +176,33 @@ impl<E: Exposed> Object<E> {
     #[allow(clippy::cast_ptr_alignment)] // Back to the address that `publish` started from.
     fn block(handle: *mut E::Handle) -> *mut Self {
         handle.cast::<u8>().wrapping_sub(E::HANDLE_OFFSET).cast()
+    }
+}
+
+/// An object that nobody else can reach any more.
+pub(crate) struct Retired<E: Exposed>(NonNull<Object<E>>);
+
+impl<E: Exposed> Deref for Retired<E> {
+    type Target = Object<E>;
+
+    fn deref(&self) -> &Object<E> {
+        // SAFETY: whoever retired the object owns the block.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl<E: Exposed> Drop for Retired<E> {
+    fn drop(&mut self) {
+        let block = self.0.as_ptr();
+        match self.home {
+            // SAFETY: owned, made by a box, and not used after this.
+            None => drop(unsafe { Box::from_raw(block) }),
+            Some(home) => {
+                // SAFETY: owned, whole, and not used after this.
+                unsafe { block.drop_in_place() };
+                home.free(block.cast());
+            }
+        }
     }
 }
 

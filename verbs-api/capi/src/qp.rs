@@ -6,24 +6,30 @@ use crate::abi::{
 };
 use crate::ah::ah_attr;
 use crate::cq::cq;
+use crate::domain::{Resource, home};
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
 use crate::memory::{context_of, pd};
 use crate::object::{Exposed, Object, Token, Unacked};
 use crate::qp_ex::{self, Builder};
 use crate::srq::optional_srq;
+use crate::xrc;
 use core::ffi::c_int;
 use roxe_provider::{Access, AttrMask, Context, Qp, QpAttr, QpInit, QpInitView};
-use roxe_transport::qp::{QpCaps, QpState, Service};
+use roxe_transport::qp::{MigState, QpCaps, QpState, Service};
 use roxe_transport::wr::Av;
-use roxe_wire::{PathMtu, Psn, Qkey, Qpn};
+use roxe_wire::{Gid, PathMtu, Psn, Qkey, Qpn};
 use std::sync::Arc;
 
 /// Bits of `ibv_qp_init_attr_ex.comp_mask`.
 const MASK_PD: u32 = 1;
+const MASK_XRCD: u32 = 1 << 1;
 const MASK_CREATE_FLAGS: u32 = 1 << 2;
 const MASK_SEND_OPS_FLAGS: u32 = 1 << 6;
 /// `IBV_QP_EX_WITH_*` of the operations that the builders offer: WRITE, SEND, READ, atomics, SEND with invalidate.
 const SEND_OPS: u64 = 0x7f | 0x200;
+
+/// `IBV_QPT_XRC_RECV`: made in an XRC domain, see `xrc.rs`.
+pub(crate) const XRC_RECV: c_int = 10;
 
 /// The Rust part of a QP.
 pub(crate) struct QpInner {
@@ -46,6 +52,7 @@ fn service(qp_type: c_int) -> Result<Service> {
         2 => Ok(Service::Rc),
         3 => Ok(Service::Uc),
         4 => Ok(Service::Ud),
+        9 => Ok(Service::XrcIni),
         _ => Err(EOPNOTSUPP),
     }
 }
@@ -74,20 +81,22 @@ fn cap_to_c(caps: &QpCaps) -> ibv_qp_cap {
 fn create(handle: *mut ibv_pd, init: &mut ibv_qp_init_attr, extended: bool) -> Result<*mut ibv_qp> {
     let token = Token::new();
     let service = service(init.qp_type)?;
+    // An XRC initiator has nothing to receive with, and programs leave those fields empty.
+    let receives = service != Service::XrcIni;
     let qp = pd(handle)?.create_qp(QpInit {
         service,
         caps: caps(&init.cap),
         sq_sig_all: init.sq_sig_all != 0,
         send_cq: Arc::clone(cq(init.send_cq)?),
-        recv_cq: Arc::clone(cq(init.recv_cq)?),
-        srq: optional_srq(init.srq)?,
+        recv_cq: Arc::clone(cq(if receives { init.recv_cq } else { init.send_cq })?),
+        srq: if receives { optional_srq(init.srq)? } else { None },
         user: token.0,
     })?;
     init.cap = cap_to_c(&qp.query().1.caps);
     let base = base(handle, init, token, &qp)?;
     let builder = extended.then(|| Builder::new(&init.cap));
     let inner = QpInner { qp, service, events: Unacked::default(), builder };
-    Ok(Object::publish(token, qp_ex::exposed(base), inner))
+    Object::publish_at(home(handle, Resource::Qp)?, token, qp_ex::exposed(base), inner)
 }
 
 /// The classic part of what the program sees.
@@ -136,6 +145,9 @@ pub(crate) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *m
         crate::context::context(context)?;
         // SAFETY: NULL or a whole structure of the program.
         let extended = unsafe { init.as_ref() }.ok_or(EINVAL)?;
+        if extended.qp_type == XRC_RECV && extended.comp_mask & MASK_XRCD != 0 {
+            return xrc::create_target(context, extended);
+        }
         check_extended(extended)?;
         let (pd, builders) = (extended.pd, extended.comp_mask & MASK_SEND_OPS_FLAGS != 0);
         // SAFETY: not NULL, and the extended structure starts with the classic one.
@@ -178,7 +190,8 @@ fn from_c(context: &Context, attr: &ibv_qp_attr, mask: AttrMask) -> Result<QpAtt
         state: coded(mask, AttrMask::STATE, attr.qp_state, state)?.unwrap_or_default(),
         cur_state: coded(mask, AttrMask::CUR_STATE, attr.cur_qp_state, state)?,
         path_mtu: mtu,
-        path_mig_state: u8::try_from(attr.path_mig_state).unwrap_or(u8::MAX),
+        path_mig_state: coded(mask, AttrMask::PATH_MIG_STATE, attr.path_mig_state, MigState::from_code)?
+            .unwrap_or_default(),
         qkey: Qkey(attr.qkey),
         rq_psn: Psn::new(attr.rq_psn),
         sq_psn: Psn::new(attr.sq_psn),
@@ -225,7 +238,7 @@ fn to_c(attr: &QpAttr, cap: ibv_qp_cap) -> ibv_qp_attr {
         qp_state: attr.state as c_int,
         cur_qp_state: attr.state as c_int,
         path_mtu: attr.path_mtu as c_int,
-        path_mig_state: attr.path_mig_state.into(),
+        path_mig_state: attr.path_mig_state as c_int,
         qkey: attr.qkey.0,
         rq_psn: attr.rq_psn.get(),
         sq_psn: attr.sq_psn.get(),
@@ -302,11 +315,15 @@ fn creation(qp: &ibv_qp, made: &QpInitView) -> ibv_qp_init_attr {
     }
 }
 
-/// `man ibv_destroy_qp`: waits until every event is acknowledged.
+/// `man ibv_destroy_qp`: EBUSY while it is attached to a multicast group; waits until every event is acknowledged.
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(handle: *mut ibv_qp) -> c_int {
     status(|| {
         let object = Object::<ibv_qp_ex>::live(handle)?;
-        object.inner.qp.destroy();
+        object.inner.qp.check_detached()?;
+        // A target may have other handles: it goes with the last.
+        if object.inner.service != Service::XrcTgt {
+            object.inner.qp.destroy();
+        }
         object.conceal();
         object.inner.events.wait();
         Object::<ibv_qp_ex>::retire(handle).map(drop)
@@ -318,12 +335,31 @@ pub(crate) unsafe extern "C" fn ibv_query_qp_data_in_order(handle: *mut ibv_qp, 
     c_int::from(Object::<ibv_qp_ex>::live(handle).is_ok() && flags == 0)
 }
 
-/// Multicast is not offered.
-pub(crate) unsafe extern "C" fn ibv_attach_mcast(handle: *mut ibv_qp, _gid: *const ibv_gid, _lid: u16) -> c_int {
-    status(|| Object::<ibv_qp_ex>::live(handle).and(Err(EOPNOTSUPP)))
+/// The queue pair and the group of the two calls below. LIDs have no meaning on Ethernet.
+///
+/// # Safety
+/// `gid` is NULL or valid for reads.
+unsafe fn membership<'a>(handle: *mut ibv_qp, gid: *const ibv_gid) -> Result<(&'a Arc<Qp>, Gid)> {
+    let qp = &Object::<ibv_qp_ex>::live(handle)?.inner.qp;
+    // SAFETY: this function's contract.
+    let gid = unsafe { gid.as_ref() }.ok_or(EINVAL)?;
+    Ok((qp, Gid(gid.raw)))
 }
 
-/// Multicast is not offered.
-pub(crate) unsafe extern "C" fn ibv_detach_mcast(handle: *mut ibv_qp, _gid: *const ibv_gid, _lid: u16) -> c_int {
-    status(|| Object::<ibv_qp_ex>::live(handle).and(Err(EOPNOTSUPP)))
+/// `man ibv_attach_mcast`.
+pub(crate) unsafe extern "C" fn ibv_attach_mcast(handle: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
+    status(|| {
+        // SAFETY: NULL or a whole GID of the program.
+        let (qp, gid) = unsafe { membership(handle, gid) }?;
+        Ok(qp.attach_mcast(gid)?)
+    })
+}
+
+/// `man ibv_attach_mcast`.
+pub(crate) unsafe extern "C" fn ibv_detach_mcast(handle: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
+    status(|| {
+        // SAFETY: NULL or a whole GID of the program.
+        let (qp, gid) = unsafe { membership(handle, gid) }?;
+        Ok(qp.detach_mcast(gid)?)
+    })
 }

@@ -25,6 +25,8 @@ struct Built {
     flags: SendFlags,
     payload: Payload,
     ud: Option<UdDest>,
+    /// XRC: the peer's shared receive queue.
+    srqn: u32,
 }
 
 enum Payload {
@@ -72,7 +74,7 @@ impl Batch {
         }
         // Inline data is announced by the setter, not by a flag.
         let flags = SendFlags::from_bits_truncate(flags) - SendFlags::INLINE;
-        self.requests.push(Built { wr_id, op, flags, payload: Payload::Sges(0..0), ud: None });
+        self.requests.push(Built { wr_id, op, flags, payload: Payload::Sges(0..0), ud: None, srqn: 0 });
         Ok(())
     }
 
@@ -117,7 +119,7 @@ impl Batch {
     /// Posts every request, or none if one is refused (`man ibv_wr_post`).
     fn post(&self, qp: &roxe_provider::Qp) -> Result<()> {
         let mut queue = qp.send();
-        let posted = self.requests.iter().try_for_each(|built| queue.push(&self.request(built)));
+        let posted = self.requests.iter().try_for_each(|built| queue.push_to_srq(built.srqn, &self.request(built)));
         posted.inspect_err(|_| queue.take_back())?;
         Ok(())
     }
@@ -276,7 +278,6 @@ refused! {
     wr_bind_mw(*mut c_void, u32, *const c_void);
     wr_local_inv(u32);
     wr_send_tso(*mut c_void, u16, u16);
-    wr_set_xrc_srqn(u32);
     wr_atomic_write(u32, u64, *const c_void);
 }
 
@@ -285,6 +286,16 @@ unsafe extern "C" fn wr_set_ud_addr(qp: Qpx, ah: *mut ibv_ah, remote_qpn: u32, r
     unsafe {
         with_batch(qp, |batch| {
             batch.last()?.ud = Some(ud_dest(ah, remote_qpn, remote_qkey)?);
+            Ok(())
+        });
+    }
+}
+
+unsafe extern "C" fn wr_set_xrc_srqn(qp: Qpx, remote_srqn: u32) {
+    // SAFETY: called through the structure of a living QP, after `wr_start`.
+    unsafe {
+        with_batch(qp, |batch| {
+            batch.last()?.srqn = remote_srqn;
             Ok(())
         });
     }

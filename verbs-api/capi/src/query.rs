@@ -1,7 +1,8 @@
 //! Questions about the device and its port.
 
 use crate::abi::{
-    ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_port_attr, ibv_values_ex,
+    ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_odp_caps, ibv_port_attr,
+    ibv_values_ex,
 };
 use crate::context::context;
 use crate::device::text;
@@ -19,6 +20,12 @@ const SYSFS_GID_TYPE_V2: c_int = 1;
 const RAW_CLOCK: u32 = 1;
 /// Completion timestamps count nanoseconds: a clock of 1 GHz, in kHz.
 const CORE_CLOCK_KHZ: u64 = 1_000_000;
+/// Page faults are the operating system's, so every access of every service may meet one: `IBV_ODP_SUPPORT` and
+/// `_IMPLICIT`; then SEND, RECV, WRITE, READ, ATOMIC and SRQ_RECV from bit 0 on, as far as the service does them.
+const ODP_CAPS: ibv_odp_caps =
+    ibv_odp_caps { general_caps: 0b11, rc_odp_caps: 0b11_1111, uc_odp_caps: 0b10_0111, ud_odp_caps: 0b10_0011 };
+/// The same for XRC, whose receives are all shared.
+const XRC_ODP_CAPS: u32 = 0b11_1101;
 /// The exported `ibv_query_port` predates the last field of the structure.
 const OLD_PORT_ATTR: usize = offset_of!(ibv_port_attr, port_cap_flags2);
 
@@ -73,9 +80,9 @@ fn device_attr(attr: &DeviceAttr) -> ibv_device_attr {
         max_mw: 0,
         max_raw_ipv6_qp: 0,
         max_raw_ethy_qp: 0,
-        max_mcast_grp: 0,
-        max_mcast_qp_attach: 0,
-        max_total_mcast_qp_attach: 0,
+        max_mcast_grp: int(attr.max_mcast_grp),
+        max_mcast_qp_attach: int(attr.max_mcast_qp_attach),
+        max_total_mcast_qp_attach: int(attr.max_mcast_grp * attr.max_mcast_qp_attach),
         max_ah: int(attr.max_ah),
         max_fmr: 0,
         max_map_per_fmr: 0,
@@ -92,7 +99,7 @@ fn device_attr_ex(attr: &DeviceAttr) -> ibv_device_attr_ex {
     ibv_device_attr_ex {
         orig_attr: device_attr(attr),
         comp_mask: 0,
-        odp_caps: [0; 3],
+        odp_caps: ODP_CAPS,
         completion_timestamp_mask: u64::MAX,
         hca_core_clock: CORE_CLOCK_KHZ,
         device_cap_flags_ex: attr.device_cap_flags.into(),
@@ -105,7 +112,7 @@ fn device_attr_ex(attr: &DeviceAttr) -> ibv_device_attr_ex {
         cq_mod_caps: [0; 2],
         max_dm_size: 0,
         pci_atomic_caps: [0; 3],
-        xrc_odp_caps: 0,
+        xrc_odp_caps: XRC_ODP_CAPS,
         phys_port_cnt_ex: attr.phys_port_cnt.into(),
     }
 }

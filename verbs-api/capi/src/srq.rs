@@ -1,11 +1,13 @@
 //! Shared receive queues. Posting to them is in `data.rs`.
 
 use crate::abi::{ibv_context, ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex};
+use crate::domain::{Resource, home};
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
 use crate::memory::{context_of, pd};
 use crate::object::{Exposed, Object, Token, Unacked};
+use crate::xrc;
 use core::ffi::{c_int, c_void};
-use roxe_provider::{Srq, SrqInit};
+use roxe_provider::{Error, Srq, SrqInit};
 use std::sync::Arc;
 
 /// `IBV_SRQ_MAX_WR` and `IBV_SRQ_LIMIT`: which attributes a modify sets.
@@ -16,6 +18,9 @@ const MASK_TYPE: u32 = 1;
 const MASK_PD: u32 = 2;
 /// `IBV_SRQT_BASIC`.
 const BASIC: c_int = 0;
+/// `IBV_SRQT_XRC`, and what else it is made from: `IBV_SRQ_INIT_ATTR_XRCD` and `IBV_SRQ_INIT_ATTR_CQ`.
+const XRC: c_int = 1;
+const MASK_XRC: u32 = MASK_TYPE | MASK_PD | 1 << 2 | 1 << 3;
 
 /// The Rust part of an SRQ.
 pub(crate) struct SrqInner {
@@ -45,9 +50,20 @@ fn attr(srq: &Srq) -> ibv_srq_attr {
 /// Makes an SRQ and writes what it really takes back to `wish`. The limit is not part of creation (`man
 /// ibv_create_srq`), so it starts unarmed.
 fn create(handle: *mut ibv_pd, srq_context: *mut c_void, wish: &mut ibv_srq_attr) -> Result<*mut ibv_srq> {
+    let pd = pd(handle)?;
+    publish(handle, srq_context, wish, |init| pd.create_srq(init))
+}
+
+/// The same for an SRQ that `make` makes.
+pub(crate) fn publish(
+    handle: *mut ibv_pd,
+    srq_context: *mut c_void,
+    wish: &mut ibv_srq_attr,
+    make: impl FnOnce(SrqInit) -> core::result::Result<Arc<Srq>, Error>,
+) -> Result<*mut ibv_srq> {
     let token = Token::new();
     let init = SrqInit { max_wr: wish.max_wr, max_sge: wish.max_sge, limit: 0, user: token.0 };
-    let srq = pd(handle)?.create_srq(init)?;
+    let srq = make(init)?;
     let exposed = ibv_srq {
         context: context_of(handle)?,
         srq_context,
@@ -58,7 +74,8 @@ fn create(handle: *mut ibv_pd, srq_context: *mut c_void, wish: &mut ibv_srq_attr
         events_completed: 0,
     };
     *wish = attr(&srq);
-    Ok(Object::publish(token, exposed, SrqInner { srq, events: Unacked::default() }))
+    let inner = SrqInner { srq, events: Unacked::default() };
+    Object::publish_at(home(handle, Resource::Srq)?, token, exposed, inner)
 }
 
 /// `man ibv_create_srq`.
@@ -70,7 +87,7 @@ pub(crate) unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_s
     })
 }
 
-/// `man ibv_create_srq_ex`: of the types, only the basic one.
+/// `man ibv_create_srq_ex`: of the types, the basic one and XRC.
 pub(crate) unsafe extern "C" fn create_srq_ex(
     context: *mut ibv_context,
     init: *mut ibv_srq_init_attr_ex,
@@ -79,6 +96,9 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
         crate::context::context(context)?;
         // SAFETY: NULL or a whole structure of the program.
         let init = unsafe { init.as_mut() }.ok_or(EINVAL)?;
+        if init.comp_mask == MASK_XRC && init.srq_type == XRC {
+            return xrc::create_srq(init);
+        }
         let other_type = init.comp_mask & MASK_TYPE != 0 && init.srq_type != BASIC;
         if other_type || init.comp_mask & !(MASK_TYPE | MASK_PD) != 0 {
             return Err(EOPNOTSUPP);

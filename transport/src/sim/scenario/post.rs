@@ -40,7 +40,8 @@ impl<C: Choices> Scenario<C> {
         match self.world.ends[who].setup.service {
             Service::Rc => self.post_rc(who)?,
             Service::Uc => self.post_uc(who)?,
-            Service::Ud => self.post_message(who, false)?,
+            // Scenarios pair equal ends; XRC has scripts of its own.
+            Service::Ud | Service::XrcIni | Service::XrcTgt => self.post_message(who, false)?,
         }
         self.sides[who].posted += 1;
         Ok(true)

@@ -1,9 +1,14 @@
 //! A C program in Rust: opens the loopback device through the exported functions and the tables of function pointers, as
 //! the inline functions of verbs.h do, and looks at what comes back.
 
+mod advise;
+mod domains;
 mod events;
+mod memory;
 mod misuse;
+mod multicast;
 mod traffic;
+mod xrc;
 
 use crate::abi::*;
 use crate::ah::{ibv_create_ah, ibv_destroy_ah};
@@ -117,10 +122,10 @@ impl Rig {
         qp
     }
 
-    /// A QP with the `ibv_wr_*` interface.
-    fn qp_ex(&self, qp_type: c_int) -> *mut ibv_qp {
+    /// What makes a QP with the `ibv_wr_*` interface.
+    fn init_ex(&self, qp_type: c_int) -> ibv_qp_init_attr_ex {
         let base = self.init_attr(qp_type);
-        let mut init = ibv_qp_init_attr_ex {
+        ibv_qp_init_attr_ex {
             qp_context: base.qp_context,
             send_cq: base.send_cq,
             recv_cq: base.recv_cq,
@@ -137,7 +142,12 @@ impl Rig {
             rx_hash_conf: [0; 3],
             source_qpn: 0,
             send_ops_flags: 0x7f,
-        };
+        }
+    }
+
+    /// A QP with the `ibv_wr_*` interface.
+    fn qp_ex(&self, qp_type: c_int) -> *mut ibv_qp {
+        let mut init = self.init_ex(qp_type);
         // SAFETY: a living context and a whole structure.
         let qp = unsafe { create_qp_ex(self.context, &raw mut init) };
         assert!(!qp.is_null());

@@ -1,0 +1,64 @@
+//! Which completions of sends a program has not taken yet: their places in the send queue are still occupied.
+//!
+//! A completion queue numbers its entries and knows how many were taken, so nothing has to be done when a program polls:
+//! a queue pair that looks full asks. Touches nothing.
+
+use std::collections::VecDeque;
+
+/// Where an entry went into a completion queue, and how far that queue has been emptied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Number of the entry, from 0 in the life of the queue.
+    pub(crate) number: u64,
+    /// Entries taken so far: those with a lower number than this.
+    pub(crate) polled: u64,
+}
+
+/// The completions of one send queue that may still lie in its completion queue, oldest first.
+#[derive(Debug, Default)]
+pub(crate) struct Unpolled {
+    numbers: VecDeque<u64>,
+}
+
+impl Unpolled {
+    /// How many there are. Never more than the send queue has places.
+    pub(crate) fn len(&self) -> u32 {
+        u32::try_from(self.numbers.len()).unwrap_or(u32::MAX)
+    }
+
+    /// One more was appended.
+    pub(crate) fn note(&mut self, place: Place) {
+        self.forget(place.polled);
+        self.numbers.push_back(place.number);
+    }
+
+    /// Those with a lower number than `polled` were taken.
+    pub(crate) fn forget(&mut self, polled: u64) {
+        while self.numbers.front().is_some_and(|number| *number < polled) {
+            self.numbers.pop_front();
+        }
+    }
+
+    /// The send queue starts anew.
+    pub(crate) fn clear(&mut self) {
+        self.numbers.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_taken_is_forgotten_with_the_next_entry_or_on_request() {
+        let mut unpolled = Unpolled::default();
+        for (number, polled, len) in [(3, 0, 1), (5, 3, 2), (9, 4, 2), (10, 9, 2), (11, 11, 1)] {
+            unpolled.note(Place { number, polled });
+            assert_eq!(unpolled.len(), len, "entry {number}, {polled} taken");
+        }
+        unpolled.forget(11);
+        assert_eq!(unpolled.len(), 1);
+        unpolled.forget(12);
+        assert_eq!(unpolled.len(), 0);
+    }
+}

@@ -1,0 +1,171 @@
+//! XRC domains: which shared receive queues the targets of a process may take receives from.
+//!
+//! A domain belongs to this process. Openings of the same file (by device and inode) on the same card share it, so that a
+//! library and the program that loaded it can meet there. Another process that opens the same file gets a domain of its
+//! own: the receives of a queue are memory of the process that posted them, and no other process can place data there.
+//!
+//! One lock per domain; it is taken under the lock of a queue pair. Touches queues and queue pairs through weak references.
+
+use crate::cq::{Cq, CqInit};
+use crate::device::Context;
+use crate::error::Error;
+use crate::pd::Pd;
+use crate::qp::{Qp, QpInit};
+use crate::srq::{Srq, SrqInit};
+use crate::uses::{Use, UseCount};
+use parking_lot::{Mutex, RwLock};
+use roxe_transport::qp::{QpCaps, Service};
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
+
+/// Numbers of queues have 24 bits; 0 stays unused, programs take it for "none".
+const NUMBERS: u32 = 1 << 24;
+
+/// Domains that a file names.
+static NAMED: Mutex<Vec<Weak<Domain>>> = Mutex::new(Vec::new());
+
+/// Which XRC domain to open (`man ibv_open_xrcd`).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct XrcdInit<'a> {
+    /// The file that names the domain; without one nobody shares it.
+    pub file: Option<BorrowedFd<'a>>,
+    /// `O_CREAT`: make the domain if this process has none of that name, else EAGAIN.
+    pub create: bool,
+    /// `O_EXCL`: EINVAL if this process has one already.
+    pub exclusive: bool,
+}
+
+/// A card and a file on it: device and inode.
+type Name = (u32, u64, u64);
+
+/// What all openings share.
+#[derive(Debug, Default)]
+struct Domain {
+    name: Option<Name>,
+    queues: RwLock<HashMap<u32, Weak<Srq>>>,
+    targets: Mutex<HashMap<u32, Weak<Qp>>>,
+}
+
+impl Domain {
+    /// The domain that `init` asks for.
+    fn get(context: &Context, init: XrcdInit<'_>) -> Result<Arc<Self>, Error> {
+        let Some(file) = init.file else {
+            return if init.create { Ok(Arc::default()) } else { Err(no_name()) };
+        };
+        let name = name_of(context, file)?;
+        let mut named = NAMED.lock();
+        named.retain(|domain| domain.strong_count() > 0);
+        match named.iter().filter_map(Weak::upgrade).find(|domain| domain.name == Some(name)) {
+            Some(_) if init.exclusive => Err(Error::invalid("the file names an XRC domain already")),
+            Some(domain) => Ok(domain),
+            None if init.create => {
+                let domain = Arc::new(Self { name: Some(name), ..Self::default() });
+                named.push(Arc::downgrade(&domain));
+                Ok(domain)
+            }
+            None => Err(Error::new(libc::EAGAIN, "the file names no XRC domain of this process; pass O_CREAT")),
+        }
+    }
+}
+
+fn no_name() -> Error {
+    Error::invalid("an XRC domain without a file can only be created: pass O_CREAT")
+}
+
+fn name_of(context: &Context, file: BorrowedFd<'_>) -> Result<Name, Error> {
+    let metadata = file.try_clone_to_owned().and_then(|file| File::from(file).metadata());
+    let metadata = metadata.map_err(|e| Error::new(libc::EBADF, format!("cannot look at the file: {e}")))?;
+    Ok((context.device().index(), metadata.dev(), metadata.ino()))
+}
+
+/// One opening of an XRC domain.
+#[derive(Debug)]
+pub struct Xrcd {
+    context: Arc<Context>,
+    domain: Arc<Domain>,
+    /// What targets have instead of a protection domain and queues of their own: nothing is ever in them.
+    pd: Arc<Pd>,
+    cq: Arc<Cq>,
+    uses: UseCount,
+}
+
+impl Xrcd {
+    pub(crate) fn open(context: &Arc<Context>, init: XrcdInit<'_>) -> Result<Arc<Self>, Error> {
+        let domain = Domain::get(context, init)?;
+        let cq = Cq::create(Arc::clone(context), CqInit { cqe: 1, ..CqInit::default() })?;
+        let pd = Pd::create(Arc::clone(context));
+        Ok(Arc::new(Self { context: Arc::clone(context), domain, pd, cq, uses: UseCount::default() }))
+    }
+
+    /// The context it was opened in.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// A new shared receive queue of the domain, whose receives complete in `cq`. EINVAL: beyond the limits of the device, or
+    /// objects of several contexts.
+    pub fn create_srq(self: &Arc<Self>, pd: &Arc<Pd>, cq: &Arc<Cq>, init: SrqInit) -> Result<Arc<Srq>, Error> {
+        if !Arc::ptr_eq(pd.context(), &self.context) || !Arc::ptr_eq(cq.context(), &self.context) {
+            return Err(Error::invalid("the XRC domain belongs to another context than the other objects"));
+        }
+        let mut queues = self.domain.queues.write();
+        let srq = Srq::create_xrc(pd, init, (self, cq), free_number(&queues))?;
+        if let Some(number) = srq.number() {
+            queues.insert(number, Arc::downgrade(&srq));
+        }
+        Ok(srq)
+    }
+
+    /// A new target in RESET: it receives for the shared queues of the domain, as messages name them.
+    pub fn create_target(self: &Arc<Self>, user: u64) -> Result<Arc<Qp>, Error> {
+        let (send_cq, recv_cq) = (Arc::clone(&self.cq), Arc::clone(&self.cq));
+        let (service, caps) = (Service::XrcTgt, QpCaps::default());
+        let init = QpInit { service, caps, sq_sig_all: false, send_cq, recv_cq, srq: None, user };
+        let qp = Qp::create_in(&self.pd, init, Some(self))?;
+        let mut targets = self.domain.targets.lock();
+        targets.retain(|_, target| target.strong_count() > 0);
+        targets.insert(qp.qpn().get(), Arc::downgrade(&qp));
+        Ok(qp)
+    }
+
+    /// The target of the domain with this number. It is gone when its creator has destroyed it and all others dropped it.
+    pub fn find_target(&self, qpn: u32) -> Option<Arc<Qp>> {
+        self.domain.targets.lock().get(&qpn)?.upgrade()
+    }
+
+    /// Whether the opening may be closed: EBUSY while it has shared queues or targets.
+    pub fn close(&self) -> Result<(), Error> {
+        self.uses.check_unused("XRC domain", "shared receive queues and targets")
+    }
+
+    /// The shared queue of the domain with this number.
+    pub(crate) fn find_srq(&self, number: u32) -> Option<Arc<Srq>> {
+        self.domain.queues.read().get(&number)?.upgrade()
+    }
+
+    /// The shared queue is destroyed.
+    pub(crate) fn forget_srq(&self, number: u32) {
+        self.domain.queues.write().remove(&number);
+    }
+
+    /// Registers one object of the opening.
+    pub(crate) fn hold(&self) -> Use {
+        self.uses.hold()
+    }
+}
+
+/// A number that no queue of the domain has. Numbers go round, so that a late message for a queue that is gone does not
+/// reach the next one.
+fn free_number(queues: &HashMap<u32, Weak<Srq>>) -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    loop {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed) % NUMBERS;
+        if number != 0 && !queues.contains_key(&number) {
+            return number;
+        }
+    }
+}

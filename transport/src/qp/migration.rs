@@ -1,0 +1,112 @@
+//! Path migration: a connection whose path is lost goes on over its alternate path (IBA §17.2.8).
+//!
+//! Lives here: what packets of the peer and exhausted retries do to the state of migration. What software may set is
+//! in `attr.rs`. Without an alternate path all of this costs one test of that state for each packet.
+
+use crate::cx::FlowControl;
+use crate::qp::DropReason;
+use crate::qp::requester::Requester;
+use crate::qp::shared::{QpEvents, Service, Shared};
+use crate::wr::Av;
+use roxe_wire::{Header, Kind, NetHeader, Pkey};
+
+/// State of path migration (values of `enum ibv_mig_state`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum MigState {
+    /// On the path; there is no alternate one, or it waits for software.
+    #[default]
+    Migrated = 0,
+    /// Software offers the alternate path; the peer has not said that it does the same.
+    Rearm = 1,
+    /// Both ends may go over to the alternate path.
+    Armed = 2,
+}
+
+impl MigState {
+    /// The state with this `enum ibv_mig_state` value.
+    pub const fn from_code(code: u8) -> Option<Self> {
+        match code {
+            0 => Some(Self::Migrated),
+            1 => Some(Self::Rearm),
+            2 => Some(Self::Armed),
+            _ => None,
+        }
+    }
+}
+
+impl Shared {
+    /// The M bit of a packet that is sent now: the peer shall go over, or has nothing to do.
+    // clause: BTH-MIGRATED
+    pub(crate) fn mig_req(&self) -> bool {
+        self.attr.path_mig_state == MigState::Migrated
+    }
+
+    /// The alternate path becomes the path, and there is none any more.
+    fn take_alternate(&mut self) {
+        let attr = &mut self.attr;
+        attr.av = core::mem::take(&mut attr.alt_av);
+        attr.timeout = core::mem::take(&mut attr.alt_timeout);
+        attr.path_mig_state = MigState::Migrated;
+        self.set_path();
+        self.events.insert(QpEvents::PATH_MIG);
+    }
+
+    /// The peer wants something of this path that cannot be. Told once for each time that software arms.
+    fn fail_migration(&mut self) {
+        if !core::mem::replace(&mut self.migration_failed, true) {
+            self.events.insert(QpEvents::PATH_MIG_ERR);
+        }
+    }
+}
+
+impl Requester {
+    /// Goes over to the alternate path if it is armed, and repeats there what is not acknowledged. Says whether it did.
+    pub(crate) fn migrate<F: FlowControl>(&mut self, sh: &mut Shared, flow: &mut F) -> bool {
+        if sh.attr.path_mig_state != MigState::Armed {
+            return false;
+        }
+        // Room is reserved at the old address, so it goes back before the address changes.
+        if sh.config.service != Service::Uc {
+            self.go_back(sh, flow);
+        }
+        sh.take_alternate();
+        self.retry.reset(&sh.attr);
+        true
+    }
+
+    /// Learns from a packet what the peer does with its path, while an alternate one is offered.
+    ///
+    /// # Errors
+    /// It asks for what cannot be; it must not be taken.
+    #[cold]
+    pub(crate) fn follow<F: FlowControl>(
+        &mut self,
+        sh: &mut Shared,
+        flow: &mut F,
+        net: &NetHeader,
+        header: &Header,
+    ) -> Result<(), DropReason> {
+        // A notification of congestion says nothing about paths: hardware leaves its M bit as it comes.
+        let is_told = !matches!(header.kind, Kind::Cnp) && Pkey::DEFAULT.matches(header.bth.pkey);
+        if !is_told || !sh.state.accepts_requests() {
+            return Ok(());
+        }
+        let came_by = |av: &Av| net.src == av.dgid && net.dst == av.sgid;
+        match (sh.attr.path_mig_state, header.bth.mig_req) {
+            // clause: APM-ARM
+            (MigState::Rearm, false) if came_by(&sh.attr.av) => sh.attr.path_mig_state = MigState::Armed,
+            // clause: APM-FOLLOW
+            (MigState::Armed, true) if came_by(&sh.attr.alt_av) => {
+                self.migrate(sh, flow);
+            }
+            // clause: APM-ASTRAY
+            (MigState::Armed, true) if came_by(&sh.attr.av) => {
+                sh.fail_migration();
+                return Err(DropReason::Address);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}

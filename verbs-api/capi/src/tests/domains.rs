@@ -1,0 +1,268 @@
+//! Parent domains with allocators, thread domains, imported handles, and connection options.
+
+use super::*;
+use crate::cq::create_cq_ex;
+use crate::domain::{alloc_parent_domain, alloc_td, dealloc_td};
+use crate::ece::{ibv_query_ece, ibv_set_ece};
+use crate::import::{ibv_import_device, ibv_import_mr, ibv_import_pd, ibv_unimport_mr, ibv_unimport_pd};
+use crate::srq::{ibv_create_srq, ibv_destroy_srq};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+
+/// What an allocator of these tests was asked for, and what it shall answer.
+#[derive(Default)]
+struct Record {
+    live: Vec<(usize, Layout, u64)>,
+    served: Vec<u64>,
+    freed: usize,
+    pd: usize,
+    answer: Answer,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Answer {
+    #[default]
+    Memory,
+    Default,
+    Nothing,
+}
+
+unsafe extern "C" fn alloc(pd: *mut ibv_pd, record: *mut c_void, size: usize, align: usize, kind: u64) -> *mut c_void {
+    // SAFETY: the context given with the functions is a record that outlives the domain.
+    let record = unsafe { &mut *record.cast::<Record>() };
+    assert_eq!(pd.addr(), record.pd);
+    assert!(size > 0 && size.is_multiple_of(align));
+    match record.answer {
+        Answer::Default => ptr::without_provenance_mut(usize::MAX),
+        Answer::Nothing => null_mut(),
+        Answer::Memory => {
+            let layout = Layout::from_size_align(size, align).unwrap();
+            // SAFETY: the layout is not empty.
+            let block = unsafe { alloc_zeroed(layout) };
+            record.live.push((block.addr(), layout, kind));
+            record.served.push(kind);
+            block.cast()
+        }
+    }
+}
+
+unsafe extern "C" fn free(_: *mut ibv_pd, record: *mut c_void, block: *mut c_void, kind: u64) {
+    // SAFETY: as above.
+    let record = unsafe { &mut *record.cast::<Record>() };
+    let at = record.live.iter().position(|live| live.0 == block.addr()).expect("a block that is alive");
+    let (_, layout, allocated_for) = record.live.swap_remove(at);
+    assert_eq!(allocated_for, kind);
+    record.freed += 1;
+    // SAFETY: allocated above with this layout, and freed once.
+    unsafe { dealloc(block.cast(), layout) };
+}
+
+/// A parent domain on the domain of `rig`.
+fn parent(rig: &Rig, td: *mut ibv_td, record: *mut Record) -> *mut ibv_pd {
+    let mut attr = ibv_parent_domain_init_attr {
+        pd: rig.pd,
+        td,
+        comp_mask: if record.is_null() { 0 } else { 1 | 2 },
+        alloc: Some(alloc),
+        free: Some(free),
+        pd_context: record.cast(),
+    };
+    // SAFETY: living handles and a whole structure.
+    let pd = unsafe { alloc_parent_domain(rig.context, &raw mut attr) };
+    assert!(!pd.is_null());
+    pd
+}
+
+fn cq_attr(parent_domain: *mut ibv_pd) -> ibv_cq_init_attr_ex {
+    let (cq_context, channel) = (null_mut(), null_mut());
+    ibv_cq_init_attr_ex {
+        cqe: 8,
+        cq_context,
+        channel,
+        comp_vector: 0,
+        wc_flags: 0,
+        comp_mask: 2,
+        flags: 0,
+        parent_domain,
+    }
+}
+
+#[test]
+fn objects_of_a_parent_domain_live_in_the_memory_of_its_allocator() {
+    let rig = Rig::new();
+    let record = Box::into_raw(Box::<Record>::default());
+    let pd = parent(&rig, null_mut(), record);
+    // SAFETY: handles of this function, whole structures, and a record that nobody else uses.
+    unsafe {
+        (*record).pd = pd.addr();
+        let cq = create_cq_ex(rig.context, &mut cq_attr(pd)).cast::<ibv_cq>();
+        let mut init =
+            ibv_srq_init_attr { srq_context: null_mut(), attr: ibv_srq_attr { max_wr: 4, max_sge: 1, srq_limit: 0 } };
+        let srq = ibv_create_srq(pd, &raw mut init);
+        let qp = ibv_create_qp(pd, &mut ibv_qp_init_attr { send_cq: cq, recv_cq: cq, srq, ..rig.init_attr(RC) });
+        for block in [cq.addr(), srq.addr(), qp.addr()] {
+            assert!((*record).live.iter().any(|live| (live.0..live.0 + live.1.size()).contains(&block)));
+        }
+        assert_eq!((*record).served, [3, 2, 1]);
+        assert_eq!((*qp).pd, pd);
+        assert_eq!(ibv_dealloc_pd(pd), libc::EBUSY);
+        assert_eq!((ibv_destroy_qp(qp), ibv_destroy_srq(srq), ibv_destroy_cq(cq)), (0, 0, 0));
+        assert_eq!(((*record).live.len(), (*record).freed), (0, 3));
+        assert_eq!(ibv_dealloc_pd(pd), 0);
+        drop(Box::from_raw(record));
+    }
+}
+
+#[test]
+fn an_allocator_may_leave_it_to_us_or_have_nothing() {
+    let rig = Rig::new();
+    let record = Box::into_raw(Box::<Record>::default());
+    let pd = parent(&rig, null_mut(), record);
+    // SAFETY: handles of this function, whole structures, and a record that nobody else uses.
+    unsafe {
+        (*record).pd = pd.addr();
+        (*record).answer = Answer::Default;
+        let qp = ibv_create_qp(pd, &mut rig.init_attr(UD));
+        destroy(&[qp]);
+        assert_eq!(((*record).served.len(), (*record).freed), (0, 0));
+        (*record).answer = Answer::Nothing;
+        assert!(ibv_create_qp(pd, &mut rig.init_attr(UD)).is_null());
+        assert_eq!(errno(), libc::ENOMEM);
+        assert!(create_cq_ex(rig.context, &mut cq_attr(pd)).is_null());
+        assert_eq!(ibv_dealloc_pd(pd), 0, "what could not be made holds nothing");
+        drop(Box::from_raw(record));
+    }
+}
+
+#[test]
+fn a_parent_domain_reaches_the_memory_of_its_domain() {
+    let mut rig = Rig::new();
+    let pd = parent(&rig, null_mut(), null_mut());
+    // SAFETY: living handles and whole structures.
+    let pair = [(); 2].map(|()| unsafe { ibv_create_qp(pd, &mut rig.init_attr(RC)) });
+    connect(pair[0], number(pair[1]));
+    connect(pair[1], number(pair[0]));
+    rig.set(0, 77);
+    let sges = [rig.sge(0, 1)];
+    let mut wr = send_wr(1, 0, &sges);
+    wr.wr.rdma = wr_rdma { remote_addr: rig.addr(9), rkey: rig.rkey() };
+    assert_eq!(rig.post_send(pair[0], &mut wr).0, 0);
+    assert_eq!((rig.completions(1)[0].status, rig.word(9)), (0, 77));
+    destroy(&pair);
+    // SAFETY: a living handle.
+    assert_eq!(unsafe { ibv_dealloc_pd(pd) }, 0);
+}
+
+#[test]
+fn domains_that_are_used_are_busy() {
+    let rig = Rig::new();
+    // SAFETY: handles of this function and whole structures.
+    unsafe {
+        let td = alloc_td(rig.context, &mut ibv_td_init_attr { comp_mask: 0 });
+        let pd = parent(&rig, td, null_mut());
+        assert_eq!(dealloc_td(td), libc::EBUSY);
+        assert_eq!(ibv_dealloc_pd(rig.pd), libc::EBUSY);
+        let cq = create_cq_ex(rig.context, &mut cq_attr(pd)).cast::<ibv_cq>();
+        assert_eq!(ibv_dealloc_pd(pd), libc::EBUSY);
+        assert_eq!((ibv_destroy_cq(cq), ibv_dealloc_pd(pd), dealloc_td(td)), (0, 0, 0));
+        assert_eq!(dealloc_td(td), libc::EINVAL);
+    }
+}
+
+#[test]
+fn domains_from_nothing_are_refused() {
+    let rig = Rig::new();
+    let attr = |pd, td, comp_mask| ibv_parent_domain_init_attr {
+        pd,
+        td,
+        comp_mask,
+        alloc: None,
+        free: None,
+        pd_context: null_mut(),
+    };
+    let bad = [
+        attr(null_mut(), null_mut(), 0),
+        attr(rig.pd, foreign(), 0),
+        attr(rig.pd, null_mut(), 1),
+        attr(rig.pd, null_mut(), 4),
+    ];
+    // SAFETY: living handles, handles that are looked up first, and whole structures.
+    unsafe {
+        for mut attr in bad {
+            assert!(alloc_parent_domain(rig.context, &raw mut attr).is_null());
+            assert_eq!(errno(), libc::EINVAL);
+        }
+        assert!(alloc_parent_domain(rig.context, null_mut()).is_null());
+        assert!(alloc_td(rig.context, null_mut()).is_null());
+        assert!(alloc_td(rig.context, &mut ibv_td_init_attr { comp_mask: 1 }).is_null());
+        assert!(create_cq_ex(rig.context, &mut cq_attr(rig.pd)).is_null(), "no parent domain");
+        assert_eq!(errno(), libc::EINVAL);
+    }
+}
+
+#[test]
+fn imported_handles_reach_the_same_objects() {
+    let rig = Rig::new();
+    // SAFETY: handles of this function; the duplicate goes to the imported context.
+    unsafe {
+        let fd = libc::dup((*rig.context).cmd_fd);
+        let context = ibv_import_device(fd);
+        assert_eq!((*context).cmd_fd, fd);
+        assert_eq!((*context).device, (*rig.context).device);
+        let pd = ibv_import_pd(context, (*rig.pd).handle);
+        let mr = ibv_import_mr(pd, (*rig.mr).handle);
+        assert_eq!(((*mr).addr, (*mr).length), (null_mut(), 8192));
+        assert_eq!(((*mr).lkey, (*mr).rkey), (rig.lkey(), rig.rkey()));
+        assert_eq!(((*pd).handle, (*mr).handle), ((*rig.pd).handle, (*rig.mr).handle));
+        // An object made through the imported handle counts on the domain of both.
+        let second = ibv_reg_mr(pd, rig.memory.as_ptr().cast_mut().cast(), 64, 0);
+        assert_eq!((ibv_dealloc_pd(rig.pd), ibv_dereg_mr(second)), (libc::EBUSY, 0));
+        ibv_unimport_mr(mr);
+        ibv_unimport_pd(pd);
+        assert_eq!(ibv_dealloc_pd(pd), libc::EINVAL);
+        assert_eq!(ibv_close_device(context), 0);
+        assert_eq!(libc::fcntl(fd, libc::F_GETFD), -1, "closed with the context");
+    }
+}
+
+#[test]
+fn numbers_that_name_nothing_cannot_be_imported() {
+    let (rig, other) = (Rig::new(), Rig::new());
+    // SAFETY: living handles, and numbers that are looked up first.
+    unsafe {
+        assert!(ibv_import_device(-1).is_null());
+        assert_eq!(errno(), libc::EBADF);
+        assert!(ibv_import_device((*rig.context).async_fd).is_null());
+        assert_eq!(errno(), libc::EOPNOTSUPP);
+        assert!(ibv_import_pd(rig.context, (*other.pd).handle).is_null(), "of another opening");
+        assert_eq!(errno(), libc::EINVAL);
+        assert!(ibv_import_mr(rig.pd, (*other.mr).handle).is_null(), "of another opening");
+        assert!(ibv_import_pd(foreign(), 0).is_null());
+        assert!(ibv_import_mr(foreign(), 0).is_null());
+        ibv_unimport_pd(foreign());
+        ibv_unimport_mr(foreign());
+    }
+}
+
+#[test]
+fn the_card_has_no_connection_options_and_says_so() {
+    let rig = Rig::new();
+    let qp = rig.qp(RC);
+    let mut ece = ibv_ece { vendor_id: 1, options: 1, comp_mask: 1 };
+    // SAFETY: living handles, handles that are looked up first, and whole structures.
+    unsafe {
+        assert_eq!(ibv_query_ece(qp, &raw mut ece), 0);
+        let ours = ece.vendor_id;
+        assert_eq!(ece, ibv_ece { vendor_id: ours, options: 0, comp_mask: 0 });
+        assert_ne!(ours, 0);
+        let mut wish = ibv_ece { options: 5, ..ece };
+        assert_eq!(ibv_set_ece(qp, &raw mut wish), 0);
+        assert_eq!(wish.options, 0, "none of them is accepted");
+        let cases = [(0, 0, libc::EOPNOTSUPP), (ours + 1, 0, libc::EINVAL), (ours, 1, libc::EINVAL)];
+        for (vendor_id, comp_mask, expected) in cases {
+            assert_eq!(ibv_set_ece(qp, &mut ibv_ece { vendor_id, options: 0, comp_mask }), expected);
+        }
+        assert_eq!((ibv_query_ece(qp, null_mut()), ibv_set_ece(qp, null_mut())), (libc::EINVAL, libc::EINVAL));
+        assert_eq!(ibv_query_ece(foreign(), &raw mut ece), libc::EINVAL);
+    }
+    destroy(&[qp]);
+}

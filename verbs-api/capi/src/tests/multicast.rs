@@ -1,0 +1,68 @@
+//! Multicast as a C program does it.
+
+use super::*;
+use crate::ah::ibv_create_ah_from_wc;
+use crate::qp::{ibv_attach_mcast, ibv_detach_mcast};
+use crate::query::ibv_query_device;
+use core::mem::MaybeUninit;
+
+/// An IPv4 group with the number of this process, because others test on this machine, too.
+fn group() -> ibv_gid {
+    let [a, b, ..] = std::process::id().to_le_bytes();
+    ibv_gid { raw: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, b, a, 200] }
+}
+
+// clause: UD-MULTICAST
+#[test]
+fn a_datagram_to_a_group_comes_back_to_its_member() {
+    let mut rig = Rig::new();
+    let (qp, group) = (rig.ud(), group());
+    let mut attr = loopback();
+    attr.grh.dgid = group;
+    // SAFETY: living handles and whole structures.
+    let ah = unsafe { ibv_create_ah(rig.pd, &raw mut attr) };
+    // SAFETY: as above.
+    assert_eq!(unsafe { ibv_attach_mcast(qp, &raw const group, 0) }, 0);
+    rig.set(0, 0x1234);
+    assert_eq!(rig.post_recv(qp, 1, &[rig.sge(10, 6)]), 0);
+    let sges = [rig.sge(0, 1)];
+    let mut wr = send_wr(2, 2, &sges);
+    wr.wr.ud = wr_ud { ah, remote_qpn: 0x00ff_ffff, remote_qkey: QKEY };
+    assert_eq!(rig.post_send(qp, &mut wr).0, 0);
+    let wcs = rig.completions(2);
+    assert!(wcs.iter().all(|wc| wc.status == 0));
+    let mut received = *wcs.iter().find(|wc| wc.wr_id == 1).unwrap();
+    assert_eq!(rig.word(15), 0x1234);
+    // SAFETY: living handles.
+    unsafe {
+        assert_eq!(ibv_destroy_qp(qp), libc::EBUSY);
+        assert_eq!(ibv_detach_mcast(qp, &raw const group, 0), 0);
+        assert_eq!(ibv_detach_mcast(qp, &raw const group, 0), libc::EINVAL);
+    }
+    let area = ptr::with_exposed_provenance_mut(rig.memory.as_ptr().wrapping_add(10).expose_provenance());
+    // SAFETY: a living domain, a completion, and the area it filled.
+    let back = unsafe { ibv_create_ah_from_wc(rig.pd, &raw mut received, area, 1) };
+    assert!(!back.is_null());
+    destroy_ah(back);
+    destroy_ah(ah);
+    destroy(&[qp]);
+}
+
+#[test]
+fn only_datagram_queues_join_and_only_groups() {
+    let rig = Rig::new();
+    let (ud, rc, unicast, group) = (rig.qp(UD), rig.qp(RC), loopback().grh.dgid, group());
+    let mut attr = MaybeUninit::uninit();
+    // SAFETY: living handles, handles that are looked up first, and whole structures.
+    unsafe {
+        assert_eq!(ibv_attach_mcast(ud, &raw const unicast, 0), libc::EINVAL);
+        assert_eq!(ibv_attach_mcast(rc, &raw const group, 0), libc::EINVAL);
+        assert_eq!(ibv_attach_mcast(ud, null_mut(), 0), libc::EINVAL);
+        assert_eq!(ibv_detach_mcast(foreign(), &raw const group, 0), libc::EINVAL);
+        assert_eq!(ibv_query_device(rig.context, attr.as_mut_ptr()), 0);
+        let attr = attr.assume_init();
+        assert!(attr.max_mcast_grp > 0 && attr.max_mcast_qp_attach > 0);
+        assert_eq!(attr.max_total_mcast_qp_attach, attr.max_mcast_grp * attr.max_mcast_qp_attach);
+    }
+    destroy(&[ud, rc]);
+}

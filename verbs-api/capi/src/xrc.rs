@@ -1,0 +1,138 @@
+//! XRC: domains, their shared receive queues, and targets, which are queue pairs that belong to a domain.
+//!
+//! A target may have several handles (`man ibv_open_qp`); it lives until the last one is destroyed. Its asynchronous events
+//! go to the handle that created it.
+
+use crate::abi::{
+    ibv_context, ibv_qp, ibv_qp_init_attr_ex, ibv_qp_open_attr, ibv_srq, ibv_srq_init_attr_ex, ibv_xrcd,
+    ibv_xrcd_init_attr,
+};
+use crate::context::context;
+use crate::cq::cq;
+use crate::errno::{EINVAL, Errno, Result, pointer, status};
+use crate::memory::pd;
+use crate::object::{Exposed, Object, Token, Unacked};
+use crate::qp::{QpInner, XRC_RECV};
+use crate::qp_ex;
+use crate::srq;
+use core::ffi::{c_int, c_void};
+use core::ptr::null_mut;
+use roxe_provider::{Qp, Service, SrqInit, Xrcd, XrcdInit};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+/// `IBV_XRCD_INIT_ATTR_FD` and `IBV_XRCD_INIT_ATTR_OFLAGS`: both are needed.
+const MASK_FD_OFLAGS: u32 = 3;
+/// `IBV_QP_OPEN_ATTR_NUM`, `_XRCD` and `_TYPE` are needed, `_CONTEXT` is not.
+const MASK_OPEN_NEEDED: u32 = 1 | 1 << 1 | 1 << 3;
+const MASK_OPEN_CONTEXT: u32 = 1 << 2;
+
+// SAFETY: the handle is the whole structure, at offset 0.
+unsafe impl Exposed for ibv_xrcd {
+    type Handle = Self;
+    type Inner = Arc<Xrcd>;
+}
+
+fn xrcd<'a>(handle: *mut ibv_xrcd) -> Result<&'a Arc<Xrcd>> {
+    Object::<ibv_xrcd>::live(handle).map(|object| &object.inner)
+}
+
+/// The file that a domain is named by: none for -1, EBADF if it is not open.
+fn file<'a>(fd: c_int) -> Result<Option<BorrowedFd<'a>>> {
+    if fd == -1 {
+        return Ok(None);
+    }
+    // SAFETY: asks about a number, whatever it is.
+    if unsafe { libc::fcntl(fd, libc::F_GETFD) } == -1 {
+        return Err(Errno(libc::EBADF));
+    }
+    // SAFETY: open, and the program keeps it open during this call.
+    Ok(Some(unsafe { BorrowedFd::borrow_raw(fd) }))
+}
+
+/// `man ibv_open_xrcd`. A file names a domain within this process only.
+pub(crate) unsafe extern "C" fn open_xrcd(handle: *mut ibv_context, init: *mut ibv_xrcd_init_attr) -> *mut ibv_xrcd {
+    pointer(|| {
+        let context = context(handle)?;
+        // SAFETY: NULL or a whole structure of the program.
+        let init = unsafe { init.as_ref() }.ok_or(EINVAL)?;
+        if init.comp_mask != MASK_FD_OFLAGS {
+            return Err(EINVAL);
+        }
+        let given = |flag| init.oflags & flag != 0;
+        let (create, exclusive) = (given(libc::O_CREAT), given(libc::O_EXCL));
+        let xrcd = context.open_xrcd(XrcdInit { file: file(init.fd)?, create, exclusive })?;
+        Ok(Object::publish(Token::new(), ibv_xrcd { context: handle }, xrcd))
+    })
+}
+
+/// `man ibv_open_xrcd`: EBUSY while shared queues or targets use it.
+pub(crate) unsafe extern "C" fn close_xrcd(handle: *mut ibv_xrcd) -> c_int {
+    status(|| {
+        xrcd(handle)?.close()?;
+        Object::<ibv_xrcd>::retire(handle).map(drop)
+    })
+}
+
+/// `man ibv_create_srq_ex`: the shared queue of a domain.
+pub(crate) fn create_srq(init: &mut ibv_srq_init_attr_ex) -> Result<*mut ibv_srq> {
+    let (domain, own, completes) = (xrcd(init.xrcd)?, pd(init.pd)?, cq(init.cq)?);
+    let make = |init: SrqInit| domain.create_srq(own, completes, init);
+    srq::publish(init.pd, init.srq_context, &mut init.attr, make)
+}
+
+/// `man ibv_get_srq_num`: EINVAL for a queue of no domain.
+pub(crate) unsafe extern "C" fn get_srq_num(handle: *mut ibv_srq, number: *mut u32) -> c_int {
+    status(|| {
+        let found = Object::<ibv_srq>::live(handle)?.inner.srq.number().ok_or(EINVAL)?;
+        if number.is_null() {
+            return Err(EINVAL);
+        }
+        // SAFETY: not NULL, so a variable of the program.
+        unsafe { number.write(found) };
+        Ok(())
+    })
+}
+
+/// `man ibv_create_qp_ex`: a target. It has no queues, whatever the program asks for.
+pub(crate) fn create_target(handle: *mut ibv_context, init: &ibv_qp_init_attr_ex) -> Result<*mut ibv_qp> {
+    let token = Token::new();
+    let qp = xrcd(init.xrcd)?.create_target(token.0)?;
+    Ok(publish_target(handle, init.qp_context, token, qp))
+}
+
+/// `man ibv_open_qp`: one more handle of a target; EINVAL if the domain has none of that number.
+pub(crate) unsafe extern "C" fn open_qp(handle: *mut ibv_context, attr: *mut ibv_qp_open_attr) -> *mut ibv_qp {
+    pointer(|| {
+        context(handle)?;
+        // SAFETY: NULL or a whole structure of the program.
+        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        let is_complete = attr.comp_mask & !MASK_OPEN_CONTEXT == MASK_OPEN_NEEDED;
+        if !is_complete || attr.qp_type != XRC_RECV {
+            return Err(EINVAL);
+        }
+        let qp = xrcd(attr.xrcd)?.find_target(attr.qp_num).ok_or(EINVAL)?;
+        let qp_context = if attr.comp_mask & MASK_OPEN_CONTEXT != 0 { attr.qp_context } else { null_mut() };
+        Ok(publish_target(handle, qp_context, Token::new(), qp))
+    })
+}
+
+fn publish_target(context: *mut ibv_context, qp_context: *mut c_void, token: Token, qp: Arc<Qp>) -> *mut ibv_qp {
+    let base = ibv_qp {
+        context,
+        qp_context,
+        pd: null_mut(),
+        send_cq: null_mut(),
+        recv_cq: null_mut(),
+        srq: null_mut(),
+        handle: token.short(),
+        qp_num: qp.qpn().get(),
+        state: qp.state() as c_int,
+        qp_type: XRC_RECV,
+        mutex: [0; 5],
+        cond: [0; 6],
+        events_completed: 0,
+    };
+    let inner = QpInner { qp, service: Service::XrcTgt, events: Unacked::default(), builder: None };
+    Object::publish(token, qp_ex::exposed(base), inner)
+}
