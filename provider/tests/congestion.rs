@@ -5,12 +5,12 @@
 
 mod common;
 
+use common::peer::program;
 use common::*;
 use roxe_provider::wire::{Bth, Gid, Header, Kind, NetHeader, PathMtu, Pkey, Psn, Request, SendTail, icrc};
 use roxe_provider::{Av, Qp, Service};
 use socket2::SockRef;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
-use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -71,11 +71,7 @@ fn marked_packets_are_answered_over_both_families() {
 
 #[test]
 fn unmarked_packets_are_not_answered_and_notifications_limit_the_rate_if_asked_for() {
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "limited", "--nocapture"])
-        .envs([("ROXE_DCQCN", "on"), ("ROXE_STATS", "on")])
-        .output()
-        .unwrap();
+    let output = program("limited").envs([("ROXE_DCQCN", "on"), ("ROXE_STATS", "on")]).output().unwrap();
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{told}");
     let stats = told.lines().find(|line| line.starts_with("roxe0 (process ")).unwrap_or_else(|| panic!("{told}"));

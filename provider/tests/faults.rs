@@ -2,10 +2,10 @@
 
 mod common;
 
+use common::peer::program;
 use common::*;
 use roxe_provider::Service;
 use roxe_provider::wire::PathMtu;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -14,9 +14,7 @@ const RULES: &str = "drop tx qp=#0 op=WRITE_ONLY nth=2; delay rx qp=#0 op=ACK nt
 
 #[test]
 fn the_end_of_a_queue_pair_stops_no_timer_of_another_one() {
-    let program = std::env::current_exe().unwrap();
-    let output = Command::new(program).args(["--exact", "held", "--nocapture"]).env("ROXE_FAULTS", RULES).output();
-    let output = output.unwrap();
+    let output = program("held").env("ROXE_FAULTS", RULES).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 

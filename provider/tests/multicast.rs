@@ -4,17 +4,15 @@
 
 mod common;
 
+use common::peer::{MARK, Peer, ROLE};
 use common::*;
 use roxe_provider::wire::{Gid, NetHeader, Qkey, Qpn};
 use roxe_provider::{AttrMask, Cqe, Qp, QpAttr, Service, WcOpcode, WcStatus};
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 
-/// The group that a started copy of this program shall join, and what it puts in front of its lines.
-const GROUP: &str = "ROXE_TEST_GROUP";
-const MARK: &str = "peer: ";
 /// Set inside the network namespace that a test has made.
 const INSIDE: &str = "ROXE_TEST_INSIDE";
 /// Bytes in front of a datagram, and distance between receive areas.
@@ -149,50 +147,10 @@ fn what_is_no_group_or_no_datagram_queue_cannot_be_attached() {
     }
 }
 
-/// Another process that has joined a group.
-struct Peer {
-    child: Child,
-    output: BufReader<std::process::ChildStdout>,
-}
-
-impl Peer {
-    fn start(group: Gid) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "peer", "--nocapture", "--test-threads=1"])
-            .env(GROUP, group.to_ip().to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        let mut peer = Self { child, output };
-        assert_eq!(peer.hear(), "ready");
-        peer
-    }
-
-    fn hear(&mut self) -> String {
-        let mut line = String::new();
-        loop {
-            line.clear();
-            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the peer ended");
-            if let Some((_, said)) = line.split_once(MARK) {
-                return said.trim_end().to_owned();
-            }
-        }
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// Not a test of its own: joins a group where a test has started it, and says what it gets, one line a datagram.
 #[test]
 fn peer() {
-    let Ok(group) = std::env::var(GROUP) else { return };
+    let Ok(group) = std::env::var(ROLE) else { return };
     let node = Node::open();
     let qp = member(&node, 0, 32);
     qp.attach_mcast(group.parse::<IpAddr>().unwrap().into()).unwrap();
@@ -209,7 +167,8 @@ fn peer() {
 #[test]
 fn every_process_of_the_host_gets_a_copy_in_spite_of_steering() {
     let group = mapped(6);
-    let mut peers = [(); 3].map(|()| Peer::start(group));
+    let mut peers = [(); 3].map(|()| Peer::start(&group.to_ip().to_string(), &[]));
+    peers.iter_mut().for_each(|peer| assert_eq!(peer.hear(), "ready"));
     let node = Node::open();
     let sender = member(&node, 0, 32);
     sender.attach_mcast(group).unwrap();

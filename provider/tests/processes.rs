@@ -3,74 +3,13 @@
 
 mod common;
 
+use common::peer::{MARK, Peer, ROLE};
 use common::*;
 use roxe_provider::wire::{NetHeader, PathMtu, Qpn, RKey, capture, icrc};
 use roxe_provider::{Qp, RecvRequest, SendOp, Service, WcStatus};
 use std::collections::HashSet;
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-const ROLE: &str = "ROXE_TEST_ROLE";
-/// What peers put in front of their lines, because the test harness writes to the same pipe.
-const MARK: &str = "peer: ";
-
-/// A peer, seen from the test.
-struct Peer {
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-}
-
-impl Peer {
-    fn start(role: &str, knobs: &[(&str, &str)]) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "peer", "--nocapture", "--test-threads=1"])
-            .env(ROLE, role)
-            .envs(knobs.iter().copied())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
-        Self { child, input, output }
-    }
-
-    fn tell(&mut self, line: &str) {
-        writeln!(self.input, "{line}").unwrap();
-    }
-
-    fn hear(&mut self) -> String {
-        let mut line = String::new();
-        loop {
-            line.clear();
-            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the peer ended");
-            if let Some((_, said)) = line.split_once(MARK) {
-                return said.trim_end().to_owned();
-            }
-        }
-    }
-
-    /// Sends a command and returns the answer as numbers.
-    fn ask(&mut self, line: &str) -> Vec<u64> {
-        self.tell(line);
-        let answer = self.hear();
-        answer.split_whitespace().map(|word| word.parse().unwrap_or_else(|_| panic!("{line}: {answer}"))).collect()
-    }
-
-    fn signal(&self, signal: i32) {
-        // SAFETY: our own child, not yet waited for.
-        assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 /// Connects two peers with one queue pair each.
 fn join(a: &mut Peer, b: &mut Peer) {

@@ -1,0 +1,74 @@
+//! Another process of a test: this very program, started again, talks through its standard input and output, one line at a
+//! time.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+/// Tells the test `peer` of the program that it is one, and what to do.
+pub(crate) const ROLE: &str = "ROXE_TEST_ROLE";
+/// What peers put in front of their lines, because the test harness writes to the same pipe.
+pub(crate) const MARK: &str = "peer: ";
+
+/// This very program, to be started again for one of its tests alone.
+pub(crate) fn program(test: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--nocapture", "--test-threads=1"]);
+    command
+}
+
+/// A peer, seen from the test.
+pub(crate) struct Peer {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Peer {
+    /// Starts the test `peer` of this program.
+    pub(crate) fn start(role: &str, knobs: &[(&str, &str)]) -> Self {
+        let mut child = program("peer")
+            .env(ROLE, role)
+            .envs(knobs.iter().copied())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        Self { child, input, output }
+    }
+
+    pub(crate) fn tell(&mut self, line: &str) {
+        writeln!(self.input, "{line}").unwrap();
+    }
+
+    /// The next line of the peer.
+    pub(crate) fn hear(&mut self) -> String {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the peer ended");
+            if let Some((_, said)) = line.split_once(MARK) {
+                return said.trim_end().to_owned();
+            }
+        }
+    }
+
+    /// Sends a command and returns the answer as numbers.
+    pub(crate) fn ask(&mut self, line: &str) -> Vec<u64> {
+        self.tell(line);
+        let answer = self.hear();
+        answer.split_whitespace().map(|word| word.parse().unwrap_or_else(|_| panic!("{line}: {answer}"))).collect()
+    }
+
+    pub(crate) fn signal(&self, signal: i32) {
+        // SAFETY: our own child, not yet waited for.
+        assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
