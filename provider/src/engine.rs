@@ -42,7 +42,7 @@ use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use table::QpTable;
-use tap::{Held, Tap};
+use tap::{Held, MAX_HELD, Tap};
 
 /// Visits in a row that find nothing before a poller starts to offer its processor to others.
 const PATIENT_VISITS: u32 = 24;
@@ -67,7 +67,7 @@ pub(crate) struct Engine {
     links_version: AtomicU32,
     table: QpTable,
     flows: Flows,
-    timers: Timers,
+    timers: Timers<Qpn>,
     presence: Presence,
     /// Visits of pollers in a row that found nothing.
     idle_visits: AtomicU32,
@@ -282,14 +282,14 @@ impl Engine {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let held = self.tap().and_then(|tap| tap.delayed.deadline());
+        let held = self.tap().and_then(|tap| tap.delayed.next());
         let others = self.steering_deadline().into_iter().chain(instant(&self.retry_at)).chain(held);
         self.timers.next().into_iter().chain(others).min()
     }
 
     /// Holds a packet until `due`. If too many are held already, it is lost.
     fn hold(&self, tap: &Tap, due: Instant, packet: Held) {
-        if !tap.delayed.hold(due, packet) {
+        if !tap.delayed.add_up_to(MAX_HELD, due, packet) {
             self.counters().fault_dropped.add(1);
         } else if self.presence.oversleeps(due) {
             self.kick();

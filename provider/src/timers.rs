@@ -1,53 +1,97 @@
-//! Which queue pair wants to be woken when.
+//! What is due when: a heap that several threads share, whose earliest deadline can be read without its lock.
 //!
-//! A lazy heap: a QP enters when its deadline becomes earlier than what it has registered, never leaves early, and is
-//! asked again when its entry fires. So a QP that keeps moving its retransmission timer forward, once per message, costs
-//! one entry per timeout and not one per message. Touches nothing.
+//! For queue pairs it is lazy: a QP enters when its deadline becomes earlier than what it has registered, never leaves
+//! early, and is asked again when its entry fires. So a QP that keeps moving its retransmission timer forward, once per
+//! message, costs one entry per timeout and not one per message. Packets that fault rules hold back wait in another one.
+//! Touches nothing.
 
 use parking_lot::Mutex;
 use roxe_transport::time::Instant;
-use roxe_wire::Qpn;
-use std::cmp::Reverse;
+use std::cmp::Ordering as Order;
 use std::collections::BinaryHeap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What [`Timers::next`] holds while the heap is empty.
 const NEVER: u64 = u64::MAX;
 
-/// Deadlines of all queue pairs of an engine.
+/// Deadlines, and what each is for. Those of one time come in the order in which they were added.
 #[derive(Debug)]
-pub(crate) struct Timers {
-    heap: Mutex<BinaryHeap<Reverse<(Instant, Qpn)>>>,
+pub(crate) struct Timers<T> {
+    heap: Mutex<Heap<T>>,
     /// The earliest deadline, so that pollers look without locking.
     next: AtomicU64,
 }
 
-impl Default for Timers {
-    fn default() -> Self {
-        Self { heap: Mutex::default(), next: AtomicU64::new(NEVER) }
+#[derive(Debug)]
+struct Heap<T> {
+    entries: BinaryHeap<Entry<T>>,
+    /// Of the next entry.
+    number: u64,
+}
+
+#[derive(Debug)]
+struct Entry<T> {
+    deadline: Instant,
+    number: u64,
+    what: T,
+}
+
+/// Earliest first in a max-heap.
+impl<T> Ord for Entry<T> {
+    fn cmp(&self, other: &Self) -> Order {
+        (other.deadline, other.number).cmp(&(self.deadline, self.number))
     }
 }
 
-impl Timers {
-    /// Registers `qpn` for `deadline`.
-    pub(crate) fn add(&self, deadline: Instant, qpn: Qpn) {
+impl<T> PartialOrd for Entry<T> {
+    fn partial_cmp(&self, other: &Self) -> Option<Order> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<T> PartialEq for Entry<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl<T> Eq for Entry<T> {}
+
+impl<T> Default for Timers<T> {
+    fn default() -> Self {
+        Self { heap: Mutex::new(Heap { entries: BinaryHeap::new(), number: 0 }), next: AtomicU64::new(NEVER) }
+    }
+}
+
+impl<T> Timers<T> {
+    /// Registers `what` for `deadline`.
+    pub(crate) fn add(&self, deadline: Instant, what: T) {
+        self.add_up_to(usize::MAX, deadline, what);
+    }
+
+    /// The same, unless `most` entries are there already: then `what` is gone, and the answer is false.
+    pub(crate) fn add_up_to(&self, most: usize, deadline: Instant, what: T) -> bool {
         let mut heap = self.heap.lock();
-        heap.push(Reverse((deadline, qpn)));
+        if heap.entries.len() >= most {
+            return false;
+        }
+        let number = heap.number;
+        heap.number += 1;
+        heap.entries.push(Entry { deadline, number, what });
         self.publish(&heap);
+        true
     }
 
     /// Takes the earliest entry if it is due.
-    pub(crate) fn pop_due(&self, now: Instant) -> Option<(Instant, Qpn)> {
+    pub(crate) fn pop_due(&self, now: Instant) -> Option<(Instant, T)> {
         if !self.is_due(now) {
             return None;
         }
         let mut heap = self.heap.lock();
-        let entry = heap.peek().filter(|Reverse((deadline, _))| *deadline <= now).map(|Reverse(entry)| *entry);
-        if entry.is_some() {
-            heap.pop();
-            self.publish(&heap);
-        }
-        entry
+        heap.entries.peek().filter(|entry| entry.deadline <= now)?;
+        let Entry { deadline, what, .. } = heap.entries.pop()?;
+        self.publish(&heap);
+        Some((deadline, what))
     }
 
     /// Whether an entry is due.
@@ -66,7 +110,7 @@ impl Timers {
     /// Forgets everything.
     pub(crate) fn clear(&self) {
         let mut heap = self.heap.lock();
-        heap.clear();
+        heap.entries.clear();
         self.publish(&heap);
     }
 
@@ -75,8 +119,8 @@ impl Timers {
         &self.heap
     }
 
-    fn publish(&self, heap: &BinaryHeap<Reverse<(Instant, Qpn)>>) {
-        let next = heap.peek().map_or(NEVER, |Reverse((deadline, _))| deadline.0);
+    fn publish(&self, heap: &Heap<T>) {
+        let next = heap.entries.peek().map_or(NEVER, |entry| entry.deadline.0);
         self.next.store(next, Ordering::SeqCst);
     }
 }
@@ -85,18 +129,32 @@ impl Timers {
 mod tests {
     use super::*;
 
+    fn pop(timers: &Timers<&'static str>, now: u64) -> Option<(u64, &'static str)> {
+        timers.pop_due(Instant(now)).map(|(deadline, what)| (deadline.0, what))
+    }
+
     #[test]
-    fn entries_come_out_when_due_in_order() {
+    fn entries_come_out_when_due_in_order_those_of_one_time_as_they_came() {
         let timers = Timers::default();
         assert_eq!(timers.next(), None);
-        for at in [30, 10, 20] {
-            timers.add(Instant(at), Qpn::new(at as u32));
+        for (at, what) in [(30, "c"), (10, "a"), (30, "d"), (20, "b")] {
+            timers.add(Instant(at), what);
         }
         assert_eq!(timers.next(), Some(Instant(10)));
-        assert_eq!(timers.pop_due(Instant(9)), None);
-        assert_eq!(timers.pop_due(Instant(25)), Some((Instant(10), Qpn::new(10))));
-        assert_eq!(timers.pop_due(Instant(25)), Some((Instant(20), Qpn::new(20))));
-        assert_eq!(timers.pop_due(Instant(25)), None);
+        assert_eq!(pop(&timers, 9), None);
+        assert_eq!(pop(&timers, 25), Some((10, "a")));
+        assert_eq!(pop(&timers, 25), Some((20, "b")));
+        assert_eq!(pop(&timers, 25), None);
         assert_eq!(timers.next(), Some(Instant(30)));
+        assert_eq!([pop(&timers, 30), pop(&timers, 30)], [Some((30, "c")), Some((30, "d"))]);
+        assert_eq!(timers.next(), None);
+    }
+
+    #[test]
+    fn what_waits_can_be_bounded_and_forgotten() {
+        let timers = Timers::default();
+        assert_eq!((0..).take_while(|at| timers.add_up_to(1 << 14, Instant(*at), "")).count(), 1 << 14);
+        timers.clear();
+        assert_eq!((pop(&timers, u64::MAX), timers.next()), (None, None));
     }
 }

@@ -4,19 +4,20 @@
 //! through `tx/tapped.rs`, what arrives through `rx/tapped.rs`; both let the tap judge and record, and carry out what it
 //! says. Locks here are the innermost: a recording, then what is held, or the rules.
 
-mod delayed;
 mod faults;
+mod held;
 pub(crate) mod process;
 mod recorder;
 mod remark;
 
-pub(super) use delayed::{Delayed, Held, Incoming};
+pub(super) use held::{Held, Incoming, MAX_HELD};
 pub(super) use recorder::Recording;
 pub(super) use remark::{Fate, Origin, Remark};
 
 use crate::config::Config;
 use crate::counters::Counters;
 use crate::error::Error;
+use crate::timers::Timers;
 use faults::Faults;
 use recorder::Recorder;
 use roxe_transport::fault::{Seen, Verdict};
@@ -31,7 +32,7 @@ pub(crate) struct Tap {
     recorder: Option<(&'static Recorder, u32)>,
     faults: Option<&'static Faults>,
     /// Packets that rules hold back.
-    pub(super) delayed: Delayed,
+    pub(super) delayed: Timers<Held>,
 }
 
 impl Tap {
@@ -42,7 +43,7 @@ impl Tap {
         }
         let (recorder, faults) = process::open(config)?;
         let recorder = recorder.map(|recorder| (recorder, recorder.interface(name)));
-        Ok(Some(Self { recorder, faults, delayed: Delayed::default() }))
+        Ok(Some(Self { recorder, faults, delayed: Timers::default() }))
     }
 
     /// The child of a fork begins to use what it has inherited.

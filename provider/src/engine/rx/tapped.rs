@@ -142,7 +142,7 @@ impl Engine {
     /// Lets packets go on, `now`, that are due by `until`. Whether there were any.
     pub(in crate::engine) fn release_held(&self, tap: &Tap, state: &mut RxState, until: Instant, now: Instant) -> bool {
         let mut found = false;
-        while let Some(held) = tap.delayed.pop_due(until) {
+        while let Some((_, held)) = tap.delayed.pop_due(until) {
             found = true;
             match held {
                 Held::Outgoing { net, bytes, remark } => self.send_held(tap, &net, &bytes, &remark),
