@@ -34,6 +34,7 @@
 //! | `tx`, `rx` | packets we send, packets that arrive; without either word, both |
 //! | `qp=N`, `qp=0xN`, `qp=#N` | our queue pair with this number; the N-th that this process created, from 0 |
 //! | `peer=ADDR`, `from=ADDR`, `to=ADDR` | the other side's address; `from` is `rx peer`, `to` is `tx peer` |
+//! | `service=RC,XRC` | packets of these services: `RC`, `UC`, `UD`, `XRC`; a congestion notification is of none |
 //! | `op=NAME,NAME` | opcodes as `roxe dump` prints them, or a class: see [`OpSet`] |
 //! | `psn=LIST` | packet sequence numbers; a range may wrap around |
 //! | `msg=LIST` | the n-th message of that direction of that queue pair, from 1; an answer counts as the message it answers |
@@ -65,6 +66,7 @@ mod messages;
 mod ops;
 mod parse;
 mod rule;
+mod services;
 mod show;
 mod spans;
 mod verdict;
@@ -76,5 +78,6 @@ pub use injector::{Injector, RuleReport};
 pub use ops::OpSet;
 pub use parse::RuleError;
 pub use rule::{Action, Hold, Part, QpSelector, Rate, Rule, Rules};
+pub use services::ServiceSet;
 pub use spans::{PsnSpans, Spans};
 pub use verdict::{Corruption, Direction, RuleId, Seen, Verdict};

@@ -2,6 +2,7 @@
 
 use super::ops::OpSet;
 use super::rule::{Action, Hold, Part, QpSelector, Rate, Rule, Rules};
+use super::services::ServiceSet;
 use super::spans::{PsnSpans, Spans};
 use super::verdict::Direction;
 use core::fmt;
@@ -19,7 +20,8 @@ const MAX_COPIES: u8 = 16;
 const QUOTED: usize = 40;
 
 const ACTIONS: &str = "drop, duplicate, delay, reorder, corrupt, ecn, rnr, and seed=N";
-const WORDS: &str = "a rate like 0.5%, tx, rx, qp=, peer=, from=, to=, op=, psn=, msg=, nth=, times=, by= and copies=";
+const WORDS: &str =
+    "a rate like 0.5%, tx, rx, qp=, peer=, from=, to=, service=, op=, psn=, msg=, nth=, times=, by= and copies=";
 
 /// Why a text is not a list of fault rules.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -117,6 +119,7 @@ impl Draft {
             "peer" => self.take_peer(value, word),
             "from" => self.take_dir(Direction::Rx, word).and_then(|()| self.take_peer(value, word)),
             "to" => self.take_dir(Direction::Tx, word).and_then(|()| self.take_peer(value, word)),
+            "service" => set(&mut rule.services, services(value)?, word),
             "op" => set(&mut rule.ops, ops(value)?, word),
             "psn" => set(&mut rule.psn, psns(value)?, word),
             "msg" => set(&mut rule.msg, spans(value)?, word),
@@ -191,6 +194,13 @@ fn qp(value: &str) -> Result<QpSelector, Problem> {
         Some(ordinal) => bounded(ordinal, 0, u32::MAX).map(QpSelector::Ordinal),
         None => bounded(value, 0, 0x00ff_ffff).map(|number| QpSelector::Number(Qpn::new(number))),
     }
+}
+
+fn services(value: &str) -> Result<ServiceSet, Problem> {
+    value.split(',').try_fold(ServiceSet::EMPTY, |set, name| match ServiceSet::named(name) {
+        Some(named) => Ok(set.union(named)),
+        None => Err(format!("{} is no service; known are RC, UC, UD and XRC", Quoted(name))),
+    })
 }
 
 fn ops(value: &str) -> Result<OpSet, Problem> {

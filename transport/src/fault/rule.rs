@@ -1,6 +1,7 @@
 //! Rules as values: what they do, what they are for. The text of them is in `parse.rs` and `show.rs`.
 
 use super::ops::OpSet;
+use super::services::ServiceSet;
 use super::spans::{PsnSpans, Spans};
 use super::verdict::{Direction, Seen};
 use core::time::Duration;
@@ -137,6 +138,8 @@ pub struct Rule {
     pub qp: Option<QpSelector>,
     /// The address of the other side.
     pub peer: Option<Gid>,
+    /// The transport services they belong to.
+    pub services: Option<ServiceSet>,
     /// Their opcodes.
     pub ops: Option<OpSet>,
     /// Their PSNs.
@@ -158,6 +161,7 @@ impl Rule {
             dir: None,
             qp: None,
             peer: None,
+            services: None,
             ops: None,
             psn: None,
             msg: None,
@@ -174,6 +178,7 @@ impl Rule {
         };
         self.dir.is_none_or(|dir| dir == seen.dir)
             && self.qp.is_none_or(is_qp)
+            && self.services.is_none_or(|services| services.contains(&seen.packet.header.kind))
             && self.ops.is_none_or(|ops| ops.contains(seen.packet))
             && self.peer.is_none_or(|peer| peer == seen.peer)
             && self.psn.as_ref().is_none_or(|psns| psns.contains(seen.packet.header.bth.psn))

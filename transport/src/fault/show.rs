@@ -28,6 +28,7 @@ impl Display for Rule {
         word(f, "", self.dir.map(super::Direction::name).as_ref())?;
         word(f, "qp=", self.qp.as_ref())?;
         word(f, "peer=", self.peer.map(roxe_wire::Gid::to_ip).as_ref())?;
+        word(f, "service=", self.services.as_ref())?;
         word(f, "op=", self.ops.as_ref())?;
         word(f, "psn=", self.psn.as_ref())?;
         word(f, "msg=", self.msg.as_ref())?;

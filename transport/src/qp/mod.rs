@@ -62,7 +62,7 @@ pub enum PostError {
     #[error("the length is out of range")]
     BadLength,
     /// A datagram without a destination.
-    #[error("a datagram needs a destination")]
+    #[error("the message needs a destination")]
     MissingDestination,
 }
 

@@ -108,6 +108,25 @@ fn opcodes_and_classes_mean_what_dump_prints() {
 }
 
 #[test]
+fn services_are_told_apart_and_congestion_notifications_belong_to_none() {
+    let send = Request::SendOnly(SendTail::Plain);
+    let uc = Kind::UcRequest(UcRequest::SendOnly(None));
+    let kinds =
+        [SEND, ack(), uc, ud(), Kind::XrcRequest(XrcEth(5), send), Kind::XrcResponse(Response::Ack(good())), CNP];
+    for (text, expected) in [
+        ("drop service=RC", [true, true, false, false, false, false, false]),
+        ("drop service=UC", [false, false, true, false, false, false, false]),
+        ("drop service=UD", [false, false, false, true, false, false, false]),
+        ("drop service=XRC", [false, false, false, false, true, true, false]),
+        ("drop service=RC,XRC op=ACK", [false, true, false, false, false, true, false]),
+        ("drop service=RC,UC,UD,XRC", [true, true, true, true, true, true, false]),
+    ] {
+        let mut injector = injector(text);
+        assert_eq!(kinds.map(|kind| injector.see(tx(), 1, kind, b"data").drop), expected, "{text}");
+    }
+}
+
+#[test]
 fn psns_are_matched_with_wrap_around() {
     let mut injector = injector("drop psn=0xfffffe..1,7");
     let psns = [0xff_fffd, 0xff_fffe, 0xff_ffff, 0, 1, 2, 6, 7, 8];

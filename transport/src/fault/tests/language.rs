@@ -26,6 +26,7 @@ fn rules_are_printed_as_they_were_written() {
         "ecn 0.000001%; rnr rx msg=2 times=3",
         "drop rx peer=10.77.0.11; drop tx peer=fe80::1",
         "drop op=REQUEST,READ_RESPONSE,RNR_NAK,ACK,CNP",
+        "drop 1% service=RC,XRC; delay by=2ms service=UC,UD op=SEND",
         "seed=42; drop 12.5%",
     ] {
         assert_eq!(rules(text).to_string(), text);
@@ -50,6 +51,7 @@ fn other_spellings_mean_the_same() {
         ("rnr", "rnr rx"),
         ("drop op=send_last,Send", "drop op=SEND"),
         ("drop op=NAK,RNR_NAK", "drop op=NAK"),
+        ("drop op=ACK service=xrc,rc,XRC", "drop service=RC,XRC op=ACK"),
         ("drop op=COMPARE_SWAP,FETCH_ADD,ATOMIC_ACK", "drop op=ATOMIC,ATOMIC_ACK"),
         ("ecn; seed=0x10", "seed=16; ecn"),
     ] {
@@ -66,11 +68,11 @@ fn errors_name_the_rule_the_word_and_what_is_allowed() {
         ),
         (
             "drop somtimes",
-            "fault rule 1: \"somtimes\" is no word of a rule; known are a rate like 0.5%, tx, rx, qp=, peer=, from=, to=, op=, psn=, msg=, nth=, times=, by= and copies=",
+            "fault rule 1: \"somtimes\" is no word of a rule; known are a rate like 0.5%, tx, rx, qp=, peer=, from=, to=, service=, op=, psn=, msg=, nth=, times=, by= and copies=",
         ),
         (
             "drop tx=1",
-            "fault rule 1: \"tx=1\" is no word of a rule; known are a rate like 0.5%, tx, rx, qp=, peer=, from=, to=, op=, psn=, msg=, nth=, times=, by= and copies=",
+            "fault rule 1: \"tx=1\" is no word of a rule; known are a rate like 0.5%, tx, rx, qp=, peer=, from=, to=, service=, op=, psn=, msg=, nth=, times=, by= and copies=",
         ),
         ("corrupt", "fault rule 1: corrupt \"\": what can be corrupted is payload, header or icrc"),
         ("corrupt body", "fault rule 1: corrupt \"body\": what can be corrupted is payload, header or icrc"),
@@ -83,6 +85,7 @@ fn errors_name_the_rule_the_word_and_what_is_allowed() {
             "fault rule 1: \"from=1.2.3.4\" contradicts tx; for both directions say neither tx nor rx",
         ),
         ("drop peer=host", "fault rule 1: \"host\" is no IPv4 or IPv6 address"),
+        ("drop service=RC,RD", "fault rule 1: \"RD\" is no service; known are RC, UC, UD and XRC"),
         ("drop qp=0x1000000", "fault rule 1: \"0x1000000\" is not in 0..16777215"),
         ("drop qp=#-1", "fault rule 1: \"-1\" is no number; write 17 or 0x11"),
         ("drop psn=5..", "fault rule 1: \"\" is no number; write 17 or 0x11"),
@@ -213,6 +216,12 @@ fn op_sets() -> impl Strategy<Value = Option<OpSet>> {
     prop::option::of(list.prop_map(union))
 }
 
+fn service_sets() -> impl Strategy<Value = Option<ServiceSet>> {
+    let list = prop::collection::vec(prop::sample::select(vec!["RC", "UC", "UD", "XRC"]), 1..4);
+    let union = |names: Vec<&str>| names.into_iter().filter_map(ServiceSet::named).reduce(ServiceSet::union);
+    prop::option::of(list.prop_map(move |names| union(names).expect("not empty")))
+}
+
 fn any_rule() -> impl Strategy<Value = Rule> {
     let dir = prop::option::of(prop_oneof![Just(Direction::Tx), Just(Direction::Rx)]);
     let rate = prop::option::of((0u32..=100_000_000).prop_map(|micro| Rate::from_micro_percent(micro).expect("legal")));
@@ -220,12 +229,12 @@ fn any_rule() -> impl Strategy<Value = Rule> {
         any::<u32>().prop_map(QpSelector::Ordinal),
         any::<u32>().prop_map(|qpn| QpSelector::Number(Qpn::new(qpn)))
     ]);
-    let who = (dir, rate, qp, prop::option::of(any::<[u8; 16]>().prop_map(Gid)));
+    let who = (dir, rate, qp, prop::option::of(any::<[u8; 16]>().prop_map(Gid)), service_sets());
     let times = prop::option::of(1u32..);
     (actions(), who, op_sets(), psns(), spans(), spans(), times).prop_map(
-        |(action, (dir, rate, qp, peer), ops, psn, msg, nth, times)| {
+        |(action, (dir, rate, qp, peer, services), ops, psn, msg, nth, times)| {
             let dir = if action == Action::Rnr { Some(Direction::Rx) } else { dir };
-            Rule { action, rate, dir, qp, peer, ops, psn, msg, nth, times }
+            Rule { action, rate, dir, qp, peer, services, ops, psn, msg, nth, times }
         },
     )
 }
@@ -250,6 +259,8 @@ fn near_rules() -> impl Strategy<Value = String> {
         "#",
         "peer=",
         "from=",
+        "service=",
+        "XRC",
         "op=",
         "SEND",
         ",",

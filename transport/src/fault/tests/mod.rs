@@ -8,7 +8,7 @@ mod random;
 use super::*;
 use roxe_wire::{
     Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Gid, Header, ImmDt, Kind, Msn, NakCode, Packet, Psn, Qkey, Qpn, RKey,
-    Request, Response, Reth, SendTail, Syndrome, UcRequest, icrc,
+    Request, Response, Reth, SendTail, Syndrome, UcRequest, XrcEth, icrc,
 };
 use std::net::Ipv4Addr;
 
