@@ -57,7 +57,7 @@ pub use bth::Bth;
 pub use ext::{
     Aeth, AtomicAckEth, AtomicEth, Deth, Feth, Ieth, ImmDt, NakCode, Placement, Reth, Selectivity, Syndrome, XrcEth,
 };
-pub use net::NetHeader;
+pub use net::{ECN, NetHeader};
 pub use num::{Gid, LKey, Msn, PathMtu, Pkey, Psn, Qkey, Qpn, RKey};
 pub use opcode::{Opcode, Operation};
 pub use packet::{Header, Kind, Packet, Request, Response, SendTail, UcRequest};

@@ -25,6 +25,9 @@ pub struct NetHeader {
     pub ident: u16,
 }
 
+/// The two bits of the traffic class that belong to ECN (RFC 3168 §5); both set is CE, congestion experienced.
+pub const ECN: u8 = 0b11;
+
 const IPV4_LEN: usize = 20;
 const IPV6_LEN: usize = 40;
 const UDP_LEN: usize = 8;
@@ -37,6 +40,18 @@ impl NetHeader {
     #[inline]
     pub fn is_ipv4(&self) -> bool {
         self.dst.is_ipv4()
+    }
+
+    /// Whether a switch on the way marked the packet: it met congestion.
+    #[inline]
+    pub const fn is_marked(&self) -> bool {
+        self.traffic_class & ECN == ECN
+    }
+
+    /// Marks the packet as such a switch does.
+    #[inline]
+    pub const fn mark(&mut self) {
+        self.traffic_class |= ECN;
     }
 
     /// The 40 bytes in front of the payload in a UD receive buffer: the IPv6 header, or 20 zero bytes and the IPv4

@@ -92,13 +92,12 @@ pub(super) fn count(counters: &Counters, verdict: &Verdict) {
 }
 
 /// The header of a packet with the mark that a verdict asks for.
-pub(super) fn marked(net: NetHeader, verdict: &Verdict) -> NetHeader {
-    let mark = if verdict.mark_ce { ECN_CE } else { 0 };
-    NetHeader { traffic_class: net.traffic_class | mark, ..net }
+pub(super) fn marked(mut net: NetHeader, verdict: &Verdict) -> NetHeader {
+    if verdict.mark_ce {
+        net.mark();
+    }
+    net
 }
-
-/// Congestion experienced, in the traffic class (RFC 3168).
-const ECN_CE: u8 = 3;
 
 /// Tells the person who runs the program. A closed standard error is nobody to tell.
 fn tell(text: &dyn Display) {

@@ -16,13 +16,12 @@ use crate::time::Instant;
 use core::num::NonZeroU64;
 use core::time::Duration;
 use rate::Rate;
+use roxe_wire::ECN;
 
 /// The least time between two CNPs to one peer (the value of the DCQCN paper and its public models).
 const NOTICE_INTERVAL: Duration = Duration::from_micros(50);
-/// The two bits of the traffic class that belong to ECN (RFC 3168 §5), and what they say.
-const ECN_MASK: u8 = 0b11;
+/// What a sender writes into the ECN bits: packets may be marked (RFC 3168 §5).
 const ECT_0: u8 = 0b10;
-const CE: u8 = 0b11;
 /// DSCP 48, where switches expect CNPs.
 // clause: CNP-SENT
 const CNP_DSCP: u8 = 48 << 2;
@@ -38,20 +37,14 @@ pub struct CongestionCounts {
     pub rp_cnp_handled: u32,
 }
 
-/// Whether a switch marked a packet with this traffic class.
-#[inline]
-pub(crate) const fn is_marked(traffic_class: u8) -> bool {
-    traffic_class & ECN_MASK == CE
-}
-
 /// The traffic class of packets that may be marked; the DSCP stays.
 pub(crate) const fn markable(traffic_class: u8) -> u8 {
-    traffic_class & !ECN_MASK | ECT_0
+    traffic_class & !ECN | ECT_0
 }
 
 /// The traffic class of a CNP on a path with this one: it may be marked if the others may.
 pub(crate) const fn cnp_class(traffic_class: u8) -> u8 {
-    CNP_DSCP | traffic_class & ECN_MASK
+    CNP_DSCP | traffic_class & ECN
 }
 
 /// Both roles of one queue pair.

@@ -287,7 +287,7 @@ impl Qp {
             self.requester.follow(&mut self.shared, host, net, &packet.header)?;
         }
         // clause: CNP-WHEN
-        if congestion::is_marked(net.traffic_class) {
+        if net.is_marked() {
             self.note_mark(host.now(), net, &packet.header);
         }
         let (sh, bth, payload) = (&mut self.shared, &packet.header.bth, packet.payload);

@@ -5,14 +5,12 @@
 
 use crate::time::Instant;
 use core::time::Duration;
-use roxe_wire::NetHeader;
+use roxe_wire::{ECN, NetHeader};
 
 /// Bytes around a UDP payload over IPv4: preamble, Ethernet header, checksum, gap, IPv4 and UDP header.
 const AROUND_IPV4: usize = 8 + 14 + 4 + 12 + 20 + 8;
 /// An IPv6 header is this much longer.
 const IPV6_MORE: usize = 20;
-/// The two ECN bits of the traffic class (RFC 3168 §5).
-const ECN: u8 = 0b11;
 
 /// What a link is like.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -97,7 +95,7 @@ impl Link {
         self.tally.longest = self.tally.longest.max(waiting + size);
         if self.spec.mark_above.is_some_and(|limit| waiting > u64::from(limit)) && net.traffic_class & ECN != 0 {
             self.tally.marked += 1;
-            net.traffic_class |= ECN;
+            net.mark();
         }
         self.free_at = self.free_at.max(now).after(Duration::from_nanos((size * 8_000_000_000).div_ceil(bandwidth)));
         Some(self.free_at.after(self.spec.latency))

@@ -333,7 +333,7 @@ impl Wire {
         }
         if verdict.mark_ce {
             self.tally.marked += 1;
-            flight.net.traffic_class |= 0b11;
+            flight.net.mark();
         }
         self.tally.delayed += u64::from(!verdict.delay.is_zero());
         self.tally.duplicated += u64::from(verdict.copies);
