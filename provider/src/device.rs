@@ -9,10 +9,11 @@ use crate::cq::{Cq, CqInit};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::event::{AsyncEvent, AsyncEventKind, CompChannel, EventQueue};
+use crate::fork::Lockable;
 use crate::limits;
 use crate::mr::MemoryTable;
 use crate::pd::{AhAttr, Pd};
-use crate::port::{GidEntry, GidTable, Netdev, PortAttr};
+use crate::port::{GidEntry, GidTable, Netdev, Port, PortAttr};
 use crate::stats;
 use crate::uses::ObjectId;
 use crate::xrcd::{Xrcd, XrcdInit};
@@ -25,14 +26,14 @@ use std::io;
 use std::num::NonZeroU64;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// What earlier calls of [`devices`] gave out, with their engines and counters.
 static KNOWN: Mutex<Vec<Arc<Device>>> = Mutex::new(Vec::new());
 
 /// The devices of this process: loopback as `roxe0`, or the interfaces that `ROXE_NETDEV` names as `roxe0`, `roxe1`, ...
 ///
-/// Asking again gives the same devices, described as the interfaces are now. ENODEV if an interface does not exist,
+/// Asking again gives the same devices. ENODEV if an interface does not exist,
 /// EINVAL if one is named twice or a `ROXE_*` variable is not understood.
 pub fn devices() -> Result<Vec<Arc<Device>>, Error> {
     let config = config()?;
@@ -43,10 +44,7 @@ pub fn devices() -> Result<Vec<Arc<Device>>, Error> {
     let mut known = KNOWN.lock();
     let found = (0..).zip(netdevs).map(|(index, netdev)| {
         match known.iter().find(|device| device.index == index && device.ifindex == netdev.ifindex) {
-            Some(device) => {
-                device.update(&netdev);
-                Arc::clone(device)
-            }
+            Some(device) => Arc::clone(device),
             None => Arc::new(Device::new(index, &netdev)),
         }
     });
@@ -85,38 +83,36 @@ pub struct Device {
     ifindex: u32,
     guid: u64,
     port: RwLock<Port>,
+    /// Who wants to know what becomes of the port.
+    contexts: Mutex<Vec<Weak<Context>>>,
     counters: Counters,
-}
-
-/// What may change while the device is known.
-#[derive(Debug)]
-struct Port {
-    attr: PortAttr,
-    gids: GidTable,
-    line_rate: NonZeroU64,
 }
 
 impl Device {
     fn new(index: u32, netdev: &Netdev) -> Self {
-        let mut gids = GidTable::default();
-        gids.update(&netdev.addresses);
         Self {
             name: format!("roxe{index}"),
             index,
             ifindex: netdev.ifindex,
             guid: netdev.guid(),
             netdev: netdev.name.clone(),
-            port: RwLock::new(Port { attr: netdev.port_attr(), gids, line_rate: netdev.line_rate() }),
+            port: RwLock::new(Port::new(netdev)),
+            contexts: Mutex::default(),
             counters: Counters::default(),
         }
     }
 
-    /// Takes over what the interface is like now; GIDs that stay keep their index.
-    fn update(&self, netdev: &Netdev) {
-        let mut port = self.port.write();
-        port.attr = netdev.port_attr();
-        port.line_rate = netdev.line_rate();
-        port.gids.update(&netdev.addresses);
+    /// Takes over what the interface is like now, does `then`, and tells every context what changed.
+    pub(crate) fn refresh(&self, then: impl FnOnce()) {
+        // Held from the look on, so that nobody takes over an older look after this one.
+        let mut contexts = self.contexts.lock();
+        let Ok(now) = Netdev::find(self.ifindex) else { return };
+        let changes = self.port.write().follow(now.as_ref());
+        then();
+        contexts.retain(|context| context.strong_count() > 0);
+        for context in contexts.iter().filter_map(Weak::upgrade) {
+            changes.iter().for_each(|kind| context.raise(*kind, PORT.into(), ObjectId::next()));
+        }
     }
 
     /// `roxe0`, `roxe1`, ...
@@ -144,12 +140,23 @@ impl Device {
         self.guid
     }
 
-    /// Opens the device as its interface is now; starts the engine if this is the first opening.
+    /// Opens the device as its interface is now. From here on port and GID table follow the interface, and every change
+    /// is an event of the context.
     pub fn open(self: &Arc<Self>) -> Result<Arc<Context>, Error> {
-        if let Some(now) = Netdev::all().iter().find(|dev| dev.ifindex == self.ifindex) {
-            self.update(now);
-        }
-        Context::open(Arc::clone(self)).map(Arc::new)
+        let context = Arc::new(Context::open(Arc::clone(self))?);
+        context.engine.watch();
+        self.contexts.lock().push(Arc::downgrade(&context));
+        Ok(context)
+    }
+
+    /// The lock that is held while the port changes, for the fork handlers.
+    pub(crate) fn raw_contexts(&self) -> &impl Lockable {
+        &self.contexts
+    }
+
+    /// The lock of the port's description, for the fork handlers.
+    pub(crate) fn raw_port(&self) -> &impl Lockable {
+        &self.port
     }
 
     /// The largest UD payload and path MTU.
@@ -438,6 +445,9 @@ fn command() -> Result<File, Error> {
     let (reader, _) = io::pipe().map_err(|e| Error::os("cannot create a pipe", &e))?;
     Ok(File::from(OwnedFd::from(reader)))
 }
+
+/// The port of every device, as events name it.
+const PORT: u8 = limits::PORTS;
 
 fn check_port(port: u8) -> Result<(), Error> {
     match port {

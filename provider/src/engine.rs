@@ -1,10 +1,11 @@
 //! The engine of one device in this process: sockets, queue pairs by number, timers, and who does the work when.
 //!
-//! Started by the first queue pair, and again by the first one in the child of a fork. Threads of the program come in
-//! through [`Engine::progress`] and through the verbs of a queue pair; the background thread through its own loop.
+//! Its thread begins with the first opening of the device and follows the interface; sockets are opened by the first queue
+//! pair. Both happen again in the child of a fork. Threads of the program come in through [`Engine::progress`] and through the verbs of a queue pair; the background thread through its own loop.
 
 mod background;
 pub(crate) mod clock;
+mod follow;
 mod groups;
 #[allow(unsafe_code)]
 mod poller;
@@ -25,6 +26,7 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::flow::{Flows, Key, Receiver};
 use crate::fork::{self, Lockable};
+use crate::net::news::News;
 use crate::net::slot::{self, SlotSocket};
 use crate::net::steer::Steering;
 use crate::net::udp::UdpLink;
@@ -55,10 +57,11 @@ const NEVER: u64 = u64::MAX;
 pub(crate) struct Engine {
     device: Arc<Device>,
     config: &'static Config,
-    /// Whether sockets and thread exist in this process.
+    /// Whether the sockets exist in this process, and with them the thread.
     started: AtomicBool,
-    /// Held while they come to exist, and while links are added. The outermost lock.
-    starting: Mutex<()>,
+    /// Held while sockets and thread come to exist, while links are added, and while the port follows its interface. The
+    /// outermost lock. Guards what the system tells of the interfaces; nothing, where it does not.
+    starting: Mutex<Option<News>>,
     /// For the thread to sleep on. The innermost lock, so that whoever holds any other may kick.
     poller: RwLock<Option<Arc<Poller>>>,
     me: Weak<Self>,
@@ -144,7 +147,7 @@ impl Engine {
 
     /// Does what is due on the thread of a poller: receives, runs timers, sends. Never waits.
     pub(crate) fn progress(&self) {
-        if !self.started.load(Ordering::Acquire) {
+        if !self.is_started() {
             return;
         }
         let now = clock::now();
@@ -173,7 +176,7 @@ impl Engine {
     /// Receives until the sockets are empty. Called before something goes away: an answer of ours to another process may
     /// have come to our own socket, and nobody would forward it once the process has ended.
     pub(crate) fn drain(&self) {
-        if !self.started.load(Ordering::Acquire) {
+        if !self.is_started() {
             return;
         }
         let mut rx = self.rx.lock();
@@ -353,29 +356,42 @@ impl Engine {
         poller.ok_or_else(|| Error::new(libc::ENODEV, "the engine of this device is not running"))
     }
 
+    /// Whether the sockets are open in this process.
+    fn is_started(&self) -> bool {
+        self.started.load(Ordering::Acquire)
+    }
+
     /// Opens sockets and starts the thread, unless that was done in this process.
     fn start(&self) -> Result<(), Error> {
-        if self.started.load(Ordering::Acquire) {
+        if self.is_started() {
             return Ok(());
         }
-        let _starting = self.starting.lock();
-        if self.started.load(Ordering::Acquire) {
+        let mut starting = self.starting.lock();
+        if self.is_started() {
             return Ok(());
         }
         self.tap().map_or(Ok(()), Tap::resume)?;
-        let poller = Arc::new(Poller::new().map_err(|e| Error::os("cannot create an epoll instance", &e))?);
-        self.open_all(&poller).inspect_err(|_| self.forget_sockets())?;
-        *self.poller.write() = Some(poller);
+        let poller = self.ensure_thread(&mut starting)?;
+        let opened = self.open_links(&poller).and_then(|()| self.claim_slot(&mut self.rx.lock(), &poller));
+        opened.inspect_err(|_| self.forget_sockets())?;
         self.started.store(true, Ordering::Release);
         Ok(())
     }
 
-    fn open_all(&self, poller: &Arc<Poller>) -> Result<(), Error> {
-        self.open_links(poller)?;
-        self.claim_slot(&mut self.rx.lock(), poller)?;
-        let (me, poller) = (Weak::clone(&self.me), Arc::clone(poller));
-        poller::spawn_without_signals("roxe", move || background::run(&me, &poller))
-            .map_err(|e| Error::os("cannot start the background thread", &e))
+    /// What the background thread sleeps on; both come to exist here the first time.
+    fn ensure_thread(&self, news: &mut Option<News>) -> Result<Arc<Poller>, Error> {
+        if let Ok(poller) = self.poller() {
+            return Ok(poller);
+        }
+        let poller = Arc::new(Poller::new().map_err(|e| Error::os("cannot create an epoll instance", &e))?);
+        // Where the system tells nothing (a sandbox may forbid it), the port is looked at when the device is opened.
+        let heard = News::open().and_then(|news| poller.watch_news(news.fd()).map(|()| news));
+        let (me, sleeper) = (Weak::clone(&self.me), Arc::clone(&poller));
+        poller::spawn_without_signals("roxe", move || background::run(&me, &sleeper))
+            .map_err(|e| Error::os("cannot start the background thread", &e))?;
+        *news = heard.ok();
+        *self.poller.write() = Some(Arc::clone(&poller));
+        Ok(poller)
     }
 
     /// Opens every address of the device. Fails if none can be opened; a single one that cannot is reported to whoever
@@ -436,9 +452,11 @@ impl Engine {
         self.publish(&self.retry_at, None);
     }
 
-    /// In the child of a fork: gives up what belongs to the parent. The next queue pair starts the engine again.
+    /// In the child of a fork: gives up what belongs to the parent. The next opening of the device starts the thread again,
+    /// the next queue pair all of the engine.
     pub(crate) fn abandon(&self) {
         self.started.store(false, Ordering::Release);
+        *self.starting.lock() = None;
         if let Some(poller) = self.poller.write().take() {
             poller.close();
         }
@@ -447,8 +465,8 @@ impl Engine {
 
     /// The locks outside of those of the queue pairs, outermost first, for the fork handlers. The last one is that of the
     /// table: whoever takes it lists the queue pairs with [`Engine::lock_table`] instead.
-    pub(crate) fn outer_locks(&self) -> [&dyn Lockable; 3] {
-        [&self.starting, &self.rx, self.table.raw()]
+    pub(crate) fn outer_locks(&self) -> [&dyn Lockable; 4] {
+        [&self.starting, self.device.raw_contexts(), &self.rx, self.table.raw()]
     }
 
     /// Takes the lock of the table and lists the queue pairs.
@@ -460,7 +478,8 @@ impl Engine {
     pub(crate) fn inner_locks(&self) -> impl Iterator<Item = &dyn Lockable> {
         let [map, ready, credits] = self.flows.raw();
         let held = self.tap().map(|tap| tap.delayed.raw() as &dyn Lockable);
-        let always: [&dyn Lockable; 6] = [&self.links, map, ready, credits, self.timers.raw(), &self.poller];
+        let port = self.device.raw_port();
+        let always: [&dyn Lockable; 7] = [port, &self.links, map, ready, credits, self.timers.raw(), &self.poller];
         always.into_iter().chain(held)
     }
 }

@@ -98,9 +98,8 @@ extern "C" fn before() {
 
 /// Takes every lock of an engine that its thread may hold.
 fn lock_all(engine: Arc<Engine>) -> Held {
-    let [starting, rx, _] = engine.outer_locks();
-    starting.lock_raw();
-    rx.lock_raw();
+    let [outside @ .., _] = engine.outer_locks();
+    outside.into_iter().for_each(Lockable::lock_raw);
     let qps = engine.lock_table();
     qps.iter().for_each(|qp| qp.raw().lock_raw());
     engine.inner_locks().for_each(Lockable::lock_raw);

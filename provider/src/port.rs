@@ -1,8 +1,10 @@
 //! The port: the network interface behind it, its GID table and its attributes.
 //!
-//! Reads the system's interfaces when a device is made or opened; opens no socket that carries traffic.
+//! Reads the system's interfaces when a device is made or opened and when the system tells that one changed; opens no
+//! socket that carries traffic.
 
 use crate::error::Error;
+use crate::event::AsyncEventKind;
 use crate::limits::MAX_MSG_SIZE;
 use pnet_datalink::NetworkInterface;
 use roxe_wire::{Gid, PathMtu};
@@ -51,6 +53,13 @@ pub struct PortAttr {
     pub max_vl_num: u8,
 }
 
+/// `IBV_PORT_DOWN` and `IBV_PORT_ACTIVE`.
+const DOWN: u32 = 1;
+const ACTIVE: u32 = 4;
+/// Physical states: disabled, and link up.
+const DISABLED: u8 = 3;
+const LINK_UP: u8 = 5;
+
 /// The line rate of an interface that has none, bit/s.
 const UNKNOWN_LINE: NonZeroU64 = NonZeroU64::new(10_000_000_000).unwrap();
 
@@ -85,6 +94,16 @@ impl Netdev {
         pnet_datalink::interfaces().iter().map(Self::describe).collect()
     }
 
+    /// The interface with this index; `Ok(None)`: it was removed. An error: the system does not tell, as a list without
+    /// even the loopback interface shows.
+    pub(crate) fn find(ifindex: u32) -> Result<Option<Self>, Error> {
+        let all = pnet_datalink::interfaces();
+        if all.is_empty() {
+            return Err(Error::new(libc::EAGAIN, "the system does not list its network interfaces"));
+        }
+        Ok(all.iter().find(|interface| interface.index == ifindex).map(Self::describe))
+    }
+
     fn describe(interface: &NetworkInterface) -> Self {
         let (v4, v6): (Vec<_>, Vec<_>) = interface.ips.iter().map(|net| net.ip()).partition(IpAddr::is_ipv4);
         Self {
@@ -92,7 +111,8 @@ impl Netdev {
             ifindex: interface.index,
             mac: interface.mac.map_or([0; 6], |mac| mac.octets()),
             mtu: mtu_of(&interface.name).unwrap_or(1500),
-            up: interface.is_up(),
+            // Switched on, and with a carrier.
+            up: interface.is_up() && interface.is_running(),
             addresses: v4.into_iter().chain(v6).map(Gid::from).collect(),
         }
     }
@@ -116,7 +136,7 @@ impl Netdev {
     pub(crate) fn port_attr(&self) -> PortAttr {
         let (active_width, active_speed) = speed_codes(self.speed());
         PortAttr {
-            state: if self.up { 4 } else { 1 },
+            state: if self.up { ACTIVE } else { DOWN },
             max_mtu: PathMtu::Mtu4096,
             active_mtu: self.path_mtu(),
             gid_tbl_len: GID_TABLE_LEN as u32,
@@ -128,7 +148,7 @@ impl Netdev {
             pkey_tbl_len: 1,
             active_width,
             active_speed,
-            phys_state: if self.up { 5 } else { 3 },
+            phys_state: if self.up { LINK_UP } else { DISABLED },
             // clause: PORT-ROCE
             link_layer: 2,
             flags: 1,
@@ -186,6 +206,48 @@ fn mtu_of(name: &str) -> Result<u32, Error> {
     // SAFETY: the successful ioctl filled in `ifru_mtu`; any bit pattern is an integer.
     let mtu = unsafe { request.ifr_ifru.ifru_mtu };
     Ok(u32::try_from(mtu).unwrap_or(0))
+}
+
+/// What may change while the device is known.
+#[derive(Debug)]
+pub(crate) struct Port {
+    pub(crate) attr: PortAttr,
+    pub(crate) gids: GidTable,
+    pub(crate) line_rate: NonZeroU64,
+    /// The interface was removed.
+    is_gone: bool,
+}
+
+impl Port {
+    pub(crate) fn new(netdev: &Netdev) -> Self {
+        let mut gids = GidTable::default();
+        gids.update(&netdev.addresses);
+        Self { attr: netdev.port_attr(), gids, line_rate: netdev.line_rate(), is_gone: false }
+    }
+
+    /// Takes over what the interface is like now, `None` if it was removed, and says which events that is. An interface
+    /// that was removed is the end of the device: one that comes with the same name is another one.
+    pub(crate) fn follow(&mut self, now: Option<&Netdev>) -> Vec<AsyncEventKind> {
+        let (state, gids) = (self.attr.state, self.gids);
+        match now {
+            Some(netdev) => {
+                (self.attr, self.line_rate) = (netdev.port_attr(), netdev.line_rate());
+                self.gids.update(&netdev.addresses);
+            }
+            None => {
+                (self.attr.state, self.attr.phys_state) = (DOWN, DISABLED);
+                self.gids = GidTable::default();
+            }
+        }
+        let port = if self.attr.state == ACTIVE { AsyncEventKind::PortActive } else { AsyncEventKind::PortErr };
+        let has_gone = now.is_none() && !std::mem::replace(&mut self.is_gone, true);
+        let happened = [
+            (self.attr.state != state, port),
+            (self.gids != gids, AsyncEventKind::GidChange),
+            (has_gone, AsyncEventKind::DeviceFatal),
+        ];
+        happened.into_iter().filter_map(|(did, kind)| did.then_some(kind)).collect()
+    }
 }
 
 /// The GID table. An address keeps its index as long as the interface has it, because QPs and programs refer to it.
@@ -274,6 +336,32 @@ mod tests {
         // IBV_LINK_LAYER_ETHERNET and IBV_QPF_GRH_REQUIRED.
         assert_eq!((port.link_layer, port.flags), (2, 1));
         assert_eq!((port.pkey_tbl_len, port.max_msg_sz), (1, 1 << 31));
+    }
+
+    #[test]
+    fn a_port_tells_what_became_of_its_interface() {
+        use AsyncEventKind::{DeviceFatal, GidChange, PortActive, PortErr};
+        let with =
+            |up, last: &[u8]| Netdev { up, addresses: last.iter().copied().map(v4).collect(), ..netdev([0; 6], 1500) };
+        let mut port = Port::new(&with(true, &[1]));
+        let mut follow = |up, last: &[u8]| port.follow(Some(&with(up, last)));
+        assert_eq!(follow(true, &[1]), []);
+        assert_eq!(follow(false, &[1]), [PortErr]);
+        assert_eq!(follow(false, &[1]), []);
+        assert_eq!(follow(true, &[1]), [PortActive]);
+        assert_eq!(follow(true, &[1, 2]), [GidChange]);
+        assert_eq!(follow(true, &[2]), [GidChange]);
+        assert_eq!(follow(false, &[]), [PortErr, GidChange]);
+        assert_eq!(follow(true, &[3]), [PortActive, GidChange]);
+        assert_eq!(port.follow(None), [PortErr, GidChange, DeviceFatal]);
+        assert_eq!(port.follow(None), []);
+        assert_eq!((port.attr.state, port.gids.used().count()), (DOWN, 0));
+    }
+
+    #[test]
+    fn an_interface_that_does_not_exist_is_not_found() {
+        assert_eq!(Netdev::find(1).unwrap().map(|dev| dev.name).as_deref(), Some("lo"));
+        assert_eq!(Netdev::find(u32::MAX).unwrap(), None);
     }
 
     #[test]

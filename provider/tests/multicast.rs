@@ -4,17 +4,15 @@
 
 mod common;
 
+use common::namespace;
 use common::peer::{MARK, Peer, ROLE};
 use common::*;
 use roxe_provider::wire::{Gid, NetHeader, Qkey, Qpn};
 use roxe_provider::{AttrMask, Cqe, Qp, QpAttr, Service, WcOpcode, WcStatus};
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::process::Command;
 use std::sync::Arc;
 
-/// Set inside the network namespace that a test has made.
-const INSIDE: &str = "ROXE_TEST_INSIDE";
 /// Bytes in front of a datagram, and distance between receive areas.
 const GRH: usize = 40;
 const AREA: usize = 4096;
@@ -184,7 +182,7 @@ fn every_process_of_the_host_gets_a_copy_in_spite_of_steering() {
 /// Not a test of its own: needs the interface that the test below makes.
 #[test]
 fn over_ipv6() {
-    if std::env::var_os(INSIDE).is_none() {
+    if !namespace::is_inside() {
         return;
     }
     let node = Node::open();
@@ -200,14 +198,7 @@ fn over_ipv6() {
         a.post_send(&[datagram(1000, av, Qpn::MULTICAST, &[node.sge(1 << 20, 100)])]).unwrap();
         assert_eq!(numbers(&receives(&node, 2, 1)), [n as u64, 10 + n as u64]);
     }
-    println!("{MARK}done");
-}
-
-/// Runs `script` as root of a network namespace, with further arguments.
-fn in_namespace(script: &str, args: &[&str]) -> Command {
-    let mut command = Command::new("unshare");
-    command.args(["--map-root-user", "--net", "--", "sh", "-c", script]).args(args);
-    command
+    namespace::done();
 }
 
 // clause: UD-MULTICAST
@@ -216,14 +207,5 @@ fn ipv6_groups_work_on_an_ethernet_interface() {
     // Linux has no IPv6 multicast on loopback.
     let make =
         "ip link set lo up && ip link add x0 type bridge && ip addr add fd77::1/64 dev x0 nodad && ip link set x0 up";
-    if !in_namespace(make, &[]).status().is_ok_and(|status| status.success()) {
-        eprintln!("skipped: no network namespace with a bridge can be made here");
-        return;
-    }
-    let me = std::env::current_exe().unwrap();
-    let args = [me.to_str().unwrap(), "--exact", "over_ipv6", "--nocapture"];
-    let script = format!("{make} && exec \"$0\" \"$@\"");
-    let output = in_namespace(&script, &args).env(INSIDE, "1").env("ROXE_NETDEV", "x0").output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(said.contains(&format!("{MARK}done")), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    namespace::run("over_ipv6", make, "x0");
 }

@@ -127,14 +127,21 @@ pub(super) fn run(engine: &Weak<Engine>, poller: &Arc<Poller>) {
     poller::prefer_short_slices();
     // The buffer of this thread exists from now on, not from its first packet on.
     Batch::put_back(Batch::take());
+    let mut has_news = false;
     while let Some(engine) = engine.upgrade() {
-        let sleep = catch_unwind(AssertUnwindSafe(|| engine.round())).unwrap_or_else(|_| {
+        let awake = || {
+            if has_news {
+                engine.follow_interface();
+            }
+            engine.round()
+        };
+        let sleep = catch_unwind(AssertUnwindSafe(awake)).unwrap_or_else(|_| {
             // A bug of ours must not silence the device; the packet that met it is lost.
             engine.counters().panics.add(1);
             Sleep::muted(None, clock::now())
         });
         drop(engine);
-        poller.sleep(sleep.watch, sleep.until, sleep.now, sleep.longest);
+        has_news = poller.sleep(sleep.watch, sleep.until, sleep.now, sleep.longest);
     }
 }
 

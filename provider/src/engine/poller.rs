@@ -19,6 +19,9 @@ pub(super) enum Watch {
     Quiet,
 }
 
+/// Marks the descriptor of the news; all others are marked by their number.
+const NEWS: u64 = u64::MAX;
+
 /// The descriptors of a sleeping thread.
 #[derive(Debug)]
 pub(super) struct Poller {
@@ -57,10 +60,10 @@ impl Poller {
     /// Lets `fd` becoming readable wake the thread whenever it sleeps at least as lightly as `watch`. Closing it is enough
     /// to end that.
     pub(super) fn watch(&self, fd: RawFd, watch: Watch) -> io::Result<()> {
-        add(self.all, fd)?;
+        add(self.all, fd, fd as u64)?;
         match watch {
             Watch::All => Ok(()),
-            Watch::Quiet => add(self.quiet, fd),
+            Watch::Quiet => add(self.quiet, fd, fd as u64),
         }
     }
 
@@ -71,8 +74,14 @@ impl Poller {
         unsafe { libc::write(self.kick, one.as_ptr().cast(), one.len()) };
     }
 
-    /// Sleeps until something of `watch` happens or `until` has come, at most `longest`. Spurious returns happen.
-    pub(super) fn sleep(&self, watch: Watch, until: Option<Instant>, now: Instant, longest: Option<Duration>) {
+    /// The same for news of the interface, which wake however deep the thread sleeps.
+    pub(super) fn watch_news(&self, fd: RawFd) -> io::Result<()> {
+        [self.all, self.quiet].into_iter().try_for_each(|epoll| add(epoll, fd, NEWS))
+    }
+
+    /// Sleeps until something of `watch` happens or `until` has come, at most `longest`. Spurious returns happen. Whether
+    /// there are news of the interface.
+    pub(super) fn sleep(&self, watch: Watch, until: Option<Instant>, now: Instant, longest: Option<Duration>) -> bool {
         self.set_timer(until, now);
         let timeout = longest.map_or(-1, |longest| c_int::try_from(longest.as_millis()).unwrap_or(c_int::MAX));
         let epoll = if watch == Watch::All { self.all } else { self.quiet };
@@ -83,6 +92,7 @@ impl Poller {
         if count == 1 && (woken_by == self.kick as u64 || woken_by == self.timer as u64) {
             self.drain();
         }
+        count == 1 && woken_by == NEWS
     }
 
     /// Closes the descriptors although others may hold this value: in the child of a fork, whose copy of the thread that
@@ -129,8 +139,9 @@ impl Drop for Poller {
     }
 }
 
-fn add(epoll: RawFd, fd: RawFd) -> io::Result<()> {
-    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: fd as u64 };
+/// Watches `fd`; `mark` says later that it was this one.
+fn add(epoll: RawFd, fd: RawFd, mark: u64) -> io::Result<()> {
+    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: mark };
     // SAFETY: reads one event.
     check(unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, &raw mut event) }).map(drop)
 }
@@ -203,6 +214,18 @@ mod tests {
         poller.sleep(Watch::All, Some(Instant(1_000_000)), Instant(0), LONG);
         // Passed already.
         poller.sleep(Watch::Quiet, Some(Instant(5)), Instant(10), LONG);
+    }
+
+    #[test]
+    fn news_wake_however_deep_the_sleep_and_say_so() {
+        let poller = Poller::new().unwrap();
+        let (mut a, b) = UnixStream::pair().unwrap();
+        poller.watch_news(b.as_raw_fd()).unwrap();
+        poller.kick();
+        assert!(!poller.sleep(Watch::All, None, Instant(0), LONG), "a kick is no news");
+        a.write_all(b"x").unwrap();
+        assert!(poller.sleep(Watch::All, None, Instant(0), LONG));
+        assert!(poller.sleep(Watch::Quiet, None, Instant(0), LONG));
     }
 
     #[test]

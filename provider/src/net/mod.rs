@@ -1,12 +1,14 @@
 //! How packets travel: links move datagrams and know no queue pairs.
 //!
 //! Lives here: the [`Link`] trait, the real link over a UDP socket ([`udp`]), the ownership of QPN ranges among processes
-//! ([`slot`]), the names of multicast groups ([`group`]), the kernel program that hands a packet to its owner ([`steer`]), and the frames that processes of one host
-//! send each other when it did not ([`forward`]). Nothing in this folder locks anything of the rest of the crate.
+//! ([`slot`]), the names of multicast groups ([`group`]), the kernel program that hands a packet to its owner ([`steer`]), the
+//! frames that processes of one host send each other when it did not ([`forward`]), and what the system tells about its
+//! interfaces ([`news`]). Nothing in this folder locks anything of the rest of the crate.
 
 mod cmsg;
 pub(crate) mod forward;
 pub(crate) mod group;
+pub(crate) mod news;
 pub(crate) mod slot;
 pub(crate) mod steer;
 #[allow(unsafe_code)]

@@ -30,6 +30,18 @@ pub(super) fn set_multicast_if_v4(fd: RawFd, ifindex: u32) -> io::Result<()> {
     check(rc as isize).map(drop)
 }
 
+/// Lets a netlink socket hear of the multicast groups in the mask `groups`.
+pub(super) fn bind_netlink(fd: RawFd, groups: c_int) -> io::Result<()> {
+    // SAFETY: all-zero is a valid `sockaddr_nl`: the kernel chooses the number of the socket.
+    let mut name: libc::sockaddr_nl = unsafe { zeroed() };
+    name.nl_family = libc::AF_NETLINK as libc::sa_family_t;
+    name.nl_groups = groups.cast_unsigned();
+    let size = size_of_val(&name) as socklen_t;
+    // SAFETY: `name` lives on this frame, and the call only reads it.
+    let rc = unsafe { libc::bind(fd, (&raw const name).cast(), size) };
+    check(rc as isize).map(drop)
+}
+
 /// Attaches a classic BPF program that chooses a socket of the reuseport group; the kernel copies it.
 pub(super) fn attach_reuseport_filter(fd: RawFd, program: &mut [libc::sock_filter]) -> io::Result<()> {
     let len = u16::try_from(program.len()).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG))?;

@@ -1,0 +1,43 @@
+//! Following the network interface: the thread hears that it changed, and port, GID table, sockets and programs learn of it.
+//!
+//! Sockets of addresses that go stay open: an address may come back, as IPv6 addresses do when a link comes up again.
+
+use super::Engine;
+
+impl Engine {
+    /// Looks at the interface, and lets the background thread follow it from now on. If that cannot be, the device works all
+    /// the same: it is looked at whenever it is opened, and the first queue pair tries to start the thread and says why not.
+    pub(crate) fn watch(&self) {
+        let mut news = self.starting.lock();
+        // First listen, then look: so no change falls between the two.
+        let _ = self.ensure_thread(&mut news);
+        self.look();
+    }
+
+    /// Takes the news, and what follows from them. Background thread only.
+    pub(super) fn follow_interface(&self) {
+        let news = self.starting.lock();
+        if news.as_ref().is_some_and(|news| news.are_about(self.ifindex())) {
+            self.look();
+        }
+    }
+
+    /// Takes over what the interface is like. Programs hear of a new address once packets can come to it.
+    fn look(&self) {
+        self.device.refresh(|| self.open_new_links());
+    }
+
+    /// Opens the addresses that have come, if sockets are open at all. What cannot be opened is reported to whoever wants to
+    /// use it.
+    fn open_new_links(&self) {
+        let Ok(poller) = self.poller() else { return };
+        if !self.is_started() {
+            return;
+        }
+        for (_, gid) in self.device.gids().used() {
+            if self.link(gid).is_none() {
+                let _ = self.open_link(gid).and_then(|link| self.add_link(link, &poller));
+            }
+        }
+    }
+}
