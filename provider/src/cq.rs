@@ -3,6 +3,10 @@
 //! One lock per queue guards the ring and the arming, so an entry either is there before a program arms (it finds it
 //! when it polls again, as the man page demands) or comes after and fires. Touches its channel and the engine.
 
+mod moderation;
+
+pub use moderation::Moderation;
+
 use crate::device::Context;
 use crate::engine::Engine;
 use crate::error::Error;
@@ -10,12 +14,14 @@ use crate::event::{AsyncEventKind, CompChannel};
 use crate::limits::{MAX_CQE, NUM_COMP_VECTORS};
 use crate::unpolled::{Place, Unpolled};
 use crate::uses::{ObjectId, Use, UseCount};
+use moderation::{Moderator, Verdict};
 use parking_lot::Mutex;
 use roxe_transport::cx::Overrun;
+use roxe_transport::time::Instant;
 use roxe_transport::wr::Cqe;
 use roxe_wire::Qpn;
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// Entries a ring starts with; it doubles up to the capacity as entries pile up, so that a huge queue that is polled in
 /// time stays small, and a queue in steady state allocates nothing.
@@ -50,21 +56,27 @@ struct State {
     polled: u64,
     capacity: usize,
     armed: Armed,
+    moderator: Moderator,
     overrun: bool,
 }
 
 impl State {
-    /// Whether `cqe` fires the event that is armed; disarms if so.
-    fn fires(&mut self, cqe: &Cqe) -> bool {
-        let fires = match self.armed {
+    /// Whether `cqe` fires the event that is armed; disarms if so. With moderation, several have to come, or time passes.
+    fn fires(&mut self, cqe: &Cqe) -> Verdict {
+        let counts = match self.armed {
             Armed::No => false,
             Armed::Solicited => cqe.solicited,
             Armed::Any => true,
         };
-        if fires {
+        let verdict = if counts { self.moderator.count(|| Instant(cqe.timestamp)) } else { Verdict::Wait };
+        self.disarm_if(verdict)
+    }
+
+    fn disarm_if(&mut self, verdict: Verdict) -> Verdict {
+        if verdict == Verdict::Announce {
             self.armed = Armed::No;
         }
-        fires
+        verdict
     }
 
     fn take(&mut self, max: usize, mut f: impl FnMut(&Cqe)) -> usize {
@@ -78,6 +90,8 @@ impl State {
 /// A completion queue.
 #[derive(Debug)]
 pub struct Cq {
+    /// For the deadlines of moderation.
+    me: Weak<Self>,
     context: Arc<Context>,
     channel: Option<Arc<CompChannel>>,
     /// Ends when the queue is destroyed; locked while an event is announced.
@@ -96,14 +110,23 @@ impl Cq {
             return Err(Error::invalid(format!("completion vector {vector} does not exist; use 0")));
         }
         let ring = VecDeque::with_capacity(capacity.min(FIRST_ENTRIES));
-        Ok(Arc::new(Self {
+        Ok(Arc::new_cyclic(|me| Self {
+            me: Weak::clone(me),
             context,
             channel_use: Mutex::new(init.channel.as_ref().map(|channel| channel.hold())),
             channel: init.channel,
             id: ObjectId::next(),
             user: init.user,
             uses: UseCount::default(),
-            state: Mutex::new(State { ring, appended: 0, polled: 0, capacity, armed: Armed::No, overrun: false }),
+            state: Mutex::new(State {
+                ring,
+                appended: 0,
+                polled: 0,
+                capacity,
+                armed: Armed::No,
+                moderator: Moderator::default(),
+                overrun: false,
+            }),
         }))
     }
 
@@ -165,6 +188,11 @@ impl Cq {
         Ok(())
     }
 
+    /// Sets how many completions one event stands for, from the next one on.
+    pub fn moderate(&self, rule: Moderation) {
+        self.state.lock().moderator.rule = rule;
+    }
+
     /// Takes the queue out of use: EBUSY while QPs use it; then its pending events are forgotten.
     pub fn destroy(&self) -> Result<(), Error> {
         self.uses.check_unused("completion queue", "queue pairs")?;
@@ -210,7 +238,28 @@ impl Cq {
         note(Place { number: state.appended, polled: state.polled });
         state.appended += 1;
         state.ring.push_back(cqe);
-        Ok(state.fires(&cqe) && self.channel.is_some())
+        let verdict = state.fires(&cqe);
+        drop(state);
+        Ok(self.announces(verdict))
+    }
+
+    /// The period of moderation that was to end at `deadline` ends.
+    pub(crate) fn on_deadline(&self, deadline: Instant) {
+        let mut state = self.state.lock();
+        let verdict = state.moderator.on_deadline(deadline);
+        let verdict = state.disarm_if(verdict);
+        drop(state);
+        if self.announces(verdict) {
+            self.notify();
+        }
+    }
+
+    /// Whether it is time for an event; sees to it that it will be.
+    fn announces(&self, verdict: Verdict) -> bool {
+        if let Verdict::WaitUntil(deadline) = verdict {
+            self.engine().add_cq_timer(deadline, Weak::clone(&self.me));
+        }
+        verdict == Verdict::Announce && self.channel.is_some()
     }
 
     /// Drops what waits here of one queue pair.
@@ -261,6 +310,13 @@ mod tests {
 
     fn solicited(wr_id: u64) -> Cqe {
         Cqe { solicited: true, ..cqe(wr_id) }
+    }
+
+    /// Further ahead than any test runs, nanoseconds: the engine does not end a period that begins then.
+    const LATE: u64 = 1 << 62;
+
+    fn late(wr_id: u64) -> Cqe {
+        Cqe { timestamp: LATE, ..cqe(wr_id) }
     }
 
     fn cq(capacity: u32) -> Arc<Cq> {
@@ -329,6 +385,31 @@ mod tests {
         cq.req_notify(false);
         cq.req_notify(true);
         assert_eq!(cq.push(cqe(1)), Ok(true));
+    }
+
+    #[test]
+    fn with_moderation_one_event_stands_for_several_entries() {
+        let cq = cq(100);
+        cq.moderate(Moderation { count: 4, period: u16::MAX });
+        cq.req_notify(false);
+        let fired: Vec<_> = (0..12).filter(|&i| cq.push(late(i)).unwrap()).collect();
+        assert_eq!(fired, [3], "armed once");
+        let solicited = |wr_id| Cqe { solicited: true, ..late(wr_id) };
+        cq.req_notify(true);
+        assert!(!(0..3).any(|i| cq.push(solicited(i)).unwrap()));
+        assert_eq!(cq.push(late(3)), Ok(false), "not solicited");
+        assert_eq!(cq.push(solicited(4)), Ok(true));
+    }
+
+    #[test]
+    fn a_period_that_ends_announces_what_came_if_armed() {
+        let cq = cq(100);
+        cq.moderate(Moderation { count: 4, period: 10 });
+        cq.req_notify(false);
+        assert_eq!(cq.push(late(1)), Ok(false));
+        cq.on_deadline(Instant(LATE + 10_000));
+        assert_eq!(cq.channel().unwrap().get_event().unwrap(), 77);
+        assert_eq!(cq.push(late(2)), Ok(false), "not armed again");
     }
 
     #[test]

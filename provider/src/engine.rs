@@ -22,6 +22,7 @@ pub(crate) use tx::Batch;
 
 use crate::config::{Config, config};
 use crate::counters::Counters;
+use crate::cq::Cq;
 use crate::device::Device;
 use crate::error::Error;
 use crate::flow::{Flows, Key, Receiver};
@@ -70,7 +71,7 @@ pub(crate) struct Engine {
     links_version: AtomicU32,
     table: QpTable,
     flows: Flows,
-    timers: Timers<Qpn>,
+    timers: Timers<Due>,
     presence: Presence,
     /// Visits of pollers in a row that found nothing.
     idle_visits: AtomicU32,
@@ -80,6 +81,15 @@ pub(crate) struct Engine {
     tap: Option<Tap>,
     /// When to try again what a full mailbox refused, nanoseconds.
     retry_at: AtomicU64,
+}
+
+/// Who is waiting for a time to come.
+#[derive(Debug)]
+enum Due {
+    /// A queue pair: retransmission, patience with packets that come early.
+    Qp(Qpn),
+    /// A completion queue whose events are moderated.
+    Cq(Weak<Cq>),
 }
 
 impl std::fmt::Debug for Engine {
@@ -261,16 +271,26 @@ impl Engine {
 
     /// Registers `qpn` for a timer.
     pub(crate) fn add_timer(&self, deadline: Instant, qpn: Qpn) {
-        self.timers.add(deadline, qpn);
+        self.wait_for(deadline, Due::Qp(qpn));
+    }
+
+    /// Registers a completion queue for the end of a period.
+    pub(crate) fn add_cq_timer(&self, deadline: Instant, cq: Weak<Cq>) {
+        self.wait_for(deadline, Due::Cq(cq));
+    }
+
+    fn wait_for(&self, deadline: Instant, who: Due) {
+        self.timers.add(deadline, who);
         if self.presence.oversleeps(deadline) {
             self.kick();
         }
     }
 
     fn run_timers(&self, now: Instant) {
-        while let Some((deadline, qpn)) = self.timers.pop_due(now) {
-            if let Some(qp) = self.table.get(qpn) {
-                qp.on_timer(deadline, now);
+        while let Some((deadline, who)) = self.timers.pop_due(now) {
+            match who {
+                Due::Qp(qpn) => self.table.get(qpn).into_iter().for_each(|qp| qp.on_timer(deadline, now)),
+                Due::Cq(cq) => cq.upgrade().into_iter().for_each(|cq| cq.on_deadline(deadline)),
             }
         }
     }

@@ -72,7 +72,7 @@ mod unpolled;
 mod uses;
 mod xrcd;
 
-pub use cq::{Cq, CqInit};
+pub use cq::{Cq, CqInit, Moderation};
 pub use device::{Context, Device, DeviceAttr, devices};
 pub use engine::clock::now;
 pub use error::Error;

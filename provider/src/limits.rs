@@ -24,6 +24,8 @@ pub const MAX_MR_SIZE: u64 = 1 << 47;
 pub const MAX_MSG_SIZE: u32 = 1 << 31;
 /// Queue pairs of one process.
 pub const MAX_QP: u32 = 16_384;
+/// Largest count and period (microseconds) of moderated events.
+pub const MAX_CQ_MODERATION: u16 = u16::MAX;
 /// Objects that only memory limits; the number is what a count of 24 bits could name.
 pub const MAX_OBJECTS: u32 = (1 << 24) - 1;
 /// Completion vectors: one, because one thread serves all channels.

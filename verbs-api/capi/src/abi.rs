@@ -567,6 +567,20 @@ pub(crate) struct ibv_device {
     pub(crate) ibdev_path: [c_char; 256],
 }
 
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub(crate) struct ibv_moderate_cq {
+    pub(crate) cq_count: u16,
+    pub(crate) cq_period: u16,
+}
+
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub(crate) struct ibv_modify_cq_attr {
+    pub(crate) attr_mask: u32,
+    pub(crate) moderate: ibv_moderate_cq,
+}
+
 /// The slots the headers still call; the rest have been dead since 2007 and are `Unused`.
 #[repr(C)]
 pub(crate) struct ibv_context_ops {
@@ -670,29 +684,44 @@ pub(crate) struct verbs_context {
     pub(crate) query_port: Option<unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr, usize) -> c_int>,
     pub(crate) advise_mr: Option<unsafe extern "C" fn(*mut ibv_pd, c_uint, u32, *mut ibv_sge, u32) -> c_int>,
     pub(crate) alloc_null_mr: Option<unsafe extern "C" fn(*mut ibv_pd) -> *mut ibv_mr>,
-    pub(crate) _unused1: [Unused; 4],
+    pub(crate) read_counters: Unused,
+    pub(crate) attach_counters_point_flow: Unused,
+    pub(crate) create_counters: Unused,
+    pub(crate) destroy_counters: Unused,
     pub(crate) reg_dm_mr: Option<unsafe extern "C" fn(*mut ibv_pd, *mut ibv_dm, u64, usize, c_uint) -> *mut ibv_mr>,
     pub(crate) alloc_dm: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm>,
     pub(crate) free_dm: Option<unsafe extern "C" fn(*mut ibv_dm) -> c_int>,
-    pub(crate) _unused4: [Unused; 4],
+    pub(crate) modify_flow_action_esp: Unused,
+    pub(crate) destroy_flow_action: Unused,
+    pub(crate) create_flow_action_esp: Unused,
+    pub(crate) modify_qp_rate_limit: Unused,
     pub(crate) alloc_parent_domain:
         Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_parent_domain_init_attr) -> *mut ibv_pd>,
     pub(crate) dealloc_td: Option<unsafe extern "C" fn(*mut ibv_td) -> c_int>,
     pub(crate) alloc_td: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td>,
-    pub(crate) _unused5: [Unused; 7],
+    pub(crate) modify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, *mut ibv_modify_cq_attr) -> c_int>,
+    pub(crate) post_srq_ops: Unused,
+    pub(crate) destroy_rwq_ind_table: Unused,
+    pub(crate) create_rwq_ind_table: Unused,
+    pub(crate) destroy_wq: Unused,
+    pub(crate) modify_wq: Unused,
+    pub(crate) create_wq: Unused,
     pub(crate) query_rt_values: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_values_ex) -> c_int>,
     pub(crate) create_cq_ex: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> Cqx>,
     pub(crate) _priv: usize,
     pub(crate) query_device_ex:
         Option<unsafe extern "C" fn(*mut ibv_context, *const u32, *mut ibv_device_attr_ex, usize) -> c_int>,
-    pub(crate) _unused2: [Unused; 4],
+    pub(crate) destroy_flow: Unused,
+    pub(crate) _placeholder2: Unused,
+    pub(crate) create_flow: Unused,
+    pub(crate) _placeholder1: Unused,
     pub(crate) open_qp: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_open_attr) -> *mut ibv_qp>,
     pub(crate) create_qp_ex: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp>,
     pub(crate) get_srq_num: Option<unsafe extern "C" fn(*mut ibv_srq, *mut u32) -> c_int>,
     pub(crate) create_srq_ex: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_srq_init_attr_ex) -> *mut ibv_srq>,
     pub(crate) open_xrcd: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_xrcd_init_attr) -> *mut ibv_xrcd>,
     pub(crate) close_xrcd: Option<unsafe extern "C" fn(*mut ibv_xrcd) -> c_int>,
-    pub(crate) _unused3: [Unused; 1],
+    pub(crate) _placeholder3: Unused,
     pub(crate) sz: usize,
     pub(crate) context: ibv_context,
 }

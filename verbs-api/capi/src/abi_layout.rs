@@ -184,8 +184,15 @@ layout! { ibv_parent_domain_init_attr: 48, 8;
 layout! { ibv_ece: 12, 4;
     vendor_id 0, options 4, comp_mask 8
 }
+layout! { ibv_modify_cq_attr: 8, 4;
+    attr_mask 0, moderate.cq_count 4, moderate.cq_period 6
+}
 layout! { verbs_context: 648, 8;
-    query_port 0, alloc_parent_domain 112, dealloc_td 120, alloc_td 128, advise_mr 8, alloc_null_mr 16, reg_dm_mr 56, alloc_dm 64, free_dm 72, query_rt_values 192,
-    create_cq_ex 200, query_device_ex 216, open_qp 256, create_qp_ex 264, get_srq_num 272, create_srq_ex 280,
-    open_xrcd 288, close_xrcd 296, sz 312, context 320
+    query_port 0, advise_mr 8, alloc_null_mr 16, read_counters 24, attach_counters_point_flow 32, create_counters 40,
+    destroy_counters 48, reg_dm_mr 56, alloc_dm 64, free_dm 72, modify_flow_action_esp 80, destroy_flow_action 88,
+    create_flow_action_esp 96, modify_qp_rate_limit 104, alloc_parent_domain 112, dealloc_td 120, alloc_td 128,
+    modify_cq 136, post_srq_ops 144, destroy_rwq_ind_table 152, create_rwq_ind_table 160, destroy_wq 168,
+    modify_wq 176, create_wq 184, query_rt_values 192, create_cq_ex 200, query_device_ex 216, destroy_flow 224,
+    create_flow 240, open_qp 256, create_qp_ex 264, get_srq_num 272, create_srq_ex 280, open_xrcd 288,
+    close_xrcd 296, sz 312, context 320
 }

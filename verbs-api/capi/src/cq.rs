@@ -1,6 +1,6 @@
-//! Completion queues: making, resizing and destroying them. Polling is in `data.rs` and `cq_ex.rs`.
+//! Completion queues: making, changing and destroying them. Polling is in `data.rs` and `cq_ex.rs`.
 
-use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex};
+use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_modify_cq_attr};
 use crate::context::context;
 use crate::cq_ex::{self, Cursor};
 use crate::domain::{self, Home, Resource};
@@ -8,7 +8,7 @@ use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
 use crate::event::{count_cq, optional_channel};
 use crate::object::{Exposed, Object, Token, Unacked};
 use core::ffi::{c_int, c_void};
-use roxe_provider::{Cq, CqInit, Use};
+use roxe_provider::{Cq, CqInit, Moderation, Use};
 use std::sync::Arc;
 
 /// `IBV_CREATE_CQ_SUP_WC_FLAGS`: every flag that verbs defines.
@@ -21,6 +21,9 @@ const MASK_FLAGS: u32 = 1;
 const MASK_PD: u32 = 2;
 /// `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`, a hint: the lock is cheap when nobody contends for it.
 const SINGLE_THREADED: u32 = 1;
+
+/// `IBV_CQ_ATTR_MODERATE`: the field `moderate` is given.
+const ATTR_MODERATE: u32 = 1;
 
 /// The Rust part of a CQ.
 pub(crate) struct CqInner {
@@ -152,6 +155,22 @@ pub(crate) unsafe extern "C" fn ibv_resize_cq(handle: *mut ibv_cq, cqe: c_int) -
         object.inner.cq.resize(u32::try_from(cqe).map_err(|_| EINVAL)?)?;
         // SAFETY: the field lives as long as the object, and programs only read it.
         unsafe { (&raw mut (*handle).cqe).write(cqe_field(&object.inner.cq)) };
+        Ok(())
+    })
+}
+
+/// `man ibv_modify_cq`: EINVAL for attributes that verbs does not define.
+pub(crate) unsafe extern "C" fn modify_cq(handle: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
+    status(|| {
+        let cq = cq(handle)?;
+        // SAFETY: NULL or a whole structure of the program.
+        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        if attr.attr_mask & !ATTR_MODERATE != 0 {
+            return Err(EINVAL);
+        }
+        if attr.attr_mask & ATTR_MODERATE != 0 {
+            cq.moderate(Moderation { count: attr.moderate.cq_count, period: attr.moderate.cq_period });
+        }
         Ok(())
     })
 }

@@ -9,6 +9,7 @@ use crate::device::text;
 use crate::errno::{EINVAL, Errno, Result, minus_one, negative, status};
 use core::ffi::c_int;
 use core::mem::offset_of;
+use roxe_provider::limits::MAX_CQ_MODERATION;
 use roxe_provider::{DeviceAttr, GidEntry, PortAttr};
 
 /// `IBV_GID_TYPE_ROCE_V2`, in a table entry.
@@ -109,7 +110,7 @@ fn device_attr_ex(attr: &DeviceAttr) -> ibv_device_attr_ex {
         packet_pacing_caps: [0; 3],
         raw_packet_caps: 0,
         tm_caps: [0; 5],
-        cq_mod_caps: [0; 2],
+        cq_mod_caps: [MAX_CQ_MODERATION; 2],
         max_dm_size: 0,
         pci_atomic_caps: [0; 3],
         xrc_odp_caps: XRC_ODP_CAPS,
