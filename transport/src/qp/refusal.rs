@@ -93,10 +93,12 @@ impl Refusal {
             | Self::Misaligned
             | Self::SharedQueue => fatal(N::InvalidRequest, S::RemInvReqErr, E::REQ_ERR, D::InvalidRequest),
             Self::ReceiveTooShort => fatal(N::InvalidRequest, S::LocLenErr, NO_EVENT, D::InvalidRequest),
-            Self::RemoteAccess => fatal(N::RemoteAccess, S::RemAccessErr, E::ACCESS_ERR, D::RemoteAccess),
+            // Only a WRITE with immediate data has a receive in use here.
+            // clause: NAK-TABLE, STATUS-WRITE-IMM
+            Self::RemoteAccess => fatal(N::RemoteAccess, S::LocAccessErr, E::ACCESS_ERR, D::RemoteAccess),
             // clause: INVALIDATE-REFUSED
             Self::Invalidate => fatal(N::RemoteAccess, S::RemInvReqErr, NO_EVENT, D::RemoteAccess),
-            Self::RemoteFault => fatal(N::RemoteOperation, S::RemAccessErr, E::ACCESS_ERR, D::LocalProtection),
+            Self::RemoteFault => fatal(N::RemoteOperation, S::LocAccessErr, E::ACCESS_ERR, D::LocalProtection),
             // clause: NAK-OWN-FAULT
             Self::LocalProtection => fatal(N::RemoteOperation, S::LocProtErr, NO_EVENT, D::LocalProtection),
             Self::NoReceive => Reaction { answer: Answer::RnrNak, ..silent(D::NoReceive) },

@@ -56,7 +56,7 @@ fn cases(s: &Script) -> Vec<Case> {
         no_access("READ of 2^31 that has no such memory", Request::Read(s.reth(0, MAX_MESSAGE)), 0),
         no_access("WRITE by a stale key", Request::WriteOnly(bad_key(s.reth(0, 8)), None), 8),
         ends(
-            WcStatus::RemAccessErr,
+            WcStatus::LocAccessErr,
             no_access("the same with a receive", Request::WriteOnly(bad_key(s.reth(0, 8)), imm), 8),
         ),
         no_access("WRITE over the end", Request::WriteOnly(outside, None), 8),
@@ -66,7 +66,7 @@ fn cases(s: &Script) -> Vec<Case> {
     ]
 }
 
-// clause: CHECK-NOT-OFFERED, CHECK-LENGTH, NAK-TABLE, NAK-OPCODE, EVENT-AFFILIATED
+// clause: CHECK-NOT-OFFERED, CHECK-LENGTH, NAK-TABLE, NAK-OPCODE, EVENT-AFFILIATED, STATUS-WRITE-IMM
 #[test]
 fn every_row_is_told_reported_and_final() {
     for i in 0..cases(&rc()).len() {
