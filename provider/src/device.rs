@@ -6,6 +6,7 @@
 use crate::config::config;
 use crate::counters::Counters;
 use crate::cq::{Cq, CqInit};
+use crate::dm::{Budget, Dm};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::event::{AsyncEvent, AsyncEventKind, CompChannel, EventQueue};
@@ -86,6 +87,7 @@ pub struct Device {
     /// Who wants to know what becomes of the port.
     contexts: Mutex<Vec<Weak<Context>>>,
     counters: Counters,
+    dm_budget: Arc<Budget>,
 }
 
 impl Device {
@@ -99,6 +101,7 @@ impl Device {
             port: RwLock::new(Port::new(netdev)),
             contexts: Mutex::default(),
             counters: Counters::default(),
+            dm_budget: Arc::default(),
         }
     }
 
@@ -177,6 +180,10 @@ impl Device {
     pub(crate) fn counters(&self) -> &Counters {
         &self.counters
     }
+
+    pub(crate) fn dm_budget(&self) -> &Arc<Budget> {
+        &self.dm_budget
+    }
 }
 
 /// What the device is and takes, with the names of `struct ibv_device_attr`. Fields that are always 0 are left out.
@@ -246,6 +253,8 @@ pub struct DeviceAttr {
     pub num_comp_vectors: u32,
     /// Bytes of inline data a QP may have.
     pub max_inline_data: u32,
+    /// Bytes of device memory of one process.
+    pub max_dm_size: u64,
 }
 
 /// CURR_QP_STATE_MOD, SYS_IMAGE_GUID, RC_RNR_NAK_GEN, SRQ_RESIZE, XRC, BAD_PKEY_CNTR, BAD_QKEY_CNTR, AUTO_PATH_MIG.
@@ -287,6 +296,7 @@ impl DeviceAttr {
             phys_port_cnt: limits::PORTS,
             num_comp_vectors: limits::NUM_COMP_VECTORS,
             max_inline_data: limits::MAX_INLINE_DATA,
+            max_dm_size: limits::MAX_DM_SIZE,
         }
     }
 }
@@ -396,6 +406,13 @@ impl Context {
     /// A new protection domain.
     pub fn alloc_pd(self: &Arc<Self>) -> Result<Arc<Pd>, Error> {
         Ok(Pd::create(Arc::clone(self)))
+    }
+
+    /// A buffer of `length` bytes in the memory of the device, zeroed, aligned to `2^log_align` bytes.
+    ///
+    /// EINVAL: no bytes, more than `max_dm_size`, or an alignment beyond a page. ENOMEM: not that much is left.
+    pub fn alloc_dm(self: &Arc<Self>, length: u64, log_align: u32) -> Result<Arc<Dm>, Error> {
+        Dm::alloc(self, length, log_align)
     }
 
     /// A new completion channel.

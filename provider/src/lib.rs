@@ -5,6 +5,7 @@
 //!                                 |       +-> Qp     transport's state machine      (qp, host)
 //!                                 |       +-> Srq    shared receives                (srq)
 //!                                 +-> Cq             completions                    (cq)
+//!                                 +-> Dm             memory of the card             (dm)
 //!                                 +-> CompChannel    descriptors to wait on         (event)
 //!              Engine, one per device and process: sockets, timers, one thread      (engine, net)
 //! ```
@@ -39,6 +40,7 @@ pub mod config;
 mod counters;
 mod cq;
 mod device;
+mod dm;
 mod engine;
 mod error;
 #[allow(unsafe_code)]
@@ -74,6 +76,7 @@ mod xrcd;
 
 pub use cq::{Cq, CqInit, Moderation};
 pub use device::{Context, Device, DeviceAttr, devices};
+pub use dm::Dm;
 pub use engine::clock::now;
 pub use error::Error;
 pub use event::{AsyncEvent, AsyncEventKind, CompChannel};

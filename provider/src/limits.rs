@@ -19,6 +19,10 @@ pub const MAX_SRQ_SGE: u32 = MAX_SGE;
 pub const MAX_MR: u32 = 1 << 22;
 /// Bytes of one region: any range the process can have.
 pub const MAX_MR_SIZE: u64 = 1 << 47;
+/// Bytes of device memory of one process on one device, together and in one piece.
+pub const MAX_DM_SIZE: u64 = 16 << 20;
+/// Copies to and from device memory start at, and are, multiples of this many bytes.
+pub const DM_GRAIN: u64 = 4;
 /// Bytes of one message.
 // clause: SEND-MAX-LENGTH
 pub const MAX_MSG_SIZE: u32 = 1 << 31;

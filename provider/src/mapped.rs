@@ -1,4 +1,4 @@
-//! Whether memory is mapped with the rights that a registration needs.
+//! Whether memory is mapped with the rights that a registration needs; and pages of the card's own.
 //!
 //! The kernel answers by making the pages present, as pinning them for hardware would. Touches no contents.
 
@@ -44,6 +44,44 @@ fn populate(addr: u64, length: u64, advice: i32) -> Result<(), i32> {
 pub(crate) fn page_size() -> u64 {
     // SAFETY: takes no pointers.
     u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+}
+
+/// Pages of the card's own: zeroed, and shared with the children of a fork instead of copied. Given back when dropped.
+#[derive(Debug)]
+pub(crate) struct OwnPages {
+    addr: u64,
+    length: u64,
+}
+
+impl OwnPages {
+    /// Whole pages of `length` bytes, not 0; none of them is present yet. ENOMEM if the system has no room for them.
+    pub(crate) fn map(length: u64) -> Result<Self, Error> {
+        let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let at =
+            unsafe { libc::mmap(std::ptr::null_mut(), length as usize, rights, flags | libc::MAP_NORESERVE, -1, 0) };
+        if at == libc::MAP_FAILED {
+            return Err(Error::os(format_args!("cannot map {length} bytes"), &io::Error::last_os_error()));
+        }
+        Ok(Self { addr: at.expose_provenance() as u64, length })
+    }
+
+    /// Where they begin.
+    pub(crate) fn addr(&self) -> u64 {
+        self.addr
+    }
+
+    /// Bytes.
+    pub(crate) fn length(&self) -> u64 {
+        self.length
+    }
+}
+
+impl Drop for OwnPages {
+    fn drop(&mut self) {
+        // SAFETY: the whole mapping, made in `map`; whoever had the address held this value.
+        unsafe { libc::munmap(self.addr as *mut c_void, self.length as usize) };
+    }
 }
 
 fn maps() -> Result<String, Error> {

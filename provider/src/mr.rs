@@ -5,6 +5,7 @@
 //! [`crate::guard`] only.
 
 use crate::device::Context;
+use crate::dm::Part;
 use crate::error::Error;
 use crate::guard::{self, Fault};
 use crate::limits::{MAX_MR, MAX_MR_SIZE};
@@ -212,6 +213,8 @@ pub struct Mr {
 /// What a region is registered as now.
 #[derive(Clone, Copy, Debug)]
 struct Terms {
+    /// Memory of the device, not of the program.
+    device: bool,
     addr: u64,
     length: u64,
     iova: u64,
@@ -224,6 +227,8 @@ struct Registration {
     terms: Terms,
     /// Ends with the registration.
     pd_use: Option<Use>,
+    /// The device memory behind it; ends with the registration too.
+    part: Option<Part>,
 }
 
 /// What [`Mr::reregister`] changes; `None` leaves it as it is.
@@ -240,9 +245,13 @@ pub struct MrChange {
 impl Terms {
     /// What the table holds for a region of these terms; the errors are those of [`Pd::reg_mr`].
     fn check(self, pd: &Pd) -> Result<Region, Error> {
-        let Self { addr, length, iova, access } = self;
+        let Self { device, addr, length, iova, access } = self;
         let base = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
         check_rights(access)?;
+        if device {
+            check_device_rights(access)?;
+            return Ok(Region { addr, base, length, access, pd: pd.id() });
+        }
         // clause: KEY-ON-DEMAND
         let everything = access.contains(Access::ON_DEMAND) && (addr, base, length) == (0, 0, u64::MAX);
         if !everything {
@@ -264,9 +273,18 @@ impl Mr {
         iova: u64,
         access: Access,
     ) -> Result<Arc<Self>, Error> {
-        let terms = Terms { addr, length, iova, access };
+        Self::enter(pd, Terms { device: false, addr, length, iova, access }, None)
+    }
+
+    /// A region of device memory.
+    pub(crate) fn register_part(pd: &Arc<Pd>, part: Part, access: Access) -> Result<Arc<Self>, Error> {
+        let terms = Terms { device: true, addr: part.addr, length: part.length, iova: 0, access };
+        Self::enter(pd, terms, Some(part))
+    }
+
+    fn enter(pd: &Arc<Pd>, terms: Terms, part: Option<Part>) -> Result<Arc<Self>, Error> {
         let key = pd.context().memory().insert(terms.check(pd)?)?;
-        let registration = Registration { pd: Arc::clone(pd), terms, pd_use: Some(pd.hold()) };
+        let registration = Registration { pd: Arc::clone(pd), terms, pd_use: Some(pd.hold()), part };
         Ok(Arc::new(Self { context: Arc::clone(pd.context()), key, registration: Mutex::new(registration) }))
     }
 
@@ -285,7 +303,7 @@ impl Mr {
         RKey(self.key)
     }
 
-    /// Where the memory begins.
+    /// Where the memory begins; of no use to a program if it is the device's.
     pub fn addr(&self) -> u64 {
         self.registration.lock().terms.addr
     }
@@ -310,20 +328,26 @@ impl Mr {
         }
         let mut terms = now.terms;
         if let Some((addr, length)) = change.range {
+            if terms.device {
+                return Err(Error::invalid(
+                    "a region in device memory keeps its place; deregister it and register another",
+                ));
+            }
             terms = Terms { addr, length, iova: addr, ..terms };
         }
         terms.access = change.access.unwrap_or(terms.access);
         // clause: KEY-REREGISTERED
         self.context.memory().replace(self.key, terms.check(&pd)?)?;
-        *now = Registration { pd_use: Some(pd.hold()), pd, terms };
+        *now = Registration { pd_use: Some(pd.hold()), pd, terms, part: now.part.take() };
         Ok(())
     }
 
     /// Kills the keys; returns when no access is under way any more. Done by dropping too; doing it again does nothing.
     pub fn deregister(&self) -> Result<(), Error> {
-        if let Some(pd_use) = self.registration.lock().pd_use.take() {
+        let mut now = self.registration.lock();
+        if let Some(pd_use) = now.pd_use.take() {
             self.context.memory().remove(self.key);
-            drop(pd_use);
+            drop((pd_use, now.part.take()));
         }
         Ok(())
     }
@@ -343,6 +367,16 @@ fn check_rights(access: Access) -> Result<(), Error> {
     // clause: KEY-LOCAL-WRITE
     if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) && !access.contains(Access::LOCAL_WRITE) {
         return Err(Error::invalid("remote write and atomic rights need LOCAL_WRITE as well"));
+    }
+    Ok(())
+}
+
+/// Device memory has no addresses but those from zero, and no pages that a program could take away.
+fn check_device_rights(access: Access) -> Result<(), Error> {
+    if !access.contains(Access::ZERO_BASED) || access.intersects(Access::ON_DEMAND | Access::HUGETLB) {
+        return Err(Error::invalid(
+            "a region in device memory needs ZERO_BASED and takes neither ON_DEMAND nor HUGETLB",
+        ));
     }
     Ok(())
 }

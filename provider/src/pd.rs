@@ -3,6 +3,7 @@
 //! Makes the objects of a domain and counts them. Touches the memory table through [`crate::mr`].
 
 use crate::device::Context;
+use crate::dm::Dm;
 use crate::error::Error;
 use crate::mr::Mr;
 use crate::net::group;
@@ -62,6 +63,17 @@ impl Pd {
     /// rights. ENOMEM: too many regions. EOPNOTSUPP: rights of operations that the device does not do.
     pub fn reg_mr(self: &Arc<Self>, addr: u64, length: u64, iova: u64, access: Access) -> Result<Arc<Mr>, Error> {
         Mr::register(self, addr, length, iova, access)
+    }
+
+    /// Registers `length` bytes of device memory from `offset` on; peers and lists name them by addresses from 0.
+    ///
+    /// EINVAL: not inside the buffer, memory of another context or freed, rights without `ZERO_BASED`, with `ON_DEMAND` or
+    /// with `HUGETLB`, or as for [`Pd::reg_mr`]. ENOMEM: too many regions.
+    pub fn reg_dm_mr(self: &Arc<Self>, dm: &Dm, offset: u64, length: u64, access: Access) -> Result<Arc<Mr>, Error> {
+        if !Arc::ptr_eq(dm.context(), &self.context) {
+            return Err(Error::invalid("the device memory belongs to another context than the protection domain"));
+        }
+        Mr::register_part(self, dm.part(offset, length)?, access)
     }
 
     /// A new shared receive queue; EINVAL beyond the limits of the device.

@@ -25,6 +25,14 @@ pub(crate) fn load(addr: u64) -> u64 {
     unsafe { (*(addr as *const std::sync::atomic::AtomicU64)).load(std::sync::atomic::Ordering::Acquire) }
 }
 
+/// Whether the mapped page at `addr` was ever touched.
+pub(crate) fn is_resident(addr: u64) -> bool {
+    let mut resident = 0u8;
+    // SAFETY: changes nothing but one byte of answer; the kernel checks the address.
+    assert_eq!(unsafe { libc::mincore(addr as *mut c_void, PAGE as usize, &raw mut resident) }, 0);
+    resident & 1 != 0
+}
+
 /// Zeroed pages, freed in the end; single pages can be unmapped or protected.
 #[derive(Debug)]
 pub(crate) struct Pages {
@@ -88,10 +96,7 @@ impl Pages {
 
     /// Whether a page was ever touched.
     pub(crate) fn is_resident(&self, index: u64) -> bool {
-        let mut resident = 0u8;
-        // SAFETY: a page of this mapping and one byte of answer.
-        assert_eq!(unsafe { libc::mincore(self.page(index), PAGE as usize, &raw mut resident) }, 0);
-        resident & 1 != 0
+        is_resident(self.page(index) as u64)
     }
 
     /// Takes the file away under the mapping.

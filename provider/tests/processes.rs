@@ -6,7 +6,7 @@ mod common;
 use common::peer::{MARK, Peer, ROLE};
 use common::*;
 use roxe_provider::wire::{NetHeader, PathMtu, Qpn, RKey, capture, icrc};
-use roxe_provider::{Qp, RecvRequest, SendOp, Service, WcStatus};
+use roxe_provider::{Access, Dm, Qp, RecvRequest, SendOp, Service, WcStatus};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -162,12 +162,13 @@ impl Puppet {
     }
 
     /// Forks; the child makes queue pairs in the inherited context and works with them. Its exit status, and whether the
-    /// queue pairs of this process still work.
+    /// queue pairs of this process still work. Device memory is the card's and not copied.
     fn fork(&mut self) -> String {
+        let dm = self.node.context.alloc_dm(64, 0).unwrap();
         // SAFETY: the child uses only what the fork handlers promise to work, and leaves by `_exit`.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
-            let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.work_in_child()));
+            let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.work_in_child(&dm)));
             // SAFETY: ends the child without running the parent's destructors.
             unsafe { libc::_exit(i32::from(worked.is_err())) };
         }
@@ -175,11 +176,21 @@ impl Puppet {
         let mut status = 0;
         // SAFETY: our own child.
         assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+        let mut left = [0; 8];
+        dm.read(0, &mut left).unwrap();
+        assert_eq!(&left, b"by child");
         format!("{status} {mine}")
     }
 
-    fn work_in_child(&self) {
+    fn work_in_child(&self, dm: &Dm) {
         let node = &self.node;
+        let own = node.context.alloc_dm(64, 0).unwrap();
+        own.write(0, b"by child").unwrap();
+        let region = node.pd.reg_dm_mr(&own, 0, 64, Access::ZERO_BASED).unwrap();
+        let mut bytes = [0; 8];
+        own.read(0, &mut bytes).unwrap();
+        dm.write(0, &bytes).unwrap();
+        drop(region);
         let inherited = post_try(self.qp(), self.write_op(), node);
         assert!(inherited.is_err(), "an inherited queue pair belongs to the parent");
         let (qa, _qb) = pair(node, node, Service::Rc, 0, PathMtu::Mtu1024);

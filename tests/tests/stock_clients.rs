@@ -148,7 +148,7 @@ fn pingpongs() -> Vec<Check> {
     for args in ["-g 0 -c 1", "-g 1 -c 1", "-g 0 -c 1 -e", "-g 0 -c 1 -s 100000 -n 200"] {
         checks.push(Check::new(format!("ibv_xsrq_pingpong {args}"), move || xsrq(args)));
     }
-    for extra in ["-N", "-t", "-N -t", "-N -e", "-o", "-o -P", "-O -P -e"] {
+    for extra in ["-N", "-t", "-N -t", "-N -e", "-o", "-o -P", "-O -P -e", "-j", "-j -N -e"] {
         let args = format!("-g 0 -c {extra}");
         checks.push(Check::new(format!("ibv_rc_pingpong {args}"), move || two("ibv_rc_pingpong", &args, iterations)));
     }

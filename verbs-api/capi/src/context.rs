@@ -3,7 +3,7 @@
 use crate::abi::{ABI_EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::errno::{Result, minus_one, pointer};
 use crate::object::{Exposed, Object, Token};
-use crate::{advise, cq, data, device, domain, qp, query, srq, xrc};
+use crate::{advise, cq, data, device, dm, domain, qp, query, srq, xrc};
 use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
 use std::os::fd::OwnedFd;
@@ -51,9 +51,9 @@ pub(crate) fn exposed(device: *mut ibv_device, context: &roxe_provider::Context)
         attach_counters_point_flow: None,
         create_counters: None,
         destroy_counters: None,
-        reg_dm_mr: None,
-        alloc_dm: None,
-        free_dm: None,
+        reg_dm_mr: Some(dm::reg_dm_mr),
+        alloc_dm: Some(dm::alloc_dm),
+        free_dm: Some(dm::free_dm),
         modify_flow_action_esp: None,
         destroy_flow_action: None,
         create_flow_action_esp: None,

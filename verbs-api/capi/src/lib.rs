@@ -22,6 +22,7 @@ mod cq;
 mod cq_ex;
 mod data;
 mod device;
+mod dm;
 mod domain;
 mod ece;
 mod errno;

@@ -54,13 +54,18 @@ pub(crate) unsafe extern "C" fn ibv_dealloc_pd(handle: *mut ibv_pd) -> c_int {
 }
 
 /// The rights that `bits` name; hints that the device does not know are left out, other unknown bits refused.
-fn access(bits: u32) -> Result<Access> {
+pub(crate) fn access(bits: u32) -> Result<Access> {
     let known = bits & (Access::all().bits() | !OPTIONAL_ACCESS);
     Access::from_bits(known).ok_or(EINVAL)
 }
 
 fn register(handle: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, bits: u32) -> Result<*mut ibv_mr> {
     let mr = pd(handle)?.reg_mr(addr.addr() as u64, length as u64, iova, access(bits)?)?;
+    publish(handle, addr, length, mr)
+}
+
+/// Gives the program a region of the domain `handle`.
+pub(crate) fn publish(handle: *mut ibv_pd, addr: *mut c_void, length: usize, mr: Arc<Mr>) -> Result<*mut ibv_mr> {
     let token = Token::new();
     let exposed = ibv_mr {
         context: context_of(handle)?,

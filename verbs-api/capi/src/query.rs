@@ -111,7 +111,7 @@ fn device_attr_ex(attr: &DeviceAttr) -> ibv_device_attr_ex {
         raw_packet_caps: 0,
         tm_caps: [0; 5],
         cq_mod_caps: [MAX_CQ_MODERATION; 2],
-        max_dm_size: 0,
+        max_dm_size: attr.max_dm_size,
         pci_atomic_caps: [0; 3],
         xrc_odp_caps: XRC_ODP_CAPS,
         phys_port_cnt_ex: attr.phys_port_cnt.into(),

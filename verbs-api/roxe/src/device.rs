@@ -2,7 +2,7 @@
 //!
 //! Touches the provider's device list and contexts.
 
-use crate::{CompletionChannel, CompletionQueue, Error, ObjectId, ProtectionDomain};
+use crate::{CompletionChannel, CompletionQueue, DeviceMemory, Error, ObjectId, ProtectionDomain};
 use roxe_provider as provider;
 use roxe_transport::wr::Av;
 use roxe_wire::Gid;
@@ -129,6 +129,14 @@ impl Context {
     /// [`Error::Provider`] if the device has no room for one more.
     pub fn alloc_pd(&self) -> Result<ProtectionDomain, Error> {
         ProtectionDomain::alloc(self)
+    }
+
+    /// Allocates `len` zeroed bytes in the memory of the card, of which there is `max_dm_size`.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if `len` is zero or there is not as much left.
+    pub fn alloc_dm(&self, len: usize) -> Result<DeviceMemory, Error> {
+        DeviceMemory::alloc(self, len)
     }
 
     /// Makes a completion channel.

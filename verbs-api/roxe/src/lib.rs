@@ -39,6 +39,7 @@
 //!
 //! - [`devices`] and [`Context`]: what there is, and what everything is made from.
 //! - [`ProtectionDomain`]: makes [`MemoryRegion`]s, [`QueuePair`]s and [`SharedReceiveQueue`]s.
+//! - [`DeviceMemory`]: memory of the card instead of the program.
 //! - [`WorkRequest`]: SEND, WRITE, READ, atomics. [`WorkCompletion`]: how they ended.
 //! - [`CompletionQueue::wait`] polls; [`CompletionChannel`] sleeps, and works with `poll` and `epoll`.
 //! - `examples/ping_pong.rs`: the whole way for two processes.
@@ -53,6 +54,7 @@
 
 mod cq;
 mod device;
+mod dm;
 mod endpoint;
 mod error;
 mod mr;
@@ -63,6 +65,7 @@ mod wr;
 
 pub use cq::{CompletionChannel, CompletionQueue, WorkCompletion};
 pub use device::{AsyncEvent, AsyncEventKind, Context, Device, DeviceAttr, DeviceList, GidEntry, PortAttr, devices};
+pub use dm::{DeviceMemory, DeviceMemoryRegion};
 pub use endpoint::{Endpoint, RemoteAddr};
 pub use error::Error;
 pub use mr::{MemoryRegion, Sge};

@@ -85,7 +85,7 @@ impl MemoryRegion {
     /// # Errors
     /// [`Error::OutOfRange`] if it does not lie inside, or is longer than 2^31 bytes.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Sge, Error> {
-        let (offset, len) = self.bounds(range)?;
+        let (offset, len) = bounds(range, self.len())?;
         let length = u32::try_from(len).ok().filter(|len| *len <= 1 << 31).ok_or_else(|| self.outside(offset, len))?;
         Ok(Sge { addr: self.mr.addr() + offset as u64, length, lkey: self.mr.lkey() })
     }
@@ -118,7 +118,7 @@ impl MemoryRegion {
     /// # Errors
     /// [`Error::OutOfRange`] if it does not lie inside.
     pub fn to_vec(&self, range: impl RangeBounds<usize>) -> Result<Vec<u8>, Error> {
-        let (offset, len) = self.bounds(range)?;
+        let (offset, len) = bounds(range, self.len())?;
         let mut out = vec![0; len];
         self.read(offset, &mut out)?;
         Ok(out)
@@ -170,24 +170,26 @@ impl MemoryRegion {
         Ok(self.bytes.ptr.as_ptr().wrapping_add(offset))
     }
 
-    fn bounds(&self, range: impl RangeBounds<usize>) -> Result<(usize, usize), Error> {
-        let start = match range.start_bound() {
-            Bound::Included(start) => *start,
-            Bound::Excluded(start) => start.saturating_add(1),
-            Bound::Unbounded => 0,
-        };
-        let end = match range.end_bound() {
-            Bound::Included(end) => end.saturating_add(1),
-            Bound::Excluded(end) => *end,
-            Bound::Unbounded => self.len(),
-        };
-        let len = end.checked_sub(start).ok_or_else(|| self.outside(start, 0))?;
-        self.place(start, len)?;
-        Ok((start, len))
-    }
-
     fn outside(&self, offset: usize, len: usize) -> Error {
         Error::OutOfRange { offset, len, region: self.len() }
+    }
+}
+
+/// Offset and length of `range` in a region of `region` bytes; [`Error::OutOfRange`] if it does not lie inside.
+pub(crate) fn bounds(range: impl RangeBounds<usize>, region: usize) -> Result<(usize, usize), Error> {
+    let start = match range.start_bound() {
+        Bound::Included(start) => *start,
+        Bound::Excluded(start) => start.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(end) => end.saturating_add(1),
+        Bound::Excluded(end) => *end,
+        Bound::Unbounded => region,
+    };
+    match end.checked_sub(start) {
+        Some(len) if end <= region => Ok((start, len)),
+        len => Err(Error::OutOfRange { offset: start, len: len.unwrap_or(0), region }),
     }
 }
 

@@ -2,9 +2,13 @@
 //!
 //! Touches the provider's PD and address handles.
 
-use crate::{Access, CompletionQueue, Context, Error, Gid, MemoryRegion, QueuePairBuilder, SharedReceiveQueue};
+use crate::{
+    Access, CompletionQueue, Context, DeviceMemory, DeviceMemoryRegion, Error, Gid, MemoryRegion, QueuePairBuilder,
+    SharedReceiveQueue,
+};
 use roxe_provider as provider;
 use roxe_transport::wr::Av;
+use std::ops::RangeBounds;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -47,6 +51,20 @@ impl ProtectionDomain {
     pub unsafe fn register_raw(&self, ptr: NonNull<u8>, len: usize, access: Access) -> Result<MemoryRegion, Error> {
         // SAFETY: promised by the caller.
         unsafe { MemoryRegion::borrow(self, ptr, len, access) }
+    }
+
+    /// Registers a part of a buffer of the card; rights as for [`alloc_mr`](Self::alloc_mr).
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if the buffer does not have this part, [`Error::Provider`] if the card refuses the rights or
+    /// the buffer is of another context.
+    pub fn register_dm(
+        &self,
+        dm: &DeviceMemory,
+        range: impl RangeBounds<usize>,
+        access: Access,
+    ) -> Result<DeviceMemoryRegion, Error> {
+        DeviceMemoryRegion::register(self, dm, range, access)
     }
 
     /// Starts a queue pair that reports to these completion queues (they may be the same).

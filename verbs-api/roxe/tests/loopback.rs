@@ -110,6 +110,61 @@ fn atomics_return_the_old_value() {
 }
 
 #[test]
+fn memory_of_the_card_serves_lists_and_peers() {
+    let Pair { pd, alice, bob } = pair(Service::Rc);
+    let card = pd.context().alloc_dm(10_000).unwrap();
+    let region = pd.register_dm(&card, 1000.., REMOTE).unwrap();
+    drop(card.clone());
+    let mut bytes = [0; 8];
+
+    let data: Vec<u8> = (0..9000u32).map(|i| (i * 7) as u8).collect();
+    alice.region.write(0, &data).unwrap();
+    alice
+        .qp
+        .post_send(&WorkRequest::write(&[alice.region.slice(..9000).unwrap()], region.remote()).signaled())
+        .unwrap();
+    alice.done();
+    bob.qp.post_send(&WorkRequest::read(&[bob.region.slice(..9000).unwrap()], region.remote()).signaled()).unwrap();
+    bob.done();
+    assert_eq!(bob.region.to_vec(..9000).unwrap(), data);
+    card.read(1000, &mut bytes).unwrap();
+    assert_eq!(bytes, data[..8]);
+
+    card.write(1008, &40u64.to_ne_bytes()).unwrap();
+    let old = [region.slice(16..24).unwrap()];
+    alice.qp.post_send(&WorkRequest::fetch_add(&old, region.remote().offset(8), 2).signaled()).unwrap();
+    alice.done();
+    for (offset, value) in [(1008, 42), (1016, 40)] {
+        card.read(offset, &mut bytes).unwrap();
+        assert_eq!(u64::from_ne_bytes(bytes), value);
+    }
+
+    bob.qp.post_recv(1, &[region.slice(8000..).unwrap()]).unwrap();
+    alice.qp.post_send(&WorkRequest::send(&[region.slice(8..16).unwrap()]).signaled()).unwrap();
+    alice.done();
+    assert_eq!(bob.done().byte_len(), 8);
+    card.read(9000, &mut bytes).unwrap();
+    assert_eq!(u64::from_ne_bytes(bytes), 42);
+}
+
+#[test]
+fn memory_of_the_card_has_an_end() {
+    let pd = Context::open_first().unwrap().alloc_pd().unwrap();
+    let max = usize::try_from(pd.context().attr().max_dm_size).unwrap();
+    for len in [0, max + 1] {
+        assert!(matches!(pd.context().alloc_dm(len), Err(Error::Provider(_))), "{len}");
+    }
+    let card = pd.context().alloc_dm(100).unwrap();
+    for offset in [98, 100] {
+        assert!(matches!(card.write(offset, b"four"), Err(Error::Provider(_))), "{offset}");
+    }
+    assert!(matches!(pd.register_dm(&card, ..101, REMOTE), Err(Error::OutOfRange { .. })));
+    let region = pd.register_dm(&card, 20..60, Access::LOCAL_WRITE).unwrap();
+    assert!(matches!(region.slice(..41), Err(Error::OutOfRange { .. })));
+    assert_eq!((region.slice(1..).unwrap().addr, region.len()), (1, 40));
+}
+
+#[test]
 fn a_datagram_brings_its_header_and_sender() {
     let Pair { pd, alice, bob } = pair(Service::Ud);
     bob.qp.post_recv(1, &[bob.region.slice(..140).unwrap()]).unwrap();

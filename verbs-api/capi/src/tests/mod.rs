@@ -2,6 +2,7 @@
 //! the inline functions of verbs.h do, and looks at what comes back.
 
 mod advise;
+mod dm;
 mod domains;
 mod events;
 mod memory;
