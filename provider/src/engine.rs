@@ -28,7 +28,7 @@ use crate::error::Error;
 use crate::flow::{Flows, Key, Receiver};
 use crate::fork::{self, Lockable};
 use crate::net::news::News;
-use crate::net::slot::{self, SlotSocket};
+use crate::net::slot::{self, Slot, SlotSocket};
 use crate::net::steer::Steering;
 use crate::net::udp::UdpLink;
 use crate::qp::QpCore;
@@ -44,7 +44,7 @@ use std::io;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use table::QpTable;
+use table::{Lookup, QpTable};
 use tap::{Held, MAX_HELD, Tap};
 
 /// Visits in a row that find nothing before a poller starts to offer its processor to others.
@@ -226,6 +226,17 @@ impl Engine {
             let poller = self.poller()?;
             self.claim_slot(&mut self.rx.lock(), &poller)?;
         }
+    }
+
+    /// A slot of this process: numbers that begin with it are ours alone. Starts the engine if need be.
+    pub(crate) fn slot(&self) -> Result<Slot, Error> {
+        self.start()?;
+        self.table.first_slot().ok_or_else(|| Error::new(libc::ENODEV, "the engine of this device has no numbers"))
+    }
+
+    /// Whether another process of this interface owns the number `qpn`.
+    pub(crate) fn is_foreign(&self, qpn: Qpn) -> bool {
+        matches!(self.table.find(qpn), Lookup::NotOurs) && slot::is_owned(self.ifindex(), Slot::of(qpn))
     }
 
     /// Forgets a queue pair; packets for it are dropped from now on.

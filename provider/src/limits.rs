@@ -15,6 +15,8 @@ pub const MAX_CQE: u32 = 1 << 20;
 pub const MAX_SRQ_WR: u32 = 32_768;
 /// Elements of a list in a shared receive queue.
 pub const MAX_SRQ_SGE: u32 = MAX_SGE;
+/// Shared receive queues of one XRC domain.
+pub const MAX_XRC_SRQ: u32 = 4096;
 /// Memory regions of one context.
 pub const MAX_MR: u32 = 1 << 22;
 /// Bytes of one region: any range the process can have.

@@ -2,28 +2,31 @@
 //!
 //! A domain belongs to this process. Openings of the same file (by device and inode) on the same card share it, so that a
 //! library and the program that loaded it can meet there. Another process that opens the same file gets a domain of its
-//! own: the receives of a queue are memory of the process that posted them, and no other process can place data there.
+//! own, as programs expect that use one name for all they do (`ibv_xsrq_pingpong`): the receives of a queue are memory of the
+//! process that posted them, and no other process can place data there. So that a message for a queue of another process is
+//! refused and never taken for one of ours, the numbers of queues begin with a slot of this process, as those of queue
+//! pairs do.
 //!
 //! One lock per domain; it is taken under the lock of a queue pair. Touches queues and queue pairs through weak references.
 
 use crate::cq::{Cq, CqInit};
 use crate::device::Context;
 use crate::error::Error;
+use crate::limits::MAX_XRC_SRQ;
+use crate::net::slot::Slot;
 use crate::pd::Pd;
 use crate::qp::{Qp, QpInit};
 use crate::srq::{Srq, SrqInit};
 use crate::uses::{Use, UseCount};
 use parking_lot::{Mutex, RwLock};
 use roxe_transport::qp::{QpCaps, Service};
+use roxe_wire::Qpn;
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
-
-/// Numbers of queues have 24 bits; 0 stays unused, programs take it for "none".
-const NUMBERS: u32 = 1 << 24;
 
 /// Domains that a file names.
 static NAMED: Mutex<Vec<Weak<Domain>>> = Mutex::new(Vec::new());
@@ -107,13 +110,15 @@ impl Xrcd {
     }
 
     /// A new shared receive queue of the domain, whose receives complete in `cq`. EINVAL: beyond the limits of the device, or
-    /// objects of several contexts.
+    /// objects of several contexts. ENOMEM: the domain has [`MAX_XRC_SRQ`]. The first one opens
+    /// the sockets of the engine: EADDRINUSE if another user has the port.
     pub fn create_srq(self: &Arc<Self>, pd: &Arc<Pd>, cq: &Arc<Cq>, init: SrqInit) -> Result<Arc<Srq>, Error> {
         if !Arc::ptr_eq(pd.context(), &self.context) || !Arc::ptr_eq(cq.context(), &self.context) {
             return Err(Error::invalid("the XRC domain belongs to another context than the other objects"));
         }
+        let slot = self.context.engine().slot()?;
         let mut queues = self.domain.queues.write();
-        let srq = Srq::create_xrc(pd, init, (self, cq), free_number(&queues))?;
+        let srq = Srq::create_xrc(pd, init, (self, cq), free_number(&queues, slot)?)?;
         if let Some(number) = srq.number() {
             queues.insert(number, Arc::downgrade(&srq));
         }
@@ -133,8 +138,16 @@ impl Xrcd {
     }
 
     /// The target of the domain with this number. It is gone when its creator has destroyed it and all others dropped it.
-    pub fn find_target(&self, qpn: u32) -> Option<Arc<Qp>> {
-        self.domain.targets.lock().get(&qpn)?.upgrade()
+    ///
+    /// EINVAL: there is none. EOPNOTSUPP: the number belongs to another process, whose targets cannot be opened from here.
+    pub fn open_target(&self, qpn: u32) -> Result<Arc<Qp>, Error> {
+        if let Some(target) = self.domain.targets.lock().get(&qpn).and_then(Weak::upgrade) {
+            return Ok(target);
+        }
+        if self.context.engine().is_foreign(Qpn::new(qpn)) {
+            return Err(Error::new(libc::EOPNOTSUPP, format!("queue pair {qpn:#x} belongs to another process")));
+        }
+        Err(Error::invalid(format!("the XRC domain has no target {qpn:#x}")))
     }
 
     /// Whether the opening may be closed: EBUSY while it has shared queues or targets.
@@ -158,14 +171,13 @@ impl Xrcd {
     }
 }
 
-/// A number that no queue of the domain has. Numbers go round, so that a late message for a queue that is gone does not
-/// reach the next one.
-fn free_number(queues: &HashMap<u32, Weak<Srq>>) -> u32 {
-    static NEXT: AtomicU32 = AtomicU32::new(1);
-    loop {
-        let number = NEXT.fetch_add(1, Ordering::Relaxed) % NUMBERS;
-        if number != 0 && !queues.contains_key(&number) {
-            return number;
-        }
-    }
+/// A number of `slot` that no queue of the domain has. Numbers go round, so that a late message for a queue that is gone does
+/// not reach the next one.
+// clause: XRC-QUEUE-KNOWN
+fn free_number(queues: &HashMap<u32, Weak<Srq>>, slot: Slot) -> Result<u32, Error> {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    (0..MAX_XRC_SRQ)
+        .map(|_| slot.qpn(NEXT.fetch_add(1, Ordering::Relaxed)).get())
+        .find(|number| !queues.contains_key(number))
+        .ok_or_else(|| Error::new(libc::ENOMEM, "the XRC domain has no number left for another shared receive queue"))
 }

@@ -154,8 +154,8 @@ fn a_file_names_a_domain_that_openings_share() {
     send(&ini, srq.number().unwrap(), 1, SendOp::Send, a.sge(0, 64));
     wait_both((&a, 1), (&b, 1));
     assert_eq!(b.bytes(0, 64), a.bytes(0, 64));
-    assert!(second.find_target(target.qpn().get()).is_some_and(|found| Arc::ptr_eq(&found, &target)));
-    assert!(third.find_target(target.qpn().get()).is_none());
+    assert!(second.open_target(target.qpn().get()).is_ok_and(|found| Arc::ptr_eq(&found, &target)));
+    assert_eq!(errno(third.open_target(target.qpn().get())), libc::EINVAL);
 }
 
 #[test]

@@ -57,6 +57,11 @@ impl QpTable {
         }
     }
 
+    /// The slot that was added first.
+    pub(super) fn first_slot(&self) -> Option<Slot> {
+        self.slots.read().first().map(|owned| owned.slot)
+    }
+
     /// Gives the table a slot that this process has claimed.
     pub(super) fn add_slot(&self, slot: Slot) {
         let mut qps = Vec::new();

@@ -101,7 +101,8 @@ pub(crate) fn create_target(handle: *mut ibv_context, init: &ibv_qp_init_attr_ex
     Ok(publish_target(handle, init.qp_context, token, qp))
 }
 
-/// `man ibv_open_qp`: one more handle of a target; EINVAL if the domain has none of that number.
+/// `man ibv_open_qp`: one more handle of a target; EINVAL if the domain has none of that number, EOPNOTSUPP if it is a
+/// number of another process.
 pub(crate) unsafe extern "C" fn open_qp(handle: *mut ibv_context, attr: *mut ibv_qp_open_attr) -> *mut ibv_qp {
     pointer(|| {
         context(handle)?;
@@ -111,7 +112,7 @@ pub(crate) unsafe extern "C" fn open_qp(handle: *mut ibv_context, attr: *mut ibv
         if !is_complete || attr.qp_type != XRC_RECV {
             return Err(EINVAL);
         }
-        let qp = xrcd(attr.xrcd)?.find_target(attr.qp_num).ok_or(EINVAL)?;
+        let qp = xrcd(attr.xrcd)?.open_target(attr.qp_num)?;
         let qp_context = if attr.comp_mask & MASK_OPEN_CONTEXT != 0 { attr.qp_context } else { null_mut() };
         Ok(publish_target(handle, qp_context, Token::new(), qp))
     })
