@@ -9,5 +9,6 @@ pub mod matrix;
 pub mod pair;
 pub mod perftest;
 pub mod report;
+pub mod suite;
 pub mod tshark;
 pub mod unittest;

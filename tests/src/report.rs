@@ -29,11 +29,15 @@ impl Check {
     }
 }
 
-/// Runs the checks whose name contains one of the words on the command line (all, without words).
+/// [`run`] with the words on the command line.
+pub fn main(checks: Vec<Check>) -> ExitCode {
+    run(checks, &std::env::args().skip(1).collect::<Vec<_>>())
+}
+
+/// Runs the checks whose name contains one of `words` (all, without words).
 ///
 /// `--list` prints the names; other options, which test runners pass along, are ignored.
-pub fn main(checks: Vec<Check>) -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
+pub fn run(checks: Vec<Check>, words: &[String]) -> ExitCode {
     if words.iter().any(|w| w == "--list") {
         checks.iter().for_each(|c| println!("{}: test", c.name));
         return ExitCode::SUCCESS;

@@ -1,47 +1,96 @@
 //! rdma-core's own tests (Debian's python3-pyverbs), unmodified, judge the whole verbs API.
 //!
-//! One run of the suite under `roxe run`, without the files that name a vendor or need a connection manager. Then one
-//! check per file: no test of it fails, and every test that `tests/pyverbs.txt` lists passes. As root all of it happens in
-//! a network namespace of its own.
+//! Two runs of the suite under `roxe run`: a plain one, and one on a bad network. Then one check per run and file: no test
+//! of it fails, and every test that `tests/pyverbs.txt` lists passes. At last, all runs must agree about every test. As root
+//! all of it happens in a network namespace of its own.
+//!
+//! ```text
+//! cargo test -p roxe-tests --test pyverbs -- [--repeat N] [--faults RULES] [--seed N] [WORD...]
+//!   --repeat N        each of the two runs N times; those on the bad network with seeds that follow each other
+//!   --faults RULES    what is bad about the network, instead of `BAD`; without a rule there is no such run
+//!   --seed N          the first seed of the random rules, 1 if not said
+//!   WORD              only the checks whose name contains a word
+//! ```
 
-use roxe_tests::build;
 use roxe_tests::guest::link;
-use roxe_tests::pair::{self, Outcome, Program};
 use roxe_tests::report::{self, Check, Verdict};
-use roxe_tests::unittest::{self, Ending};
+use roxe_tests::suite::{self, Run};
+use roxe_tests::unittest::Ending;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsStr;
-use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::rc::Rc;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// Where Debian keeps the suite, half of it compressed.
-const SUITE: &str = "/usr/share/doc/rdma-core/tests";
-/// The interpreter that Debian's extension modules are made for.
-const PYTHON: &str = "/usr/bin/python3";
-/// Files that test one vendor's hardware, and the one that needs librdmacm.
-const LEFT_OUT: [&str; 4] = ["test_mlx5_", "test_efa", "test_cuda", "test_rdmacm"];
-/// The run takes seconds.
-const LIMIT: Duration = Duration::from_secs(110);
+/// A run takes two seconds, on a bad network most of a minute: every loss costs a timeout of 67 ms.
+const LIMIT: Duration = Duration::from_secs(240);
+
+/// The bad network: 1 % of what reliable services must recover from, requests, responses and acknowledgements alike; for the
+/// others, which have no recovery and whose tests wait for every message, what does not lose any. Both ends are one process,
+/// so `rx` means every packet once.
+const BAD: &str = "drop rx 1% service=RC,XRC; duplicate rx 1% service=RC,XRC; reorder rx 1% service=RC,XRC; \
+                   delay rx 5% service=UC,UD by=1ms";
 
 fn main() -> ExitCode {
-    if !Path::new(SUITE).is_dir() || !Path::new("/usr/lib/python3/dist-packages/pyverbs").is_dir() {
+    if !suite::is_installed() {
         return report::main(vec![Check::new("pyverbs", || {
             Verdict::Skipped("python3-pyverbs is not installed (see the README's test command)".into())
         })]);
     }
-    if let Err(e) = isolate().and_then(|()| unpack()) {
-        println!("FAILED   pyverbs: {e}");
-        return ExitCode::FAILURE;
+    let prepared = Options::read(std::env::args().skip(1)).and_then(|options| {
+        isolate().and_then(|()| suite::unpack()).map_err(|e| e.to_string())?;
+        Ok(options)
+    });
+    match prepared {
+        Ok(options) => report::run(checks(&options.passes()), &options.words),
+        Err(e) => {
+            println!("FAILED   pyverbs: {e}");
+            ExitCode::FAILURE
+        }
     }
-    let suite = Rc::new(Suite::default());
-    let mut checks: Vec<Check> = modules().into_iter().map(|module| module_check(&suite, module)).collect();
-    checks.push(Check::new("score", move || suite.score()));
-    report::main(checks)
+}
+
+/// The command line.
+struct Options {
+    repeat: u64,
+    faults: String,
+    seed: u64,
+    /// What is for [`report`].
+    words: Vec<String>,
+}
+
+impl Options {
+    fn read(mut args: impl Iterator<Item = String>) -> Result<Self, String> {
+        let mut options = Self { repeat: 1, faults: BAD.into(), seed: 1, words: Vec::new() };
+        while let Some(arg) = args.next() {
+            let mut value = || args.next().ok_or_else(|| format!("{arg} wants a value"));
+            let number = |text: String| text.parse::<u64>().map_err(|e| format!("{arg}: {e}"));
+            match arg.as_str() {
+                "--repeat" => options.repeat = value().and_then(number)?,
+                "--faults" => options.faults = value()?,
+                "--seed" => options.seed = value().and_then(number)?,
+                _ => options.words.push(arg),
+            }
+        }
+        Ok(options)
+    }
+
+    /// The runs that are asked for.
+    fn passes(&self) -> Vec<Rc<Pass>> {
+        let name = |kind: &str, n: u64| match (self.repeat, kind) {
+            (1, "") => String::new(),
+            (1, kind) => format!("{kind}: "),
+            (_, "") => format!("run {n}: "),
+            (_, kind) => format!("{kind}, run {n}: "),
+        };
+        let plain = (1..=self.repeat).map(|n| Pass::new(name("", n), None));
+        let bad = (1..=self.repeat).filter(|_| !self.faults.trim().is_empty()).map(|n| {
+            let seed = self.seed.wrapping_add(n - 1);
+            Pass::new(name("bad network", n), Some(format!("seed={seed}; {}", self.faults)))
+        });
+        plain.chain(bad).map(Rc::new).collect()
+    }
 }
 
 /// As root, moves into a network namespace where nothing but this run sends packets.
@@ -55,139 +104,115 @@ fn isolate() -> io::Result<()> {
     if up.success() { Ok(()) } else { Err(io::Error::other("`ip link set lo up` failed")) }
 }
 
-/// The copy of the suite that runs; the tests must lie in a folder of this name.
-fn folder() -> PathBuf {
-    build::target_dir().join("pyverbs/tests")
-}
-
-/// Copies the suite, uncompressed, without what is left out.
-fn unpack() -> io::Result<()> {
-    let to = folder();
-    if to.exists() {
-        fs::remove_dir_all(&to)?;
-    }
-    fs::create_dir_all(&to)?;
-    for entry in fs::read_dir(SUITE)? {
-        let path = entry?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if LEFT_OUT.iter().any(|prefix| name.starts_with(prefix)) || path.is_dir() {
-            continue;
-        }
-        match name.strip_suffix(".gz") {
-            Some(plain) => fs::write(to.join(plain), gunzip(&path)?)?,
-            None => fs::copy(&path, to.join(&name)).map(drop)?,
-        }
-    }
-    Ok(())
-}
-
-fn gunzip(path: &Path) -> io::Result<Vec<u8>> {
-    let output = Command::new("gzip").arg("-dc").arg(path).output()?;
-    if output.status.success() {
-        Ok(output.stdout)
-    } else {
-        Err(io::Error::other(format!("gzip -dc {} failed", path.display())))
-    }
-}
-
-/// The files of the copy that hold tests, without their ending.
-fn modules() -> BTreeSet<String> {
-    let entries = fs::read_dir(folder()).into_iter().flatten().flatten();
-    let names = entries.map(|entry| entry.path()).filter(|path| path.extension() == Some(OsStr::new("py")));
-    let stems = names.filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned()));
-    stems.filter(|stem| stem.starts_with("test_")).collect()
-}
-
 /// The tests that must pass: the lines of `tests/pyverbs.txt` that are no comments.
 fn must_pass() -> BTreeSet<&'static str> {
     include_str!("../pyverbs.txt").lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#')).collect()
 }
 
-fn in_module(test: &str, module: &str) -> bool {
-    test.split('.').next() == Some(module)
-}
-
 /// One run of all tests, made when the first check asks for it.
-#[derive(Default)]
-struct Suite {
-    run: OnceLock<(Outcome, BTreeMap<String, Ending>)>,
+struct Pass {
+    /// What the names of its checks begin with.
+    name: String,
+    /// The fault rules, if the network is bad.
+    faults: Option<String>,
+    run: OnceLock<Run>,
 }
 
-impl Suite {
-    fn run(&self) -> &(Outcome, BTreeMap<String, Ending>) {
+impl Pass {
+    fn new(name: String, faults: Option<String>) -> Self {
+        Self { name, faults, run: OnceLock::new() }
+    }
+
+    fn run(&self) -> &Run {
         self.run.get_or_init(|| {
-            let script = folder().join("run_tests.py").to_string_lossy().into_owned();
-            let args = [script.as_str(), "--dev", "roxe0", "--gid", "0", "-v"].map(str::to_owned).to_vec();
-            let outcome = pair::run(&Program { name: PYTHON.into(), args }, &[], LIMIT).unwrap_or_else(|e| Outcome {
-                command: PYTHON.into(),
-                ok: false,
-                output: e.to_string(),
-            });
-            let endings = unittest::parse(&outcome.output);
-            (outcome, endings)
+            let envs: Vec<_> = self.faults.iter().map(|rules| ("ROXE_FAULTS", rules.as_str())).collect();
+            Run::new(&envs, LIMIT)
         })
     }
 
-    /// Every test in its place, the reasons of those that were skipped, and whether unittest saw the same number.
+    /// No test of `module` fails, and those that must pass do.
+    fn judge(&self, module: &str) -> Verdict {
+        let (run, must) = (self.run(), must_pass());
+        let mut wrong = Vec::new();
+        for (test, ending) in run.endings().iter().filter(|(test, _)| suite::in_module(test, module)) {
+            match ending {
+                Ending::Passed if !must.contains(test.as_str()) => {
+                    println!("passes, but is not in pyverbs.txt: {test}")
+                }
+                Ending::Failed(_) | Ending::Unknown => wrong.push(format!("{test}: {ending:?}{}", run.traceback(test))),
+                Ending::Skipped(why) if must.contains(test.as_str()) => wrong.push(format!("{test}: skipped: {why}")),
+                Ending::Passed | Ending::Skipped(_) => {}
+            }
+        }
+        let lost = must.iter().filter(|test| suite::in_module(test, module) && !run.endings().contains_key(**test));
+        wrong.extend(lost.map(|test| format!("{test}: did not run\n{}", run.tail())));
+        if wrong.is_empty() { Verdict::Passed } else { Verdict::Failed(wrong.join("\n")) }
+    }
+
+    /// Every test in its place, the reasons of those that were skipped, whether unittest saw the same number, and whether
+    /// the bad network was one.
     fn score(&self) -> Verdict {
-        let (outcome, endings) = self.run();
+        let run = self.run();
         let mut skipped: BTreeMap<&str, usize> = BTreeMap::new();
         let (mut passed, mut failed) = (0, 0);
-        for ending in endings.values() {
+        for ending in run.endings().values() {
             match ending {
                 Ending::Passed => passed += 1,
                 Ending::Skipped(why) => *skipped.entry(why).or_default() += 1,
                 Ending::Failed(_) | Ending::Unknown => failed += 1,
             }
         }
-        println!(
-            "{} tests: {passed} passed, {} skipped, {failed} failed",
-            endings.len(),
-            skipped.values().sum::<usize>()
-        );
+        let (tests, sum) = (run.endings().len(), skipped.values().sum::<usize>());
+        println!("{}{tests} tests: {passed} passed, {sum} skipped, {failed} failed", self.name);
         for (why, count) in skipped {
             println!("{count:4} skipped: {why}");
         }
-        match unittest::counted(&outcome.output) {
-            Some(count) if count == endings.len() && outcome.ok => Verdict::Passed,
-            counted => Verdict::Failed(format!("unittest counted {counted:?} tests; it ended with\n{}", tail(outcome))),
+        match run.check_count().and_then(|()| self.check_faults(run)) {
+            Ok(()) => Verdict::Passed,
+            Err(why) => Verdict::Failed(why),
         }
+    }
+
+    /// Every rule of the bad network made a fault.
+    fn check_faults(&self, run: &Run) -> Result<(), String> {
+        let Some(rules) = &self.faults else { return Ok(()) };
+        let made = run.faults();
+        made.iter().for_each(|(rule, count)| println!("{count:4} faults: {rule}"));
+        if made.is_empty() || made.iter().any(|(_, count)| *count == 0) {
+            return Err(format!("a rule of {rules:?} made no fault: {made:?}\n{}", run.tail()));
+        }
+        Ok(())
     }
 }
 
-/// The last lines, where tracebacks and the reason of an early end are.
-fn tail(outcome: &Outcome) -> String {
-    let lines: Vec<&str> = outcome.output.lines().collect();
-    lines[lines.len().saturating_sub(40)..].join("\n")
+/// One check for each run and file, the scores, and the comparison.
+fn checks(passes: &[Rc<Pass>]) -> Vec<Check> {
+    let mut checks = Vec::new();
+    for pass in passes {
+        for module in suite::modules() {
+            let pass = Rc::clone(pass);
+            checks.push(Check::new(format!("{}{module}", pass.name), move || pass.judge(&module)));
+        }
+        let pass = Rc::clone(pass);
+        checks.push(Check::new(format!("{}score", pass.name), move || pass.score()));
+    }
+    let passes = passes.to_vec();
+    checks.push(Check::new("all runs agree", move || agree(&passes)));
+    checks
 }
 
-fn module_check(suite: &Rc<Suite>, module: String) -> Check {
-    let suite = Rc::clone(suite);
-    Check::new(module.clone(), move || {
-        let (outcome, endings) = suite.run();
-        let must = must_pass();
-        let mut wrong = Vec::new();
-        for (test, ending) in endings.iter().filter(|(test, _)| in_module(test, &module)) {
-            match ending {
-                Ending::Passed if !must.contains(test.as_str()) => {
-                    println!("passes, but is not in pyverbs.txt: {test}")
-                }
-                Ending::Failed(_) | Ending::Unknown => {
-                    wrong.push(format!("{test}: {ending:?}{}", traceback(outcome, test)))
-                }
-                Ending::Skipped(why) if must.contains(test.as_str()) => wrong.push(format!("{test}: skipped: {why}")),
-                Ending::Passed | Ending::Skipped(_) => {}
+/// Every run ended every test as the first one did.
+fn agree(passes: &[Rc<Pass>]) -> Verdict {
+    let Some((first, others)) = passes.split_first() else { return Verdict::Passed };
+    let mut wrong = Vec::new();
+    for other in others {
+        let names: BTreeSet<_> = first.run().endings().keys().chain(other.run().endings().keys()).collect();
+        for name in names {
+            let [one, two] = [first, other].map(|pass| pass.run().endings().get(name));
+            if one != two {
+                wrong.push(format!("{name}: {one:?}; {}{two:?}", other.name));
             }
         }
-        let lost = must.iter().filter(|test| in_module(test, &module) && !endings.contains_key(**test));
-        wrong.extend(lost.map(|test| format!("{test}: did not run\n{}", tail(outcome))));
-        if wrong.is_empty() { Verdict::Passed } else { Verdict::Failed(wrong.join("\n")) }
-    })
-}
-
-/// What unittest printed about a test that failed.
-fn traceback(outcome: &Outcome, test: &str) -> String {
-    let blocks = outcome.output.split("\n======").skip(1);
-    let about = format!("(tests.{test})");
-    blocks.filter(|block| block.contains(&about)).map(|block| format!("\n{}", block.trim_matches('='))).collect()
+    }
+    if wrong.is_empty() { Verdict::Passed } else { Verdict::Failed(wrong.join("\n")) }
 }

@@ -1,0 +1,153 @@
+//! rdma-core's own Python tests: a copy that can run, and one run of them under `roxe run`.
+//!
+//! Left out is what names a vendor or needs a connection manager. Touches the folder `target/pyverbs`.
+
+use crate::build;
+use crate::pair::{self, Outcome, Program};
+use crate::unittest::{self, Ending};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// Where Debian keeps the suite, half of it compressed.
+const SUITE: &str = "/usr/share/doc/rdma-core/tests";
+/// The interpreter that Debian's extension modules are made for.
+const PYTHON: &str = "/usr/bin/python3";
+/// Files that test one vendor's hardware, and the one that needs librdmacm.
+const LEFT_OUT: [&str; 4] = ["test_mlx5_", "test_efa", "test_cuda", "test_rdmacm"];
+
+/// Whether the suite and the modules it needs are installed.
+pub fn is_installed() -> bool {
+    Path::new(SUITE).is_dir() && Path::new("/usr/lib/python3/dist-packages/pyverbs").is_dir()
+}
+
+/// The copy of the suite that runs; the tests must lie in a folder of this name.
+fn folder() -> PathBuf {
+    build::target_dir().join("pyverbs/tests")
+}
+
+/// Copies the suite, uncompressed, without what is left out.
+pub fn unpack() -> io::Result<()> {
+    let to = folder();
+    if to.exists() {
+        fs::remove_dir_all(&to)?;
+    }
+    fs::create_dir_all(&to)?;
+    for entry in fs::read_dir(SUITE)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if LEFT_OUT.iter().any(|prefix| name.starts_with(prefix)) || path.is_dir() {
+            continue;
+        }
+        match name.strip_suffix(".gz") {
+            Some(plain) => fs::write(to.join(plain), gunzip(&path)?)?,
+            None => fs::copy(&path, to.join(&name)).map(drop)?,
+        }
+    }
+    Ok(())
+}
+
+fn gunzip(path: &Path) -> io::Result<Vec<u8>> {
+    let output = Command::new("gzip").arg("-dc").arg(path).output()?;
+    if output.status.success() {
+        Ok(output.stdout)
+    } else {
+        Err(io::Error::other(format!("gzip -dc {} failed", path.display())))
+    }
+}
+
+/// The files of the copy that hold tests, without their ending.
+pub fn modules() -> BTreeSet<String> {
+    let entries = fs::read_dir(folder()).into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.path()).filter(|path| path.extension() == Some(OsStr::new("py")));
+    let stems = names.filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned()));
+    stems.filter(|stem| stem.starts_with("test_")).collect()
+}
+
+/// Whether `test` is one of the file `module`.
+pub fn in_module(test: &str, module: &str) -> bool {
+    test.split('.').next() == Some(module)
+}
+
+/// One run of all tests.
+#[derive(Debug)]
+pub struct Run {
+    outcome: Outcome,
+    endings: BTreeMap<String, Ending>,
+}
+
+impl Run {
+    /// Runs all tests on `roxe0`, in the environment `envs`, for no longer than `limit`.
+    pub fn new(envs: &[(&str, &str)], limit: Duration) -> Self {
+        let script = folder().join("run_tests.py").to_string_lossy().into_owned();
+        let args = [script.as_str(), "--dev", "roxe0", "--gid", "0", "-v"].map(str::to_owned).to_vec();
+        let outcome = pair::run(&Program { name: PYTHON.into(), args }, envs, limit).unwrap_or_else(|e| Outcome {
+            command: PYTHON.into(),
+            ok: false,
+            output: e.to_string(),
+        });
+        let endings = unittest::parse(&outcome.output);
+        Self { outcome, endings }
+    }
+
+    /// How every test ended, by its name without the package `tests`.
+    pub fn endings(&self) -> &BTreeMap<String, Ending> {
+        &self.endings
+    }
+
+    /// Whether unittest saw the same number of tests, and ended well.
+    ///
+    /// # Errors
+    /// What it counted instead, and its last lines.
+    pub fn check_count(&self) -> Result<(), String> {
+        match unittest::counted(&self.outcome.output) {
+            Some(count) if count == self.endings.len() && self.outcome.ok => Ok(()),
+            counted => Err(format!("unittest counted {counted:?} tests; it ended with\n{}", self.tail())),
+        }
+    }
+
+    /// The last lines, where tracebacks and the reason of an early end are.
+    pub fn tail(&self) -> String {
+        let lines: Vec<&str> = self.outcome.output.lines().collect();
+        lines[lines.len().saturating_sub(40)..].join("\n")
+    }
+
+    /// What unittest printed about a test that failed.
+    pub fn traceback(&self, test: &str) -> String {
+        let blocks = self.outcome.output.split("\n======").skip(1);
+        let about = format!("(tests.{test})");
+        blocks.filter(|block| block.contains(&about)).map(|block| format!("\n{}", block.trim_matches('='))).collect()
+    }
+
+    /// Every fault rule with the number of faults it made, as the process that ran the tests reported it.
+    pub fn faults(&self) -> Vec<(&str, u64)> {
+        faults(&self.outcome.output)
+    }
+}
+
+/// Reads `roxe: faults: RULE: N packets matched, M faults`.
+fn faults(output: &str) -> Vec<(&str, u64)> {
+    output.lines().filter_map(rule_and_faults).collect()
+}
+
+fn rule_and_faults(line: &str) -> Option<(&str, u64)> {
+    let (rule, counts) = line.strip_prefix("roxe: faults: ")?.rsplit_once(": ")?;
+    Some((rule, counts.strip_suffix(" faults")?.rsplit_once(' ')?.1.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_and_their_faults_are_found() {
+        let output = "roxe: faults: seed=1; drop 1%; delay by=1ms\nOK\n\
+                      roxe: faults: drop 1%: 1094 packets matched, 92 faults\n\
+                      roxe: faults: drop from=::1: 0 packets matched, 0 faults\n";
+        assert_eq!(faults(output), [("drop 1%", 92), ("drop from=::1", 0)]);
+    }
+}
