@@ -94,7 +94,7 @@ impl Refusal {
             | Self::SharedQueue => fatal(N::InvalidRequest, S::RemInvReqErr, E::REQ_ERR, D::InvalidRequest),
             Self::ReceiveTooShort => fatal(N::InvalidRequest, S::LocLenErr, NO_EVENT, D::InvalidRequest),
             // Only a WRITE with immediate data has a receive in use here.
-            // clause: NAK-TABLE, STATUS-WRITE-IMM
+            // clause: STATUS-WRITE-IMM
             Self::RemoteAccess => fatal(N::RemoteAccess, S::LocAccessErr, E::ACCESS_ERR, D::RemoteAccess),
             // clause: INVALIDATE-REFUSED
             Self::Invalidate => fatal(N::RemoteAccess, S::RemInvReqErr, NO_EVENT, D::RemoteAccess),

@@ -1,24 +1,18 @@
 //! Completion and asynchronous events, their acknowledgement, and what destroying an object does about them.
 
 use super::*;
-use crate::event::{ibv_ack_async_event, ibv_ack_cq_events, ibv_get_async_event, ibv_get_cq_event};
+use crate::event::{ibv_ack_cq_events, ibv_get_cq_event};
 use crate::object::{Token, with_token};
 use crate::srq::{ibv_create_srq, ibv_destroy_srq, ibv_modify_srq};
 use core::sync::atomic::{AtomicBool, Ordering};
 
-fn set_nonblocking(fd: c_int) {
+pub(super) fn set_nonblocking(fd: c_int) {
     // SAFETY: plain fcntl on an open descriptor.
     assert_eq!(unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) }, 0);
 }
 
-fn is_readable(fd: c_int, timeout: Duration) -> bool {
-    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    // SAFETY: one structure that outlives the call.
-    unsafe { libc::poll(&raw mut poll, 1, timeout.as_millis() as c_int) == 1 }
-}
-
 /// Waits for a completion event; 0 or -1 with errno.
-fn get_cq_event(rig: &Rig) -> (c_int, *mut ibv_cq) {
+pub(super) fn get_cq_event(rig: &Rig) -> (c_int, *mut ibv_cq) {
     let (mut cq, mut cq_context) = (null_mut(), null_mut());
     // SAFETY: a living channel and two variables.
     let rc = unsafe { ibv_get_cq_event(rig.channel, &raw mut cq, &raw mut cq_context) };
@@ -114,14 +108,7 @@ fn the_limit_of_a_shared_queue_is_reported() {
         assert_eq!(ibv_modify_srq(srq, &mut ibv_srq_attr { max_wr: 0, max_sge: 0, srq_limit: 1 }, 2), 0);
         assert_eq!(rig.post_send(a, &mut send_wr(2, 2, &[rig.sge(0, 1)])).0, 0);
         rig.completions(2);
-        assert!(is_readable((*rig.context).async_fd, PATIENCE));
-        let mut event = ibv_async_event { element: async_element { port_num: 0 }, event_type: 0 };
-        // A QP may have reported its first packet before.
-        while event.event_type != 15 {
-            assert_eq!(ibv_get_async_event(rig.context, &raw mut event), 0);
-            ibv_ack_async_event(&raw mut event);
-        }
-        assert_eq!(event.element.srq, srq);
+        assert_eq!(rig.async_event(15).srq, srq);
         destroy(&[a, b]);
         assert_eq!(ibv_destroy_srq(srq), 0);
     }

@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::cq::{create_cq_ex, ibv_resize_cq};
-use crate::event::{ibv_ack_async_event, ibv_ack_cq_events, ibv_get_async_event, ibv_get_cq_event};
+use crate::event::{ibv_ack_cq_events, ibv_get_cq_event};
 use crate::memory::{ibv_reg_mr_iova2, ibv_rereg_mr};
-use crate::qp::{ibv_attach_mcast, ibv_detach_mcast, ibv_qp_to_qp_ex, ibv_query_qp, ibv_query_qp_data_in_order};
+use crate::qp::{ibv_attach_mcast, ibv_detach_mcast, ibv_qp_to_qp_ex, ibv_query_qp_data_in_order};
 use crate::query::{
     _ibv_query_gid_ex, _ibv_query_gid_table, ibv_get_pkey_index, ibv_query_device, ibv_query_gid, ibv_query_gid_type,
     ibv_query_pkey, ibv_query_port, query_device_ex, query_port, query_rt_values,

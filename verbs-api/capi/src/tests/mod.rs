@@ -2,12 +2,18 @@
 //! the inline functions of verbs.h do, and looks at what comes back.
 
 mod advise;
+mod async_events;
+mod completions;
 mod dm;
 mod domains;
+mod errnos;
 mod events;
 mod memory;
+mod migration;
 mod misuse;
 mod multicast;
+mod states;
+mod statuses;
 mod traffic;
 mod xrc;
 
@@ -16,19 +22,34 @@ use crate::ah::{ibv_create_ah, ibv_destroy_ah};
 use crate::context::{ibv_close_device, ibv_open_device};
 use crate::cq::{ibv_create_cq, ibv_destroy_cq};
 use crate::device::{ibv_free_device_list, ibv_get_device_list};
-use crate::event::{ibv_create_comp_channel, ibv_destroy_comp_channel};
+use crate::event::{ibv_ack_async_event, ibv_create_comp_channel, ibv_destroy_comp_channel, ibv_get_async_event};
 use crate::memory::{ibv_alloc_pd, ibv_dealloc_pd, ibv_dereg_mr, ibv_reg_mr};
-use crate::qp::{create_qp_ex, ibv_create_qp, ibv_destroy_qp, ibv_modify_qp};
+use crate::qp::{create_qp_ex, ibv_create_qp, ibv_destroy_qp, ibv_modify_qp, ibv_query_qp};
 use core::ffi::{c_int, c_void};
+use core::mem::MaybeUninit;
 use core::ptr::{self, null_mut};
 use std::time::{Duration, Instant};
 
 const RC: c_int = 2;
+const UC: c_int = 3;
 const UD: c_int = 4;
 const INIT: c_int = 1;
 const RTR: c_int = 2;
 const RTS: c_int = 3;
+const SQD: c_int = 4;
+const SQE: c_int = 5;
+const ERR: c_int = 6;
 const QKEY: u32 = 0x1111_1111;
+/// `IBV_WR_*`.
+const WRITE: u32 = 0;
+const WRITE_IMM: u32 = 1;
+const SEND: u32 = 2;
+const READ: u32 = 4;
+const SEND_INV: u32 = 9;
+/// `IBV_QP_STATE` and the masks of the steps to RTS of an RC QP.
+const STATE: c_int = 1;
+const TO_RTR: c_int = STATE | 1 << 7 | 1 << 8 | 1 << 12 | 1 << 15 | 1 << 17 | 1 << 20;
+const TO_RTS: c_int = STATE | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 13 | 1 << 16;
 /// LOCAL_WRITE and every remote right.
 const ALL_ACCESS: c_int = 0xf;
 /// Far beyond what anything here takes; a test that reaches it has failed.
@@ -202,6 +223,21 @@ impl Rig {
         found
     }
 
+    /// Waits for an asynchronous event of this kind. It and those that come before are acknowledged.
+    fn async_event(&self, kind: c_int) -> async_element {
+        let mut event = ibv_async_event { element: async_element { port_num: 0 }, event_type: -1 };
+        while event.event_type != kind {
+            // SAFETY: the context is alive as long as the rig.
+            assert!(is_readable(unsafe { (*self.context).async_fd }, PATIENCE), "event {kind} does not come");
+            // SAFETY: a living context and a whole structure.
+            unsafe {
+                assert_eq!(ibv_get_async_event(self.context, &raw mut event), 0);
+                ibv_ack_async_event(&raw mut event);
+            }
+        }
+        event.element
+    }
+
     fn ah(&self) -> *mut ibv_ah {
         // SAFETY: a living domain and a whole structure.
         let ah = unsafe { ibv_create_ah(self.pd, &mut loopback()) };
@@ -250,10 +286,41 @@ fn modify(qp: *mut ibv_qp, mut attr: ibv_qp_attr, mask: c_int) {
     assert_eq!(state(qp), attr.qp_state);
 }
 
+/// Whether a descriptor is or becomes readable.
+fn is_readable(fd: c_int, timeout: Duration) -> bool {
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one structure that outlives the call.
+    unsafe { libc::poll(&raw mut poll, 1, timeout.as_millis() as c_int) == 1 }
+}
+
+/// All attributes of a QP.
+fn query(qp: *mut ibv_qp) -> ibv_qp_attr {
+    let (mut attr, mut init) = (ibv_qp_attr::default(), MaybeUninit::uninit());
+    // SAFETY: a living QP and room for whole structures.
+    assert_eq!(unsafe { ibv_query_qp(qp, &raw mut attr, 0, init.as_mut_ptr()) }, 0);
+    attr
+}
+
 /// Takes an RC QP from RESET to RTS.
 fn connect(qp: *mut ibv_qp, peer: u32) {
-    let attr = ibv_qp_attr {
-        qp_state: INIT,
+    connect_as(qp, towards(peer));
+}
+
+/// The same with attributes of the caller's choice.
+fn connect_as(qp: *mut ibv_qp, attr: ibv_qp_attr) {
+    to_rtr(qp, attr);
+    modify(qp, ibv_qp_attr { qp_state: RTS, ..attr }, TO_RTS);
+}
+
+/// Takes an RC QP from RESET to RTR.
+fn to_rtr(qp: *mut ibv_qp, attr: ibv_qp_attr) {
+    modify(qp, ibv_qp_attr { qp_state: INIT, ..attr }, STATE | 1 << 3 | 1 << 4 | 1 << 5);
+    modify(qp, ibv_qp_attr { qp_state: RTR, ..attr }, TO_RTR);
+}
+
+/// What connects an RC QP to `peer`.
+fn towards(peer: u32) -> ibv_qp_attr {
+    ibv_qp_attr {
         path_mtu: 3,
         dest_qp_num: peer,
         rq_psn: 7,
@@ -268,10 +335,12 @@ fn connect(qp: *mut ibv_qp, peer: u32) {
         retry_cnt: 7,
         rnr_retry: 7,
         ..ibv_qp_attr::default()
-    };
-    modify(qp, attr, 1 | 1 << 3 | 1 << 4 | 1 << 5);
-    modify(qp, ibv_qp_attr { qp_state: RTR, ..attr }, 1 | 1 << 7 | 1 << 8 | 1 << 12 | 1 << 15 | 1 << 17 | 1 << 20);
-    modify(qp, ibv_qp_attr { qp_state: RTS, ..attr }, 1 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 13 | 1 << 16);
+    }
+}
+
+/// The same for an operation that names memory of the peer.
+fn rdma_wr(wr_id: u64, opcode: u32, sges: &[ibv_sge], remote_addr: u64, rkey: u32) -> ibv_send_wr {
+    ibv_send_wr { wr: wr_union { rdma: wr_rdma { remote_addr, rkey } }, ..send_wr(wr_id, opcode, sges) }
 }
 
 /// A signaled send work request without a successor.

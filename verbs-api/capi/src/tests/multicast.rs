@@ -4,7 +4,6 @@ use super::*;
 use crate::ah::ibv_create_ah_from_wc;
 use crate::qp::{ibv_attach_mcast, ibv_detach_mcast};
 use crate::query::ibv_query_device;
-use core::mem::MaybeUninit;
 
 /// An IPv4 group with the number of this process, because others test on this machine, too.
 fn group() -> ibv_gid {

@@ -3,7 +3,7 @@
 use super::*;
 use crate::ah::ibv_create_ah_from_wc;
 use crate::cq::create_cq_ex;
-use crate::qp::{ibv_qp_to_qp_ex, ibv_query_qp};
+use crate::qp::ibv_qp_to_qp_ex;
 use crate::srq::{ibv_create_srq, ibv_destroy_srq};
 
 #[test]

@@ -1,0 +1,116 @@
+//! Asynchronous events of queues and queue pairs, each by its cause.
+//!
+//! Those of the port are in `provider/tests/port.rs`, those of path migration in `migration.rs`, SRQ_LIMIT_REACHED in
+//! `events.rs`. The others of the manual have no cause here: Ethernet has no LIDs, no subnet manager and none to register
+//! with, the table of P_Keys never changes, and a shared receive queue has nothing that could fail.
+
+use super::*;
+use crate::srq::{ibv_create_srq, ibv_destroy_srq};
+
+const CQ_ERR: c_int = 0;
+const QP_FATAL: c_int = 1;
+const QP_REQ_ERR: c_int = 2;
+const QP_ACCESS_ERR: c_int = 3;
+const COMM_EST: c_int = 4;
+const SQ_DRAINED: c_int = 5;
+const QP_LAST_WQE_REACHED: c_int = 16;
+
+/// The QP of the next event of this kind.
+fn qp_of(rig: &Rig, kind: c_int) -> *mut ibv_qp {
+    // SAFETY: an event of a QP carries a QP.
+    unsafe { rig.async_event(kind).qp }
+}
+
+#[test]
+fn the_first_packet_in_rtr_establishes_the_connection() {
+    let rig = Rig::new();
+    let (a, b) = (rig.qp(RC), rig.qp(RC));
+    connect(a, number(b));
+    to_rtr(b, towards(number(a)));
+    assert_eq!(rig.post_recv(b, 1, &[rig.sge(100, 1)]), 0);
+    assert_eq!(rig.post_send(a, &mut send_wr(2, SEND, &[rig.sge(0, 1)])).0, 0);
+    assert_eq!(qp_of(&rig, COMM_EST), b);
+    assert!(rig.completions(2).iter().all(|wc| wc.status == 0));
+    destroy(&[a, b]);
+}
+
+#[test]
+fn a_drained_send_queue_is_told_once_what_was_started_is_done() {
+    let rig = Rig::new();
+    let [a, b] = rig.rc_pair();
+    // Started, and not to be finished before a receive is there.
+    assert_eq!(rig.post_send(a, &mut send_wr(1, SEND, &[rig.sge(0, 1)])).0, 0);
+    modify(a, ibv_qp_attr { qp_state: SQD, en_sqd_async_notify: 1, ..ibv_qp_attr::default() }, STATE | 1 << 2);
+    assert_eq!((query(a).sq_draining, query(a).en_sqd_async_notify), (1, 1));
+    assert_eq!(rig.post_send(a, &mut send_wr(2, SEND, &[rig.sge(0, 1)])).0, 0, "waits for RTS");
+    assert_eq!(rig.post_recv(b, 11, &[rig.sge(100, 1)]), 0);
+    assert_eq!(rig.post_recv(b, 12, &[rig.sge(100, 1)]), 0);
+    assert_eq!(qp_of(&rig, SQ_DRAINED), a);
+    assert_eq!(query(a).sq_draining, 0);
+    let drained: Vec<_> = rig.completions(2).iter().map(|wc| wc.wr_id).collect();
+    assert!(drained.contains(&1) && drained.contains(&11), "{drained:?}");
+    modify(a, ibv_qp_attr { qp_state: RTS, ..ibv_qp_attr::default() }, STATE);
+    let rest: Vec<_> = rig.completions(2).iter().map(|wc| wc.wr_id).collect();
+    assert!(rest.contains(&2) && rest.contains(&12), "{rest:?}");
+    destroy(&[a, b]);
+}
+
+#[test]
+fn a_full_completion_queue_fails_and_its_queue_pair_with_it() {
+    let rig = Rig::new();
+    // SAFETY: living handles and whole structures throughout.
+    unsafe {
+        let small = ibv_create_cq(rig.context, 1, null_mut(), null_mut(), 0);
+        let (a, b) = (rig.qp(RC), ibv_create_qp(rig.pd, &mut ibv_qp_init_attr { recv_cq: small, ..rig.init_attr(RC) }));
+        connect(a, number(b));
+        connect(b, number(a));
+        for wr_id in 0..3 {
+            assert_eq!(rig.post_recv(b, wr_id, &[rig.sge(100, 1)]), 0);
+        }
+        for wr_id in 10..12 {
+            assert_eq!(rig.post_send(a, &mut send_wr(wr_id, SEND, &[rig.sge(0, 1)])).0, 0);
+        }
+        assert_eq!(rig.async_event(CQ_ERR).cq, small);
+        assert_eq!(qp_of(&rig, QP_FATAL), b);
+        assert_eq!(query(b).qp_state, ERR);
+        let mut wc = [ibv_wc::default(); 4];
+        assert_eq!(rig.ops().poll_cq.unwrap()(small, 4, wc.as_mut_ptr()), 1, "what was there is not lost");
+        assert_eq!((wc[0].wr_id, wc[0].status), (0, 0));
+        destroy(&[a, b]);
+        assert_eq!(ibv_destroy_cq(small), 0);
+    }
+}
+
+#[test]
+fn what_a_peer_may_not_ask_for_is_told_where_no_receive_can_tell_it() {
+    // A READ that the access flags of the QP forbid, and one by a key that is none.
+    for (access, key_change, kind) in [(1, 0, QP_REQ_ERR), (ALL_ACCESS, 1, QP_ACCESS_ERR)] {
+        let rig = Rig::new();
+        let (a, b) = (rig.qp(RC), rig.qp(RC));
+        connect(a, number(b));
+        connect_as(b, ibv_qp_attr { qp_access_flags: access.cast_unsigned(), ..towards(number(a)) });
+        let mut read = rdma_wr(1, READ, &[rig.sge(0, 1)], rig.addr(100), rig.rkey() ^ key_change);
+        assert_eq!(rig.post_send(a, &mut read).0, 0);
+        assert_eq!(qp_of(&rig, kind), b);
+        assert_eq!(query(b).qp_state, ERR);
+        rig.completions(1);
+        destroy(&[a, b]);
+    }
+}
+
+#[test]
+fn a_failed_queue_pair_lets_go_of_its_shared_queue() {
+    let rig = Rig::new();
+    let mut init =
+        ibv_srq_init_attr { srq_context: null_mut(), attr: ibv_srq_attr { max_wr: 4, max_sge: 1, srq_limit: 0 } };
+    // SAFETY: living handles and whole structures throughout.
+    unsafe {
+        let srq = ibv_create_srq(rig.pd, &raw mut init);
+        let qp = ibv_create_qp(rig.pd, &mut ibv_qp_init_attr { srq, ..rig.init_attr(RC) });
+        connect(qp, number(qp));
+        modify(qp, ibv_qp_attr { qp_state: ERR, ..ibv_qp_attr::default() }, STATE);
+        assert_eq!(qp_of(&rig, QP_LAST_WQE_REACHED), qp);
+        destroy(&[qp]);
+        assert_eq!(ibv_destroy_srq(srq), 0);
+    }
+}

@@ -1,0 +1,216 @@
+//! Completion queues that are changed: moderated, resized under load, asked for times.
+
+use super::events::{get_cq_event, set_nonblocking};
+use super::*;
+use crate::cq::{create_cq_ex, ibv_resize_cq, modify_cq};
+use crate::event::ibv_ack_cq_events;
+use crate::query::{query_device_ex, query_rt_values};
+use core::sync::atomic::{AtomicBool, Ordering};
+use std::time::SystemTime;
+
+/// Moderates the queue of the rig.
+fn moderate(rig: &Rig, attr_mask: u32, cq_count: u16, cq_period: u16) -> c_int {
+    let mut attr = ibv_modify_cq_attr { attr_mask, moderate: ibv_moderate_cq { cq_count, cq_period } };
+    // SAFETY: a living CQ and a whole structure.
+    unsafe { modify_cq(rig.cq, &raw mut attr) }
+}
+
+fn arm(rig: &Rig) {
+    // SAFETY: a living CQ.
+    assert_eq!(unsafe { rig.ops().req_notify_cq.unwrap()(rig.cq, 0) }, 0);
+}
+
+/// Writes a word of `a` to its peer and waits until it is complete.
+fn write(rig: &Rig, a: *mut ibv_qp) {
+    let sges = [rig.sge(0, 1)];
+    assert_eq!(rig.post_send(a, &mut rdma_wr(1, WRITE, &sges, rig.addr(200), rig.rkey())).0, 0);
+    assert_eq!(rig.completions(1)[0].status, 0);
+}
+
+#[test]
+fn moderation_is_promised_and_refuses_what_it_does_not_know() {
+    let rig = Rig::new();
+    let mut attr = MaybeUninit::<ibv_device_attr_ex>::zeroed();
+    // SAFETY: a living context and room for a whole structure, whose fields are numbers.
+    let caps = unsafe {
+        assert_eq!(query_device_ex(rig.context, ptr::null(), attr.as_mut_ptr(), size_of::<ibv_device_attr_ex>()), 0);
+        attr.assume_init().cq_mod_caps
+    };
+    assert_eq!(caps, [u16::MAX; 2]);
+    assert_eq!(moderate(&rig, 1, caps[0], caps[1]), 0);
+    assert_eq!(moderate(&rig, 0, 0, 0), 0, "nothing to change");
+    assert_eq!(moderate(&rig, 2, 1, 1), libc::EINVAL);
+    // SAFETY: foreign handles are looked up, NULL is compared.
+    unsafe {
+        assert_eq!(modify_cq(foreign(), null_mut()), libc::EINVAL);
+        assert_eq!(modify_cq(rig.cq, null_mut()), libc::EINVAL);
+    }
+}
+
+#[test]
+fn one_event_stands_for_several_completions() {
+    let rig = Rig::new();
+    let [a, b] = rig.rc_pair();
+    // SAFETY: a living channel.
+    unsafe { set_nonblocking((*rig.channel).fd) };
+    let period = u16::MAX;
+    assert_eq!(moderate(&rig, 1, 3, period), 0);
+    let mut seen = false;
+    while !seen {
+        let start = Instant::now();
+        arm(&rig);
+        write(&rig, a);
+        write(&rig, a);
+        let early = get_cq_event(&rig).0;
+        // If the machine took longer than the period, the event is as it should be and shows nothing.
+        if start.elapsed() < Duration::from_micros(period.into()) {
+            assert_eq!((early, errno()), (-1, libc::EAGAIN), "two of three");
+            seen = true;
+        }
+        write(&rig, a);
+        if early == -1 {
+            // SAFETY: a living channel.
+            assert!(is_readable(unsafe { (*rig.channel).fd }, PATIENCE));
+            assert_eq!(get_cq_event(&rig), (0, rig.cq));
+        }
+        // SAFETY: a living CQ.
+        unsafe { ibv_ack_cq_events(rig.cq, 1) };
+    }
+    destroy(&[a, b]);
+}
+
+#[test]
+fn fewer_completions_are_announced_when_their_period_ends() {
+    let rig = Rig::new();
+    let [a, b] = rig.rc_pair();
+    assert_eq!(moderate(&rig, 1, 1000, 2000), 0);
+    for _ in 0..3 {
+        arm(&rig);
+        write(&rig, a);
+        assert_eq!(get_cq_event(&rig), (0, rig.cq));
+    }
+    // SAFETY: a living CQ.
+    unsafe { ibv_ack_cq_events(rig.cq, 3) };
+    destroy(&[a, b]);
+}
+
+/// A handle that goes to another thread.
+struct Shared(*mut ibv_cq);
+
+// SAFETY: verbs may be called from any thread.
+unsafe impl Send for Shared {}
+
+impl Shared {
+    fn resize(&self, cqe: c_int) -> c_int {
+        // SAFETY: a living CQ.
+        unsafe { ibv_resize_cq(self.0, cqe) }
+    }
+}
+
+#[test]
+fn a_queue_is_resized_while_it_is_used() {
+    let rig = Rig::new();
+    let [a, b] = rig.rc_pair();
+    let (cq, done) = (Shared(rig.cq), &AtomicBool::new(false));
+    let sizes = std::thread::scope(|scope| {
+        let resizer = scope.spawn(move || {
+            let mut resized = 0;
+            while !done.load(Ordering::Relaxed) || resized == 0 {
+                assert_eq!([cq.resize(16), cq.resize(5000)], [0, 0]);
+                resized += 1;
+            }
+            resized
+        });
+        for round in 0..500u64 {
+            let base = round * 4;
+            for wr_id in base..base + 4 {
+                assert_eq!(rig.post_recv(b, wr_id, &[rig.sge(100, 1)]), 0);
+                assert_eq!(rig.post_send(a, &mut send_wr(1_000_000 + wr_id, SEND, &[rig.sge(0, 1)])).0, 0);
+            }
+            let mut ids: Vec<_> = rig.completions(8).iter().map(|wc| (wc.status, wc.wr_id % 1_000_000)).collect();
+            ids.sort_unstable();
+            assert!(ids.iter().copied().eq((0..8).map(|n| (0, base + n / 2))), "{ids:?}");
+        }
+        done.store(true, Ordering::Relaxed);
+        resizer.join().unwrap()
+    });
+    assert!(sizes > 0);
+    // SAFETY: a living CQ.
+    unsafe {
+        assert_eq!((*rig.cq).cqe, 5000);
+        for wrong in [-1, 0, c_int::MAX] {
+            assert_eq!(ibv_resize_cq(rig.cq, wrong), libc::EINVAL);
+        }
+    }
+    write(&rig, a);
+    write(&rig, a);
+    destroy(&[a, b]);
+}
+
+#[test]
+fn a_queue_does_not_become_smaller_than_what_waits_in_it() {
+    let rig = Rig::new();
+    let [a, b] = rig.rc_pair();
+    modify(a, ibv_qp_attr { qp_state: ERR, ..ibv_qp_attr::default() }, STATE);
+    let sges = [rig.sge(0, 1)];
+    for wr_id in 0..3 {
+        assert_eq!(rig.post_recv(a, wr_id, &sges), 0);
+    }
+    // SAFETY: a living CQ.
+    unsafe {
+        assert_eq!(ibv_resize_cq(rig.cq, 2), libc::EINVAL);
+        assert_eq!(ibv_resize_cq(rig.cq, 3), 0);
+    }
+    assert_eq!(rig.completions(3).len(), 3);
+    destroy(&[a, b]);
+}
+
+/// The clock of completion timestamps now, nanoseconds.
+fn raw_clock(rig: &Rig) -> u64 {
+    let mut values = ibv_values_ex { comp_mask: 1, raw_clock: libc::timespec { tv_sec: 0, tv_nsec: 0 } };
+    // SAFETY: a living context and a whole structure.
+    assert_eq!(unsafe { query_rt_values(rig.context, &raw mut values) }, 0);
+    values.raw_clock.tv_sec as u64 * 1_000_000_000 + values.raw_clock.tv_nsec as u64
+}
+
+fn wall_clock() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos() as u64
+}
+
+#[test]
+fn both_times_of_a_completion_lie_between_posting_and_polling() {
+    let mut rig = Rig::new();
+    let mut attr = ibv_cq_init_attr_ex {
+        cqe: 16,
+        cq_context: null_mut(),
+        channel: null_mut(),
+        comp_vector: 0,
+        wc_flags: 1 << 7 | 1 << 11,
+        comp_mask: 0,
+        flags: 0,
+        parent_domain: null_mut(),
+    };
+    // SAFETY: a living context and a whole structure.
+    let cq = unsafe { create_cq_ex(rig.context, &raw mut attr) };
+    let classic = core::mem::replace(&mut rig.cq, cq.cast());
+    let [a, b] = rig.rc_pair();
+    let before = (raw_clock(&rig), wall_clock());
+    let sges = [rig.sge(0, 1)];
+    assert_eq!(rig.post_send(a, &mut rdma_wr(1, WRITE, &sges, rig.addr(200), rig.rkey())).0, 0);
+    // SAFETY: a living extended CQ, called in the order of the man page.
+    let (raw, wall) = unsafe {
+        let deadline = Instant::now() + PATIENCE;
+        while (*cq).start_poll.unwrap()(cq, &mut ibv_poll_cq_attr { comp_mask: 0 }) != 0 {
+            assert!(Instant::now() < deadline);
+        }
+        let times = ((*cq).read_completion_ts.unwrap()(cq), (*cq).read_completion_wallclock_ns.unwrap()(cq));
+        assert_eq!((*cq).next_poll.unwrap()(cq), libc::ENOENT);
+        (*cq).end_poll.unwrap()(cq);
+        times
+    };
+    assert!((before.0..=raw_clock(&rig)).contains(&raw) && (before.1..=wall_clock()).contains(&wall));
+    destroy(&[a, b]);
+    // SAFETY: a living CQ, which nobody uses any more.
+    assert_eq!(unsafe { ibv_destroy_cq(cq.cast()) }, 0);
+    rig.cq = classic;
+}
