@@ -221,6 +221,8 @@ pub struct DeviceAttr {
     pub max_cqe: u32,
     /// Memory regions.
     pub max_mr: u32,
+    /// Memory windows.
+    pub max_mw: u32,
     /// Protection domains.
     pub max_pd: u32,
     /// READs and atomics a QP answers at a time.
@@ -257,8 +259,10 @@ pub struct DeviceAttr {
     pub max_dm_size: u64,
 }
 
-/// CURR_QP_STATE_MOD, SYS_IMAGE_GUID, RC_RNR_NAK_GEN, SRQ_RESIZE, XRC, BAD_PKEY_CNTR, BAD_QKEY_CNTR, AUTO_PATH_MIG.
-const CAP_FLAGS: u32 = 1 << 20 | 1 << 7 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 1 | 1 << 2 | 1 << 4;
+/// CURR_QP_STATE_MOD, SYS_IMAGE_GUID, RC_RNR_NAK_GEN, SRQ_RESIZE, XRC, BAD_PKEY_CNTR, BAD_QKEY_CNTR, AUTO_PATH_MIG,
+/// MEM_WINDOW, MEM_WINDOW_TYPE_2B, MEM_MGT_EXTENSIONS (to programs: invalidation, local and by the peer).
+const CAP_FLAGS: u32 =
+    1 << 20 | 1 << 7 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 1 | 1 << 2 | 1 << 4 | 1 << 17 | 1 << 24 | 1 << 21;
 
 impl DeviceAttr {
     fn of(device: &Device) -> Self {
@@ -279,6 +283,7 @@ impl DeviceAttr {
             max_cq: limits::MAX_OBJECTS,
             max_cqe: limits::MAX_CQE,
             max_mr: limits::MAX_MR,
+            max_mw: limits::MAX_MR,
             max_pd: limits::MAX_OBJECTS,
             max_qp_rd_atom: limits::MAX_QP_RD_ATOM.into(),
             max_res_rd_atom: u32::from(limits::MAX_QP_RD_ATOM) * limits::MAX_QP,

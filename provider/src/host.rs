@@ -6,15 +6,14 @@
 use crate::cq::Cq;
 use crate::engine::Engine;
 use crate::flow::{Flow, Key, STALL};
-use crate::mr::MemoryTable;
-use crate::pd::PdId;
+use crate::mr::{MemoryTable, Reach};
 use crate::qp::{QpCore, Report};
 use crate::srq::Srq;
 use crate::unpolled::Unpolled;
 use roxe_transport::cx::{AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, SharedReceives, Side};
 use roxe_transport::qp::Service;
 use roxe_transport::time::Instant;
-use roxe_transport::wr::{Access, Av, Cqe, Sge};
+use roxe_transport::wr::{Access, Av, Bind, Cqe, Sge};
 use roxe_wire::{Qpn, RKey};
 use std::sync::Arc;
 
@@ -106,10 +105,11 @@ impl<'a> QpHost<'a> {
     }
 
     /// Where keys are looked up: an XRC target uses what belongs to the shared queue, which may be of another context.
-    fn memory(&self) -> (&MemoryTable, PdId) {
+    fn memory(&self) -> (&MemoryTable, Reach) {
+        let own = self.qp.reach();
         match &self.selected {
-            None => (self.qp.memory(), self.qp.pd_id()),
-            Some(srq) => (srq.pd().context().memory(), srq.pd().id()),
+            None => (self.qp.memory(), own),
+            Some(srq) => (srq.pd().context().memory(), Reach { pd: srq.pd().id(), ..own }),
         }
     }
 
@@ -138,8 +138,8 @@ impl<'a> QpHost<'a> {
 
 impl Memory for QpHost<'_> {
     fn gather(&mut self, sges: &[Sge], offset: u32, out: &mut [u8]) -> Result<(), MemError> {
-        let (memory, pd) = self.memory();
-        memory.gather(pd, sges, offset, out)
+        let (memory, own) = self.memory();
+        memory.gather(own.pd, sges, offset, out)
     }
 
     fn scatter(&mut self, side: Side, sges: &[Sge], offset: u32, data: &[u8]) -> Result<(), MemError> {
@@ -147,34 +147,45 @@ impl Memory for QpHost<'_> {
         let pd = match (side, self.qp.srq()) {
             // clause: SRQ-DOMAIN
             (Side::Recv, Some(srq)) => srq.pd().id(),
-            _ => own,
+            _ => own.pd,
         };
         memory.scatter(pd, sges, offset, data)
     }
 
     fn check_remote(&mut self, rkey: RKey, va: u64, len: u64, access: Access) -> Result<(), MemError> {
-        let (memory, pd) = self.memory();
-        memory.check_remote(pd, rkey, va, len, access)
+        let (memory, reach) = self.memory();
+        memory.check_remote(reach, rkey, va, len, access)
     }
 
     fn read_remote(&mut self, rkey: RKey, va: u64, out: &mut [u8]) -> Result<(), MemError> {
-        let (memory, pd) = self.memory();
-        memory.read_remote(pd, rkey, va, out)
+        let (memory, reach) = self.memory();
+        memory.read_remote(reach, rkey, va, out)
     }
 
     fn write_remote(&mut self, rkey: RKey, va: u64, data: &[u8]) -> Result<(), MemError> {
-        let (memory, pd) = self.memory();
-        memory.write_remote(pd, rkey, va, data)
+        let (memory, reach) = self.memory();
+        memory.write_remote(reach, rkey, va, data)
     }
 
     fn atomic_remote(&mut self, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError> {
-        let (memory, pd) = self.memory();
-        memory.atomic_remote(pd, rkey, va, op)
+        let (memory, reach) = self.memory();
+        memory.atomic_remote(reach, rkey, va, op)
     }
 
     fn invalidate_remote(&mut self, rkey: RKey) -> Result<(), MemError> {
-        let (memory, pd) = self.memory();
-        memory.invalidate_remote(pd, rkey)
+        let (memory, reach) = self.memory();
+        memory.invalidate(reach, rkey)
+    }
+
+    fn invalidate_local(&mut self, rkey: RKey) -> Result<(), MemError> {
+        let (memory, reach) = self.memory();
+        memory.invalidate(reach, rkey)
+    }
+
+    fn bind(&mut self, bind: &Bind) -> Result<(), MemError> {
+        self.qp.note_binding();
+        let (memory, reach) = self.memory();
+        memory.bind(reach, bind)
     }
 }
 

@@ -80,7 +80,7 @@ pub use dm::Dm;
 pub use engine::clock::now;
 pub use error::Error;
 pub use event::{AsyncEvent, AsyncEventKind, CompChannel};
-pub use mr::{Advice, Mr, MrChange};
+pub use mr::{Advice, Mr, MrChange, Mw, MwKind};
 pub use net::steer::is_probe;
 pub use pd::{Ah, AhAttr, Pd};
 pub use port::{GID_TABLE_LEN, GidEntry, PortAttr};

@@ -17,7 +17,7 @@ pub const MAX_SRQ_WR: u32 = 32_768;
 pub const MAX_SRQ_SGE: u32 = MAX_SGE;
 /// Shared receive queues of one XRC domain.
 pub const MAX_XRC_SRQ: u32 = 4096;
-/// Memory regions of one context.
+/// Memory regions and windows of one context.
 pub const MAX_MR: u32 = 1 << 22;
 /// Bytes of one region: any range the process can have.
 pub const MAX_MR_SIZE: u64 = 1 << 47;

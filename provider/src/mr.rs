@@ -1,4 +1,4 @@
-//! Memory regions: registration, and every access that a local list or a peer makes under a key.
+//! Memory regions and windows: registration, and every access that a local list or a peer makes under a key.
 //!
 //! Each access checks key, protection domain, rights and range, under one read lock that is held until the last byte is
 //! copied, so that deregistration returns only when no access is under way. Touches the application's memory through
@@ -12,7 +12,7 @@ use crate::limits::{MAX_MR, MAX_MR_SIZE};
 use crate::mapped;
 use crate::pd::{Pd, PdId};
 use crate::table::Slots;
-use crate::uses::Use;
+use crate::uses::{ObjectId, Use};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use roxe_transport::cx::{AtomicOp, MemError};
 use roxe_transport::wr::{Access, Sge};
@@ -21,8 +21,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 mod advise;
+mod window;
 
 pub use advise::Advice;
+use window::Window;
+pub use window::{Mw, MwKind};
 
 /// What a key stands for.
 #[derive(Clone, Copy, Debug)]
@@ -33,17 +36,68 @@ struct Region {
     base: u64,
     length: u64,
     access: Access,
-    pd: PdId,
+    users: Users,
+    /// Windows bound to it.
+    windows: u32,
+    /// What it is more if it is a window.
+    window: Option<Window>,
+}
+
+/// Who may use a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Users {
+    /// Lists and peers of this domain.
+    Domain(PdId),
+    /// Peers of this domain.
+    Peers(PdId),
+    /// The peer of this queue pair.
+    Qp(ObjectId),
+    /// Nobody: a window that is not bound.
+    Nobody,
+}
+
+/// For whom a peer's request is executed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reach {
+    /// The domain of the queue pair.
+    pub(crate) pd: PdId,
+    /// The queue pair, for windows that are bound to one.
+    pub(crate) qp: Option<ObjectId>,
+}
+
+impl From<PdId> for Reach {
+    /// What every queue pair of the domain may do.
+    fn from(pd: PdId) -> Self {
+        Self { pd, qp: None }
+    }
 }
 
 impl Region {
-    /// Where `len` bytes at `va` are, if the region holds them and grants `access` to `pd`.
-    // clause: CHECK-KEY
+    /// Where `len` bytes at `va` are, if the region holds them and grants `access` to lists of `pd`.
     #[inline]
     fn resolve(&self, pd: PdId, va: u64, len: u64, access: Access) -> Result<u64, MemError> {
-        if self.pd != pd {
+        // clause: WINDOW-REMOTE-ONLY
+        if self.users != Users::Domain(pd) {
             return Err(MemError::WrongDomain);
         }
+        self.locate(va, len, access)
+    }
+
+    /// Where `len` bytes at `va` are, if the region or window holds them and grants `access` to peers of `reach`.
+    // clause: CHECK-KEY
+    #[inline]
+    fn resolve_remote(&self, reach: Reach, va: u64, len: u64, access: Access) -> Result<u64, MemError> {
+        // clause: WINDOW-ACCESS
+        let granted = match self.users {
+            Users::Domain(pd) | Users::Peers(pd) => pd == reach.pd,
+            Users::Qp(qp) => Some(qp) == reach.qp,
+            Users::Nobody => false,
+        };
+        if granted { self.locate(va, len, access) } else { Err(MemError::WrongDomain) }
+    }
+
+    #[inline]
+    fn locate(&self, va: u64, len: u64, access: Access) -> Result<u64, MemError> {
         if !self.access.contains(access) {
             return Err(MemError::Access);
         }
@@ -55,6 +109,15 @@ impl Region {
             return Err(MemError::Range);
         }
         Ok(self.addr.wrapping_add(offset))
+    }
+
+    /// EBUSY while windows are bound to it.
+    fn check_free(&self) -> Result<(), Error> {
+        // clause: WINDOW-HOLDS
+        match self.windows {
+            0 => Ok(()),
+            n => Err(Error::busy("memory region", "memory windows", n)),
+        }
     }
 }
 
@@ -91,53 +154,68 @@ impl MemoryTable {
     }
 
     /// Whether a peer may do `access` on `len` bytes at `va`. Nothing is checked for no bytes (IBA §9.7.4.1.6).
-    pub(crate) fn check_remote(&self, pd: PdId, rkey: RKey, va: u64, len: u64, access: Access) -> Result<(), MemError> {
+    pub(crate) fn check_remote(
+        &self,
+        reach: impl Into<Reach>,
+        rkey: RKey,
+        va: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<(), MemError> {
         if len == 0 {
             return Ok(());
         }
-        find(&self.regions.read(), rkey.0)?.resolve(pd, va, len, access).map(drop)
+        find(&self.regions.read(), rkey.0)?.resolve_remote(reach.into(), va, len, access).map(drop)
     }
 
     /// Copies out of memory for a peer.
-    pub(crate) fn read_remote(&self, pd: PdId, rkey: RKey, va: u64, out: &mut [u8]) -> Result<(), MemError> {
+    pub(crate) fn read_remote(
+        &self,
+        reach: impl Into<Reach>,
+        rkey: RKey,
+        va: u64,
+        out: &mut [u8],
+    ) -> Result<(), MemError> {
         if out.is_empty() {
             return Ok(());
         }
         let regions = self.regions.read();
-        let addr = find(&regions, rkey.0)?.resolve(pd, va, out.len() as u64, Access::REMOTE_READ)?;
+        let addr = find(&regions, rkey.0)?.resolve_remote(reach.into(), va, out.len() as u64, Access::REMOTE_READ)?;
         Ok(guard::read(addr, out)?)
     }
 
     /// Copies into memory for a peer.
-    pub(crate) fn write_remote(&self, pd: PdId, rkey: RKey, va: u64, data: &[u8]) -> Result<(), MemError> {
+    pub(crate) fn write_remote(
+        &self,
+        reach: impl Into<Reach>,
+        rkey: RKey,
+        va: u64,
+        data: &[u8],
+    ) -> Result<(), MemError> {
         if data.is_empty() {
             return Ok(());
         }
         let regions = self.regions.read();
-        let addr = find(&regions, rkey.0)?.resolve(pd, va, data.len() as u64, Access::REMOTE_WRITE)?;
+        let addr = find(&regions, rkey.0)?.resolve_remote(reach.into(), va, data.len() as u64, Access::REMOTE_WRITE)?;
         Ok(guard::write(addr, data)?)
     }
 
     /// One atomic for a peer; returns the old value. The memory itself must be aligned too, which `va` does not say
     /// when the region's `iova` is odd: that is `Range`.
-    pub(crate) fn atomic_remote(&self, pd: PdId, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError> {
+    pub(crate) fn atomic_remote(
+        &self,
+        reach: impl Into<Reach>,
+        rkey: RKey,
+        va: u64,
+        op: AtomicOp,
+    ) -> Result<u64, MemError> {
         let regions = self.regions.read();
-        let addr = find(&regions, rkey.0)?.resolve(pd, va, 8, Access::REMOTE_ATOMIC)?;
+        let addr = find(&regions, rkey.0)?.resolve_remote(reach.into(), va, 8, Access::REMOTE_ATOMIC)?;
         if !addr.is_multiple_of(8) {
             return Err(MemError::Range);
         }
         // clause: ATOMIC-GLOBAL
         Ok(guard::atomic(addr, op)?)
-    }
-
-    /// Refuses: only windows and fast-registered regions can be invalidated by a peer (IBA §10.6.5), and this device
-    /// has neither.
-    pub(crate) fn invalidate_remote(&self, pd: PdId, rkey: RKey) -> Result<(), MemError> {
-        // clause: INVALIDATE-REFUSED
-        match find(&self.regions.read(), rkey.0)?.pd == pd {
-            true => Err(MemError::Access),
-            false => Err(MemError::WrongDomain),
-        }
     }
 
     fn insert(&self, region: Region) -> Result<u32, Error> {
@@ -148,14 +226,28 @@ impl MemoryTable {
     fn replace(&self, key: u32, region: Region) -> Result<(), Error> {
         let mut regions = self.regions.write();
         let old = regions.get_mut(key).ok_or_else(|| Error::invalid("no such region"))?;
+        old.check_free()?;
         *old = region;
         Ok(())
     }
 
-    /// Kills a key. Returns when no access under it is under way any more.
-    fn remove(&self, key: u32) {
+    /// Kills the key of a region. Returns when no access under it is under way any more. EBUSY while windows are bound.
+    fn remove(&self, key: u32) -> Result<(), Error> {
+        let mut regions = self.regions.write();
+        regions.get(key).map_or(Ok(()), Region::check_free)?;
         // clause: KEY-DEAD
-        self.regions.write().remove(key);
+        regions.remove(key);
+        Ok(())
+    }
+
+    /// Kills the key of a region and closes the windows bound to it. Returns when no access under any of them is under way.
+    fn revoke(&self, key: u32) {
+        let mut regions = self.regions.write();
+        if regions.get(key).is_some_and(|region| region.windows > 0) {
+            window::close_all(&mut regions, |entry| entry.is_window_of(key));
+        }
+        // clause: KEY-DEAD
+        regions.remove(key);
     }
 
     /// How many regions there are.
@@ -248,9 +340,10 @@ impl Terms {
         let Self { device, addr, length, iova, access } = self;
         let base = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
         check_rights(access)?;
+        let region = Region { addr, base, length, access, users: Users::Domain(pd.id()), windows: 0, window: None };
         if device {
             check_device_rights(access)?;
-            return Ok(Region { addr, base, length, access, pd: pd.id() });
+            return Ok(region);
         }
         // clause: KEY-ON-DEMAND
         let everything = access.contains(Access::ON_DEMAND) && (addr, base, length) == (0, 0, u64::MAX);
@@ -261,7 +354,7 @@ impl Terms {
         if !access.contains(Access::ON_DEMAND) {
             mapped::check(addr, length, access.contains(Access::LOCAL_WRITE))?;
         }
-        Ok(Region { addr, base, length, access, pd: pd.id() })
+        Ok(region)
     }
 }
 
@@ -342,21 +435,30 @@ impl Mr {
         Ok(())
     }
 
-    /// Kills the keys; returns when no access is under way any more. Done by dropping too; doing it again does nothing.
+    /// Kills the keys; returns when no access is under way any more. Doing it again does nothing. EBUSY while memory windows
+    /// are bound to the region.
     pub fn deregister(&self) -> Result<(), Error> {
         let mut now = self.registration.lock();
-        if let Some(pd_use) = now.pd_use.take() {
-            self.context.memory().remove(self.key);
-            drop((pd_use, now.part.take()));
+        if now.pd_use.is_some() {
+            self.context.memory().remove(self.key)?;
+            (now.pd_use, now.part) = (None, None);
         }
         Ok(())
+    }
+
+    /// The same, and the memory windows bound to the region are closed. Done by dropping too.
+    pub fn revoke(&self) {
+        let mut now = self.registration.lock();
+        if now.pd_use.is_some() {
+            self.context.memory().revoke(self.key);
+            (now.pd_use, now.part) = (None, None);
+        }
     }
 }
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        // Cannot fail; the verb has a result because hardware's can.
-        let _ = self.deregister();
+        self.revoke();
     }
 }
 

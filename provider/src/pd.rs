@@ -5,7 +5,7 @@
 use crate::device::Context;
 use crate::dm::Dm;
 use crate::error::Error;
-use crate::mr::Mr;
+use crate::mr::{Mr, Mw, MwKind};
 use crate::net::group;
 use crate::qp::{Qp, QpInit};
 use crate::srq::{Srq, SrqInit};
@@ -76,6 +76,11 @@ impl Pd {
         Mr::register_part(self, dm.part(offset, length)?, access)
     }
 
+    /// A memory window that is not bound yet. ENOMEM: too many regions and windows.
+    pub fn alloc_mw(self: &Arc<Self>, kind: MwKind) -> Result<Arc<Mw>, Error> {
+        Mw::allocate(self, kind)
+    }
+
     /// A new shared receive queue; EINVAL beyond the limits of the device.
     pub fn create_srq(self: &Arc<Self>, init: SrqInit) -> Result<Arc<Srq>, Error> {
         Srq::create(self, init)
@@ -91,9 +96,9 @@ impl Pd {
         Qp::create(self, init)
     }
 
-    /// Whether the domain may be deallocated: EBUSY while it has regions, queues or address handles.
+    /// Whether the domain may be deallocated: EBUSY while it has regions, windows, queues or address handles.
     pub fn dealloc(&self) -> Result<(), Error> {
-        self.uses.check_unused("protection domain", "memory regions, queues and address handles")
+        self.uses.check_unused("protection domain", "memory regions and windows, queues and address handles")
     }
 
     pub(crate) fn id(&self) -> PdId {

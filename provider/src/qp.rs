@@ -241,6 +241,7 @@ impl Qp {
         self.core.engine().drain();
         self.core.engine().unregister_qp(&self.core);
         self.core.cut_off();
+        self.core.close_windows();
         self.core.context.forget_events(self.core.id);
         self.core.engine().leave_after_send(clock::now());
         self.uses.lock().clear();

@@ -65,6 +65,30 @@ impl<T> Slots<T> {
         slot.value.as_ref().filter(|_| slot.tag == tag)
     }
 
+    /// The key that the slot of `key` has now, whatever tag it had when `key` was made.
+    pub(crate) fn key_of_slot(&self, key: u32) -> Option<u32> {
+        let slot = self.slots.get((key >> 8) as usize)?;
+        slot.value.is_some().then_some(key & !0xff | u32::from(slot.tag))
+    }
+
+    /// Gives the value under `key` another tag, and another value.
+    pub(crate) fn retag(&mut self, key: u32, tag: u8, value: T) {
+        if self.get(key).is_some()
+            && let Some(slot) = self.slots.get_mut((key >> 8) as usize)
+        {
+            *slot = Slot { tag, value: Some(value) };
+        }
+    }
+
+    /// Every value with its key. Looks at each slot there is, so this is for what is rare.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        let keyed = |(slot, index): (_, u32)| {
+            let Slot { tag, value }: &Slot<T> = slot;
+            value.as_ref().map(|value| (index << 8 | u32::from(*tag), value))
+        };
+        self.slots.iter().zip(0..).filter_map(keyed)
+    }
+
     /// The value under `key`, to change.
     pub(crate) fn get_mut(&mut self, key: u32) -> Option<&mut T> {
         self.get(key)?;
@@ -125,6 +149,29 @@ mod tests {
         assert_eq!(slots.get(key ^ 0x8000_0000), None);
         assert_eq!(slots.get(0), None);
         assert_eq!(slots.get(u32::MAX), None);
+    }
+
+    #[test]
+    fn all_values_are_listed_with_their_keys() {
+        let mut slots = Slots::new(10);
+        let keys: Vec<_> = (0..3).map(|i| slots.insert(i).unwrap()).collect();
+        slots.remove(keys[1]);
+        let mut listed: Vec<_> = slots.iter().map(|(key, value)| (*value, key)).collect();
+        listed.sort_unstable();
+        assert_eq!(listed, [(0, keys[0]), (2, keys[2])]);
+    }
+
+    #[test]
+    fn a_slot_can_get_another_tag() {
+        let mut slots = Slots::new(2);
+        let old = slots.insert('a').unwrap();
+        let [.., tag] = old.wrapping_add(1).to_be_bytes();
+        slots.retag(old, tag, 'b');
+        slots.retag(old, tag, 'c');
+        let new = slots.key_of_slot(old).unwrap();
+        assert_eq!((slots.get(old), slots.get(new), new), (None, Some(&'b'), old & !0xff | u32::from(tag)));
+        slots.remove(new);
+        assert_eq!(slots.key_of_slot(old), None);
     }
 
     // clause: KEY-32BITS

@@ -4,7 +4,7 @@
 //! A [`Host`] is handed to every call and never stored; it speaks for one QP (its protection domain, its CQs, its SRQ).
 
 use crate::time::Instant;
-use crate::wr::{Access, Av, Cqe, Sge};
+use crate::wr::{Access, Av, Bind, Cqe, Sge};
 use roxe_wire::{Qpn, RKey};
 
 /// Why an access to memory was refused.
@@ -63,6 +63,12 @@ pub trait Memory {
 
     /// Invalidates `rkey` on behalf of a peer's SEND with Invalidate.
     fn invalidate_remote(&mut self, rkey: RKey) -> Result<(), MemError>;
+
+    /// Invalidates `rkey` on behalf of this QP.
+    fn invalidate_local(&mut self, rkey: RKey) -> Result<(), MemError>;
+
+    /// Binds a memory window; on an error it stays as it was.
+    fn bind(&mut self, bind: &Bind) -> Result<(), MemError>;
 }
 
 /// Which of the QP's two work queues, and which of its two completion queues.

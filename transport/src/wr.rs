@@ -129,6 +129,36 @@ pub enum SendOp {
         /// Addend.
         add: u64,
     },
+    /// Takes access through a key of our own away: that of a bound window.
+    LocalInvalidate(RKey),
+    /// Opens a memory window on a part of a region; see [`Bind`] for the fields.
+    BindWindow {
+        /// Names the window, and is its key from then on.
+        rkey: RKey,
+        /// The region.
+        lkey: LKey,
+        /// What the peer may do.
+        access: Access,
+        /// Where the window begins.
+        addr: u64,
+        /// Bytes.
+        length: u64,
+    },
+}
+
+/// What a memory window shall show (IBA §10.6.7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bind {
+    /// The key of the window from then on. Its upper 24 bits name the window, the lower 8 are for the program to choose.
+    pub rkey: RKey,
+    /// The region that it opens a part of.
+    pub lkey: LKey,
+    /// Remote rights, and `ZERO_BASED` for a window whose first byte has the address 0; others mean nothing.
+    pub access: Access,
+    /// Its first byte, as the region names it.
+    pub addr: u64,
+    /// Bytes; 0 closes a window of type 1.
+    pub length: u64,
 }
 
 /// Destination of one UD message.
@@ -227,6 +257,10 @@ pub enum WcOpcode {
     CompSwap = 3,
     /// FETCH_ADD.
     FetchAdd = 4,
+    /// A memory window was bound.
+    BindMw = 5,
+    /// A key was invalidated.
+    LocalInv = 6,
     /// A SEND was received.
     Recv = 128,
     /// A WRITE with immediate was received.

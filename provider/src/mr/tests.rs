@@ -155,9 +155,9 @@ fn a_peer_cannot_invalidate_a_region() {
     let s = Setup::new();
     let mr = s.register(0, 64, ALL);
     let other = s.pd.context().alloc_pd().unwrap();
-    assert_eq!(s.table().invalidate_remote(s.pd.id(), mr.rkey()), Err(MemError::Access));
-    assert_eq!(s.table().invalidate_remote(other.id(), mr.rkey()), Err(MemError::WrongDomain));
-    assert_eq!(s.table().invalidate_remote(s.pd.id(), RKey(77)), Err(MemError::BadKey));
+    assert_eq!(s.table().invalidate(s.pd.id().into(), mr.rkey()), Err(MemError::Access));
+    assert_eq!(s.table().invalidate(other.id().into(), mr.rkey()), Err(MemError::WrongDomain));
+    assert_eq!(s.table().invalidate(s.pd.id().into(), RKey(77)), Err(MemError::BadKey));
     assert!(s.read(&mr, mr.addr(), 1).is_ok());
 }
 

@@ -11,7 +11,7 @@ use crate::event::AsyncEventKind;
 use crate::flow::Key;
 use crate::fork::Lockable;
 use crate::host::{Path, QpHost};
-use crate::mr::MemoryTable;
+use crate::mr::{MemoryTable, Reach};
 use crate::net::RxMeta;
 use crate::net::slot::Slot;
 use crate::net::udp::UdpLink;
@@ -28,7 +28,7 @@ use roxe_transport::time::Instant;
 use roxe_wire::{Gid, Kind, NetHeader, Packet, Qpn};
 use std::ops::BitOr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// A UC packet further ahead than this is no packet that has overtaken others: the peer has started anew.
 const MAX_AHEAD: i32 = 1 << 14;
@@ -52,6 +52,8 @@ pub(crate) struct QpCore {
     pub(super) srq: Option<Arc<Srq>>,
     /// Of an XRC target.
     xrcd: Option<Arc<Xrcd>>,
+    /// Whether it ever bound a memory window.
+    binds: AtomicBool,
     pub(super) inner: Mutex<Inner>,
 }
 
@@ -116,6 +118,7 @@ impl QpCore {
             recv_cq: Arc::clone(&init.recv_cq),
             srq: init.srq.clone(),
             xrcd: xrcd.cloned(),
+            binds: AtomicBool::new(false),
             inner: Mutex::new(Inner {
                 machine: Machine::new(config),
                 path: Path::default(),
@@ -148,8 +151,21 @@ impl QpCore {
         self.context.memory()
     }
 
-    pub(crate) fn pd_id(&self) -> PdId {
-        self.pd_id
+    /// Which memory its peer may reach.
+    pub(crate) fn reach(&self) -> Reach {
+        Reach { pd: self.pd_id, qp: Some(self.id) }
+    }
+
+    /// It binds a memory window.
+    pub(crate) fn note_binding(&self) {
+        self.binds.store(true, Ordering::Relaxed);
+    }
+
+    /// Closes the memory windows that only its peer could use; nothing can bind more.
+    pub(super) fn close_windows(&self) {
+        if self.binds.load(Ordering::Relaxed) {
+            self.memory().forget_qp(self.id);
+        }
     }
 
     pub(crate) fn cq(&self, side: Side) -> &Cq {

@@ -8,6 +8,7 @@ mod completer;
 mod congestion;
 mod datagram;
 mod flight;
+mod local;
 mod migration;
 mod outgoing;
 #[cfg(any(test, feature = "sim"))]

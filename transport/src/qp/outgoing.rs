@@ -28,18 +28,18 @@ pub(crate) struct Outgoing {
 }
 
 impl Outgoing {
-    /// Packet `index` of `wqe`.
-    pub(crate) fn of(wqe: &SendWqe, index: u32, mtu: PathMtu) -> Self {
+    /// Packet `index` of `wqe`; a local operation has none.
+    pub(crate) fn of(wqe: &SendWqe, index: u32, mtu: PathMtu) -> Option<Self> {
         if let SendOp::Read { remote_addr, rkey } = wqe.op {
             let end = segment::read_chunk_end(index, wqe.packets, mtu);
             let whole = Reth { va: remote_addr, rkey, dma_len: wqe.length };
             let part = segment::read_part(whole, mtu, index, end);
-            return Self::question(Request::Read(part), end - index, part.dma_len);
+            return Some(Self::question(Request::Read(part), end - index, part.dma_len));
         }
         let place = Place::of(index, wqe.packets);
-        let request = segment::request(&wqe.op, wqe.length, place);
+        let request = segment::request(&wqe.op, wqe.length, place)?;
         if wqe.is_atomic() {
-            return Self::question(request, 1, 0);
+            return Some(Self::question(request, 1, 0));
         }
         // clause: SEND-ASK-LAST
         let asks_ack = place.ends() || segment::is_ack_point(index);
@@ -47,7 +47,7 @@ impl Outgoing {
         let len = segment::payload_len(wqe.length, mtu, index);
         // clause: BTH-SOLICITED
         let (offset, solicited) = (segment::offset(index, mtu), place.ends() && wqe.is_solicited());
-        Self { request, len, offset, span: 1, brings: 0, next_len, asks_ack, solicited }
+        Some(Self { request, len, offset, span: 1, brings: 0, next_len, asks_ack, solicited })
     }
 
     /// A request without payload whose answer takes `span` PSNs.

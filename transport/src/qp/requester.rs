@@ -52,6 +52,8 @@ pub(crate) struct Cursor {
 pub(crate) enum Step {
     /// A packet with this many bytes of payload is in the batch.
     Sent(u32),
+    /// A local operation is done.
+    Local,
     /// The batch is full.
     BatchFull,
     /// Nothing can be sent now.
@@ -194,6 +196,7 @@ impl Requester {
             };
             match step {
                 Step::Sent(payload) => sh.congestion.on_sent(host.now(), payload),
+                Step::Local => {}
                 Step::BatchFull => return TxState::BatchFull,
                 Step::Stop => break,
             }
@@ -221,10 +224,13 @@ impl Requester {
             && self.cursor.psn.distance(self.una_psn) < self.window
     }
 
-    /// A fenced request starts when earlier READs and atomics are complete (IBA §10.8.3.3).
+    /// A fenced request starts when earlier READs and atomics are complete (IBA §10.8.3.3), a local operation when
+    /// everything earlier is.
     fn is_fenced(&self, wqe: &SendWqe) -> bool {
         // clause: SEND-FENCE
-        self.reads_out > 0 && self.cursor.packet == 0 && wqe.flags.contains(SendFlags::FENCE)
+        let by_flag = self.reads_out > 0 && self.cursor.packet == 0 && wqe.flags.contains(SendFlags::FENCE);
+        // clause: SEND-LOCAL-ORDER
+        by_flag || (wqe.is_local() && self.sq.head_index() != self.cursor.wqe)
     }
 
     /// READs and atomics wait for a free place at the responder, and READs for room in our own socket. With
@@ -245,7 +251,7 @@ impl Requester {
         if wqe.awaits_response() && sh.attr.max_rd_atomic == 0 {
             return self.stop_with(sh, host, WcStatus::LocQpOpErr);
         }
-        let packet = Outgoing::of(wqe, self.cursor.packet, mtu);
+        let Some(packet) = Outgoing::of(wqe, self.cursor.packet, mtu) else { return self.run_local(sh, host) };
         let cost = charge(packet.len);
         let room = self.flight.reserve(sh, host, cost, packet.next_len.map_or(0, charge));
         if room == Room::None {
@@ -435,7 +441,9 @@ fn complete<H: Host>(sh: &mut Shared, host: &mut H, wqe: &SendWqe, status: WcSta
 
 /// What this QP may never do, found at post time.
 fn check_op(sh: &Shared, req: &SendRequest<'_>) -> Result<(), PostError> {
-    use SendOp::{CompareSwap, FetchAdd, Read, Send, SendImm, SendInvalidate, Write, WriteImm};
+    use SendOp::{
+        BindWindow, CompareSwap, FetchAdd, LocalInvalidate, Read, Send, SendImm, SendInvalidate, Write, WriteImm,
+    };
     let is_inline = matches!(req.data, SendData::Inline(_));
     // clause: SEND-OPERATIONS
     let possible = match (req.op, sh.config.service) {
@@ -443,6 +451,7 @@ fn check_op(sh: &Shared, req: &SendRequest<'_>) -> Result<(), PostError> {
         (Send | SendImm(_), _) => true,
         (Write { .. } | WriteImm { .. }, Service::Rc | Service::Uc | Service::XrcIni)
         | (SendInvalidate(_), Service::Rc | Service::XrcIni) => true,
+        (LocalInvalidate(_) | BindWindow { .. }, Service::Rc | Service::Uc | Service::XrcIni) => true,
         (Read { .. } | CompareSwap { .. } | FetchAdd { .. }, Service::Rc | Service::XrcIni) => {
             !is_inline && sh.attr.max_rd_atomic > 0
         }

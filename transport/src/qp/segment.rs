@@ -88,11 +88,12 @@ pub(crate) fn read_part(whole: Reth, mtu: PathMtu, index: u32, end: u32) -> Reth
     Reth { va: whole.va.wrapping_add(u64::from(from)), dma_len, ..whole }
 }
 
-/// The request that packet `index` of `packets` of `op` carries; a READ asks for everything.
+/// The request that packet `index` of `packets` of `op` carries; a READ asks for everything. `None`: nothing of a local
+/// operation leaves.
 // clause: SEND-TAIL
-pub(crate) fn request(op: &SendOp, length: u32, place: Place) -> Request {
+pub(crate) fn request(op: &SendOp, length: u32, place: Place) -> Option<Request> {
     let reth = |va, rkey| Reth { va, rkey, dma_len: length };
-    match *op {
+    Some(match *op {
         SendOp::Send => send(place, SendTail::Plain),
         SendOp::SendImm(imm) => send(place, SendTail::Imm(imm)),
         SendOp::SendInvalidate(rkey) => send(place, SendTail::Invalidate(Ieth(rkey))),
@@ -106,7 +107,8 @@ pub(crate) fn request(op: &SendOp, length: u32, place: Place) -> Request {
             // clause: ATOMIC-OPERANDS
             Request::FetchAdd(AtomicEth { va: remote_addr, rkey, swap_or_add: add, compare: 0 })
         }
-    }
+        SendOp::LocalInvalidate(_) | SendOp::BindWindow { .. } => return None,
+    })
 }
 
 fn send(place: Place, tail: SendTail) -> Request {
@@ -167,10 +169,10 @@ mod tests {
         let reth = Reth { va: 7, rkey: RKey(8), dma_len: 700 };
         let sequence = [0, 1, 2].map(|i| request(&op, 700, Place::of(i, 3)));
         let expected = [Request::WriteFirst(reth), Request::WriteMiddle, Request::WriteLast(Some(ImmDt([1; 4])))];
-        assert_eq!(sequence, expected);
-        assert_eq!(request(&SendOp::SendInvalidate(RKey(3)), 0, Place::First), Request::SendFirst);
+        assert_eq!(sequence, expected.map(Some));
+        assert_eq!(request(&SendOp::SendInvalidate(RKey(3)), 0, Place::First), Some(Request::SendFirst));
         let tail = SendTail::Invalidate(Ieth(RKey(3)));
-        assert_eq!(request(&SendOp::SendInvalidate(RKey(3)), 0, Place::Last), Request::SendLast(tail));
+        assert_eq!(request(&SendOp::SendInvalidate(RKey(3)), 0, Place::Last), Some(Request::SendLast(tail)));
     }
 
     // clause: ATOMIC-OPERANDS
@@ -178,10 +180,10 @@ mod tests {
     fn atomics_map_their_operands() {
         let op = SendOp::CompareSwap { remote_addr: 8, rkey: RKey(1), compare: 3, swap: 4 };
         let eth = AtomicEth { va: 8, rkey: RKey(1), swap_or_add: 4, compare: 3 };
-        assert_eq!(request(&op, 8, Place::Only), Request::CompareSwap(eth));
+        assert_eq!(request(&op, 8, Place::Only), Some(Request::CompareSwap(eth)));
         let op = SendOp::FetchAdd { remote_addr: 8, rkey: RKey(1), add: 5 };
         let eth = AtomicEth { va: 8, rkey: RKey(1), swap_or_add: 5, compare: 0 };
-        assert_eq!(request(&op, 8, Place::Only), Request::FetchAdd(eth));
+        assert_eq!(request(&op, 8, Place::Only), Some(Request::FetchAdd(eth)));
     }
 
     // clause: RETRY-READ-TAIL

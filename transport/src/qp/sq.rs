@@ -44,6 +44,11 @@ impl SendWqe {
         matches!(self.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
     }
 
+    /// Whether it happens here and sends nothing.
+    pub(crate) fn is_local(&self) -> bool {
+        matches!(self.op, SendOp::LocalInvalidate(_) | SendOp::BindWindow { .. })
+    }
+
     /// Whether the receiver is to raise a solicited event: only a SEND and a WRITE with immediate can (IBA §9.2.3).
     // clause: BTH-SOLICITED
     pub(crate) fn is_solicited(&self) -> bool {
@@ -58,6 +63,8 @@ impl SendWqe {
             SendOp::Read { .. } => WcOpcode::RdmaRead,
             SendOp::CompareSwap { .. } => WcOpcode::CompSwap,
             SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
+            SendOp::LocalInvalidate(_) => WcOpcode::LocalInv,
+            SendOp::BindWindow { .. } => WcOpcode::BindMw,
         }
     }
 }

@@ -5,6 +5,7 @@ use crate::qp::flight::charge;
 use crate::qp::outgoing::{Outgoing, Put, put};
 use crate::qp::requester::{Requester, Step};
 use crate::qp::shared::{Service, Shared};
+use crate::qp::sq::SendWqe;
 use crate::wr::{Av, SendOp, WcStatus};
 use roxe_wire::{Bth, Deth, Header, Kind, PathMtu, Qkey, Qpn, UcRequest};
 
@@ -19,6 +20,9 @@ struct Datagram {
 impl Requester {
     /// Puts the UC or UD packet at the cursor into the batch.
     pub(crate) fn send_unreliable<H: Host, T: TxBatch>(&mut self, sh: &mut Shared, host: &mut H, tx: &mut T) -> Step {
+        if self.sq.get(self.cursor.wqe).is_some_and(SendWqe::is_local) {
+            return self.run_local(sh, host);
+        }
         let next = match sh.config.service {
             Service::Ud => self.next_ud(sh),
             _ => self.next_uc(sh),
@@ -58,7 +62,7 @@ impl Requester {
         let mtu = sh.attr.path_mtu;
         self.begin(mtu);
         let wqe = self.sq.get(self.cursor.wqe).ok_or(WcStatus::GeneralErr)?;
-        let packet = Outgoing::of(wqe, self.cursor.packet, mtu);
+        let packet = Outgoing::of(wqe, self.cursor.packet, mtu).ok_or(WcStatus::LocQpOpErr)?;
         let request = UcRequest::try_from(packet.request).map_err(|_| WcStatus::LocQpOpErr)?;
         Ok(Datagram { av: sh.path, qpn: sh.attr.dest_qpn, kind: Kind::UcRequest(request), packet })
     }
@@ -75,7 +79,7 @@ impl Requester {
         }
         let imm = if let SendOp::SendImm(imm) = wqe.op { Some(imm) } else { None };
         let deth = Deth { qkey: qkey_to_send(sh, dest.qkey), src_qpn: sh.config.qpn };
-        let packet = Outgoing::of(wqe, 0, PathMtu::Mtu4096);
+        let packet = Outgoing::of(wqe, 0, PathMtu::Mtu4096).ok_or(WcStatus::LocQpOpErr)?;
         Ok(Datagram { av: dest.av, qpn: dest.qpn, kind: Kind::Ud { deth, imm }, packet })
     }
 }

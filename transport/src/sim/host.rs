@@ -6,7 +6,7 @@
 use super::memory::VecMemory;
 use crate::cx::{AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, SharedReceives, Side};
 use crate::time::Instant;
-use crate::wr::{Access, Av, Cqe, RecvRequest, Sge};
+use crate::wr::{Access, Av, Bind, Cqe, RecvRequest, Sge};
 use roxe_wire::{Qpn, RKey};
 use std::collections::VecDeque;
 
@@ -141,6 +141,14 @@ impl Memory for SimHost {
 
     fn invalidate_remote(&mut self, rkey: RKey) -> Result<(), MemError> {
         self.memory.invalidate_remote(rkey)
+    }
+
+    fn invalidate_local(&mut self, rkey: RKey) -> Result<(), MemError> {
+        self.memory.invalidate_local(rkey)
+    }
+
+    fn bind(&mut self, bind: &Bind) -> Result<(), MemError> {
+        self.memory.bind(bind)
     }
 }
 

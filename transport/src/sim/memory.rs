@@ -4,7 +4,7 @@
 //! state machine that asks for the wrong thing is found out.
 
 use crate::cx::{AtomicOp, MemError, Memory, Side};
-use crate::wr::{Access, Sge};
+use crate::wr::{Access, Bind, Sge};
 use roxe_wire::{LKey, RKey};
 
 /// The protection domain of the QP that uses a [`VecMemory`].
@@ -63,6 +63,8 @@ struct Region {
 #[derive(Debug, Default)]
 pub struct VecMemory {
     regions: Vec<Region>,
+    /// Bound windows. Any key that is no region's names one.
+    windows: Vec<Bind>,
 }
 
 impl VecMemory {
@@ -98,6 +100,11 @@ impl VecMemory {
         self.region_mut(mr).condition = Condition::Unmapped;
     }
 
+    /// How many windows are bound.
+    pub fn windows(&self) -> usize {
+        self.windows.len()
+    }
+
     /// The bytes of `mr`.
     pub fn bytes(&self, mr: Mr) -> &[u8] {
         &self.regions[index_of(mr.key).expect("a key of ours")].bytes
@@ -120,6 +127,21 @@ impl VecMemory {
 
     /// The bytes `addr..addr + len` under `key`, after every check.
     fn access(&mut self, key: u32, addr: u64, len: u64, need: Access) -> Result<&mut [u8], MemError> {
+        let Some(window) = self.windows.iter().find(|window| window.rkey.0 == key).copied() else {
+            return self.access_region(key, addr, len, need);
+        };
+        if need == Access::LOCAL_WRITE || !window.access.contains(need) {
+            return Err(MemError::Access);
+        }
+        let inside =
+            addr.checked_sub(window.addr).and_then(|at| at.checked_add(len)).is_some_and(|at| at <= window.length);
+        if !inside {
+            return Err(MemError::Range);
+        }
+        self.access_region(window.lkey.0, addr, len, Access::empty())
+    }
+
+    fn access_region(&mut self, key: u32, addr: u64, len: u64, need: Access) -> Result<&mut [u8], MemError> {
         let region = index_of(key).and_then(|i| self.regions.get_mut(i)).ok_or(MemError::BadKey)?;
         if region.mr.key != key || region.condition == Condition::Invalid {
             return Err(MemError::BadKey);
@@ -213,12 +235,29 @@ impl Memory for VecMemory {
     }
 
     fn invalidate_remote(&mut self, rkey: RKey) -> Result<(), MemError> {
+        if self.windows.iter().any(|window| window.rkey == rkey) {
+            self.windows.retain(|window| window.rkey != rkey);
+            return Ok(());
+        }
         self.access(rkey.0, self.base_of(rkey), 0, Access::empty())?;
         let region = index_of(rkey.0).and_then(|i| self.regions.get_mut(i)).ok_or(MemError::BadKey)?;
         if !region.window {
             return Err(MemError::Access);
         }
         region.condition = Condition::Invalid;
+        Ok(())
+    }
+
+    fn invalidate_local(&mut self, rkey: RKey) -> Result<(), MemError> {
+        self.invalidate_remote(rkey)
+    }
+
+    fn bind(&mut self, bind: &Bind) -> Result<(), MemError> {
+        self.access_region(bind.lkey.0, bind.addr, bind.length, Access::MW_BIND)?;
+        if self.windows.iter().any(|window| window.rkey.0 >> 8 == bind.rkey.0 >> 8) {
+            return Err(MemError::Access);
+        }
+        self.windows.push(*bind);
         Ok(())
     }
 }

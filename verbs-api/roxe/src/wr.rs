@@ -148,6 +148,8 @@ impl<'a> WorkRequest<'a> {
             SendOp::Read { .. } => "an RDMA READ",
             SendOp::CompareSwap { .. } => "a COMPARE_SWAP",
             SendOp::FetchAdd { .. } => "a FETCH_ADD",
+            SendOp::LocalInvalidate(_) => "a local invalidate",
+            SendOp::BindWindow { .. } => "a binding of a window",
         }
     }
 }

@@ -248,6 +248,7 @@ impl<C: Choices> Scenario<C> {
                 }
             }
             SendOp::Send | SendOp::SendImm(_) | SendOp::SendInvalidate(_) => {}
+            SendOp::LocalInvalidate(_) | SendOp::BindWindow { .. } => {}
         }
         op
     }
@@ -278,6 +279,8 @@ fn opcode_of(op: &SendOp) -> WcOpcode {
         SendOp::Read { .. } => WcOpcode::RdmaRead,
         SendOp::CompareSwap { .. } => WcOpcode::CompSwap,
         SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
+        SendOp::LocalInvalidate(_) => WcOpcode::LocalInv,
+        SendOp::BindWindow { .. } => WcOpcode::BindMw,
     }
 }
 

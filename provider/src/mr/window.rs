@@ -1,0 +1,212 @@
+//! Memory windows: keys for parts of regions, opened and closed by work requests.
+//!
+//! A window has a slot of the table of regions for as long as it lives; binding fills the slot with the part of the region
+//! that it opens, so that a peer's access finds windows and regions alike. Touches the table of regions only.
+
+use super::{MemoryTable, Reach, Region, Users};
+use crate::error::Error;
+use crate::pd::{Pd, PdId};
+use crate::table::Slots;
+use crate::uses::{ObjectId, Use};
+use parking_lot::Mutex;
+use roxe_transport::cx::MemError;
+use roxe_transport::wr::{Access, Bind};
+use roxe_wire::RKey;
+use std::sync::Arc;
+
+/// What a window may grant.
+const REMOTE_RIGHTS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
+
+/// The two kinds of windows (values of `enum ibv_mw_type`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MwKind {
+    /// Bound by a verb; for every queue pair of its domain.
+    One = 1,
+    /// Bound by a work request; for the queue pair that bound it (2B).
+    Two = 2,
+}
+
+/// What makes an entry of the table a window.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Window {
+    kind: MwKind,
+    pd: PdId,
+    /// Key of the region that it is bound to.
+    bound_to: Option<u32>,
+}
+
+impl Window {
+    /// The entry of this window while it is not bound.
+    fn closed(self) -> Region {
+        let window = Some(Self { bound_to: None, ..self });
+        let (addr, base, length, access) = (0, 0, 0, Access::empty());
+        Region { addr, base, length, access, users: Users::Nobody, windows: 0, window }
+    }
+}
+
+/// A memory window.
+#[derive(Debug)]
+pub struct Mw {
+    pd: Arc<Pd>,
+    kind: MwKind,
+    /// The first key it had; its upper 24 bits are those of every later one.
+    key: u32,
+    /// Ends with the window.
+    pd_use: Mutex<Option<Use>>,
+}
+
+impl Mw {
+    /// A window that is not bound. ENOMEM: too many regions and windows.
+    pub(crate) fn allocate(pd: &Arc<Pd>, kind: MwKind) -> Result<Arc<Self>, Error> {
+        let window = Window { kind, pd: pd.id(), bound_to: None };
+        let key = pd.context().memory().insert(window.closed())?;
+        Ok(Arc::new(Self { pd: Arc::clone(pd), kind, key, pd_use: Mutex::new(Some(pd.hold())) }))
+    }
+
+    /// Its protection domain.
+    pub fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+
+    /// Which kind it is.
+    pub fn kind(&self) -> MwKind {
+        self.kind
+    }
+
+    /// The key it was allocated with. Each binding replaces the lower 8 bits.
+    pub fn rkey(&self) -> RKey {
+        RKey(self.key)
+    }
+
+    /// Closes the window for good; returns when no access through it is under way. Done by dropping too; doing it again
+    /// does nothing.
+    pub fn deallocate(&self) {
+        if let Some(pd_use) = self.pd_use.lock().take() {
+            self.pd.context().memory().remove_window(self.key);
+            drop(pd_use);
+        }
+    }
+}
+
+impl Drop for Mw {
+    fn drop(&mut self) {
+        self.deallocate();
+    }
+}
+
+impl MemoryTable {
+    /// Binds a window for the queue pair of `reach`; when it returns, no access through an earlier binding is under way.
+    pub(crate) fn bind(&self, reach: Reach, bind: &Bind) -> Result<(), MemError> {
+        let mut regions = self.regions.write();
+        let key = regions.key_of_slot(bind.rkey.0).ok_or(MemError::BadKey)?;
+        let window = regions.get(key).and_then(|entry| entry.window).ok_or(MemError::BadKey)?;
+        window.check(reach, bind)?;
+        let opened = if bind.length == 0 { window.closed() } else { window.open(&regions, reach, bind)? };
+        release(&mut regions, window);
+        if let Some(region) = opened.window.and_then(|window| regions.get_mut(window.bound_to?)) {
+            region.windows += 1;
+        }
+        let [.., tag] = bind.rkey.0.to_be_bytes();
+        regions.retag(key, tag, opened);
+        Ok(())
+    }
+
+    /// Closes a window of type 2 for the queue pair of `reach` or for its peer.
+    pub(crate) fn invalidate(&self, reach: Reach, rkey: RKey) -> Result<(), MemError> {
+        let mut regions = self.regions.write();
+        let entry = regions.get(rkey.0).ok_or(MemError::BadKey)?;
+        // clause: INVALIDATE-REFUSED, WINDOW-TYPE-2
+        let window = match (entry.window, entry.users) {
+            (Some(window), Users::Qp(qp)) if Some(qp) == reach.qp => window,
+            (Some(_), Users::Qp(_)) => return Err(MemError::WrongDomain),
+            (None, Users::Domain(pd)) if pd != reach.pd => return Err(MemError::WrongDomain),
+            _ => return Err(MemError::Access),
+        };
+        close(&mut regions, rkey.0, window);
+        Ok(())
+    }
+
+    /// Closes the windows that only `qp`, which is going, could use.
+    pub(crate) fn forget_qp(&self, qp: ObjectId) {
+        // clause: WINDOW-QP-GONE
+        close_all(&mut self.regions.write(), |entry| entry.users == Users::Qp(qp));
+    }
+
+    fn remove_window(&self, key: u32) {
+        let mut regions = self.regions.write();
+        let Some(entry) = regions.key_of_slot(key).and_then(|key| regions.remove(key)) else { return };
+        if let Some(window) = entry.window {
+            release(&mut regions, window);
+        }
+    }
+}
+
+impl Window {
+    /// Whether it may be bound like this at all.
+    fn check(self, reach: Reach, bind: &Bind) -> Result<(), MemError> {
+        if self.pd != reach.pd {
+            return Err(MemError::WrongDomain);
+        }
+        let possible = match self.kind {
+            // clause: WINDOW-TYPE-1
+            MwKind::One => !bind.access.contains(Access::ZERO_BASED),
+            // clause: WINDOW-TYPE-2
+            MwKind::Two => self.bound_to.is_none() && bind.length > 0,
+        };
+        if possible { Ok(()) } else { Err(MemError::Access) }
+    }
+
+    /// The entry of this window once it is bound.
+    // clause: WINDOW-BIND
+    fn open(self, regions: &Slots<Region>, reach: Reach, bind: &Bind) -> Result<Region, MemError> {
+        let region = regions.get(bind.lkey.0).ok_or(MemError::BadKey)?;
+        let writes = bind.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+        let needed = Access::MW_BIND | if writes { Access::LOCAL_WRITE } else { Access::empty() };
+        if region.access.contains(Access::ZERO_BASED) {
+            return Err(MemError::Access);
+        }
+        let addr = region.resolve(reach.pd, bind.addr, bind.length, needed)?;
+        // clause: WINDOW-ACCESS
+        let users = match self.kind {
+            MwKind::One => Users::Peers(self.pd),
+            MwKind::Two => reach.qp.map_or(Users::Nobody, Users::Qp),
+        };
+        let base = if bind.access.contains(Access::ZERO_BASED) { 0 } else { bind.addr };
+        let window = Some(Self { bound_to: Some(bind.lkey.0), ..self });
+        Ok(Region { addr, base, length: bind.length, access: bind.access & REMOTE_RIGHTS, users, windows: 0, window })
+    }
+}
+
+impl Region {
+    /// Whether it is a window bound to the region under `key`.
+    pub(super) fn is_window_of(&self, key: u32) -> bool {
+        self.window.is_some_and(|window| window.bound_to == Some(key))
+    }
+}
+
+/// Closes every window that `which` picks.
+pub(super) fn close_all(regions: &mut Slots<Region>, which: impl Fn(&Region) -> bool) {
+    let picked = |(key, entry): (u32, &Region)| entry.window.filter(|_| which(entry)).map(|window| (key, window));
+    let windows: Vec<_> = regions.iter().filter_map(picked).collect();
+    for (key, window) in windows {
+        close(regions, key, window);
+    }
+}
+
+/// Closes the window under `key`, which keeps that key.
+fn close(regions: &mut Slots<Region>, key: u32, window: Window) {
+    release(regions, window);
+    if let Some(entry) = regions.get_mut(key) {
+        *entry = window.closed();
+    }
+}
+
+/// The region that `window` was bound to has one window less.
+fn release(regions: &mut Slots<Region>, window: Window) {
+    if let Some(region) = window.bound_to.and_then(|key| regions.get_mut(key)) {
+        region.windows -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests;
