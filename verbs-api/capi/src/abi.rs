@@ -397,6 +397,41 @@ pub(crate) struct wr_atomic {
 
 #[derive(Clone, Copy)]
 #[repr(C)]
+pub(crate) struct ibv_mw_bind_info {
+    pub(crate) mr: *mut ibv_mr,
+    pub(crate) addr: u64,
+    pub(crate) length: u64,
+    pub(crate) mw_access_flags: c_uint,
+}
+
+/// The program may read `rkey` and write to it.
+#[repr(C)]
+pub(crate) struct ibv_mw {
+    pub(crate) context: *mut ibv_context,
+    pub(crate) pd: *mut ibv_pd,
+    pub(crate) rkey: u32,
+    pub(crate) handle: u32,
+    pub(crate) mw_type: c_uint,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct ibv_mw_bind {
+    pub(crate) wr_id: u64,
+    pub(crate) send_flags: c_uint,
+    pub(crate) bind_info: ibv_mw_bind_info,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct wr_bind_mw {
+    pub(crate) mw: *mut ibv_mw,
+    pub(crate) rkey: u32,
+    pub(crate) bind_info: ibv_mw_bind_info,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
 pub(crate) struct wr_ud {
     pub(crate) ah: *mut ibv_ah,
     pub(crate) remote_qpn: u32,
@@ -413,7 +448,7 @@ pub(crate) union wr_union {
 }
 
 /// `imm_data` holds immediate data in network byte order or the key to invalidate in host order (`invalidate_rkey`).
-/// `tail` is the union of `bind_mw` and `tso`, which nobody here reads.
+/// `bind_mw` is a member of a union with `tso`, which nobody here reads.
 #[repr(C)]
 pub(crate) struct ibv_send_wr {
     pub(crate) wr_id: u64,
@@ -425,7 +460,7 @@ pub(crate) struct ibv_send_wr {
     pub(crate) imm_data: u32,
     pub(crate) wr: wr_union,
     pub(crate) remote_srqn: u32,
-    pub(crate) tail: [u64; 6],
+    pub(crate) bind_mw: wr_bind_mw,
 }
 
 #[repr(C)]
@@ -475,7 +510,7 @@ pub(crate) struct ibv_qp_ex {
     pub(crate) wr_flags: c_uint,
     pub(crate) wr_atomic_cmp_swp: Option<unsafe extern "C" fn(Qpx, u32, u64, u64, u64)>,
     pub(crate) wr_atomic_fetch_add: Option<unsafe extern "C" fn(Qpx, u32, u64, u64)>,
-    pub(crate) wr_bind_mw: Option<unsafe extern "C" fn(Qpx, *mut c_void, u32, *const c_void)>,
+    pub(crate) wr_bind_mw: Option<unsafe extern "C" fn(Qpx, *mut ibv_mw, u32, *const ibv_mw_bind_info)>,
     pub(crate) wr_local_inv: Option<unsafe extern "C" fn(Qpx, u32)>,
     pub(crate) wr_rdma_read: Option<unsafe extern "C" fn(Qpx, u32, u64)>,
     pub(crate) wr_rdma_write: Option<unsafe extern "C" fn(Qpx, u32, u64)>,
@@ -585,9 +620,9 @@ pub(crate) struct ibv_modify_cq_attr {
 #[repr(C)]
 pub(crate) struct ibv_context_ops {
     pub(crate) _compat1: [Unused; 7],
-    pub(crate) alloc_mw: Unused,
-    pub(crate) bind_mw: Option<unsafe extern "C" fn(*mut ibv_qp, *mut c_void, *mut c_void) -> c_int>,
-    pub(crate) dealloc_mw: Option<unsafe extern "C" fn(*mut c_void) -> c_int>,
+    pub(crate) alloc_mw: Option<unsafe extern "C" fn(*mut ibv_pd, c_uint) -> *mut ibv_mw>,
+    pub(crate) bind_mw: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int>,
+    pub(crate) dealloc_mw: Option<unsafe extern "C" fn(*mut ibv_mw) -> c_int>,
     pub(crate) _compat2: [Unused; 1],
     pub(crate) poll_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int>,
     pub(crate) req_notify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int>,

@@ -112,7 +112,7 @@ layout! { ibv_sge: 16, 8;
 layout! { ibv_send_wr: 128, 8;
     wr_id 0, next 8, sg_list 16, num_sge 24, opcode 28, send_flags 32, imm_data 36, wr 40, wr.rdma.remote_addr 40,
     wr.rdma.rkey 48, wr.atomic.remote_addr 40, wr.atomic.compare_add 48, wr.atomic.swap 56, wr.atomic.rkey 64,
-    wr.ud.ah 40, wr.ud.remote_qpn 48, wr.ud.remote_qkey 52, remote_srqn 72, tail 80
+    wr.ud.ah 40, wr.ud.remote_qpn 48, wr.ud.remote_qkey 52, remote_srqn 72, bind_mw 80
 }
 layout! { ibv_recv_wr: 32, 8;
     wr_id 0, next 8, sg_list 16, num_sge 24
@@ -162,6 +162,18 @@ layout! { ibv_context: 328, 8;
 }
 layout! { ibv_cq_init_attr_ex: 56, 8;
     cqe 0, cq_context 8, channel 16, comp_vector 24, wc_flags 32, comp_mask 40, flags 44, parent_domain 48
+}
+layout! { ibv_mw_bind_info: 32, 8;
+    mr 0, addr 8, length 16, mw_access_flags 24
+}
+layout! { ibv_mw: 32, 8;
+    context 0, pd 8, rkey 16, handle 20, mw_type 24
+}
+layout! { ibv_mw_bind: 48, 8;
+    wr_id 0, send_flags 8, bind_info 16
+}
+layout! { wr_bind_mw: 48, 8;
+    mw 0, rkey 8, bind_info 16
 }
 layout! { ibv_alloc_dm_attr: 16, 8;
     length 0, log_align_req 8, comp_mask 12

@@ -3,8 +3,8 @@
 use crate::abi::{ABI_EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::errno::{Result, minus_one, pointer};
 use crate::object::{Exposed, Object, Token};
-use crate::{advise, cq, data, device, dm, domain, qp, query, srq, xrc};
-use core::ffi::{c_int, c_void};
+use crate::{advise, cq, data, device, dm, domain, qp, query, srq, window, xrc};
+use core::ffi::c_int;
 use core::mem::offset_of;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -96,12 +96,12 @@ pub(crate) fn exposed(device: *mut ibv_device, context: &roxe_provider::Context)
     }
 }
 
-/// The data path. The header compares only `alloc_mw` with NULL, so the other two verbs of windows need functions.
+/// The data path.
 const OPS: ibv_context_ops = ibv_context_ops {
     _compat1: [None; 7],
-    alloc_mw: None,
-    bind_mw: Some(bind_mw),
-    dealloc_mw: Some(dealloc_mw),
+    alloc_mw: Some(window::alloc_mw),
+    bind_mw: Some(window::bind_mw),
+    dealloc_mw: Some(window::dealloc_mw),
     _compat2: [None; 1],
     poll_cq: Some(data::poll_cq),
     req_notify_cq: Some(data::req_notify_cq),
@@ -112,11 +112,3 @@ const OPS: ibv_context_ops = ibv_context_ops {
     post_recv: Some(data::post_recv),
     _compat5: [None; 5],
 };
-
-unsafe extern "C" fn bind_mw(_: *mut crate::abi::ibv_qp, _: *mut c_void, _: *mut c_void) -> c_int {
-    libc::EOPNOTSUPP
-}
-
-unsafe extern "C" fn dealloc_mw(_: *mut c_void) -> c_int {
-    libc::EOPNOTSUPP
-}

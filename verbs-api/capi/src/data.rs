@@ -5,6 +5,7 @@
 use crate::abi::{ibv_ah, ibv_cq, ibv_cq_ex, ibv_qp, ibv_qp_ex, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq, ibv_wc};
 use crate::errno::{EINVAL, Errno, Result, negative, status};
 use crate::object::Object;
+use crate::window;
 use core::ffi::{c_int, c_uint};
 use core::mem::MaybeUninit;
 use roxe_provider::limits::{MAX_INLINE_DATA, MAX_SGE};
@@ -182,6 +183,8 @@ unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
                 rkey: RKey(atomic().rkey),
                 add: atomic().compare_add,
             },
+            7 => SendOp::LocalInvalidate(RKey(wr.imm_data)),
+            8 => window::bind_type_2(wr.bind_mw.mw, wr.bind_mw.rkey, &raw const wr.bind_mw.bind_info)?,
             9 => SendOp::SendInvalidate(RKey(wr.imm_data)),
             _ => return Err(EINVAL),
         })

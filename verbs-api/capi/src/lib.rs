@@ -41,4 +41,5 @@ mod srq;
 mod tests;
 mod text;
 mod unsupported;
+mod window;
 mod xrc;

@@ -26,7 +26,7 @@ const MASK_XRCD: u32 = 1 << 1;
 const MASK_CREATE_FLAGS: u32 = 1 << 2;
 const MASK_SEND_OPS_FLAGS: u32 = 1 << 6;
 /// `IBV_QP_EX_WITH_*` of the operations that the builders offer: WRITE, SEND, READ, atomics, SEND with invalidate.
-const SEND_OPS: u64 = 0x7f | 0x200;
+const SEND_OPS: u64 = 0x3ff;
 
 /// `IBV_QPT_XRC_RECV`: made in an XRC domain, see `xrc.rs`.
 pub(crate) const XRC_RECV: c_int = 10;

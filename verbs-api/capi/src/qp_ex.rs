@@ -3,10 +3,11 @@
 //! `wr_start` locks the builder of the QP, `wr_complete` or `wr_abort` unlocks it. Until then nothing reaches the queue,
 //! so that an abort, or an error of any call in between, leaves no trace.
 
-use crate::abi::{ibv_ah, ibv_data_buf, ibv_qp, ibv_qp_cap, ibv_qp_ex, ibv_sge};
+use crate::abi::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_cap, ibv_qp_ex, ibv_sge};
 use crate::data::ud_dest;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, status};
 use crate::object::Object;
+use crate::window;
 use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_void};
 use core::ops::Range;
@@ -253,6 +254,7 @@ macro_rules! operations {
 operations! {
     wr_send() = SendOp::Send;
     wr_send_imm(imm: u32) = SendOp::SendImm(ImmDt(imm.to_ne_bytes()));
+    wr_local_inv(rkey: u32) = SendOp::LocalInvalidate(RKey(rkey));
     wr_send_inv(rkey: u32) = SendOp::SendInvalidate(RKey(rkey));
     wr_rdma_read(rkey: u32, remote_addr: u64) = SendOp::Read { remote_addr, rkey: RKey(rkey) };
     wr_rdma_write(rkey: u32, remote_addr: u64) = SendOp::Write { remote_addr, rkey: RKey(rkey) };
@@ -262,6 +264,13 @@ operations! {
         SendOp::CompareSwap { remote_addr, rkey: RKey(rkey), compare, swap };
     wr_atomic_fetch_add(rkey: u32, remote_addr: u64, add: u64) =
         SendOp::FetchAdd { remote_addr, rkey: RKey(rkey), add };
+}
+
+unsafe extern "C" fn wr_bind_mw(qp: Qpx, mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) {
+    // SAFETY: called through the structure of a living QP, after `wr_start`, with a living window and region.
+    unsafe {
+        with_batch(qp, |batch| batch.begin((*qp).wr_id, (*qp).wr_flags, window::bind_type_2(mw, rkey, info)?));
+    }
 }
 
 /// Builders of operations that no QP of this device has.
@@ -275,8 +284,6 @@ macro_rules! refused {
 }
 
 refused! {
-    wr_bind_mw(*mut c_void, u32, *const c_void);
-    wr_local_inv(u32);
     wr_send_tso(*mut c_void, u16, u16);
     wr_atomic_write(u32, u64, *const c_void);
 }

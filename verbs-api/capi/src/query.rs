@@ -78,7 +78,7 @@ fn device_attr(attr: &DeviceAttr) -> ibv_device_attr {
         atomic_cap: int(attr.atomic_cap),
         max_ee: 0,
         max_rdd: 0,
-        max_mw: 0,
+        max_mw: int(attr.max_mw),
         max_raw_ipv6_qp: 0,
         max_raw_ethy_qp: 0,
         max_mcast_grp: int(attr.max_mcast_grp),

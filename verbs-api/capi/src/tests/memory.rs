@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::memory::ibv_rereg_mr;
+use crate::qp::ibv_qp_to_qp_ex;
 
 const TRANSLATION: c_int = 1;
 const DOMAIN: c_int = 2;
@@ -14,6 +15,146 @@ fn write_status(rig: &Rig, qp: *mut ibv_qp, remote_addr: u64, rkey: u32) -> u32 
     wr.wr = wr_union { rdma: wr_rdma { remote_addr, rkey } };
     assert_eq!(rig.post_send(qp, &mut wr).0, 0);
     rig.completions(1)[0].status
+}
+
+/// Words 512 to 520, open for windows only.
+fn bindable(rig: &Rig) -> *mut ibv_mr {
+    let half = rig.memory.as_ptr().wrapping_add(512).cast_mut().cast();
+    // SAFETY: a living domain and memory of the rig.
+    let mr = unsafe { ibv_reg_mr(rig.pd, half, 64, 1 | 0x10) };
+    assert!(!mr.is_null());
+    mr
+}
+
+fn alloc_mw(rig: &Rig, kind: u32) -> *mut ibv_mw {
+    // SAFETY: a living domain.
+    unsafe { rig.ops().alloc_mw.unwrap()(rig.pd, kind) }
+}
+
+fn rkey_of(mw: *mut ibv_mw) -> u32 {
+    // SAFETY: a living window.
+    unsafe { (*mw).rkey }
+}
+
+/// A binding of `mr` whole, for WRITEs.
+fn whole(rig: &Rig, mr: *mut ibv_mr) -> ibv_mw_bind_info {
+    ibv_mw_bind_info { mr, addr: rig.addr(512), length: 64, mw_access_flags: 2 }
+}
+
+/// `ibv_bind_mw`, signaled.
+fn bind(rig: &Rig, qp: *mut ibv_qp, mw: *mut ibv_mw, bind_info: ibv_mw_bind_info) -> c_int {
+    let mut bind = ibv_mw_bind { wr_id: 5, send_flags: 2, bind_info };
+    // SAFETY: living handles and a whole structure.
+    unsafe { rig.ops().bind_mw.unwrap()(qp, mw, &raw mut bind) }
+}
+
+/// `ibv_post_send` of a binding of `mw` under `rkey`.
+fn post_bind(rig: &Rig, qp: *mut ibv_qp, mw: *mut ibv_mw, rkey: u32, bind_info: ibv_mw_bind_info) -> c_int {
+    let mut wr = send_wr(6, 8, &[]);
+    wr.bind_mw = wr_bind_mw { mw, rkey, bind_info };
+    rig.post_send(qp, &mut wr).0
+}
+
+/// (wr_id, status, opcode) of the next completion.
+fn outcome(rig: &Rig) -> (u64, u32, u32) {
+    let wc = rig.completions(1)[0];
+    (wc.wr_id, wc.status, wc.opcode)
+}
+
+// clause: WINDOW-TYPE-1, WINDOW-HOLDS
+#[test]
+fn windows_of_type_1_open_and_close_by_a_verb() {
+    let mut rig = Rig::new();
+    let ([a, b], mr, mw) = (rig.rc_pair(), bindable(&rig), alloc_mw(&rig, 1));
+    rig.set(0, 77);
+    let old = rkey_of(mw);
+    assert_eq!(bind(&rig, b, mw, whole(&rig, mr)), 0);
+    assert_eq!(outcome(&rig), (5, 0, 5));
+    let rkey = rkey_of(mw);
+    assert_eq!((rkey >> 8, rkey & 0xff), (old >> 8, old.wrapping_add(1) & 0xff));
+    assert_eq!(write_status(&rig, a, rig.addr(519), rkey), 0);
+    assert_eq!(rig.word(519), 77);
+    assert_eq!(post_bind(&rig, b, mw, rkey, whole(&rig, mr)), libc::EINVAL, "by the verb only");
+    // SAFETY: living handles.
+    unsafe { assert_eq!(ibv_dereg_mr(mr), libc::EBUSY) };
+    assert_eq!(bind(&rig, b, mw, no_window()), 0);
+    assert_eq!(outcome(&rig), (5, 0, 5));
+    assert_eq!(write_status(&rig, a, rig.addr(519), rkey_of(mw)), 10);
+    // SAFETY: living handles.
+    unsafe {
+        assert_eq!(ibv_dealloc_pd(rig.pd), libc::EBUSY);
+        assert_eq!((rig.ops().dealloc_mw.unwrap()(mw), ibv_dereg_mr(mr)), (0, 0));
+    }
+    destroy(&[a, b]);
+}
+
+// clause: WINDOW-TYPE-2, INVALIDATE-LOCAL, INVALIDATE-KEY
+#[test]
+fn windows_of_type_2_open_and_close_by_work_requests() {
+    let mut rig = Rig::new();
+    let ([a, b], mr, mw) = (rig.rc_pair(), bindable(&rig), alloc_mw(&rig, 2));
+    rig.set(0, 78);
+    assert_eq!(bind(&rig, b, mw, whole(&rig, mr)), libc::EINVAL, "by a work request only");
+    let rkey = rkey_of(mw) & !0xff | 0x42;
+    assert_eq!(post_bind(&rig, b, mw, 0x42, whole(&rig, mr)), 0);
+    assert_eq!(outcome(&rig), (6, 0, 5));
+    assert_eq!(write_status(&rig, a, rig.addr(512), rkey), 0);
+    let mut wr = send_wr(7, 7, &[]);
+    wr.imm_data = rkey;
+    assert_eq!(rig.post_send(b, &mut wr).0, 0);
+    assert_eq!(outcome(&rig), (7, 0, 6));
+    assert_eq!(post_bind(&rig, b, mw, 0x43, whole(&rig, mr)), 0);
+    assert_eq!(outcome(&rig), (6, 0, 5));
+    assert_eq!(rig.post_recv(b, 8, &[]), 0);
+    let mut wr = send_wr(9, 9, &[]);
+    wr.imm_data = rkey ^ 1;
+    assert_eq!(rig.post_send(a, &mut wr).0, 0);
+    let wcs = rig.completions(2);
+    let received = wcs.iter().find(|wc| wc.wr_id == 8).unwrap();
+    assert_eq!((received.status, received.wc_flags, received.imm_data), (0, 8, rkey ^ 1));
+    assert_eq!(write_status(&rig, a, rig.addr(512), rkey ^ 1), 10, "the peer has closed it");
+    // SAFETY: living handles.
+    unsafe { assert_eq!((ibv_dereg_mr(mr), rig.ops().dealloc_mw.unwrap()(mw)), (0, 0)) };
+    destroy(&[a, b]);
+}
+
+// clause: WINDOW-BIND
+#[test]
+fn a_binding_that_cannot_be_fails_when_its_turn_comes() {
+    let rig = Rig::new();
+    let ([a, b], mw) = (rig.rc_pair(), alloc_mw(&rig, 2));
+    assert!(alloc_mw(&rig, 3).is_null());
+    assert_eq!(errno(), libc::EINVAL);
+    assert_eq!(post_bind(&rig, b, null_mut(), 1, whole(&rig, rig.mr)), libc::EINVAL);
+    assert_eq!(post_bind(&rig, b, mw, 1, whole(&rig, null_mut())), libc::EINVAL);
+    assert_eq!(post_bind(&rig, b, mw, 1, whole(&rig, rig.mr)), 0);
+    assert_eq!(outcome(&rig), (6, 6, 5), "the region is not registered for windows");
+    // SAFETY: a living window.
+    unsafe { assert_eq!(rig.ops().dealloc_mw.unwrap()(mw), 0) };
+    destroy(&[a, b]);
+}
+
+// clause: WINDOW-TYPE-2
+#[test]
+fn the_builders_bind_and_invalidate() {
+    let rig = Rig::new();
+    let (qp, mr, mw) = (rig.qp_ex(RC), bindable(&rig), alloc_mw(&rig, 2));
+    connect(qp, number(qp));
+    let rkey = rkey_of(mw) & !0xff | 9;
+    let info = whole(&rig, mr);
+    // SAFETY: living handles, between start and complete.
+    unsafe {
+        let qpx = ibv_qp_to_qp_ex(qp);
+        (*qpx).wr_start.unwrap()(qpx);
+        ((*qpx).wr_id, (*qpx).wr_flags) = (1, 2);
+        (*qpx).wr_bind_mw.unwrap()(qpx, mw, 9, &raw const info);
+        (*qpx).wr_id = 2;
+        (*qpx).wr_local_inv.unwrap()(qpx, rkey);
+        assert_eq!((*qpx).wr_complete.unwrap()(qpx), 0);
+        assert_eq!([outcome(&rig), outcome(&rig)], [(1, 0, 5), (2, 0, 6)]);
+        assert_eq!((ibv_dereg_mr(mr), rig.ops().dealloc_mw.unwrap()(mw)), (0, 0));
+    }
+    destroy(&[qp]);
 }
 
 #[test]

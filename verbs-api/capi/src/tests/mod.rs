@@ -163,7 +163,7 @@ impl Rig {
             rwq_ind_tbl: null_mut(),
             rx_hash_conf: [0; 3],
             source_qpn: 0,
-            send_ops_flags: 0x7f,
+            send_ops_flags: 0x3ff,
         }
     }
 
@@ -355,8 +355,13 @@ fn send_wr(wr_id: u64, opcode: u32, sges: &[ibv_sge]) -> ibv_send_wr {
         imm_data: 0,
         wr: wr_union { atomic: wr_atomic { remote_addr: 0, compare_add: 0, swap: 0, rkey: 0 } },
         remote_srqn: 0,
-        tail: [0; 6],
+        bind_mw: wr_bind_mw { mw: null_mut(), rkey: 0, bind_info: no_window() },
     }
+}
+
+/// A binding of no bytes.
+fn no_window() -> ibv_mw_bind_info {
+    ibv_mw_bind_info { mr: null_mut(), addr: 0, length: 0, mw_access_flags: 0 }
 }
 
 fn destroy(qps: &[*mut ibv_qp]) {

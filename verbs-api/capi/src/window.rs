@@ -1,0 +1,92 @@
+//! Memory windows (`man ibv_alloc_mw`, `man ibv_bind_mw`). Invalidating and binding type 2 are work requests: `data.rs`.
+
+use crate::abi::{ibv_mr, ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_pd, ibv_qp, ibv_qp_ex};
+use crate::errno::{EINVAL, Result, pointer, status};
+use crate::memory::{self, context_of, pd};
+use crate::object::{Exposed, Object, Token};
+use core::ffi::{c_int, c_uint};
+use roxe_provider::{Mw, MwKind};
+use roxe_transport::wr::{SendData, SendFlags, SendOp, SendRequest};
+use roxe_wire::{LKey, RKey};
+use std::sync::Arc;
+
+// SAFETY: the handle is the whole structure, at offset 0.
+unsafe impl Exposed for ibv_mw {
+    type Handle = Self;
+    type Inner = Arc<Mw>;
+}
+
+/// `man ibv_alloc_mw`.
+pub(crate) unsafe extern "C" fn alloc_mw(handle: *mut ibv_pd, mw_type: c_uint) -> *mut ibv_mw {
+    pointer(|| {
+        let kind = match mw_type {
+            1 => MwKind::One,
+            2 => MwKind::Two,
+            _ => return Err(EINVAL),
+        };
+        let mw = pd(handle)?.alloc_mw(kind)?;
+        let token = Token::new();
+        let (context, handle_number, rkey) = (context_of(handle)?, token.short(), mw.rkey().0);
+        Ok(Object::publish(token, ibv_mw { context, pd: handle, rkey, handle: handle_number, mw_type }, mw))
+    })
+}
+
+/// `man ibv_alloc_mw`. When it returns, no peer reaches anything through the window any more.
+pub(crate) unsafe extern "C" fn dealloc_mw(handle: *mut ibv_mw) -> c_int {
+    status(|| {
+        Object::<ibv_mw>::live(handle)?.inner.deallocate();
+        Object::<ibv_mw>::retire(handle).map(drop)
+    })
+}
+
+/// `man ibv_bind_mw`: posts the binding of a window of type 1 under its next key, which the window shows from now on.
+pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
+    status(|| {
+        let (qp, window) = (Object::<ibv_qp_ex>::live(qp)?, Object::<ibv_mw>::live(mw)?);
+        // SAFETY: NULL or a whole structure of the program.
+        let bind = unsafe { bind.as_ref() }.ok_or(EINVAL)?;
+        // SAFETY: the window is alive, and binding it is the call in progress.
+        let current = unsafe { (&raw const (*mw).rkey).read() };
+        let rkey = tagged(&window.inner, current.wrapping_add(1));
+        // SAFETY: the program passes a living region.
+        let op = unsafe { operation(&window.inner, MwKind::One, rkey, &bind.bind_info) }?;
+        let flags = SendFlags::from_bits_truncate(bind.send_flags);
+        qp.inner.qp.send().push(&SendRequest { wr_id: bind.wr_id, op, flags, data: SendData::Sges(&[]), ud: None })?;
+        // SAFETY: as above.
+        unsafe { (&raw mut (*mw).rkey).write(rkey.0) };
+        Ok(())
+    })
+}
+
+/// The binding of a window of type 2 under the key that ends in the last byte of `rkey`.
+///
+/// # Safety
+/// `mw` and the region in `info` are NULL or living handles of ours; `info` is NULL or points to a whole structure.
+pub(crate) unsafe fn bind_type_2(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) -> Result<SendOp> {
+    // SAFETY: this function's contract.
+    unsafe {
+        let (mw, info) = Object::<ibv_mw>::trusted(mw).zip(info.as_ref()).ok_or(EINVAL)?;
+        operation(&mw.inner, MwKind::Two, tagged(&mw.inner, rkey), info)
+    }
+}
+
+/// The key of `mw` that ends in the last byte of `rkey`: the rest of it is not for the program to choose.
+fn tagged(mw: &Mw, rkey: u32) -> RKey {
+    RKey(mw.rkey().0 & !0xff | rkey & 0xff)
+}
+
+/// The binding of `mw`; EINVAL if it is not of this kind, without a region, or with unknown rights. What else is wrong is
+/// found when its turn comes, and reported as `IBV_WC_MW_BIND_ERR`.
+///
+/// # Safety
+/// The region in `info` is NULL or alive.
+unsafe fn operation(mw: &Mw, kind: MwKind, rkey: RKey, info: &ibv_mw_bind_info) -> Result<SendOp> {
+    // SAFETY: this function's contract.
+    let region = unsafe { Object::<ibv_mr>::trusted(info.mr) };
+    if mw.kind() != kind || (region.is_none() && info.length > 0) {
+        return Err(EINVAL);
+    }
+    let lkey = region.map_or(LKey(0), |object| object.inner.lkey());
+    let access = memory::access(info.mw_access_flags)?;
+    Ok(SendOp::BindWindow { rkey, lkey, access, addr: info.addr, length: info.length })
+}
