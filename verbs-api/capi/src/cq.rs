@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// `IBV_CREATE_CQ_SUP_WC_FLAGS`: every flag that verbs defines.
 const KNOWN_WC_FLAGS: u64 = 0xfff;
 /// VLAN tag, flow tag and tag-matching data: there are none on this device.
-const UNSUPPORTED_WC_FLAGS: u64 = 0x100 | 0x200 | 0x400;
+pub(crate) const UNSUPPORTED_WC_FLAGS: u64 = 0x100 | 0x200 | 0x400;
 /// `IBV_CQ_INIT_ATTR_MASK_FLAGS`: the field `flags` is given.
 const MASK_FLAGS: u32 = 1;
 /// `IBV_CQ_INIT_ATTR_MASK_PD`: the field `parent_domain` is given.

@@ -48,6 +48,10 @@ macro_rules! export {
 macro_rules! refuse {
     ($($node:literal, $answer:ident: $($name:ident)+;)+) => {
         $($(symbol!($node, $name, crate::unsupported::$answer);)+)+
+
+        /// Names that have no other answer.
+        #[cfg(test)]
+        pub(crate) const REFUSED: &[&str] = &[$($(stringify!($name)),+),+];
     };
 }
 

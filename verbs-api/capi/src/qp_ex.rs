@@ -280,6 +280,10 @@ macro_rules! refused {
             // SAFETY: called through the structure of a living QP, after `wr_start`.
             unsafe { refuse(qp) };
         })+
+
+        /// Their names.
+        #[cfg(test)]
+        pub(crate) const REFUSED: &[&str] = &[$(stringify!($name)),+];
     };
 }
 

@@ -14,6 +14,7 @@ mod misuse;
 mod multicast;
 mod states;
 mod statuses;
+mod table;
 mod traffic;
 mod xrc;
 

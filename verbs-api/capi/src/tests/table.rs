@@ -1,0 +1,133 @@
+//! The table of verbs says what is wired: every symbol and every slot has its line, and no line promises or denies anything
+//! that the library does not.
+
+use super::*;
+use crate::cq::UNSUPPORTED_WC_FLAGS;
+use crate::{context, cq_ex, exports, qp_ex};
+use core::mem::offset_of;
+use std::collections::BTreeMap;
+
+const TABLE: &str = include_str!("../../../VERBS.md");
+const MAP: &str = include_str!("../../exports.map");
+
+/// Ways into the library, and whether something but a refusal waits there.
+type Ways = BTreeMap<String, bool>;
+
+/// The slots of a structure, as `name.field`, and whether they are filled.
+macro_rules! slots {
+    ($name:ident: $($field:ident)+) => {
+        [$((concat!(stringify!($name), ".", stringify!($field)), $name.$field.is_some())),+]
+    };
+}
+
+fn own(slots: impl IntoIterator<Item = (&'static str, bool)>) -> Ways {
+    slots.into_iter().map(|(way, filled)| (way.to_owned(), filled)).collect()
+}
+
+/// Pointers between two offsets of a structure.
+const fn pointers(from: usize, to: usize) -> usize {
+    (to - from) / size_of::<Unused>()
+}
+
+/// The public symbols of libibverbs.
+fn symbols() -> Ways {
+    let nodes = MAP.split("\n\n").filter(|node| node.starts_with("IBVERBS_1."));
+    let names = nodes.filter_map(|node| Some(node.split_once("global:")?.1.split_once('}')?.0));
+    let names = names.flat_map(|names| names.split(';').map(str::trim)).filter(|name| !name.is_empty());
+    let ways: Ways = names.map(|name| (name.to_owned(), !exports::REFUSED.contains(&name))).collect();
+    assert_eq!(ways.len(), 75);
+    // The headers call these two by names without the underscore.
+    ways.into_iter().map(|(name, filled)| (format!("symbol {}", name.trim_start_matches('_')), filled)).collect()
+}
+
+fn context_slots(rig: &Rig) -> Ways {
+    let context = context::exposed(null_mut(), context::context(rig.context).unwrap());
+    let slots = slots! { context:
+        query_port advise_mr alloc_null_mr read_counters attach_counters_point_flow create_counters destroy_counters
+        reg_dm_mr alloc_dm free_dm modify_flow_action_esp destroy_flow_action create_flow_action_esp
+        modify_qp_rate_limit alloc_parent_domain dealloc_td alloc_td modify_cq post_srq_ops destroy_rwq_ind_table
+        create_rwq_ind_table destroy_wq modify_wq create_wq query_rt_values create_cq_ex query_device_ex destroy_flow
+        create_flow open_qp create_qp_ex get_srq_num create_srq_ex open_xrcd close_xrcd
+    };
+    // Four more hold nothing that programs call.
+    assert_eq!(slots.len() + 4, pointers(0, offset_of!(verbs_context, sz)));
+    let mut ways = own(slots);
+    let (has_dm, has_wq) = (ways["context.alloc_dm"], ways["context.create_wq"]);
+    // Slots of objects that these make.
+    ways.extend(own([("dm.memcpy_to_dm", has_dm), ("dm.memcpy_from_dm", has_dm), ("wq.post_recv", has_wq)]));
+    ways.extend(data_path(&context.context.ops));
+    ways
+}
+
+fn data_path(ops: &ibv_context_ops) -> Ways {
+    let slots = slots! { ops:
+        alloc_mw bind_mw dealloc_mw poll_cq req_notify_cq post_srq_recv post_send post_recv
+    };
+    let mut ways = own(slots);
+    // The headers look whether there is `alloc_mw` only, so the other two are filled whatever they do.
+    if ops.alloc_mw.is_none() {
+        ways.extend(own([("ops.bind_mw", false), ("ops.dealloc_mw", false)]));
+    }
+    ways
+}
+
+fn qp_slots() -> Ways {
+    // SAFETY: all-zero is a valid `ibv_qp`: null pointers and numbers.
+    let qp_ex = qp_ex::exposed(unsafe { MaybeUninit::zeroed().assume_init() });
+    let slots = slots! { qp_ex:
+        wr_atomic_cmp_swp wr_atomic_fetch_add wr_bind_mw wr_local_inv wr_rdma_read wr_rdma_write wr_rdma_write_imm
+        wr_send wr_send_imm wr_send_inv wr_send_tso wr_set_ud_addr wr_set_xrc_srqn wr_set_inline_data
+        wr_set_inline_data_list wr_set_sge wr_set_sge_list wr_start wr_complete wr_abort wr_atomic_write
+    };
+    assert_eq!(slots.len(), pointers(offset_of!(ibv_qp_ex, wr_atomic_cmp_swp), size_of::<ibv_qp_ex>()));
+    let refused = |way: &str| qp_ex::REFUSED.iter().any(|name| way.ends_with(&format!(".{name}")));
+    own(slots.map(|(way, filled)| (way, filled && !refused(way))))
+}
+
+fn cq_slots() -> Ways {
+    // SAFETY: all-zero is a valid `ibv_cq`: null pointers and numbers.
+    let cq_ex = cq_ex::exposed(unsafe { MaybeUninit::zeroed().assume_init() });
+    let slots = slots! { cq_ex:
+        start_poll next_poll end_poll read_opcode read_vendor_err read_byte_len read_imm_data read_qp_num read_src_qp
+        read_wc_flags read_slid read_sl read_dlid_path_bits read_completion_ts read_cvlan read_flow_tag read_tm_info
+        read_completion_wallclock_ns
+    };
+    assert_eq!(slots.len(), pointers(offset_of!(ibv_cq_ex, start_poll), size_of::<ibv_cq_ex>()));
+    let mut ways = own(slots);
+    // A queue that is refused is never read.
+    for (way, flag) in [("cq_ex.read_cvlan", 8), ("cq_ex.read_flow_tag", 9), ("cq_ex.read_tm_info", 10)] {
+        ways.extend(own([(way, UNSUPPORTED_WC_FLAGS & 1 << flag == 0)]));
+    }
+    ways
+}
+
+/// The cells of every line that names a verb.
+fn lines() -> impl Iterator<Item = [&'static str; 4]> {
+    TABLE.lines().filter(|line| line.starts_with("| `")).map(|line| {
+        let cells: Vec<_> = line.trim_matches('|').split('|').map(str::trim).collect();
+        cells.try_into().unwrap_or_else(|_| panic!("four cells are needed: {line}"))
+    })
+}
+
+#[test]
+fn the_table_of_verbs_says_what_is_wired() {
+    let rig = Rig::new();
+    let mut ways = symbols();
+    [context_slots(&rig), qp_slots(), cq_slots()].into_iter().for_each(|more| ways.extend(more));
+    let (mut unlisted, mut wrong) = (ways.clone(), vec![]);
+    for [verb, way, answer, note] in lines() {
+        let name = verb.trim_matches('`');
+        let way = if way == "symbol" { format!("symbol {name}") } else { way.to_owned() };
+        unlisted.remove(&way);
+        wrong.extend(match (answer, ways.get(&way).copied().or((way == "header").then_some(true))) {
+            (_, None) => Some(format!("{name}: there is no {way}")),
+            ("yes", Some(true)) => None,
+            ("yes", Some(false)) => Some(format!("{name} is promised and refused")),
+            ("EOPNOTSUPP", Some(true)) => Some(format!("{name} is denied and works")),
+            ("EOPNOTSUPP", Some(false)) => note.is_empty().then(|| format!("{name}: why is it refused?")),
+            _ => Some(format!("{name}: `yes` or `EOPNOTSUPP`, not `{answer}`")),
+        });
+    }
+    wrong.extend(unlisted.into_keys().map(|way| format!("{way} is not in the table")));
+    assert!(wrong.is_empty(), "verbs-api/VERBS.md is wrong:\n{}", wrong.join("\n"));
+}
