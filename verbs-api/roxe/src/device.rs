@@ -2,12 +2,12 @@
 //!
 //! Touches the provider's device list and contexts.
 
-use crate::{CompletionChannel, CompletionQueue, DeviceMemory, Error, ObjectId, ProtectionDomain};
+use crate::{CompletionChannel, CompletionQueue, DeviceMemory, Error, ObjectId, ProtectionDomain, XrcDomain};
 use roxe_provider as provider;
 use roxe_transport::wr::Av;
 use roxe_wire::Gid;
 use std::ops::Deref;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 pub use provider::{AsyncEventKind, DeviceAttr, GidEntry, PortAttr};
@@ -137,6 +137,23 @@ impl Context {
     /// [`Error::Provider`] if `len` is zero or there is not as much left.
     pub fn alloc_dm(&self, len: usize) -> Result<DeviceMemory, Error> {
         DeviceMemory::alloc(self, len)
+    }
+
+    /// Makes an XRC domain of its own.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if the device has no room for one more.
+    pub fn open_xrc_domain(&self) -> Result<XrcDomain, Error> {
+        XrcDomain::open(self)
+    }
+
+    /// Opens the XRC domain that `file` names, and makes it if there is none: all who open the same file on the same device
+    /// share it. The file may be closed afterwards.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if the file cannot be looked at.
+    pub fn open_shared_xrc_domain(&self, file: &impl AsFd) -> Result<XrcDomain, Error> {
+        XrcDomain::open_shared(self, file)
     }
 
     /// Makes a completion channel.

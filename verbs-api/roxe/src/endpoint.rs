@@ -100,7 +100,7 @@ fn number(text: &str) -> Option<u64> {
     }
 }
 
-fn number_24(text: &str) -> Option<u32> {
+pub(crate) fn number_24(text: &str) -> Option<u32> {
     u32::try_from(number(text)?).ok().filter(|value| *value < 1 << 24)
 }
 

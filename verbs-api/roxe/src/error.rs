@@ -119,7 +119,7 @@ const fn advice(refused: PostError) -> &'static str {
         PostError::BadLength => {
             "; a message has at most 2^31 bytes, a datagram one path MTU, the result of an atomic 8"
         }
-        PostError::MissingDestination => "; give it one with `to`",
+        PostError::MissingDestination => "; a datagram names it with `to`, an XRC message with `to_srq`",
     }
 }
 

@@ -41,6 +41,8 @@
 //! - [`ProtectionDomain`]: makes [`MemoryRegion`]s, [`QueuePair`]s and [`SharedReceiveQueue`]s.
 //! - [`DeviceMemory`]: memory of the card instead of the program.
 //! - [`WorkRequest`]: SEND, WRITE, READ, atomics. [`WorkCompletion`]: how they ended.
+//! - [`XrcDomain`]: many queues behind one connection. [`QueuePair::attach_mcast`]: multicast.
+//!   [`QueuePair::offer_path`]: a second way for a connection.
 //! - [`CompletionQueue::wait`] polls; [`CompletionChannel`] sleeps, and works with `poll` and `epoll`.
 //! - `examples/ping_pong.rs`: the whole way for two processes.
 //!
@@ -62,6 +64,7 @@ mod pd;
 mod qp;
 mod srq;
 mod wr;
+mod xrc;
 
 pub use cq::{CompletionChannel, CompletionQueue, WorkCompletion};
 pub use device::{AsyncEvent, AsyncEventKind, Context, Device, DeviceAttr, DeviceList, GidEntry, PortAttr, devices};
@@ -70,12 +73,13 @@ pub use endpoint::{Endpoint, RemoteAddr};
 pub use error::Error;
 pub use mr::{MemoryRegion, Sge};
 pub use pd::{AddressHandle, ProtectionDomain};
-pub use qp::{QueuePair, QueuePairBuilder};
-pub use roxe_transport::qp::{AttrMask, PostError, QpAttr, QpState, Service};
+pub use qp::{AlternatePath, QueuePair, QueuePairBuilder};
+pub use roxe_transport::qp::{AttrMask, MigState, PostError, QpAttr, QpState, Service};
 pub use roxe_transport::wr::{Access, WcOpcode, WcStatus};
 pub use roxe_wire::{Gid, LKey, PathMtu, Pkey, Psn, Qkey, Qpn, RKey};
 pub use srq::SharedReceiveQueue;
 pub use wr::WorkRequest;
+pub use xrc::{SrqNumber, XrcDomain};
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

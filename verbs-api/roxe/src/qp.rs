@@ -3,21 +3,19 @@
 //! Touches the provider's QP.
 
 use crate::{
-    Access, AttrMask, CompletionQueue, Endpoint, Error, Gid, ObjectId, PathMtu, ProtectionDomain, Psn, Qkey, QpAttr,
-    QpState, Qpn, Service, Sge, SharedReceiveQueue, WorkRequest,
+    Access, AttrMask, CompletionQueue, Context, Endpoint, Error, Gid, MigState, ObjectId, PathMtu, ProtectionDomain,
+    Psn, Qkey, QpAttr, QpState, Qpn, Service, Sge, SharedReceiveQueue, WorkRequest, XrcDomain,
 };
 use roxe_provider as provider;
 use roxe_transport::qp::{PostError, QpCaps};
 use roxe_transport::wr::RecvRequest;
 use std::sync::Arc;
 
-/// What a queue pair will be. Made by [`ProtectionDomain::create_qp`]; every setting has a default that works.
+/// What a queue pair will be. Made by [`ProtectionDomain::create_qp`] or [`XrcDomain::create_target`]; every setting has a default that works.
 #[derive(Debug)]
 #[must_use = "a builder does nothing before `build`"]
 pub struct QueuePairBuilder<'a> {
-    pd: &'a ProtectionDomain,
-    send_cq: &'a CompletionQueue,
-    recv_cq: &'a CompletionQueue,
+    home: Home<'a>,
     srq: Option<&'a SharedReceiveQueue>,
     service: Service,
     caps: QpCaps,
@@ -27,12 +25,29 @@ pub struct QueuePairBuilder<'a> {
     attr: QpAttr,
 }
 
+/// What a queue pair belongs to.
+#[derive(Clone, Copy, Debug)]
+enum Home<'a> {
+    /// A protection domain, with queues of its own.
+    Pd { pd: &'a ProtectionDomain, send_cq: &'a CompletionQueue, recv_cq: &'a CompletionQueue },
+    /// An XRC domain, as a target.
+    Xrc(&'a XrcDomain),
+}
+
 /// Rights that a queue pair gives its peer unless the builder is told otherwise. The rights of each memory region still
 /// decide.
 const ALL_REMOTE: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
 impl<'a> QueuePairBuilder<'a> {
     pub(crate) fn new(pd: &'a ProtectionDomain, send_cq: &'a CompletionQueue, recv_cq: &'a CompletionQueue) -> Self {
+        Self::in_home(Home::Pd { pd, send_cq, recv_cq }, Service::Rc)
+    }
+
+    pub(crate) fn target(domain: &'a XrcDomain) -> Self {
+        Self::in_home(Home::Xrc(domain), Service::XrcTgt)
+    }
+
+    fn in_home(home: Home<'a>, service: Service) -> Self {
         let caps =
             QpCaps { max_send_wr: 128, max_recv_wr: 128, max_send_sge: 4, max_recv_sge: 4, max_inline_data: 256 };
         let attr = QpAttr {
@@ -46,11 +61,10 @@ impl<'a> QueuePairBuilder<'a> {
             qkey: Qkey(0x1111_1111),
             ..QpAttr::default()
         };
-        let (service, sq_sig_all, gid_index, path_mtu) = (Service::Rc, false, 0, None);
-        Self { pd, send_cq, recv_cq, srq: None, service, caps, sq_sig_all, gid_index, path_mtu, attr }
+        Self { home, srq: None, service, caps, sq_sig_all: false, gid_index: 0, path_mtu: None, attr }
     }
 
-    /// Transport service; RC if not set.
+    /// Transport service; RC if not set. A target of an XRC domain is and stays one.
     pub const fn service(mut self, service: Service) -> Self {
         self.service = service;
         self
@@ -160,25 +174,38 @@ impl<'a> QueuePairBuilder<'a> {
     /// [`Error::Provider`] if a setting is above the limits of the card.
     pub fn build(self) -> Result<QueuePair, Error> {
         let id = ObjectId::next();
-        let gid = self.pd.context().gid(self.gid_index)?;
+        let context = match self.home {
+            Home::Pd { pd, .. } => pd.context(),
+            Home::Xrc(domain) => domain.context(),
+        };
+        let gid = context.gid(self.gid_index)?;
         let mut attr = self.attr;
         attr.path_mtu = match self.path_mtu {
             Some(mtu) => mtu,
-            None => self.pd.context().port_attr()?.active_mtu,
+            None => context.port_attr()?.active_mtu,
         };
         attr.sq_psn = random_psn();
-        let qp = self.pd.provider().create_qp(provider::QpInit {
+        let qp = self.create(id)?;
+        let service = qp.service();
+        let qp = QueuePair { qp, id, context: context.clone(), service, gid, gid_index: self.gid_index, attr };
+        qp.to_init()?;
+        Ok(qp)
+    }
+
+    fn create(&self, id: ObjectId) -> Result<Arc<provider::Qp>, Error> {
+        let (pd, send_cq, recv_cq) = match self.home {
+            Home::Pd { pd, send_cq, recv_cq } => (pd, send_cq, recv_cq),
+            Home::Xrc(domain) => return Ok(domain.provider().create_target(id.0)?),
+        };
+        Ok(pd.provider().create_qp(provider::QpInit {
             service: self.service,
             caps: self.caps,
             sq_sig_all: self.sq_sig_all,
-            send_cq: Arc::clone(self.send_cq.provider()),
-            recv_cq: Arc::clone(self.recv_cq.provider()),
+            send_cq: Arc::clone(send_cq.provider()),
+            recv_cq: Arc::clone(recv_cq.provider()),
             srq: self.srq.map(|srq| Arc::clone(srq.provider())),
             user: id.0,
-        })?;
-        let qp = QueuePair { qp, id, pd: self.pd.clone(), service: self.service, gid, gid_index: self.gid_index, attr };
-        qp.to_init()?;
-        Ok(qp)
+        })?)
     }
 }
 
@@ -189,16 +216,27 @@ fn random_psn() -> Psn {
     Psn::new((RandomState::new().hash_one(0) & 0xff_ffff) as u32)
 }
 
+/// A second way to the peer, for [`QueuePair::offer_path`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AlternatePath {
+    /// Another address of the peer.
+    pub peer: Gid,
+    /// The own address that goes with it: index in the GID table.
+    pub gid_index: u8,
+    /// Local ACK timeout on this way: 4.096 µs · 2^code.
+    pub timeout: u8,
+}
+
 /// A queue pair: one end of a connection, or a datagram socket.
 ///
-/// [`QueuePairBuilder::build`] makes it; [`connect`](Self::connect) (RC, UC) or [`activate`](Self::activate) (UD) makes
-/// it ready. All methods take `&self`: several threads may post to one queue pair. Posting is safe: the card looks every
+/// [`QueuePairBuilder::build`] makes it; [`connect`](Self::connect) (RC, UC, XRC) or [`activate`](Self::activate) (UD)
+/// makes it ready. All methods take `&self`: several threads may post to one queue pair. Posting is safe: the card looks every
 /// buffer up by its key when it uses it, so a region that was dropped meanwhile ends in a failed completion.
 #[derive(Debug)]
 pub struct QueuePair {
     qp: Arc<provider::Qp>,
     id: ObjectId,
-    pd: ProtectionDomain,
+    context: Context,
     service: Service,
     gid: Gid,
     gid_index: u8,
@@ -237,7 +275,7 @@ impl QueuePair {
         Endpoint { gid: self.gid, qpn: self.qp_num(), psn: self.attr.sq_psn }
     }
 
-    /// Connects it to `peer` and makes it ready to receive and to send (RC and UC). The peer does the same with
+    /// Connects it to `peer` and makes it ready to receive and to send (RC, UC and XRC). The peer does the same with
     /// [`endpoint`](Self::endpoint) of this side, in any order; an RC request that comes too early is repeated.
     ///
     /// # Errors
@@ -255,7 +293,7 @@ impl QueuePair {
     /// Makes it ready to receive and to send (UD).
     ///
     /// # Errors
-    /// [`Error::WrongService`] on RC and UC; [`Error::Provider`] when it was active already.
+    /// [`Error::WrongService`] on all others; [`Error::Provider`] when it was active already.
     pub fn activate(&self) -> Result<(), Error> {
         if self.service != Service::Ud {
             return Err(self.wrong_service("needs a peer: use `connect`"));
@@ -275,10 +313,10 @@ impl QueuePair {
     }
 
     fn to_rtr(&self, peer: &Endpoint) -> Result<(), Error> {
-        let av = self.pd.context().resolve(peer.gid, self.gid_index)?;
+        let av = self.context.resolve(peer.gid, self.gid_index)?;
         let attr = QpAttr { state: QpState::Rtr, av, dest_qpn: peer.qpn, rq_psn: peer.psn, ..self.attr };
         let mut mask = AttrMask::STATE | AttrMask::AV | AttrMask::PATH_MTU | AttrMask::DEST_QPN | AttrMask::RQ_PSN;
-        if self.service == Service::Rc {
+        if self.service.is_reliable() {
             mask |= AttrMask::MAX_DEST_RD_ATOMIC | AttrMask::MIN_RNR_TIMER;
         }
         self.modify(&attr, mask)
@@ -286,7 +324,7 @@ impl QueuePair {
 
     fn to_rts(&self) -> Result<(), Error> {
         let mut mask = AttrMask::STATE | AttrMask::SQ_PSN;
-        if self.service == Service::Rc {
+        if self.service.is_reliable() {
             mask |= AttrMask::TIMEOUT | AttrMask::RETRY_CNT | AttrMask::RNR_RETRY | AttrMask::MAX_QP_RD_ATOMIC;
         }
         self.modify(&QpAttr { state: QpState::Rts, ..self.attr }, mask)
@@ -298,6 +336,116 @@ impl QueuePair {
     /// [`Error::Provider`], which names the attributes that are missing, not allowed here, or out of range.
     pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), Error> {
         Ok(self.qp.modify(attr, mask)?)
+    }
+
+    /// Offers `path` to the peer as a second way for the connection (RC, UC and XRC). When the peer has offered one, too,
+    /// and packets have gone both ways, the path is armed: either end may go over to it with [`migrate`](Self::migrate),
+    /// and a reliable end does so by itself when the first way fails. Going over uses the offer up.
+    ///
+    /// ```
+    /// use roxe::{AlternatePath, AsyncEventKind, Context, MigState, WorkRequest};
+    /// use std::time::Duration;
+    ///
+    /// let context = Context::open_first()?;
+    /// let entries = context.gid_entries();
+    /// // Two ways to the same port: its first address, and one of another family.
+    /// let Some(second) = entries.iter().find(|entry| entry.gid.is_ipv4() != entries[0].gid.is_ipv4()) else {
+    ///     return Ok(());
+    /// };
+    /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// let (alice, bob) = (pd.create_qp(&cq, &cq).build()?, pd.create_qp(&cq, &cq).build()?);
+    /// alice.connect(&bob.endpoint())?;
+    /// bob.connect(&alice.endpoint())?;
+    ///
+    /// let path = AlternatePath { peer: second.gid, gid_index: second.index, timeout: 14 };
+    /// alice.offer_path(&path)?;
+    /// bob.offer_path(&path)?;
+    /// # let ping = |from: &roxe::QueuePair, to: &roxe::QueuePair| {
+    /// #     to.post_recv(0, &[])?;
+    /// #     from.post_send(&WorkRequest::send_inline(b"").signaled())?;
+    /// #     (0..2).try_for_each(|_| cq.wait(Duration::from_secs(5))?.ok().map(drop))
+    /// # };
+    /// ping(&alice, &bob)?; // a message and its acknowledgement, each way
+    /// ping(&bob, &alice)?;
+    /// assert_eq!(alice.path_state(), MigState::Armed);
+    ///
+    /// alice.migrate()?;
+    /// ping(&alice, &bob)?; // goes by the other family, and bob follows
+    /// assert_eq!(bob.path_state(), MigState::Migrated);
+    /// assert_eq!(context.next_async_event()?.kind, AsyncEventKind::PathMig);
+    /// # Ok::<(), roxe::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if it is not connected, or on UD.
+    pub fn offer_path(&self, path: &AlternatePath) -> Result<(), Error> {
+        let alt_av = self.context.resolve(path.peer, path.gid_index)?;
+        let (alt_timeout, path_mig_state) = (path.timeout, MigState::Rearm);
+        let attr = QpAttr { alt_av, alt_port: self.attr.port, alt_timeout, path_mig_state, ..self.attr };
+        self.modify(&attr, AttrMask::ALT_PATH | AttrMask::PATH_MIG_STATE)
+    }
+
+    /// Goes over to the path that was offered, now; the peer follows. Both get
+    /// [`AsyncEventKind::PathMig`](crate::AsyncEventKind::PathMig).
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if no path is armed.
+    pub fn migrate(&self) -> Result<(), Error> {
+        self.modify(&QpAttr { path_mig_state: MigState::Migrated, ..self.attr }, AttrMask::PATH_MIG_STATE)
+    }
+
+    /// How far the offer of a second way has come.
+    pub fn path_state(&self) -> MigState {
+        self.query().path_mig_state
+    }
+
+    /// Receives what is sent to the multicast group `group` from now on (UD); once more changes nothing. A sender needs no
+    /// membership; it addresses [`Qpn::MULTICAST`], and gets its own messages too if it is a member.
+    ///
+    /// ```
+    /// use roxe::{Access, Context, Gid, Qkey, Qpn, Service, WorkRequest};
+    /// use std::net::Ipv4Addr;
+    /// use std::time::Duration;
+    ///
+    /// let context = Context::open_first()?;
+    /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// let qkey = Qkey(7);
+    /// let build = || pd.create_qp(&cq, &cq).service(Service::Ud).qkey(qkey).build();
+    /// let (sender, first, second) = (build()?, build()?, build()?);
+    /// let inbox = pd.alloc_mr(200, Access::LOCAL_WRITE)?;
+    ///
+    /// // A group that no other program uses.
+    /// let [high, low, ..] = std::process::id().to_le_bytes();
+    /// let group = Gid::from(Ipv4Addr::new(239, high, low, 77));
+    /// for (member, half) in [(&first, inbox.slice(..100)?), (&second, inbox.slice(100..)?)] {
+    ///     member.activate()?;
+    ///     member.post_recv(1, &[half])?;
+    ///     member.attach_mcast(group)?;
+    /// }
+    /// sender.activate()?;
+    /// let everyone = pd.create_ah(group, 0)?;
+    /// sender.post_send(&WorkRequest::send_inline(b"hello all").to(&everyone, Qpn::MULTICAST, qkey))?;
+    ///
+    /// for _ in 0..2 {
+    ///     assert_eq!(cq.wait(Duration::from_secs(5))?.ok()?.src_qp(), sender.qp_num());
+    /// }
+    /// assert_eq!(inbox.to_vec(40..49)?, b"hello all");
+    /// assert_eq!(inbox.to_vec(140..149)?, b"hello all");
+    /// # Ok::<(), roxe::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if `group` is no multicast address, the queue pair is not UD, or there are too many groups.
+    pub fn attach_mcast(&self, group: Gid) -> Result<(), Error> {
+        Ok(self.qp.attach_mcast(group)?)
+    }
+
+    /// Ends what [`attach_mcast`](Self::attach_mcast) began. A queue pair that goes away leaves its groups by itself.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if it is no member.
+    pub fn detach_mcast(&self, group: Gid) -> Result<(), Error> {
+        Ok(self.qp.detach_mcast(group)?)
     }
 
     /// Posts one send request.
@@ -315,7 +463,11 @@ impl QueuePair {
     pub fn post_send_list(&self, requests: &[WorkRequest<'_>]) -> Result<(), Error> {
         let mut doorbell = self.qp.send();
         for (index, request) in requests.iter().enumerate() {
-            if let Err(source) = doorbell.push(&request.as_request()) {
+            let pushed = match (self.service, request.srq()) {
+                (Service::XrcIni, None) => Err(PostError::MissingDestination),
+                (_, srq) => doorbell.push_to_srq(srq.map_or(0, |srq| srq.0), &request.as_request()),
+            };
+            if let Err(source) = pushed {
                 drop(doorbell);
                 return Err(self.refused(request.name(), index, source));
             }

@@ -2,7 +2,7 @@
 //!
 //! Touches the provider's SRQ.
 
-use crate::{Error, ObjectId, ProtectionDomain, Sge};
+use crate::{CompletionQueue, Error, ObjectId, ProtectionDomain, Sge, SrqNumber};
 use roxe_provider as provider;
 use roxe_transport::wr::RecvRequest;
 use std::sync::Arc;
@@ -19,6 +19,23 @@ impl SharedReceiveQueue {
         let id = ObjectId::next();
         let srq = pd.provider().create_srq(provider::SrqInit { max_wr, max_sge, limit: 0, user: id.0 })?;
         Ok(Self { srq, id })
+    }
+
+    pub(crate) fn create_in(
+        xrcd: &Arc<provider::Xrcd>,
+        pd: &ProtectionDomain,
+        cq: &CompletionQueue,
+        max_wr: u32,
+        max_sge: u32,
+    ) -> Result<Self, Error> {
+        let id = ObjectId::next();
+        let init = provider::SrqInit { max_wr, max_sge, limit: 0, user: id.0 };
+        Ok(Self { srq: xrcd.create_srq(pd.provider(), cq.provider(), init)?, id })
+    }
+
+    /// By which number messages name it, if it belongs to an [`XrcDomain`](crate::XrcDomain).
+    pub fn number(&self) -> Option<SrqNumber> {
+        self.srq.number().map(SrqNumber)
     }
 
     /// Adds a receive request: a message lands in `sges`, in order, and the completion carries `wr_id`.

@@ -2,7 +2,7 @@
 //!
 //! Touches no device: `qp.rs` posts them.
 
-use crate::{AddressHandle, RemoteAddr, Sge};
+use crate::{AddressHandle, RemoteAddr, Sge, SrqNumber};
 use roxe_transport::wr::{self, SendData, SendFlags, SendOp, UdDest};
 use roxe_wire::{ImmDt, Qkey, Qpn, RKey};
 
@@ -28,11 +28,12 @@ pub struct WorkRequest<'a> {
     flags: SendFlags,
     data: SendData<'a>,
     ud: Option<UdDest>,
+    srq: Option<SrqNumber>,
 }
 
 impl<'a> WorkRequest<'a> {
     const fn new(op: SendOp, data: SendData<'a>) -> Self {
-        Self { wr_id: 0, op, flags: SendFlags::empty(), data, ud: None }
+        Self { wr_id: 0, op, flags: SendFlags::empty(), data, ud: None, srq: None }
     }
 
     /// SEND: the bytes of `sges`, in order, to the next receive request of the peer.
@@ -131,6 +132,18 @@ impl<'a> WorkRequest<'a> {
     pub fn to(mut self, ah: &AddressHandle, qpn: Qpn, qkey: Qkey) -> Self {
         self.ud = Some(UdDest { av: ah.av(), qpn, qkey });
         self
+    }
+
+    /// The shared receive queue of the peer that an XRC message is for. READ, WRITE and atomics need one, too: the peer
+    /// looks their memory up in its protection domain.
+    #[must_use]
+    pub const fn to_srq(mut self, number: SrqNumber) -> Self {
+        self.srq = Some(number);
+        self
+    }
+
+    pub(crate) const fn srq(&self) -> Option<SrqNumber> {
+        self.srq
     }
 
     pub(crate) const fn as_request(&self) -> wr::SendRequest<'a> {
