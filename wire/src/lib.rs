@@ -52,6 +52,7 @@ pub mod net;
 pub mod num;
 pub mod opcode;
 pub mod packet;
+pub mod tm;
 
 pub use bth::Bth;
 pub use ext::{
@@ -61,6 +62,7 @@ pub use net::{ECN, NetHeader};
 pub use num::{Gid, LKey, Msn, PathMtu, Pkey, Psn, Qkey, Qpn, RKey};
 pub use opcode::{Opcode, Operation};
 pub use packet::{Header, Kind, Packet, Request, Response, SendTail, UcRequest};
+pub use tm::{Rvh, TmOp, Tmh};
 
 use core::fmt;
 

@@ -1,0 +1,135 @@
+//! Headers of tag matching: what a message to a tag-matching shared receive queue begins with.
+//!
+//! They lie in the payload of an ordinary SEND (`infiniband/tm_types.h`): the transport below knows nothing of them.
+//! Touches `num`.
+
+use crate::RKey;
+use crate::bytes::{Reader, Writer};
+
+/// What a tagged message is (`enum ibv_tmh_op`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TmOp {
+    /// Not tagged: for the receivers of untagged messages.
+    NoTag,
+    /// Rendezvous request: a [`Rvh`] follows, and tells where the data waits for the receiver to read it.
+    Rendezvous,
+    /// Answer to a rendezvous request: the data was read.
+    Fin,
+    /// The data follows.
+    Eager,
+}
+
+impl TmOp {
+    fn from_u8(byte: u8) -> Option<Self> {
+        Some(match byte {
+            0 => Self::NoTag,
+            1 => Self::Rendezvous,
+            2 => Self::Fin,
+            3 => Self::Eager,
+            _ => return None,
+        })
+    }
+
+    const fn to_u8(self) -> u8 {
+        match self {
+            Self::NoTag => 0,
+            Self::Rendezvous => 1,
+            Self::Fin => 2,
+            Self::Eager => 3,
+        }
+    }
+}
+
+/// Tag-matching header (`struct ibv_tmh`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tmh {
+    /// What the message is.
+    pub op: TmOp,
+    /// Data of the sending program; comes back in the answer to a rendezvous request.
+    pub app_ctx: u32,
+    /// What receives are matched with.
+    pub tag: u64,
+}
+
+impl Tmh {
+    /// Length on the wire, bytes.
+    pub const LEN: usize = 16;
+
+    /// The header that `message` begins with, and what follows it; `None` if it is too short or the operation is unknown.
+    /// Reserved bytes are ignored.
+    // clause: TM-HEADER
+    pub fn parse(message: &[u8]) -> Option<(Self, &[u8])> {
+        let mut from = Reader(message);
+        let [op, ..] = *from.array::<4>().ok()?;
+        let (app_ctx, tag) = (from.u32().ok()?, from.u64().ok()?);
+        Some((Self { op: TmOp::from_u8(op)?, app_ctx, tag }, from.0))
+    }
+
+    /// Its bytes; the reserved ones are 0.
+    pub fn to_bytes(&self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        let mut to = Writer(&mut bytes);
+        // Exactly the length of the array.
+        let _ =
+            to.array([self.op.to_u8(), 0, 0, 0]).and_then(|()| to.u32(self.app_ctx)).and_then(|()| to.u64(self.tag));
+        bytes
+    }
+}
+
+/// Rendezvous header (`struct ibv_rvh`): where the data of a message waits in the memory of its sender.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rvh {
+    /// Virtual address.
+    pub va: u64,
+    /// Key of that memory.
+    pub rkey: RKey,
+    /// Bytes.
+    pub len: u32,
+}
+
+impl Rvh {
+    /// Length on the wire, bytes.
+    pub const LEN: usize = 16;
+
+    /// The header that `bytes` begin with, as it follows a [`Tmh`].
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let mut from = Reader(bytes);
+        Some(Self { va: from.u64().ok()?, rkey: RKey(from.u32().ok()?), len: from.u32().ok()? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use super::*;
+    use std::vec::Vec;
+
+    // clause: TM-HEADER
+    #[test]
+    fn headers_are_laid_out_as_the_c_header_says() {
+        let mut message: Vec<u8> = Vec::from([1, 9, 9, 9, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0x12, 0x34]);
+        message.extend(0x0102_0304_0506_0708_u64.to_be_bytes());
+        message.extend(0xaabb_ccdd_u32.to_be_bytes());
+        message.extend(1024_u32.to_be_bytes());
+        message.extend(b"more");
+        let (tmh, rest) = Tmh::parse(&message).expect("long enough");
+        assert_eq!(tmh, Tmh { op: TmOp::Rendezvous, app_ctx: 5, tag: 0x1234 });
+        let rvh = Rvh { va: 0x0102_0304_0506_0708, rkey: RKey(0xaabb_ccdd), len: 1024 };
+        assert_eq!(Rvh::parse(rest), Some(rvh));
+        let fin = Tmh { op: TmOp::Fin, ..tmh };
+        assert_eq!(fin.to_bytes(), [2, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0x12, 0x34]);
+    }
+
+    // clause: TM-HEADER
+    #[test]
+    fn every_operation_comes_back_and_anything_else_is_no_header() {
+        for op in [TmOp::NoTag, TmOp::Rendezvous, TmOp::Fin, TmOp::Eager] {
+            let tmh = Tmh { op, app_ctx: 0xffff_ffff, tag: u64::MAX };
+            assert_eq!(Tmh::parse(&tmh.to_bytes()), Some((tmh, &[][..])));
+        }
+        assert_eq!(Tmh::parse(&[4; 16]), None);
+        assert_eq!(Tmh::parse(&[3; 15]), None);
+        assert_eq!(Rvh::parse(&[0; 15]), None);
+    }
+}
