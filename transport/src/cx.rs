@@ -90,11 +90,35 @@ pub trait Completions {
     fn complete(&mut self, side: Side, cqe: Cqe) -> Result<(), Overrun>;
 }
 
+/// Where a message of a tag-matching queue goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TagFit {
+    /// Into a posted tag, which is consumed.
+    Matched,
+    /// Into an ordinary receive, because no posted tag wants it; it counts as unexpected.
+    Unexpected {
+        /// So many are not confirmed that the program should synchronise.
+        asks_sync: bool,
+    },
+    /// Into an ordinary receive: it has no tag.
+    Untagged,
+}
+
 /// The shared receive queue of a QP that has one.
 pub trait SharedReceives {
     /// Takes the next work request: returns its `wr_id` and leaves its list in `sges` (which is cleared first and has
     /// the capacity). The taken request belongs to the QP until it completes.
     fn take_shared(&mut self, sges: &mut Vec<Sge>) -> Option<u64>;
+
+    /// Tag matching: takes the receive for a message with `tag`, or without one, as [`SharedReceives::take_shared`] does,
+    /// in one step: nobody posts or takes a tag in between. A host of other queues has none.
+    fn take_tagged(&mut self, tag: Option<u64>, sges: &mut Vec<Sge>) -> Option<(u64, TagFit)> {
+        let (_, _) = (tag, sges);
+        None
+    }
+
+    /// Tag matching: a message that counted as unexpected ended before the program could hear of it.
+    fn forget_unexpected(&mut self) {}
 
     /// XRC: from now on receives, their completions, and the domain in which keys are looked up are those of the shared
     /// queue `srqn` of the QP's XRC domain. Returns whether there is one; without one there is no receive, no completion

@@ -35,6 +35,7 @@ pub mod fault;
 pub mod qp;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
+pub mod tags;
 pub mod time;
 pub mod wr;
 

@@ -240,6 +240,10 @@ pub enum WcStatus {
     RnrRetryExcErr = 13,
     /// Anything else; unusable QP or device.
     GeneralErr = 21,
+    /// Tag matching: the tag to remove was not there any more.
+    TmErr = 22,
+    /// Tag matching: the card did not bring the data of a rendezvous.
+    TmRndvIncomplete = 23,
 }
 
 /// Operation of a completion (values of `enum ibv_wc_opcode`).
@@ -265,6 +269,16 @@ pub enum WcOpcode {
     Recv = 128,
     /// A WRITE with immediate was received.
     RecvRdmaWithImm = 129,
+    /// Tag matching: a tag was posted.
+    TmAdd = 130,
+    /// Tag matching: a posted tag was removed.
+    TmDel = 131,
+    /// Tag matching: the program told how many unexpected messages it has handled.
+    TmSync = 132,
+    /// Tag matching: a tagged message was received; `Cqe::tm` says how.
+    TmRecv = 133,
+    /// Tag matching: a message without a tag was received.
+    TmNoTag = 134,
 }
 
 /// Four bytes that came along with a received message.
@@ -307,6 +321,32 @@ pub struct Cqe {
     pub solicited: bool,
     /// When it was generated, nanoseconds of the engine's clock.
     pub timestamp: u64,
+    /// What tag matching has to say; empty on other queues.
+    pub tm: TmInfo,
+}
+
+bitflags! {
+    /// What a completion of tag matching means; the values are those of `enum ibv_wc_flags`.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct TmFlags: u32 {
+        /// The program must tell how many unexpected messages it has handled before new tags match anything.
+        const SYNC_REQ = 1 << 4;
+        /// The message found a posted tag.
+        const MATCH = 1 << 5;
+        /// Its data is there.
+        const DATA_VALID = 1 << 6;
+    }
+}
+
+/// The part of a completion that belongs to tag matching (`struct ibv_wc_tm_info`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TmInfo {
+    /// Tag of a matched message, when its data begins to arrive; else 0. An ordinary receive has it in its data.
+    pub tag: u64,
+    /// What the sending program wrote beside the tag; likewise.
+    pub app_ctx: u32,
+    /// What happened.
+    pub flags: TmFlags,
 }
 
 /// Detail of a failure, reported as `vendor_err`; the numbers are listed in the README.

@@ -472,8 +472,16 @@ mod tests {
     fn shared(service: Service, state: QpState) -> Shared {
         let caps = QpCaps::default();
         let qpn = Qpn::new(2);
-        let config =
-            QpConfig { qpn, service, caps, sq_sig_all: false, srq_max_sge: None, port_mtu: 4096, line_rate: None };
+        let config = QpConfig {
+            qpn,
+            service,
+            caps,
+            sq_sig_all: false,
+            srq_max_sge: None,
+            tag_matching: false,
+            port_mtu: 4096,
+            line_rate: None,
+        };
         let mut sh = Shared::new(config);
         sh.state = state;
         sh

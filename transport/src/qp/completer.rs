@@ -10,7 +10,7 @@ use crate::qp::requester::{Requester, index_of};
 use crate::qp::retry::Exhausted;
 use crate::qp::segment;
 use crate::qp::shared::Shared;
-use crate::qp::sq::{Payload, SendWqe};
+use crate::qp::sq::{Origin, Payload, SendWqe};
 use crate::wr::WcStatus;
 use roxe_wire::{AtomicAckEth, NakCode, PathMtu, Psn, Response, Syndrome};
 
@@ -153,9 +153,11 @@ impl Requester {
 
     /// Writes an answer into the list of the oldest work request.
     fn place<H: Host>(&self, host: &mut H, wqe: &SendWqe, offset: u32, data: &[u8]) -> Result<(), Trouble> {
+        // clause: TM-RENDEZVOUS
+        let side = if wqe.origin == Origin::Rendezvous { Side::Recv } else { Side::Send };
         let placed = match self.sq.payload(self.sq.head_index(), wqe) {
             _ if data.is_empty() => true,
-            Payload::Sges(sges) => host.scatter(Side::Send, sges, offset, data).is_ok(),
+            Payload::Sges(sges) => host.scatter(side, sges, offset, data).is_ok(),
             Payload::Inline(_) => false,
         };
         // clause: READ-LOCAL-FAULT

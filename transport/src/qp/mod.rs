@@ -23,6 +23,7 @@ mod rq;
 mod segment;
 pub(crate) mod shared;
 mod sq;
+mod tagged;
 mod unreliable;
 
 pub use attr::{AttrMask, ModifyError, QpAttr, QpState};
@@ -30,6 +31,7 @@ pub use congestion::CongestionCounts;
 pub use flight::charge;
 pub use migration::MigState;
 pub use shared::{QpCaps, QpConfig, QpEvents, Service};
+pub use tagged::MAX_RENDEZVOUS_REQUEST;
 
 use crate::cx::{Host, PacketNote, TxBatch, TxState, Why};
 use crate::time::Instant;
@@ -200,7 +202,10 @@ impl Qp {
             self.requester.migrate(&mut self.shared, host);
         }
         match (from, to) {
-            (_, QpState::Reset) => self.reset(),
+            (_, QpState::Reset) => {
+                self.responder.receives().give_up(host);
+                self.reset();
+            }
             (_, QpState::Err) => self.enter_error(host),
             (QpState::Init, QpState::Rtr) => self.responder.on_rtr(&self.shared),
             (QpState::Rtr, QpState::Rts) => self.requester.on_rts(&self.shared),
@@ -317,6 +322,9 @@ impl Qp {
             // clause: TAKE-SERVICE
             _ => Err(DropReason::WrongService),
         };
+        if let Some(rendezvous) = self.shared.rendezvous.take() {
+            self.requester.begin_rendezvous(&mut self.shared, &rendezvous, self.responder.receives().last_list());
+        }
         self.settle(host);
         result
     }

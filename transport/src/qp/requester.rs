@@ -19,9 +19,10 @@ use crate::qp::outgoing::{Outgoing, Put, put};
 use crate::qp::retry::{Exhausted, Retry, Timer};
 use crate::qp::segment;
 use crate::qp::shared::{QpConfig, QpEvents, Service, Shared};
-use crate::qp::sq::{SendQueue, SendWqe};
+use crate::qp::sq::{Origin, SendQueue, SendWqe};
+use crate::qp::tagged::Rendezvous;
 use crate::time::Instant;
-use crate::wr::{Cqe, SendData, SendFlags, SendOp, SendRequest, WcStatus};
+use crate::wr::{Cqe, SendData, SendFlags, SendOp, SendRequest, Sge, TmFlags, TmInfo, WcOpcode, WcStatus};
 use roxe_wire::{Bth, Header, Kind, PathMtu, Psn, XrcEth};
 
 /// PSNs under way at most. The peer can tell 2^23 apart; this is more than any network holds, keeps late packets
@@ -168,6 +169,7 @@ impl Requester {
             // clause: WC-ERROR-ALWAYS
             complete(sh, host, &wqe, WcStatus::WrFlushErr);
         }
+        sh.rendezvous_count = 0;
         // UC and UD go on numbering from here when they leave SQE.
         self.restart_at(self.cursor.psn);
         self.retry.reset(&sh.attr);
@@ -394,9 +396,24 @@ impl Requester {
         }
     }
 
+    /// Reads the data of a rendezvous into `sges`, the list of the matched receive, and tells the peer when it is there.
+    // clause: TM-RENDEZVOUS
+    pub(crate) fn begin_rendezvous(&mut self, sh: &mut Shared, rendezvous: &Rendezvous, sges: &[Sge]) {
+        sh.rendezvous_count += 1;
+        self.sq.push_rendezvous(rendezvous, sges);
+    }
+
     /// Completes the oldest work request with success.
     pub(crate) fn complete_head<H: Host>(&mut self, sh: &mut Shared, host: &mut H) {
+        if let Some(read) = self.sq.head().copied().filter(|wqe| wqe.origin == Origin::Rendezvous) {
+            complete(sh, host, &read, WcStatus::Success);
+            return self.sq.finish_rendezvous();
+        }
         let Some(wqe) = self.sq.pop() else { return };
+        if wqe.origin == Origin::Fin {
+            sh.rendezvous_count -= 1;
+            return;
+        }
         // clause: WC-SIGNALED
         if sh.config.sq_sig_all || wqe.flags.contains(SendFlags::SIGNALED) {
             complete(sh, host, &wqe, WcStatus::Success);
@@ -422,6 +439,11 @@ pub(crate) fn index_of(psn: Psn, wqe: &SendWqe) -> u32 {
 
 /// Appends a completion of `wqe`.
 fn complete<H: Host>(sh: &mut Shared, host: &mut H, wqe: &SendWqe, status: WcStatus) {
+    match wqe.origin {
+        Origin::Program => {}
+        Origin::Rendezvous => return complete_rendezvous(sh, host, wqe, status),
+        Origin::Fin => return fail_fin(sh, status),
+    }
     let cqe = Cqe {
         wr_id: wqe.wr_id,
         status,
@@ -436,6 +458,37 @@ fn complete<H: Host>(sh: &mut Shared, host: &mut H, wqe: &SendWqe, status: WcSta
     };
     if host.complete(Side::Send, cqe).is_err() {
         sh.overrun();
+    }
+}
+
+/// The data of a rendezvous is there, or will never be: the receive that matched it completes for the second time.
+// clause: TM-RENDEZVOUS-BROKEN
+fn complete_rendezvous<H: Host>(sh: &mut Shared, host: &mut H, wqe: &SendWqe, status: WcStatus) {
+    let (status, byte_len, flags) = match status {
+        WcStatus::Success => (status, wqe.length, TmFlags::DATA_VALID),
+        _ => (WcStatus::TmRndvIncomplete, 0, TmFlags::empty()),
+    };
+    let cqe = Cqe {
+        wr_id: wqe.wr_id,
+        status,
+        opcode: WcOpcode::TmRecv,
+        byte_len,
+        qpn: sh.config.qpn,
+        solicited: status != WcStatus::Success || wqe.flags.contains(SendFlags::SOLICITED),
+        timestamp: host.now().0,
+        tm: TmInfo { flags, ..TmInfo::default() },
+        ..Cqe::default()
+    };
+    if host.complete(Side::Recv, cqe).is_err() {
+        sh.overrun();
+    }
+}
+
+/// The peer could not be told that a rendezvous is over. No completion can say so, but for a flush somebody else's has.
+fn fail_fin(sh: &mut Shared, status: WcStatus) {
+    // clause: TM-FIN-LOST
+    if status != WcStatus::WrFlushErr {
+        sh.events.insert(QpEvents::FATAL);
     }
 }
 

@@ -13,6 +13,7 @@ use crate::qp::reply::{Progress, Replies, check_readable};
 use crate::qp::rq::{RecvQueue, takes_receive};
 use crate::qp::segment::{self, MAX_MESSAGE};
 use crate::qp::shared::{QpConfig, QpEvents, Shared};
+use crate::qp::tagged::MAX_RENDEZVOUS;
 use crate::qp::{DropReason, PostError, QpState};
 use crate::wr::{Access, Cqe, RecvRequest, VendorErr, WcExtra, WcOpcode};
 use roxe_wire::{AtomicEth, Bth, ImmDt, PathMtu, Psn, RKey, Request, Reth, SendTail, UcRequest, XrcEth};
@@ -306,7 +307,7 @@ impl Responder {
         // clause: CHECK-ORDER
         check_op_seq(self.open, req)?;
         check_op_valid(sh.attr.access, req)?;
-        self.check_resource(sh, host, req)?;
+        self.check_resource(sh, host, req, payload)?;
         self.check_length(sh.attr.path_mtu, req, payload)?;
         check_rkey(host, req)?;
         self.execute(sh, host, incoming)
@@ -314,8 +315,19 @@ impl Responder {
 
     /// A message that ends in a receive needs one from its first packet on, a WRITE with immediate only for its last; a
     /// READ or atomic needs room to remember it (IBA §9.7.5).
-    fn check_resource<H: Host>(&mut self, sh: &Shared, host: &mut H, req: &Request) -> Result<(), Refusal> {
+    fn check_resource<H: Host>(
+        &mut self,
+        sh: &Shared,
+        host: &mut H,
+        req: &Request,
+        payload: &[u8],
+    ) -> Result<(), Refusal> {
         match req {
+            Request::SendFirst | Request::SendOnly(_) if sh.config.tag_matching => {
+                let may_read = matches!(req, Request::SendOnly(_)) && may_read(sh);
+                self.receiving = self.rq.acquire_for(host, payload, may_read);
+                if self.receiving { Ok(()) } else { Err(Refusal::NoReceive) }
+            }
             // clause: UC-IMM-LAST
             req if takes_receive(req) => {
                 self.receiving = self.rq.acquire(host);
@@ -436,7 +448,7 @@ impl Responder {
                 WcExtra::Invalidated(ieth.0)
             }
         };
-        let byte_len = if let Open::Send(received) = self.open { received } else { 0 };
+        let byte_len = if let Open::Send(received) = self.open { self.rq.landed(received) } else { 0 };
         self.open = Open::None;
         let opcode = WcOpcode::Recv;
         let cqe = Cqe { opcode, byte_len, extra, solicited: bth.solicited, ..Cqe::default() };
@@ -536,6 +548,11 @@ fn psns(req: &Request, mtu: PathMtu) -> u32 {
         Request::Read(reth) => segment::packets(reth.dma_len, mtu),
         _ => 1,
     }
+}
+
+/// Tag matching: whether the QP can read data from the peer by itself.
+fn may_read(sh: &Shared) -> bool {
+    sh.attr.max_rd_atomic > 0 && sh.rendezvous_count < MAX_RENDEZVOUS
 }
 
 /// Bytes of a payload; one packet's, so it always fits.

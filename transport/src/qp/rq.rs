@@ -6,6 +6,7 @@
 use crate::cx::{Host, MemError, Side};
 use crate::qp::PostError;
 use crate::qp::shared::{QpConfig, Service, Shared};
+use crate::qp::tagged::{Fate, Rendezvous, wanted_tag};
 use crate::wr::{Cqe, RecvRequest, Sge, WcOpcode, WcStatus};
 use roxe_wire::Request;
 
@@ -101,6 +102,16 @@ impl Taken {
         let wr_id = host.take_shared(&mut self.sges)?;
         Some(Slot::new(wr_id, &self.sges))
     }
+
+    /// The same for a message that begins with `first`, matched by its tag; `may_read` as for [`Fate::of`].
+    fn take_tagged<H: Host>(&mut self, host: &mut H, first: &[u8], may_read: bool) -> Option<(Slot, Fate)> {
+        if self.sges.capacity() < self.max_sge {
+            self.sges.reserve_exact(self.max_sge);
+        }
+        let (wr_id, fit) = host.take_tagged(wanted_tag(first), &mut self.sges)?;
+        let slot = Slot::new(wr_id, &self.sges);
+        Some((slot, Fate::of(first, fit, slot.room, may_read)))
+    }
 }
 
 #[derive(Debug)]
@@ -119,6 +130,11 @@ pub(crate) struct RecvQueue {
     starved: bool,
     /// XRC: the shared queue that the newest request named, and the current receive is from.
     srqn: u32,
+    matches_tags: bool,
+    /// Tag matching: what the current receive is for.
+    fate: Fate,
+    /// Bytes at the beginning of the message that do not land in the current receive.
+    hidden: u32,
 }
 
 /// Whether a request uses up a receive or begins to use one.
@@ -136,7 +152,8 @@ impl RecvQueue {
             Some(max_sge) => Source::Shared(Taken { slot: None, sges: Vec::new(), max_sge: max_sge as usize }),
             None => Source::Own(Ring::new(config.caps.max_recv_wr as usize, config.caps.max_recv_sge as usize)),
         };
-        Self { source, starved: false, srqn: 0 }
+        let (matches_tags, fate) = (config.tag_matching, Fate::Plain);
+        Self { source, starved: false, srqn: 0, matches_tags, fate, hidden: 0 }
     }
 
     /// XRC: the shared queue that receives come from.
@@ -179,6 +196,18 @@ impl RecvQueue {
         }
     }
 
+    /// As [`RecvQueue::acquire`] for a message that begins with `first`: a tag-matching queue looks at its header.
+    pub(crate) fn acquire_for<H: Host>(&mut self, host: &mut H, first: &[u8], may_read: bool) -> bool {
+        match &mut self.source {
+            Source::Shared(taken) if self.matches_tags && !self.starved && taken.slot.is_none() => {
+                let Some((slot, fate)) = taken.take_tagged(host, first, may_read) else { return false };
+                (taken.slot, self.fate, self.hidden) = (Some(slot), fate, fate.hidden());
+                true
+            }
+            _ => self.acquire(host),
+        }
+    }
+
     /// From now on, or no longer, there seems to be no receive.
     pub(crate) fn starve(&mut self, starved: bool) {
         self.starved = starved;
@@ -192,16 +221,28 @@ impl RecvQueue {
         }
     }
 
-    /// Bytes that the current receive takes; 0 without one.
+    /// Bytes of a message that the current receive takes; 0 without one.
     pub(crate) fn room(&self) -> u64 {
-        self.current().map_or(0, |(slot, _)| slot.room)
+        self.current().map_or(0, |(slot, _)| slot.room + u64::from(self.hidden))
     }
 
-    /// Places `data` `offset` bytes into the current receive.
+    /// Of `received` bytes of a message, those that are in the current receive.
+    pub(crate) fn landed(&self, received: u32) -> u32 {
+        received.saturating_sub(self.hidden)
+    }
+
+    /// The list of the receive that was taken last from a shared queue.
+    pub(crate) fn last_list(&self) -> &[Sge] {
+        if let Source::Shared(taken) = &self.source { &taken.sges } else { &[] }
+    }
+
+    /// Places `data`, which is `offset` bytes into the message, into the current receive.
     pub(crate) fn scatter<H: Host>(&self, host: &mut H, offset: u32, data: &[u8]) -> Result<(), MemError> {
+        let data = data.get(self.hidden.saturating_sub(offset) as usize..).unwrap_or_default();
         if data.is_empty() {
             return Ok(());
         }
+        let offset = self.landed(offset);
         let (_, sges) = self.current().ok_or(MemError::Range)?;
         host.scatter(Side::Recv, sges, offset, data)
     }
@@ -216,11 +257,37 @@ impl RecvQueue {
         }
         // clause: WC-SOLICITED
         let solicited = cqe.solicited || cqe.status != WcStatus::Success;
-        let cqe = Cqe { wr_id, solicited, qpn: sh.config.qpn, timestamp: host.now().0, ..cqe };
+        let mut cqe = Cqe { wr_id, solicited, qpn: sh.config.qpn, timestamp: host.now().0, ..cqe };
+        if self.matches_tags {
+            cqe = self.end_tagged(sh, host, cqe);
+        }
         if host.complete(Side::Recv, cqe).is_err() {
             sh.overrun();
         }
         true
+    }
+
+    /// The completion of the current receive of a tag-matching queue is `cqe` but for what its tag adds.
+    fn end_tagged<H: Host>(&mut self, sh: &mut Shared, host: &mut H, cqe: Cqe) -> Cqe {
+        self.hidden = 0;
+        let fate = core::mem::take(&mut self.fate);
+        match fate {
+            Fate::Unexpected { .. } if cqe.status != WcStatus::Success => host.forget_unexpected(),
+            Fate::Rendezvous(rendezvous) if cqe.status == WcStatus::Success => {
+                let Cqe { wr_id, solicited, .. } = cqe;
+                sh.rendezvous = Some(Rendezvous { wr_id, solicited, ..rendezvous });
+            }
+            _ => {}
+        }
+        fate.stamp(cqe)
+    }
+
+    /// The current receive of a tag-matching queue vanishes without a completion.
+    pub(crate) fn give_up<H: Host>(&mut self, host: &mut H) {
+        self.hidden = 0;
+        if let Fate::Unexpected { .. } = core::mem::take(&mut self.fate) {
+            host.forget_unexpected();
+        }
     }
 
     /// Ends all receives as flushed, oldest first. A shared queue keeps what this QP has not taken.
@@ -262,6 +329,7 @@ mod tests {
             caps,
             sq_sig_all: false,
             srq_max_sge: srq,
+            tag_matching: false,
             port_mtu: 4096,
             line_rate: None,
         }

@@ -2,6 +2,7 @@
 
 use crate::qp::attr::{QpAttr, QpState};
 use crate::qp::congestion::{self, Congestion};
+use crate::qp::tagged::Rendezvous;
 use crate::wr::Av;
 use bitflags::bitflags;
 use core::num::NonZeroU64;
@@ -60,6 +61,8 @@ pub struct QpConfig {
     pub sq_sig_all: bool,
     /// Receives come from a shared receive queue; lists there have at most this many elements.
     pub srq_max_sge: Option<u32>,
+    /// That queue matches tags (RC only). `srq_max_sge` then holds for posted tags too.
+    pub tag_matching: bool,
     /// Largest UD payload, bytes: the port's active MTU.
     pub port_mtu: u32,
     /// Slow down when the peer tells of congestion, up to a line of this many bit/s, and let switches mark our packets
@@ -108,6 +111,9 @@ pub(crate) struct Shared {
     pub(crate) send_error: bool,
     /// `PATH_MIG_ERR` was raised since software armed the migration.
     pub(crate) migration_failed: bool,
+    /// Tag matching: the rendezvous that a message has just asked for, and how many are under way.
+    pub(crate) rendezvous: Option<Rendezvous>,
+    pub(crate) rendezvous_count: u32,
 }
 
 impl Shared {
@@ -124,6 +130,8 @@ impl Shared {
             failed: false,
             send_error: false,
             migration_failed: false,
+            rendezvous: None,
+            rendezvous_count: 0,
         }
     }
 

@@ -6,11 +6,24 @@
 use crate::qp::PostError;
 use crate::qp::segment::MAX_MESSAGE;
 use crate::qp::shared::{QpCaps, QpConfig};
+use crate::qp::tagged::{MAX_RENDEZVOUS, Rendezvous};
 use crate::wr::{SendData, SendFlags, SendOp, SendRequest, Sge, UdDest, WcOpcode};
-use roxe_wire::Psn;
+use roxe_wire::{Psn, Tmh};
 
 /// Bytes of the remote word of an atomic.
 const ATOMIC_LEN: u32 = 8;
+
+/// Who wants a send work request done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// The program.
+    #[default]
+    Program,
+    /// The card, which reads the data of a rendezvous. Its inline bytes are the message to send when that is done.
+    Rendezvous,
+    /// The card, which tells the peer that a rendezvous is over.
+    Fin,
+}
 
 /// A send work request in the queue.
 #[derive(Clone, Copy, Debug)]
@@ -28,9 +41,15 @@ pub(crate) struct SendWqe {
     pub(crate) packets: u32,
     /// XRC: the peer's shared receive queue that it is for.
     pub(crate) srqn: u32,
+    pub(crate) origin: Origin,
 }
 
 impl SendWqe {
+    /// A request that has not started, with an empty list.
+    const fn new(wr_id: u64, op: SendOp, flags: SendFlags, length: u32, origin: Origin) -> Self {
+        Self { wr_id, op, flags, length, num_sge: 0, first_psn: Psn::new(0), packets: 0, srqn: 0, origin }
+    }
+
     /// Whether only a response of its own completes it, and `max_rd_atomic` limits it.
     pub(crate) fn awaits_response(&self) -> bool {
         self.is_read() || self.is_atomic()
@@ -119,6 +138,21 @@ struct Slot {
     dest: Option<UdDest>,
 }
 
+impl Slot {
+    /// A place for a request of the card.
+    const fn internal(wqe: SendWqe) -> Self {
+        Self { wqe, dest: None }
+    }
+}
+
+/// Places, elements and inline bytes that the card needs for requests of its own.
+fn internal_room(config: &QpConfig) -> (u32, u32, u32) {
+    match config.srq_max_sge {
+        Some(max_sge) if config.tag_matching => (MAX_RENDEZVOUS, max_sge, Tmh::LEN as u32),
+        _ => (0, 0, 0),
+    }
+}
+
 /// The ring of send work requests, oldest (`head`) to newest (before `tail`).
 #[derive(Debug)]
 pub(crate) struct SendQueue {
@@ -126,6 +160,8 @@ pub(crate) struct SendQueue {
     mask: u32,
     head: u32,
     tail: u32,
+    /// Entries that are not the program's; they have places of their own.
+    internal: u32,
     slots: Vec<Slot>,
     sges: Lanes<Sge>,
     inline: Lanes<u8>,
@@ -134,16 +170,18 @@ pub(crate) struct SendQueue {
 impl SendQueue {
     pub(crate) fn new(config: &QpConfig) -> Self {
         let caps = config.caps;
-        let slots = caps.max_send_wr.max(1).next_power_of_two();
+        let (own_slots, own_sges, own_bytes) = internal_room(config);
+        let slots = (caps.max_send_wr + own_slots).max(1).next_power_of_two();
         let len = slots as usize;
         Self {
             caps,
             mask: slots - 1,
             head: 0,
             tail: 0,
+            internal: 0,
             slots: Vec::new(),
-            sges: Lanes::new(len, caps.max_send_sge as usize),
-            inline: Lanes::new(len, caps.max_inline_data as usize),
+            sges: Lanes::new(len, caps.max_send_sge.max(own_sges) as usize),
+            inline: Lanes::new(len, caps.max_inline_data.max(own_bytes) as usize),
         }
     }
 
@@ -210,7 +248,38 @@ impl SendQueue {
                 self.inline.put(slot, bytes, 0);
             }
         }
-        let filled = Slot { wqe, dest: req.ud };
+        self.fill(slot, Slot { wqe, dest: req.ud });
+        Ok(())
+    }
+
+    /// Appends a READ of the card into `sges`; the message for the end is kept beside it. There is a place for it.
+    pub(crate) fn push_rendezvous(&mut self, rendezvous: &Rendezvous, sges: &[Sge]) {
+        let Rendezvous { wr_id, va, rkey, len, solicited, ref fin } = *rendezvous;
+        let slot = self.slot(self.tail);
+        self.sges.put(slot, sges, Sge::default());
+        self.inline.put(slot, &fin.to_bytes(), 0);
+        let op = SendOp::Read { remote_addr: va, rkey };
+        let flags = if solicited { SendFlags::SOLICITED } else { SendFlags::empty() };
+        let num_sge = u32::try_from(sges.len()).unwrap_or(u32::MAX);
+        self.fill(slot, Slot::internal(SendWqe { num_sge, ..SendWqe::new(wr_id, op, flags, len, Origin::Rendezvous) }));
+        self.internal += 1;
+    }
+
+    /// Removes the oldest entry, a READ of the card, and appends the message that tells the peer that it is done.
+    pub(crate) fn finish_rendezvous(&mut self) {
+        let Some(read) = self.head().copied() else { return };
+        let mut fin = [0; Tmh::LEN];
+        fin.copy_from_slice(self.inline.get(self.slot(self.head), Tmh::LEN));
+        self.pop();
+        let slot = self.slot(self.tail);
+        self.inline.put(slot, &fin, 0);
+        let wqe = SendWqe::new(read.wr_id, SendOp::Send, SendFlags::INLINE, Tmh::LEN as u32, Origin::Fin);
+        self.fill(slot, Slot::internal(wqe));
+        self.internal += 1;
+    }
+
+    /// Puts the next entry into its place.
+    fn fill(&mut self, slot: usize, filled: Slot) {
         // A place exists from the second lap on; on the first it is the next to append.
         match self.slots.get_mut(slot) {
             Some(old) => *old = filled,
@@ -220,19 +289,19 @@ impl SendQueue {
             }
         }
         self.tail = self.tail.wrapping_add(1);
-        Ok(())
     }
 
     /// Removes the oldest entry.
     pub(crate) fn pop(&mut self) -> Option<SendWqe> {
         let wqe = *self.head()?;
         self.head = self.head.wrapping_add(1);
+        self.internal -= u32::from(wqe.origin != Origin::Program);
         Some(wqe)
     }
 
     /// Requests that can be appended now.
     pub(crate) fn room(&self) -> u32 {
-        self.caps.max_send_wr.saturating_sub(self.tail.wrapping_sub(self.head))
+        self.caps.max_send_wr.saturating_sub(self.tail.wrapping_sub(self.head) - self.internal)
     }
 
     /// Removes up to `count` of the newest entries, but none before `keep`.
@@ -243,6 +312,7 @@ impl SendQueue {
     /// Removes all entries.
     pub(crate) fn clear(&mut self) {
         self.head = self.tail;
+        self.internal = 0;
     }
 
     fn check(&self, req: &SendRequest<'_>) -> Result<SendWqe, PostError> {
@@ -254,16 +324,7 @@ impl SendQueue {
             SendData::Inline(bytes) => (self.check_inline(bytes)?, 0),
         };
         let flags = req.flags - SendFlags::INLINE;
-        let mut wqe = SendWqe {
-            wr_id: req.wr_id,
-            op: req.op,
-            flags,
-            length,
-            num_sge,
-            first_psn: Psn::default(),
-            packets: 0,
-            srqn: 0,
-        };
+        let mut wqe = SendWqe { num_sge, ..SendWqe::new(req.wr_id, req.op, flags, length, Origin::Program) };
         if wqe.is_atomic() {
             // clause: SEND-ATOMIC-RESULT
             if length < ATOMIC_LEN {
@@ -311,6 +372,7 @@ mod tests {
             caps,
             sq_sig_all: false,
             srq_max_sge: None,
+            tag_matching: false,
             port_mtu: 256,
             line_rate: None,
         })

@@ -4,11 +4,15 @@
 //! what the QP says it has under way, and nothing is released that was not reserved.
 
 use super::memory::VecMemory;
-use crate::cx::{AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, SharedReceives, Side};
+use crate::cx::{AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, SharedReceives, Side, TagFit};
+use crate::tags::TagList;
 use crate::time::Instant;
 use crate::wr::{Access, Av, Bind, Cqe, RecvRequest, Sge};
 use roxe_wire::{Qpn, RKey};
 use std::collections::VecDeque;
+
+/// Tags of a shared receive queue at most.
+pub const MAX_TAGS: u32 = 16;
 
 /// Elements of a shared receive request at most.
 pub const SRQ_MAX_SGE: usize = 4;
@@ -98,6 +102,8 @@ pub struct SimHost {
     pub overruns: u32,
     /// The shared receive queue, if the QP uses one.
     pub srq: Srq,
+    /// The tags of that queue, if it matches them.
+    pub tags: Option<TagList>,
     /// The queues of the XRC domain of a target.
     pub xrc: Vec<XrcQueue>,
     /// Which of them the target works with now.
@@ -185,6 +191,23 @@ impl SharedReceives for SimHost {
         sges.clear();
         sges.extend_from_slice(&taken.sges[..taken.count]);
         Some(taken.wr_id)
+    }
+
+    fn take_tagged(&mut self, tag: Option<u64>, sges: &mut Vec<Sge>) -> Option<(u64, TagFit)> {
+        let matched = self.tags.as_mut().zip(tag).and_then(|(tags, tag)| tags.take(tag, sges));
+        if let Some(wr_id) = matched {
+            return Some((wr_id, TagFit::Matched));
+        }
+        let wr_id = self.take_shared(sges)?;
+        let unexpected = self.tags.as_mut().filter(|_| tag.is_some());
+        let fit = unexpected.map(|tags| TagFit::Unexpected { asks_sync: tags.note_unexpected() });
+        Some((wr_id, fit.unwrap_or(TagFit::Untagged)))
+    }
+
+    fn forget_unexpected(&mut self) {
+        if let Some(tags) = &mut self.tags {
+            tags.forget_unexpected();
+        }
     }
 
     fn select_srq(&mut self, srqn: u32) -> bool {

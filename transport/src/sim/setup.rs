@@ -2,11 +2,12 @@
 //!
 //! May touch: the public face of `qp`, [`super::topology`]. A test changes the fields it is about and leaves the rest.
 
-use super::host::{SRQ_MAX_SGE, SimHost};
+use super::host::{MAX_TAGS, SRQ_MAX_SGE, SimHost};
 use super::topology::address;
 use crate::Qp;
 use crate::qp::attr::{AttrMask, QpAttr, QpState};
 use crate::qp::shared::{QpCaps, QpConfig, Service};
+use crate::tags::TagList;
 use crate::wr::{Access, Av};
 use core::num::NonZeroU64;
 use core::time::Duration;
@@ -92,6 +93,8 @@ pub struct Setup {
     pub sq_sig_all: bool,
     /// Receives come from the hosts' shared receive queues.
     pub srq: bool,
+    /// B has a shared receive queue, which matches tags; its program cannot send anything.
+    pub tag_matching: bool,
     /// First PSN that `[A, B]` send.
     pub psn: [u32; 2],
     /// Code of the local ACK timeout.
@@ -131,6 +134,7 @@ impl Default for Setup {
             caps: QpCaps { max_send_wr: 64, max_recv_wr: 64, max_send_sge: 4, max_recv_sge: 4, max_inline_data: 64 },
             sq_sig_all: false,
             srq: false,
+            tag_matching: false,
             psn: [100, 900],
             timeout: 14,
             retry_cnt: 7,
@@ -165,6 +169,11 @@ impl Setup {
     pub fn side(&self, who: Peer) -> Self {
         match (self.service, who) {
             (Service::XrcIni, Peer::B) => Self { service: Service::XrcTgt, srq: true, ..*self },
+            (_, Peer::A) => Self { tag_matching: false, ..*self },
+            (_, Peer::B) if self.tag_matching => {
+                let caps = QpCaps { max_send_wr: 0, max_send_sge: 0, max_inline_data: 0, ..self.caps };
+                Self { srq: true, caps, ..*self }
+            }
             _ => *self,
         }
     }
@@ -177,10 +186,12 @@ impl Setup {
             caps: QpCaps { max_recv_wr: if self.srq { 0 } else { self.caps.max_recv_wr }, ..self.caps },
             sq_sig_all: self.sq_sig_all,
             srq_max_sge: self.srq.then_some(SRQ_MAX_SGE as u32),
+            tag_matching: self.tag_matching,
             port_mtu: self.path_mtu.bytes(),
             line_rate: self.line_rate,
         };
         let mut host = SimHost::with_depth((self.caps.max_send_wr + self.caps.max_recv_wr) as usize);
+        host.tags = self.tag_matching.then(|| TagList::new(MAX_TAGS, SRQ_MAX_SGE as u32));
         host.flow.limit = self.flow_limit;
         host.flow.returns = self.service.is_reliable();
         (Qp::new(config), host)

@@ -3,8 +3,8 @@
 //! Lives here: helpers that make the scripts short. The world they run in is [`crate::sim`]. One file per subject:
 //! `reliable` (what RC does when nothing goes wrong), `loss`, `rnr`, `refusals` (NAKs and their statuses), `ranges` (of
 //! remote keys), `responder` and `requester` (one side against forged packets), `states`, `unreliable` (UC), `datagram`
-//! (UD), `xrc`, `local` (operations that send nothing), `migration` (of paths), `congestion`, `cost` (of loss), `faults`
-//! (rules and notes), `shrink` (of failing runs), `clauses` (what the others leave unproved).
+//! (UD), `xrc`, `tags` (tag matching), `local` (operations that send nothing), `migration` (of paths), `congestion`, `cost`
+//! (of loss), `faults` (rules and notes), `shrink` (of failing runs), `clauses` (what the others leave unproved).
 
 mod clauses;
 mod congestion;
@@ -23,6 +23,7 @@ mod rnr;
 mod shrink;
 mod simulation;
 mod states;
+mod tags;
 mod unreliable;
 mod xrc;
 

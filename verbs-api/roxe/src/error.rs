@@ -153,6 +153,10 @@ pub(crate) const fn explain(status: WcStatus) -> &'static str {
         WcStatus::RnrRetryExcErr => {
             "the peer had no receive request for it (RNR_RETRY_EXC_ERR); post receives before the messages come, or set rnr_retry to 7 to wait for ever"
         }
+        WcStatus::TmErr => "the tag to remove was matched or removed before (TM_ERR)",
+        WcStatus::TmRndvIncomplete => {
+            "the device did not bring the data of a rendezvous (TM_RNDV_INCOMPLETE); read it with an RDMA READ if the queue pair still works"
+        }
         WcStatus::LocEecOpErr | WcStatus::GeneralErr => "the queue pair or device is unusable (GENERAL_ERR)",
     }
 }

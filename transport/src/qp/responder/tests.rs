@@ -68,6 +68,7 @@ impl Script {
             caps,
             sq_sig_all: false,
             srq_max_sge,
+            tag_matching: false,
             port_mtu: MTU as u32,
             line_rate: None,
         };
