@@ -262,9 +262,15 @@ impl Cq {
         verdict == Verdict::Announce && self.channel.is_some()
     }
 
-    /// Drops what waits here of one queue pair.
-    pub(crate) fn forget(&self, qpn: Qpn) {
-        self.state.lock().ring.retain(|cqe| cqe.qpn != qpn);
+    /// Drops what waits here of one queue pair; `dropped` is told of each and must not use this queue.
+    pub(crate) fn forget(&self, qpn: Qpn, mut dropped: impl FnMut(&Cqe)) {
+        self.state.lock().ring.retain(|cqe| {
+            let stays = cqe.qpn != qpn;
+            if !stays {
+                dropped(cqe);
+            }
+            stays
+        });
     }
 
     /// Announces on the channel that an armed entry came; not any more once the queue is destroyed.

@@ -10,7 +10,9 @@ use crate::mr::{MemoryTable, Reach};
 use crate::qp::{QpCore, Report};
 use crate::srq::Srq;
 use crate::unpolled::Unpolled;
-use roxe_transport::cx::{AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, SharedReceives, Side};
+use roxe_transport::cx::{
+    AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, SharedReceives, Side, TagFit,
+};
 use roxe_transport::qp::Service;
 use roxe_transport::time::Instant;
 use roxe_transport::wr::{Access, Av, Bind, Cqe, Sge};
@@ -205,6 +207,16 @@ impl Completions for QpHost<'_> {
 impl SharedReceives for QpHost<'_> {
     fn take_shared(&mut self, sges: &mut Vec<Sge>) -> Option<u64> {
         self.srq()?.take(sges)
+    }
+
+    fn take_tagged(&mut self, tag: Option<u64>, sges: &mut Vec<Sge>) -> Option<(u64, TagFit)> {
+        self.qp.srq()?.take_tagged(tag, sges)
+    }
+
+    fn forget_unexpected(&mut self) {
+        if let Some(srq) = self.qp.srq() {
+            srq.forget_unexpected();
+        }
     }
 
     fn select_srq(&mut self, srqn: u32) -> bool {

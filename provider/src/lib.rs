@@ -23,7 +23,8 @@
 //!
 //! 1. the engine's receive side (tried, never waited for, by a poller),
 //! 2. one queue pair,
-//! 3. one of: a completion queue, a shared receive queue, the memory table (read), a flow's window,
+//! 3. one of: a completion queue, a shared receive queue (around a completion queue where it matches tags), the memory
+//!    table (read), a flow's window,
 //! 4. the event queue of a channel or context.
 //!
 //! No lock is held while a program's thread waits. A queue pair's lock is held while its own packets are handed to the
@@ -86,11 +87,12 @@ pub use pd::{Ah, AhAttr, Pd};
 pub use port::{GID_TABLE_LEN, GidEntry, PortAttr};
 pub use qp::{Qp, QpInit, QpInitView, SendGuard};
 pub use roxe_transport::qp::{AttrMask, MigState, ModifyError, PostError, QpAttr, QpCaps, QpState, Service};
+pub use roxe_transport::tags::{TagHandle, TagRecv};
 pub use roxe_transport::wr::{
-    Access, Av, Cqe, RecvRequest, SendData, SendFlags, SendOp, SendRequest, Sge, UdDest, VendorErr, WcExtra, WcOpcode,
-    WcStatus,
+    Access, Av, Cqe, RecvRequest, SendData, SendFlags, SendOp, SendRequest, Sge, TmFlags, TmInfo, UdDest, VendorErr,
+    WcExtra, WcOpcode, WcStatus,
 };
 pub use roxe_wire as wire;
-pub use srq::{Srq, SrqAttr, SrqInit};
+pub use srq::{Srq, SrqAttr, SrqInit, TagInit, TagOp, TagRequest};
 pub use uses::Use;
 pub use xrcd::{Xrcd, XrcdInit};

@@ -17,6 +17,14 @@ pub const MAX_SRQ_WR: u32 = 32_768;
 pub const MAX_SRQ_SGE: u32 = MAX_SGE;
 /// Shared receive queues of one XRC domain.
 pub const MAX_XRC_SRQ: u32 = 4096;
+/// Tags posted to a tag-matching shared receive queue. A message may look at all of them.
+pub const MAX_TM_TAGS: u32 = 1024;
+/// Operations on such a queue whose completions nobody has polled.
+pub const MAX_TM_OPS: u32 = 1024;
+/// Bytes of a rendezvous request that the card answers itself.
+pub const MAX_TM_RNDV_HDR: u32 = roxe_transport::qp::MAX_RENDEZVOUS_REQUEST;
+/// Elements of the list of a posted tag.
+pub const MAX_TM_SGE: u32 = 4;
 /// Memory regions and windows of one context.
 pub const MAX_MR: u32 = 1 << 22;
 /// Bytes of one region: any range the process can have.

@@ -2,13 +2,14 @@
 //!
 //! Makes the objects of a domain and counts them. Touches the memory table through [`crate::mr`].
 
+use crate::cq::Cq;
 use crate::device::Context;
 use crate::dm::Dm;
 use crate::error::Error;
 use crate::mr::{Mr, Mw, MwKind};
 use crate::net::group;
 use crate::qp::{Qp, QpInit};
-use crate::srq::{Srq, SrqInit};
+use crate::srq::{Srq, SrqInit, TagInit};
 use crate::uses::{Use, UseCount};
 use roxe_transport::wr::{Access, Av};
 use roxe_wire::Gid;
@@ -84,6 +85,12 @@ impl Pd {
     /// A new shared receive queue; EINVAL beyond the limits of the device.
     pub fn create_srq(self: &Arc<Self>, init: SrqInit) -> Result<Arc<Srq>, Error> {
         Srq::create(self, init)
+    }
+
+    /// A new shared receive queue that matches tags (`man ibv_post_srq_ops`); everything that it receives, and every operation
+    /// on its tags, completes in `cq`. EINVAL beyond the limits of the device.
+    pub fn create_tag_srq(self: &Arc<Self>, init: SrqInit, cq: &Arc<Cq>, tags: TagInit) -> Result<Arc<Srq>, Error> {
+        Srq::create_tags(self, init, cq, tags)
     }
 
     /// A new address handle; errors as [`Context::resolve_av`].

@@ -79,12 +79,18 @@ impl Qp {
     /// The same, for a target in the XRC domain that it takes receives from.
     pub(crate) fn create_in(pd: &Arc<Pd>, init: QpInit, xrcd: Option<&Arc<Xrcd>>) -> Result<Arc<Self>, Error> {
         check_init(pd, &init)?;
+        let mut uses = vec![pd.hold(), init.send_cq.hold(), init.recv_cq.hold()];
+        let tags = init.srq.clone().filter(|srq| srq.matches_tags());
+        // clause: TM-QUEUE
+        let recv_cq = tags.as_ref().and_then(|srq| srq.cq()).unwrap_or(&init.recv_cq);
+        let init = QpInit { recv_cq: Arc::clone(recv_cq), ..init };
         let context = pd.context();
         let view = QpInitView { service: init.service, caps: init.caps, sq_sig_all: init.sq_sig_all };
         let port_mtu = context.device().active_mtu().bytes();
         let line_rate = context.engine().line_rate();
         let in_domain = xrcd.map(|_| limits::MAX_SRQ_SGE);
-        let srq_max_sge = init.srq.as_ref().map(|srq| srq.max_sge()).or(in_domain);
+        let srq_max_sge = init.srq.as_ref().map(|srq| srq.longest_list()).or(in_domain);
+        let tag_matching = tags.is_some();
         let make = |qpn| {
             let config = QpConfig {
                 qpn,
@@ -92,13 +98,13 @@ impl Qp {
                 caps: view.caps,
                 sq_sig_all: view.sq_sig_all,
                 srq_max_sge,
+                tag_matching,
                 port_mtu,
                 line_rate,
             };
             Arc::new(QpCore::new(pd, &init, config, xrcd))
         };
         let core = context.engine().register_qp(make)?;
-        let mut uses = vec![pd.hold(), init.send_cq.hold(), init.recv_cq.hold()];
         uses.extend(init.srq.as_ref().map(|srq| srq.hold()));
         uses.extend(xrcd.map(|xrcd| xrcd.hold()));
         Ok(Arc::new(Self { core, pd: Arc::clone(pd), view, uses: Mutex::new(uses) }))
@@ -190,11 +196,20 @@ impl Qp {
         if mask.contains(AttrMask::STATE) && attr.state == QpState::Reset {
             self.core.inner.lock().path.reset();
             self.core.engine().forget_packets(&self.core);
-            // clause: STATE-RESET-COMPLETIONS
-            self.send_cq().forget(self.qpn());
-            self.recv_cq().forget(self.qpn());
+            self.forget_completions();
         }
         Ok(())
+    }
+
+    /// Drops the completions that nobody has polled.
+    // clause: STATE-RESET-COMPLETIONS
+    fn forget_completions(&self) {
+        let mut dropped = vec![];
+        self.recv_cq().forget(self.qpn(), |cqe| dropped.push(*cqe));
+        self.send_cq().forget(self.qpn(), |_| {});
+        if let Some(srq) = self.srq().filter(|srq| srq.matches_tags()) {
+            dropped.iter().for_each(|cqe| srq.forget_completion(cqe));
+        }
     }
 
     /// Its attributes, with the state in `state` and `cur_state`, and what it was created with.
@@ -320,6 +335,10 @@ fn check_init(pd: &Pd, init: &QpInit) -> Result<(), Error> {
     ];
     if let Some((name, asked, most)) = limits.into_iter().find(|(_, asked, most)| asked > most) {
         return Err(Error::invalid(format!("{name} is {asked}; the device takes at most {most}")));
+    }
+    // clause: TM-QUEUE
+    if init.service != Service::Rc && init.srq.as_ref().is_some_and(|srq| srq.matches_tags()) {
+        return Err(Error::invalid("a shared receive queue that matches tags is for reliable connections only"));
     }
     let context = pd.context();
     let same = |other: &Arc<Context>| Arc::ptr_eq(context, other);

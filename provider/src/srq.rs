@@ -1,11 +1,16 @@
 //! Shared receive queues: many QPs take receive requests from one place.
 //!
-//! One lock per queue; it is the innermost but the event queue's. Touches the context for the limit event.
+//! One lock per queue; further in are only that of a completion queue, for operations on tags, and that of the event queue.
+//! Touches the context for the limit event.
+
+mod tags;
+
+pub use tags::{TagInit, TagOp, TagRequest};
 
 use crate::cq::Cq;
 use crate::error::Error;
 use crate::event::AsyncEventKind;
-use crate::limits::{MAX_SRQ_SGE, MAX_SRQ_WR};
+use crate::limits::{MAX_SRQ_SGE, MAX_SRQ_WR, MAX_TM_SGE};
 use crate::pd::Pd;
 use crate::uses::{ObjectId, Use, UseCount};
 use crate::xrcd::Xrcd;
@@ -14,6 +19,7 @@ use roxe_transport::qp::PostError;
 use roxe_transport::wr::{RecvRequest, Sge};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use tags::{TagState, Tags};
 
 /// What a shared receive queue is created with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,12 +52,23 @@ struct State {
     requests: VecDeque<(u64, u32)>,
     sges: VecDeque<Sge>,
     attr: SrqAttr,
+    /// Of a queue that matches tags.
+    tags: Option<TagState>,
 }
 
 impl State {
     fn len(&self) -> u32 {
         // Never more than `max_wr`, which is 32 bits.
         self.requests.len() as u32
+    }
+
+    /// Takes the oldest request: its `wr_id`, and whether the limit fired; leaves its list in `sges`.
+    fn take(&mut self, sges: &mut Vec<Sge>) -> Option<(u64, bool)> {
+        sges.clear();
+        // clause: SRQ-ORDER
+        let (wr_id, count) = self.requests.pop_front()?;
+        sges.extend(self.sges.drain(..count as usize));
+        Some((wr_id, self.fire_limit()))
     }
 
     /// Disarms the limit if fewer requests than it are left, and says whether it did.
@@ -73,8 +90,16 @@ pub struct Srq {
     id: ObjectId,
     user: u64,
     uses: UseCount,
-    xrc: Option<Xrc>,
+    kind: Kind,
     state: Mutex<State>,
+}
+
+/// What kind of shared receive queue it is.
+#[derive(Debug)]
+enum Kind {
+    Basic,
+    Xrc(Xrc),
+    Tags(Tags),
 }
 
 /// What a shared receive queue of an XRC domain has besides.
@@ -91,7 +116,7 @@ struct Xrc {
 
 impl Srq {
     pub(crate) fn create(pd: &Arc<Pd>, init: SrqInit) -> Result<Arc<Self>, Error> {
-        Self::make(pd, init, None).map(Arc::new)
+        Self::make(pd, init, Kind::Basic, None).map(Arc::new)
     }
 
     /// A queue of an XRC domain; its number is free there.
@@ -103,10 +128,19 @@ impl Srq {
     ) -> Result<Arc<Self>, Error> {
         let uses = Mutex::new(vec![xrcd.hold(), cq.hold()]);
         let xrc = Xrc { xrcd: Arc::clone(xrcd), cq: Arc::clone(cq), number, uses };
-        Self::make(pd, init, Some(xrc)).map(Arc::new)
+        Self::make(pd, init, Kind::Xrc(xrc), None).map(Arc::new)
     }
 
-    fn make(pd: &Arc<Pd>, init: SrqInit, xrc: Option<Xrc>) -> Result<Self, Error> {
+    /// A queue that matches tags; everything that it receives completes in `cq`.
+    pub(crate) fn create_tags(pd: &Arc<Pd>, init: SrqInit, cq: &Arc<Cq>, tags: TagInit) -> Result<Arc<Self>, Error> {
+        if !Arc::ptr_eq(pd.context(), cq.context()) {
+            return Err(Error::invalid("the completion queue belongs to another context than the protection domain"));
+        }
+        let kind = Kind::Tags(Tags { cq: Arc::clone(cq), cq_use: Mutex::new(Some(cq.hold())) });
+        Self::make(pd, init, kind, Some(TagState::new(tags)?)).map(Arc::new)
+    }
+
+    fn make(pd: &Arc<Pd>, init: SrqInit, kind: Kind, tags: Option<TagState>) -> Result<Self, Error> {
         let attr = SrqAttr { max_wr: init.max_wr, max_sge: init.max_sge, limit: init.limit };
         check_size(attr.max_wr)?;
         if attr.max_sge > MAX_SRQ_SGE {
@@ -120,19 +154,22 @@ impl Srq {
             id: ObjectId::next(),
             user: init.user,
             uses: UseCount::default(),
-            xrc,
-            state: Mutex::new(State { requests: VecDeque::new(), sges: VecDeque::new(), attr }),
+            kind,
+            state: Mutex::new(State { requests: VecDeque::new(), sges: VecDeque::new(), attr, tags }),
         })
     }
 
     /// In an XRC domain: by which number messages name it.
     pub fn number(&self) -> Option<u32> {
-        self.xrc.as_ref().map(|xrc| xrc.number)
+        if let Kind::Xrc(xrc) = &self.kind { Some(xrc.number) } else { None }
     }
 
-    /// In an XRC domain: where its receives complete.
+    /// In an XRC domain, and where tags are matched: where its receives complete.
     pub fn cq(&self) -> Option<&Arc<Cq>> {
-        self.xrc.as_ref().map(|xrc| &xrc.cq)
+        match &self.kind {
+            Kind::Basic => None,
+            Kind::Xrc(Xrc { cq, .. }) | Kind::Tags(Tags { cq, .. }) => Some(cq),
+        }
     }
 
     /// Its protection domain, in which the lists of its requests are looked up.
@@ -184,9 +221,13 @@ impl Srq {
     /// Takes the queue out of use: EBUSY while QPs use it; then its pending events are forgotten.
     pub fn destroy(&self) -> Result<(), Error> {
         self.uses.check_unused("shared receive queue", "queue pairs")?;
-        if let Some(xrc) = &self.xrc {
-            xrc.xrcd.forget_srq(xrc.number);
-            xrc.uses.lock().clear();
+        match &self.kind {
+            Kind::Basic => {}
+            Kind::Xrc(xrc) => {
+                xrc.xrcd.forget_srq(xrc.number);
+                xrc.uses.lock().clear();
+            }
+            Kind::Tags(tags) => *tags.cq_use.lock() = None,
         }
         self.pd.context().forget_events(self.id);
         *self.pd_use.lock() = None;
@@ -195,22 +236,22 @@ impl Srq {
 
     /// Takes the oldest request: returns its `wr_id` and leaves its list in `sges`. Raises the limit event.
     pub(crate) fn take(&self, sges: &mut Vec<Sge>) -> Option<u64> {
-        sges.clear();
-        let mut state = self.state.lock();
-        // clause: SRQ-ORDER
-        let (wr_id, count) = state.requests.pop_front()?;
-        sges.extend(state.sges.drain(..count as usize));
-        let fired = state.fire_limit();
-        drop(state);
-        if fired {
-            self.pd.context().raise(AsyncEventKind::SrqLimitReached, self.user(), self.id);
-        }
+        let (wr_id, fired) = self.state.lock().take(sges)?;
+        self.raise_limit(fired);
         Some(wr_id)
     }
 
-    /// Elements of a list.
-    pub(crate) fn max_sge(&self) -> u32 {
-        self.state.lock().attr.max_sge
+    /// Tells the program that the limit was reached, if it was.
+    fn raise_limit(&self, fired: bool) {
+        if fired {
+            self.pd.context().raise(AsyncEventKind::SrqLimitReached, self.user(), self.id);
+        }
+    }
+
+    /// Elements that the list of a receive, or of a posted tag, has at most.
+    pub(crate) fn longest_list(&self) -> u32 {
+        let max_sge = self.state.lock().attr.max_sge;
+        if self.matches_tags() { max_sge.max(MAX_TM_SGE) } else { max_sge }
     }
 
     /// Registers one queue pair as a user.

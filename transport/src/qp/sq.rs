@@ -268,8 +268,8 @@ impl SendQueue {
     /// Removes the oldest entry, a READ of the card, and appends the message that tells the peer that it is done.
     pub(crate) fn finish_rendezvous(&mut self) {
         let Some(read) = self.head().copied() else { return };
-        let mut fin = [0; Tmh::LEN];
-        fin.copy_from_slice(self.inline.get(self.slot(self.head), Tmh::LEN));
+        let fin: [u8; Tmh::LEN] =
+            self.inline.get(self.slot(self.head), Tmh::LEN).first_chunk().copied().unwrap_or_default();
         self.pop();
         let slot = self.slot(self.tail);
         self.inline.put(slot, &fin, 0);

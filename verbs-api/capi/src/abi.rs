@@ -286,7 +286,37 @@ pub(crate) struct ibv_srq_init_attr_ex {
     pub(crate) pd: *mut ibv_pd,
     pub(crate) xrcd: *mut ibv_xrcd,
     pub(crate) cq: *mut ibv_cq,
+    /// `struct ibv_tm_cap`: `max_num_tags`, `max_ops`.
     pub(crate) tm_cap: [u32; 2],
+}
+
+/// An operation on the tags of a shared receive queue.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct ibv_ops_wr {
+    pub(crate) wr_id: u64,
+    pub(crate) next: *mut Self,
+    pub(crate) opcode: c_int,
+    pub(crate) flags: c_int,
+    pub(crate) tm: ops_tm,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct ops_tm {
+    pub(crate) unexpected_cnt: u32,
+    pub(crate) handle: u32,
+    pub(crate) add: ops_tm_add,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct ops_tm_add {
+    pub(crate) recv_wr_id: u64,
+    pub(crate) sg_list: *const ibv_sge,
+    pub(crate) num_sge: c_int,
+    pub(crate) tag: u64,
+    pub(crate) mask: u64,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -735,7 +765,7 @@ pub(crate) struct verbs_context {
     pub(crate) dealloc_td: Option<unsafe extern "C" fn(*mut ibv_td) -> c_int>,
     pub(crate) alloc_td: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td>,
     pub(crate) modify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, *mut ibv_modify_cq_attr) -> c_int>,
-    pub(crate) post_srq_ops: Unused,
+    pub(crate) post_srq_ops: Option<unsafe extern "C" fn(*mut ibv_srq, *mut ibv_ops_wr, *mut *mut ibv_ops_wr) -> c_int>,
     pub(crate) destroy_rwq_ind_table: Unused,
     pub(crate) create_rwq_ind_table: Unused,
     pub(crate) destroy_wq: Unused,

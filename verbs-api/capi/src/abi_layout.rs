@@ -78,6 +78,10 @@ layout! { ibv_srq_init_attr: 24, 8;
 layout! { ibv_srq_init_attr_ex: 64, 8;
     srq_context 0, attr 8, comp_mask 20, srq_type 24, pd 32, xrcd 40, cq 48, tm_cap 56
 }
+layout! { ibv_ops_wr: 72, 8;
+    wr_id 0, next 8, opcode 16, flags 20, tm 24, tm.unexpected_cnt 24, tm.handle 28, tm.add 32, tm.add.recv_wr_id 32,
+    tm.add.sg_list 40, tm.add.num_sge 48, tm.add.tag 56, tm.add.mask 64
+}
 layout! { ibv_xrcd: 8, 8;
     context 0
 }

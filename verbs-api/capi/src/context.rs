@@ -3,7 +3,7 @@
 use crate::abi::{ABI_EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::errno::{Result, minus_one, pointer};
 use crate::object::{Exposed, Object, Token};
-use crate::{advise, cq, data, device, dm, domain, qp, query, srq, window, xrc};
+use crate::{advise, cq, data, device, dm, domain, qp, query, srq, tags, window, xrc};
 use core::ffi::c_int;
 use core::mem::offset_of;
 use std::os::fd::OwnedFd;
@@ -62,7 +62,7 @@ pub(crate) fn exposed(device: *mut ibv_device, context: &roxe_provider::Context)
         dealloc_td: Some(domain::dealloc_td),
         alloc_td: Some(domain::alloc_td),
         modify_cq: Some(cq::modify_cq),
-        post_srq_ops: None,
+        post_srq_ops: Some(tags::post_srq_ops),
         destroy_rwq_ind_table: None,
         create_rwq_ind_table: None,
         destroy_wq: None,

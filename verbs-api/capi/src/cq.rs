@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 /// `IBV_CREATE_CQ_SUP_WC_FLAGS`: every flag that verbs defines.
 const KNOWN_WC_FLAGS: u64 = 0xfff;
-/// VLAN tag, flow tag and tag-matching data: there are none on this device.
-pub(crate) const UNSUPPORTED_WC_FLAGS: u64 = 0x100 | 0x200 | 0x400;
+/// VLAN tag and flow tag: there are none on this device.
+pub(crate) const UNSUPPORTED_WC_FLAGS: u64 = 0x100 | 0x200;
 /// `IBV_CQ_INIT_ATTR_MASK_FLAGS`: the field `flags` is given.
 const MASK_FLAGS: u32 = 1;
 /// `IBV_CQ_INIT_ATTR_MASK_PD`: the field `parent_domain` is given.
@@ -31,6 +31,7 @@ pub(crate) struct CqInner {
     pub(crate) comp_events: Unacked,
     pub(crate) async_events: Unacked,
     pub(crate) cursor: Cursor,
+    is_extended: bool,
     /// Keeps the parent domain busy.
     _parent: Option<Use>,
 }
@@ -46,6 +47,12 @@ pub(crate) fn cq<'a>(handle: *mut ibv_cq) -> Result<&'a Arc<Cq>> {
     Object::<ibv_cq_ex>::live(handle).map(|object| &object.inner.cq)
 }
 
+/// The same, made by `ibv_create_cq_ex`; EINVAL for others.
+pub(crate) fn extended_cq<'a>(handle: *mut ibv_cq) -> Result<&'a Arc<Cq>> {
+    let inner = &Object::<ibv_cq_ex>::live(handle)?.inner;
+    if inner.is_extended { Ok(&inner.cq) } else { Err(EINVAL) }
+}
+
 /// Entries as C counts them.
 fn cqe_field(cq: &Cq) -> c_int {
     c_int::try_from(cq.capacity()).unwrap_or(c_int::MAX)
@@ -57,6 +64,7 @@ struct Wish {
     cq_context: *mut c_void,
     channel: *mut ibv_comp_channel,
     comp_vector: u32,
+    is_extended: bool,
 }
 
 /// The parent domain of a completion queue, if it has one: where its block lives, and the use of the domain.
@@ -77,7 +85,7 @@ impl Family {
 }
 
 fn create(handle: *mut ibv_context, wish: &Wish, family: Family) -> Result<*mut ibv_cq> {
-    let Wish { cqe, cq_context, channel, comp_vector } = *wish;
+    let Wish { cqe, cq_context, channel, comp_vector, is_extended } = *wish;
     let token = Token::new();
     let init = CqInit { cqe, channel: optional_channel(channel)?, user: token.0, comp_vector };
     let cq = context(handle)?.create_cq(init)?;
@@ -97,6 +105,7 @@ fn create(handle: *mut ibv_context, wish: &Wish, family: Family) -> Result<*mut 
         comp_events: Unacked::default(),
         async_events: Unacked::default(),
         cursor: Cursor::default(),
+        is_extended,
         _parent: family.parent,
     };
     let made = Object::publish_at(family.home, token, cq_ex::exposed(base), inner)?;
@@ -115,7 +124,7 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
     pointer(|| {
         let cqe = u32::try_from(cqe).map_err(|_| EINVAL)?;
         let comp_vector = u32::try_from(comp_vector).map_err(|_| EINVAL)?;
-        create(context, &Wish { cqe, cq_context, channel, comp_vector }, Family::default())
+        create(context, &Wish { cqe, cq_context, channel, comp_vector, is_extended: false }, Family::default())
     })
 }
 
@@ -144,7 +153,8 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
         check_extended(attr)?;
         let ibv_cq_init_attr_ex { cqe, cq_context, channel, comp_vector, .. } = *attr;
-        create(context, &Wish { cqe, cq_context, channel, comp_vector }, Family::of(attr)?).map(|cq| cq.cast())
+        let wish = Wish { cqe, cq_context, channel, comp_vector, is_extended: true };
+        create(context, &wish, Family::of(attr)?).map(|cq| cq.cast())
     })
 }
 

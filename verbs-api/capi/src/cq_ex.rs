@@ -8,7 +8,7 @@ use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_uint};
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
-use roxe_transport::wr::Cqe;
+use roxe_transport::wr::{Cqe, TmInfo};
 
 /// The entry being read. `start_poll` locks it, `end_poll` unlocks it, as the man page describes; in between the calling
 /// thread owns it.
@@ -156,10 +156,12 @@ readers! {
     };
 }
 
-/// Never asked for: a CQ with tag-matching data is refused.
-unsafe extern "C" fn read_tm_info(_cq: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info) {
+/// `man ibv_create_cq_ex`: tag and user data of a matched message, in host order.
+unsafe extern "C" fn read_tm_info(cq: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info) {
+    // SAFETY: called through the structure of a living CQ.
+    let TmInfo { tag, app_ctx, .. } = unsafe { entry(cq) }.tm;
     if !info.is_null() {
         // SAFETY: not NULL; the program passes a whole structure.
-        unsafe { info.write(ibv_wc_tm_info { tag: 0, priv_: 0 }) };
+        unsafe { info.write(ibv_wc_tm_info { tag, priv_: app_ctx }) };
     }
 }

@@ -44,7 +44,7 @@ pub(crate) fn wc_flags(cqe: &Cqe) -> c_uint {
         WcExtra::Imm(_) => WC_WITH_IMM,
         WcExtra::Invalidated(_) => WC_WITH_INV,
     };
-    extra | if cqe.grh { WC_GRH } else { 0 }
+    extra | cqe.tm.flags.bits() | if cqe.grh { WC_GRH } else { 0 }
 }
 
 fn to_wc(cqe: &Cqe) -> ibv_wc {
@@ -263,7 +263,7 @@ pub(crate) unsafe extern "C" fn post_send(
 ///
 /// # Safety
 /// `bad` is NULL or a variable of the program.
-unsafe fn report_bad<T>(bad: *mut *mut T, wr: *mut T) {
+pub(crate) unsafe fn report_bad<T>(bad: *mut *mut T, wr: *mut T) {
     if !bad.is_null() {
         // SAFETY: this function's contract.
         unsafe { bad.write(wr) };

@@ -37,6 +37,7 @@ mod qp_ex;
 mod query;
 mod rate;
 mod srq;
+mod tags;
 #[cfg(test)]
 mod tests;
 mod text;

@@ -9,8 +9,7 @@ use crate::device::text;
 use crate::errno::{EINVAL, Errno, Result, minus_one, negative, status};
 use core::ffi::c_int;
 use core::mem::offset_of;
-use roxe_provider::limits::MAX_CQ_MODERATION;
-use roxe_provider::{DeviceAttr, GidEntry, PortAttr};
+use roxe_provider::{DeviceAttr, GidEntry, PortAttr, limits};
 
 /// `IBV_GID_TYPE_ROCE_V2`, in a table entry.
 const GID_TYPE_ROCE_V2: u32 = 2;
@@ -27,6 +26,8 @@ const ODP_CAPS: ibv_odp_caps =
     ibv_odp_caps { general_caps: 0b11, rc_odp_caps: 0b11_1111, uc_odp_caps: 0b10_0111, ud_odp_caps: 0b10_0011 };
 /// The same for XRC, whose receives are all shared.
 const XRC_ODP_CAPS: u32 = 0b11_1101;
+/// `struct ibv_tm_caps`: the longest rendezvous request, tags of a queue, `IBV_TM_CAP_RC`, operations, elements of a tag.
+const TM_CAPS: [u32; 5] = [limits::MAX_TM_RNDV_HDR, limits::MAX_TM_TAGS, 1, limits::MAX_TM_OPS, limits::MAX_TM_SGE];
 /// The exported `ibv_query_port` predates the last field of the structure.
 const OLD_PORT_ATTR: usize = offset_of!(ibv_port_attr, port_cap_flags2);
 
@@ -109,8 +110,8 @@ fn device_attr_ex(attr: &DeviceAttr) -> ibv_device_attr_ex {
         max_wq_type_rq: 0,
         packet_pacing_caps: [0; 3],
         raw_packet_caps: 0,
-        tm_caps: [0; 5],
-        cq_mod_caps: [MAX_CQ_MODERATION; 2],
+        tm_caps: TM_CAPS,
+        cq_mod_caps: [limits::MAX_CQ_MODERATION; 2],
         max_dm_size: attr.max_dm_size,
         pci_atomic_caps: [0; 3],
         xrc_odp_caps: XRC_ODP_CAPS,

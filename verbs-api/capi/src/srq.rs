@@ -5,7 +5,7 @@ use crate::domain::{Resource, home};
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
 use crate::memory::{context_of, pd};
 use crate::object::{Exposed, Object, Token, Unacked};
-use crate::xrc;
+use crate::{tags, xrc};
 use core::ffi::{c_int, c_void};
 use roxe_provider::{Error, Srq, SrqInit};
 use std::sync::Arc;
@@ -21,6 +21,9 @@ const BASIC: c_int = 0;
 /// `IBV_SRQT_XRC`, and what else it is made from: `IBV_SRQ_INIT_ATTR_XRCD` and `IBV_SRQ_INIT_ATTR_CQ`.
 const XRC: c_int = 1;
 const MASK_XRC: u32 = MASK_TYPE | MASK_PD | 1 << 2 | 1 << 3;
+/// `IBV_SRQT_TM`, and what else it is made from: `IBV_SRQ_INIT_ATTR_CQ` and `IBV_SRQ_INIT_ATTR_TM`.
+const TAGS: c_int = 2;
+const MASK_TAGS: u32 = MASK_TYPE | MASK_PD | 1 << 3 | 1 << 4;
 
 /// The Rust part of an SRQ.
 pub(crate) struct SrqInner {
@@ -87,7 +90,7 @@ pub(crate) unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_s
     })
 }
 
-/// `man ibv_create_srq_ex`: of the types, the basic one and XRC.
+/// `man ibv_create_srq_ex`.
 pub(crate) unsafe extern "C" fn create_srq_ex(
     context: *mut ibv_context,
     init: *mut ibv_srq_init_attr_ex,
@@ -98,6 +101,9 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
         let init = unsafe { init.as_mut() }.ok_or(EINVAL)?;
         if init.comp_mask == MASK_XRC && init.srq_type == XRC {
             return xrc::create_srq(init);
+        }
+        if init.comp_mask == MASK_TAGS && init.srq_type == TAGS {
+            return tags::create_srq(init);
         }
         let other_type = init.comp_mask & MASK_TYPE != 0 && init.srq_type != BASIC;
         if other_type || init.comp_mask & !(MASK_TYPE | MASK_PD) != 0 {

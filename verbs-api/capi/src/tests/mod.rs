@@ -15,6 +15,7 @@ mod multicast;
 mod states;
 mod statuses;
 mod table;
+mod tags;
 mod traffic;
 mod xrc;
 
