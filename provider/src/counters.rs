@@ -2,7 +2,7 @@
 //!
 //! Readable by name like the files in `/sys/class/infiniband/*/hw_counters`. Touches nothing.
 
-use roxe_transport::qp::{CongestionCounts, DropReason};
+use roxe_transport::qp::{CongestionCounts, DropReason, RetryCounts};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// One number that only grows.
@@ -65,6 +65,16 @@ pub(crate) struct Counters {
     np_cnp_sent: Counter,
     /// CNPs that slowed a queue pair down; those that did not are drops, as `rp_cnp_ignored`.
     rp_cnp_handled: Counter,
+    /// NAKs received that tell of a gap.
+    packet_seq_err: Counter,
+    /// Answers received that imply the loss of an earlier one.
+    implied_nak_seq_err: Counter,
+    /// RNR NAKs received.
+    rnr_nak_retry_err: Counter,
+    /// Times no acknowledgement came in time.
+    local_ack_timeout_err: Counter,
+    /// RNR NAKs sent.
+    send_rnr_err: Counter,
     drops: [Counter; DropReason::ALL.len()],
 }
 
@@ -82,6 +92,16 @@ impl Counters {
         self.np_ecn_marked_roce_packets.add(met.np_ecn_marked_roce_packets.into());
         self.np_cnp_sent.add(met.np_cnp_sent.into());
         self.rp_cnp_handled.add(met.rp_cnp_handled.into());
+    }
+
+    /// Adds what a queue pair met of losses.
+    #[cold]
+    pub(crate) fn count_retries(&self, met: RetryCounts) {
+        self.packet_seq_err.add(met.packet_seq_err.into());
+        self.implied_nak_seq_err.add(met.implied_nak_seq_err.into());
+        self.rnr_nak_retry_err.add(met.rnr_nak_retry_err.into());
+        self.local_ack_timeout_err.add(met.local_ack_timeout_err.into());
+        self.send_rnr_err.add(met.send_rnr_err.into());
     }
 
     /// How many packets were dropped for `reason`.
@@ -113,11 +133,61 @@ impl Counters {
             ("np_ecn_marked_roce_packets", &self.np_ecn_marked_roce_packets),
             ("np_cnp_sent", &self.np_cnp_sent),
             ("rp_cnp_handled", &self.rp_cnp_handled),
+            ("packet_seq_err", &self.packet_seq_err),
+            ("implied_nak_seq_err", &self.implied_nak_seq_err),
+            ("rnr_nak_retry_err", &self.rnr_nak_retry_err),
+            ("local_ack_timeout_err", &self.local_ack_timeout_err),
+            ("send_rnr_err", &self.send_rnr_err),
         ];
         let traffic = traffic.into_iter().map(|(name, counter)| (name, counter.get()));
         traffic.chain(DropReason::ALL.iter().map(|&reason| (reason.name(), self.drops(reason)))).collect()
     }
 }
+
+/// A file that shows a counter to other programs: its folder and name below a port, and what it holds.
+pub(crate) type File = (&'static str, fn(&Counters) -> u64);
+
+/// The files of a port, named as those of the kernel's drivers (rxe, mlx5) that mean the same. What cannot happen here is
+/// always 0. Data is counted in units of 4 octets, from the BTH to the ICRC.
+pub(crate) const FILES: [File; 37] = [
+    ("counters/port_xmit_data", |c| c.sent_bytes.get() / 4),
+    ("counters/port_rcv_data", |c| c.received_bytes.get() / 4),
+    ("counters/port_xmit_packets", |c| c.sent_packets.get()),
+    ("counters/port_rcv_packets", |c| c.received_packets.get()),
+    ("counters/port_rcv_errors", |c| c.malformed.get() + c.icrc_errors.get()),
+    ("counters/port_xmit_discards", |c| c.send_errors.get()),
+    ("counters/port_rcv_constraint_errors", |c| c.drops(DropReason::Pkey)),
+    ("counters/port_xmit_constraint_errors", |_| 0),
+    ("counters/port_rcv_remote_physical_errors", |_| 0),
+    ("counters/port_rcv_switch_relay_errors", |_| 0),
+    ("counters/port_xmit_wait", |_| 0),
+    ("counters/symbol_error", |_| 0),
+    ("counters/link_error_recovery", |_| 0),
+    ("counters/link_downed", |_| 0),
+    ("counters/local_link_integrity_errors", |_| 0),
+    ("counters/excessive_buffer_overrun_errors", |_| 0),
+    ("counters/VL15_dropped", |_| 0),
+    ("hw_counters/sent_pkts", |c| c.sent_packets.get()),
+    ("hw_counters/rcvd_pkts", |c| c.received_packets.get()),
+    ("hw_counters/duplicate_request", |c| c.drops(DropReason::DuplicateRequest)),
+    ("hw_counters/out_of_sequence", |c| c.drops(DropReason::OutOfSequence)),
+    ("hw_counters/out_of_buffer", |c| c.drops(DropReason::NoReceive)),
+    ("hw_counters/packet_seq_err", |c| c.packet_seq_err.get()),
+    ("hw_counters/implied_nak_seq_err", |c| c.implied_nak_seq_err.get()),
+    ("hw_counters/rnr_nak_retry_err", |c| c.rnr_nak_retry_err.get()),
+    ("hw_counters/local_ack_timeout_err", |c| c.local_ack_timeout_err.get()),
+    ("hw_counters/send_rnr_err", |c| c.send_rnr_err.get()),
+    ("hw_counters/send_err", |c| c.send_errors.get()),
+    ("hw_counters/resp_remote_access_errors", |c| c.drops(DropReason::RemoteAccess)),
+    ("hw_counters/rx_icrc_encapsulated", |c| c.icrc_errors.get()),
+    ("hw_counters/np_ecn_marked_roce_packets", |c| c.np_ecn_marked_roce_packets.get()),
+    ("hw_counters/np_cnp_sent", |c| c.np_cnp_sent.get()),
+    ("hw_counters/rp_cnp_handled", |c| c.rp_cnp_handled.get()),
+    ("hw_counters/rp_cnp_ignored", |c| c.drops(DropReason::CongestionNotice)),
+    ("hw_counters/qkey_violations", |c| c.drops(DropReason::Qkey)),
+    ("hw_counters/unknown_qp", |c| c.unknown_qp.get()),
+    ("hw_counters/forwarded", |c| c.forwarded.get()),
+];
 
 #[cfg(test)]
 mod tests {
@@ -136,5 +206,20 @@ mod tests {
         let list = counters.list();
         let names: HashSet<_> = list.iter().map(|(name, _)| name).collect();
         assert_eq!(names.len(), list.len());
+        let files: HashSet<_> = FILES.iter().map(|(path, _)| path).collect();
+        assert_eq!(files.len(), FILES.len());
+    }
+
+    #[test]
+    fn data_is_counted_in_words_and_errors_are_added_up() {
+        let counters = Counters::default();
+        counters.sent_bytes.add(4 * 7 + 3);
+        counters.malformed.add(2);
+        counters.icrc_errors.add(3);
+        counters.count_retries(RetryCounts { rnr_nak_retry_err: 4, ..RetryCounts::default() });
+        let value = |path| FILES.iter().find(|(name, _)| *name == path).map(|(_, value)| value(&counters));
+        assert_eq!(value("counters/port_xmit_data"), Some(7));
+        assert_eq!(value("counters/port_rcv_errors"), Some(5));
+        assert_eq!(value("hw_counters/rnr_nak_retry_err"), Some(4));
     }
 }

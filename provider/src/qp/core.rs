@@ -362,6 +362,9 @@ impl QpCore {
         if let Some(met) = inner.machine.take_congestion_counts() {
             self.engine().counters().count_congestion(met);
         }
+        if let Some(met) = inner.machine.take_retry_counts() {
+            self.engine().counters().count_retries(met);
+        }
         Report { has_work: inner.machine.has_work(), events: inner.machine.poll_event(), ..Report::default() }
     }
 

@@ -82,9 +82,15 @@ impl Requester {
             // Credits are ignored: nobody negotiates them, and RNR NAK does their work.
             // clause: ACK-CUMULATIVE, ACK-CREDITS
             Syndrome::Ack { .. } => return self.acknowledge(sh, host, psn.next()),
-            Syndrome::RnrNak { timer } => Trouble::NotReady(timer),
+            Syndrome::RnrNak { timer } => {
+                sh.retries.rnr_nak_retry_err += 1;
+                Trouble::NotReady(timer)
+            }
             // clause: NAK-SEQUENCE
-            Syndrome::Nak(NakCode::PsnSequence) => Trouble::Lost,
+            Syndrome::Nak(NakCode::PsnSequence) => {
+                sh.retries.packet_seq_err += 1;
+                Trouble::Lost
+            }
             // clause: NAK-STATUS
             Syndrome::Nak(NakCode::InvalidRequest) => Trouble::Failed(WcStatus::RemInvReqErr),
             // clause: READ-NAK-MIDDLE
@@ -188,6 +194,7 @@ impl Requester {
             let Some(wqe) = self.sq.head().copied() else { break };
             // clause: NAK-IMPLIED
             if wqe.awaits_response() {
+                sh.retries.implied_nak_seq_err += 1;
                 return Err(Trouble::Lost);
             }
             let (from, to) = (index_of(self.una_psn, &wqe), index_of(end, &wqe).min(wqe.packets));
@@ -266,7 +273,7 @@ fn ends_request(wqe: &SendWqe, mtu: PathMtu, index: u32) -> bool {
 mod tests {
     //! One requester, its packets read off the log, its answers forged.
 
-    use crate::qp::{DropReason, QpState};
+    use crate::qp::{DropReason, QpState, RetryCounts};
     use crate::sim::setup::{QPN_A, Setup};
     use crate::sim::{Mr, Pair, Peer, Rng};
     use crate::wr::{Access, SendData, SendFlags, SendOp, SendRequest, Sge, WcStatus};
@@ -464,6 +471,31 @@ mod tests {
         assert_eq!(s.psns(), [101]);
         assert_eq!(s.answer(101, rnr(12), &[]), None);
         assert_eq!(s.done(), [(2, WcStatus::RnrRetryExcErr)]);
+    }
+
+    #[test]
+    fn what_goes_wrong_is_counted_once_each_time() {
+        let mut s = Script::with(Setup { retry_cnt: 7, rnr_retry: 7, ..Setup::default() });
+        s.post(1, READ, 8);
+        s.post(2, SendOp::Send, 0);
+        assert_eq!(s.psns(), [100, 101]);
+        s.ack(101);
+        assert_eq!(s.psns(), [100, 101]);
+        s.time_out();
+        assert_eq!(s.psns(), [100, 101]);
+        s.answer(100, Response::ReadOnly(ACK), &[0; 8]);
+        s.answer(101, SEQUENCE, &[]);
+        s.answer(101, rnr(1), &[]);
+        let counts = s.pair.end(Peer::A).qp.take_retry_counts();
+        let expected = RetryCounts {
+            packet_seq_err: 1,
+            implied_nak_seq_err: 1,
+            rnr_nak_retry_err: 1,
+            local_ack_timeout_err: 1,
+            send_rnr_err: 0,
+        };
+        assert_eq!(counts, Some(expected));
+        assert_eq!(s.pair.end(Peer::A).qp.take_retry_counts(), None);
     }
 
     // clause: READ-ACKNOWLEDGES

@@ -30,6 +30,7 @@ pub use attr::{AttrMask, ModifyError, QpAttr, QpState};
 pub use congestion::CongestionCounts;
 pub use flight::charge;
 pub use migration::MigState;
+pub use retry::RetryCounts;
 pub use shared::{QpCaps, QpConfig, QpEvents, Service};
 pub use tagged::MAX_RENDEZVOUS_REQUEST;
 
@@ -395,6 +396,13 @@ impl Qp {
     /// Takes what it met of congestion since the last call; `None`: nothing.
     pub fn take_congestion_counts(&mut self) -> Option<CongestionCounts> {
         self.shared.congestion.take_counts()
+    }
+
+    /// Takes what it met of losses since the last call; `None`: nothing.
+    #[inline]
+    pub fn take_retry_counts(&mut self) -> Option<RetryCounts> {
+        let counts = &mut self.shared.retries;
+        if *counts == RetryCounts::default() { None } else { Some(core::mem::take(counts)) }
     }
 
     /// A packet came marked. Only data of the connected peer counts: whether cards react to marked acknowledgements is not

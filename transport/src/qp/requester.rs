@@ -354,10 +354,13 @@ impl Requester {
         match self.retry.due(host.now()) {
             None => {}
             Some(Timer::Rnr) => self.retry.on_rnr_timeout(),
-            Some(Timer::Ack) => match self.retry.on_ack_timeout() {
-                Ok(()) => self.go_back_after_loss(sh, host),
-                Err(Exhausted) => self.give_up_path(sh, host),
-            },
+            Some(Timer::Ack) => {
+                sh.retries.local_ack_timeout_err += 1;
+                match self.retry.on_ack_timeout() {
+                    Ok(()) => self.go_back_after_loss(sh, host),
+                    Err(Exhausted) => self.give_up_path(sh, host),
+                }
+            }
         }
     }
 

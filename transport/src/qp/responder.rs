@@ -519,6 +519,7 @@ impl Responder {
         if reaction.answer == Answer::RnrNak {
             // clause: GAP-AFTER-RNR
             self.nak_state = NakState::NotReady;
+            sh.retries.send_rnr_err += 1;
         }
         // clause: NAK-FATAL
         if reaction.fatal {

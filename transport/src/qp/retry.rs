@@ -1,4 +1,5 @@
-//! How often to try again and how long to wait: the retry counters and the one timer of a requester.
+//! How often to try again and how long to wait: the retry counters and the one timer of a requester; and what is counted
+//! of it for people.
 //!
 //! The timer runs either for an acknowledgement or, after an RNR NAK, until the responder wants to be asked again; never
 //! for both (IBA §9.7.5.2.8). Touches `time` and the attributes.
@@ -26,6 +27,22 @@ pub(crate) enum Timer {
 /// No retries are left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Exhausted;
+
+/// What a queue pair met of losses and of receivers that were not ready since it was last asked, named as hardware
+/// counters are. A message that fails by them in the end counts like one that does not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RetryCounts {
+    /// NAKs of the peer that tell of a gap.
+    pub packet_seq_err: u32,
+    /// Answers that imply the loss of an earlier answer.
+    pub implied_nak_seq_err: u32,
+    /// RNR NAKs of the peer.
+    pub rnr_nak_retry_err: u32,
+    /// Times no acknowledgement came within the timeout.
+    pub local_ack_timeout_err: u32,
+    /// RNR NAKs due to the peer.
+    pub send_rnr_err: u32,
+}
 
 /// Retry state of a requester.
 #[derive(Debug, Default)]

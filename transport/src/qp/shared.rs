@@ -3,6 +3,7 @@
 use crate::qp::attr::{QpAttr, QpState};
 use crate::qp::congestion::{self, Congestion};
 use crate::qp::tagged::Rendezvous;
+use crate::qp::retry::RetryCounts;
 use crate::wr::Av;
 use bitflags::bitflags;
 use core::num::NonZeroU64;
@@ -103,6 +104,8 @@ pub(crate) struct Shared {
     pub(crate) path: Av,
     /// What is known of congestion on that path.
     pub(crate) congestion: Congestion,
+    /// What it met of losses.
+    pub(crate) retries: RetryCounts,
     /// Raised and not yet taken by `poll_event`.
     pub(crate) events: QpEvents,
     /// A role hit a fatal error: the QP must enter the error state before the call returns.
@@ -126,6 +129,7 @@ impl Shared {
             attr,
             path: attr.av,
             congestion: Congestion::default(),
+            retries: RetryCounts::default(),
             events: QpEvents::empty(),
             failed: false,
             send_error: false,

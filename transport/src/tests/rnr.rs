@@ -63,6 +63,7 @@ fn the_wait_of_the_responder_is_kept() {
             assert!(p.step());
         }
         assert_eq!(rnr_naks(&p, B), [(100, code)]);
+        assert_eq!(p.end(B).qp.take_retry_counts().map(|counts| counts.send_rnr_err), Some(1));
         let at = |from: Peer, n: usize| p.log.iter().filter(|l| l.from == from).nth(n).expect("sent").at;
         let waited = at(A, 1).since(at(B, 0).after(p.setup.latency));
         assert!(waited >= rnr_wait(code), "code {code}: waited {waited:?}");
