@@ -67,6 +67,11 @@ pub const KNOBS: &[Knob] = &[
         help: "Print what every device counted to standard error when the process ends: on or off.",
     },
     Knob {
+        name: "ROXE_COUNTERS",
+        default: "none",
+        help: "Folder with files, as /sys/class/infiniband has them, to add to what devices count; `roxe run` sets it.",
+    },
+    Knob {
         name: "ROXE_FAULTS",
         default: "none",
         help: "Faults to inject into packets, as rules like 'drop 3%; reorder 2% by=1ms' or as @FILE that holds rules.",
@@ -108,6 +113,8 @@ pub(crate) struct Config {
     pub(crate) dcqcn: bool,
     /// Whether to print the counters when the process ends.
     pub(crate) stats: bool,
+    /// Where every device has files that show its counters.
+    pub(crate) counters: Option<PathBuf>,
     /// What to do to packets; `None`: nothing.
     pub(crate) faults: Option<Rules>,
     /// Where to record packets, with `%p` for the process id.
@@ -159,6 +166,9 @@ fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
         gro: switch("ROXE_GRO", true)?,
         dcqcn: switch("ROXE_DCQCN", false)?,
         stats: switch("ROXE_STATS", false)?,
+        counters: parse_with(&get, "ROXE_COUNTERS", "it must be the name of a folder", None, |text| {
+            Some((!text.is_empty()).then(|| text.into()))
+        })?,
         faults: read_faults(&get)?,
         capture: parse_with(&get, "ROXE_CAPTURE", "it must be the name of a file", None, |text| {
             Some((!text.is_empty()).then(|| text.into()))
@@ -177,6 +187,12 @@ fn read_faults(get: impl Fn(&str) -> Option<String>) -> Result<Option<Rules>, Co
     let rules = text.and_then(|text| text.parse::<Rules>().map_err(|e| e.to_string()));
     let rules = rules.map_err(|expected| ConfigError { name, value, expected: expected.into() })?;
     Ok((!rules.is_empty()).then_some(rules))
+}
+
+/// The names in a value of `ROXE_NETDEV`.
+pub(crate) fn parse_netdevs(value: &str) -> Result<Vec<String>, ConfigError> {
+    let expected = "it must be names of network devices separated by commas";
+    parse_with(|_| Some(value.to_owned()), "ROXE_NETDEV", expected, Vec::new(), parse_names)
 }
 
 fn parse_with<T>(
@@ -218,6 +234,7 @@ mod tests {
         assert_eq!((config.window, config.spin_us), (None, 50));
         assert!(config.steering && config.gso && config.gro);
         assert_eq!((config.dcqcn, config.stats, config.faults, config.capture), (false, false, None, None));
+        assert_eq!(config.counters, None);
     }
 
     #[test]
@@ -228,6 +245,7 @@ mod tests {
         assert_eq!(with("ROXE_WINDOW", "67108864").unwrap().window, Some(1 << 26));
         assert_eq!(with("ROXE_SPIN_US", "0").unwrap().spin_us, 0);
         assert!(!with("ROXE_STEERING", "off").unwrap().steering);
+        assert_eq!(with("ROXE_COUNTERS", "/x").unwrap().counters, Some("/x".into()));
         assert_eq!(with("ROXE_CAPTURE", "a.pcapng").unwrap().capture, Some("a.pcapng".into()));
     }
 

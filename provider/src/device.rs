@@ -3,15 +3,17 @@
 //! A [`Device`] is one network interface seen as an RDMA card; a [`Context`] is one opening of it and owns the memory
 //! table and the asynchronous events. Touches the interfaces of the system and the engine.
 
-use crate::config::config;
+use crate::config::{config, parse_netdevs};
 use crate::counters::Counters;
 use crate::cq::{Cq, CqInit};
 use crate::dm::{Budget, Dm};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::event::{AsyncEvent, AsyncEventKind, CompChannel, EventQueue};
+use crate::exit::at_exit;
 use crate::fork::Lockable;
 use crate::limits;
+use crate::live::{self, Live};
 use crate::mr::MemoryTable;
 use crate::pd::{AhAttr, Pd};
 use crate::port::{GidEntry, GidTable, Netdev, Port, PortAttr};
@@ -41,6 +43,9 @@ pub fn devices() -> Result<Vec<Arc<Device>>, Error> {
     if config.stats {
         stats::print_at_exit();
     }
+    if config.counters.is_some() {
+        at_exit(live::publish_all);
+    }
     let netdevs = choose(&Netdev::all(), &config.netdevs)?;
     let mut known = KNOWN.lock();
     let found = (0..).zip(netdevs).map(|(index, netdev)| {
@@ -51,6 +56,13 @@ pub fn devices() -> Result<Vec<Arc<Device>>, Error> {
     });
     *known = found.collect();
     Ok(known.clone())
+}
+
+/// What [`devices`] would find in a process whose `ROXE_NETDEV` is `netdevs` (`None`: that of this one). Nobody keeps
+/// these devices, and they are not to be opened.
+pub fn preview(netdevs: Option<&str>) -> Result<Vec<Device>, Error> {
+    let names = netdevs.map_or_else(|| config().map(|config| config.netdevs.clone()), parse_netdevs)?;
+    Ok((0..).zip(choose(&Netdev::all(), &names)?).map(|(index, netdev)| Device::new(index, &netdev)).collect())
 }
 
 /// The devices that were given out, for the end of the process: nothing while another thread is about to change them.
@@ -88,12 +100,17 @@ pub struct Device {
     contexts: Mutex<Vec<Weak<Context>>>,
     counters: Counters,
     dm_budget: Arc<Budget>,
+    /// Shows the counters to others.
+    live: Option<Live>,
 }
 
 impl Device {
     fn new(index: u32, netdev: &Netdev) -> Self {
+        let name = format!("roxe{index}");
+        let folder = config().ok().and_then(|config| config.counters.as_deref());
         Self {
-            name: format!("roxe{index}"),
+            live: folder.map(|folder| Live::new(folder, &name)),
+            name,
             index,
             ifindex: netdev.ifindex,
             guid: netdev.guid(),
@@ -177,12 +194,41 @@ impl Device {
         self.port.read().gids
     }
 
+    /// Attributes of its port.
+    pub fn port_attr(&self) -> PortAttr {
+        let drops = |reason| u32::try_from(self.counters.drops(reason)).unwrap_or(u32::MAX);
+        PortAttr {
+            // clause: TAKE-PKEY
+            bad_pkey_cntr: drops(DropReason::Pkey),
+            // clause: UD-QKEY
+            qkey_viol_cntr: drops(DropReason::Qkey),
+            ..self.port.read().attr
+        }
+    }
+
+    /// The used entries of its GID table, in order.
+    pub fn gid_entries(&self) -> Vec<GidEntry> {
+        let entry = |(index, gid)| GidEntry { index, port: 1, gid, ndev_ifindex: self.ifindex };
+        self.gids().used().map(entry).collect()
+    }
+
+    /// What it is and takes.
+    pub fn attr(&self) -> DeviceAttr {
+        DeviceAttr::of(self)
+    }
+
     pub(crate) fn counters(&self) -> &Counters {
         &self.counters
     }
 
     pub(crate) fn dm_budget(&self) -> &Arc<Budget> {
         &self.dm_budget
+    }
+
+    /// What shows the counters to other programs, if anything does.
+    #[inline]
+    pub(crate) fn live(&self) -> Option<&Live> {
+        self.live.as_ref()
     }
 }
 
@@ -347,20 +393,13 @@ impl Context {
 
     /// What the device is and takes.
     pub fn attr(&self) -> DeviceAttr {
-        DeviceAttr::of(&self.device)
+        self.device.attr()
     }
 
     /// Attributes of port 1; EINVAL for any other.
     pub fn port_attr(&self, port: u8) -> Result<PortAttr, Error> {
         check_port(port)?;
-        let drops = |reason| u32::try_from(self.device.counters.drops(reason)).unwrap_or(u32::MAX);
-        Ok(PortAttr {
-            // clause: TAKE-PKEY
-            bad_pkey_cntr: drops(DropReason::Pkey),
-            // clause: UD-QKEY
-            qkey_viol_cntr: drops(DropReason::Qkey),
-            ..self.device.port.read().attr
-        })
+        Ok(self.device.port_attr())
     }
 
     /// The GID at `index`: all zero in a hole, EINVAL outside the table.
@@ -371,8 +410,7 @@ impl Context {
 
     /// The used entries of the GID table, in order.
     pub fn gid_entries(&self) -> Vec<GidEntry> {
-        let entry = |(index, gid)| GidEntry { index, port: 1, gid, ndev_ifindex: self.device.ifindex() };
-        self.device.gids().used().map(entry).collect()
+        self.device.gid_entries()
     }
 
     /// The P_Key at `index`; there is one.

@@ -27,6 +27,7 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::flow::{Flows, Key, Receiver};
 use crate::fork::{self, Lockable};
+use crate::live::{self, Live, Turn};
 use crate::net::news::News;
 use crate::net::slot::{self, Slot, SlotSocket};
 use crate::net::steer::Steering;
@@ -81,6 +82,8 @@ pub(crate) struct Engine {
     tap: Option<Tap>,
     /// When to try again what a full mailbox refused, nanoseconds.
     retry_at: AtomicU64,
+    /// When to write the counters to their files, nanoseconds.
+    tell_at: AtomicU64,
 }
 
 /// Who is waiting for a time to come.
@@ -127,6 +130,7 @@ impl Engine {
             steer_at: AtomicU64::new(NEVER),
             tap,
             retry_at: AtomicU64::new(NEVER),
+            tell_at: AtomicU64::new(NEVER),
         }
     }
 
@@ -213,6 +217,9 @@ impl Engine {
     pub(crate) fn leave_after_send(&self, now: Instant) {
         self.serve_ready(now);
         self.presence.leave();
+        if self.device.live().is_some() && instant(&self.tell_at).is_none() {
+            self.publish(&self.tell_at, Some(now.after(live::PERIOD)));
+        }
     }
 
     /// Makes a queue pair: `make` is told its number. Starts the engine if need be.
@@ -318,6 +325,7 @@ impl Engine {
     fn next_deadline(&self) -> Option<Instant> {
         let held = self.tap().and_then(|tap| tap.delayed.next());
         let others = self.steering_deadline().into_iter().chain(instant(&self.retry_at)).chain(held);
+        let others = others.chain(instant(&self.tell_at));
         self.timers.next().into_iter().chain(others).min()
     }
 
@@ -337,6 +345,29 @@ impl Engine {
     fn set_retry(&self, at: Option<Instant>) {
         if at.is_some() || instant(&self.retry_at).is_some() {
             self.publish(&self.retry_at, at);
+        }
+    }
+
+    /// Writes the counters to their files if it is time, and sees to it that it will be if they have moved. Background
+    /// thread only.
+    #[inline]
+    fn tell_counters(&self, now: Instant) {
+        if let Some(live) = self.device.live() {
+            self.tell_counters_to(live, now);
+        }
+    }
+
+    fn tell_counters_to(&self, live: &Live, now: Instant) {
+        match instant(&self.tell_at) {
+            Some(due) if due > now => return,
+            Some(_) => {
+                self.tell_at.store(NEVER, Ordering::SeqCst);
+                live.publish(self.counters(), Turn::Now);
+            }
+            None => {}
+        }
+        if live.is_behind(self.counters()) {
+            self.tell_at.store(now.after(live::PERIOD).0, Ordering::SeqCst);
         }
     }
 
@@ -481,6 +512,7 @@ impl Engine {
         self.tap().into_iter().for_each(|tap| tap.delayed.clear());
         self.publish(&self.steer_at, None);
         self.publish(&self.retry_at, None);
+        self.publish(&self.tell_at, None);
     }
 
     /// In the child of a fork: gives up what belongs to the parent. The next opening of the device starts the thread again,
@@ -490,6 +522,9 @@ impl Engine {
         *self.starting.lock() = None;
         if let Some(poller) = self.poller.write().take() {
             poller.close();
+        }
+        if let Some(live) = self.device.live() {
+            live.leave_to_parent(self.counters());
         }
         self.forget_sockets();
     }
@@ -510,13 +545,17 @@ impl Engine {
         let [map, ready, credits] = self.flows.raw();
         let held = self.tap().map(|tap| tap.delayed.raw() as &dyn Lockable);
         let port = self.device.raw_port();
+        let told = self.device.live().map(|live| live.raw() as &dyn Lockable);
         let always: [&dyn Lockable; 7] = [port, &self.links, map, ready, credits, self.timers.raw(), &self.poller];
-        always.into_iter().chain(held)
+        always.into_iter().chain(held).chain(told)
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
+        if let Some(live) = self.device.live() {
+            live.publish(self.counters(), Turn::Now);
+        }
         // The thread wakes, finds nobody, and ends.
         self.kick();
     }

@@ -55,6 +55,7 @@ mod fork;
 mod guard;
 mod host;
 pub mod limits;
+mod live;
 #[allow(unsafe_code)]
 mod mapped;
 mod mr;
@@ -76,11 +77,12 @@ mod uses;
 mod xrcd;
 
 pub use cq::{Cq, CqInit, Moderation};
-pub use device::{Context, Device, DeviceAttr, devices};
+pub use device::{Context, Device, DeviceAttr, devices, preview};
 pub use dm::Dm;
 pub use engine::clock::now;
 pub use error::Error;
 pub use event::{AsyncEvent, AsyncEventKind, CompChannel};
+pub use live::counter_files;
 pub use mr::{Advice, Mr, MrChange, Mw, MwKind};
 pub use net::steer::is_probe;
 pub use pd::{Ah, AhAttr, Pd};

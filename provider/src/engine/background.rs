@@ -152,6 +152,7 @@ impl Engine {
         presence.sleeps_until.store(AWAKE, Relaxed);
         let now = clock::now();
         self.steer(now);
+        self.tell_counters(now);
         let polled_recently = presence.age(now) < TICK;
         if polled_recently && presence.is_present() {
             if presence.add_score(-UNNEEDED) == 0 {
@@ -200,6 +201,7 @@ impl Engine {
             if self.serve(now) {
                 last_found = now;
             }
+            self.tell_counters(now);
             let taken_over = self.presence.last_poll.load(Relaxed) != seen && !self.presence.waits_for_event();
             if taken_over || now.since(last_found) >= patience {
                 return;
@@ -210,6 +212,7 @@ impl Engine {
     /// Announces the next deadline, then looks at it again: whoever adds an earlier one meanwhile either finds the
     /// announcement or is found here.
     fn plan_sleep(&self) -> Sleep {
+        self.tell_counters(clock::now());
         loop {
             let until = self.next_deadline();
             self.presence.sleeps_until.store(until.map_or(u64::MAX, |until| until.0), SeqCst);

@@ -1,0 +1,208 @@
+//! `ROXE_COUNTERS=FOLDER`: files that show other programs what the devices count, while they count it.
+//!
+//! `roxe run` makes the files, one per counter, in the `/sys/class/infiniband` that the program sees. All processes of the
+//! run add to the same ones, so they show the sum, also of processes that have ended. A process writes what it has counted
+//! at most [`PERIOD`] after it has, and the rest when it ends in good order; the kernel's own `hw_counters` may be as old.
+//! The lock of the folder (`man flock`) keeps two processes from adding at the same time.
+//!
+//! Where the files are not there or may not be written, the program counts for itself only and is not told: it did not ask
+//! for them. Touches the files and the lock.
+
+use crate::counters::{Counters, FILES};
+use crate::device::known_devices;
+use crate::fork::Lockable;
+use parking_lot::Mutex;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// The oldest that a file may be, as in the kernel (`hw_counters/lifespan`).
+pub(crate) const PERIOD: Duration = Duration::from_millis(10);
+
+/// One number for every file.
+type Values = [u64; FILES.len()];
+
+/// The files of a device below a port: those of [`FILES`], by name.
+pub fn counter_files() -> impl Iterator<Item = &'static str> {
+    FILES.iter().map(|(path, _)| *path)
+}
+
+/// The files of one device.
+#[derive(Debug)]
+pub(crate) struct Live {
+    /// The folder of the port.
+    folder: PathBuf,
+    /// What was added to the files so far.
+    told: Mutex<Values>,
+    /// They cannot be written.
+    lost: AtomicBool,
+}
+
+/// Whether to wait for the turn of another process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    Now,
+    Wait,
+}
+
+impl Live {
+    /// The files of port 1 of `device` in the folder `root`.
+    pub(crate) fn new(root: &Path, device: &str) -> Self {
+        let told = Mutex::new([0; FILES.len()]);
+        Self { folder: root.join(device).join("ports/1"), told, lost: AtomicBool::new(false) }
+    }
+
+    /// Whether something was counted that the files do not show.
+    pub(crate) fn is_behind(&self, counters: &Counters) -> bool {
+        !self.lost.load(Ordering::Relaxed) && *self.told.lock() != values(counters)
+    }
+
+    /// Adds what the files do not show yet. If another process is at it, [`Turn::Now`] leaves it for later.
+    pub(crate) fn publish(&self, counters: &Counters, turn: Turn) {
+        let mut told = self.told.lock();
+        if self.lost.load(Ordering::Relaxed) {
+            return;
+        }
+        match take_turn(&self.folder, turn) {
+            // Others wait until this is dropped.
+            Ok(Some(_folder)) => self.add_all(&mut told, values(counters)),
+            Ok(None) => {}
+            Err(_) => self.lost.store(true, Ordering::Relaxed),
+        }
+    }
+
+    fn add_all(&self, told: &mut Values, now: Values) {
+        for (((path, _), told), now) in FILES.iter().zip(told).zip(now) {
+            let grown = now.wrapping_sub(*told);
+            // A file that somebody removed has no reader; the others go on.
+            if grown > 0 && add(&self.folder.join(path), grown).is_ok() {
+                *told = now;
+            }
+        }
+    }
+
+    /// In the child of a fork: what was counted so far is told by the parent.
+    pub(crate) fn leave_to_parent(&self, counters: &Counters) {
+        *self.told.lock() = values(counters);
+    }
+
+    /// Its lock, for the fork handlers.
+    pub(crate) fn raw(&self) -> &impl Lockable {
+        &self.told
+    }
+}
+
+/// At the end of the process.
+pub(crate) fn publish_all() {
+    for device in known_devices() {
+        device.live().into_iter().for_each(|live| live.publish(device.counters(), Turn::Wait));
+    }
+}
+
+fn values(counters: &Counters) -> Values {
+    FILES.map(|(_, value)| value(counters))
+}
+
+/// The folder, locked; `None` if it is another process's turn.
+fn take_turn(folder: &Path, turn: Turn) -> io::Result<Option<File>> {
+    let folder = File::open(folder)?;
+    match turn {
+        Turn::Wait => folder.lock()?,
+        Turn::Now if folder.try_lock().is_err() => return Ok(None),
+        Turn::Now => {}
+    }
+    Ok(Some(folder))
+}
+
+/// Adds to the number in a file. It never gets shorter, so that writing it at once is enough.
+fn add(path: &Path, grown: u64) -> io::Result<()> {
+    let mut file = OpenOptions::new().read(true).write(true).open(path)?;
+    let mut text = String::new();
+    file.read_to_string(&mut text)?;
+    let sum = text.trim().parse::<u64>().unwrap_or(0).wrapping_add(grown);
+    file.write_all_at(format!("{sum}\n").as_bytes(), 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// The files of a device, all 0; removed in the end.
+    struct Files(PathBuf);
+
+    impl Files {
+        fn new(name: &str) -> Self {
+            let root = std::env::temp_dir().join(format!("roxe-counters-{}-{name}", std::process::id()));
+            for path in counter_files().map(|path| root.join("roxe0/ports/1").join(path)) {
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, "0\n").unwrap();
+            }
+            Self(root)
+        }
+
+        fn sent(&self) -> String {
+            fs::read_to_string(self.0.join("roxe0/ports/1/hw_counters/sent_pkts")).unwrap()
+        }
+    }
+
+    impl Drop for Files {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn what_was_counted_is_added_once() {
+        let files = Files::new("once");
+        let (live, counters) = (Live::new(&files.0, "roxe0"), Counters::default());
+        assert!(!live.is_behind(&counters));
+        counters.sent_packets.add(9);
+        assert!(live.is_behind(&counters));
+        live.publish(&counters, Turn::Now);
+        live.publish(&counters, Turn::Wait);
+        assert_eq!((files.sent().as_str(), live.is_behind(&counters)), ("9\n", false));
+        counters.sent_packets.add(91);
+        live.publish(&counters, Turn::Now);
+        assert_eq!(files.sent(), "100\n");
+    }
+
+    #[test]
+    fn several_processes_are_summed_up_and_take_turns() {
+        let files = Files::new("sum");
+        let (first, second) = (Live::new(&files.0, "roxe0"), Live::new(&files.0, "roxe0"));
+        let counters = Counters::default();
+        counters.sent_packets.add(5);
+        first.publish(&counters, Turn::Now);
+        let turn = take_turn(&files.0.join("roxe0/ports/1"), Turn::Now).unwrap();
+        assert!(turn.is_some());
+        second.publish(&counters, Turn::Now);
+        assert_eq!((files.sent().as_str(), second.is_behind(&counters)), ("5\n", true));
+        drop(turn);
+        second.publish(&counters, Turn::Now);
+        assert_eq!(files.sent(), "10\n");
+    }
+
+    #[test]
+    fn the_child_of_a_fork_tells_only_what_it_counts_itself() {
+        let files = Files::new("child");
+        let (live, counters) = (Live::new(&files.0, "roxe0"), Counters::default());
+        counters.sent_packets.add(5);
+        live.leave_to_parent(&counters);
+        counters.sent_packets.add(1);
+        live.publish(&counters, Turn::Wait);
+        assert_eq!(files.sent(), "1\n");
+    }
+
+    #[test]
+    fn files_that_are_not_there_are_given_up() {
+        let (live, counters) = (Live::new(Path::new("/nonexistent"), "roxe0"), Counters::default());
+        counters.sent_packets.add(1);
+        assert!(live.is_behind(&counters));
+        live.publish(&counters, Turn::Wait);
+        assert!(!live.is_behind(&counters));
+    }
+}
