@@ -30,10 +30,13 @@ pub(crate) fn context<'a>(handle: *mut ibv_context) -> Result<&'a Arc<roxe_provi
 
 /// `man ibv_open_device`.
 pub(crate) unsafe extern "C" fn ibv_open_device(handle: *mut ibv_device) -> *mut ibv_context {
-    pointer(|| {
-        let context = device::device(handle)?.open().inspect_err(|error| eprintln!("roxe: {error}"))?;
-        Ok(Object::publish(Token::new(), exposed(handle, &context), ContextInner { context, _imported: None }))
-    })
+    pointer(|| open(handle))
+}
+
+/// A new context of a device.
+pub(crate) fn open(handle: *mut ibv_device) -> Result<*mut ibv_context> {
+    let context = device::device(handle)?.open().inspect_err(|error| eprintln!("roxe: {error}"))?;
+    Ok(Object::publish(Token::new(), exposed(handle, &context), ContextInner { context, _imported: None }))
 }
 
 /// `man ibv_close_device`. Objects that the program leaves behind keep the engine going until the process ends.

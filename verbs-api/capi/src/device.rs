@@ -78,10 +78,15 @@ fn cards() -> Result<Vec<&'static Card>> {
     Ok(cards.clone())
 }
 
+/// The devices as programs see them.
+pub(crate) fn handles() -> Result<Vec<*mut ibv_device>> {
+    Ok(cards()?.into_iter().map(Card::handle).collect())
+}
+
 /// A NULL-terminated array that `free` releases.
-fn c_array(handles: &[*mut ibv_device]) -> Result<*mut *mut ibv_device> {
+pub(crate) fn c_array<T>(handles: &[*mut T]) -> Result<*mut *mut T> {
     // SAFETY: any sizes are allowed; the memory comes back zeroed, or NULL.
-    let array = unsafe { libc::calloc(handles.len() + 1, size_of::<*mut ibv_device>()) }.cast::<*mut ibv_device>();
+    let array = unsafe { libc::calloc(handles.len() + 1, size_of::<*mut T>()) }.cast::<*mut T>();
     if array.is_null() {
         return Err(Errno(libc::ENOMEM));
     }
@@ -93,7 +98,7 @@ fn c_array(handles: &[*mut ibv_device]) -> Result<*mut *mut ibv_device> {
 /// `man ibv_get_device_list`.
 pub(crate) unsafe extern "C" fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device {
     pointer(|| {
-        let handles: Vec<_> = cards()?.into_iter().map(Card::handle).collect();
+        let handles = handles()?;
         let array = c_array(&handles)?;
         if !num_devices.is_null() {
             // SAFETY: not NULL, so the program passed a variable for the number.

@@ -86,7 +86,7 @@ export! {
     "IBVERBS_1.14", qp: ibv_query_qp_data_in_order;
     "IBVERBS_PRIVATE_34", query: ibv_query_gid_type;
     "RDMACM_1.0", text: rdma_event_str;
-    "RDMACM_1.0", unsupported: rdma_get_devices;
+    "RDMACM_1.0", rdmacm: rdma_create_event_channel rdma_destroy_event_channel rdma_free_devices rdma_get_devices;
 }
 
 refuse! {
@@ -108,9 +108,8 @@ refuse! {
         ibv_cmd_post_send ibv_cmd_post_srq_recv ibv_cmd_query_context ibv_cmd_query_device_any ibv_cmd_query_mr
         ibv_cmd_query_port ibv_cmd_query_qp ibv_cmd_query_srq ibv_cmd_read_counters ibv_cmd_reg_dm_mr
         ibv_cmd_reg_dmabuf_mr ibv_cmd_reg_mr ibv_cmd_req_notify_cq ibv_cmd_rereg_mr ibv_cmd_resize_cq;
-    "RDMACM_1.0", null: rdma_create_event_channel;
-    "RDMACM_1.0", nothing: rdma_destroy_ep rdma_destroy_event_channel rdma_destroy_qp rdma_destroy_srq
-        rdma_free_devices rdma_freeaddrinfo rdma_get_dst_port rdma_get_src_port;
+    "RDMACM_1.0", nothing: rdma_destroy_ep rdma_destroy_qp rdma_destroy_srq
+        rdma_freeaddrinfo rdma_get_dst_port rdma_get_src_port;
     "RDMACM_1.0", minus_one: raccept rbind rclose rconnect rdma_accept rdma_ack_cm_event rdma_bind_addr rdma_connect
         rdma_create_ep rdma_create_id rdma_create_qp rdma_create_qp_ex rdma_create_srq rdma_create_srq_ex
         rdma_destroy_id rdma_disconnect rdma_get_cm_event rdma_get_request rdma_getaddrinfo rdma_join_multicast

@@ -36,6 +36,7 @@ mod qp;
 mod qp_ex;
 mod query;
 mod rate;
+mod rdmacm;
 mod srq;
 mod tags;
 #[cfg(test)]

@@ -27,29 +27,3 @@ pub(crate) extern "C" fn minus_one() -> c_long {
 pub(crate) extern "C" fn nothing() -> c_long {
     0
 }
-
-/// `man rdma_get_devices`: NULL with errno, and a number, because libfabric looks at the number first.
-pub(crate) unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut c_void {
-    if !num_devices.is_null() {
-        // SAFETY: not NULL, so the program passed a variable for the number.
-        unsafe { num_devices.write(0) };
-    }
-    null()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_devices_are_counted_as_none() {
-        let mut count = -1;
-        // SAFETY: NULL or a variable.
-        unsafe {
-            assert!(rdma_get_devices(&raw mut count).is_null());
-            assert!(rdma_get_devices(core::ptr::null_mut()).is_null());
-        }
-        assert_eq!(count, 0);
-        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EOPNOTSUPP));
-    }
-}
