@@ -39,7 +39,7 @@ fn main() -> ExitCode {
         })]);
     }
     let prepared = Options::read(std::env::args().skip(1)).and_then(|options| {
-        isolate().and_then(|()| suite::unpack()).map_err(|e| e.to_string())?;
+        link::isolate().and_then(|()| suite::unpack()).map_err(|e| e.to_string())?;
         Ok(options)
     });
     match prepared {
@@ -91,17 +91,6 @@ impl Options {
         });
         plain.chain(bad).map(Rc::new).collect()
     }
-}
-
-/// As root, moves into a network namespace where nothing but this run sends packets.
-fn isolate() -> io::Result<()> {
-    // SAFETY: takes no pointers.
-    if unsafe { libc::geteuid() } != 0 {
-        return Ok(());
-    }
-    link::enter()?;
-    let up = Command::new("ip").args(["link", "set", "lo", "up"]).status()?;
-    if up.success() { Ok(()) } else { Err(io::Error::other("`ip link set lo up` failed")) }
 }
 
 /// The tests that must pass: the lines of `tests/pyverbs.txt` that are no comments.

@@ -6,18 +6,25 @@ use std::error::Error;
 use std::io::{Write, stdout};
 
 /// What only this program reads.
-const OWN: Knob = Knob {
-    name: "ROXE_LIB",
-    default: "beside the program",
-    help: "The shared object that `roxe run` puts in front of the system's libibverbs and librdmacm.",
-};
+const OWN: [Knob; 2] = [
+    Knob {
+        name: "ROXE_LIB",
+        default: "beside the program",
+        help: "The shared object that `roxe run` puts in front of the system's libibverbs and librdmacm.",
+    },
+    Knob {
+        name: "ROXE_VIEW",
+        default: "on",
+        help: "Show the programs of `roxe run` a /sys/class/infiniband and a /dev/infiniband: on or off.",
+    },
+];
 
 /// Prints each variable with its value, and what it does below. Fails if one holds something that would keep programs
 /// from starting.
 pub(crate) fn run() -> Result<(), Box<dyn Error>> {
     let mut table = Table::new(&["VARIABLE", "VALUE", "FROM", "DEFAULT"].map(|name| (name, Align::Left)));
     let mut help = vec![""];
-    for (knob, value) in settings().chain([(&OWN, std::env::var(OWN.name).ok())]) {
+    for (knob, value) in settings().chain(OWN.iter().map(|knob| (knob, std::env::var(knob.name).ok()))) {
         let from = if value.is_some() { "environment" } else { "default" };
         let value = value.unwrap_or_else(|| knob.default.to_owned());
         table.row([knob.name, &value, from, knob.default].map(str::to_owned));

@@ -10,6 +10,7 @@ mod devices;
 mod dump;
 mod run;
 mod table;
+mod view;
 
 use clap::{Parser, Subcommand};
 use std::error::Error;
@@ -42,6 +43,9 @@ enum Command {
     /// The other process of `demo`.
     #[command(hide = true)]
     DemoServer,
+    /// The child process in which `run` tries what may go wrong.
+    #[command(hide = true)]
+    ProbeView,
 }
 
 fn main() -> ExitCode {
@@ -55,6 +59,7 @@ fn main() -> ExitCode {
         Command::Devices => finish("devices", devices::run()),
         Command::Config => finish("config", config::run()),
         Command::Dump(args) => finish("dump", dump::run(&args)),
+        Command::ProbeView => finish("probe-view", view::try_out()),
         Command::DemoServer => finish("demo (server)", demo::serve()),
     }
 }

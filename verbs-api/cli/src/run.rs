@@ -4,6 +4,7 @@
 //! a private folder with these two names, both links to `libroxe.so`, put it first, and become the program: its process
 //! id, its signals and its exit status are its own. Touches the file system and the environment, no device.
 
+use crate::view;
 use roxe_provider::config::{ConfigError, check_value};
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -35,6 +36,9 @@ pub(crate) struct Args {
     /// Print what every device counted when the program ends (ROXE_STATS).
     #[arg(long)]
     stats: bool,
+    /// Do not show the program a /sys/class/infiniband and a /dev/infiniband (ROXE_VIEW=off).
+    #[arg(long)]
+    no_view: bool,
     /// Also set LD_PRELOAD, for programs that ship a libibverbs of their own or were linked with a fixed library path.
     #[arg(long)]
     preload: bool,
@@ -72,6 +76,8 @@ pub(crate) enum RunError {
     Folder { path: PathBuf, cause: io::Error },
     #[error("{0}")]
     Setting(#[from] ConfigError),
+    #[error("ROXE_VIEW={0} is not understood: it must be on or off")]
+    View(String),
     #[error("cannot start {}: there is no such program.\n  Check the spelling, or give its full path.", program.display())]
     NotFound { program: PathBuf },
     #[error("cannot start {}: {cause}.", program.display())]
@@ -120,7 +126,29 @@ fn prepare(args: &Args) -> Result<Command, RunError> {
     if args.stats {
         command.env("ROXE_STATS", "on");
     }
+    if !args.no_view && wants_view(std::env::var_os("ROXE_VIEW"))? {
+        show_view(args, &mut command)?;
+    }
     Ok(command)
+}
+
+/// What ROXE_VIEW says.
+fn wants_view(value: Option<OsString>) -> Result<bool, RunError> {
+    match value.as_ref().map_or(Some("on"), |value| value.to_str()) {
+        Some("on" | "1" | "yes") => Ok(true),
+        Some("off" | "0" | "no") => Ok(false),
+        _ => Err(RunError::View(value.unwrap_or_default().to_string_lossy().into_owned())),
+    }
+}
+
+/// Shows the program our devices in the places where others look for hardware.
+fn show_view(args: &Args, command: &mut Command) -> Result<(), RunError> {
+    let scratch = private_folder(&private_folder(&base_folder()?)?.join("view"))?;
+    let report = |error| eprintln!("roxe run: {error}");
+    if view::enter(args.netdev.as_deref(), command.get_program(), &scratch, report) {
+        command.env("ROXE_COUNTERS", view::CLASS);
+    }
+    Ok(())
 }
 
 fn exec(command: &mut Command) -> RunError {
@@ -279,6 +307,13 @@ mod tests {
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
         assert!(matches!(private_folder(&folder), Err(RunError::Untrusted { .. })));
         fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn the_view_is_on_unless_switched_off() {
+        assert!(wants_view(None).unwrap() && wants_view(Some("on".into())).unwrap());
+        assert!(!wants_view(Some("off".into())).unwrap());
+        assert!(wants_view(Some("maybe".into())).unwrap_err().to_string().contains("ROXE_VIEW=maybe"));
     }
 
     #[test]

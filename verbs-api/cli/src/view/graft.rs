@@ -1,0 +1,84 @@
+//! Adds entries to a folder in which nothing can be made, in this mount namespace.
+//!
+//! A file system in memory takes the place of the folder. It shows what the folder has: links are copied, files, devices
+//! and folders are bound, with all that is mounted below them. It is put together elsewhere and moved into place when it is
+//! complete, so that a failure leaves the folder as it was. What the system adds to the folder itself later (a device file
+//! of a new disk) is not seen; what changes inside its folders is.
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use std::ffi::OsStr;
+use std::fs::{self, DirEntry, File};
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+/// The folders in a target that are taken apart like itself, so that more can be put in them, and which of their entries
+/// are left out.
+pub(super) struct Open {
+    pub(super) names: &'static [&'static str],
+    pub(super) without: fn(&OsStr) -> bool,
+}
+
+/// Adds to `target` what `add` writes there and in the folders that are `open`; `scratch` is a folder to mount on meanwhile.
+pub(super) fn graft(
+    scratch: &Path,
+    target: &Path,
+    open: &Open,
+    add: impl FnOnce(&Path) -> io::Result<()>,
+) -> io::Result<()> {
+    let entries: Vec<DirEntry> = fs::read_dir(target)?.collect::<io::Result<_>>()?;
+    mount(Some("roxe"), scratch, Some("tmpfs"), MsFlags::MS_NOSUID, Some("mode=755"))?;
+    let built = build(scratch, target, &entries, open).and_then(|()| add(scratch));
+    let moved = built.and_then(|()| Ok(mount(Some(scratch), target, None::<&str>, MsFlags::MS_MOVE, None::<&str>)?));
+    if moved.is_err() {
+        // It vanishes with this process at the latest.
+        let _ = umount2(scratch, MntFlags::MNT_DETACH);
+    }
+    moved
+}
+
+fn build(to: &Path, target: &Path, entries: &[DirEntry], open: &Open) -> io::Result<()> {
+    for entry in entries {
+        let copy = to.join(entry.file_name());
+        if open.names.iter().any(|name| entry.file_name() == *name) && entry.path().is_dir() {
+            fs::create_dir(&copy)?;
+            for inner in fs::read_dir(target.join(entry.file_name()))? {
+                let inner = inner?;
+                if !(open.without)(&inner.file_name()) {
+                    keep(&inner, &copy.join(inner.file_name()))?;
+                }
+            }
+        } else {
+            keep(entry, &copy)?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes `copy` show `entry`. One that has gone meanwhile is left out.
+fn keep(entry: &DirEntry, copy: &Path) -> io::Result<()> {
+    let kind = entry.file_type()?;
+    let kept = if kind.is_symlink() {
+        fs::read_link(entry.path()).and_then(|to| symlink(to, copy))
+    } else {
+        if kind.is_dir() {
+            fs::create_dir(copy)?
+        } else {
+            File::create(copy).map(drop)?
+        }
+        bind(&entry.path(), copy)
+    };
+    match kept {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+fn bind(from: &Path, to: &Path) -> io::Result<()> {
+    Ok(mount(Some(from), to, None::<&str>, MsFlags::MS_BIND | MsFlags::MS_REC, None::<&str>)?)
+}
+
+/// Mounts something harmless, to see whether that is allowed.
+pub(super) fn try_out() -> io::Result<()> {
+    Ok(mount(Some("roxe"), "/sys/class", Some("tmpfs"), MsFlags::empty(), None::<&str>)?)
+}

@@ -1,0 +1,218 @@
+//! The files of the view: what the kernel's drivers would show of a card like ours, in their format.
+//!
+//! All but the counters is as the interface is when the program starts. Writes files and links, and touches nothing else.
+
+use roxe_provider::{Device, DeviceAttr, GID_TABLE_LEN, PortAttr, counter_files};
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+
+/// What is shown of one device.
+#[derive(Debug)]
+pub(super) struct Card {
+    name: String,
+    netdev: String,
+    attr: DeviceAttr,
+    port: PortAttr,
+    /// The GID table, holes included.
+    gids: [[u8; 16]; GID_TABLE_LEN],
+}
+
+impl Card {
+    pub(super) fn new(device: &Device) -> Self {
+        let mut gids = [[0; 16]; GID_TABLE_LEN];
+        for entry in device.gid_entries() {
+            if let Some(place) = gids.get_mut(usize::from(entry.index)) {
+                *place = entry.gid.0;
+            }
+        }
+        Self {
+            name: device.name().to_owned(),
+            netdev: device.netdev().to_owned(),
+            attr: device.attr(),
+            port: device.port_attr(),
+            gids,
+        }
+    }
+
+    /// The attributes of the card with their values.
+    fn files(&self) -> Vec<(String, String)> {
+        let guid = |guid: u64| words(&guid.to_be_bytes());
+        [
+            ("node_type", "1: CA".to_owned()),
+            ("node_guid", guid(self.attr.node_guid)),
+            ("sys_image_guid", guid(self.attr.sys_image_guid)),
+            ("node_desc", format!("{} on {}", self.name, self.netdev)),
+            ("fw_ver", self.attr.fw_ver.to_owned()),
+            ("hw_rev", format!("{:x}", self.attr.hw_ver)),
+            ("hca_type", "roxe".to_owned()),
+            ("board_id", "roxe".to_owned()),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into()
+    }
+
+    /// Those of its port.
+    fn port_files(&self) -> Vec<(String, String)> {
+        let PortAttr { state, phys_state, port_cap_flags, .. } = self.port;
+        let fixed = [
+            ("state", format!("{state}: {}", if state == 4 { "ACTIVE" } else { "DOWN" })),
+            ("phys_state", format!("{phys_state}: {}", if phys_state == 5 { "LinkUp" } else { "Disabled" })),
+            ("rate", rate(self.port.active_width, self.port.active_speed)),
+            ("link_layer", "Ethernet".to_owned()),
+            ("lid", "0x0".to_owned()),
+            ("lid_mask_count", "0".to_owned()),
+            ("sm_lid", "0x0".to_owned()),
+            ("sm_sl", "0".to_owned()),
+            ("has_smi", "0".to_owned()),
+            ("cap_mask", format!("{port_cap_flags:#010x}")),
+            ("pkeys/0", "0xffff".to_owned()),
+            ("hw_counters/lifespan", "10".to_owned()),
+        ];
+        fixed.map(|(name, value)| (name.to_owned(), value)).into_iter().chain(self.gid_files()).collect()
+    }
+
+    /// The GID table. What the kernel refuses to tell of a hole is not there.
+    fn gid_files(&self) -> Vec<(String, String)> {
+        let mut files = Vec::new();
+        for (index, gid) in self.gids.iter().enumerate() {
+            files.push((format!("gids/{index}"), words(gid)));
+            if *gid != [0; 16] {
+                files.push((format!("gid_attrs/types/{index}"), "RoCE v2".to_owned()));
+                files.push((format!("gid_attrs/ndevs/{index}"), self.netdev.clone()));
+            }
+        }
+        files
+    }
+
+    fn write(&self, to: &Path) -> io::Result<()> {
+        let port = to.join("ports/1");
+        for (folder, files) in [(to, self.files()), (&port, self.port_files())] {
+            files.iter().try_for_each(|(name, value)| write(&folder.join(name), value, 0o444))?;
+        }
+        // Whoever the program becomes, it may count.
+        counter_files().try_for_each(|name| write(&port.join(name), "0", 0o666))?;
+        fs::create_dir_all(to.join("device/net"))?;
+        symlink(Path::new("/sys/class/net").join(&self.netdev), to.join("device/net").join(&self.netdev))
+    }
+}
+
+/// `infiniband/` and `infiniband_verbs/` in `to`, a copy of /sys/class.
+pub(super) fn write_class(cards: &[Card], to: &Path) -> io::Result<()> {
+    let (devices, verbs) = (to.join("infiniband"), to.join("infiniband_verbs"));
+    fs::create_dir_all(&devices)?;
+    fs::create_dir_all(&verbs)?;
+    if !verbs.join("abi_version").exists() {
+        write(&verbs.join("abi_version"), "6", 0o444)?;
+    }
+    for card in cards {
+        card.write(&devices.join(&card.name))?;
+        let node = verbs.join(&card.name);
+        write(&node.join("ibdev"), &card.name, 0o444)?;
+        write(&node.join("abi_version"), "1", 0o444)?;
+    }
+    Ok(())
+}
+
+/// `infiniband/` in `to`, a copy of /dev. Programs ask whether the node is a character device that they may open; they talk
+/// to the card through the library.
+pub(super) fn write_dev(cards: &[Card], to: &Path) -> io::Result<()> {
+    let folder = to.join("infiniband");
+    fs::create_dir_all(&folder)?;
+    cards.iter().try_for_each(|card| symlink("../null", folder.join(&card.name)))
+}
+
+/// Whether an entry of these folders is of a view: that of the `roxe run` around this one must not show through.
+pub(super) fn is_ours(name: &OsStr) -> bool {
+    let index = name.to_str().and_then(|name| name.strip_prefix("roxe"));
+    index.is_some_and(|index| !index.is_empty() && index.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// Writes a file of one line, with the folders it needs. The mode does not depend on the umask.
+fn write(path: &Path, line: &str, mode: u32) -> io::Result<()> {
+    path.parent().map_or(Ok(()), fs::create_dir_all)?;
+    fs::write(path, format!("{line}\n"))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+}
+
+/// Hexadecimal digits in groups of four, as GUIDs and GIDs are written.
+fn words(bytes: &[u8]) -> String {
+    let word = |pair: &[u8]| pair.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    bytes.chunks(2).map(word).collect::<Vec<_>>().join(":")
+}
+
+/// Width times speed of a lane, from their codes.
+fn rate(width: u8, speed: u8) -> String {
+    let lanes = if width == 2 { 4 } else { 1 };
+    // Tenths of Gbit/s.
+    let (lane, name) = match speed {
+        1 => (25, "SDR"),
+        4 => (100, "QDR"),
+        _ => (250, "EDR"),
+    };
+    let rate = lanes * lane;
+    let fraction = if rate % 10 == 0 { String::new() } else { format!(".{}", rate % 10) };
+    format!("{}{fraction} Gb/sec ({lanes}X {name})", rate / 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::PathBuf;
+
+    /// A folder with both parts of the view of this machine; removed in the end.
+    struct Written(PathBuf);
+
+    impl Written {
+        fn new(name: &str) -> Self {
+            let to = std::env::temp_dir().join(format!("roxe-tree-{}-{name}", std::process::id()));
+            fs::create_dir_all(&to).unwrap();
+            let cards: Vec<Card> = roxe_provider::preview(Some("lo")).unwrap().iter().map(Card::new).collect();
+            write_class(&cards, &to).unwrap();
+            write_dev(&cards, &to.join("dev")).unwrap();
+            Self(to)
+        }
+
+        fn read(&self, name: &str) -> String {
+            fs::read_to_string(self.0.join("infiniband/roxe0").join(name)).unwrap()
+        }
+    }
+
+    impl Drop for Written {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn the_loopback_device_looks_like_a_card() {
+        let view = Written::new("card");
+        assert_eq!(view.read("node_type"), "1: CA\n");
+        assert_eq!(view.read("node_guid"), "0272:6f78:6500:0001\n");
+        assert_eq!(view.read("ports/1/link_layer"), "Ethernet\n");
+        assert_eq!(view.read("ports/1/cap_mask"), "0x04010000\n");
+        assert_eq!(view.read("ports/1/gids/0"), "0000:0000:0000:0000:0000:ffff:7f00:0001\n");
+        assert_eq!(view.read("ports/1/gids/15"), "0000:0000:0000:0000:0000:0000:0000:0000\n");
+        assert_eq!(view.read("ports/1/gid_attrs/types/0"), "RoCE v2\n");
+        assert_eq!(view.read("ports/1/gid_attrs/ndevs/0"), "lo\n");
+        assert_eq!(view.read("ports/1/counters/port_xmit_data"), "0\n");
+        assert!(!view.0.join("infiniband/roxe0/ports/1/gid_attrs/types/15").exists());
+        assert!(view.0.join("infiniband/roxe0/device/net/lo/ifindex").exists());
+        assert_eq!(fs::read_link(view.0.join("dev/infiniband/roxe0")).unwrap(), Path::new("../null"));
+    }
+
+    #[test]
+    fn entries_of_another_view_are_known_by_their_name() {
+        assert!(is_ours(OsStr::new("roxe0")) && is_ours(OsStr::new("roxe12")));
+        assert!(["roxe", "roxe0a", "mlx5_0", "rxe0"].iter().all(|name| !is_ours(OsStr::new(name))));
+    }
+
+    #[test]
+    fn rates_are_written_as_the_kernel_does() {
+        assert_eq!(rate(1, 1), "2.5 Gb/sec (1X SDR)");
+        assert_eq!(rate(1, 4), "10 Gb/sec (1X QDR)");
+        assert_eq!(rate(2, 32), "100 Gb/sec (4X EDR)");
+    }
+}
