@@ -1,0 +1,149 @@
+//! Middleware that looks for cards itself and picks its transport: Debian's UCX, unmodified, must find and use ours.
+//!
+//! UCX falls back to TCP or shared memory without a word. So every check allows one transport only, reads in its log that
+//! it was chosen, and counts the packets of both sides. As root all of it happens in a network namespace of its own.
+
+use roxe_tests::guest::link;
+use roxe_tests::pair::{self, Outcome, Program};
+use roxe_tests::report::{self, Check, Verdict};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Tests of ucx_perftest: what UCP offers, by name, iterations and size of a message.
+const UCP: [(&str, u32, u32); 14] = [
+    ("tag_lat", 500, 8),
+    ("tag_lat", 200, 20_000),
+    ("tag_bw", 500, 65_536),
+    ("tag_bw", 20, 4_000_000),
+    ("tag_sync_lat", 200, 64),
+    ("ucp_put_lat", 200, 8),
+    ("ucp_put_bw", 200, 65_536),
+    ("ucp_get", 200, 65_536),
+    ("ucp_fadd", 200, 8),
+    ("ucp_cswap", 200, 8),
+    ("stream_lat", 200, 1_000),
+    ("stream_bw", 200, 65_536),
+    ("ucp_am_lat", 200, 64),
+    ("ucp_am_bw", 200, 65_536),
+];
+
+/// Tests of the layer below, which name their transport.
+const UCT: [(&str, &str, u32, u32); 9] = [
+    ("rc_verbs", "am_lat", 500, 8),
+    ("rc_verbs", "am_bw", 500, 4_096),
+    ("rc_verbs", "put_lat", 200, 8),
+    ("rc_verbs", "put_bw", 200, 65_536),
+    ("rc_verbs", "get", 200, 65_536),
+    ("rc_verbs", "fadd", 200, 8),
+    ("rc_verbs", "cswap", 200, 8),
+    ("ud_verbs", "am_lat", 500, 8),
+    ("ud_verbs", "am_bw", 500, 1_024),
+];
+
+fn main() -> ExitCode {
+    if let Err(e) = link::isolate() {
+        println!("FAILED   middleware: {e}");
+        return ExitCode::FAILURE;
+    }
+    let mut checks = vec![Check::new("ucx_info -d lists rc_verbs and ud_verbs on roxe0:1", lists_transports)];
+    for (transport, tls) in [("rc_verbs", "rc_v"), ("ud_verbs", "ud_v")] {
+        for (test, count, size) in UCP {
+            let name = format!("ucx_perftest {test} over {tls}, {size} bytes");
+            checks.push(Check::new(name, move || ucp(transport, tls, &format!("-t {test} -n {count} -s {size}"))));
+        }
+    }
+    for (transport, test, count, size) in UCT {
+        let name = format!("ucx_perftest {test} on {transport}, {size} bytes");
+        checks.push(Check::new(name, move || uct(transport, &format!("-t {test} -n {count} -s {size}"))));
+    }
+    report::main(checks)
+}
+
+/// A port no other check of this run uses.
+fn port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(18_300);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+fn program(name: &str, args: &str) -> Program {
+    Program { name: name.to_owned(), args: args.split_whitespace().map(str::to_owned).collect() }
+}
+
+fn said(outcome: &Outcome) -> String {
+    format!("$ {}\n{}", outcome.command, outcome.output)
+}
+
+fn missing(name: &str) -> Verdict {
+    Verdict::Skipped(format!("{name} is not installed (see the README's test command)"))
+}
+
+fn lists_transports() -> Verdict {
+    if !pair::installed("ucx_info") {
+        return missing("ucx_info");
+    }
+    match pair::run(&program("ucx_info", "-d"), &[], LIMIT) {
+        Err(e) => Verdict::Failed(e.to_string()),
+        Ok(outcome) if is_without_view(&outcome) => no_view(),
+        Ok(outcome) if ["rc_verbs", "ud_verbs"].iter().all(|name| has_transport(&outcome.output, name)) => {
+            Verdict::Passed
+        }
+        Ok(outcome) => Verdict::Failed(said(&outcome)),
+    }
+}
+
+/// Whether `ucx_info -d` shows `name` on our port: its line, and the next one.
+fn has_transport(output: &str, name: &str) -> bool {
+    let lines: Vec<&str> = output.lines().map(|line| line.trim_start_matches(['#', ' '])).collect();
+    lines
+        .windows(2)
+        .any(|pair| pair[0].ends_with(&format!("Transport: {name}")) && pair[1].ends_with("Device: roxe0:1"))
+}
+
+/// UCX wants a device node, which `roxe run` could not make.
+fn is_without_view(outcome: &Outcome) -> bool {
+    outcome.output.contains("roxe run: no /")
+}
+
+fn no_view() -> Verdict {
+    Verdict::Skipped("UCX wants /dev/infiniband, and namespaces to show it in are not allowed here".into())
+}
+
+/// Server and client of ucx_perftest over UCP, which may use one transport only.
+fn ucp(transport: &str, tls: &str, args: &str) -> Verdict {
+    let chosen = format!("{transport}/roxe0:1");
+    two(args, &[("UCX_TLS", tls), ("UCX_NET_DEVICES", "roxe0:1"), ("UCX_LOG_LEVEL", "info")], &chosen)
+}
+
+/// The same below UCP.
+fn uct(transport: &str, args: &str) -> Verdict {
+    two(&format!("-d roxe0:1 -x {transport} {args}"), &[], transport)
+}
+
+/// Both sides must end well, name the transport `chosen`, and have sent packets.
+fn two(args: &str, envs: &[(&str, &str)], chosen: &str) -> Verdict {
+    if !pair::installed("ucx_perftest") {
+        return missing("ucx_perftest");
+    }
+    let port = port();
+    let server = program("ucx_perftest", &format!("{args} -p {port}"));
+    let client = program("ucx_perftest", &format!("{args} -p {port} 127.0.0.1"));
+    let envs = [envs, &[("ROXE_STATS", "on")]].concat();
+    match pair::run_pair(&server, &client, port, &envs, LIMIT) {
+        Err(e) => Verdict::Failed(e.to_string()),
+        Ok(ends) if ends.iter().any(is_without_view) => no_view(),
+        Ok(ends) => {
+            let is_good = |end: &Outcome| end.ok && end.output.contains(chosen) && sent(&end.output) > 100;
+            let reports = ends.iter().map(said).collect::<Vec<_>>().join("\n");
+            if ends.iter().all(is_good) { Verdict::Passed } else { Verdict::Failed(reports) }
+        }
+    }
+}
+
+/// What the process sent, as `ROXE_STATS` tells it.
+fn sent(output: &str) -> u64 {
+    let value = output.split_whitespace().find_map(|word| word.strip_prefix("sent_packets="));
+    value.and_then(|value| value.parse().ok()).unwrap_or(0)
+}
