@@ -2,8 +2,8 @@
 
 use crate::qp::attr::{QpAttr, QpState};
 use crate::qp::congestion::{self, Congestion};
-use crate::qp::tagged::Rendezvous;
 use crate::qp::retry::RetryCounts;
+use crate::qp::tagged::Rendezvous;
 use crate::wr::Av;
 use bitflags::bitflags;
 use core::num::NonZeroU64;
