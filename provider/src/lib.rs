@@ -83,7 +83,7 @@ pub use engine::clock::now;
 pub use error::Error;
 pub use event::{AsyncEvent, AsyncEventKind, CompChannel};
 pub use live::counter_files;
-pub use mr::{Advice, Mr, MrChange, Mw, MwKind};
+pub use mr::{Advice, DmaBuf, Mr, MrChange, Mw, MwKind};
 pub use net::steer::is_probe;
 pub use pd::{Ah, AhAttr, Pd};
 pub use port::{GID_TABLE_LEN, GidEntry, PortAttr};

@@ -1,10 +1,12 @@
-//! Whether memory is mapped with the rights that a registration needs; and pages of the card's own.
+//! Whether memory is mapped with the rights that a registration needs; pages of the card's own, and of a descriptor.
 //!
 //! The kernel answers by making the pages present, as pinning them for hardware would. Touches no contents.
 
 use crate::error::Error;
 use std::ffi::c_void;
 use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::RawFd;
 
 /// Fails with EFAULT unless `length` bytes at `addr` are mapped readable, and writable if `write`; makes them present.
 pub(crate) fn check(addr: u64, length: u64, write: bool) -> Result<(), Error> {
@@ -38,6 +40,67 @@ fn populate(addr: u64, length: u64, advice: i32) -> Result<(), i32> {
             errno => return Err(errno),
         }
     }
+}
+
+/// A part of a file or dma-buf, mapped until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    /// Where the part begins.
+    addr: u64,
+    /// The pages that hold it.
+    first: u64,
+    length: usize,
+}
+
+impl Mapping {
+    /// Maps `length` bytes from `offset`. EBADF: no descriptor; EACCES: not opened for this; EINVAL: of a kind that cannot be
+    /// mapped, no bytes, or bytes beyond the end.
+    pub(crate) fn of_fd(fd: RawFd, offset: u64, length: u64, write: bool) -> Result<Self, Error> {
+        let inside = offset & (page_size() - 1);
+        let outside = || Error::invalid(format!("{length} bytes from {offset} on are not inside of descriptor {fd}"));
+        let end = offset.checked_add(length).filter(|end| *end > offset).ok_or_else(outside)?;
+        if size_of_fd(fd)?.is_some_and(|size| end > size) {
+            return Err(outside());
+        }
+        let start = libc::off_t::try_from(offset - inside).map_err(|_| outside())?;
+        let pages = usize::try_from(length + inside).map_err(|_| outside())?;
+        let rights = libc::PROT_READ | if write { libc::PROT_WRITE } else { 0 };
+        // SAFETY: a new mapping at an address of the kernel's choice; the kernel checks descriptor and range.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), pages, rights, libc::MAP_SHARED, fd, start) };
+        if at == libc::MAP_FAILED {
+            return Err(match io::Error::last_os_error() {
+                e if e.raw_os_error() == Some(libc::ENODEV) => Error::invalid("the descriptor cannot be mapped"),
+                e => Error::os("cannot map the descriptor", &e),
+            });
+        }
+        let first = at.expose_provenance() as u64;
+        Ok(Self { addr: first + inside, first, length: pages })
+    }
+
+    /// Where the part begins.
+    pub(crate) fn addr(&self) -> u64 {
+        self.addr
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the whole of a mapping of ours; its key is dead, so nobody uses it any more.
+        unsafe { libc::munmap(self.first as *mut c_void, self.length) };
+    }
+}
+
+/// How many bytes the descriptor stands for; `None` if it does not say, as devices do.
+fn size_of_fd(fd: RawFd) -> Result<Option<u64>, Error> {
+    let mut found = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: any number may be asked about, and the structure has the size that the call fills.
+    if unsafe { libc::fstat(fd, found.as_mut_ptr()) } != 0 {
+        return Err(Error::new(libc::EBADF, format!("{fd} is no open descriptor")));
+    }
+    // SAFETY: the call has succeeded, so it has filled the structure.
+    let found = unsafe { found.assume_init() };
+    let tells = found.st_size > 0 || found.st_mode & libc::S_IFMT == libc::S_IFREG;
+    Ok(u64::try_from(found.st_size).ok().filter(|_| tells))
 }
 
 /// Bytes of a page, a power of two.

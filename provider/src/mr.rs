@@ -9,7 +9,7 @@ use crate::dm::Part;
 use crate::error::Error;
 use crate::guard::{self, Fault};
 use crate::limits::{MAX_MR, MAX_MR_SIZE};
-use crate::mapped;
+use crate::mapped::{self, Mapping};
 use crate::pd::{Pd, PdId};
 use crate::table::Slots;
 use crate::uses::{ObjectId, Use};
@@ -21,9 +21,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 mod advise;
+mod dmabuf;
+mod null;
 mod window;
 
 pub use advise::Advice;
+pub use dmabuf::DmaBuf;
 use window::Window;
 pub use window::{Mw, MwKind};
 
@@ -52,6 +55,8 @@ enum Users {
     Peers(PdId),
     /// The peer of this queue pair.
     Qp(ObjectId),
+    /// Lists of this domain, and there is no memory: reading gives zeros, what is written is forgotten.
+    Null(PdId),
     /// Nobody: a window that is not bound.
     Nobody,
 }
@@ -91,9 +96,31 @@ impl Region {
         let granted = match self.users {
             Users::Domain(pd) | Users::Peers(pd) => pd == reach.pd,
             Users::Qp(qp) => Some(qp) == reach.qp,
-            Users::Nobody => false,
+            Users::Nobody | Users::Null(_) => false,
         };
         if granted { self.locate(va, len, access) } else { Err(MemError::WrongDomain) }
+    }
+
+    /// Copies out for a list of `pd`.
+    #[inline]
+    fn read(&self, pd: PdId, va: u64, out: &mut [u8]) -> Result<(), MemError> {
+        // clause: KEY-NULL
+        if self.users == Users::Null(pd) {
+            out.fill(0);
+            return Ok(());
+        }
+        Ok(guard::read(self.resolve(pd, va, out.len() as u64, Access::empty())?, out)?)
+    }
+
+    /// Copies in for a list of `pd`.
+    #[inline]
+    fn write(&self, pd: PdId, va: u64, data: &[u8]) -> Result<(), MemError> {
+        // clause: KEY-NULL
+        if self.users == Users::Null(pd) {
+            return Ok(());
+        }
+        // clause: KEY-SCATTER
+        Ok(guard::write(self.resolve(pd, va, data.len() as u64, Access::LOCAL_WRITE)?, data)?)
     }
 
     #[inline]
@@ -137,8 +164,7 @@ impl MemoryTable {
         let regions = self.regions.read();
         walk(sges, offset, out.len(), |sge, part| {
             let out = out.get_mut(part).ok_or(MemError::Range)?;
-            let addr = find(&regions, sge.lkey.0)?.resolve(pd, sge.addr, out.len() as u64, Access::empty())?;
-            Ok(guard::read(addr, out)?)
+            find(&regions, sge.lkey.0)?.read(pd, sge.addr, out)
         })
     }
 
@@ -147,9 +173,7 @@ impl MemoryTable {
         let regions = self.regions.read();
         walk(sges, offset, data.len(), |sge, part| {
             let data = data.get(part).ok_or(MemError::Range)?;
-            // clause: KEY-SCATTER
-            let addr = find(&regions, sge.lkey.0)?.resolve(pd, sge.addr, data.len() as u64, Access::LOCAL_WRITE)?;
-            Ok(guard::write(addr, data)?)
+            find(&regions, sge.lkey.0)?.write(pd, sge.addr, data)
         })
     }
 
@@ -305,22 +329,32 @@ pub struct Mr {
 /// What a region is registered as now.
 #[derive(Clone, Copy, Debug)]
 struct Terms {
-    /// Memory of the device, not of the program.
-    device: bool,
     addr: u64,
     length: u64,
     iova: u64,
     access: Access,
 }
 
+/// Whose memory it is.
+#[derive(Debug)]
+enum Backing {
+    /// The program's.
+    Program,
+    /// The device's, which cannot be freed meanwhile.
+    Device(#[expect(dead_code, reason = "held to be dropped")] Part),
+    /// Nobody's: a null region.
+    None,
+    /// Ours, mapped for this region; goes when its key is dead.
+    Mapped(#[expect(dead_code, reason = "held to be dropped")] Mapping),
+}
+
 #[derive(Debug)]
 struct Registration {
     pd: Arc<Pd>,
     terms: Terms,
+    backing: Backing,
     /// Ends with the registration.
     pd_use: Option<Use>,
-    /// The device memory behind it; ends with the registration too.
-    part: Option<Part>,
 }
 
 /// What [`Mr::reregister`] changes; `None` leaves it as it is.
@@ -336,15 +370,20 @@ pub struct MrChange {
 
 impl Terms {
     /// What the table holds for a region of these terms; the errors are those of [`Pd::reg_mr`].
-    fn check(self, pd: &Pd) -> Result<Region, Error> {
-        let Self { device, addr, length, iova, access } = self;
-        let base = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
-        check_rights(access)?;
-        let region = Region { addr, base, length, access, users: Users::Domain(pd.id()), windows: 0, window: None };
-        if device {
-            check_device_rights(access)?;
-            return Ok(region);
+    fn check(self, pd: &Pd, backing: &Backing) -> Result<Region, Error> {
+        check_rights(self.access)?;
+        match backing {
+            Backing::Program => self.check_memory()?,
+            Backing::Device(_) => check_device_rights(self.access)?,
+            Backing::Mapped(_) | Backing::None => {}
         }
+        Ok(self.region(pd, self.addr))
+    }
+
+    /// Whether the program has this memory.
+    fn check_memory(self) -> Result<(), Error> {
+        let Self { addr, length, access, .. } = self;
+        let base = self.base();
         // clause: KEY-ON-DEMAND
         let everything = access.contains(Access::ON_DEMAND) && (addr, base, length) == (0, 0, u64::MAX);
         if !everything {
@@ -354,7 +393,19 @@ impl Terms {
         if !access.contains(Access::ON_DEMAND) {
             mapped::check(addr, length, access.contains(Access::LOCAL_WRITE))?;
         }
-        Ok(region)
+        Ok(())
+    }
+
+    /// What the table holds for them if the memory is at `addr`.
+    fn region(self, pd: &Pd, addr: u64) -> Region {
+        let Self { length, access, .. } = self;
+        Region { addr, base: self.base(), length, access, users: Users::Domain(pd.id()), windows: 0, window: None }
+    }
+
+    /// The address by which its first byte is named.
+    fn base(self) -> u64 {
+        // clause: KEY-ZERO-BASED
+        if self.access.contains(Access::ZERO_BASED) { 0 } else { self.iova }
     }
 }
 
@@ -366,18 +417,22 @@ impl Mr {
         iova: u64,
         access: Access,
     ) -> Result<Arc<Self>, Error> {
-        Self::enter(pd, Terms { device: false, addr, length, iova, access }, None)
+        let terms = Terms { addr, length, iova, access };
+        let backing = Backing::Program;
+        Self::enter(pd, terms, terms.check(pd, &backing)?, backing)
     }
 
     /// A region of device memory.
     pub(crate) fn register_part(pd: &Arc<Pd>, part: Part, access: Access) -> Result<Arc<Self>, Error> {
-        let terms = Terms { device: true, addr: part.addr, length: part.length, iova: 0, access };
-        Self::enter(pd, terms, Some(part))
+        let terms = Terms { addr: part.addr, length: part.length, iova: 0, access };
+        let backing = Backing::Device(part);
+        Self::enter(pd, terms, terms.check(pd, &backing)?, backing)
     }
 
-    fn enter(pd: &Arc<Pd>, terms: Terms, part: Option<Part>) -> Result<Arc<Self>, Error> {
-        let key = pd.context().memory().insert(terms.check(pd)?)?;
-        let registration = Registration { pd: Arc::clone(pd), terms, pd_use: Some(pd.hold()), part };
+    /// Gives `region` a key.
+    fn enter(pd: &Arc<Pd>, terms: Terms, region: Region, backing: Backing) -> Result<Arc<Self>, Error> {
+        let key = pd.context().memory().insert(region)?;
+        let registration = Registration { pd: Arc::clone(pd), terms, backing, pd_use: Some(pd.hold()) };
         Ok(Arc::new(Self { context: Arc::clone(pd.context()), key, registration: Mutex::new(registration) }))
     }
 
@@ -396,6 +451,11 @@ impl Mr {
         RKey(self.key)
     }
 
+    /// The address by which lists and peers name its first byte.
+    pub fn base(&self) -> u64 {
+        self.registration.lock().terms.base()
+    }
+
     /// Where the memory begins; of no use to a program if it is the device's.
     pub fn addr(&self) -> u64 {
         self.registration.lock().terms.addr
@@ -408,30 +468,26 @@ impl Mr {
 
     /// Registers the region anew under the same keys. When it returns, no access on the old terms is under way any more.
     ///
-    /// On an error nothing has changed. EINVAL: a domain of another context, or the region is deregistered; the other
-    /// errors are those of [`Pd::reg_mr`].
+    /// On an error nothing has changed. EINVAL: a domain of another context, or the region is deregistered or a null region;
+    /// EOPNOTSUPP: a region of a dma-buf; the other errors are those of [`Pd::reg_mr`].
     pub fn reregister(&self, change: MrChange) -> Result<(), Error> {
         let mut now = self.registration.lock();
         if now.pd_use.is_none() {
             return Err(Error::invalid("the region is deregistered"));
         }
+        now.backing.check_change(change.range.is_some())?;
         let pd = change.pd.unwrap_or_else(|| Arc::clone(&now.pd));
         if !Arc::ptr_eq(pd.context(), &self.context) {
             return Err(Error::invalid("the protection domain belongs to another context than the region"));
         }
         let mut terms = now.terms;
         if let Some((addr, length)) = change.range {
-            if terms.device {
-                return Err(Error::invalid(
-                    "a region in device memory keeps its place; deregister it and register another",
-                ));
-            }
             terms = Terms { addr, length, iova: addr, ..terms };
         }
         terms.access = change.access.unwrap_or(terms.access);
         // clause: KEY-REREGISTERED
-        self.context.memory().replace(self.key, terms.check(&pd)?)?;
-        *now = Registration { pd_use: Some(pd.hold()), pd, terms, part: now.part.take() };
+        self.context.memory().replace(self.key, terms.check(&pd, &now.backing)?)?;
+        (now.pd_use, now.pd, now.terms) = (Some(pd.hold()), pd, terms);
         Ok(())
     }
 
@@ -441,7 +497,7 @@ impl Mr {
         let mut now = self.registration.lock();
         if now.pd_use.is_some() {
             self.context.memory().remove(self.key)?;
-            (now.pd_use, now.part) = (None, None);
+            now.end();
         }
         Ok(())
     }
@@ -451,7 +507,29 @@ impl Mr {
         let mut now = self.registration.lock();
         if now.pd_use.is_some() {
             self.context.memory().revoke(self.key);
-            (now.pd_use, now.part) = (None, None);
+            now.end();
+        }
+    }
+}
+
+impl Registration {
+    /// The key is dead.
+    fn end(&mut self) {
+        self.pd_use = None;
+        self.backing = Backing::None;
+    }
+}
+
+impl Backing {
+    /// Whether a region of such memory can be registered anew, `moved` to another place.
+    fn check_change(&self, moved: bool) -> Result<(), Error> {
+        match self {
+            Self::Device(_) if moved => {
+                Err(Error::invalid("a region in device memory keeps its place; deregister it and register another"))
+            }
+            Self::Program | Self::Device(_) => Ok(()),
+            Self::Mapped(_) => Err(Error::new(libc::EOPNOTSUPP, "a region of a dma-buf cannot be registered anew")),
+            Self::None => Err(Error::invalid("a null region cannot be registered anew")),
         }
     }
 }

@@ -69,6 +69,11 @@ impl Pages {
         self.addr
     }
 
+    /// The descriptor of their file.
+    pub(crate) fn fd(&self) -> i32 {
+        self.file.as_ref().unwrap().as_raw_fd()
+    }
+
     fn page(&self, index: u64) -> *mut c_void {
         assert!(index < self.count);
         (self.addr + index * PAGE) as *mut c_void

@@ -3,7 +3,7 @@
 use crate::abi::{ABI_EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::errno::{Result, minus_one, pointer};
 use crate::object::{Exposed, Object, Token};
-use crate::{advise, cq, data, device, dm, domain, qp, query, srq, tags, window, xrc};
+use crate::{advise, cq, data, device, dm, domain, memory, qp, query, srq, tags, window, xrc};
 use core::ffi::c_int;
 use core::mem::offset_of;
 use std::os::fd::OwnedFd;
@@ -49,7 +49,7 @@ pub(crate) fn exposed(device: *mut ibv_device, context: &roxe_provider::Context)
     verbs_context {
         query_port: Some(query::query_port),
         advise_mr: Some(advise::advise_mr),
-        alloc_null_mr: None,
+        alloc_null_mr: Some(memory::alloc_null_mr),
         read_counters: None,
         attach_counters_point_flow: None,
         create_counters: None,

@@ -81,6 +81,7 @@ export! {
     "IBVERBS_1.10", ece: ibv_query_ece ibv_set_ece;
     "IBVERBS_1.10", import: ibv_import_device ibv_import_mr ibv_import_pd ibv_unimport_mr ibv_unimport_pd;
     "IBVERBS_1.11", query: _ibv_query_gid_ex _ibv_query_gid_table;
+    "IBVERBS_1.12", memory: ibv_reg_dmabuf_mr;
     "IBVERBS_1.13", dm: ibv_import_dm ibv_unimport_dm;
     "IBVERBS_1.13", memory: ibv_is_fork_initialized;
     "IBVERBS_1.14", qp: ibv_query_qp_data_in_order;
@@ -91,7 +92,6 @@ export! {
 
 refuse! {
     "IBVERBS_1.1", minus_one: ibv_resolve_eth_l2_from_gid;
-    "IBVERBS_1.12", null: ibv_reg_dmabuf_mr;
     "IBVERBS_PRIVATE_34", null: _verbs_init_and_alloc_context verbs_open_device;
     "IBVERBS_PRIVATE_34", nothing: __ioctl_final_num_attrs __verbs_log verbs_init_cq verbs_register_driver_34
         verbs_set_ops verbs_uninit_context;

@@ -6,7 +6,7 @@ use crate::domain::PdInner;
 use crate::errno::{EINVAL, Result, minus_one, pointer, status};
 use crate::object::{Exposed, Object, Token};
 use core::ffi::{c_int, c_uint, c_void};
-use roxe_provider::{Access, Mr, MrChange, Pd};
+use roxe_provider::{Access, DmaBuf, Mr, MrChange, Pd};
 use std::sync::Arc;
 
 /// `IBV_ACCESS_OPTIONAL_RANGE`: hints in these bits that the device does not know are ignored.
@@ -109,6 +109,33 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
     access: c_uint,
 ) -> *mut ibv_mr {
     pointer(|| register(pd, addr, length, iova, access))
+}
+
+/// `man ibv_reg_mr`. The structure shows `offset` as address.
+pub(crate) unsafe extern "C" fn ibv_reg_dmabuf_mr(
+    handle: *mut ibv_pd,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    bits: c_int,
+) -> *mut ibv_mr {
+    pointer(|| {
+        let part = DmaBuf { fd, offset, length: length as u64 };
+        let mr = pd(handle)?.reg_dmabuf_mr(part, iova, access(bits.cast_unsigned())?)?;
+        let addr = usize::try_from(offset).map_err(|_| EINVAL)?;
+        publish(handle, core::ptr::without_provenance_mut(addr), length, mr)
+    })
+}
+
+/// `man ibv_alloc_null_mr`. The structure shows no key for peers.
+pub(crate) unsafe extern "C" fn alloc_null_mr(handle: *mut ibv_pd) -> *mut ibv_mr {
+    pointer(|| {
+        let mr = publish(handle, core::ptr::null_mut(), usize::MAX, pd(handle)?.alloc_null_mr()?)?;
+        // SAFETY: made on the line above, and nobody else has it yet.
+        unsafe { (&raw mut (*mr).rkey).write(0) };
+        Ok(mr)
+    })
 }
 
 /// The parts of a region that the `IBV_REREG_MR_CHANGE_*` bits in `flags` name.

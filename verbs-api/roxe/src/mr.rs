@@ -25,7 +25,8 @@ const PAGE: usize = 4096;
 /// Registered memory of this process.
 ///
 /// The memory stays registered as long as the value lives. Dropping it while requests still use it is allowed: the keys
-/// stop working first, drop returns when no access is under way, and the requests complete with an error.
+/// stop working first, memory windows on it close, drop returns when no access is under way, and the requests complete
+/// with an error.
 pub struct MemoryRegion {
     mr: Arc<provider::Mr>,
     bytes: Bytes,
@@ -77,7 +78,12 @@ impl MemoryRegion {
 
     /// What a peer must know to reach the first byte.
     pub fn remote(&self) -> RemoteAddr {
-        RemoteAddr { addr: self.mr.addr(), rkey: self.mr.rkey() }
+        RemoteAddr { addr: self.base(), rkey: self.mr.rkey() }
+    }
+
+    /// The address by which the first byte is named in requests: not where it is if the region is zero based.
+    pub(crate) fn base(&self) -> u64 {
+        self.mr.base()
     }
 
     /// A part of the region as an element of a work request.
@@ -87,7 +93,7 @@ impl MemoryRegion {
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Sge, Error> {
         let (offset, len) = bounds(range, self.len())?;
         let length = u32::try_from(len).ok().filter(|len| *len <= 1 << 31).ok_or_else(|| self.outside(offset, len))?;
-        Ok(Sge { addr: self.mr.addr() + offset as u64, length, lkey: self.mr.lkey() })
+        Ok(Sge { addr: self.base() + offset as u64, length, lkey: self.mr.lkey() })
     }
 
     /// Copies `data` into the region, starting at byte `offset`.
@@ -195,11 +201,8 @@ pub(crate) fn bounds(range: impl RangeBounds<usize>, region: usize) -> Result<(u
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // Before the bytes go: afterwards no key opens them and no access is under way. If that cannot be had, leaking
-        // the memory is the safe choice.
-        if self.mr.deregister().is_err() {
-            self.bytes.owned = None;
-        }
+        // Before the bytes go: afterwards no key opens them and no access is under way.
+        self.mr.revoke();
     }
 }
 

@@ -12,6 +12,7 @@ mod memory;
 mod migration;
 mod misuse;
 mod multicast;
+mod regions;
 mod states;
 mod statuses;
 mod table;

@@ -1,0 +1,170 @@
+//! Every way to register a region: names for its bytes, hints, memory of a descriptor, no memory at all.
+
+use super::*;
+use crate::memory::{alloc_null_mr, ibv_reg_dmabuf_mr, ibv_reg_mr_iova, ibv_reg_mr_iova2, ibv_rereg_mr};
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::FileExt;
+
+/// `IBV_ACCESS_ZERO_BASED`, `_ON_DEMAND`, `_HUGETLB`, `_RELAXED_ORDERING`.
+const ZERO_BASED: c_int = 1 << 5;
+const ON_DEMAND: c_int = 1 << 6;
+const HUGETLB: c_int = 1 << 7;
+const RELAXED_ORDERING: c_int = 1 << 20;
+/// A hint of the range that devices may ignore.
+const UNKNOWN_HINT: c_int = 1 << 29;
+const PAGE: u64 = 4096;
+
+/// Both keys of a region.
+fn keys(mr: *mut ibv_mr) -> (u32, u32) {
+    // SAFETY: a living region.
+    unsafe { ((*mr).lkey, (*mr).rkey) }
+}
+
+fn dereg(mr: *mut ibv_mr) {
+    // SAFETY: a living region, named once.
+    assert_eq!(unsafe { ibv_dereg_mr(mr) }, 0);
+}
+
+/// The status of a WRITE of `sge` to `remote_addr`.
+fn write(rig: &Rig, qp: *mut ibv_qp, sge: ibv_sge, remote_addr: u64, rkey: u32) -> u32 {
+    let sges = [sge];
+    let mut wr = send_wr(1, 0, &sges);
+    wr.wr = wr_union { rdma: wr_rdma { remote_addr, rkey } };
+    assert_eq!(rig.post_send(qp, &mut wr).0, 0);
+    rig.completions(1)[0].status
+}
+
+// clause: KEY-ZERO-BASED
+#[test]
+fn a_region_is_named_from_zero_or_from_any_address() {
+    let mut rig = Rig::new();
+    let [a, b] = rig.rc_pair();
+    let memory: *mut c_void = rig.memory.as_mut_ptr().wrapping_add(512).cast();
+    let (pd, far) = (rig.pd, 0xffff_0000_0000_0000);
+    // SAFETY: a living domain and memory of the rig.
+    let regions = unsafe {
+        [
+            (ibv_reg_mr(pd, memory, 64, ALL_ACCESS | ZERO_BASED), 0),
+            (ibv_reg_mr_iova(pd, memory, 64, 0, ALL_ACCESS), 0),
+            (ibv_reg_mr_iova(pd, memory, 64, far, ALL_ACCESS | ZERO_BASED), 0),
+            (ibv_reg_mr_iova(pd, memory, 64, far, ALL_ACCESS), far),
+            (ibv_reg_mr_iova2(pd, memory, 64, 3, (ALL_ACCESS | RELAXED_ORDERING | UNKNOWN_HINT).cast_unsigned()), 3),
+            (ibv_reg_mr_iova2(pd, memory, 64, far, (ALL_ACCESS | ON_DEMAND | HUGETLB).cast_unsigned()), far),
+        ]
+    };
+    for (mark, (mr, base)) in (1..).zip(regions) {
+        let (lkey, rkey) = keys(mr);
+        // SAFETY: a living region.
+        assert_eq!(unsafe { ((*mr).addr, (*mr).length) }, (memory, 64), "what was registered, not what it is called");
+        rig.set(0, mark);
+        assert_eq!(write(&rig, a, rig.sge(0, 1), base + 56, rkey), 0);
+        assert_eq!(rig.word(519), mark);
+        rig.set(513, mark + 100);
+        let own = ibv_sge { addr: base + 8, length: 8, lkey };
+        assert_eq!(write(&rig, a, own, rig.addr(1), rig.rkey()), 0);
+        assert_eq!(rig.word(1), mark + 100);
+        dereg(mr);
+    }
+    destroy(&[a, b]);
+}
+
+#[test]
+fn names_and_rights_that_cannot_be_are_refused() {
+    let mut rig = Rig::new();
+    let memory: *mut c_void = rig.memory.as_mut_ptr().cast();
+    // SAFETY: a living domain; everything else is checked.
+    let reg = |length, iova, access: c_int| unsafe {
+        let mr = ibv_reg_mr_iova2(rig.pd, memory, length, iova, access.cast_unsigned());
+        assert!(mr.is_null());
+        errno()
+    };
+    assert_eq!(reg(64, u64::MAX - 62, 1), libc::EINVAL, "the names wrap");
+    assert_eq!(reg(usize::MAX, 0, 1), libc::EINVAL, "longer than any memory");
+    assert_eq!(reg(64, 0, 1 << 10), libc::EINVAL, "a right that nobody knows");
+    assert_eq!(reg(64, 0, ZERO_BASED | 2), libc::EINVAL, "remote without local");
+}
+
+/// A file in memory of `pages` pages.
+fn file(pages: u64) -> File {
+    // SAFETY: the name is a C string; the returned descriptor is ours.
+    let file = unsafe { File::from_raw_fd(libc::memfd_create(c"roxe-test".as_ptr(), libc::MFD_CLOEXEC)) };
+    file.set_len(pages * PAGE).unwrap();
+    file
+}
+
+fn dmabuf(rig: &Rig, (offset, length): (u64, u64), iova: u64, fd: c_int, access: c_int) -> *mut ibv_mr {
+    // SAFETY: a living domain; everything else is checked.
+    unsafe { ibv_reg_dmabuf_mr(rig.pd, offset, length as usize, iova, fd, access) }
+}
+
+// clause: KEY-DMABUF
+#[test]
+fn a_peer_writes_into_a_file_that_nobody_has_mapped() {
+    let mut rig = Rig::new();
+    let ([a, b], file) = (rig.rc_pair(), file(3));
+    let part = (PAGE + 24, 2 * PAGE - 24);
+    let mr = dmabuf(&rig, part, 24, file.as_raw_fd(), ALL_ACCESS);
+    // SAFETY: a living region.
+    assert_eq!(unsafe { ((*mr).addr.addr() as u64, (*mr).length as u64) }, part);
+    rig.set(0, 0x1122);
+    assert_eq!(write(&rig, a, rig.sge(0, 1), 24, keys(mr).1), 0);
+    let mut word = [0; 8];
+    file.read_exact_at(&mut word, PAGE + 24).unwrap();
+    assert_eq!(u64::from_ne_bytes(word), 0x1122);
+    file.write_all_at(&7u64.to_ne_bytes(), 3 * PAGE - 8).unwrap();
+    let own = ibv_sge { addr: 2 * PAGE - 8, length: 8, lkey: keys(mr).0 };
+    assert_eq!(write(&rig, a, own, rig.addr(1), rig.rkey()), 0);
+    assert_eq!(rig.word(1), 7);
+    // SAFETY: a living region and domain.
+    assert_eq!(unsafe { (ibv_rereg_mr(mr, 4, null_mut(), null_mut(), 0, 1), errno()) }, (-1, libc::EOPNOTSUPP));
+    dereg(mr);
+    destroy(&[a, b]);
+}
+
+#[test]
+fn descriptors_and_parts_that_do_not_fit_are_refused() {
+    let (rig, file) = (Rig::new(), file(2));
+    let fd = file.as_raw_fd();
+    for (part, iova, fd, access, expected) in [
+        ((0, PAGE), 0, -1, 1, libc::EBADF),
+        ((0, 2 * PAGE + 1), 0, fd, 1, libc::EINVAL),
+        ((0, 0), 0, fd, 1, libc::EINVAL),
+        ((8, 8), 0, fd, 1, libc::EINVAL),
+        ((0, PAGE), 0, fd, 1 | ON_DEMAND, libc::EINVAL),
+        ((0, PAGE), 0, fd, 2, libc::EINVAL),
+    ] {
+        assert!(dmabuf(&rig, part, iova, fd, access).is_null());
+        assert_eq!(errno(), expected, "{part:?} at {iova} of {fd} for {access}");
+    }
+}
+
+// clause: KEY-NULL
+#[test]
+fn the_null_region_fills_and_swallows_parts_of_lists() {
+    let mut rig = Rig::new();
+    let [a, b] = rig.rc_pair();
+    // SAFETY: a living context and domain.
+    let null = unsafe { alloc_null_mr(rig.pd) };
+    // SAFETY: a living region.
+    unsafe { assert_eq!(((*null).addr, (*null).length, (*null).rkey), (null_mut(), usize::MAX, 0)) };
+    let hole = ibv_sge { addr: 0x1234, length: 8, lkey: keys(null).0 };
+    for (at, value) in [(0, 5), (10, 9), (11, 9), (12, 9)] {
+        rig.set(at, value);
+    }
+    let (from, to) = ([rig.sge(0, 1), hole], [rig.sge(10, 2)]);
+    assert_eq!(rig.post_recv(b, 1, &to), 0);
+    assert_eq!(rig.post_send(a, &mut send_wr(2, 2, &from)).0, 0);
+    assert!(rig.completions(2).iter().all(|wc| wc.status == 0));
+    assert_eq!([10, 11, 12].map(|at| rig.word(at)), [5, 0, 9], "the second word comes from nowhere");
+    let (from, to) = ([rig.sge(10, 2)], [hole, rig.sge(12, 1)]);
+    rig.set(11, 6);
+    assert_eq!(rig.post_recv(b, 3, &to), 0);
+    assert_eq!(rig.post_send(a, &mut send_wr(4, 2, &from)).0, 0);
+    assert!(rig.completions(2).iter().all(|wc| wc.status == 0));
+    assert_eq!(rig.word(12), 6, "the first word went nowhere");
+    // SAFETY: a living region.
+    assert_eq!(unsafe { (ibv_rereg_mr(null, 4, null_mut(), null_mut(), 0, 1), errno()) }, (-1, libc::EINVAL));
+    dereg(null);
+    destroy(&[a, b]);
+}
