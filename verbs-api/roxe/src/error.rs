@@ -114,7 +114,7 @@ const fn advice(refused: PostError) -> &'static str {
         PostError::TooManySges => "; build it with more max_send_sge or max_recv_sge",
         PostError::InlineTooLong => "; build it with more max_inline_data, or send from a memory region",
         PostError::BadOpcode => {
-            "; READ and atomics need RC, WRITE needs RC or UC, and only SEND and WRITE can be inline"
+            "; READ and atomics need RC, WRITE and memory windows need RC or UC, and only SEND and WRITE can be inline"
         }
         PostError::BadLength => {
             "; a message has at most 2^31 bytes, a datagram one path MTU, the result of an atomic 8"
@@ -137,7 +137,9 @@ pub(crate) const fn explain(status: WcStatus) -> &'static str {
         WcStatus::WrFlushErr => {
             "it was not executed, because the queue pair is in the error state (WR_FLUSH_ERR); look at the first failed completion for the reason"
         }
-        WcStatus::MwBindErr => "the memory window could not be bound (MW_BIND_ERR); check the rights of its region",
+        WcStatus::MwBindErr => {
+            "the memory window could not be bound (MW_BIND_ERR); its region needs MW_BIND, and LOCAL_WRITE if the peer may write; a window for a queue pair must be closed before it is bound again"
+        }
         WcStatus::BadRespErr => "the peer answered something impossible (BAD_RESP_ERR)",
         WcStatus::LocAccessErr => "a local buffer refused the data of a WRITE with immediate (LOC_ACCESS_ERR)",
         WcStatus::RemInvReqErr => {

@@ -40,6 +40,7 @@
 //! - [`devices`] and [`Context`]: what there is, and what everything is made from.
 //! - [`ProtectionDomain`]: makes [`MemoryRegion`]s, [`QueuePair`]s and [`SharedReceiveQueue`]s.
 //! - [`DeviceMemory`]: memory of the card instead of the program.
+//! - [`MemoryWindow`]: opens a part of a region to a peer, and closes it again.
 //! - [`WorkRequest`]: SEND, WRITE, READ, atomics. [`WorkCompletion`]: how they ended.
 //! - [`XrcDomain`]: many queues behind one connection. [`QueuePair::attach_mcast`]: multicast.
 //!   [`QueuePair::offer_path`]: a second way for a connection.
@@ -60,6 +61,7 @@ mod dm;
 mod endpoint;
 mod error;
 mod mr;
+mod mw;
 mod pd;
 mod qp;
 mod srq;
@@ -72,6 +74,7 @@ pub use dm::{DeviceMemory, DeviceMemoryRegion};
 pub use endpoint::{Endpoint, RemoteAddr};
 pub use error::Error;
 pub use mr::{MemoryRegion, Sge};
+pub use mw::{MemoryWindow, WindowBinding, WindowKind};
 pub use pd::{AddressHandle, ProtectionDomain};
 pub use qp::{AlternatePath, QueuePair, QueuePairBuilder};
 pub use roxe_transport::qp::{AttrMask, MigState, PostError, QpAttr, QpState, Service};

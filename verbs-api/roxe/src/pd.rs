@@ -3,8 +3,8 @@
 //! Touches the provider's PD and address handles.
 
 use crate::{
-    Access, CompletionQueue, Context, DeviceMemory, DeviceMemoryRegion, Error, Gid, MemoryRegion, QueuePairBuilder,
-    SharedReceiveQueue,
+    Access, CompletionQueue, Context, DeviceMemory, DeviceMemoryRegion, Error, Gid, MemoryRegion, MemoryWindow,
+    QueuePairBuilder, SharedReceiveQueue, WindowKind,
 };
 use roxe_provider as provider;
 use roxe_transport::wr::Av;
@@ -65,6 +65,14 @@ impl ProtectionDomain {
         access: Access,
     ) -> Result<DeviceMemoryRegion, Error> {
         DeviceMemoryRegion::register(self, dm, range, access)
+    }
+
+    /// Makes a memory window, which is closed.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if the card has no room.
+    pub fn alloc_mw(&self, kind: WindowKind) -> Result<MemoryWindow, Error> {
+        MemoryWindow::alloc(self, kind)
     }
 
     /// Starts a queue pair that reports to these completion queues (they may be the same).

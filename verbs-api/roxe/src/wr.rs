@@ -2,7 +2,7 @@
 //!
 //! Touches no device: `qp.rs` posts them.
 
-use crate::{AddressHandle, RemoteAddr, Sge, SrqNumber};
+use crate::{AddressHandle, RemoteAddr, Sge, SrqNumber, WindowBinding};
 use roxe_transport::wr::{self, SendData, SendFlags, SendOp, UdDest};
 use roxe_wire::{ImmDt, Qkey, Qpn, RKey};
 
@@ -75,6 +75,19 @@ impl<'a> WorkRequest<'a> {
         Self::new(SendOp::FetchAdd { remote_addr: remote.addr, rkey: remote.rkey, add }, SendData::Sges(sges))
     }
 
+    /// Opens a memory window on what [`MemoryWindow::bind`](crate::MemoryWindow::bind) has said. Sends nothing; starts when
+    /// every earlier request of the queue is complete, and later ones start when it is done. RC and UC.
+    pub const fn bind(binding: &WindowBinding) -> Self {
+        let wr::Bind { rkey, lkey, access, addr, length } = binding.bind();
+        Self::new(SendOp::BindWindow { rkey, lkey, access, addr, length }, SendData::Sges(&[]))
+    }
+
+    /// Closes the own memory window that has this key and was opened by this queue pair. Sends nothing; takes its turn as
+    /// [`bind`](Self::bind) does. RC and UC.
+    pub const fn local_invalidate(rkey: RKey) -> Self {
+        Self::new(SendOp::LocalInvalidate(rkey), SendData::Sges(&[]))
+    }
+
     /// A number of your choice that comes back in the completion.
     #[must_use]
     pub const fn wr_id(mut self, wr_id: u64) -> Self {
@@ -97,7 +110,8 @@ impl<'a> WorkRequest<'a> {
         self
     }
 
-    /// Invalidates the peer's `rkey` on arrival. Only for SEND; other operations stay as they are.
+    /// Closes the peer's memory window `rkey` on arrival: one of [`WindowKind::QueuePair`](crate::WindowKind::QueuePair). Only
+    /// for SEND on RC; other operations stay as they are. Add [`fence`](Self::fence) if a READ of that window may be under way.
     #[must_use]
     pub const fn invalidate(mut self, rkey: RKey) -> Self {
         if let SendOp::Send | SendOp::SendImm(_) = self.op {

@@ -1,9 +1,9 @@
 //! The Rust API over the loopback device, both ends in this process: each operation once, and what misuse ends in.
 
 use roxe::{
-    Access, AddressHandle, AsyncEventKind, CompletionChannel, CompletionQueue, Context, Error, MemoryRegion, PathMtu,
-    PostError, ProtectionDomain, Qkey, QpState, QueuePair, Service, SharedReceiveQueue, WcOpcode, WcStatus,
-    WorkCompletion, WorkRequest,
+    Access, AddressHandle, AsyncEventKind, CompletionChannel, CompletionQueue, Context, Error, MemoryRegion,
+    MemoryWindow, PathMtu, PostError, ProtectionDomain, Qkey, QpState, QueuePair, Service, SharedReceiveQueue,
+    WcOpcode, WcStatus, WindowKind, WorkCompletion, WorkRequest,
 };
 use std::time::Duration;
 
@@ -229,7 +229,7 @@ fn every_address_of_the_port_connects() {
 fn everything_can_be_shared_between_threads() {
     fn shared<T: Send + Sync>() {}
     shared::<(Context, ProtectionDomain, MemoryRegion, CompletionQueue, CompletionChannel)>();
-    shared::<(QueuePair, SharedReceiveQueue, AddressHandle, WorkRequest<'_>, WorkCompletion, Error)>();
+    shared::<(QueuePair, SharedReceiveQueue, AddressHandle, WorkRequest<'_>, WorkCompletion, MemoryWindow, Error)>();
 }
 
 #[test]
@@ -261,6 +261,94 @@ fn a_list_of_requests_completes_in_order() {
     let list: Vec<_> = (0..10).map(|i| WorkRequest::write(&part, remote).wr_id(i).signaled()).collect();
     alice.qp.post_send_list(&list).unwrap();
     assert_eq!((0..10).map(|_| alice.done().wr_id()).collect::<Vec<_>>(), (0..10).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_window_for_a_queue_pair_opens_for_its_peer_only() {
+    let Pair { pd, alice, bob } = pair(Service::Rc);
+    let other = End::new(&pd, Service::Rc);
+    let far = End::new(&pd, Service::Rc);
+    other.qp.connect(&far.qp.endpoint()).unwrap();
+    far.qp.connect(&other.qp.endpoint()).unwrap();
+    let region = pd.alloc_mr(4096, Access::LOCAL_WRITE | Access::MW_BIND).unwrap();
+    let window = pd.alloc_mw(WindowKind::QueuePair).unwrap();
+    let opened = window.bind(&region, 1000..2000, Access::REMOTE_WRITE | Access::ZERO_BASED).unwrap();
+    assert_eq!(opened.remote().addr, 0);
+    bob.qp.post_send(&WorkRequest::bind(&opened).signaled()).unwrap();
+    assert_eq!(bob.done().opcode(), WcOpcode::BindMw);
+    alice.qp.post_send(&WorkRequest::write_inline(b"in", opened.remote().offset(998)).signaled()).unwrap();
+    alice.done();
+    assert_eq!(region.to_vec(1997..2001).unwrap(), b"\0in\0");
+    other.qp.post_send(&WorkRequest::write_inline(b"x", opened.remote()).signaled()).unwrap();
+    assert_eq!(other.wait().status(), WcStatus::RemAccessErr);
+    bob.qp.post_send(&window.close().signaled()).unwrap();
+    assert_eq!(bob.done().opcode(), WcOpcode::LocalInv);
+    let again = window.bind(&region, .., Access::REMOTE_READ).unwrap();
+    assert_ne!(again.rkey(), opened.rkey());
+    bob.qp.post_send(&WorkRequest::bind(&again).signaled()).unwrap();
+    bob.done();
+    let into = [alice.region.slice(..2).unwrap()];
+    alice.qp.post_send(&WorkRequest::read(&into, again.remote().offset(1998)).signaled()).unwrap();
+    alice.done();
+    assert_eq!(alice.region.to_vec(..2).unwrap(), b"in");
+    alice.qp.post_send(&WorkRequest::write_inline(b"in", again.remote()).signaled()).unwrap();
+    assert_eq!(alice.wait().status(), WcStatus::RemAccessErr, "a window to read is not one to write");
+}
+
+#[test]
+fn a_window_for_the_domain_moves_and_closes_with_its_region() {
+    let Pair { pd, alice, bob } = pair(Service::Rc);
+    let region = pd.alloc_mr(4096, Access::LOCAL_WRITE | Access::MW_BIND).unwrap();
+    let window = pd.alloc_mw(WindowKind::Domain).unwrap();
+    let open = |range: std::ops::Range<usize>| {
+        let opened = window.bind(&region, range, Access::REMOTE_WRITE).unwrap();
+        bob.qp.post_send(&WorkRequest::bind(&opened).signaled()).unwrap();
+        bob.done();
+        opened.remote()
+    };
+    let first = open(0..8);
+    let second = open(8..16);
+    assert_ne!(first.rkey, second.rkey);
+    alice.qp.post_send(&WorkRequest::write_inline(b"moved", second).signaled()).unwrap();
+    alice.done();
+    assert_eq!(region.to_vec(8..13).unwrap(), b"moved");
+    bob.qp.post_send(&window.close().signaled()).unwrap();
+    bob.done();
+    let third = open(0..8);
+    drop(region);
+    alice.qp.post_send(&WorkRequest::write_inline(b"late", third).signaled()).unwrap();
+    assert_eq!(alice.wait().status(), WcStatus::RemAccessErr);
+}
+
+#[test]
+fn bindings_that_cannot_be_say_why() {
+    let Pair { pd, alice, bob } = pair(Service::Rc);
+    let window = pd.alloc_mw(WindowKind::QueuePair).unwrap();
+    let outside = window.bind(&bob.region, 0..(1 << 16) + 1, Access::REMOTE_READ).unwrap_err();
+    assert!(matches!(outside, Error::OutOfRange { .. }), "{outside}");
+    let not_bindable = window.bind(&bob.region, .., Access::REMOTE_READ).unwrap();
+    bob.qp.post_send(&WorkRequest::bind(&not_bindable)).unwrap();
+    let failed = bob.wait();
+    assert_eq!((failed.status(), failed.opcode()), (WcStatus::MwBindErr, WcOpcode::BindMw));
+    assert!(failed.ok().unwrap_err().to_string().contains("MW_BIND"));
+    alice.qp.post_send(&window.close()).unwrap();
+    assert_eq!(alice.wait().status(), WcStatus::LocQpOpErr, "it is not open");
+
+    let Pair { alice, .. } = pair(Service::Ud);
+    let refused = alice.qp.post_send(&window.close()).unwrap_err().to_string();
+    assert!(refused.contains("memory windows need RC"), "{refused}");
+}
+
+#[test]
+fn a_zero_based_region_is_named_from_zero() {
+    let Pair { pd, alice, bob: _peer } = pair(Service::Rc);
+    let region = pd.alloc_mr(64, REMOTE | Access::ZERO_BASED).unwrap();
+    region.write(8, b"own").unwrap();
+    let own = [region.slice(8..11).unwrap()];
+    assert_eq!((own[0].addr, region.remote().addr), (8, 0));
+    alice.qp.post_send(&WorkRequest::write(&own, region.remote().offset(32)).signaled()).unwrap();
+    alice.done();
+    assert_eq!(region.to_vec(32..35).unwrap(), b"own");
 }
 
 #[test]

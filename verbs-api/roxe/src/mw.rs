@@ -1,0 +1,159 @@
+//! Memory windows: a right for peers on a part of a region, given and taken away by work requests.
+//!
+//! Touches the provider's windows.
+
+use crate::mr::bounds;
+use crate::{Access, Error, MemoryRegion, ProtectionDomain, RemoteAddr, WorkRequest};
+use roxe_provider as provider;
+use roxe_transport::wr::Bind;
+use roxe_wire::{LKey, RKey};
+use std::fmt;
+use std::ops::RangeBounds;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// Who may use a [`MemoryWindow`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WindowKind {
+    /// The peer of the queue pair that opened it. That peer can close it too, with
+    /// [`WorkRequest::invalidate`]. The specification calls it type 2B.
+    QueuePair,
+    /// The peers of every queue pair of the domain. The specification calls it type 1.
+    Domain,
+}
+
+/// A key that opens a part of a region to peers, for as long as they need it.
+///
+/// A region that is registered without remote rights, but with [`Access::MW_BIND`], is closed to every peer. A window
+/// opens a part of it: [`bind`](Self::bind) says which, [`WorkRequest::bind`] does it, [`close`](Self::close) takes the right
+/// away again. Unlike registration that costs no look at the pages, and each opening has another key, so that a peer
+/// who kept an old one finds it closed. Dropping the window closes it; dropping the region closes its windows.
+///
+/// ```
+/// use roxe::{Access, Context, WcStatus, WindowKind, WorkRequest};
+/// use std::time::Duration;
+///
+/// # let context = Context::open_first()?;
+/// # let pd = context.alloc_pd()?;
+/// # let (theirs, ours) = (context.create_cq(16)?, context.create_cq(16)?);
+/// # let alice = pd.create_qp(&ours, &ours).build()?;
+/// # let bob = pd.create_qp(&theirs, &theirs).build()?;
+/// # alice.connect(&bob.endpoint())?;
+/// # bob.connect(&alice.endpoint())?;
+/// # let wait = Duration::from_secs(5);
+/// let region = pd.alloc_mr(4096, Access::LOCAL_WRITE | Access::MW_BIND)?;
+/// let window = pd.alloc_mw(WindowKind::QueuePair)?;
+///
+/// // Alice opens bytes 100 to 200 to the peer of her queue pair. What she posts next starts when they are open.
+/// let opened = window.bind(&region, 100..200, Access::REMOTE_WRITE)?;
+/// alice.post_send(&WorkRequest::bind(&opened).signaled())?;
+/// ours.wait(wait)?.ok()?;
+///
+/// // Bob was told where, writes, and closes the window with his last message.
+/// bob.post_send(&WorkRequest::write_inline(b"data", opened.remote().offset(8)))?;
+/// alice.post_recv(1, &[])?;
+/// bob.post_send(&WorkRequest::send(&[]).invalidate(opened.rkey()).signaled())?;
+/// theirs.wait(wait)?.ok()?;
+/// let received = *ours.wait(wait)?.ok()?;
+/// assert_eq!(received.invalidated_rkey(), Some(opened.rkey()));
+/// assert_eq!(region.to_vec(108..112)?, b"data");
+///
+/// bob.post_send(&WorkRequest::write_inline(b"late", opened.remote()).signaled())?;
+/// assert_eq!(theirs.wait(wait)?.status(), WcStatus::RemAccessErr);
+/// # Ok::<(), roxe::Error>(())
+/// ```
+pub struct MemoryWindow {
+    mw: Arc<provider::Mw>,
+    kind: WindowKind,
+    /// The last byte of the key given out last.
+    tag: AtomicU8,
+}
+
+impl MemoryWindow {
+    pub(crate) fn alloc(pd: &ProtectionDomain, kind: WindowKind) -> Result<Self, Error> {
+        let mw = pd.provider().alloc_mw(match kind {
+            WindowKind::QueuePair => provider::MwKind::Two,
+            WindowKind::Domain => provider::MwKind::One,
+        })?;
+        let [.., tag] = mw.rkey().0.to_be_bytes();
+        Ok(Self { mw, kind, tag: AtomicU8::new(tag) })
+    }
+
+    /// Who may use it.
+    pub const fn kind(&self) -> WindowKind {
+        self.kind
+    }
+
+    /// How `range` of `region` would be opened for `access`, under a key of its own. Nothing happens before
+    /// [`WorkRequest::bind`] is posted.
+    ///
+    /// `access` takes remote rights, and on a window for one queue pair [`Access::ZERO_BASED`], with which the peer counts
+    /// addresses from the first byte of the window. The region needs [`Access::MW_BIND`], and `LOCAL_WRITE` if peers
+    /// shall write or do atomics. A window for the domain can be bound again while it is open: that closes what was open.
+    /// One for a queue pair has to be closed before.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if the range is not inside the region.
+    pub fn bind(
+        &self,
+        region: &MemoryRegion,
+        range: impl RangeBounds<usize>,
+        access: Access,
+    ) -> Result<WindowBinding, Error> {
+        let (offset, len) = bounds(range, region.len())?;
+        let (addr, length) = (region.base() + offset as u64, len as u64);
+        Ok(WindowBinding(Bind { rkey: self.next_key(), lkey: region.lkey(), access, addr, length }))
+    }
+
+    /// The request that closes what was opened last. When it completes, no access is under way.
+    ///
+    /// A window for a queue pair is closed by that queue pair. Closing one that is not open is an error there.
+    pub fn close(&self) -> WorkRequest<'static> {
+        match self.kind {
+            WindowKind::QueuePair => WorkRequest::local_invalidate(self.key(self.tag.load(Ordering::Relaxed))),
+            WindowKind::Domain => {
+                let nothing =
+                    Bind { rkey: self.next_key(), lkey: LKey::default(), access: Access::empty(), addr: 0, length: 0 };
+                WorkRequest::bind(&WindowBinding(nothing))
+            }
+        }
+    }
+
+    fn next_key(&self) -> RKey {
+        self.key(self.tag.fetch_add(1, Ordering::Relaxed).wrapping_add(1))
+    }
+
+    /// The key that ends in `tag`; the rest of it names the window.
+    fn key(&self, tag: u8) -> RKey {
+        RKey(self.mw.rkey().0 & !0xff | u32::from(tag))
+    }
+}
+
+impl fmt::Debug for MemoryWindow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let key = self.key(self.tag.load(Ordering::Relaxed));
+        f.debug_struct("MemoryWindow").field("kind", &self.kind).field("rkey", &key).finish()
+    }
+}
+
+/// A part of a region as a window shows it to peers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowBinding(Bind);
+
+impl WindowBinding {
+    /// What a peer must know to reach the first byte. Tell it when the binding is complete, or with a SEND on the same
+    /// queue pair, which starts later anyway.
+    pub const fn remote(&self) -> RemoteAddr {
+        let addr = if self.0.access.contains(Access::ZERO_BASED) { 0 } else { self.0.addr };
+        RemoteAddr { addr, rkey: self.0.rkey }
+    }
+
+    /// The key of the window while it is open.
+    pub const fn rkey(&self) -> RKey {
+        self.0.rkey
+    }
+
+    pub(crate) const fn bind(&self) -> Bind {
+        self.0
+    }
+}
