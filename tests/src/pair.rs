@@ -86,7 +86,7 @@ pub struct Program {
 
 /// Runs `program` alone under `roxe run`.
 pub fn run(program: &Program, envs: &[(&str, &str)], limit: Duration) -> io::Result<Outcome> {
-    let deadline = Instant::now() + limit;
+    let deadline = deadline(limit);
     Ok(Running::start(&program.name, &program.args, envs, log_path("alone"))?.wait(deadline))
 }
 
@@ -98,7 +98,7 @@ pub fn run_pair(
     envs: &[(&str, &str)],
     limit: Duration,
 ) -> io::Result<[Outcome; 2]> {
-    let deadline = Instant::now() + limit;
+    let deadline = deadline(limit);
     let mut first = Running::start(&server.name, &server.args, envs, log_path(&format!("s{port}")))?;
     while !listens(port) && !first.exited() && Instant::now() < deadline {
         thread::sleep(LOOK);
@@ -108,6 +108,12 @@ pub fn run_pair(
     // A client that failed leaves its server waiting for ever: give it a moment to say why, no more.
     let server = first.wait(if client.ok { deadline } else { Instant::now() + Duration::from_secs(1) });
     Ok([server, client])
+}
+
+/// When `limit` from now is over. Whoever comes first builds the program, which may take longer than any limit.
+fn deadline(limit: Duration) -> Instant {
+    build::roxe();
+    Instant::now() + limit
 }
 
 fn log_path(tag: &str) -> PathBuf {
