@@ -47,6 +47,7 @@ mod bytes;
 pub mod bth;
 pub mod capture;
 pub mod ext;
+pub mod frame;
 pub mod icrc;
 pub mod net;
 pub mod num;

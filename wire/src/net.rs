@@ -147,7 +147,7 @@ impl NetHeader {
 }
 
 /// Sum of a piece of a packet for the Internet checksum, 16-bit words; an odd last byte counts as followed by zero.
-fn word_sum(bytes: &[u8]) -> u64 {
+pub(crate) fn word_sum(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<2>();
     let last = rest.first().map_or(0, |byte| u64::from(*byte) << 8);
     words.iter().map(|word| u64::from(u16::from_be_bytes(*word))).sum::<u64>() + last
@@ -159,7 +159,7 @@ fn wire_length(headers: usize, udp_payload_len: usize) -> [u8; 2] {
 }
 
 /// The Internet checksum of what sums up to `sum` while the checksum field is 0.
-fn fold(sum: u64) -> u16 {
+pub(crate) fn fold(sum: u64) -> u16 {
     let mut sum = sum;
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
