@@ -45,6 +45,12 @@ pub(crate) struct Counters {
     pub(crate) forwarded: Counter,
     /// Packets for another process that could not be forwarded.
     pub(crate) forward_errors: Counter,
+    /// Raw packets handed to the interface.
+    pub(crate) sent_frames: Counter,
+    /// Frames that were looked at because there are flows.
+    pub(crate) received_frames: Counter,
+    /// Frames that the kernel had joined to more than the interface carries.
+    pub(crate) oversized_frames: Counter,
     /// Times the background thread met a bug.
     pub(crate) panics: Counter,
     /// Packets that a fault rule lost.
@@ -123,6 +129,9 @@ impl Counters {
             ("receive_errors", &self.receive_errors),
             ("forwarded", &self.forwarded),
             ("forward_errors", &self.forward_errors),
+            ("sent_frames", &self.sent_frames),
+            ("received_frames", &self.received_frames),
+            ("oversized_frames", &self.oversized_frames),
             ("panics", &self.panics),
             ("fault_dropped", &self.fault_dropped),
             ("fault_duplicated", &self.fault_duplicated),

@@ -15,6 +15,8 @@ use crate::fork::Lockable;
 use crate::limits;
 use crate::live::{self, Live};
 use crate::mr::MemoryTable;
+use crate::net::MAX_BYTES;
+use crate::net::frames::Interface;
 use crate::pd::{AhAttr, Pd};
 use crate::port::{GidEntry, GidTable, Netdev, Port, PortAttr};
 use crate::stats;
@@ -23,7 +25,8 @@ use crate::xrcd::{Xrcd, XrcdInit};
 use parking_lot::{Mutex, RwLock};
 use roxe_transport::qp::DropReason;
 use roxe_transport::wr::Av;
-use roxe_wire::{Gid, PathMtu, Pkey};
+use roxe_wire::frame::{ETH_LEN, TAG_LEN};
+use roxe_wire::{Gid, PathMtu, Pkey, icrc};
 use std::fs::File;
 use std::io;
 use std::num::NonZeroU64;
@@ -189,6 +192,13 @@ impl Device {
         self.port.read().line_rate
     }
 
+    /// What raw packets have to know of the network interface.
+    pub(crate) fn interface(&self) -> Interface {
+        let port = self.port.read();
+        let max_frame = (port.mtu as usize + ETH_LEN + TAG_LEN).min(MAX_BYTES - icrc::LEN);
+        Interface { index: self.ifindex, mac: port.mac, max_frame }
+    }
+
     /// The GID table now.
     pub(crate) fn gids(&self) -> GidTable {
         self.port.read().gids
@@ -306,9 +316,22 @@ pub struct DeviceAttr {
 }
 
 /// CURR_QP_STATE_MOD, SYS_IMAGE_GUID, RC_RNR_NAK_GEN, SRQ_RESIZE, XRC, BAD_PKEY_CNTR, BAD_QKEY_CNTR, AUTO_PATH_MIG,
-/// MEM_WINDOW, MEM_WINDOW_TYPE_2B, MEM_MGT_EXTENSIONS (to programs: invalidation, local and by the peer).
-const CAP_FLAGS: u32 =
-    1 << 20 | 1 << 7 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 1 | 1 << 2 | 1 << 4 | 1 << 17 | 1 << 24 | 1 << 21;
+/// MEM_WINDOW, MEM_WINDOW_TYPE_2B, MEM_MGT_EXTENSIONS (to programs: invalidation, local and by the peer); and of raw packets
+/// RAW_MULTI, RAW_IP_CSUM, MANAGED_FLOW_STEERING, which need CAP_NET_RAW: who lacks it is told when it is used.
+const CAP_FLAGS: u32 = 1 << 20
+    | 1 << 7
+    | 1 << 11
+    | 1 << 12
+    | 1 << 13
+    | 1 << 1
+    | 1 << 2
+    | 1 << 4
+    | 1 << 17
+    | 1 << 24
+    | 1 << 21
+    | 1 << 3
+    | 1 << 26
+    | 1 << 29;
 
 impl DeviceAttr {
     fn of(device: &Device) -> Self {

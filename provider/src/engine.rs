@@ -6,6 +6,7 @@
 mod background;
 pub(crate) mod clock;
 mod follow;
+mod frames;
 mod groups;
 #[allow(unsafe_code)]
 mod poller;
@@ -15,6 +16,7 @@ mod table;
 pub(crate) mod tap;
 mod tx;
 
+pub(crate) use frames::{Destination, Target};
 #[cfg(test)]
 pub(crate) use rx::IdentGuess;
 pub(crate) use rx::{Run, RxTools};
@@ -223,8 +225,16 @@ impl Engine {
     }
 
     /// Makes a queue pair: `make` is told its number. Starts the engine if need be.
-    pub(crate) fn register_qp(&self, make: impl Fn(Qpn) -> Arc<QpCore>) -> Result<Arc<QpCore>, Error> {
+    pub(crate) fn register_qp(
+        &self,
+        service: Service,
+        make: impl Fn(Qpn) -> Arc<QpCore>,
+    ) -> Result<Arc<QpCore>, Error> {
         self.start()?;
+        // Raw packets need no address.
+        if service != Service::Raw && self.links.read().is_empty() {
+            self.open_links(&self.poller()?)?;
+        }
         let random = getrandom::u32().map_err(|e| Error::os("cannot draw a random number", &io::Error::other(e)))?;
         loop {
             if let Some(qp) = self.table.insert(random, &make) {
@@ -434,8 +444,10 @@ impl Engine {
         }
         self.tap().map_or(Ok(()), Tap::resume)?;
         let poller = self.ensure_thread(&mut starting)?;
-        let opened = self.open_links(&poller).and_then(|()| self.claim_slot(&mut self.rx.lock(), &poller));
-        opened.inspect_err(|_| self.forget_sockets())?;
+        // Who needs an address is told why there is none.
+        let _ = self.open_links(&poller);
+        let claimed = self.claim_slot(&mut self.rx.lock(), &poller);
+        claimed.inspect_err(|_| self.forget_sockets())?;
         self.started.store(true, Ordering::Release);
         Ok(())
     }

@@ -133,7 +133,7 @@ impl<'a> QpHost<'a> {
         let flow = self.path.flow(key, engine, now);
         match self.qp.service() {
             Service::Rc | Service::XrcIni | Service::XrcTgt => flow.reserve_stream(bytes, own),
-            Service::Uc | Service::Ud => flow.reserve_datagram(bytes, now, || engine.look_at(key)),
+            Service::Uc | Service::Ud | Service::Raw => flow.reserve_datagram(bytes, now, || engine.look_at(key)),
         }
     }
 }

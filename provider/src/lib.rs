@@ -4,6 +4,7 @@
 //! devices() -> Device -> Context -+-> Pd -+-> Mr     memory and its keys            (pd, mr, guard, mapped)
 //!                                 |       +-> Qp     transport's state machine      (qp, host)
 //!                                 |       +-> Srq    shared receives                (srq)
+//!                                 |       +-> Flow   frames to raw packet queue pairs (steering)
 //!                                 +-> Cq             completions                    (cq)
 //!                                 +-> Dm             memory of the card             (dm)
 //!                                 +-> CompChannel    descriptors to wait on         (event)
@@ -67,6 +68,7 @@ mod port;
 mod qp;
 mod srq;
 mod stats;
+mod steering;
 mod table;
 #[cfg(test)]
 #[allow(unsafe_code)]
@@ -89,6 +91,7 @@ pub use pd::{Ah, AhAttr, Pd};
 pub use port::{GID_TABLE_LEN, GidEntry, PortAttr};
 pub use qp::{Qp, QpInit, QpInitView, SendGuard};
 pub use roxe_transport::qp::{AttrMask, MigState, ModifyError, PostError, QpAttr, QpCaps, QpState, Service};
+pub use roxe_transport::steering::RuleKind;
 pub use roxe_transport::tags::{TagHandle, TagRecv};
 pub use roxe_transport::wr::{
     Access, Av, Cqe, RecvRequest, SendData, SendFlags, SendOp, SendRequest, Sge, TmFlags, TmInfo, UdDest, VendorErr,
@@ -96,5 +99,6 @@ pub use roxe_transport::wr::{
 };
 pub use roxe_wire as wire;
 pub use srq::{Srq, SrqAttr, SrqInit, TagInit, TagOp, TagRequest};
+pub use steering::{CounterKind, Flow, FlowCounters, FlowInit};
 pub use uses::Use;
 pub use xrcd::{Xrcd, XrcdInit};

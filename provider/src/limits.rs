@@ -48,5 +48,7 @@ pub const NUM_COMP_VECTORS: u32 = 1;
 pub const MAX_MCAST_GRP: u32 = 256;
 /// Queue pairs of one process attached to one group.
 pub const MAX_MCAST_QP_ATTACH: u32 = 256;
+/// Flows of one process on one device.
+pub const MAX_FLOWS: u32 = 4096;
 /// Ports of a device.
 pub const PORTS: u8 = 1;

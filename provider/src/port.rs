@@ -214,6 +214,10 @@ pub(crate) struct Port {
     pub(crate) attr: PortAttr,
     pub(crate) gids: GidTable,
     pub(crate) line_rate: NonZeroU64,
+    /// All zero on loopback.
+    pub(crate) mac: [u8; 6],
+    /// Bytes of an IP packet.
+    pub(crate) mtu: u32,
     /// The interface was removed.
     is_gone: bool,
 }
@@ -222,7 +226,8 @@ impl Port {
     pub(crate) fn new(netdev: &Netdev) -> Self {
         let mut gids = GidTable::default();
         gids.update(&netdev.addresses);
-        Self { attr: netdev.port_attr(), gids, line_rate: netdev.line_rate(), is_gone: false }
+        let (mac, mtu) = (netdev.mac, netdev.mtu);
+        Self { attr: netdev.port_attr(), gids, line_rate: netdev.line_rate(), mac, mtu, is_gone: false }
     }
 
     /// Takes over what the interface is like now, `None` if it was removed, and says which events that is. An interface
@@ -232,6 +237,7 @@ impl Port {
         match now {
             Some(netdev) => {
                 (self.attr, self.line_rate) = (netdev.port_attr(), netdev.line_rate());
+                (self.mac, self.mtu) = (netdev.mac, netdev.mtu);
                 self.gids.update(&netdev.addresses);
             }
             None => {

@@ -8,13 +8,15 @@ pub(crate) use self::core::{QpCore, Report, header_of};
 
 use self::core::Inner;
 use crate::cq::Cq;
-use crate::device::Context;
+use crate::device::{Context, Device};
 use crate::engine::clock;
 use crate::error::Error;
 use crate::limits;
+use crate::net::frames::FrameSender;
 use crate::pd::Pd;
 use crate::srq::Srq;
-use crate::uses::Use;
+use crate::steering::{Flow, FlowInit};
+use crate::uses::{Use, UseCount};
 use crate::xrcd::Xrcd;
 use parking_lot::{Mutex, MutexGuard};
 use roxe_transport::qp::{AttrMask, PostError, QpAttr, QpCaps, QpConfig, QpState, Service};
@@ -59,6 +61,7 @@ pub struct Qp {
     pd: Arc<Pd>,
     view: QpInitView,
     uses: Mutex<Vec<Use>>,
+    flow_uses: UseCount,
 }
 
 impl Qp {
@@ -86,8 +89,12 @@ impl Qp {
         let init = QpInit { recv_cq: Arc::clone(recv_cq), ..init };
         let context = pd.context();
         let view = QpInitView { service: init.service, caps: init.caps, sq_sig_all: init.sq_sig_all };
-        let port_mtu = context.device().active_mtu().bytes();
-        let line_rate = context.engine().line_rate();
+        let frames = Self::raw_link(context.device(), view.service)?;
+        let port_mtu = match view.service {
+            Service::Raw => u32::try_from(context.device().interface().max_frame).unwrap_or(u32::MAX),
+            _ => context.device().active_mtu().bytes(),
+        };
+        let line_rate = context.engine().line_rate().filter(|_| view.service != Service::Raw);
         let in_domain = xrcd.map(|_| limits::MAX_SRQ_SGE);
         let srq_max_sge = init.srq.as_ref().map(|srq| srq.longest_list()).or(in_domain);
         let tag_matching = tags.is_some();
@@ -104,10 +111,17 @@ impl Qp {
             };
             Arc::new(QpCore::new(pd, &init, config, xrcd))
         };
-        let core = context.engine().register_qp(make)?;
+        let core = context.engine().register_qp(view.service, make)?;
+        core.inner.lock().frames = frames;
         uses.extend(init.srq.as_ref().map(|srq| srq.hold()));
         uses.extend(xrcd.map(|xrcd| xrcd.hold()));
-        Ok(Arc::new(Self { core, pd: Arc::clone(pd), view, uses: Mutex::new(uses) }))
+        let flow_uses = UseCount::default();
+        Ok(Arc::new(Self { core, pd: Arc::clone(pd), view, uses: Mutex::new(uses), flow_uses }))
+    }
+
+    /// What a raw packet queue pair sends by; others have none.
+    fn raw_link(device: &Device, service: Service) -> Result<Option<FrameSender>, Error> {
+        if service == Service::Raw { FrameSender::open(&device.interface()).map(Some) } else { Ok(None) }
     }
 
     /// Its number.
@@ -239,8 +253,21 @@ impl Qp {
         self.core.engine().detach(&self.core, mgid)
     }
 
-    /// EBUSY while it is attached to a multicast group: a program may not destroy it yet.
+    /// Lets frames come to it, until the returned value is dropped (`man ibv_create_flow`).
+    ///
+    /// EINVAL: not a raw packet queue pair, or a flow of no normal kind that passes frames on. ENOMEM: too many flows.
+    pub fn create_flow(&self, init: FlowInit) -> Result<Flow, Error> {
+        Flow::create(self, &self.core, init)
+    }
+
+    /// Registers one flow.
+    pub(crate) fn hold(&self) -> Use {
+        self.flow_uses.hold()
+    }
+
+    /// EBUSY while it is attached to a multicast group or has flows: a program may not destroy it yet.
     pub fn check_detached(&self) -> Result<(), Error> {
+        self.flow_uses.check_unused("queue pair", "flows")?;
         match if self.service() == Service::Ud { self.core.engine().memberships(&self.core) } else { 0 } {
             0 => Ok(()),
             n => Err(Error::busy("queue pair", "multicast groups", u32::try_from(n).unwrap_or(u32::MAX))),

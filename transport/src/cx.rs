@@ -207,7 +207,8 @@ impl PacketNote {
 /// The packets of one batch, in the order they must leave.
 pub trait TxBatch {
     /// Room for one packet towards `av`: `len` bytes from the first byte of the BTH to the end of the pad. The batch
-    /// adds the ICRC behind it when it is closed. `note` says where the packet comes from; nothing depends on it.
+    /// adds the ICRC behind it when it is closed. A raw packet QP fills the slot with a frame instead, to which nothing is
+    /// added, and `av` says nothing. `note` says where the packet comes from; nothing depends on it.
     /// `None`: the batch is full, send it and ask again.
     fn slot(&mut self, av: &Av, len: usize, note: PacketNote) -> Option<&mut [u8]>;
 

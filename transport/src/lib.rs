@@ -1,4 +1,4 @@
-//! The InfiniBand transport (RC, UC, UD) as state machines without I/O, clock or threads.
+//! The InfiniBand transport (RC, UC, UD, XRC, raw packets) as state machines without I/O, clock or threads.
 //!
 //! A [`Qp`] is driven from outside and has four kinds of method:
 //!
@@ -35,6 +35,7 @@ pub mod fault;
 pub mod qp;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
+pub mod steering;
 pub mod tags;
 pub mod time;
 pub mod wr;

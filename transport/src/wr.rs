@@ -57,6 +57,8 @@ bitflags! {
         const SOLICITED = 1 << 2;
         /// The payload was copied at post time.
         const INLINE = 1 << 3;
+        /// Fill in the checksums of IPv4, TCP and UDP (raw packets only).
+        const IP_CSUM = 1 << 4;
     }
 }
 
@@ -319,6 +321,10 @@ pub struct Cqe {
     pub sl: u8,
     /// Raises "solicited only" events: the sender asked for it, or this is an error.
     pub solicited: bool,
+    /// A received frame holds TCP or UDP in IPv4, and its checksums are right.
+    pub ip_csum_ok: bool,
+    /// Tag of the flow that a received frame matched; 0: none.
+    pub flow_tag: u32,
     /// When it was generated, nanoseconds of the engine's clock.
     pub timestamp: u64,
     /// What tag matching has to say; empty on other queues.

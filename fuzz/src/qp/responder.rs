@@ -153,7 +153,7 @@ impl<'a> Served<'a> {
         let kind = match self.alone.setup.service {
             _ if choices.chance(20) => Kind::Cnp,
             // The target of an XRC connection is not fuzzed yet: this setup has none.
-            Service::Rc | Service::XrcIni | Service::XrcTgt => Kind::RcRequest(request),
+            Service::Rc | Service::XrcIni | Service::XrcTgt | Service::Raw => Kind::RcRequest(request),
             Service::Uc => UcRequest::try_from(request).map_or(Kind::Cnp, Kind::UcRequest),
             Service::Ud => {
                 let qkey = if choices.chance(900) { QKEY } else { Qkey(1) };

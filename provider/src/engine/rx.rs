@@ -6,6 +6,7 @@
 mod tapped;
 
 use super::Engine;
+use super::frames::FrameSide;
 use super::groups::Group;
 use super::strays::{Fate, Strays};
 use super::table::Lookup;
@@ -73,6 +74,8 @@ pub(super) struct RxState {
     pub(super) steering: Vec<Steering>,
     /// Multicast groups that queue pairs of this process are attached to.
     pub(super) groups: Vec<Group>,
+    /// The raw link, while there are flows.
+    pub(super) frames: Option<FrameSide>,
     /// For other processes.
     strays: Strays,
     /// Visits for which the mailboxes are looked at every time.
@@ -166,6 +169,9 @@ impl Engine {
         }
         if !state.groups.is_empty() {
             found |= self.drain_groups(buf, state, all, now);
+        }
+        if state.frames.is_some() {
+            found |= self.drain_frames(state, now);
         }
         if all || state.mail_visits > 0 || self.flows.is_starved() {
             found |= self.drain_mailboxes(buf, state, now);
@@ -369,7 +375,7 @@ impl Engine {
 }
 
 impl RxState {
-    fn touch(&mut self, qp: &Arc<QpCore>, report: Report) {
+    pub(super) fn touch(&mut self, qp: &Arc<QpCore>, report: Report) {
         match self.touched.last_mut() {
             Some(last) if Arc::ptr_eq(&last.qp, qp) => last.report = last.report | report,
             _ if report.is_empty() => {}

@@ -4,6 +4,7 @@
 //! those of a segmented UDP send. Copying into the buffer and sending from there beats gathering from application memory,
 //! and the ICRC is computed on the copy, so memory that changes meanwhile cannot spoil it.
 
+mod frames;
 mod tapped;
 
 use super::Engine;

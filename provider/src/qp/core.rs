@@ -3,6 +3,8 @@
 //! Every way in is a *visit*: take the lock, let the state machine work, send what it has to send, register its timer, drop
 //! the lock, announce completions and events.
 
+mod frames;
+
 use super::QpInit;
 use crate::cq::Cq;
 use crate::device::Context;
@@ -13,6 +15,7 @@ use crate::fork::Lockable;
 use crate::host::{Path, QpHost};
 use crate::mr::{MemoryTable, Reach};
 use crate::net::RxMeta;
+use crate::net::frames::FrameSender;
 use crate::net::slot::Slot;
 use crate::net::udp::UdpLink;
 use crate::parking::{Parked, Parking};
@@ -66,6 +69,8 @@ pub(super) struct Inner {
     pub(super) parking: Parking,
     /// The link used last.
     link: Option<Arc<UdpLink>>,
+    /// The link of raw packets.
+    pub(super) frames: Option<FrameSender>,
     /// The deadline registered with the engine.
     registered: Option<Instant>,
     /// Destroyed, or inherited by the child of a fork.
@@ -124,6 +129,7 @@ impl QpCore {
                 path: Path::default(),
                 parking: Parking::default(),
                 link: None,
+                frames: None,
                 registered: None,
                 is_cut_off: false,
             }),
@@ -332,7 +338,7 @@ impl QpCore {
 
     /// Sends everything that may be sent, in the order of the state machine.
     fn transmit(&self, inner: &mut Inner, now: Instant) -> Report {
-        let Inner { machine, path, link, is_cut_off: false, .. } = inner else { return Report::default() };
+        let Inner { machine, path, link, frames, is_cut_off: false, .. } = inner else { return Report::default() };
         if !machine.has_work() {
             return Report::default();
         }
@@ -340,7 +346,10 @@ impl QpCore {
         let mut batch = Batch::take();
         loop {
             let state = machine.poll_transmit(&mut host, &mut *batch);
-            batch.flush(self.engine(), self.ordinal, link);
+            match frames {
+                None => batch.flush(self.engine(), self.ordinal, link),
+                Some(frames) => batch.flush_frames(frames, self.engine().counters()),
+            }
             if state == TxState::Drained {
                 break;
             }
@@ -392,9 +401,10 @@ impl QpCore {
     /// Ends all work: it is destroyed, or belongs to the parent of this process.
     pub(crate) fn cut_off(&self) {
         let mut inner = self.inner.lock();
-        let Inner { machine, path, parking, link, is_cut_off, .. } = &mut *inner;
+        let Inner { machine, path, parking, link, frames, is_cut_off, .. } = &mut *inner;
         if !std::mem::replace(is_cut_off, true) {
             *link = None;
+            *frames = None;
             *parking = Parking::default();
             // To RESET is allowed from every state; it gives back what is reserved.
             let attr = QpAttr { state: QpState::Reset, ..QpAttr::default() };

@@ -6,8 +6,8 @@ pub(crate) mod peer;
 
 use roxe_provider::wire::{Gid, PathMtu, Psn, Qkey, Qpn, RKey};
 use roxe_provider::{
-    Access, AhAttr, AttrMask, Av, Context, Cq, CqInit, Cqe, Mr, Pd, Qp, QpAttr, QpCaps, QpInit, QpState, RecvRequest,
-    SendData, SendFlags, SendOp, SendRequest, Service, Sge, UdDest, devices,
+    Access, AhAttr, AttrMask, Av, Context, Cq, CqInit, Cqe, Error, Mr, Pd, Qp, QpAttr, QpCaps, QpInit, QpState,
+    RecvRequest, SendData, SendFlags, SendOp, SendRequest, Service, Sge, Srq, UdDest, devices,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,9 +28,19 @@ pub(crate) struct Node {
 
 impl Node {
     pub(crate) fn open() -> Self {
-        let context = devices().unwrap().first().expect("a loopback device").open().unwrap();
-        let pd = context.alloc_pd().unwrap();
+        Self::open_device(0)
+    }
+
+    /// The same for device `index`.
+    pub(crate) fn open_device(index: usize) -> Self {
+        let context = devices().unwrap().get(index).expect("a device").open().unwrap();
         let cq = context.create_cq(CqInit { cqe: 4096, ..CqInit::default() }).unwrap();
+        Self::open_in(context, cq)
+    }
+
+    /// The same with a context and a completion queue that are there.
+    pub(crate) fn open_in(context: Arc<Context>, cq: Arc<Cq>) -> Self {
+        let pd = context.alloc_pd().unwrap();
         let memory = Box::leak(vec![0u8; LEN].into_boxed_slice()).as_mut_ptr();
         let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let mr = pd.reg_mr(memory as u64, LEN as u64, memory as u64, all).unwrap();
@@ -58,9 +68,17 @@ impl Node {
     }
 
     pub(crate) fn qp(&self, service: Service) -> Arc<Qp> {
+        self.qp_with(service, None)
+    }
+
+    pub(crate) fn qp_with(&self, service: Service, srq: Option<Arc<Srq>>) -> Arc<Qp> {
+        self.try_qp(service, srq).unwrap()
+    }
+
+    pub(crate) fn try_qp(&self, service: Service, srq: Option<Arc<Srq>>) -> Result<Arc<Qp>, Error> {
         let caps = QpCaps { max_send_wr: 128, max_recv_wr: 128, max_send_sge: 4, max_recv_sge: 4, max_inline_data: 64 };
         let (send_cq, recv_cq) = (Arc::clone(&self.cq), Arc::clone(&self.cq));
-        self.pd.create_qp(QpInit { service, caps, sq_sig_all: false, send_cq, recv_cq, srq: None, user: 7 }).unwrap()
+        self.pd.create_qp(QpInit { service, caps, sq_sig_all: false, send_cq, recv_cq, srq, user: 7 })
     }
 
     /// The address vector from GID `index` of this node to `dgid`.
@@ -130,7 +148,7 @@ pub(crate) fn connect(qp: &Qp, av: Av, dest: Qpn, mtu: PathMtu) {
     let more = match service {
         Service::Rc | Service::XrcIni => rc_mask,
         Service::XrcTgt => AttrMask::TIMEOUT,
-        Service::Uc | Service::Ud => AttrMask::empty(),
+        Service::Uc | Service::Ud | Service::Raw => AttrMask::empty(),
     };
     qp.modify(&attr, mask | more).unwrap();
 }

@@ -246,7 +246,7 @@ const fn edge(service: Service, from: QpState, to: QpState, required: AttrMask, 
 // clause: STATE-EDGES
 const TABLE: &[Edge] = {
     use QpState::{Init, Reset, Rtr, Rts, Sqd, Sqe};
-    use Service::{Rc, Uc, Ud, XrcIni, XrcTgt};
+    use Service::{Raw, Rc, Uc, Ud, XrcIni, XrcTgt};
     type M = AttrMask;
     const NONE: M = M::empty();
     const RC_INIT: M = all(&[M::PKEY_INDEX, M::PORT, M::ACCESS_FLAGS]);
@@ -307,6 +307,16 @@ const TABLE: &[Edge] = {
         edge(XrcTgt, Rts, Sqd, NONE, M::EN_SQD_ASYNC_NOTIFY),
         edge(XrcTgt, Sqd, Rts, NONE, RC_RTS_OPT),
         edge(XrcTgt, Sqd, Sqd, NONE, TGT_SQD),
+        // clause: RAW-STATES
+        edge(Raw, Reset, Init, M::PORT, NONE),
+        edge(Raw, Init, Init, NONE, M::PORT),
+        edge(Raw, Init, Rtr, NONE, NONE),
+        edge(Raw, Rtr, Rts, NONE, M::CUR_STATE),
+        edge(Raw, Rts, Rts, NONE, M::CUR_STATE),
+        edge(Raw, Rts, Sqd, NONE, M::EN_SQD_ASYNC_NOTIFY),
+        edge(Raw, Sqd, Rts, NONE, M::CUR_STATE),
+        edge(Raw, Sqd, Sqd, NONE, NONE),
+        edge(Raw, Sqe, Rts, NONE, M::CUR_STATE),
     ]
 };
 
@@ -317,7 +327,7 @@ pub(crate) const fn ignored(service: Service) -> AttrMask {
     match service {
         Service::XrcIni => all(&[AttrMask::MAX_DEST_RD_ATOMIC, AttrMask::MIN_RNR_TIMER]),
         Service::XrcTgt => all(&[AttrMask::MAX_QP_RD_ATOMIC, AttrMask::RETRY_CNT, AttrMask::RNR_RETRY]),
-        Service::Rc | Service::Uc | Service::Ud => AttrMask::empty(),
+        Service::Rc | Service::Uc | Service::Ud | Service::Raw => AttrMask::empty(),
     }
 }
 

@@ -13,6 +13,7 @@ mod migration;
 mod outgoing;
 #[cfg(any(test, feature = "sim"))]
 pub mod probe;
+mod raw;
 mod refusal;
 mod replay;
 mod reply;
@@ -30,6 +31,7 @@ pub use attr::{AttrMask, ModifyError, QpAttr, QpState};
 pub use congestion::CongestionCounts;
 pub use flight::charge;
 pub use migration::MigState;
+pub use raw::FrameNote;
 pub use retry::RetryCounts;
 pub use shared::{QpCaps, QpConfig, QpEvents, Service};
 pub use tagged::MAX_RENDEZVOUS_REQUEST;

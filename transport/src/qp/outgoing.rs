@@ -90,7 +90,7 @@ pub(crate) fn put<M: Memory, T: TxBatch>(
 
 impl Payload<'_> {
     /// Copies `out.len()` bytes from `offset` on; whether that was possible.
-    fn read<M: Memory>(self, memory: &mut M, offset: u32, out: &mut [u8]) -> bool {
+    pub(crate) fn read<M: Memory>(self, memory: &mut M, offset: u32, out: &mut [u8]) -> bool {
         match self {
             _ if out.is_empty() => true,
             // clause: RETRY-DATA

@@ -74,7 +74,7 @@ impl Refusal {
     pub(crate) const fn reaction(self, service: Service) -> Reaction {
         match service {
             Service::Rc | Service::XrcIni | Service::XrcTgt => self.reliable(),
-            Service::Uc | Service::Ud => self.unreliable(),
+            Service::Uc | Service::Ud | Service::Raw => self.unreliable(),
         }
     }
 

@@ -195,6 +195,7 @@ impl Requester {
             let step = match sh.config.service {
                 Service::Rc | Service::XrcIni | Service::XrcTgt => self.send_reliable(sh, host, tx),
                 Service::Uc | Service::Ud => self.send_unreliable(sh, host, tx),
+                Service::Raw => self.send_frame(sh, host, tx),
             };
             match step {
                 Step::Sent(payload) => sh.congestion.on_sent(host.now(), payload),
@@ -387,7 +388,7 @@ impl Requester {
     }
 
     /// Completes the oldest work request with an error; the QP leaves RTS before the call returns (IBA §10.8.3.2 for RC,
-    /// where the error is fatal; on UC and UD only the send queue stops).
+    /// where the error is fatal; elsewhere only the send queue stops).
     // clause: WC-ORDER
     pub(crate) fn fail_head<H: Host>(&mut self, sh: &mut Shared, host: &mut H, status: WcStatus) {
         if let Some(wqe) = self.sq.pop() {
@@ -395,7 +396,7 @@ impl Requester {
         }
         match sh.config.service {
             Service::Rc | Service::XrcIni | Service::XrcTgt => sh.fail(),
-            Service::Uc | Service::Ud => sh.send_error = true,
+            Service::Uc | Service::Ud | Service::Raw => sh.send_error = true,
         }
     }
 
@@ -504,6 +505,8 @@ fn check_op(sh: &Shared, req: &SendRequest<'_>) -> Result<(), PostError> {
     // clause: SEND-OPERATIONS
     let possible = match (req.op, sh.config.service) {
         (_, Service::XrcTgt) => false,
+        // clause: RAW-FRAME
+        (op, Service::Raw) => matches!(op, Send),
         (Send | SendImm(_), _) => true,
         (Write { .. } | WriteImm { .. }, Service::Rc | Service::Uc | Service::XrcIni)
         | (SendInvalidate(_), Service::Rc | Service::XrcIni) => true,

@@ -22,11 +22,13 @@ pub enum Service {
     XrcIni,
     /// The receiving end of one: it takes receives from the queues of its domain that the messages name.
     XrcTgt,
+    /// Whole Ethernet frames.
+    Raw,
 }
 
 impl Service {
     /// Every service.
-    pub const ALL: [Self; 5] = [Self::Rc, Self::Uc, Self::Ud, Self::XrcIni, Self::XrcTgt];
+    pub const ALL: [Self; 6] = [Self::Rc, Self::Uc, Self::Ud, Self::XrcIni, Self::XrcTgt, Self::Raw];
 
     /// Whether requests are acknowledged and repeated.
     pub const fn is_reliable(self) -> bool {
@@ -64,7 +66,7 @@ pub struct QpConfig {
     pub srq_max_sge: Option<u32>,
     /// That queue matches tags (RC only). `srq_max_sge` then holds for posted tags too.
     pub tag_matching: bool,
-    /// Largest UD payload, bytes: the port's active MTU.
+    /// Bytes of the largest UD payload, which is the port's active MTU; on raw packets of the largest frame.
     pub port_mtu: u32,
     /// Slow down when the peer tells of congestion, up to a line of this many bit/s, and let switches mark our packets
     /// (RC and UC). `None`: neither.

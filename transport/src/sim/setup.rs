@@ -255,6 +255,8 @@ impl Setup {
     /// The attributes that the step to `state` needs (IBA §11.2.5.2).
     pub fn mask(&self, state: QpState) -> AttrMask {
         let (init, rtr, rts) = match self.service {
+            Service::Raw if state == QpState::Init => return AttrMask::STATE | AttrMask::PORT,
+            Service::Raw => return AttrMask::STATE,
             Service::Rc => (AttrMask::ACCESS_FLAGS, connected() | depth(), AttrMask::SQ_PSN | retries()),
             Service::Uc => (AttrMask::ACCESS_FLAGS, connected(), AttrMask::SQ_PSN),
             Service::Ud => (AttrMask::QKEY, AttrMask::empty(), AttrMask::SQ_PSN),

@@ -743,16 +743,56 @@ pub(crate) struct ibv_ece {
     pub(crate) comp_mask: u32,
 }
 
+/// A rule of flow steering; specifications follow it.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct ibv_flow_attr {
+    pub(crate) comp_mask: u32,
+    /// `type` in C.
+    pub(crate) flow_type: c_int,
+    pub(crate) size: u16,
+    pub(crate) priority: u16,
+    pub(crate) num_of_specs: u8,
+    pub(crate) port: u8,
+    pub(crate) flags: u32,
+}
+
+#[repr(C)]
+pub(crate) struct ibv_flow {
+    pub(crate) comp_mask: u32,
+    pub(crate) context: *mut ibv_context,
+    pub(crate) handle: u32,
+}
+
+#[repr(C)]
+pub(crate) struct ibv_counters {
+    pub(crate) context: *mut ibv_context,
+}
+
+#[repr(C)]
+pub(crate) struct ibv_counters_init_attr {
+    pub(crate) comp_mask: u32,
+}
+
+#[repr(C)]
+pub(crate) struct ibv_counter_attach_attr {
+    pub(crate) counter_desc: c_int,
+    pub(crate) index: u32,
+    pub(crate) comp_mask: u32,
+}
+
 /// The slots that roxe fills have their types, the others are `Unused`: the headers answer EOPNOTSUPP for an empty one.
 #[repr(C)]
 pub(crate) struct verbs_context {
     pub(crate) query_port: Option<unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr, usize) -> c_int>,
     pub(crate) advise_mr: Option<unsafe extern "C" fn(*mut ibv_pd, c_uint, u32, *mut ibv_sge, u32) -> c_int>,
     pub(crate) alloc_null_mr: Option<unsafe extern "C" fn(*mut ibv_pd) -> *mut ibv_mr>,
-    pub(crate) read_counters: Unused,
-    pub(crate) attach_counters_point_flow: Unused,
-    pub(crate) create_counters: Unused,
-    pub(crate) destroy_counters: Unused,
+    pub(crate) read_counters: Option<unsafe extern "C" fn(*mut ibv_counters, *mut u64, u32, u32) -> c_int>,
+    pub(crate) attach_counters_point_flow:
+        Option<unsafe extern "C" fn(*mut ibv_counters, *mut ibv_counter_attach_attr, *mut ibv_flow) -> c_int>,
+    pub(crate) create_counters:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_counters_init_attr) -> *mut ibv_counters>,
+    pub(crate) destroy_counters: Option<unsafe extern "C" fn(*mut ibv_counters) -> c_int>,
     pub(crate) reg_dm_mr: Option<unsafe extern "C" fn(*mut ibv_pd, *mut ibv_dm, u64, usize, c_uint) -> *mut ibv_mr>,
     pub(crate) alloc_dm: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm>,
     pub(crate) free_dm: Option<unsafe extern "C" fn(*mut ibv_dm) -> c_int>,
@@ -776,9 +816,9 @@ pub(crate) struct verbs_context {
     pub(crate) _priv: usize,
     pub(crate) query_device_ex:
         Option<unsafe extern "C" fn(*mut ibv_context, *const u32, *mut ibv_device_attr_ex, usize) -> c_int>,
-    pub(crate) destroy_flow: Unused,
+    pub(crate) destroy_flow: Option<unsafe extern "C" fn(*mut ibv_flow) -> c_int>,
     pub(crate) _placeholder2: Unused,
-    pub(crate) create_flow: Unused,
+    pub(crate) create_flow: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_flow_attr) -> *mut ibv_flow>,
     pub(crate) _placeholder1: Unused,
     pub(crate) open_qp: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_open_attr) -> *mut ibv_qp>,
     pub(crate) create_qp_ex: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp>,

@@ -203,6 +203,21 @@ layout! { ibv_ece: 12, 4;
 layout! { ibv_modify_cq_attr: 8, 4;
     attr_mask 0, moderate.cq_count 4, moderate.cq_period 6
 }
+layout! { ibv_flow_attr: 20, 4;
+    comp_mask 0, flow_type 4, size 8, priority 10, num_of_specs 12, port 13, flags 16
+}
+layout! { ibv_flow: 24, 8;
+    comp_mask 0, context 8, handle 16
+}
+layout! { ibv_counters: 8, 8;
+    context 0
+}
+layout! { ibv_counters_init_attr: 4, 4;
+    comp_mask 0
+}
+layout! { ibv_counter_attach_attr: 12, 4;
+    counter_desc 0, index 4, comp_mask 8
+}
 layout! { verbs_context: 648, 8;
     query_port 0, advise_mr 8, alloc_null_mr 16, read_counters 24, attach_counters_point_flow 32, create_counters 40,
     destroy_counters 48, reg_dm_mr 56, alloc_dm 64, free_dm 72, modify_flow_action_esp 80, destroy_flow_action 88,

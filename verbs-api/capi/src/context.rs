@@ -3,7 +3,7 @@
 use crate::abi::{ABI_EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::errno::{Result, minus_one, pointer};
 use crate::object::{Exposed, Object, Token};
-use crate::{advise, cq, data, device, dm, domain, memory, qp, query, srq, tags, window, xrc};
+use crate::{advise, counters, cq, data, device, dm, domain, flow, memory, qp, query, srq, tags, window, xrc};
 use core::ffi::c_int;
 use core::mem::offset_of;
 use std::os::fd::OwnedFd;
@@ -50,10 +50,10 @@ pub(crate) fn exposed(device: *mut ibv_device, context: &roxe_provider::Context)
         query_port: Some(query::query_port),
         advise_mr: Some(advise::advise_mr),
         alloc_null_mr: Some(memory::alloc_null_mr),
-        read_counters: None,
-        attach_counters_point_flow: None,
-        create_counters: None,
-        destroy_counters: None,
+        read_counters: Some(counters::read_counters),
+        attach_counters_point_flow: Some(counters::attach_counters_point_flow),
+        create_counters: Some(counters::create_counters),
+        destroy_counters: Some(counters::destroy_counters),
         reg_dm_mr: Some(dm::reg_dm_mr),
         alloc_dm: Some(dm::alloc_dm),
         free_dm: Some(dm::free_dm),
@@ -75,9 +75,9 @@ pub(crate) fn exposed(device: *mut ibv_device, context: &roxe_provider::Context)
         create_cq_ex: Some(cq::create_cq_ex),
         _priv: 0,
         query_device_ex: Some(query::query_device_ex),
-        destroy_flow: None,
+        destroy_flow: Some(flow::destroy_flow),
         _placeholder2: None,
-        create_flow: None,
+        create_flow: Some(flow::create_flow),
         _placeholder1: None,
         open_qp: Some(xrc::open_qp),
         create_qp_ex: Some(qp::create_qp_ex),

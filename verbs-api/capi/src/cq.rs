@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 /// `IBV_CREATE_CQ_SUP_WC_FLAGS`: every flag that verbs defines.
 const KNOWN_WC_FLAGS: u64 = 0xfff;
-/// VLAN tag and flow tag: there are none on this device.
-pub(crate) const UNSUPPORTED_WC_FLAGS: u64 = 0x100 | 0x200;
+/// VLAN tag: there is none in a completion.
+pub(crate) const UNSUPPORTED_WC_FLAGS: u64 = 0x100;
 /// `IBV_CQ_INIT_ATTR_MASK_FLAGS`: the field `flags` is given.
 const MASK_FLAGS: u32 = 1;
 /// `IBV_CQ_INIT_ATTR_MASK_PD`: the field `parent_domain` is given.

@@ -146,8 +146,7 @@ readers! {
     read_completion_ts -> u64 = |cqe| cqe.timestamp;
     /// Never asked for: a CQ with VLAN tags is refused.
     read_cvlan -> u16 = |_cqe| 0;
-    /// Never asked for: a CQ with flow tags is refused.
-    read_flow_tag -> u32 = |_cqe| 0;
+    read_flow_tag -> u32 = |cqe| cqe.flow_tag;
     /// Nanoseconds since 1970: the age of the entry, subtracted from the time now.
     read_completion_wallclock_ns -> u64 = |cqe| {
         let age = roxe_provider::now().0.saturating_sub(cqe.timestamp);

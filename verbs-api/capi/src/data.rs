@@ -13,9 +13,10 @@ use roxe_provider::{PostError, Service};
 use roxe_transport::wr::{Cqe, RecvRequest, SendData, SendFlags, SendOp, SendRequest, Sge, UdDest, WcExtra};
 use roxe_wire::{ImmDt, LKey, Qkey, Qpn, RKey};
 
-/// `IBV_WC_GRH`, `IBV_WC_WITH_IMM`, `IBV_WC_WITH_INV`.
+/// `IBV_WC_GRH`, `IBV_WC_WITH_IMM`, `IBV_WC_IP_CSUM_OK`, `IBV_WC_WITH_INV`.
 const WC_GRH: c_uint = 1;
 const WC_WITH_IMM: c_uint = 2;
+const WC_IP_CSUM_OK: c_uint = 4;
 const WC_WITH_INV: c_uint = 8;
 
 impl From<PostError> for Errno {
@@ -44,7 +45,8 @@ pub(crate) fn wc_flags(cqe: &Cqe) -> c_uint {
         WcExtra::Imm(_) => WC_WITH_IMM,
         WcExtra::Invalidated(_) => WC_WITH_INV,
     };
-    extra | cqe.tm.flags.bits() | if cqe.grh { WC_GRH } else { 0 }
+    let grh = if cqe.grh { WC_GRH } else { 0 };
+    extra | cqe.tm.flags.bits() | grh | if cqe.ip_csum_ok { WC_IP_CSUM_OK } else { 0 }
 }
 
 fn to_wc(cqe: &Cqe) -> ibv_wc {
@@ -224,7 +226,7 @@ unsafe fn convert(
     let ud = match service {
         // SAFETY: on UD the program fills this member.
         Service::Ud => Some(unsafe { ud_dest(wr.wr.ud.ah, wr.wr.ud.remote_qpn, wr.wr.ud.remote_qkey) }?),
-        Service::Rc | Service::Uc | Service::XrcIni | Service::XrcTgt => None,
+        Service::Rc | Service::Uc | Service::XrcIni | Service::XrcTgt | Service::Raw => None,
     };
     // SAFETY: the program fills the member of its opcode.
     let op = unsafe { send_op(wr) }?;

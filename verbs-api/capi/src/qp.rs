@@ -52,6 +52,7 @@ fn service(qp_type: c_int) -> Result<Service> {
         2 => Ok(Service::Rc),
         3 => Ok(Service::Uc),
         4 => Ok(Service::Ud),
+        8 => Ok(Service::Raw),
         9 => Ok(Service::XrcIni),
         _ => Err(EOPNOTSUPP),
     }

@@ -28,6 +28,8 @@ const ODP_CAPS: ibv_odp_caps =
 const XRC_ODP_CAPS: u32 = 0b11_1101;
 /// `struct ibv_tm_caps`: the longest rendezvous request, tags of a queue, `IBV_TM_CAP_RC`, operations, elements of a tag.
 const TM_CAPS: [u32; 5] = [limits::MAX_TM_RNDV_HDR, limits::MAX_TM_TAGS, 1, limits::MAX_TM_OPS, limits::MAX_TM_SGE];
+/// `IBV_RAW_PACKET_CAP_IP_CSUM`.
+const RAW_PACKET_CAPS: u32 = 1 << 2;
 /// The exported `ibv_query_port` predates the last field of the structure.
 const OLD_PORT_ATTR: usize = offset_of!(ibv_port_attr, port_cap_flags2);
 
@@ -81,7 +83,7 @@ fn device_attr(attr: &DeviceAttr) -> ibv_device_attr {
         max_rdd: 0,
         max_mw: int(attr.max_mw),
         max_raw_ipv6_qp: 0,
-        max_raw_ethy_qp: 0,
+        max_raw_ethy_qp: int(attr.max_qp),
         max_mcast_grp: int(attr.max_mcast_grp),
         max_mcast_qp_attach: int(attr.max_mcast_qp_attach),
         max_total_mcast_qp_attach: int(attr.max_mcast_grp * attr.max_mcast_qp_attach),
@@ -109,7 +111,7 @@ fn device_attr_ex(attr: &DeviceAttr) -> ibv_device_attr_ex {
         rss_caps: [0; 4],
         max_wq_type_rq: 0,
         packet_pacing_caps: [0; 3],
-        raw_packet_caps: 0,
+        raw_packet_caps: RAW_PACKET_CAPS,
         tm_caps: TM_CAPS,
         cq_mod_caps: [limits::MAX_CQ_MODERATION; 2],
         max_dm_size: attr.max_dm_size,

@@ -41,7 +41,7 @@ impl<C: Choices> Scenario<C> {
             Service::Rc => self.post_rc(who)?,
             Service::Uc => self.post_uc(who)?,
             // Scenarios pair equal ends; XRC has scripts of its own.
-            Service::Ud | Service::XrcIni | Service::XrcTgt => self.post_message(who, false)?,
+            Service::Ud | Service::XrcIni | Service::XrcTgt | Service::Raw => self.post_message(who, false)?,
         }
         self.sides[who].posted += 1;
         Ok(true)

@@ -1,0 +1,170 @@
+//! Flows: which of the frames that the interface sees come to a raw packet queue pair (`man ibv_create_flow`); and the
+//! counters that flows may have.
+//!
+//! The rules themselves are [`roxe_transport::steering`]; who asks them is the engine. Touches the engine.
+
+use crate::engine::{Destination, Target};
+use crate::error::Error;
+use crate::qp::{Qp, QpCore};
+use crate::uses::{Use, UseCount};
+use parking_lot::Mutex;
+use roxe_transport::qp::Service;
+use roxe_transport::steering::{Rule, RuleId, RuleKind};
+use roxe_wire::frame::FrameMatch;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Counter points of one set of counters.
+const MAX_POINTS: usize = 64;
+
+/// What a flow is created with.
+#[derive(Clone, Debug)]
+pub struct FlowInit {
+    /// When it is asked.
+    pub kind: RuleKind,
+    /// Which frames it is for; the default is for all.
+    pub wanted: FrameMatch,
+    /// Its frames go to flows of lower priority, too. Normal flows only.
+    pub passes: bool,
+    /// Its frames go nowhere, but not to flows of lower priority either.
+    pub drops: bool,
+    /// Tag in the completions of its frames; 0: none.
+    pub tag: u32,
+    /// What counts its frames.
+    pub counters: Vec<Arc<FlowCounters>>,
+}
+
+impl Default for FlowInit {
+    fn default() -> Self {
+        Self {
+            kind: RuleKind::Normal(0),
+            wanted: FrameMatch::default(),
+            passes: false,
+            drops: false,
+            tag: 0,
+            counters: Vec::new(),
+        }
+    }
+}
+
+/// A flow; it ends when dropped.
+#[derive(Debug)]
+pub struct Flow {
+    id: RuleId,
+    core: Arc<QpCore>,
+    _uses: Vec<Use>,
+}
+
+impl Flow {
+    /// EINVAL: another type of queue pair, or a flow of no normal kind that passes frames on. ENOMEM: too many flows.
+    pub(crate) fn create(qp: &Qp, core: &Arc<QpCore>, init: FlowInit) -> Result<Self, Error> {
+        if qp.service() != Service::Raw {
+            return Err(Error::invalid("only a raw packet queue pair takes flows"));
+        }
+        if init.passes && !matches!(init.kind, RuleKind::Normal(_)) {
+            return Err(Error::invalid("only a normal flow can pass frames on"));
+        }
+        let FlowInit { kind, wanted, passes, drops, tag, counters } = init;
+        let uses = counters.iter().map(|counters| counters.uses.hold()).chain([qp.hold()]).collect();
+        let to = if drops { Destination::Nobody } else { Destination::Qp(Arc::clone(core)) };
+        let id = core.engine().add_rule(Rule { kind, wanted, passes, target: Target { to, tag, counters } })?;
+        Ok(Self { id, core: Arc::clone(core), _uses: uses })
+    }
+}
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        self.core.engine().remove_rule(self.id);
+    }
+}
+
+/// What can be counted of the frames of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CounterKind {
+    /// Frames.
+    Packets,
+    /// Their bytes, from the first of the destination address on.
+    Bytes,
+}
+
+/// A set of counters (`man ibv_create_counters`).
+#[derive(Debug, Default)]
+pub struct FlowCounters {
+    packets: AtomicU64,
+    bytes: AtomicU64,
+    /// What is read where.
+    points: Mutex<Vec<(CounterKind, u32)>>,
+    uses: UseCount,
+}
+
+impl FlowCounters {
+    /// Lets `kind` be read at `index`; what is attached to the same index is added up. EBUSY once a flow uses the counters,
+    /// ENOMEM beyond 64 points.
+    pub fn attach(&self, kind: CounterKind, index: u32) -> Result<(), Error> {
+        let mut points = self.points.lock();
+        self.uses.check_unused("set of counters", "flows")?;
+        if points.len() >= MAX_POINTS {
+            return Err(Error::new(libc::ENOMEM, "a set of counters takes 64 points"));
+        }
+        points.push((kind, index));
+        Ok(())
+    }
+
+    /// Writes what was counted since the creation to the indices that were attached. EINVAL if `values` is too short.
+    pub fn read(&self, values: &mut [u64]) -> Result<(), Error> {
+        let points = self.points.lock();
+        if points.iter().any(|(_, index)| *index as usize >= values.len()) {
+            return Err(Error::invalid("there are counters attached at higher indices"));
+        }
+        values.fill(0);
+        for (kind, index) in points.iter() {
+            let counter = match kind {
+                CounterKind::Packets => &self.packets,
+                CounterKind::Bytes => &self.bytes,
+            };
+            values[*index as usize] += counter.load(Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Whether they may be destroyed: EBUSY while flows use them.
+    pub fn destroy(&self) -> Result<(), Error> {
+        self.uses.check_unused("set of counters", "flows")
+    }
+
+    /// One frame of `len` bytes.
+    pub(crate) fn count(&self, len: usize) {
+        self.packets.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(len as u64, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_add_up_at_their_indices() {
+        let counters = FlowCounters::default();
+        counters.attach(CounterKind::Packets, 1).unwrap();
+        counters.attach(CounterKind::Bytes, 0).unwrap();
+        counters.attach(CounterKind::Packets, 0).unwrap();
+        [60, 100].into_iter().for_each(|len| counters.count(len));
+        let mut values = [9; 3];
+        counters.read(&mut values).unwrap();
+        assert_eq!(values, [162, 2, 0]);
+        assert_eq!(counters.read(&mut values[..1]).unwrap_err().errno(), libc::EINVAL);
+    }
+
+    #[test]
+    fn counters_in_use_are_busy_and_their_points_are_limited() {
+        let counters = FlowCounters::default();
+        let flow = counters.uses.hold();
+        assert_eq!(counters.attach(CounterKind::Bytes, 0).unwrap_err().errno(), libc::EBUSY);
+        assert_eq!(counters.destroy().unwrap_err().errno(), libc::EBUSY);
+        drop(flow);
+        (0..MAX_POINTS).for_each(|_| counters.attach(CounterKind::Bytes, 0).unwrap());
+        assert_eq!(counters.attach(CounterKind::Bytes, 0).unwrap_err().errno(), libc::ENOMEM);
+        assert!(counters.destroy().is_ok());
+    }
+}

@@ -1,0 +1,193 @@
+//! Flow steering: which receivers an Ethernet frame goes to (`man ibv_create_flow`).
+//!
+//! A table of rules in the order in which they are asked:
+//!
+//! 1. sniffers get every frame;
+//! 2. normal rules by priority, lowest number first: all rules of one priority that match get the frame, and unless each of
+//!    them lets frames pass (`DONT_TRAP`), no later rule is asked;
+//! 3. the default rules, first those for multicast only, get what no rule before them took.
+//!
+//! Pure: knows neither queue pairs nor sockets. What a rule leads to is the caller's.
+
+use roxe_wire::frame::{FrameKey, FrameMatch};
+
+/// When a rule is asked, and what it does to the rules behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RuleKind {
+    /// `IBV_FLOW_ATTR_SNIFFER`.
+    Sniffer,
+    /// `IBV_FLOW_ATTR_NORMAL` with this priority; 0 is asked first.
+    Normal(u16),
+    /// `IBV_FLOW_ATTR_MC_DEFAULT`.
+    MulticastDefault,
+    /// `IBV_FLOW_ATTR_ALL_DEFAULT`.
+    AllDefault,
+}
+
+/// One rule that leads to `T`.
+#[derive(Clone, Debug)]
+pub struct Rule<T> {
+    /// When it is asked.
+    pub kind: RuleKind,
+    /// Which frames it is for.
+    pub wanted: FrameMatch,
+    /// A matched frame goes on to lower priorities. On normal rules only; a sniffer always does so, a default rule never.
+    pub passes: bool,
+    /// What it leads to.
+    pub target: T,
+}
+
+impl<T> Rule<T> {
+    fn applies(&self, key: &FrameKey) -> bool {
+        (self.kind != RuleKind::MulticastDefault || key.is_multicast()) && self.wanted.matches(key)
+    }
+
+    fn takes(&self) -> bool {
+        match self.kind {
+            RuleKind::Sniffer => false,
+            RuleKind::Normal(_) => !self.passes,
+            RuleKind::MulticastDefault | RuleKind::AllDefault => true,
+        }
+    }
+}
+
+/// Names a rule for as long as its table lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RuleId(u64);
+
+/// The rules of a port.
+#[derive(Debug)]
+pub struct Rules<T> {
+    /// In the order in which they are asked; older ones first.
+    rules: Vec<(RuleId, Rule<T>)>,
+    next: u64,
+}
+
+impl<T> Default for Rules<T> {
+    fn default() -> Self {
+        Self { rules: Vec::new(), next: 0 }
+    }
+}
+
+impl<T> Rules<T> {
+    /// Adds a rule.
+    pub fn insert(&mut self, rule: Rule<T>) -> RuleId {
+        let id = RuleId(self.next);
+        self.next += 1;
+        let at = self.rules.partition_point(|(_, other)| other.kind <= rule.kind);
+        self.rules.insert(at, (id, rule));
+        id
+    }
+
+    /// Takes a rule out.
+    pub fn remove(&mut self, id: RuleId) -> Option<Rule<T>> {
+        let at = self.rules.iter().position(|(other, _)| *other == id)?;
+        Some(self.rules.remove(at).1)
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.rules.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.rules.is_empty()
+    }
+
+    /// Hands `found` the target of every rule that a frame with this key goes to.
+    // clause: FLOW-PRIORITY, FLOW-DEFAULT, FLOW-SNIFFER, FLOW-DONT-TRAP
+    pub fn steer<'a>(&'a self, key: &FrameKey, mut found: impl FnMut(&'a T)) {
+        for group in self.rules.chunk_by(|(_, a), (_, b)| a.kind == b.kind) {
+            let mut taken = false;
+            for (_, rule) in group.iter().filter(|(_, rule)| rule.applies(key)) {
+                found(&rule.target);
+                taken |= rule.takes();
+            }
+            if taken {
+                break;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use roxe_wire::frame::Field;
+
+    /// A frame to a station or a group.
+    fn key(dst: u8) -> FrameKey {
+        let mut frame = [0; 14];
+        frame[0] = dst;
+        FrameKey::of(&frame).expect("a frame")
+    }
+
+    fn rule(kind: RuleKind, wanted: FrameMatch, target: char) -> Rule<char> {
+        Rule { kind, wanted, passes: false, target }
+    }
+
+    fn any() -> FrameMatch {
+        FrameMatch::default()
+    }
+
+    /// Frames whose first byte is `dst`.
+    fn to(dst: u8) -> FrameMatch {
+        let mut wanted = any();
+        wanted.require_exactly(Field::DstMac, &[dst]).expect("the first");
+        wanted
+    }
+
+    fn steered(rules: &Rules<char>, dst: u8) -> String {
+        let mut targets = String::new();
+        rules.steer(&key(dst), |target| targets.push(*target));
+        targets
+    }
+
+    // clause: FLOW-PRIORITY
+    #[test]
+    fn the_lowest_number_wins_and_equals_share() {
+        let mut rules = Rules::default();
+        rules.insert(rule(RuleKind::Normal(7), any(), 'c'));
+        rules.insert(rule(RuleKind::Normal(3), to(2), 'a'));
+        rules.insert(rule(RuleKind::Normal(3), any(), 'b'));
+        rules.insert(rule(RuleKind::Normal(3), to(4), 'd'));
+        assert_eq!(
+            (steered(&rules, 2), steered(&rules, 4), steered(&rules, 6)),
+            ("ab".into(), "bd".into(), "b".into())
+        );
+    }
+
+    // clause: FLOW-DONT-TRAP
+    #[test]
+    fn a_rule_that_does_not_trap_lets_lower_priorities_see_the_frame() {
+        let mut rules = Rules::default();
+        let first = rules.insert(Rule { passes: true, ..rule(RuleKind::Normal(0), any(), 'a') });
+        rules.insert(rule(RuleKind::Normal(1), to(2), 'b'));
+        rules.insert(rule(RuleKind::AllDefault, any(), 'z'));
+        assert_eq!((steered(&rules, 2), steered(&rules, 4)), ("ab".into(), "az".into()));
+        assert_eq!(rules.remove(first).map(|rule| rule.target), Some('a'));
+        assert!(rules.remove(first).is_none());
+        assert_eq!((steered(&rules, 2), rules.len()), ("b".into(), 2));
+    }
+
+    // clause: FLOW-DEFAULT
+    #[test]
+    fn default_rules_get_what_nobody_took() {
+        let mut rules = Rules::default();
+        rules.insert(rule(RuleKind::AllDefault, any(), 'z'));
+        rules.insert(rule(RuleKind::MulticastDefault, any(), 'm'));
+        rules.insert(rule(RuleKind::Normal(u16::MAX), to(2), 'a'));
+        assert_eq!((steered(&rules, 2), steered(&rules, 4), steered(&rules, 1)), ("a".into(), "z".into(), "m".into()));
+    }
+
+    // clause: FLOW-SNIFFER
+    #[test]
+    fn a_sniffer_sees_everything_and_takes_nothing() {
+        let mut rules = Rules::default();
+        rules.insert(rule(RuleKind::Normal(0), to(2), 'a'));
+        rules.insert(rule(RuleKind::Sniffer, any(), 's'));
+        assert_eq!((steered(&rules, 2), steered(&rules, 4)), ("sa".into(), "s".into()));
+        assert!(!rules.is_empty());
+    }
+}

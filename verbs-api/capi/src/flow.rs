@@ -1,0 +1,319 @@
+//! Flow steering: the rules of C programs as flows of the provider (`man ibv_create_flow`).
+//!
+//! A rule is an `ibv_flow_attr` with specifications behind it, one after the other, each as long as it says. Programs pack
+//! them, so nothing is aligned. A specification of headers is a filter of values followed by one of masks; where the fields
+//! of a filter lie is in [`FORMATS`].
+
+use crate::abi::{ibv_counters, ibv_flow, ibv_flow_attr, ibv_qp, ibv_qp_ex};
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
+use crate::object::{Exposed, Object, Token};
+use core::ffi::c_int;
+use core::ops::Range;
+use roxe_provider::wire::frame::{Contradiction, Field, FrameMatch};
+use roxe_provider::{Flow, FlowCounters, FlowInit, RuleKind, Service};
+use std::sync::Arc;
+
+/// `IBV_FLOW_ATTR_FLAGS_DONT_TRAP` and `IBV_FLOW_ATTR_FLAGS_EGRESS`.
+const DONT_TRAP: u32 = 1 << 1;
+const EGRESS: u32 = 1 << 2;
+/// `IBV_FLOW_SPEC_INNER`: the headers inside a tunnel are meant.
+const INNER: u32 = 0x100;
+/// `IBV_FLOW_SPEC_ACTION_TAG`, `_DROP` and `_COUNT`.
+const ACTION_TAG: u32 = 0x1000;
+const ACTION_DROP: u32 = 0x1001;
+const ACTION_COUNT: u32 = 0x1003;
+/// `IBV_FLOW_SPEC_ESP`, `_VXLAN_TUNNEL`, `_GRE`, `_MPLS` and `_ACTION_HANDLE`: verbs has them, roxe does not.
+const REFUSED: [u32; 5] = [0x34, 0x50, 0x51, 0x60, 0x1002];
+/// Bytes of the type and the size that start every specification.
+const HEADER: usize = 6;
+/// Bytes of the longest specification, that of IPv6.
+const LONGEST: usize = 88;
+
+/// Where a field lies in a filter.
+type Place = (Field, Range<usize>);
+
+/// A specification of headers.
+struct Format {
+    /// `enum ibv_flow_spec_type`.
+    kind: u32,
+    /// Bytes of the whole.
+    size: usize,
+    /// Where the filter of the values starts; that of the masks follows it.
+    filter: usize,
+    /// Bytes of a filter.
+    filter_len: usize,
+    places: &'static [Place],
+    /// What the kind of the specification says by itself.
+    implied: &'static [(Field, &'static [u8])],
+}
+
+const IPV4: &[Place] = &[(Field::SrcIp, 0..4), (Field::DstIp, 4..8)];
+const IPV4_EXT: &[Place] = &[
+    (Field::SrcIp, 0..4),
+    (Field::DstIp, 4..8),
+    (Field::Protocol, 8..9),
+    (Field::TrafficClass, 9..10),
+    (Field::HopLimit, 10..11),
+    (Field::Ipv4Flags, 11..12),
+];
+const IPV6: &[Place] = &[
+    (Field::SrcIp, 0..16),
+    (Field::DstIp, 16..32),
+    (Field::FlowLabel, 32..36),
+    (Field::Protocol, 36..37),
+    (Field::TrafficClass, 37..38),
+    (Field::HopLimit, 38..39),
+];
+const ETH: &[Place] =
+    &[(Field::DstMac, 0..6), (Field::SrcMac, 6..12), (Field::EtherType, 12..14), (Field::VlanTag, 14..16)];
+const PORTS: &[Place] = &[(Field::DstPort, 0..2), (Field::SrcPort, 2..4)];
+const IS_IPV4: &[(Field, &[u8])] = &[(Field::EtherType, &[0x08, 0x00]), (Field::IpVersion, &[4])];
+const IS_IPV6: &[(Field, &[u8])] = &[(Field::EtherType, &[0x86, 0xdd]), (Field::IpVersion, &[6])];
+
+/// Ethernet, IPv4, IPv4_EXT, IPv6, TCP, UDP, with the offsets of `infiniband/verbs.h`.
+const FORMATS: [Format; 6] = [
+    Format { kind: 0x20, size: 40, filter: 6, filter_len: 16, places: ETH, implied: &[] },
+    Format { kind: 0x30, size: 24, filter: 8, filter_len: 8, places: IPV4, implied: IS_IPV4 },
+    Format { kind: 0x32, size: 32, filter: 8, filter_len: 12, places: IPV4_EXT, implied: IS_IPV4 },
+    Format { kind: 0x31, size: 88, filter: 8, filter_len: 40, places: IPV6, implied: IS_IPV6 },
+    Format { kind: 0x40, size: 16, filter: 6, filter_len: 4, places: PORTS, implied: &[(Field::L4, &[6])] },
+    Format { kind: 0x41, size: 16, filter: 6, filter_len: 4, places: PORTS, implied: &[(Field::L4, &[17])] },
+];
+
+// SAFETY: the handle is the whole structure, at offset 0.
+unsafe impl Exposed for ibv_flow {
+    type Handle = Self;
+    type Inner = Flow;
+}
+
+/// What the specifications of a rule add up to.
+#[derive(Default)]
+struct Specs {
+    wanted: FrameMatch,
+    has_headers: bool,
+    drops: bool,
+    tag: Option<u32>,
+    counters: Vec<Arc<FlowCounters>>,
+}
+
+impl Specs {
+    /// Adds a specification of `kind`, whose first `bytes.len()` bytes are `bytes`. EINVAL: too short, unknown, or in
+    /// contradiction to another. EOPNOTSUPP: a header or an action that roxe does not know.
+    fn add(&mut self, kind: u32, bytes: &[u8]) -> Result<()> {
+        match kind {
+            ACTION_TAG => {
+                let tag = u32::from_ne_bytes(*field(bytes, 8)?);
+                if self.tag.replace(tag).is_some() { Err(EINVAL) } else { Ok(()) }
+            }
+            ACTION_DROP => {
+                self.drops = true;
+                Ok(())
+            }
+            ACTION_COUNT => {
+                let address = usize::from_ne_bytes(*field(bytes, 8)?);
+                let handle = core::ptr::with_exposed_provenance_mut::<ibv_counters>(address);
+                self.counters.push(Arc::clone(&Object::<ibv_counters>::live(handle)?.inner));
+                Ok(())
+            }
+            _ if kind & INNER != 0 || REFUSED.contains(&kind) => Err(EOPNOTSUPP),
+            _ => self.add_headers(FORMATS.iter().find(|format| format.kind == kind).ok_or(EINVAL)?, bytes),
+        }
+    }
+
+    fn add_headers(&mut self, format: &Format, bytes: &[u8]) -> Result<()> {
+        let spec = bytes.get(..format.size).ok_or(EINVAL)?;
+        self.has_headers = true;
+        self.require(format, spec).map_err(|Contradiction| EINVAL)
+    }
+
+    fn require(&mut self, format: &Format, spec: &[u8]) -> core::result::Result<(), Contradiction> {
+        let (value, mask) = spec.get(format.filter..).unwrap_or_default().split_at(format.filter_len);
+        for (field, place) in format.places {
+            let (value, mask) = (&value[place.clone()], &mask[place.clone()]);
+            self.wanted.require(*field, value, mask)?;
+            // A tag of 0 is not the same as none.
+            if *field == Field::VlanTag && mask != [0, 0] {
+                self.wanted.require_exactly(Field::IsTagged, &[1])?;
+            }
+        }
+        format.implied.iter().try_for_each(|(field, value)| self.wanted.require_exactly(*field, value))
+    }
+}
+
+/// The bytes at `offset` of a specification; EINVAL if it is too short.
+fn field<const N: usize>(bytes: &[u8], offset: usize) -> Result<&[u8; N]> {
+    bytes.get(offset..).and_then(<[u8]>::first_chunk).ok_or(EINVAL)
+}
+
+/// Reads the specifications behind `attr`.
+///
+/// # Safety
+/// `attr` points to a whole rule: the structure and as many specifications as it says, each as long as it says.
+unsafe fn specs(attr: *const ibv_flow_attr) -> Result<Specs> {
+    let mut specs = Specs::default();
+    let mut at = attr.wrapping_add(1).cast::<u8>();
+    // SAFETY: this function's contract.
+    let count = unsafe { (&raw const (*attr).num_of_specs).read_unaligned() };
+    for _ in 0..count {
+        // SAFETY: this function's contract: there is another specification, which starts with these bytes.
+        let header = unsafe { at.cast::<[u8; HEADER]>().read_unaligned() };
+        let [a, b, c, d, e, f] = header;
+        let (kind, size) = (u32::from_ne_bytes([a, b, c, d]), usize::from(u16::from_ne_bytes([e, f])));
+        if size < HEADER {
+            return Err(EINVAL);
+        }
+        let mut bytes = [0; LONGEST];
+        let read = size.min(LONGEST);
+        // SAFETY: the specification has `size` bytes by this function's contract; the copy has room for `read`.
+        unsafe { at.copy_to_nonoverlapping(bytes.as_mut_ptr(), read) };
+        specs.add(kind, &bytes[..read])?;
+        at = at.wrapping_add(size);
+    }
+    Ok(specs)
+}
+
+/// The kind of a rule, and whether it lets frames pass; EINVAL for what verbs does not define, EOPNOTSUPP for rules on what
+/// is sent.
+fn kind(attr: &ibv_flow_attr) -> Result<(RuleKind, bool)> {
+    if attr.comp_mask != 0 || attr.port != 1 || attr.flags & !(DONT_TRAP | EGRESS) != 0 {
+        return Err(EINVAL);
+    }
+    if attr.flags & EGRESS != 0 {
+        return Err(EOPNOTSUPP);
+    }
+    let kind = match attr.flow_type {
+        0 => RuleKind::Normal(attr.priority),
+        1 => RuleKind::AllDefault,
+        2 => RuleKind::MulticastDefault,
+        3 => RuleKind::Sniffer,
+        _ => return Err(EINVAL),
+    };
+    Ok((kind, attr.flags & DONT_TRAP != 0))
+}
+
+/// The rule that `attr` and what is behind it describe.
+///
+/// # Safety
+/// As [`specs`].
+unsafe fn rule(attr: *const ibv_flow_attr) -> Result<FlowInit> {
+    // SAFETY: this function's contract.
+    let (kind, passes) = kind(&unsafe { attr.read_unaligned() })?;
+    // SAFETY: this function's contract.
+    let Specs { wanted, has_headers, drops, tag, counters } = unsafe { specs(attr) }?;
+    if has_headers && !matches!(kind, RuleKind::Normal(_)) {
+        return Err(EINVAL);
+    }
+    Ok(FlowInit { kind, wanted, passes, drops, tag: tag.unwrap_or_default(), counters })
+}
+
+/// `man ibv_create_flow`: EINVAL for what verbs does not define, EOPNOTSUPP for UD and for what roxe cannot match.
+pub(crate) unsafe extern "C" fn create_flow(handle: *mut ibv_qp, attr: *mut ibv_flow_attr) -> *mut ibv_flow {
+    pointer(|| {
+        let qp = Object::<ibv_qp_ex>::live(handle)?;
+        if attr.is_null() {
+            return Err(EINVAL);
+        }
+        if qp.inner.service == Service::Ud {
+            return Err(EOPNOTSUPP);
+        }
+        // SAFETY: not NULL; the program passes a whole rule.
+        let flow = qp.inner.qp.create_flow(unsafe { rule(attr) }?)?;
+        let token = Token::new();
+        // SAFETY: the field lives as long as the object and is not written after creation.
+        let context = unsafe { (&raw const (*handle).context).read() };
+        Ok(Object::publish(token, ibv_flow { comp_mask: 0, context, handle: token.short() }, flow))
+    })
+}
+
+/// `man ibv_create_flow`.
+pub(crate) unsafe extern "C" fn destroy_flow(handle: *mut ibv_flow) -> c_int {
+    status(|| Object::<ibv_flow>::retire(handle).map(drop))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A specification: type, size, then `filters`.
+    fn spec(kind: u32, size: usize, filter: usize, filters: &[u8]) -> Vec<u8> {
+        let mut bytes = [&kind.to_ne_bytes()[..], &(size as u16).to_ne_bytes()].concat();
+        bytes.resize(filter, 0);
+        bytes.extend_from_slice(filters);
+        bytes.resize(size, 0);
+        bytes
+    }
+
+    /// A rule with `specs` behind it, in memory that is aligned for nothing.
+    fn parse(attr: ibv_flow_attr, specs: &[Vec<u8>]) -> Result<FlowInit> {
+        let attr = ibv_flow_attr { num_of_specs: specs.len() as u8, ..attr };
+        let mut bytes = vec![0; 1 + size_of::<ibv_flow_attr>()];
+        // SAFETY: room for the structure behind the first byte.
+        unsafe { bytes.as_mut_ptr().add(1).cast::<ibv_flow_attr>().write_unaligned(attr) };
+        bytes.extend(specs.concat());
+        // SAFETY: the structure and the specifications it counts.
+        unsafe { rule(bytes.as_ptr().add(1).cast()) }
+    }
+
+    fn normal() -> ibv_flow_attr {
+        ibv_flow_attr { comp_mask: 0, flow_type: 0, size: 0, priority: 7, num_of_specs: 0, port: 1, flags: 0 }
+    }
+
+    #[test]
+    fn filters_become_a_match() {
+        let mac = [&[1, 2, 3, 4, 5, 6][..], &[0; 10], &[0xff; 6], &[0; 10]].concat();
+        let ports = [&5678u16.to_be_bytes()[..], &[0, 0], &[0xff, 0xff], &[0, 0]].concat();
+        let rule = parse(normal(), &[spec(0x20, 40, 6, &mac), spec(0x41, 16, 6, &ports)]).unwrap();
+        let mut wanted = FrameMatch::default();
+        wanted.require_exactly(Field::DstMac, &[1, 2, 3, 4, 5, 6]).unwrap();
+        wanted.require_exactly(Field::L4, &[17]).unwrap();
+        wanted.require_exactly(Field::DstPort, &5678u16.to_be_bytes()).unwrap();
+        assert_eq!((rule.wanted, rule.kind), (wanted, RuleKind::Normal(7)));
+        assert!(!rule.passes && !rule.drops && rule.tag == 0);
+    }
+
+    #[test]
+    fn a_vlan_tag_of_zero_is_a_tag() {
+        let tag = [&[0; 16][..], &[0; 14], &[0x0f, 0xff]].concat();
+        let rule = parse(normal(), &[spec(0x20, 40, 6, &tag)]).unwrap();
+        let mut wanted = FrameMatch::default();
+        wanted.require(Field::VlanTag, &[0, 0], &[0x0f, 0xff]).unwrap();
+        wanted.require_exactly(Field::IsTagged, &[1]).unwrap();
+        assert_eq!(rule.wanted, wanted);
+    }
+
+    #[test]
+    fn actions_are_taken_over() {
+        let tag = spec(ACTION_TAG, 12, 8, &0x1234u32.to_ne_bytes());
+        let rule = parse(ibv_flow_attr { flags: DONT_TRAP, ..normal() }, &[tag.clone(), spec(ACTION_DROP, 8, 8, &[])]);
+        let rule = rule.unwrap();
+        assert!(rule.passes && rule.drops && rule.tag == 0x1234);
+        assert_eq!(parse(normal(), &[tag.clone(), tag]).unwrap_err(), EINVAL);
+        let foreign = spec(ACTION_COUNT, 16, 8, &8usize.to_ne_bytes());
+        assert_eq!(parse(normal(), &[foreign]).unwrap_err(), EINVAL);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let of = |change: fn(&mut ibv_flow_attr)| {
+            let mut attr = normal();
+            change(&mut attr);
+            parse(attr, &[]).map(|rule| rule.kind)
+        };
+        assert_eq!(of(|attr| attr.flow_type = 3), Ok(RuleKind::Sniffer));
+        assert_eq!(of(|attr| attr.flow_type = 4), Err(EINVAL));
+        assert_eq!(of(|attr| attr.port = 2), Err(EINVAL));
+        assert_eq!(of(|attr| attr.comp_mask = 1), Err(EINVAL));
+        assert_eq!(of(|attr| attr.flags = 1), Err(EINVAL));
+        assert_eq!(of(|attr| attr.flags = EGRESS), Err(EOPNOTSUPP));
+        let one = |kind, size| parse(normal(), &[spec(kind, size, 6, &[])]).map(|rule| rule.drops);
+        assert_eq!((one(0x21, 40), one(0x20, 39), one(0x20, 5)), (Err(EINVAL), Err(EINVAL), Err(EINVAL)));
+        assert_eq!(
+            (one(0x50, 16), one(0x120, 40), one(0x1002, 16)),
+            (Err(EOPNOTSUPP), Err(EOPNOTSUPP), Err(EOPNOTSUPP))
+        );
+        let both = [spec(0x30, 24, 8, &[]), spec(0x31, 88, 8, &[])];
+        assert_eq!(parse(normal(), &both).unwrap_err(), EINVAL, "no frame is both IPv4 and IPv6");
+        let sniffer = ibv_flow_attr { flow_type: 3, ..normal() };
+        assert_eq!(parse(sniffer, &both[..1]).unwrap_err(), EINVAL);
+    }
+}
