@@ -42,11 +42,16 @@ pub fn enter() -> io::Result<()> {
     Err(Command::new("unshare").args(["--net", "--"]).arg(program).args(args).env(INSIDE, "1").exec())
 }
 
+/// Whether this process may make network namespaces and send raw packets in them.
+pub fn is_root() -> bool {
+    // SAFETY: takes no pointers.
+    unsafe { libc::geteuid() == 0 }
+}
+
 /// As root, moves into a network namespace in which nothing but this process and its children sends packets, over
 /// loopback. Others stay where they are. Call it before anything else is started.
 pub fn isolate() -> io::Result<()> {
-    // SAFETY: takes no pointers.
-    if unsafe { libc::geteuid() } != 0 {
+    if !is_root() {
         return Ok(());
     }
     enter()?;
