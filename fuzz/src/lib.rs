@@ -6,6 +6,7 @@
 //! |---|---|---|---|
 //! | parser | [`packet()`], [`ip()`], [`capture()`] | bytes from anybody | what is read is written back |
 //! | parser | [`rules()`] | the text of fault rules, and packets | what is parsed prints as the same; equal rules judge alike |
+//! | parser | [`frame()`] | an Ethernet frame, and rules of flow steering | it matches what was read from it; a sorted list |
 //! | differential | [`icrc()`] | a network header and a packet | another CRC |
 //! | responder | [`responder()`] | the requests of a peer | a model of the memory it guards |
 //! | requester | [`requester()`] | posted work and the responses to it | a model of what may complete |
@@ -17,6 +18,7 @@
 //! something becomes a file of the corpus. What the captures in `tests/captures` offer is in it: see [`seeds()`].
 
 mod capture;
+mod frame;
 mod icrc;
 mod ip;
 mod packet;
@@ -26,6 +28,7 @@ mod rules;
 mod seeds;
 
 pub use capture::capture;
+pub use frame::frame;
 pub use icrc::icrc;
 pub use ip::ip;
 pub use packet::packet;

@@ -18,6 +18,11 @@ fn ip() {
 }
 
 #[test]
+fn frame() {
+    replay("frame", roxe_fuzz::frame, 20_000);
+}
+
+#[test]
 fn icrc() {
     replay("icrc", roxe_fuzz::icrc, 20_000);
 }

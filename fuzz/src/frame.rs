@@ -1,0 +1,87 @@
+//! An Ethernet frame that anybody may have sent, and a rule that anybody may have made.
+
+use roxe_transport::steering::{Rule, RuleKind, Rules};
+use roxe_wire::frame::{Field, FrameKey, FrameMatch, checksum};
+
+const FIELDS: [Field; 16] = [
+    Field::DstMac,
+    Field::SrcMac,
+    Field::EtherType,
+    Field::VlanTag,
+    Field::IsTagged,
+    Field::IpVersion,
+    Field::L4,
+    Field::Protocol,
+    Field::SrcIp,
+    Field::DstIp,
+    Field::TrafficClass,
+    Field::HopLimit,
+    Field::Ipv4Flags,
+    Field::FlowLabel,
+    Field::DstPort,
+    Field::SrcPort,
+];
+
+/// The first 16 bytes choose fields and masks, the others are the frame. Properties: reading never panics; a frame matches
+/// what was read from it, under any mask, and no longer when a bit under the mask differs; filling in checksums changes
+/// nothing but them, and doing it again nothing at all; what they say of a frame that was filled in is that it is right.
+///
+/// # Panics
+/// When a property does not hold.
+pub fn frame(data: &[u8]) {
+    let Some((choice, frame)) = data.split_first_chunk::<16>() else { return };
+    check_checksums(frame);
+    let Some(key) = FrameKey::of(frame) else { return assert!(frame.len() < 14) };
+    let (mut wanted, field) = (FrameMatch::default(), FIELDS[usize::from(choice[0]) % FIELDS.len()]);
+    for field in FIELDS.iter().filter(|field| choice[1] & 1 << (**field as u8 % 8) != 0).chain([&field]) {
+        wanted.require(*field, key.get(*field), choice).expect("a frame does not contradict itself");
+    }
+    assert!(wanted.matches(&key));
+    let mut other = key.get(field).to_vec();
+    other.iter_mut().zip(choice).for_each(|(byte, mask)| *byte ^= mask & mask.wrapping_neg());
+    let mut unwanted = FrameMatch::default();
+    unwanted.require(field, &other, choice).expect("the first");
+    assert_eq!(unwanted.matches(&key), other == key.get(field));
+    check_rules(&key, choice, wanted, unwanted);
+}
+
+/// The table asks its rules in their order, and stops where it must.
+fn check_rules(key: &FrameKey, choice: &[u8; 16], wanted: FrameMatch, unwanted: FrameMatch) {
+    let mut rules = Rules::default();
+    let mut expected = Vec::new();
+    for (target, byte) in choice.iter().enumerate() {
+        let kind = match byte & 7 {
+            0 => RuleKind::Sniffer,
+            1 => RuleKind::MulticastDefault,
+            2 => RuleKind::AllDefault,
+            _ => RuleKind::Normal(u16::from(byte & 3)),
+        };
+        let (is_wanted, passes) = (byte & 8 != 0, byte & 16 != 0);
+        let wanted = if is_wanted { wanted } else { unwanted };
+        rules.insert(Rule { kind, wanted, passes, target });
+        let applies = wanted.matches(key) && (kind != RuleKind::MulticastDefault || key.is_multicast());
+        let takes = kind != RuleKind::Sniffer && !(passes && matches!(kind, RuleKind::Normal(_)));
+        expected.push((kind, target, applies, takes));
+    }
+    expected.sort_by_key(|(kind, target, ..)| (*kind, *target));
+    let taker = expected.iter().find(|(.., applies, takes)| *applies && *takes).map(|(kind, ..)| *kind);
+    expected.retain(|(kind, _, applies, _)| *applies && taker.is_none_or(|taker| *kind <= taker));
+    let mut found = Vec::new();
+    rules.steer(key, |target| found.push(*target));
+    assert_eq!(found, expected.into_iter().map(|(_, target, ..)| target).collect::<Vec<_>>());
+}
+
+fn check_checksums(frame: &[u8]) {
+    let _ = checksum::is_verified(frame);
+    let mut filled = frame.to_vec();
+    checksum::fill(&mut filled);
+    let changed = filled.iter().zip(frame).filter(|(new, old)| new != old).count();
+    assert!(changed <= 4, "two checksums have four bytes");
+    let mut again = filled.clone();
+    checksum::fill(&mut again);
+    assert_eq!(again, filled);
+    if checksum::is_verified(frame) {
+        // A checksum of all ones and one of zero mean the same number; whichever came, the frame stays right.
+        assert!(checksum::is_verified(&filled));
+    }
+}
