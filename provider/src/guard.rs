@@ -51,5 +51,12 @@ pub(crate) fn atomic(addr: u64, op: AtomicOp) -> Result<u64, Fault> {
     arch::atomic(addr, op)
 }
 
+/// Stores `word` at the aligned address `addr`, behind all earlier stores: others see all of its bytes or none.
+#[inline]
+pub(crate) fn store(addr: u64, word: [u8; 8]) -> Result<(), Fault> {
+    debug_assert!(addr.is_multiple_of(8));
+    arch::store(addr, word)
+}
+
 #[cfg(test)]
 mod tests;

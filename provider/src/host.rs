@@ -174,6 +174,16 @@ impl Memory for QpHost<'_> {
         memory.atomic_remote(reach, rkey, va, op)
     }
 
+    fn store_remote(&mut self, rkey: RKey, va: u64, data: [u8; 8]) -> Result<(), MemError> {
+        let (memory, reach) = self.memory();
+        memory.store_remote(reach, rkey, va, data)
+    }
+
+    fn flush_remote(&mut self, rkey: RKey, range: Option<(u64, u64)>, access: Access) -> Result<(), MemError> {
+        let (memory, reach) = self.memory();
+        memory.flush_remote(reach, rkey, range, access)
+    }
+
     fn invalidate_remote(&mut self, rkey: RKey) -> Result<(), MemError> {
         let (memory, reach) = self.memory();
         memory.invalidate(reach, rkey)

@@ -19,6 +19,7 @@ use roxe_transport::wr::{Access, Sge};
 use roxe_wire::{LKey, RKey};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 mod advise;
 mod dmabuf;
@@ -240,6 +241,41 @@ impl MemoryTable {
         }
         // clause: ATOMIC-GLOBAL
         Ok(guard::atomic(addr, op)?)
+    }
+
+    /// One store of 8 bytes for a peer. The memory itself must be aligned too, as for [`Self::atomic_remote`].
+    pub(crate) fn store_remote(
+        &self,
+        reach: impl Into<Reach>,
+        rkey: RKey,
+        va: u64,
+        data: [u8; 8],
+    ) -> Result<(), MemError> {
+        let regions = self.regions.read();
+        let addr = find(&regions, rkey.0)?.resolve_remote(reach.into(), va, 8, Access::REMOTE_WRITE)?;
+        if !addr.is_multiple_of(8) {
+            return Err(MemError::Range);
+        }
+        // clause: ATOMIC-WRITE-WHOLE
+        Ok(guard::store(addr, data)?)
+    }
+
+    /// FLUSH of a range (address and length) or a whole region for a peer. Nothing lies between the stores for peers and the
+    /// other processors but the store buffer of this one.
+    pub(crate) fn flush_remote(
+        &self,
+        reach: impl Into<Reach>,
+        rkey: RKey,
+        range: Option<(u64, u64)>,
+        access: Access,
+    ) -> Result<(), MemError> {
+        let regions = self.regions.read();
+        let region = find(&regions, rkey.0)?;
+        let (va, len) = range.unwrap_or((region.base, region.length));
+        region.resolve_remote(reach.into(), va, len, access)?;
+        // clause: FLUSH-VISIBLE
+        fence(Ordering::SeqCst);
+        Ok(())
     }
 
     fn insert(&self, region: Region) -> Result<u32, Error> {
@@ -541,8 +577,12 @@ impl Drop for Mr {
 }
 
 fn check_rights(access: Access) -> Result<(), Error> {
-    if access.intersects(Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT) {
-        return Err(Error::new(libc::EOPNOTSUPP, "the device does not FLUSH; register without the flush rights"));
+    // clause: FLUSH-PERSISTENT
+    if access.contains(Access::FLUSH_PERSISTENT) {
+        return Err(Error::new(
+            libc::EOPNOTSUPP,
+            "the device knows no persistent memory; register without FLUSH_PERSISTENT",
+        ));
     }
     // clause: KEY-LOCAL-WRITE
     if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) && !access.contains(Access::LOCAL_WRITE) {

@@ -410,7 +410,7 @@ fn every_kind() -> Vec<Vec<u8>> {
     (0..=u8::MAX).filter_map(packet).collect()
 }
 
-/// Debian's tshark is older than two operations and knows no XRC; nothing here sends either.
+/// Debian's tshark is older than two operations and knows no XRC; no client here sends them.
 fn is_known_to_tshark(opcode: Opcode) -> bool {
     opcode.service() != Service::Xrc && !matches!(opcode.operation(), Operation::Flush | Operation::AtomicWrite)
 }

@@ -61,6 +61,14 @@ pub trait Memory {
     /// One atomic for a peer (checks `REMOTE_ATOMIC` and range; `va` is aligned). Returns the old value.
     fn atomic_remote(&mut self, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError>;
 
+    /// One store of 8 bytes for a peer, which others see whole or not at all (checks `REMOTE_WRITE` and range; `va` is
+    /// aligned).
+    fn store_remote(&mut self, rkey: RKey, va: u64, data: [u8; 8]) -> Result<(), MemError>;
+
+    /// Makes what was written for this peer visible to every observer of the memory before it returns. `range` is address
+    /// and length; `None` is the whole region. The key must grant `access`, also on no bytes.
+    fn flush_remote(&mut self, rkey: RKey, range: Option<(u64, u64)>, access: Access) -> Result<(), MemError>;
+
     /// Invalidates `rkey` on behalf of a peer's SEND with Invalidate.
     fn invalidate_remote(&mut self, rkey: RKey) -> Result<(), MemError>;
 
@@ -156,7 +164,7 @@ pub enum Why {
     First,
     /// A request again, because it or its answer seems lost.
     Retransmission,
-    /// The answer to a READ.
+    /// The answer to a READ, or the empty one to an ATOMIC WRITE or a FLUSH.
     ReadResponse,
     /// The answer to an atomic.
     AtomicResponse,

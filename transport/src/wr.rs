@@ -3,7 +3,7 @@
 //! The numeric values are those of the verbs ABI, so that the C edge converts by number. Touches only `wire`.
 
 use bitflags::bitflags;
-use roxe_wire::{Gid, ImmDt, LKey, Qkey, Qpn, RKey};
+use roxe_wire::{Feth, Gid, ImmDt, LKey, Placement, Qkey, Qpn, RKey, Selectivity};
 
 /// One element of a scatter/gather list: `length` bytes at virtual address `addr` of the region `lkey`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,6 +42,20 @@ bitflags! {
         const FLUSH_PERSISTENT = 1 << 9;
         /// Accesses may be reordered.
         const RELAXED_ORDERING = 1 << 20;
+    }
+}
+
+impl Access {
+    /// The rights that a FLUSH needs, on the queue pair and on the memory; `None` if it asks for something reserved.
+    // clause: FLUSH-RESERVED
+    pub const fn of_flush(feth: &Feth) -> Option<Self> {
+        match (feth.selectivity, feth.placement) {
+            (Selectivity::Reserved(_), _) => None,
+            (_, Placement::GLOBAL_VISIBILITY) => Some(Self::FLUSH_GLOBAL),
+            (_, Placement::PERSISTENCE) => Some(Self::FLUSH_PERSISTENT),
+            (_, Placement::BOTH) => Some(Self::FLUSH_GLOBAL.union(Self::FLUSH_PERSISTENT)),
+            (_, Placement(_)) => None,
+        }
     }
 }
 
@@ -131,6 +145,24 @@ pub enum SendOp {
         /// Addend.
         add: u64,
     },
+    /// Store the 8 bytes of the payload at an aligned address of the peer, all at once; complete when that is done.
+    AtomicWrite {
+        /// Address in the memory of the peer.
+        remote_addr: u64,
+        /// Its key there.
+        rkey: RKey,
+    },
+    /// Complete when what was written to the peer before has reached `feth.placement` there. It has no payload.
+    Flush {
+        /// Address in the memory of the peer.
+        remote_addr: u64,
+        /// Its key there.
+        rkey: RKey,
+        /// Bytes from `remote_addr` on; without meaning for a whole region.
+        length: u32,
+        /// How much of the memory, and to which level.
+        feth: Feth,
+    },
     /// Takes access through a key of our own away: that of a bound window.
     LocalInvalidate(RKey),
     /// Opens a memory window on a part of a region; see [`Bind`] for the fields.
@@ -179,7 +211,7 @@ pub struct UdDest {
 pub enum SendData<'a> {
     /// Registered memory; also the landing place of READ and atomics.
     Sges(&'a [Sge]),
-    /// Bytes copied at post time, up to `max_inline_data`.
+    /// Bytes copied at post time, up to `max_inline_data`; the 8 of an ATOMIC WRITE always fit.
     Inline(&'a [u8]),
 }
 
@@ -267,6 +299,10 @@ pub enum WcOpcode {
     BindMw = 5,
     /// A key was invalidated.
     LocalInv = 6,
+    /// FLUSH.
+    Flush = 8,
+    /// ATOMIC WRITE.
+    AtomicWrite = 9,
     /// A SEND was received.
     Recv = 128,
     /// A WRITE with immediate was received.

@@ -346,6 +346,8 @@ impl Placement {
     pub const GLOBAL_VISIBILITY: Self = Self(1);
     /// Kept over a loss of power.
     pub const PERSISTENCE: Self = Self(2);
+    /// Both.
+    pub const BOTH: Self = Self(3);
 }
 
 impl fmt::Display for Reth {

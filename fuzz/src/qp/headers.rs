@@ -32,16 +32,20 @@ pub(super) fn request(choices: &mut Script<'_>, mrs: &[Mr]) -> Request {
         12 => Request::FetchAdd(atomic(choices, &reth)),
         13 => Request::CompareSwap(atomic(choices, &reth)),
         14 => Request::SendOnly(SendTail::Invalidate(Ieth(reth.rkey))),
-        _ => not_offered(choices, reth),
+        _ => nonposted(choices, reth),
     }
 }
 
-fn not_offered(choices: &mut Script<'_>, reth: Reth) -> Request {
+/// ATOMIC WRITE or FLUSH, mostly as it should be.
+fn nonposted(choices: &mut Script<'_>, reth: Reth) -> Request {
     if choices.chance(500) {
-        Request::AtomicWrite(reth)
-    } else {
-        Request::Flush(Feth { selectivity: Selectivity::Range, placement: Placement(1) }, reth)
+        let dma_len = if choices.chance(800) { 8 } else { reth.dma_len };
+        return Request::AtomicWrite(Reth { dma_len, ..reth });
     }
+    let selectivity = choices.pick(&[Selectivity::Range, Selectivity::Region, Selectivity::Reserved(2)]);
+    let placement = choices.pick(&[Placement::GLOBAL_VISIBILITY; 4]);
+    let placement = if choices.chance(300) { Placement(choices.below(16) as u8) } else { placement };
+    Request::Flush(Feth { selectivity, placement }, reth)
 }
 
 /// Mostly inside a region or at its end to the byte, sometimes far from it or under a key of nobody.

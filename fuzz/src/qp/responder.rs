@@ -9,7 +9,8 @@ use roxe_transport::sim::wire::net_header;
 use roxe_transport::sim::{Choices, Mr, Script, Setup};
 use roxe_transport::wr::{Access, Cqe, RecvRequest, WcStatus};
 use roxe_wire::{
-    Bth, Deth, Header, Kind, NakCode, Packet, PathMtu, Psn, Qkey, Qpn, Request, Response, Reth, Syndrome, UcRequest,
+    Bth, Deth, Header, Kind, NakCode, Packet, PathMtu, Placement, Psn, Qkey, Qpn, Request, Response, Reth, Selectivity,
+    Syndrome, UcRequest,
 };
 
 const MTU: u32 = PathMtu::Mtu256.bytes();
@@ -51,8 +52,8 @@ pub fn responder(data: &[u8]) {
 
 /// Mostly everything, sometimes a subset.
 fn access(script: &mut Script<'_>) -> Access {
-    let all = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-    if script.chance(250) { all & Access::from_bits_retain(script.below(16)) } else { all }
+    let all = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC | Access::FLUSH_GLOBAL;
+    if script.chance(250) { all & Access::from_bits_retain(script.below(512)) } else { all }
 }
 
 struct Served<'a> {
@@ -78,6 +79,10 @@ struct Model {
     sending: bool,
     /// READs that were accepted: first PSN and what they ask for.
     reads: Vec<(Psn, Reth)>,
+    /// PSNs of ATOMIC WRITEs and FLUSHes that were accepted: they get an empty answer.
+    empty: Vec<Psn>,
+    /// How many of them were FLUSHes.
+    flushes: u32,
     /// The peer asked for other bytes under a PSN it had used: what such an answer holds is its own business.
     mad: bool,
 }
@@ -87,7 +92,7 @@ impl<'a> Served<'a> {
         let mut alone = Alone::new(setup, state, script);
         let memory = &mut alone.host.memory;
         let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        let open = memory.register(OPEN_LEN, all);
+        let open = memory.register(OPEN_LEN, all | Access::FLUSH_GLOBAL);
         let readable = memory.register(64, Access::REMOTE_READ);
         let closed = memory.register(64, Access::LOCAL_WRITE);
         let sink = memory.register(SLOTS as u32 * SLOT_LEN, Access::LOCAL_WRITE);
@@ -97,6 +102,8 @@ impl<'a> Served<'a> {
             message: Vec::new(),
             sending: false,
             reads: Vec::new(),
+            empty: Vec::new(),
+            flushes: 0,
             mad: false,
         };
         Self { alone, open, readable, closed, sink, model }
@@ -177,6 +184,7 @@ impl<'a> Served<'a> {
     fn check(&mut self) {
         let memory = &self.alone.host.memory;
         assert_eq!(memory.bytes(self.open), self.model.memory, "the open region");
+        assert_eq!(memory.flushes, self.model.flushes, "each FLUSH is done once");
         assert_eq!(memory.bytes(self.readable), [0; 64], "written without the right");
         assert_eq!(memory.bytes(self.closed), [0; 64], "touched without any right");
         while let Some(cqe) = self.alone.take(1) {
@@ -225,7 +233,21 @@ impl Model {
                 self.word(eth.va - open.addr, |old| if old == eth.compare { eth.swap_or_add } else { old });
             }
             Request::Read(reth) => self.reads.push((psn, *reth)),
-            Request::Flush(..) | Request::AtomicWrite(_) => panic!("{request:?} is not offered"),
+            Request::AtomicWrite(reth) => {
+                assert!(is_within(open, reth) && reth.va % 8 == 0, "{request:?} in {open:?}");
+                let word = payload.try_into().expect("eight bytes");
+                self.word(reth.va - open.addr, |_| u64::from_ne_bytes(word));
+                self.empty.push(psn);
+            }
+            Request::Flush(feth, reth) => {
+                let whole = feth.selectivity == Selectivity::Region && reth.rkey == open.rkey();
+                assert!(
+                    whole || is_within(open, &Reth { dma_len: reth.dma_len.max(1), ..*reth }) || is_end(open, reth)
+                );
+                assert_eq!(feth.placement, Placement::GLOBAL_VISIBILITY);
+                self.empty.push(psn);
+                self.flushes += 1;
+            }
         }
         self.sending = matches!(request, Request::SendFirst | Request::SendMiddle);
     }
@@ -261,6 +283,7 @@ impl Model {
             }
             (_, Request::SendFirst) => (request, MTU as usize),
             (_, Request::SendOnly(_)) => (request, len.min(MTU as usize)),
+            (_, Request::AtomicWrite(_)) => (request, 8),
             _ => (request, 0),
         }
     }
@@ -286,6 +309,9 @@ impl Model {
         if matches!(response, Response::Ack(_) | Response::AtomicAck(..)) || self.mad {
             return;
         }
+        if packet.payload.is_empty() && self.empty.contains(&psn) {
+            return;
+        }
         let asked = self.reads.iter().rev().find(|(first, _)| !psn.is_before(*first)).expect("an accepted READ");
         let offset = psn.distance(asked.0) as u32 * MTU;
         let va = asked.1.va.wrapping_add(offset.into());
@@ -298,6 +324,11 @@ impl Model {
             assert_eq!(asked.1.rkey, regions[1].rkey(), "{packet}: nothing else may be read");
         }
     }
+}
+
+/// Whether `reth` names no bytes at the end of `mr`.
+fn is_end(mr: Mr, reth: &Reth) -> bool {
+    reth.rkey == mr.rkey() && reth.dma_len == 0 && reth.va == mr.addr + u64::from(mr.len)
 }
 
 /// Whether all that `reth` names is in `mr`. Nothing is everywhere.

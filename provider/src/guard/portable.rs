@@ -43,6 +43,20 @@ fn write_once(addr: u64, data: &[u8]) -> Result<(), Fault> {
 }
 
 pub(super) fn atomic(addr: u64, op: AtomicOp) -> Result<u64, Fault> {
+    with_word(addr, |word| match op {
+        AtomicOp::CompareSwap { compare, swap } => {
+            word.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst).unwrap_or_else(|old| old)
+        }
+        AtomicOp::FetchAdd { add } => word.fetch_add(add, Ordering::SeqCst),
+    })
+}
+
+pub(super) fn store(addr: u64, word: [u8; 8]) -> Result<(), Fault> {
+    with_word(addr, |at| at.store(u64::from_ne_bytes(word), Ordering::SeqCst))
+}
+
+/// Lets `f` work on the aligned word at `addr`, once it is there to be written.
+fn with_word<T>(addr: u64, f: impl FnOnce(&AtomicU64) -> T) -> Result<T, Fault> {
     let page = page_size();
     // SAFETY: changes no contents; the kernel checks the address.
     let rc = unsafe { libc::madvise((addr & !(page - 1)) as *mut c_void, page as usize, libc::MADV_POPULATE_WRITE) };
@@ -50,11 +64,5 @@ pub(super) fn atomic(addr: u64, op: AtomicOp) -> Result<u64, Fault> {
         return Err(Fault);
     }
     // SAFETY: aligned (the caller checks) and just found mapped and writable; the program uses it with atomics too.
-    let word = unsafe { AtomicU64::from_ptr(addr as *mut u64) };
-    Ok(match op {
-        AtomicOp::CompareSwap { compare, swap } => {
-            word.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst).unwrap_or_else(|old| old)
-        }
-        AtomicOp::FetchAdd { add } => word.fetch_add(add, Ordering::SeqCst),
-    })
+    Ok(f(unsafe { AtomicU64::from_ptr(addr as *mut u64) }))
 }

@@ -9,13 +9,20 @@ struct Arch {
     read: fn(u64, &mut [u8]) -> Result<(), Fault>,
     write: fn(u64, &[u8]) -> Result<(), Fault>,
     atomic: fn(u64, AtomicOp) -> Result<u64, Fault>,
+    store: fn(u64, [u8; 8]) -> Result<(), Fault>,
 }
 
 fn arches() -> [Arch; 2] {
     super::install();
     [
-        Arch { name: "x86", read: x86::read, write: x86::write, atomic: x86::atomic },
-        Arch { name: "portable", read: portable::read, write: portable::write, atomic: portable::atomic },
+        Arch { name: "x86", read: x86::read, write: x86::write, atomic: x86::atomic, store: x86::store },
+        Arch {
+            name: "portable",
+            read: portable::read,
+            write: portable::write,
+            atomic: portable::atomic,
+            store: portable::store,
+        },
     ]
 }
 
@@ -60,9 +67,11 @@ fn protection_is_respected() {
     let pages = Pages::new(2);
     pages.protect(0, libc::PROT_NONE);
     pages.protect(1, libc::PROT_READ);
-    for Arch { name, read, write, atomic } in arches() {
+    for Arch { name, read, write, atomic, store } in arches() {
         assert_eq!(read(pages.addr(), &mut [0; 8]), Err(Fault), "{name}");
         assert_eq!(write(pages.addr(), &[0; 8]), Err(Fault), "{name}");
+        assert_eq!(store(pages.addr(), [0; 8]), Err(Fault), "{name}");
+        assert_eq!(store(pages.addr() + PAGE, [0; 8]), Err(Fault), "{name}");
         assert_eq!(read(pages.addr() + PAGE, &mut [0; 8]), Ok(()), "{name}");
         assert_eq!(write(pages.addr() + PAGE, &[0; 8]), Err(Fault), "{name}");
         for op in [AtomicOp::FetchAdd { add: 1 }, AtomicOp::CompareSwap { compare: 0, swap: 1 }] {
@@ -86,7 +95,7 @@ fn addresses_that_cannot_exist_are_faults() {
 fn a_truncated_file_is_a_fault_too() {
     let pages = Pages::of_file(2);
     pages.truncate_file();
-    for Arch { name, read, write, atomic } in arches() {
+    for Arch { name, read, write, atomic, .. } in arches() {
         assert_eq!(read(pages.addr(), &mut [0; 8]), Err(Fault), "{name}");
         assert_eq!(write(pages.addr(), &[0; 4096]), Err(Fault), "{name}");
         assert_eq!(atomic(pages.addr(), AtomicOp::FetchAdd { add: 1 }), Err(Fault), "{name}");
@@ -98,7 +107,7 @@ fn a_truncated_file_is_a_fault_too() {
 fn atomics_return_the_old_value_and_store_the_new() {
     let pages = Pages::new(1);
     let word = pages.addr() + 8;
-    for Arch { name, read, write, atomic } in arches() {
+    for Arch { name, read, write, atomic, .. } in arches() {
         let value = || {
             let mut bytes = [0; 8];
             read(word, &mut bytes).unwrap();
@@ -111,6 +120,29 @@ fn atomics_return_the_old_value_and_store_the_new() {
         assert_eq!(value(), 4, "{name}");
         assert_eq!(atomic(word, AtomicOp::CompareSwap { compare: 4, swap: 1 }), Ok(4), "{name}");
         assert_eq!(value(), 1, "{name}");
+    }
+}
+
+// clause: ATOMIC-WRITE-WHOLE
+#[test]
+fn a_stored_word_is_never_seen_in_part() {
+    const ROUNDS: u64 = 2_000;
+    let pages = Pages::new(1);
+    let at = pages.addr() + 8;
+    for Arch { name, store, .. } in arches() {
+        store(at, [0; 8]).unwrap();
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(move || (1..=ROUNDS).all(|round| store(at, [round as u8; 8]).is_ok()));
+            loop {
+                let done = writer.is_finished();
+                let seen = super::atomic(at, AtomicOp::FetchAdd { add: 0 }).unwrap().to_ne_bytes();
+                assert_eq!(seen, [seen[0]; 8], "{name}");
+                if done {
+                    break;
+                }
+            }
+            assert!(writer.join().unwrap(), "{name}");
+        });
     }
 }
 

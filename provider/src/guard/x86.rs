@@ -184,6 +184,12 @@ pub(super) fn write(addr: u64, data: &[u8]) -> Result<(), Fault> {
 }
 
 #[inline]
+pub(super) fn store(addr: u64, word: [u8; 8]) -> Result<(), Fault> {
+    // An aligned word is the tail, which one instruction stores.
+    write(addr, &word)
+}
+
+#[inline]
 pub(super) fn atomic(addr: u64, op: AtomicOp) -> Result<u64, Fault> {
     let mut old = 0;
     // SAFETY: `old` is valid; a fault at `addr` is reported; the rest as in `write`.

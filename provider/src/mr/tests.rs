@@ -220,7 +220,41 @@ fn atomics_happen_in_the_memory_and_need_it_aligned() {
     assert_eq!(atomic(&odd, 0x1000, AtomicOp::FetchAdd { add: 1 }), Err(MemError::Range));
 }
 
-// clause: KEY-LOCAL-WRITE
+// clause: ATOMIC-WRITE-WHOLE
+#[test]
+fn an_atomic_write_needs_the_right_to_write_and_an_aligned_word() {
+    let s = Setup::new();
+    let mr = s.register(0, 64, ALL - Access::REMOTE_ATOMIC);
+    let store = |mr: &Mr, va| s.table().store_remote(s.pd.id(), mr.rkey(), va, *b"8 bytes.");
+    assert_eq!(store(&mr, mr.addr() + 8), Ok(()));
+    assert_eq!(s.read(&mr, mr.addr() + 8, 8).unwrap(), b"8 bytes.");
+    assert_eq!(store(&mr, mr.addr() + 64), Err(MemError::Range));
+    assert_eq!(store(&s.register(0, 64, ALL - Access::REMOTE_WRITE), mr.addr()), Err(MemError::Access));
+    let odd = s.pd.reg_mr(s.pages.addr() + 1, 32, 0x1000, ALL).unwrap();
+    assert_eq!(store(&odd, 0x1000), Err(MemError::Range));
+    s.pages.unmap(0, 1);
+    assert_eq!(store(&mr, mr.addr()), Err(MemError::Fault));
+}
+
+// clause: FLUSH-RIGHTS, FLUSH-RANGE, FLUSH-PERSISTENT
+#[test]
+fn a_flush_needs_its_right_and_its_range_also_for_no_bytes() {
+    let s = Setup::new();
+    let (yes, no) = (s.register(0, 64, Access::FLUSH_GLOBAL), s.register(0, 64, ALL));
+    let flush = |mr: &Mr, range, access| s.table().flush_remote(s.pd.id(), mr.rkey(), range, access);
+    let (global, persistent) = (Access::FLUSH_GLOBAL, Access::FLUSH_PERSISTENT);
+    for range in [None, Some((yes.addr(), 64)), Some((yes.addr() + 64, 0))] {
+        assert_eq!(flush(&yes, range, global), Ok(()));
+        assert_eq!(flush(&no, range, global), Err(MemError::Access));
+        assert_eq!(flush(&yes, range, global | persistent), Err(MemError::Access), "no region has that right");
+    }
+    assert_eq!(flush(&yes, Some((yes.addr(), 65)), global), Err(MemError::Range));
+    assert_eq!(flush(&yes, Some((0, 0)), global), Err(MemError::Range));
+    yes.deregister().unwrap();
+    assert_eq!(flush(&yes, None, global), Err(MemError::BadKey));
+}
+
+// clause: KEY-LOCAL-WRITE, FLUSH-PERSISTENT
 #[test]
 fn registrations_that_cannot_work_are_refused() {
     let s = Setup::new();
@@ -230,7 +264,7 @@ fn registrations_that_cannot_work_are_refused() {
     let errno = |addr, length, access| s.pd.reg_mr(addr, length, addr, access).err().map_or(0, |e| e.errno());
     assert_eq!(errno(at(0), 8, Access::REMOTE_WRITE), libc::EINVAL);
     assert_eq!(errno(at(0), 8, Access::REMOTE_ATOMIC), libc::EINVAL);
-    assert_eq!(errno(at(0), 8, ALL | Access::FLUSH_GLOBAL), libc::EOPNOTSUPP);
+    assert_eq!(errno(at(0), 8, ALL | Access::FLUSH_PERSISTENT), libc::EOPNOTSUPP);
     assert_eq!(errno(at(1), 8, Access::LOCAL_WRITE), libc::EFAULT);
     assert_eq!(errno(at(1), 8, Access::REMOTE_READ), 0);
     assert_eq!(errno(at(2), PAGE + 1, Access::LOCAL_WRITE), libc::EFAULT);

@@ -114,11 +114,12 @@ impl Requester {
         payload: &[u8],
         ends: bool,
     ) -> Result<(), Trouble> {
-        let wqe = self.asked(sh, host, psn, SendWqe::is_read)?;
+        // clause: NONPOSTED-ANSWER
+        let wqe = self.asked(sh, host, psn, SendWqe::is_answered_as_read)?;
         let (mtu, index) = (sh.attr.path_mtu, index_of(psn, &wqe));
         // After a retry an answer may begin anywhere in its request and be called FIRST or MIDDLE, ONLY or LAST: only
         // where the request ends is fixed.
-        let len = segment::payload_len(wqe.length, mtu, index);
+        let len = segment::payload_len(wqe.lands(), mtu, index);
         // clause: READ-LENGTH
         if ends != ends_request(&wqe, mtu, index) || payload.len() != len as usize {
             return Err(Trouble::Failed(WcStatus::BadRespErr));
@@ -170,14 +171,14 @@ impl Requester {
         if placed { Ok(()) } else { Err(Trouble::Failed(WcStatus::LocProtErr)) }
     }
 
-    /// Packet `index` of the oldest work request, a READ or atomic, is answered with `len` bytes of READ data.
+    /// Packet `index` of the oldest work request, one that awaits a response, is answered with `len` bytes of READ data.
     fn on_answered<H: Host>(&mut self, sh: &mut Shared, host: &mut H, wqe: &SendWqe, index: u32, len: u32) {
         // What a retry has not asked for again is not counted.
         if self.una_psn.is_before(self.cursor.psn) {
             self.bytes_due = self.bytes_due.saturating_sub(len);
             if ends_request(wqe, sh.attr.path_mtu, index) {
                 self.reads_out = self.reads_out.saturating_sub(1);
-                self.flight.land(charge(0));
+                self.flight.land(charge(wqe.question_len()));
             }
         }
         let next = index + 1;
@@ -264,7 +265,7 @@ fn is_positive(response: &Response) -> bool {
     }
 }
 
-/// Whether the answer to packet `index` of a READ or atomic is the last one to its request.
+/// Whether the answer to packet `index` of a request that awaits it is the last one.
 fn ends_request(wqe: &SendWqe, mtu: PathMtu, index: u32) -> bool {
     index + 1 == segment::read_chunk_end(index, wqe.packets, mtu)
 }
@@ -276,15 +277,19 @@ mod tests {
     use crate::qp::{DropReason, QpState, RetryCounts};
     use crate::sim::setup::{QPN_A, Setup};
     use crate::sim::{Mr, Pair, Peer, Rng};
-    use crate::wr::{Access, SendData, SendFlags, SendOp, SendRequest, Sge, WcStatus};
+    use crate::wr::{Access, SendData, SendFlags, SendOp, SendRequest, Sge, WcOpcode, WcStatus};
     use roxe_wire::{
-        Aeth, AtomicAckEth, Bth, Header, Kind, Msn, NakCode, PathMtu, Psn, RKey, Request, Response, Syndrome,
+        Aeth, AtomicAckEth, Bth, Feth, Header, Kind, Msn, NakCode, PathMtu, Placement, Psn, RKey, Request, Response,
+        Selectivity, Syndrome,
     };
 
     const ACK: Aeth = aeth(Syndrome::ACK_UNLIMITED);
     const SEQUENCE: Response = Response::Ack(aeth(Syndrome::Nak(NakCode::PsnSequence)));
     const READ: SendOp = SendOp::Read { remote_addr: 0x1000, rkey: RKey(7) };
     const ADD: SendOp = SendOp::FetchAdd { remote_addr: 0x1000, rkey: RKey(7), add: 1 };
+    const STORE: SendOp = SendOp::AtomicWrite { remote_addr: 0x1000, rkey: RKey(7) };
+    const GLOBAL: Feth = Feth { selectivity: Selectivity::Region, placement: Placement::GLOBAL_VISIBILITY };
+    const FLUSH: SendOp = SendOp::Flush { remote_addr: 0x1000, rkey: RKey(7), length: 1 << 20, feth: GLOBAL };
 
     const fn aeth(syndrome: Syndrome) -> Aeth {
         Aeth { syndrome, msn: Msn::new(0) }
@@ -571,11 +576,32 @@ mod tests {
         assert_eq!(s.psns(), [103]);
     }
 
+    // clause: NONPOSTED-ANSWER, NONPOSTED-PLACE, NAK-IMPLIED
+    #[test]
+    fn atomic_writes_and_flushes_wait_for_an_answer_of_their_own() {
+        let mut s = Script::new();
+        s.post(1, SendOp::Write { remote_addr: 0x1000, rkey: RKey(7) }, 10);
+        s.post(2, STORE, 8);
+        s.post(3, FLUSH, 0);
+        s.post(4, READ, 8);
+        assert_eq!(s.psns(), [100, 101, 102], "two at a time");
+        assert_eq!(s.answer(101, Response::ReadOnly(ACK), &[]), None);
+        assert_eq!((s.done(), s.psns()), (vec![(1, OK), (2, OK)], vec![103]));
+        // What comes from behind the FLUSH tells that its answer was lost, an acknowledgement of it as well.
+        assert_eq!(s.ack(102), None);
+        assert_eq!((s.done(), s.psns()), (vec![], vec![102, 103]));
+        assert_eq!(s.answer(102, Response::ReadOnly(ACK), &[]), None);
+        let flushed = s.pair.end(Peer::A).host.sends.pop_front().expect("it is complete");
+        assert_eq!((flushed.wr_id, flushed.opcode, flushed.byte_len), (3, WcOpcode::Flush, 0));
+        assert_eq!(s.answer(103, Response::ReadOnly(ACK), &[9; 8]), None);
+        assert_eq!((s.done(), s.reserved()), (vec![(4, OK)], 0));
+    }
+
     // clause: READ-LENGTH, READ-POSITIVE, RESP-KIND
     #[test]
     fn impossible_answers_are_fatal() {
         let nak = aeth(Syndrome::Nak(NakCode::RemoteAccess));
-        let cases: [(SendOp, u32, Response, &[u8]); 8] = [
+        let cases: [(SendOp, u32, Response, &[u8]); 14] = [
             (SendOp::Send, 10, Response::AtomicAck(ACK, AtomicAckEth(0)), &[]),
             (SendOp::Send, 10, Response::ReadOnly(ACK), &[0; 10]),
             (ADD, 8, Response::ReadOnly(ACK), &[0; 8]),
@@ -584,6 +610,12 @@ mod tests {
             (READ, 300, Response::ReadOnly(ACK), &[0; 256]),
             (READ, 300, Response::ReadFirst(ACK), &[0; 252]),
             (READ, 8, Response::ReadOnly(nak), &[0; 8]),
+            (STORE, 8, Response::AtomicAck(ACK, AtomicAckEth(0)), &[]),
+            (STORE, 8, Response::ReadOnly(ACK), &[0; 8]),
+            (STORE, 8, Response::ReadOnly(nak), &[]),
+            (FLUSH, 0, Response::AtomicAck(ACK, AtomicAckEth(0)), &[]),
+            (FLUSH, 0, Response::ReadOnly(ACK), &[0; 4]),
+            (FLUSH, 0, Response::ReadFirst(ACK), &[0; 256]),
         ];
         for (op, len, response, payload) in cases {
             let mut s = Script::new();

@@ -64,7 +64,8 @@ pub enum PostError {
     /// The service, or `max_rd_atomic` = 0, rules this operation out, or its data cannot be inline.
     #[error("this queue pair cannot do this operation")]
     BadOpcode,
-    /// The message is longer than 2^31 bytes, or the result buffer of an atomic is shorter than 8.
+    /// The message is longer than 2^31 bytes, the result buffer of an atomic shorter than 8, the data of an ATOMIC WRITE not 8
+    /// bytes, or a FLUSH has data.
     #[error("the length is out of range")]
     BadLength,
     /// A datagram without a destination.

@@ -38,8 +38,8 @@ impl Outgoing {
         }
         let place = Place::of(index, wqe.packets);
         let request = segment::request(&wqe.op, wqe.length, place)?;
-        if wqe.is_atomic() {
-            return Some(Self::question(request, 1, 0));
+        if wqe.awaits_response() {
+            return Some(Self { len: wqe.question_len(), ..Self::question(request, 1, 0) });
         }
         // clause: SEND-ASK-LAST
         let asks_ack = place.ends() || segment::is_ack_point(index);
@@ -50,7 +50,7 @@ impl Outgoing {
         Some(Self { request, len, offset, span: 1, brings: 0, next_len, asks_ack, solicited })
     }
 
-    /// A request without payload whose answer takes `span` PSNs.
+    /// A request whose answer takes `span` PSNs; but for an ATOMIC WRITE it has no payload.
     fn question(request: Request, span: u32, brings: u32) -> Self {
         // clause: SEND-ASK-LAST
         Self { request, len: 0, offset: 0, span, brings, next_len: None, asks_ack: true, solicited: false }
@@ -110,7 +110,7 @@ impl Payload<'_> {
 mod tests {
     use crate::sim::{Pair, Peer, Rng, Setup};
     use crate::wr::{Access, SendData, SendFlags, SendOp, SendRequest};
-    use roxe_wire::{Kind, Operation};
+    use roxe_wire::{Feth, Kind, Operation, Placement, Selectivity};
 
     /// What a requester at MTU 256 sends for one request: opcode, payload bytes, AckReq, SE.
     fn packets(op: SendOp, len: u32) -> Vec<(Operation, usize, bool, bool)> {
@@ -153,5 +153,9 @@ mod tests {
         assert_eq!(one(SendOp::WriteImm { remote_addr, rkey, imm }, 4), (Operation::WriteOnlyImm, 4, true, true));
         assert_eq!(one(SendOp::Read { remote_addr, rkey }, 4096), (Operation::ReadRequest, 0, true, false));
         assert_eq!(one(SendOp::FetchAdd { remote_addr, rkey, add: 1 }, 8), (Operation::FetchAdd, 0, true, false));
+        assert_eq!(one(SendOp::AtomicWrite { remote_addr, rkey }, 8), (Operation::AtomicWrite, 8, true, false));
+        let feth = Feth { selectivity: Selectivity::Range, placement: Placement::GLOBAL_VISIBILITY };
+        let flush = SendOp::Flush { remote_addr, rkey, length: 1 << 20, feth };
+        assert_eq!(packets(flush, 0), [(Operation::Flush, 0, true, false)], "one packet, whatever it covers");
     }
 }

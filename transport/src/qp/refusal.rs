@@ -18,13 +18,13 @@ pub(crate) enum Refusal {
     NotAllowed,
     /// No receive is posted.
     NoReceive,
-    /// More READs and atomics than `max_dest_rd_atomic`.
+    /// More READs, atomics, ATOMIC WRITEs and FLUSHes than `max_dest_rd_atomic`.
     TooManyReads,
     /// The payload does not go with the opcode, the path MTU or the announced length.
     Length,
     /// The message is longer than the receive it would land in.
     ReceiveTooShort,
-    /// An atomic on an address that is not a multiple of 8.
+    /// An atomic or ATOMIC WRITE on an address that is not a multiple of 8.
     Misaligned,
     /// The remote key does not give the peer this right on this range.
     RemoteAccess,

@@ -1,12 +1,13 @@
-//! The READs and atomics of the peer: what is still to be answered, and what may have to be answered again.
+//! The READs, atomics, ATOMIC WRITEs and FLUSHes of the peer: what is still to be answered, and what may have to be answered
+//! again.
 //!
 //! A ring of the newest `max_dest_rd_atomic` requests, and a window `[cursor, end)` over it whose answers are due. Pure
 //! bookkeeping: no host, no packets. Requests are counted by [`Seq`], which never wraps and never names two of them.
 
-use roxe_wire::{PathMtu, Psn, RKey, Reth};
+use roxe_wire::{PathMtu, Psn, RKey, Request, Reth};
 use std::collections::VecDeque;
 
-/// Position of a request among all READs and atomics of the connection.
+/// Position of a request among all of them on the connection.
 pub(crate) type Seq = u64;
 
 /// What is left to send of the answer to a READ.
@@ -38,22 +39,37 @@ impl ReadJob {
     }
 }
 
-/// Which atomic a result belongs to: a duplicate must be of the same kind.
+/// What is done once, however often it comes: a duplicate must be of the same kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AtomicKind {
+pub(crate) enum OnceKind {
     CompareSwap,
     FetchAdd,
+    AtomicWrite,
+    Flush,
+}
+
+impl OnceKind {
+    /// The kind of a request; `None` for those that are answered otherwise.
+    pub(crate) const fn of(req: &Request) -> Option<Self> {
+        match req {
+            Request::CompareSwap(_) => Some(Self::CompareSwap),
+            Request::FetchAdd(_) => Some(Self::FetchAdd),
+            Request::AtomicWrite(_) => Some(Self::AtomicWrite),
+            Request::Flush(..) => Some(Self::Flush),
+            _ => None,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     /// Read when it is answered, and read again for a duplicate.
     Read(Reth),
-    /// Done once; the word it found is kept.
-    Atomic(AtomicKind, u64),
+    /// Done once. Of an atomic the word it found is kept; of the others there is nothing to keep.
+    Once(OnceKind, u64),
 }
 
-/// An accepted READ or atomic.
+/// An accepted request of those.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     /// First PSN.
@@ -74,8 +90,10 @@ pub(crate) enum Due {
     /// An acknowledgement of this PSN.
     AckBefore(Psn),
     Read(ReadJob),
-    Atomic {
+    Once {
         psn: Psn,
+        kind: OnceKind,
+        /// The word that an atomic found.
         original: u64,
         /// It was answered before.
         again: bool,
@@ -202,7 +220,7 @@ impl ReplayRing {
         let again = self.cursor < self.fresh;
         Some(match &entry.op {
             Op::Read(reth) => Due::Read(self.job.unwrap_or_else(|| ReadJob::new(entry.psn, reth, again, entry.srqn))),
-            Op::Atomic(_, original) => Due::Atomic { psn: entry.psn, original: *original, again },
+            Op::Once(kind, original) => Due::Once { psn: entry.psn, kind: *kind, original: *original, again },
         })
     }
 
@@ -214,7 +232,7 @@ impl ReplayRing {
                     entry.ack_before = false;
                 }
             }
-            Due::Atomic { .. } => self.finish(),
+            Due::Once { .. } => self.finish(),
             Due::Read(job) => match job.next_len(mtu) {
                 (_, true) => self.finish(),
                 (len, false) => {
@@ -245,7 +263,7 @@ mod tests {
     }
 
     fn atomic(psn: u32) -> Entry {
-        let op = Op::Atomic(AtomicKind::FetchAdd, u64::from(psn));
+        let op = Op::Once(OnceKind::FetchAdd, u64::from(psn));
         Entry { psn: Psn::new(psn), packets: 1, op, ack_before: false, srqn: 0 }
     }
 
@@ -264,7 +282,7 @@ mod tests {
             let due = ring.due()?;
             ring.sent(due, MTU);
             Some(match due {
-                Due::AckBefore(psn) | Due::Atomic { psn, .. } => psn.get(),
+                Due::AckBefore(psn) | Due::Once { psn, .. } => psn.get(),
                 Due::Read(job) => job.psn.get(),
             })
         };
@@ -278,7 +296,7 @@ mod tests {
                 let skipped = (psn - entry.psn.get()) * 256;
                 Some(ReadJob::new(Psn::new(psn), &Reth { dma_len: reth.dma_len - skipped, ..reth }, true, 0))
             }
-            Op::Atomic(..) => None,
+            Op::Once(..) => None,
         };
         ring.replay(seq, job);
     }
@@ -400,7 +418,7 @@ mod tests {
     fn the_newest_of_two_requests_with_one_psn_is_found() {
         let mut ring = ring(4, &[atomic(7)]);
         send(&mut ring, 1);
-        ring.push(Entry { op: Op::Atomic(AtomicKind::CompareSwap, 1), ..atomic(7) }, 4);
+        ring.push(Entry { op: Op::Once(OnceKind::CompareSwap, 1), ..atomic(7) }, 4);
         assert_eq!(ring.find(Psn::new(7)).map(|(seq, _)| seq), Some(1));
     }
 

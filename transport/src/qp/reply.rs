@@ -5,7 +5,7 @@
 
 use crate::cx::{Host, MemError, PacketNote, TxBatch, TxState, Why};
 use crate::qp::refusal::{Answer, Refusal};
-use crate::qp::replay::{AtomicKind, Due, Entry, Op, ReadJob, ReplayRing, Seq};
+use crate::qp::replay::{Due, Entry, OnceKind, Op, ReadJob, ReplayRing, Seq};
 use crate::qp::shared::{Service, Shared};
 use crate::time::Instant;
 use crate::wr::Access;
@@ -108,12 +108,12 @@ impl Replies {
         self.nak = Some(Nak { psn: e_psn, syndrome: Syndrome::Nak(NakCode::PsnSequence), fatal: false });
     }
 
-    /// Whether one more READ or atomic may be outstanding.
+    /// Whether one more READ, atomic, ATOMIC WRITE or FLUSH may be outstanding.
     pub(crate) fn has_room(&self, limit: u8) -> bool {
         self.ring.has_room(limit.into())
     }
 
-    /// An accepted READ or atomic will be answered. An acknowledgement that is due leaves before it.
+    /// An accepted READ or what is done once will be answered. An acknowledgement that is due leaves before it.
     pub(crate) fn answer(&mut self, psn: Psn, packets: u32, op: Op, limit: u8, srqn: u32) {
         // clause: ACK-BEFORE-READ
         let ack_before = core::mem::take(&mut self.ack);
@@ -149,11 +149,11 @@ impl Replies {
         true
     }
 
-    /// An atomic came again: its result is sent again, never computed again. Returns whether it is still known.
-    pub(crate) fn atomic_again(&mut self, psn: Psn, kind: AtomicKind) -> bool {
+    /// What is done once came again: its answer is sent again, and that is all. Returns whether it is still known.
+    pub(crate) fn once_again(&mut self, psn: Psn, kind: OnceKind) -> bool {
         match self.ring.find(psn) {
-            // clause: DUP-ATOMIC
-            Some((seq, Entry { op: Op::Atomic(of, _), .. })) if of == kind => {
+            // clause: DUP-ATOMIC, DUP-NONPOSTED
+            Some((seq, Entry { op: Op::Once(of, _), .. })) if of == kind => {
                 self.ring.replay(seq, None);
                 true
             }
@@ -257,9 +257,15 @@ fn send<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, step: Step, 
     let ack = Aeth { syndrome: Syndrome::ACK_UNLIMITED, msn };
     let (psn, response, why) = match step {
         Step::Bounded(psn) | Step::Ack(psn) | Step::Answer(Due::AckBefore(psn)) => (psn, Response::Ack(ack), Why::Ack),
-        Step::Answer(Due::Atomic { psn, original, again }) => {
-            let why = if again { Why::Replay } else { Why::AtomicResponse };
-            (psn, Response::AtomicAck(ack, AtomicAckEth(original)), why)
+        Step::Answer(Due::Once { psn, kind, original, again }) => {
+            let (response, why) = match kind {
+                OnceKind::CompareSwap | OnceKind::FetchAdd => {
+                    (Response::AtomicAck(ack, AtomicAckEth(original)), Why::AtomicResponse)
+                }
+                // clause: NONPOSTED-ANSWER
+                OnceKind::AtomicWrite | OnceKind::Flush => (Response::ReadOnly(ack), Why::ReadResponse),
+            };
+            (psn, response, if again { Why::Replay } else { why })
         }
         Step::Answer(Due::Read(job)) => return send_read(sh, host, tx, job, ack),
         // clause: NAK-OPCODE

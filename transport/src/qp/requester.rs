@@ -22,7 +22,7 @@ use crate::qp::shared::{QpConfig, QpEvents, Service, Shared};
 use crate::qp::sq::{Origin, SendQueue, SendWqe};
 use crate::qp::tagged::Rendezvous;
 use crate::time::Instant;
-use crate::wr::{Cqe, SendData, SendFlags, SendOp, SendRequest, Sge, TmFlags, TmInfo, WcOpcode, WcStatus};
+use crate::wr::{Access, Cqe, SendData, SendFlags, SendOp, SendRequest, Sge, TmFlags, TmInfo, WcOpcode, WcStatus};
 use roxe_wire::{Bth, Header, Kind, PathMtu, Psn, XrcEth};
 
 /// PSNs under way at most. The peer can tell 2^23 apart; this is more than any network holds, keeps late packets
@@ -69,7 +69,7 @@ pub(crate) struct Requester {
     pub(crate) fresh: u32,
     pub(crate) una_psn: Psn,
     pub(crate) sent_psn: Psn,
-    /// READ requests and atomics between `una_psn` and the cursor.
+    /// READ requests, atomics and whatever else awaits a response, between `una_psn` and the cursor.
     pub(crate) reads_out: u32,
     /// Bytes of READ data that they still have to bring.
     pub(crate) bytes_due: u32,
@@ -453,7 +453,7 @@ fn complete<H: Host>(sh: &mut Shared, host: &mut H, wqe: &SendWqe, status: WcSta
         status,
         opcode: wqe.wc_opcode(),
         // clause: WC-BYTE-LEN
-        byte_len: if wqe.awaits_response() { wqe.length } else { 0 },
+        byte_len: wqe.lands(),
         qpn: sh.config.qpn,
         // clause: WC-SOLICITED
         solicited: status != WcStatus::Success,
@@ -499,7 +499,8 @@ fn fail_fin(sh: &mut Shared, status: WcStatus) {
 /// What this QP may never do, found at post time.
 fn check_op(sh: &Shared, req: &SendRequest<'_>) -> Result<(), PostError> {
     use SendOp::{
-        BindWindow, CompareSwap, FetchAdd, LocalInvalidate, Read, Send, SendImm, SendInvalidate, Write, WriteImm,
+        AtomicWrite, BindWindow, CompareSwap, FetchAdd, Flush, LocalInvalidate, Read, Send, SendImm, SendInvalidate,
+        Write, WriteImm,
     };
     let is_inline = matches!(req.data, SendData::Inline(_));
     // clause: SEND-OPERATIONS
@@ -513,6 +514,11 @@ fn check_op(sh: &Shared, req: &SendRequest<'_>) -> Result<(), PostError> {
         (LocalInvalidate(_) | BindWindow { .. }, Service::Rc | Service::Uc | Service::XrcIni) => true,
         (Read { .. } | CompareSwap { .. } | FetchAdd { .. }, Service::Rc | Service::XrcIni) => {
             !is_inline && sh.attr.max_rd_atomic > 0
+        }
+        // clause: NONPOSTED-PLACE
+        (AtomicWrite { .. }, Service::Rc | Service::XrcIni) => sh.attr.max_rd_atomic > 0,
+        (Flush { feth, .. }, Service::Rc | Service::XrcIni) => {
+            !is_inline && sh.attr.max_rd_atomic > 0 && Access::of_flush(&feth).is_some()
         }
         (_, Service::Uc | Service::Ud) => false,
     };

@@ -8,7 +8,7 @@
 
 use crate::cx::{AtomicOp, Host, TxBatch, TxState};
 use crate::qp::refusal::{Answer, Reaction, Refusal};
-use crate::qp::replay::{AtomicKind, Op};
+use crate::qp::replay::{OnceKind, Op};
 use crate::qp::reply::{Progress, Replies, check_readable};
 use crate::qp::rq::{RecvQueue, takes_receive};
 use crate::qp::segment::{self, MAX_MESSAGE};
@@ -16,7 +16,9 @@ use crate::qp::shared::{QpConfig, QpEvents, Shared};
 use crate::qp::tagged::MAX_RENDEZVOUS;
 use crate::qp::{DropReason, PostError, QpState};
 use crate::wr::{Access, Cqe, RecvRequest, VendorErr, WcExtra, WcOpcode};
-use roxe_wire::{AtomicEth, Bth, ImmDt, PathMtu, Psn, RKey, Request, Reth, SendTail, UcRequest, XrcEth};
+use roxe_wire::{
+    AtomicEth, Bth, Feth, ImmDt, PathMtu, Psn, RKey, Request, Reth, Selectivity, SendTail, UcRequest, XrcEth,
+};
 
 /// A request packet.
 #[derive(Clone, Copy)]
@@ -232,14 +234,14 @@ impl Responder {
         let psn = incoming.bth.psn;
         let answered = match incoming.req {
             Request::Read(reth) => self.replies.read_again(sh, host, psn, reth),
-            Request::CompareSwap(_) => self.replies.atomic_again(psn, AtomicKind::CompareSwap),
-            Request::FetchAdd(_) => self.replies.atomic_again(psn, AtomicKind::FetchAdd),
-            Request::Flush(..) | Request::AtomicWrite(_) => false,
-            _ => {
-                // clause: DUP-SEND-WRITE
-                self.replies.acknowledge_again(psn, self.progress.e_psn);
-                true
-            }
+            req => match OnceKind::of(req) {
+                Some(kind) => self.replies.once_again(psn, kind),
+                None => {
+                    // clause: DUP-SEND-WRITE
+                    self.replies.acknowledge_again(psn, self.progress.e_psn);
+                    true
+                }
+            },
         };
         // The peer went back, so it may lose the same packet again: report the next gap.
         // clause: GAP-NAK-AGAIN
@@ -313,8 +315,8 @@ impl Responder {
         self.execute(sh, host, incoming)
     }
 
-    /// A message that ends in a receive needs one from its first packet on, a WRITE with immediate only for its last; a
-    /// READ or atomic needs room to remember it (IBA §9.7.5).
+    /// A message that ends in a receive needs one from its first packet on, a WRITE with immediate only for its last; what
+    /// has an answer of its own needs room to be remembered (IBA §9.7.5).
     fn check_resource<H: Host>(
         &mut self,
         sh: &Shared,
@@ -334,10 +336,8 @@ impl Responder {
                 // clause: CHECK-RECEIVE
                 if self.receiving { Ok(()) } else { Err(Refusal::NoReceive) }
             }
-            Request::Read(_) | Request::CompareSwap(_) | Request::FetchAdd(_)
-                // clause: CHECK-RD-ATOMIC
-                if !self.replies.has_room(sh.attr.max_dest_rd_atomic) =>
-            {
+            // clause: CHECK-RD-ATOMIC, NONPOSTED-PLACE
+            req if has_own_answer(req) && !self.replies.has_room(sh.attr.max_dest_rd_atomic) => {
                 Err(Refusal::TooManyReads)
             }
             _ => Ok(()),
@@ -353,6 +353,8 @@ impl Responder {
             Request::SendFirst | Request::SendMiddle | Request::WriteFirst(_) | Request::WriteMiddle => len == mtu,
             Request::SendLast(_) | Request::WriteLast(_) => (1..=mtu).contains(&len),
             Request::SendOnly(_) | Request::WriteOnly(..) => len <= mtu,
+            // clause: ATOMIC-WRITE-LENGTH
+            Request::AtomicWrite(_) => len == 8,
             _ => len == 0,
         };
         if !fits_opcode {
@@ -370,7 +372,8 @@ impl Responder {
             (Request::WriteOnly(reth, _), _) => len == reth.dma_len,
             (Request::WriteMiddle, Open::Write(write)) => len <= write.left,
             (Request::WriteLast(_), Open::Write(write)) => len == write.left,
-            (Request::Read(reth), _) => reth.dma_len <= MAX_MESSAGE,
+            (Request::AtomicWrite(reth), _) => len == reth.dma_len,
+            (Request::Read(reth) | Request::Flush(_, reth), _) => reth.dma_len <= MAX_MESSAGE,
             _ => true,
         };
         if fits_message { Ok(()) } else { Err(Refusal::Length) }
@@ -413,13 +416,20 @@ impl Responder {
                 // clause: ATOMIC-RESULT
                 let op = AtomicOp::CompareSwap { compare: eth.compare, swap: eth.swap_or_add };
                 let original = atomic(host, eth, op)?;
-                self.remember(sh, bth, req, Op::Atomic(AtomicKind::CompareSwap, original));
+                self.remember(sh, bth, req, Op::Once(OnceKind::CompareSwap, original));
             }
             Request::FetchAdd(eth) => {
                 let original = atomic(host, eth, AtomicOp::FetchAdd { add: eth.swap_or_add })?;
-                self.remember(sh, bth, req, Op::Atomic(AtomicKind::FetchAdd, original));
+                self.remember(sh, bth, req, Op::Once(OnceKind::FetchAdd, original));
             }
-            Request::Flush(..) | Request::AtomicWrite(_) => return Err(Refusal::NotAllowed),
+            Request::AtomicWrite(reth) => {
+                store(host, reth, payload)?;
+                self.remember(sh, bth, req, Op::Once(OnceKind::AtomicWrite, 0));
+            }
+            Request::Flush(feth, reth) => {
+                flush(host, feth, reth)?;
+                self.remember(sh, bth, req, Op::Once(OnceKind::Flush, 0));
+            }
         }
         Ok(())
     }
@@ -490,7 +500,7 @@ impl Responder {
         self.rq.complete(sh, host, cqe);
     }
 
-    /// Leaves the answer to a READ or atomic to [`Replies`].
+    /// Leaves the answer to [`Replies`].
     fn remember(&mut self, sh: &Shared, bth: &Bth, req: &Request, op: Op) {
         let (packets, limit) = (psns(req, sh.attr.path_mtu), sh.attr.max_dest_rd_atomic);
         self.replies.answer(bth.psn, packets, op, limit, self.rq.srqn());
@@ -504,9 +514,9 @@ impl Responder {
         if self.open == Open::None {
             self.progress.msn = self.progress.msn.next();
         }
-        // READs and atomics are answered whether they ask for it or not.
+        // What has an answer of its own gets it whether it asks or not.
         // clause: ACK-ASKED
-        if bth.ack_req && !matches!(req, Request::Read(_) | Request::CompareSwap(_) | Request::FetchAdd(_)) {
+        if bth.ack_req && !has_own_answer(req) {
             self.replies.acknowledge();
         }
     }
@@ -556,6 +566,11 @@ fn may_read(sh: &Shared) -> bool {
     sh.attr.max_rd_atomic > 0 && sh.rendezvous_count < MAX_RENDEZVOUS
 }
 
+/// Whether `req` is answered by more than an acknowledgement, so that it must be remembered.
+const fn has_own_answer(req: &Request) -> bool {
+    matches!(req, Request::Read(_)) || OnceKind::of(req).is_some()
+}
+
 /// Bytes of a payload; one packet's, so it always fits.
 fn len_of(payload: &[u8]) -> u32 {
     u32::try_from(payload.len()).unwrap_or(u32::MAX)
@@ -577,23 +592,27 @@ fn check_op_seq(open: Open, req: &Request) -> Result<(), Refusal> {
     if in_sequence { Ok(()) } else { Err(Refusal::OpcodeSequence) }
 }
 
-/// The access flags of the QP allow the operation (IBA §9.7.4). FLUSH and ATOMIC WRITE are not offered.
+/// The access flags of the QP allow the operation (IBA §9.7.4).
 fn check_op_valid(access: Access, req: &Request) -> Result<(), Refusal> {
     let needed = match req {
         Request::SendFirst | Request::SendMiddle | Request::SendLast(_) | Request::SendOnly(_) => Access::empty(),
-        Request::WriteFirst(_) | Request::WriteMiddle | Request::WriteLast(_) | Request::WriteOnly(..) => {
-            Access::REMOTE_WRITE
-        }
+        // clause: ATOMIC-WRITE-WHOLE
+        Request::WriteFirst(_)
+        | Request::WriteMiddle
+        | Request::WriteLast(_)
+        | Request::WriteOnly(..)
+        | Request::AtomicWrite(_) => Access::REMOTE_WRITE,
         Request::Read(_) => Access::REMOTE_READ,
         Request::CompareSwap(_) | Request::FetchAdd(_) => Access::REMOTE_ATOMIC,
-        // clause: CHECK-NOT-OFFERED
-        Request::Flush(..) | Request::AtomicWrite(_) => return Err(Refusal::NotAllowed),
+        // clause: FLUSH-RIGHTS, FLUSH-RESERVED
+        Request::Flush(feth, _) => Access::of_flush(feth).ok_or(Refusal::NotAllowed)?,
     };
     // clause: CHECK-ACCESS-FLAGS
     if access.contains(needed) { Ok(()) } else { Err(Refusal::NotAllowed) }
 }
 
-/// The remote key allows the whole range; nothing is asked of it for no bytes (IBA C9-88).
+/// The remote key allows the whole range; nothing is asked of it for no bytes (IBA C9-88). A FLUSH, which changes nothing, is
+/// checked by doing it.
 fn check_rkey<H: Host>(host: &mut H, req: &Request) -> Result<(), Refusal> {
     // clause: CHECK-KEY
     let checked = match req {
@@ -607,9 +626,29 @@ fn check_rkey<H: Host>(host: &mut H, req: &Request) -> Result<(), Refusal> {
         Request::CompareSwap(eth) | Request::FetchAdd(eth) => {
             host.check_remote(eth.rkey, eth.va, 8, Access::REMOTE_ATOMIC)
         }
+        // clause: ATOMIC-WRITE-LENGTH
+        Request::AtomicWrite(reth) if reth.va % 8 != 0 => return Err(Refusal::Misaligned),
+        Request::AtomicWrite(reth) => host.check_remote(reth.rkey, reth.va, 8, Access::REMOTE_WRITE),
         _ => Ok(()),
     };
     checked.map_err(Refusal::remote)
+}
+
+/// The 8 bytes of an ATOMIC WRITE go to memory as they came.
+// clause: ATOMIC-WRITE-WHOLE
+fn store<H: Host>(host: &mut H, reth: &Reth, payload: &[u8]) -> Result<(), Refusal> {
+    let word = payload.try_into().map_err(|_| Refusal::Length)?;
+    host.store_remote(reth.rkey, reth.va, word).map_err(Refusal::remote)
+}
+
+// clause: FLUSH-RANGE, FLUSH-RIGHTS
+fn flush<H: Host>(host: &mut H, feth: &Feth, reth: &Reth) -> Result<(), Refusal> {
+    let access = Access::of_flush(feth).ok_or(Refusal::NotAllowed)?;
+    let range = match feth.selectivity {
+        Selectivity::Range => Some((reth.va, reth.dma_len.into())),
+        Selectivity::Region | Selectivity::Reserved(_) => None,
+    };
+    host.flush_remote(reth.rkey, range, access).map_err(Refusal::remote)
 }
 
 fn atomic<H: Host>(host: &mut H, eth: &AtomicEth, op: AtomicOp) -> Result<u64, Refusal> {

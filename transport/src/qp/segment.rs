@@ -107,6 +107,10 @@ pub(crate) fn request(op: &SendOp, length: u32, place: Place) -> Option<Request>
             // clause: ATOMIC-OPERANDS
             Request::FetchAdd(AtomicEth { va: remote_addr, rkey, swap_or_add: add, compare: 0 })
         }
+        SendOp::AtomicWrite { remote_addr, rkey } => Request::AtomicWrite(reth(remote_addr, rkey)),
+        SendOp::Flush { remote_addr, rkey, length, feth } => {
+            Request::Flush(feth, Reth { va: remote_addr, rkey, dma_len: length })
+        }
         SendOp::LocalInvalidate(_) | SendOp::BindWindow { .. } => return None,
     })
 }

@@ -10,7 +10,7 @@ use crate::qp::tagged::{MAX_RENDEZVOUS, Rendezvous};
 use crate::wr::{SendData, SendFlags, SendOp, SendRequest, Sge, UdDest, WcOpcode};
 use roxe_wire::{Psn, Tmh};
 
-/// Bytes of the remote word of an atomic.
+/// Bytes of the remote word of an atomic and of an ATOMIC WRITE.
 const ATOMIC_LEN: u32 = 8;
 
 /// Who wants a send work request done.
@@ -31,7 +31,7 @@ pub(crate) struct SendWqe {
     pub(crate) wr_id: u64,
     pub(crate) op: SendOp,
     pub(crate) flags: SendFlags,
-    /// Bytes of the message; 8 for atomics.
+    /// Bytes of the message; 8 for atomics, 0 for a FLUSH.
     pub(crate) length: u32,
     /// Elements of its list; none with inline data.
     num_sge: u32,
@@ -52,15 +52,31 @@ impl SendWqe {
 
     /// Whether only a response of its own completes it, and `max_rd_atomic` limits it.
     pub(crate) fn awaits_response(&self) -> bool {
-        self.is_read() || self.is_atomic()
+        self.is_answered_as_read() || self.is_atomic()
     }
 
     pub(crate) fn is_read(&self) -> bool {
         matches!(self.op, SendOp::Read { .. })
     }
 
+    /// Whether READ responses answer it: the others get an empty one.
+    // clause: NONPOSTED-ANSWER
+    pub(crate) fn is_answered_as_read(&self) -> bool {
+        matches!(self.op, SendOp::Read { .. } | SendOp::AtomicWrite { .. } | SendOp::Flush { .. })
+    }
+
     pub(crate) fn is_atomic(&self) -> bool {
         matches!(self.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
+    }
+
+    /// Bytes that its answers bring into its list.
+    pub(crate) fn lands(&self) -> u32 {
+        if self.is_read() || self.is_atomic() { self.length } else { 0 }
+    }
+
+    /// Payload of the one packet of a request that [awaits a response](Self::awaits_response).
+    pub(crate) fn question_len(&self) -> u32 {
+        if matches!(self.op, SendOp::AtomicWrite { .. }) { self.length } else { 0 }
     }
 
     /// Whether it happens here and sends nothing.
@@ -84,6 +100,8 @@ impl SendWqe {
             SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
             SendOp::LocalInvalidate(_) => WcOpcode::LocalInv,
             SendOp::BindWindow { .. } => WcOpcode::BindMw,
+            SendOp::AtomicWrite { .. } => WcOpcode::AtomicWrite,
+            SendOp::Flush { .. } => WcOpcode::Flush,
         }
     }
 }
@@ -181,7 +199,8 @@ impl SendQueue {
             internal: 0,
             slots: Vec::new(),
             sges: Lanes::new(len, caps.max_send_sge.max(own_sges) as usize),
-            inline: Lanes::new(len, caps.max_inline_data.max(own_bytes) as usize),
+            // clause: ATOMIC-WRITE-INLINE
+            inline: Lanes::new(len, caps.max_inline_data.max(ATOMIC_LEN).max(own_bytes) as usize),
         }
     }
 
@@ -321,15 +340,23 @@ impl SendQueue {
         }
         let (length, num_sge) = match req.data {
             SendData::Sges(sges) => (self.check_sges(sges)?, u32::try_from(sges.len()).unwrap_or(u32::MAX)),
-            SendData::Inline(bytes) => (self.check_inline(bytes)?, 0),
+            SendData::Inline(bytes) => (self.check_inline(&req.op, bytes)?, 0),
         };
         let flags = req.flags - SendFlags::INLINE;
         let mut wqe = SendWqe { num_sge, ..SendWqe::new(req.wr_id, req.op, flags, length, Origin::Program) };
-        if wqe.is_atomic() {
+        let fits = match req.op {
             // clause: SEND-ATOMIC-RESULT
-            if length < ATOMIC_LEN {
-                return Err(PostError::BadLength);
-            }
+            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => length >= ATOMIC_LEN,
+            // clause: ATOMIC-WRITE-LENGTH
+            SendOp::AtomicWrite { .. } => length == ATOMIC_LEN,
+            // clause: SEND-MAX-LENGTH
+            SendOp::Flush { length: range, .. } => length == 0 && range <= MAX_MESSAGE,
+            _ => true,
+        };
+        if !fits {
+            return Err(PostError::BadLength);
+        }
+        if wqe.is_atomic() {
             wqe.length = ATOMIC_LEN;
         }
         Ok(wqe)
@@ -349,9 +376,10 @@ impl SendQueue {
     }
 
     /// Bytes of the inline data, if the queue takes it.
-    fn check_inline(&self, bytes: &[u8]) -> Result<u32, PostError> {
+    fn check_inline(&self, op: &SendOp, bytes: &[u8]) -> Result<u32, PostError> {
+        let most = if matches!(op, SendOp::AtomicWrite { .. }) { ATOMIC_LEN } else { self.caps.max_inline_data };
         match u32::try_from(bytes.len()) {
-            Ok(length) if length <= self.caps.max_inline_data => Ok(length),
+            Ok(length) if length <= most => Ok(length),
             _ => Err(PostError::InlineTooLong),
         }
     }
@@ -361,7 +389,7 @@ impl SendQueue {
 mod tests {
     use super::*;
     use crate::qp::Service;
-    use roxe_wire::{LKey, Qpn, RKey};
+    use roxe_wire::{Feth, LKey, Placement, Qpn, RKey, Selectivity};
 
     fn queue(max_send_wr: u32) -> SendQueue {
         let caps = QpCaps { max_send_wr, max_recv_wr: 0, max_send_sge: 2, max_recv_sge: 0, max_inline_data: 4 };
@@ -443,6 +471,33 @@ mod tests {
         assert_eq!(sq.push(&SendRequest { op, ..request(0, SendData::Sges(&[sge(7)])) }, 0), Err(PostError::BadLength));
         assert_eq!(sq.push(&SendRequest { op, ..request(0, SendData::Sges(&[sge(9)])) }, 0), Ok(()));
         assert_eq!(sq.head().map(|wqe| wqe.length), Some(8));
+    }
+
+    // clause: ATOMIC-WRITE-LENGTH, ATOMIC-WRITE-INLINE, SEND-MAX-LENGTH
+    #[test]
+    fn an_atomic_write_has_eight_bytes_however_little_is_inline_and_a_flush_none() {
+        fn push(op: SendOp, data: SendData<'_>) -> Result<(), PostError> {
+            queue(2).push(&SendRequest { op, ..request(0, data) }, 0)
+        }
+        let feth = Feth { selectivity: Selectivity::Range, placement: Placement::GLOBAL_VISIBILITY };
+        let store = SendOp::AtomicWrite { remote_addr: 0, rkey: RKey(0) };
+        let flush = |length| SendOp::Flush { remote_addr: 0, rkey: RKey(0), length, feth };
+        for wrong in [&[sge(7)][..], &[sge(9)], &[]] {
+            assert_eq!(push(store, SendData::Sges(wrong)), Err(PostError::BadLength));
+        }
+        assert_eq!(push(store, SendData::Sges(&[sge(3), sge(5)])), Ok(()));
+        assert_eq!(push(store, SendData::Inline(&[0; 7])), Err(PostError::BadLength));
+        assert_eq!(push(store, SendData::Inline(&[0; 9])), Err(PostError::InlineTooLong));
+        assert_eq!(push(flush(MAX_MESSAGE), SendData::Sges(&[])), Ok(()));
+        assert_eq!(push(flush(MAX_MESSAGE + 1), SendData::Sges(&[])), Err(PostError::BadLength));
+        assert_eq!(push(flush(8), SendData::Sges(&[sge(8)])), Err(PostError::BadLength));
+        let mut sq = queue(3);
+        for word in [[1; 8], [2; 8]] {
+            sq.push(&SendRequest { op: store, ..request(0, SendData::Inline(&word)) }, 0).expect("room");
+        }
+        let payload = |at| sq.get(at).map(|wqe| sq.payload(at, wqe));
+        assert!(matches!(payload(0), Some(Payload::Inline(&[1, 1, 1, 1, 1, 1, 1, 1]))));
+        assert!(matches!(payload(1), Some(Payload::Inline(&[2, 2, 2, 2, 2, 2, 2, 2]))));
     }
 
     // clause: BTH-SOLICITED

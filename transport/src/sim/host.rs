@@ -145,6 +145,14 @@ impl Memory for SimHost {
         self.memory.atomic_remote(rkey, va, op)
     }
 
+    fn store_remote(&mut self, rkey: RKey, va: u64, data: [u8; 8]) -> Result<(), MemError> {
+        self.memory.store_remote(rkey, va, data)
+    }
+
+    fn flush_remote(&mut self, rkey: RKey, range: Option<(u64, u64)>, access: Access) -> Result<(), MemError> {
+        self.memory.flush_remote(rkey, range, access)
+    }
+
     fn invalidate_remote(&mut self, rkey: RKey) -> Result<(), MemError> {
         self.memory.invalidate_remote(rkey)
     }

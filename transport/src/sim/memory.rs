@@ -65,6 +65,8 @@ pub struct VecMemory {
     regions: Vec<Region>,
     /// Bound windows. Any key that is no region's names one.
     windows: Vec<Bind>,
+    /// FLUSHes done for the peer.
+    pub flushes: u32,
 }
 
 impl VecMemory {
@@ -232,6 +234,19 @@ impl Memory for VecMemory {
         };
         word.copy_from_slice(&new.to_ne_bytes());
         Ok(old)
+    }
+
+    fn store_remote(&mut self, rkey: RKey, va: u64, data: [u8; 8]) -> Result<(), MemError> {
+        assert_eq!(va % 8, 0, "the responder let a misaligned ATOMIC WRITE through");
+        self.write_remote(rkey, va, &data)
+    }
+
+    fn flush_remote(&mut self, rkey: RKey, range: Option<(u64, u64)>, access: Access) -> Result<(), MemError> {
+        assert!(!access.is_empty(), "a FLUSH needs a right");
+        let (va, len) = range.unwrap_or((self.base_of(rkey), 0));
+        self.access(rkey.0, va, len, access)?;
+        self.flushes += 1;
+        Ok(())
     }
 
     fn invalidate_remote(&mut self, rkey: RKey) -> Result<(), MemError> {

@@ -405,26 +405,6 @@ fn a_fatal_refusal_is_told_after_the_answers_before_it_and_is_the_last_word() {
     assert!(!s.p.ends[1].qp.has_work());
 }
 
-// clause: CHECK-NOT-OFFERED
-#[test]
-fn operations_we_do_not_offer_are_invalid_requests() {
-    for which in 0..2 {
-        let mut s = Script::new(Setup::default());
-        let reth = s.reth(0, 8);
-        let answers = if which == 0 {
-            s.say(100, Request::AtomicWrite(reth), &[0; 8])
-        } else {
-            let feth = roxe_wire::Feth {
-                selectivity: roxe_wire::Selectivity::Range,
-                placement: roxe_wire::Placement::GLOBAL_VISIBILITY,
-            };
-            s.say(100, Request::Flush(feth, reth), &[])
-        };
-        assert_eq!(answers, ["nak InvalidRequest 100"]);
-        assert_eq!(s.state(), QpState::Err);
-    }
-}
-
 // clause: TAKE-SERVICE, TAKE-ADDRESS, TAKE-PKEY
 #[test]
 fn strangers_change_nothing() {

@@ -36,7 +36,8 @@ enum Home<'a> {
 
 /// Rights that a queue pair gives its peer unless the builder is told otherwise. The rights of each memory region still
 /// decide.
-const ALL_REMOTE: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
+const ALL_REMOTE: Access =
+    Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC).union(Access::FLUSH_GLOBAL);
 
 impl<'a> QueuePairBuilder<'a> {
     pub(crate) fn new(pd: &'a ProtectionDomain, send_cq: &'a CompletionQueue, recv_cq: &'a CompletionQueue) -> Self {

@@ -4,7 +4,7 @@
 
 use crate::{AddressHandle, RemoteAddr, Sge, SrqNumber, WindowBinding};
 use roxe_transport::wr::{self, SendData, SendFlags, SendOp, UdDest};
-use roxe_wire::{ImmDt, Qkey, Qpn, RKey};
+use roxe_wire::{Feth, ImmDt, Placement, Qkey, Qpn, RKey, Selectivity};
 
 /// One request for the send queue.
 ///
@@ -86,6 +86,29 @@ impl<'a> WorkRequest<'a> {
     /// [`bind`](Self::bind) does. RC and UC.
     pub const fn local_invalidate(rkey: RKey) -> Self {
         Self::new(SendOp::LocalInvalidate(rkey), SendData::Sges(&[]))
+    }
+
+    /// ATOMIC WRITE: the 8 bytes of `word`, which are copied while posting, go to `remote` (aligned) behind everything written
+    /// before; whoever looks there sees all of them or none. Completes when they are there. RC only.
+    pub const fn atomic_write(word: &'a [u8; 8], remote: RemoteAddr) -> Self {
+        Self::new(SendOp::AtomicWrite { remote_addr: remote.addr, rkey: remote.rkey }, SendData::Inline(word))
+    }
+
+    /// FLUSH: completes when everything written before to the `length` bytes at `remote` can be seen by every thread of the
+    /// peer. The memory there needs [`Access::FLUSH_GLOBAL`](crate::Access::FLUSH_GLOBAL). RC only.
+    pub const fn flush(remote: RemoteAddr, length: u32) -> Self {
+        Self::new_flush(remote, length, Selectivity::Range)
+    }
+
+    /// As [`flush`](Self::flush), for the whole region that `remote` lies in.
+    pub const fn flush_region(remote: RemoteAddr) -> Self {
+        Self::new_flush(remote, 0, Selectivity::Region)
+    }
+
+    const fn new_flush(remote: RemoteAddr, length: u32, selectivity: Selectivity) -> Self {
+        let feth = Feth { selectivity, placement: Placement::GLOBAL_VISIBILITY };
+        let op = SendOp::Flush { remote_addr: remote.addr, rkey: remote.rkey, length, feth };
+        Self::new(op, SendData::Sges(&[]))
     }
 
     /// A number of your choice that comes back in the completion.
@@ -177,6 +200,8 @@ impl<'a> WorkRequest<'a> {
             SendOp::FetchAdd { .. } => "a FETCH_ADD",
             SendOp::LocalInvalidate(_) => "a local invalidate",
             SendOp::BindWindow { .. } => "a binding of a window",
+            SendOp::AtomicWrite { .. } => "an ATOMIC WRITE",
+            SendOp::Flush { .. } => "a FLUSH",
         }
     }
 }

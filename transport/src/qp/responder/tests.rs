@@ -2,6 +2,7 @@
 
 mod atomics;
 mod duplicates;
+mod nonposted;
 mod order;
 mod reads;
 mod receives;

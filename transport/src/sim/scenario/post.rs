@@ -240,7 +240,9 @@ impl<C: Choices> Scenario<C> {
             | SendOp::WriteImm { remote_addr, rkey, .. }
             | SendOp::Read { remote_addr, rkey }
             | SendOp::CompareSwap { remote_addr, rkey, .. }
-            | SendOp::FetchAdd { remote_addr, rkey, .. } => {
+            | SendOp::FetchAdd { remote_addr, rkey, .. }
+            | SendOp::AtomicWrite { remote_addr, rkey }
+            | SendOp::Flush { remote_addr, rkey, .. } => {
                 if far {
                     *remote_addr = u64::MAX - 3;
                 } else {
@@ -281,6 +283,8 @@ fn opcode_of(op: &SendOp) -> WcOpcode {
         SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
         SendOp::LocalInvalidate(_) => WcOpcode::LocalInv,
         SendOp::BindWindow { .. } => WcOpcode::BindMw,
+        SendOp::AtomicWrite { .. } => WcOpcode::AtomicWrite,
+        SendOp::Flush { .. } => WcOpcode::Flush,
     }
 }
 

@@ -37,8 +37,10 @@ fn cases(s: &Script) -> Vec<Case> {
         invalid("SEND last of nothing", Request::SendLast(plain), 1),
         invalid("WRITE middle of nothing", Request::WriteMiddle, MTU),
         invalid("WRITE last of nothing", Request::WriteLast(None), 1),
-        invalid("FLUSH", Request::Flush(feth, s.reth(0, 8)), 0),
-        invalid("ATOMIC WRITE", Request::AtomicWrite(s.reth(0, 8)), 8),
+        invalid("FLUSH that the QP does not allow", Request::Flush(feth, s.reth(0, 8)), 0),
+        invalid("ATOMIC WRITE that says it has 4 bytes", Request::AtomicWrite(s.reth(0, 4)), 8),
+        invalid("ATOMIC WRITE that has 4 bytes", Request::AtomicWrite(s.reth(0, 4)), 4),
+        invalid("misaligned ATOMIC WRITE", Request::AtomicWrite(s.reth(4, 8)), 8),
         ends(inv, invalid("SEND first too short", Request::SendFirst, MTU - 1)),
         ends(inv, invalid("SEND first too long", Request::SendFirst, MTU + 1)),
         ends(inv, invalid("SEND only too long", Request::SendOnly(plain), MTU + 1)),
@@ -63,10 +65,12 @@ fn cases(s: &Script) -> Vec<Case> {
         no_access("READ over the end", Request::Read(outside), 0),
         no_access("READ over the end of all addresses", Request::Read(wraps), 0),
         no_access("atomic over the end", Request::FetchAdd(s.eth(65536)), 0),
+        no_access("ATOMIC WRITE over the end", Request::AtomicWrite(s.reth(65536, 8)), 8),
+        no_access("ATOMIC WRITE by a stale key", Request::AtomicWrite(bad_key(s.reth(0, 8))), 8),
     ]
 }
 
-// clause: CHECK-NOT-OFFERED, CHECK-LENGTH, NAK-TABLE, NAK-OPCODE, EVENT-AFFILIATED, STATUS-WRITE-IMM
+// clause: CHECK-LENGTH, ATOMIC-WRITE-LENGTH, NAK-TABLE, NAK-OPCODE, EVENT-AFFILIATED, STATUS-WRITE-IMM
 #[test]
 fn every_row_is_told_reported_and_final() {
     for i in 0..cases(&rc()).len() {
@@ -83,25 +87,34 @@ fn every_row_is_told_reported_and_final() {
     }
 }
 
-// clause: CHECK-ORDER, CHECK-ACCESS-FLAGS
+// clause: CHECK-ORDER, CHECK-ACCESS-FLAGS, FLUSH-RIGHTS
 #[test]
 fn access_flags_of_the_qp_come_before_the_key() {
-    let (w, r, a) = (Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC);
+    let (w, r, a, f) = (Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC, Access::FLUSH_GLOBAL);
+    let feth = Feth { selectivity: Selectivity::Range, placement: Placement::GLOBAL_VISIBILITY };
     for (missing, req) in [
         (w, Request::WriteOnly(rc().reth(0, 0), None)),
         (w, Request::WriteFirst(rc().reth(0, 512))),
         (r, Request::Read(rc().reth(0, 8))),
         (a, Request::FetchAdd(rc().eth(0))),
         (a, Request::CompareSwap(rc().eth(0))),
+        (w, Request::AtomicWrite(rc().reth(0, 8))),
+        (f, Request::Flush(feth, rc().reth(0, 0))),
     ] {
         let mut s = rc();
-        s.sh.attr.access = (w | r | a).difference(missing);
-        let payload = if matches!(req, Request::WriteFirst(_)) { vec![0; MTU] } else { vec![] };
+        s.sh.attr.access = (w | r | a | f).difference(missing);
+        let payload = match req {
+            Request::WriteFirst(_) => vec![0; MTU],
+            Request::AtomicWrite(_) => vec![0; 8],
+            _ => vec![],
+        };
         assert_eq!(s.put(FIRST, req, &payload), Err(DropReason::InvalidRequest));
         assert_eq!(s.out(), [nak(FIRST, NakCode::InvalidRequest, 0)], "{req:?}");
         let mut s = rc();
         s.sh.attr.access = missing;
-        assert_eq!(s.put(FIRST, req, &payload), Ok(()), "{req:?}");
+        // The region grants everything but FLUSH, so a FLUSH fails one step later.
+        let result = if missing == f { Err(DropReason::RemoteAccess) } else { Ok(()) };
+        assert_eq!(s.put(FIRST, req, &payload), result, "{req:?}");
     }
 }
 
