@@ -267,6 +267,8 @@ pub struct DeviceAttr {
     pub max_qp_wr: u32,
     /// `enum ibv_device_cap_flags`.
     pub device_cap_flags: u32,
+    /// The same, and those of `enum ib_uverbs_device_cap_flags` beyond 32 bits.
+    pub device_cap_flags_ex: u64,
     /// Elements of a list.
     pub max_sge: u32,
     /// Elements of the list of a READ.
@@ -333,6 +335,9 @@ const CAP_FLAGS: u32 = 1 << 20
     | 1 << 26
     | 1 << 29;
 
+/// FLUSH_GLOBAL, ATOMIC_WRITE. There is no persistent memory, so no FLUSH_PERSISTENT.
+const CAP_FLAGS_EX: u64 = 1 << 38 | 1 << 40;
+
 impl DeviceAttr {
     fn of(device: &Device) -> Self {
         Self {
@@ -347,6 +352,7 @@ impl DeviceAttr {
             max_qp: limits::MAX_QP,
             max_qp_wr: limits::MAX_QP_WR,
             device_cap_flags: CAP_FLAGS,
+            device_cap_flags_ex: CAP_FLAGS_EX | CAP_FLAGS as u64,
             max_sge: limits::MAX_SGE,
             max_sge_rd: limits::MAX_SGE,
             max_cq: limits::MAX_OBJECTS,

@@ -559,6 +559,8 @@ pub(crate) struct ibv_qp_ex {
     pub(crate) wr_complete: Option<unsafe extern "C" fn(Qpx) -> c_int>,
     pub(crate) wr_abort: Option<unsafe extern "C" fn(Qpx)>,
     pub(crate) wr_atomic_write: Option<unsafe extern "C" fn(Qpx, u32, u64, *const c_void)>,
+    /// Newer than the other fields: programs of older headers do not look here.
+    pub(crate) wr_flush: Option<unsafe extern "C" fn(Qpx, u32, u64, usize, u8, u8)>,
 }
 
 #[repr(C)]

@@ -188,6 +188,7 @@ unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
             7 => SendOp::LocalInvalidate(RKey(wr.imm_data)),
             8 => window::bind_type_2(wr.bind_mw.mw, wr.bind_mw.rkey, &raw const wr.bind_mw.bind_info)?,
             9 => SendOp::SendInvalidate(RKey(wr.imm_data)),
+            15 => SendOp::AtomicWrite { remote_addr: rdma().remote_addr, rkey: RKey(rdma().rkey) },
             _ => return Err(EINVAL),
         })
     }

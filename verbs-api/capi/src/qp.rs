@@ -25,8 +25,6 @@ const MASK_PD: u32 = 1;
 const MASK_XRCD: u32 = 1 << 1;
 const MASK_CREATE_FLAGS: u32 = 1 << 2;
 const MASK_SEND_OPS_FLAGS: u32 = 1 << 6;
-/// `IBV_QP_EX_WITH_*` of the operations that the builders offer: WRITE, SEND, READ, atomics, SEND with invalidate.
-const SEND_OPS: u64 = 0x3ff;
 
 /// `IBV_QPT_XRC_RECV`: made in an XRC domain, see `xrc.rs`.
 pub(crate) const XRC_RECV: c_int = 10;
@@ -95,7 +93,7 @@ fn create(handle: *mut ibv_pd, init: &mut ibv_qp_init_attr, extended: bool) -> R
     })?;
     init.cap = cap_to_c(&qp.query().1.caps);
     let base = base(handle, init, token, &qp)?;
-    let builder = extended.then(|| Builder::new(&init.cap));
+    let builder = extended.then(|| Builder::new(&init.cap, service));
     let inner = QpInner { qp, service, events: Unacked::default(), builder };
     Object::publish_at(home(handle, Resource::Qp)?, token, qp_ex::exposed(base), inner)
 }
@@ -134,7 +132,7 @@ fn check_extended(init: &ibv_qp_init_attr_ex) -> Result<()> {
     let flags = if given(MASK_CREATE_FLAGS) { init.create_flags } else { 0 };
     let ops = if given(MASK_SEND_OPS_FLAGS) { init.send_ops_flags } else { 0 };
     let other = init.comp_mask & !(MASK_PD | MASK_CREATE_FLAGS | MASK_SEND_OPS_FLAGS);
-    if other != 0 || flags != 0 || ops & !SEND_OPS != 0 {
+    if other != 0 || flags != 0 || ops & !qp_ex::operations_of(service(init.qp_type)?) != 0 {
         return Err(EOPNOTSUPP);
     }
     if given(MASK_PD) { Ok(()) } else { Err(EINVAL) }

@@ -13,8 +13,9 @@ use core::ffi::{c_int, c_void};
 use core::ops::Range;
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
+use roxe_transport::qp::Service;
 use roxe_transport::wr::{SendData, SendFlags, SendOp, SendRequest, Sge, UdDest};
-use roxe_wire::{ImmDt, LKey, RKey};
+use roxe_wire::{Feth, ImmDt, LKey, Placement, RKey, Selectivity};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 type Qpx = *mut ibv_qp_ex;
@@ -27,7 +28,7 @@ struct Built {
     payload: Payload,
     ud: Option<UdDest>,
     /// XRC: the peer's shared receive queue.
-    srqn: u32,
+    srqn: Option<u32>,
 }
 
 enum Payload {
@@ -41,6 +42,7 @@ struct Batch {
     sges: Vec<Sge>,
     bytes: Vec<u8>,
     cap: ibv_qp_cap,
+    service: Service,
     /// The first error since `wr_start`; it fails the whole batch.
     error: Option<Errno>,
 }
@@ -55,10 +57,49 @@ pub(crate) struct Builder {
 unsafe impl Sync for Builder {}
 
 impl Builder {
-    pub(crate) fn new(cap: &ibv_qp_cap) -> Self {
-        let batch = Batch { requests: Vec::new(), sges: Vec::new(), bytes: Vec::new(), cap: *cap, error: None };
+    pub(crate) fn new(cap: &ibv_qp_cap, service: Service) -> Self {
+        let (requests, sges, bytes) = (Vec::new(), Vec::new(), Vec::new());
+        let batch = Batch { requests, sges, bytes, cap: *cap, service, error: None };
         Self { lock: RawMutex::INIT, batch: UnsafeCell::new(batch) }
     }
+}
+
+/// The `IBV_QP_EX_WITH_*` bit of an operation.
+const fn bit(op: &SendOp) -> u64 {
+    match op {
+        SendOp::Write { .. } => 1,
+        SendOp::WriteImm { .. } => 1 << 1,
+        SendOp::Send => 1 << 2,
+        SendOp::SendImm(_) => 1 << 3,
+        SendOp::Read { .. } => 1 << 4,
+        SendOp::CompareSwap { .. } => 1 << 5,
+        SendOp::FetchAdd { .. } => 1 << 6,
+        SendOp::LocalInvalidate(_) => 1 << 7,
+        SendOp::BindWindow { .. } => 1 << 8,
+        SendOp::SendInvalidate(_) => 1 << 9,
+        SendOp::Flush { .. } => 1 << 11,
+        SendOp::AtomicWrite { .. } => 1 << 12,
+    }
+}
+
+/// `IBV_QP_EX_WITH_*` of everything that a QP of `service` can do. A QP has the builders of all of these, whichever it was
+/// created with: programs use more than they asked for, because other providers let them.
+pub(crate) const fn operations_of(service: Service) -> u64 {
+    match service {
+        Service::Rc | Service::XrcIni => 0x3ff | 1 << 11 | 1 << 12,
+        Service::Uc => 0xf | 1 << 7 | 1 << 8,
+        Service::Ud => 0xc,
+        Service::Raw => 1 << 2,
+        Service::XrcTgt => 0,
+    }
+}
+
+/// Whether the program attaches data to the operation.
+const fn takes_data(op: &SendOp) -> bool {
+    !matches!(
+        op,
+        SendOp::AtomicWrite { .. } | SendOp::Flush { .. } | SendOp::LocalInvalidate(_) | SendOp::BindWindow { .. }
+    )
 }
 
 impl Batch {
@@ -70,18 +111,26 @@ impl Batch {
     }
 
     fn begin(&mut self, wr_id: u64, flags: u32, op: SendOp) -> Result<()> {
+        if operations_of(self.service) & bit(&op) == 0 {
+            return Err(EOPNOTSUPP);
+        }
         if self.requests.len() >= self.cap.max_send_wr as usize {
             return Err(Errno(libc::ENOMEM));
         }
         // Inline data is announced by the setter, not by a flag.
         let flags = SendFlags::from_bits_truncate(flags) - SendFlags::INLINE;
-        self.requests.push(Built { wr_id, op, flags, payload: Payload::Sges(0..0), ud: None, srqn: 0 });
+        self.requests.push(Built { wr_id, op, flags, payload: Payload::Sges(0..0), ud: None, srqn: None });
         Ok(())
     }
 
     /// The request being built; EINVAL before the first one.
     fn last(&mut self) -> Result<&mut Built> {
         self.requests.last_mut().ok_or(EINVAL)
+    }
+
+    /// The request being built, if data can be attached to it.
+    fn last_with_data(&mut self) -> Result<&mut Built> {
+        self.last().and_then(|built| if takes_data(&built.op) { Ok(built) } else { Err(EINVAL) })
     }
 
     fn set_sges(&mut self, list: impl ExactSizeIterator<Item = Sge>) -> Result<()> {
@@ -91,7 +140,7 @@ impl Batch {
         let start = self.sges.len();
         self.sges.extend(list);
         let range = start..self.sges.len();
-        self.last()?.payload = Payload::Sges(range);
+        self.last_with_data()?.payload = Payload::Sges(range);
         Ok(())
     }
 
@@ -103,7 +152,8 @@ impl Batch {
         let start = self.bytes.len();
         for buffer in buffers {
             let used = self.bytes.len() - start;
-            if buffer.length > self.cap.max_inline_data as usize - used {
+            if buffer.length > self.cap.max_inline_data as usize - used || (buffer.addr.is_null() && buffer.length > 0)
+            {
                 return Err(EINVAL);
             }
             if buffer.length > 0 {
@@ -113,6 +163,15 @@ impl Batch {
             }
         }
         let range = start..self.bytes.len();
+        self.last_with_data()?.payload = Payload::Inline(range);
+        Ok(())
+    }
+
+    /// Copies the data of an ATOMIC WRITE.
+    fn set_word(&mut self, word: &[u8; 8]) -> Result<()> {
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(word);
+        let range = start..self.bytes.len();
         self.last()?.payload = Payload::Inline(range);
         Ok(())
     }
@@ -120,9 +179,11 @@ impl Batch {
     /// Posts every request, or none if one is refused (`man ibv_wr_post`).
     fn post(&self, qp: &roxe_provider::Qp) -> Result<()> {
         let mut queue = qp.send();
-        let posted = self.requests.iter().try_for_each(|built| queue.push_to_srq(built.srqn, &self.request(built)));
-        posted.inspect_err(|_| queue.take_back())?;
-        Ok(())
+        let posted = self.requests.iter().try_for_each(|built| {
+            let srqn = if self.service == Service::XrcIni { built.srqn.ok_or(EINVAL)? } else { 0 };
+            Ok(queue.push_to_srq(srqn, &self.request(built))?)
+        });
+        posted.inspect_err(|_| queue.take_back())
     }
 
     fn request<'a>(&'a self, built: &'a Built) -> SendRequest<'a> {
@@ -162,6 +223,7 @@ pub(crate) fn exposed(base: ibv_qp) -> ibv_qp_ex {
         wr_complete: Some(wr_complete),
         wr_abort: Some(wr_abort),
         wr_atomic_write: Some(wr_atomic_write),
+        wr_flush: Some(wr_flush),
     }
 }
 
@@ -289,13 +351,47 @@ macro_rules! refused {
 
 refused! {
     wr_send_tso(*mut c_void, u16, u16);
-    wr_atomic_write(u32, u64, *const c_void);
+}
+
+/// The 8 bytes are copied now; whatever `max_inline_data` is.
+unsafe extern "C" fn wr_atomic_write(qp: Qpx, rkey: u32, remote_addr: u64, word: *const c_void) {
+    let op = SendOp::AtomicWrite { remote_addr, rkey: RKey(rkey) };
+    // SAFETY: called through the structure of a living QP, after `wr_start`, with 8 bytes that the program may read. The
+    // fields of the QP are read only if it is not NULL.
+    unsafe {
+        with_batch(qp, |batch| {
+            batch.begin((*qp).wr_id, (*qp).wr_flags, op)?;
+            batch.set_word(word.cast::<[u8; 8]>().as_ref().ok_or(EINVAL)?)
+        });
+    }
+}
+
+/// `man ibv_wr_post` of newer rdma-core: `placement` says what must have happened to the data, `level` is 0 for the range and 1
+/// for the whole region.
+unsafe extern "C" fn wr_flush(qp: Qpx, rkey: u32, remote_addr: u64, length: usize, placement: u8, level: u8) {
+    // SAFETY: called through the structure of a living QP, after `wr_start`; its fields are read only if it is not NULL.
+    unsafe {
+        with_batch(qp, |batch| {
+            let length = u32::try_from(length).map_err(|_| EINVAL)?;
+            let selectivity = match level {
+                0 => Selectivity::Range,
+                1 => Selectivity::Region,
+                _ => return Err(EINVAL),
+            };
+            let feth = Feth { selectivity, placement: Placement(placement) };
+            let op = SendOp::Flush { remote_addr, rkey: RKey(rkey), length, feth };
+            batch.begin((*qp).wr_id, (*qp).wr_flags, op)
+        });
+    }
 }
 
 unsafe extern "C" fn wr_set_ud_addr(qp: Qpx, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) {
     // SAFETY: called through the structure of a living QP, after `wr_start`, with a living address handle.
     unsafe {
         with_batch(qp, |batch| {
+            if batch.service != Service::Ud {
+                return Err(EINVAL);
+            }
             batch.last()?.ud = Some(ud_dest(ah, remote_qpn, remote_qkey)?);
             Ok(())
         });
@@ -306,7 +402,10 @@ unsafe extern "C" fn wr_set_xrc_srqn(qp: Qpx, remote_srqn: u32) {
     // SAFETY: called through the structure of a living QP, after `wr_start`.
     unsafe {
         with_batch(qp, |batch| {
-            batch.last()?.srqn = remote_srqn;
+            if batch.service != Service::XrcIni {
+                return Err(EINVAL);
+            }
+            batch.last()?.srqn = Some(remote_srqn);
             Ok(())
         });
     }
@@ -355,7 +454,7 @@ mod tests {
 
     fn batch() -> Batch {
         let cap = ibv_qp_cap { max_send_wr: 2, max_send_sge: 1, max_inline_data: 4, ..ibv_qp_cap::default() };
-        Builder::new(&cap).batch.into_inner()
+        Builder::new(&cap, Service::Rc).batch.into_inner()
     }
 
     #[test]

@@ -106,7 +106,7 @@ fn device_attr_ex(attr: &DeviceAttr) -> ibv_device_attr_ex {
         odp_caps: ODP_CAPS,
         completion_timestamp_mask: u64::MAX,
         hca_core_clock: CORE_CLOCK_KHZ,
-        device_cap_flags_ex: attr.device_cap_flags.into(),
+        device_cap_flags_ex: attr.device_cap_flags_ex,
         tso_caps: [0; 2],
         rss_caps: [0; 4],
         max_wq_type_rq: 0,

@@ -275,7 +275,7 @@ fn posting_checks_state_lists_and_room() {
     let mut first = send_wr(1, 2, &sges[..1]);
     first.next = &raw mut wrong;
     assert_eq!(rig.post_send(a, &mut first), (libc::EINVAL, &raw mut wrong), "the second one is bad");
-    for opcode in [8, 10, 11, 15, 99] {
+    for opcode in [8, 10, 11, 14, 16, 99] {
         assert_eq!(rig.post_send(a, &mut send_wr(3, opcode, &sges[..1])).0, libc::EINVAL, "opcode {opcode}");
     }
     let mut negative = send_wr(3, 2, &sges[..1]);

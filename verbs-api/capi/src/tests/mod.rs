@@ -3,6 +3,7 @@
 
 mod advise;
 mod async_events;
+mod builders;
 mod completions;
 mod dm;
 mod domains;
@@ -190,10 +191,7 @@ impl Rig {
     /// A UD QP in RTS.
     fn ud(&self) -> *mut ibv_qp {
         let qp = self.qp(UD);
-        let attr = ibv_qp_attr { qp_state: INIT, port_num: 1, qkey: QKEY, ..ibv_qp_attr::default() };
-        modify(qp, attr, 1 | 1 << 4 | 1 << 5 | 1 << 6);
-        modify(qp, ibv_qp_attr { qp_state: RTR, ..ibv_qp_attr::default() }, 1);
-        modify(qp, ibv_qp_attr { qp_state: RTS, ..ibv_qp_attr::default() }, 1 | 1 << 16);
+        activate(qp);
         qp
     }
 
@@ -302,6 +300,14 @@ fn query(qp: *mut ibv_qp) -> ibv_qp_attr {
     // SAFETY: a living QP and room for whole structures.
     assert_eq!(unsafe { ibv_query_qp(qp, &raw mut attr, 0, init.as_mut_ptr()) }, 0);
     attr
+}
+
+/// Takes a UD QP from RESET to RTS.
+fn activate(qp: *mut ibv_qp) {
+    let attr = ibv_qp_attr { qp_state: INIT, port_num: 1, qkey: QKEY, ..ibv_qp_attr::default() };
+    modify(qp, attr, 1 | 1 << 4 | 1 << 5 | 1 << 6);
+    modify(qp, ibv_qp_attr { qp_state: RTR, ..ibv_qp_attr::default() }, 1);
+    modify(qp, ibv_qp_attr { qp_state: RTS, ..ibv_qp_attr::default() }, 1 | 1 << 16);
 }
 
 /// Takes an RC QP from RESET to RTS.

@@ -78,6 +78,7 @@ fn qp_slots() -> Ways {
         wr_atomic_cmp_swp wr_atomic_fetch_add wr_bind_mw wr_local_inv wr_rdma_read wr_rdma_write wr_rdma_write_imm
         wr_send wr_send_imm wr_send_inv wr_send_tso wr_set_ud_addr wr_set_xrc_srqn wr_set_inline_data
         wr_set_inline_data_list wr_set_sge wr_set_sge_list wr_start wr_complete wr_abort wr_atomic_write
+        wr_flush
     };
     assert_eq!(slots.len(), pointers(offset_of!(ibv_qp_ex, wr_atomic_cmp_swp), size_of::<ibv_qp_ex>()));
     let refused = |way: &str| qp_ex::REFUSED.iter().any(|name| way.ends_with(&format!(".{name}")));
