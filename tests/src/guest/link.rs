@@ -58,6 +58,21 @@ pub fn isolate() -> io::Result<()> {
     said(Command::new("ip").args(["link", "set", "lo", "up"])).map(drop)
 }
 
+/// Adds an interface that is up and has this IPv4 address, in the namespace that [`isolate`] entered.
+pub fn add_bridge(name: &str, address: &str) -> io::Result<()> {
+    if std::env::var_os(INSIDE).is_none() {
+        return Err(io::Error::other("that takes root"));
+    }
+    for line in [
+        format!("link add {name} type bridge"),
+        format!("addr add {address}/24 dev {name}"),
+        format!("link set {name} up"),
+    ] {
+        said(Command::new("ip").args(line.split(' ')))?;
+    }
+    Ok(())
+}
+
 /// Makes the bridge, our addresses on it and the tap device for the guest.
 pub(super) fn build() -> io::Result<()> {
     if std::env::var_os(INSIDE).is_none() {
