@@ -11,7 +11,7 @@ use crate::device::Context;
 use crate::error::Error;
 use crate::guard::{self, Fault};
 use crate::limits::{DM_GRAIN, MAX_DM_SIZE};
-use crate::mapped::{OwnPages, page_size};
+use crate::mapped::{Mapping, page_size};
 use crate::uses::{Use, UseCount};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -40,7 +40,9 @@ impl Budget {
 /// Pages, and what they count for.
 #[derive(Debug)]
 struct Block {
-    pages: OwnPages,
+    pages: Mapping,
+    /// Bytes of it.
+    length: u64,
     budget: Arc<Budget>,
 }
 
@@ -48,14 +50,14 @@ impl Block {
     fn alloc(budget: &Arc<Budget>, length: u64) -> Result<Self, Error> {
         let length = length.next_multiple_of(page_size());
         budget.take(length)?;
-        let pages = OwnPages::map(length).inspect_err(|_| budget.give_back(length))?;
-        Ok(Self { pages, budget: Arc::clone(budget) })
+        let pages = Mapping::of_nothing(length).inspect_err(|_| budget.give_back(length))?;
+        Ok(Self { pages, length, budget: Arc::clone(budget) })
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        self.budget.give_back(self.pages.length());
+        self.budget.give_back(self.length);
     }
 }
 

@@ -42,7 +42,7 @@ fn populate(addr: u64, length: u64, advice: i32) -> Result<(), i32> {
     }
 }
 
-/// A part of a file or dma-buf, mapped until this is dropped.
+/// Memory that the program knows no address of, mapped until this is dropped: a part of a file or dma-buf, or the card's own.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     /// Where the part begins.
@@ -65,16 +65,21 @@ impl Mapping {
         let start = libc::off_t::try_from(offset - inside).map_err(|_| outside())?;
         let pages = usize::try_from(length + inside).map_err(|_| outside())?;
         let rights = libc::PROT_READ | if write { libc::PROT_WRITE } else { 0 };
-        // SAFETY: a new mapping at an address of the kernel's choice; the kernel checks descriptor and range.
-        let at = unsafe { libc::mmap(std::ptr::null_mut(), pages, rights, libc::MAP_SHARED, fd, start) };
-        if at == libc::MAP_FAILED {
-            return Err(match io::Error::last_os_error() {
-                e if e.raw_os_error() == Some(libc::ENODEV) => Error::invalid("the descriptor cannot be mapped"),
-                e => Error::os("cannot map the descriptor", &e),
-            });
-        }
-        let first = at.expose_provenance() as u64;
+        let first = map(pages, rights, libc::MAP_SHARED, fd, start).map_err(|e| match e.raw_os_error() {
+            Some(libc::ENODEV) => Error::invalid("the descriptor cannot be mapped"),
+            _ => Error::os("cannot map the descriptor", &e),
+        })?;
         Ok(Self { addr: first + inside, first, length: pages })
+    }
+
+    /// Maps `length` zeroed bytes, not 0, that a fork shares with the child instead of copying them. No page is present
+    /// before it is used. ENOMEM if the system has no room.
+    pub(crate) fn of_nothing(length: u64) -> Result<Self, Error> {
+        let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+        let length = length as usize;
+        let first = map(length, rights, flags | libc::MAP_NORESERVE, -1, 0);
+        let first = first.map_err(|e| Error::os(format_args!("cannot map {length} bytes"), &e))?;
+        Ok(Self { addr: first, first, length })
     }
 
     /// Where the part begins.
@@ -88,6 +93,13 @@ impl Drop for Mapping {
         // SAFETY: the whole of a mapping of ours; its key is dead, so nobody uses it any more.
         unsafe { libc::munmap(self.first as *mut c_void, self.length) };
     }
+}
+
+/// A new mapping of `length` bytes; where it begins.
+fn map(length: usize, rights: i32, flags: i32, fd: RawFd, start: libc::off_t) -> io::Result<u64> {
+    // SAFETY: an address of the kernel's choice; the kernel checks descriptor and range.
+    let at = unsafe { libc::mmap(std::ptr::null_mut(), length, rights, flags, fd, start) };
+    if at == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(at.expose_provenance() as u64) }
 }
 
 /// How many bytes the descriptor stands for; `None` if it does not say, as devices do.
@@ -107,44 +119,6 @@ fn size_of_fd(fd: RawFd) -> Result<Option<u64>, Error> {
 pub(crate) fn page_size() -> u64 {
     // SAFETY: takes no pointers.
     u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
-}
-
-/// Pages of the card's own: zeroed, and shared with the children of a fork instead of copied. Given back when dropped.
-#[derive(Debug)]
-pub(crate) struct OwnPages {
-    addr: u64,
-    length: u64,
-}
-
-impl OwnPages {
-    /// Whole pages of `length` bytes, not 0; none of them is present yet. ENOMEM if the system has no room for them.
-    pub(crate) fn map(length: u64) -> Result<Self, Error> {
-        let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
-        let at =
-            unsafe { libc::mmap(std::ptr::null_mut(), length as usize, rights, flags | libc::MAP_NORESERVE, -1, 0) };
-        if at == libc::MAP_FAILED {
-            return Err(Error::os(format_args!("cannot map {length} bytes"), &io::Error::last_os_error()));
-        }
-        Ok(Self { addr: at.expose_provenance() as u64, length })
-    }
-
-    /// Where they begin.
-    pub(crate) fn addr(&self) -> u64 {
-        self.addr
-    }
-
-    /// Bytes.
-    pub(crate) fn length(&self) -> u64 {
-        self.length
-    }
-}
-
-impl Drop for OwnPages {
-    fn drop(&mut self) {
-        // SAFETY: the whole mapping, made in `map`; whoever had the address held this value.
-        unsafe { libc::munmap(self.addr as *mut c_void, self.length as usize) };
-    }
 }
 
 fn maps() -> Result<String, Error> {
