@@ -112,13 +112,18 @@ fn starts(name: &str, args: &str, word: &str) -> Verdict {
 
 /// Server and client of one stock program; `judge` reads the client's output.
 fn two(tool: &str, args: &str, judge: impl Fn(&str) -> Result<(), String>) -> Verdict {
+    two_with(tool, args, &[], judge)
+}
+
+/// The same with variables of the environment.
+fn two_with(tool: &str, args: &str, envs: &[(&str, &str)], judge: impl Fn(&str) -> Result<(), String>) -> Verdict {
     if !pair::installed(tool) {
         return missing(tool);
     }
     let port = port();
     let server = program(tool, &format!("{args} -p {port}"));
     let client = program(tool, &format!("{args} -p {port} 127.0.0.1"));
-    match pair::run_pair(&server, &client, port, &[], LIMIT) {
+    match pair::run_pair(&server, &client, port, envs, LIMIT) {
         Err(e) => Verdict::Failed(e.to_string()),
         Ok([s, c]) => match (s.ok && c.ok).then(|| judge(&c.output)) {
             Some(Ok(())) => Verdict::Passed,
@@ -145,7 +150,9 @@ fn pingpongs() -> Vec<Check> {
             }
         }
     }
-    for args in ["-g 0 -c 1", "-g 1 -c 1", "-g 0 -c 1 -e", "-g 0 -c 1 -s 100000 -n 200"] {
+    // With more clients, the server sends to the queue of one by the connection of another: on a card the client processes
+    // share their domain, here a domain belongs to one process.
+    for args in ["-g 0 -c 1", "-g 1 -c 1", "-g 0 -c 1 -e", "-g 0 -c 1 -o", "-g 0 -c 1 -s 100000 -n 200"] {
         checks.push(Check::new(format!("ibv_xsrq_pingpong {args}"), move || xsrq(args)));
     }
     for extra in ["-N", "-t", "-N -t", "-N -e", "-o", "-o -P", "-O -P -e", "-j", "-j -N -e"] {
@@ -199,8 +206,15 @@ const LATENCY: [Tool; 4] = [
     Tool { name: "ib_atomic_lat", services: &["RC"], events: true, inline: false },
 ];
 
+/// The checks of perftest: every tool with the options that mean something for it.
 fn perftests() -> Vec<Check> {
     let mut checks = Vec::new();
+    for (name, args) in variants() {
+        checks.push(Check::new(format!("{name} {args}"), move || two(name, &args, |out| figures(out, 1))));
+    }
+    for (name, args) in for_wr_calls() {
+        checks.push(Check::new(format!("{name} {args}, by ibv_wr_*"), move || by_wr_calls(name, &args)));
+    }
     for (tool, bandwidth) in BANDWIDTH.iter().map(|t| (t, true)).chain(LATENCY.iter().map(|t| (t, false))) {
         for service in tool.services {
             for options in options(tool, service, bandwidth) {
@@ -216,6 +230,38 @@ fn perftests() -> Vec<Check> {
         }
     }
     checks
+}
+
+/// What a run needs at least.
+const PLAIN: &str = "-F -x 0 -n 500";
+
+/// Receives from a shared queue, memory that is registered on demand, and both with XRC.
+fn variants() -> Vec<(&'static str, String)> {
+    let mut sets = Vec::new();
+    for tool in ["ib_send_bw", "ib_send_lat"] {
+        for options in ["-c RC --use-srq", "-c UD --use-srq -s 1024", "-c XRC --use-srq", "-c XRC --use-srq --odp"] {
+            sets.push((tool, format!("{PLAIN} {options}")));
+        }
+    }
+    for options in ["-c RC --use-srq -q 4", "-c XRC --use-srq -q 4 -b"] {
+        sets.push(("ib_send_bw", format!("{PLAIN} {options}")));
+    }
+    sets.extend(
+        ["ib_write_bw", "ib_write_lat", "ib_read_bw", "ib_read_lat"].map(|tool| (tool, format!("{PLAIN} --odp"))),
+    );
+    sets
+}
+
+/// What perftest can do by `ibv_wr_*` calls: every tool on RC, and SEND and WRITE on the other services.
+fn for_wr_calls() -> Vec<(&'static str, String)> {
+    let tools = BANDWIDTH.iter().chain(&LATENCY);
+    let services = tools.flat_map(|tool| tool.services.iter().chain(&["XRC"]).map(|service| (tool.name, *service)));
+    services.map(|(tool, service)| (tool, format!("{PLAIN} -c {service} -s 8"))).collect()
+}
+
+/// As a card that perftest posts to by `ibv_wr_*` calls instead of `ibv_post_send`.
+fn by_wr_calls(name: &str, args: &str) -> Verdict {
+    two_with(name, args, &[("ROXE_VENDOR_PART_ID", "4119")], |out| figures(out, 1))
 }
 
 /// The option sets of one tool and service, each short enough for a run of all of them.
