@@ -15,7 +15,10 @@ use roxe_wire::RKey;
 use std::sync::Arc;
 
 /// What a window may grant.
-const REMOTE_RIGHTS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
+const REMOTE_RIGHTS: Access =
+    Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC).union(FLUSH_RIGHTS);
+/// Those of them that a region has to have itself.
+const FLUSH_RIGHTS: Access = Access::FLUSH_GLOBAL.union(Access::FLUSH_PERSISTENT);
 
 /// The two kinds of windows (values of `enum ibv_mw_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,7 +164,8 @@ impl Window {
     fn open(self, regions: &Slots<Region>, reach: Reach, bind: &Bind) -> Result<Region, MemError> {
         let region = regions.get(bind.lkey.0).ok_or(MemError::BadKey)?;
         let writes = bind.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
-        let needed = Access::MW_BIND | if writes { Access::LOCAL_WRITE } else { Access::empty() };
+        let local = if writes { Access::LOCAL_WRITE } else { Access::empty() };
+        let needed = Access::MW_BIND | local | bind.access & FLUSH_RIGHTS;
         if region.access.contains(Access::ZERO_BASED) {
             return Err(MemError::Access);
         }

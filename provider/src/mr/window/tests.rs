@@ -76,6 +76,20 @@ fn a_window_shows_its_range_with_its_rights() {
     assert_eq!(s.write(s.qp, RKey(s.mr.lkey().0), s.at(16)), Err(MemError::Access), "the region itself is closed");
 }
 
+// clause: WINDOW-BIND, FLUSH-RIGHTS
+#[test]
+fn a_window_may_be_flushed_if_its_region_may() {
+    let s = Setup::new();
+    let mw = s.pd.alloc_mw(MwKind::Two).unwrap();
+    let flushable = s.pd.reg_mr(s.at(0), PAGE, s.at(0), Access::MW_BIND | Access::FLUSH_GLOBAL).unwrap();
+    let bind = Bind { lkey: flushable.lkey(), access: Access::FLUSH_GLOBAL, ..s.bind(&mw, 1) };
+    s.table().bind(s.qp, &bind).unwrap();
+    let flush = |range| s.table().flush_remote(s.qp, bind.rkey, range, Access::FLUSH_GLOBAL);
+    assert_eq!((flush(None), flush(Some((s.at(16), 16)))), (Ok(()), Ok(())));
+    assert_eq!(flush(Some((s.at(16), 17))), Err(MemError::Range));
+    assert_eq!(s.write(s.qp, bind.rkey, s.at(16)), Err(MemError::Access));
+}
+
 // clause: WINDOW-REMOTE-ONLY
 #[test]
 fn the_key_of_a_window_is_none_for_lists() {
@@ -107,6 +121,7 @@ fn bindings_that_break_a_rule_change_nothing() {
         (s.qp, Bind { lkey: closed.lkey(), ..good }, MemError::Access),
         (s.qp, Bind { lkey: read_only.lkey(), ..good }, MemError::Access),
         (s.qp, Bind { lkey: zero_based.lkey(), addr: 0, ..good }, MemError::Access),
+        (s.qp, Bind { access: Access::FLUSH_GLOBAL, ..good }, MemError::Access),
         (s.qp, Bind { length: PAGE, ..good }, MemError::Range),
         (s.qp, Bind { length: u64::MAX, ..good }, MemError::Range),
         (s.qp, Bind { length: 0, ..good }, MemError::Access),
