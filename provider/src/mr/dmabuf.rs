@@ -3,7 +3,8 @@
 //! A card would reach it through the bus. This one maps it for itself, so anything serves that `mmap` maps shared: a dma-buf
 //! whose exporter allows that, a file in memory. Touches no contents.
 
-use super::{Backing, Mr, Terms};
+use super::Mr;
+use super::registration::{Backing, Terms, check_range, check_rights};
 use crate::error::Error;
 use crate::guard;
 use crate::mapped::{Mapping, page_size};
@@ -44,8 +45,8 @@ impl Pd {
                 "a dma-buf takes remote rights only, and an iova with its offset within the page",
             ));
         }
-        super::check_rights(access)?;
-        super::check_range(part.offset, iova, part.length)?;
+        check_rights(access)?;
+        check_range(part.offset, iova, part.length)?;
         let mapping = Mapping::of_fd(part.fd, part.offset, part.length, access.contains(Access::LOCAL_WRITE))?;
         guard::install();
         let terms = Terms { addr: part.offset, length: part.length, iova, access };

@@ -2,7 +2,8 @@
 //!
 //! A program names it where a list must have bytes that it does not care about. Touches the table of regions only.
 
-use super::{Backing, Mr, Region, Terms, Users};
+use super::registration::{Backing, Terms};
+use super::{Mr, Region, Users};
 use crate::error::Error;
 use crate::pd::Pd;
 use roxe_transport::wr::Access;

@@ -1,7 +1,10 @@
 //! Keys, rights, ranges and lists against real memory; what happens when it goes away.
 
 use super::*;
+use crate::pd::Pd;
 use crate::testing::{self, PAGE, Pages};
+use roxe_wire::LKey;
+use std::sync::Arc;
 
 const ALL: Access =
     Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
