@@ -63,6 +63,7 @@ fn main() -> ExitCode {
         Check::new("view: the system's own folders stay as they are", leaves_the_system_alone),
         Check::new("view: switched off", switched_off),
         Check::new("view: where namespaces are forbidden the program starts without", forbidden),
+        Check::new("view: who has some of the rights of root keeps them", || as_root(&keeps_rights)),
         Check::new("view: programs that change their user start without", || without_rights(&set_user)),
         Check::new("counters: the files of a run are the sum of its processes", sum_of_processes),
         Check::new("counters: files move while programs run", moves_while_running),
@@ -173,7 +174,7 @@ fn switched_off() -> Verdict {
 /// A user namespace that allows no further ones, and in it a process without the right to mount.
 fn forbidden() -> Verdict {
     let script = "echo 0 > /proc/sys/user/max_user_namespaces && \
-                  exec setpriv --bounding-set -sys_admin --inh-caps -sys_admin \"$@\"";
+                  exec setpriv --bounding-set -all --inh-caps -all \"$@\"";
     let inside = ["unshare", "--user", "--map-root-user", "sh", "-c", script, "sh"];
     if !run(&inside, &["true"]).status.success() {
         return Verdict::Skipped("user namespaces are not allowed here, so that they cannot be forbidden".into());
@@ -185,6 +186,19 @@ fn forbidden() -> Verdict {
         Verdict::Passed
     } else {
         Verdict::Failed(format!("it should start, and say one line why it sees no card\n{}", said(&output)))
+    }
+}
+
+/// Some of the rights of root, which would be lost in a user namespace.
+fn keeps_rights(_: &[&str]) -> Verdict {
+    let some = ["setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin"];
+    let script = "grep CapEff /proc/self/status";
+    let output = run(&some, &[roxe(), "run", "--", "sh", "-c", script]);
+    let why = text(&output.stderr);
+    if why.lines().count() == 1 && why.contains("rights") && output.stdout == run(&some, &["sh", "-c", script]).stdout {
+        Verdict::Passed
+    } else {
+        Verdict::Failed(said(&output))
     }
 }
 

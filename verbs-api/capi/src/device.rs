@@ -129,7 +129,7 @@ pub(crate) unsafe extern "C" fn ibv_get_device_index(device: *mut ibv_device) ->
     minus_one(|| c_int::try_from(card(device)?.device.index()).map_err(|_| EINVAL))
 }
 
-/// Where the system shows its devices; roxe adds nothing there.
+/// Where the system shows its devices; under `roxe run` programs see ours there as well.
 pub(crate) extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
 }

@@ -3,7 +3,8 @@
 //! Some programs look for a card there before, or instead of, asking libibverbs. So the program starts in a mount
 //! namespace of its own in which these folders exist; nothing outside of it changes. Root needs no more than that. Other
 //! users need a user namespace as well, in which they keep their user and group and have no more rights than before; there,
-//! set-user-id programs have no effect and other users appear as `nobody`.
+//! set-user-id programs have no effect and other users appear as `nobody`. Who has some of the rights of root would lose
+//! them there, and gets no view.
 //!
 //! All that `roxe run` starts shares one view, with counters that begin at 0. What cannot be made is said in one line, and
 //! the program starts without it.
@@ -33,6 +34,8 @@ pub(crate) enum ViewError {
         program.display()
     )]
     SetUser { program: PathBuf },
+    #[error("no /sys/class/infiniband for the program: a user namespace would take away some of its rights")]
+    Rights,
     #[error("no {target} for the program: {cause}")]
     Graft { target: &'static str, cause: io::Error },
 }
@@ -52,7 +55,7 @@ pub(crate) fn enter(netdevs: Option<&str>, program: &OsStr, scratch: &Path, repo
 /// The devices, once this process is in namespaces of its own.
 fn prepare(netdevs: Option<&str>, program: &OsStr) -> Result<Vec<tree::Card>, ViewError> {
     let devices = roxe_provider::preview(netdevs)?;
-    let space = Space::needed();
+    let space = Space::needed().ok_or(ViewError::Rights)?;
     if space == Space::OfUser {
         if let Some(program) = find(program).filter(|path| changes_user(path)) {
             return Err(ViewError::SetUser { program });

@@ -25,17 +25,23 @@ const SYS_ADMIN: u32 = 21;
 pub(crate) const PROBE: &str = "probe-view";
 
 impl Space {
-    /// What this process needs.
-    pub(super) fn needed() -> Self {
-        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-        if may_mount(&status) { Self::OfMounts } else { Self::OfUser }
+    /// What this process needs; `None` if that would cost it other rights, which do not reach out of a user namespace.
+    pub(super) fn needed() -> Option<Self> {
+        Self::for_rights(capabilities(&fs::read_to_string("/proc/self/status").unwrap_or_default()))
+    }
+
+    fn for_rights(set: u64) -> Option<Self> {
+        match set {
+            0 => Some(Self::OfUser),
+            set => (set >> SYS_ADMIN & 1 == 1).then_some(Self::OfMounts),
+        }
     }
 }
 
-/// Whether the capabilities in force, as `/proc/PID/status` shows them, include mounting.
-fn may_mount(status: &str) -> bool {
+/// The capabilities in force, as `/proc/PID/status` shows them.
+fn capabilities(status: &str) -> u64 {
     let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).is_some_and(|set| set >> SYS_ADMIN & 1 == 1)
+    set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0)
 }
 
 /// Tries `enter` in a child process; the error says why it failed there.
@@ -78,9 +84,10 @@ mod tests {
 
     #[test]
     fn capabilities_decide_what_is_needed() {
-        assert!(may_mount("Name:\tx\nCapEff:\t000001ffffffffff\n"));
-        assert!(may_mount("CapEff:\t0000000000200000\n"));
-        assert!(!may_mount("CapPrm:\t000001ffffffffff\nCapEff:\t00000000a80425fb\n"));
-        assert!(!may_mount(""));
+        let needed = |status| Space::for_rights(capabilities(status));
+        assert_eq!(needed("Name:\tx\nCapEff:\t000001ffffffffff\n"), Some(Space::OfMounts));
+        assert_eq!(needed("CapEff:\t0000000000200000\n"), Some(Space::OfMounts));
+        assert_eq!(needed("CapPrm:\t000001ffffffffff\nCapEff:\t0000000000000000\n"), Some(Space::OfUser));
+        assert_eq!(needed("CapEff:\t00000000a80425fb\n"), None);
     }
 }
