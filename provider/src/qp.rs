@@ -15,8 +15,8 @@ use crate::limits;
 use crate::net::frames::FrameSender;
 use crate::pd::Pd;
 use crate::srq::Srq;
-use crate::steering::{Flow, FlowInit};
-use crate::uses::{Use, UseCount};
+use crate::steering::{Flow, FlowInit, FlowUses};
+use crate::uses::Use;
 use crate::xrcd::Xrcd;
 use parking_lot::{Mutex, MutexGuard};
 use roxe_transport::qp::{AttrMask, PostError, QpAttr, QpCaps, QpConfig, QpState, Service};
@@ -61,7 +61,7 @@ pub struct Qp {
     pd: Arc<Pd>,
     view: QpInitView,
     uses: Mutex<Vec<Use>>,
-    flow_uses: UseCount,
+    flows: FlowUses,
 }
 
 impl Qp {
@@ -115,8 +115,8 @@ impl Qp {
         core.inner.lock().frames = frames;
         uses.extend(init.srq.as_ref().map(|srq| srq.hold()));
         uses.extend(xrcd.map(|xrcd| xrcd.hold()));
-        let flow_uses = UseCount::default();
-        Ok(Arc::new(Self { core, pd: Arc::clone(pd), view, uses: Mutex::new(uses), flow_uses }))
+        let flows = FlowUses::default();
+        Ok(Arc::new(Self { core, pd: Arc::clone(pd), view, uses: Mutex::new(uses), flows }))
     }
 
     /// What a raw packet queue pair sends by; others have none.
@@ -240,8 +240,14 @@ impl Qp {
 
     /// Makes it receive what is sent to the multicast group `mgid` (`man ibv_attach_mcast`); once more changes nothing.
     ///
-    /// EINVAL: no group, or not UD. ENOMEM: too many groups or members. EADDRINUSE: another user listens for the group.
+    /// A raw packet queue pair takes the address of an Ethernet group in the last six bytes of an otherwise empty `mgid`.
+    ///
+    /// EINVAL: no group, or neither UD nor raw packets. ENOMEM: too many groups or members. EADDRINUSE: another user listens
+    /// for the group.
     pub fn attach_mcast(&self, mgid: Gid) -> Result<(), Error> {
+        if self.service() == Service::Raw {
+            return self.flows.attach(self, &self.core, mgid);
+        }
         if !mgid.is_multicast() || self.service() != Service::Ud {
             return Err(Error::invalid(format!("{mgid} is no multicast group, or the queue pair is not UD")));
         }
@@ -250,6 +256,9 @@ impl Qp {
 
     /// Ends what [`Qp::attach_mcast`] with the same `mgid` began; EINVAL if there was nothing.
     pub fn detach_mcast(&self, mgid: Gid) -> Result<(), Error> {
+        if self.service() == Service::Raw {
+            return self.flows.detach(mgid);
+        }
         self.core.engine().detach(&self.core, mgid)
     }
 
@@ -260,14 +269,14 @@ impl Qp {
         Flow::create(self, &self.core, init)
     }
 
-    /// Registers one flow.
-    pub(crate) fn hold(&self) -> Use {
-        self.flow_uses.hold()
+    /// Its flows.
+    pub(crate) fn flows(&self) -> &FlowUses {
+        &self.flows
     }
 
     /// EBUSY while it is attached to a multicast group or has flows: a program may not destroy it yet.
     pub fn check_detached(&self) -> Result<(), Error> {
-        self.flow_uses.check_unused("queue pair", "flows")?;
+        self.flows.check_unused()?;
         match if self.service() == Service::Ud { self.core.engine().memberships(&self.core) } else { 0 } {
             0 => Ok(()),
             n => Err(Error::busy("queue pair", "multicast groups", u32::try_from(n).unwrap_or(u32::MAX))),
@@ -281,6 +290,7 @@ impl Qp {
     pub fn destroy(&self) {
         self.core.serve(clock::now());
         self.core.engine().drain();
+        self.flows.clear();
         self.core.engine().unregister_qp(&self.core);
         self.core.cut_off();
         self.core.close_windows();

@@ -10,7 +10,8 @@ use crate::uses::{Use, UseCount};
 use parking_lot::Mutex;
 use roxe_transport::qp::Service;
 use roxe_transport::steering::{Rule, RuleId, RuleKind};
-use roxe_wire::frame::FrameMatch;
+use roxe_wire::Gid;
+use roxe_wire::frame::{Field, FrameMatch};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -65,7 +66,7 @@ impl Flow {
             return Err(Error::invalid("only a normal flow can pass frames on"));
         }
         let FlowInit { kind, wanted, passes, drops, tag, counters } = init;
-        let uses = counters.iter().map(|counters| counters.uses.hold()).chain([qp.hold()]).collect();
+        let uses = counters.iter().map(|counters| counters.uses.hold()).chain([qp.flows().count.hold()]).collect();
         let to = if drops { Destination::Nobody } else { Destination::Qp(Arc::clone(core)) };
         let id = core.engine().add_rule(Rule { kind, wanted, passes, target: Target { to, tag, counters } })?;
         Ok(Self { id, core: Arc::clone(core), _uses: uses })
@@ -75,6 +76,58 @@ impl Flow {
 impl Drop for Flow {
     fn drop(&mut self) {
         self.core.engine().remove_rule(self.id);
+    }
+}
+
+/// The flows of a raw packet queue pair.
+#[derive(Debug, Default)]
+pub(crate) struct FlowUses {
+    count: UseCount,
+    /// The groups of stations that it is attached to.
+    groups: Mutex<Vec<([u8; 6], Flow)>>,
+}
+
+impl FlowUses {
+    /// EBUSY while there are flows.
+    pub(crate) fn check_unused(&self) -> Result<(), Error> {
+        self.count.check_unused("queue pair", "flows")
+    }
+
+    /// A flow for the frames to the group that `mgid` names; once more changes nothing. EINVAL: no such group.
+    // clause: RAW-GROUP
+    pub(crate) fn attach(&self, qp: &Qp, core: &Arc<QpCore>, mgid: Gid) -> Result<(), Error> {
+        let mac = group_of(mgid)?;
+        let mut groups = self.groups.lock();
+        if groups.iter().all(|(other, _)| *other != mac) {
+            let mut wanted = FrameMatch::default();
+            // The first of its kind contradicts nothing.
+            let _ = wanted.require_exactly(Field::DstMac, &mac);
+            groups.push((mac, Flow::create(qp, core, FlowInit { wanted, ..FlowInit::default() })?));
+        }
+        Ok(())
+    }
+
+    /// Ends what [`FlowUses::attach`] began; EINVAL if there was nothing.
+    pub(crate) fn detach(&self, mgid: Gid) -> Result<(), Error> {
+        let mac = group_of(mgid)?;
+        let mut groups = self.groups.lock();
+        let at = groups.iter().position(|(other, _)| *other == mac);
+        let at = at.ok_or_else(|| Error::invalid(format!("the queue pair is not attached to {mgid}")))?;
+        groups.swap_remove(at);
+        Ok(())
+    }
+
+    /// The queue pair goes away.
+    pub(crate) fn clear(&self) {
+        self.groups.lock().clear();
+    }
+}
+
+/// The address of a group of stations, which programs write into the last six bytes of an otherwise empty GID.
+fn group_of(mgid: Gid) -> Result<[u8; 6], Error> {
+    match mgid.0 {
+        [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, mac @ ..] if mac[0] & 1 != 0 => Ok(mac),
+        _ => Err(Error::invalid(format!("{mgid} does not end with the address of an Ethernet group"))),
     }
 }
 

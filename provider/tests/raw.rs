@@ -5,6 +5,7 @@ mod common;
 
 use common::peer::MARK;
 use common::*;
+use roxe_provider::wire::Gid;
 use roxe_provider::wire::frame::{Field, FrameMatch};
 use roxe_provider::{
     AttrMask, Context, CounterKind, Cq, CqInit, Cqe, Flow, FlowCounters, FlowInit, Qp, QpAttr, QpState, RuleKind,
@@ -245,6 +246,36 @@ fn checksums(station: &Station) {
         station.send(&packet, flags);
         assert_eq!(station.receive().1.ip_csum_ok, is_right);
     }
+}
+
+// clause: RAW-GROUP
+#[test]
+fn a_queue_pair_attached_to_a_group_gets_its_frames() {
+    inside("groups", "");
+}
+
+/// Not a test of its own: needs the namespace that the test above makes.
+#[test]
+fn groups() {
+    if !is_inside() {
+        return;
+    }
+    let (sender, member) = (Station::new(1, 0), Station::new(2, 8));
+    let mut mgid = Gid([0; 16]);
+    mgid.0[10..].copy_from_slice(&GROUP);
+    member.qp.attach_mcast(mgid).unwrap();
+    member.qp.attach_mcast(mgid).unwrap();
+    assert_eq!(member.qp.check_detached().unwrap_err().errno(), libc::EBUSY);
+    for payload in [&b"one"[..], b"two"] {
+        sender.send(&frame(GROUP, payload), SendFlags::empty());
+        assert_eq!(member.receive().0, frame(GROUP, payload));
+    }
+    member.qp.detach_mcast(mgid).unwrap();
+    assert_eq!(member.qp.detach_mcast(mgid).unwrap_err().errno(), libc::EINVAL);
+    member.qp.check_detached().unwrap();
+    mgid.0[10] = 2;
+    assert_eq!(member.qp.attach_mcast(mgid).unwrap_err().errno(), libc::EINVAL, "one station is no group");
+    done();
 }
 
 // clause: SRQ-ORDER
