@@ -2,10 +2,8 @@
 
 use super::Batch;
 use crate::counters::Counters;
-use crate::net::frames::{FrameSender, MAX_FRAMES};
+use crate::net::frames::FrameSender;
 use roxe_wire::icrc;
-
-const _: () = assert!(super::MAX_PACKETS <= MAX_FRAMES);
 
 impl Batch {
     /// Sends everything as frames, in order. What cannot be sent is lost and counted, as on any network.

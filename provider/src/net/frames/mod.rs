@@ -20,8 +20,6 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
 
-/// Most frames of one call.
-pub(crate) const MAX_FRAMES: usize = sys::MAX_SEND;
 /// How long a send waits for room in the socket's buffer.
 const SEND_TIMEOUT: Duration = Duration::from_millis(100);
 /// Receive and send buffer asked for, bytes.
@@ -63,7 +61,7 @@ impl FrameSender {
         Ok(Self { socket })
     }
 
-    /// Sends the first of `frames`, at most [`MAX_FRAMES`], and returns how many; an error is about the first one.
+    /// Sends the first few of `frames` and returns how many; an error is about the first one.
     pub(crate) fn send<'a>(&self, frames: impl Iterator<Item = &'a [u8]>) -> io::Result<usize> {
         sys::send(self.socket.as_raw_fd(), frames)
     }

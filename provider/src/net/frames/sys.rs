@@ -8,8 +8,8 @@ use std::io;
 use std::mem::{size_of, size_of_val, zeroed};
 use std::os::fd::RawFd;
 
-/// Most frames of one call, each way.
-pub(super) const MAX_SEND: usize = 64;
+/// Most frames of one call, each way: the call is paid for, and what it needs on the stack is still little.
+pub(super) const MAX_SEND: usize = 16;
 pub(super) const MAX_RECV: usize = 16;
 
 /// The address of an interface for frames of `protocol` (host order); 0: none.
