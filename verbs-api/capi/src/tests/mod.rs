@@ -9,6 +9,7 @@ mod dm;
 mod domains;
 mod errnos;
 mod events;
+mod flows;
 mod memory;
 mod migration;
 mod misuse;
