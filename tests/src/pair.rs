@@ -1,6 +1,7 @@
 //! Two processes, a server and a client, under `roxe run`, bounded in time and always ended.
 
 use crate::build;
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// How often a condition is looked at while waiting for it.
-pub(crate) const LOOK: Duration = Duration::from_millis(2);
+pub const LOOK: Duration = Duration::from_millis(2);
 
 /// What one process left behind.
 #[derive(Debug)]
@@ -30,19 +31,20 @@ struct Running {
 }
 
 impl Running {
-    fn start(program: &str, args: &[String], envs: &[(&str, &str)], log: PathBuf) -> io::Result<Self> {
+    fn start(Program { name, args }: &Program, place: &Place, log: PathBuf) -> io::Result<Self> {
         let file = File::create(&log)?;
-        let child = Command::new(build::roxe())
-            .arg("run")
-            .arg("--")
-            .arg(program)
+        let roxe = build::roxe().into_os_string();
+        let mut words = place.prefix.iter().map(OsString::from).chain([roxe]);
+        let child = Command::new(words.next().unwrap_or_default())
+            .args(words)
+            .args(["run", "--", name])
             .args(args)
-            .envs(envs.iter().copied())
+            .envs(place.envs.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(file.try_clone()?)
             .stderr(file)
             .spawn()?;
-        Ok(Self { command: format!("{program} {}", args.join(" ")), child, log })
+        Ok(Self { command: format!("{name} {}", args.join(" ")), child, log })
     }
 
     fn exited(&mut self) -> bool {
@@ -84,10 +86,26 @@ pub struct Program {
     pub args: Vec<String>,
 }
 
+/// Where a program runs.
+#[derive(Clone, Debug, Default)]
+pub struct Place {
+    /// A command that leads there; empty: here.
+    pub prefix: Vec<String>,
+    /// What the environment has besides.
+    pub envs: Vec<(String, String)>,
+}
+
+impl Place {
+    fn here(envs: &[(&str, &str)]) -> Self {
+        let envs = envs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        Self { prefix: Vec::new(), envs }
+    }
+}
+
 /// Runs `program` alone under `roxe run`.
 pub fn run(program: &Program, envs: &[(&str, &str)], limit: Duration) -> io::Result<Outcome> {
     let deadline = deadline(limit);
-    Ok(Running::start(&program.name, &program.args, envs, log_path("alone"))?.wait(deadline))
+    Ok(Running::start(program, &Place::here(envs), log_path("alone"))?.wait(deadline))
 }
 
 /// Starts `server`, waits until it listens on TCP `port`, runs `client`, and waits for both.
@@ -98,12 +116,23 @@ pub fn run_pair(
     envs: &[(&str, &str)],
     limit: Duration,
 ) -> io::Result<[Outcome; 2]> {
+    let here = Place::here(envs);
+    run_pair_at([(server, &here), (client, &here)], &port.to_string(), || listens(port), limit)
+}
+
+/// Starts the first program, waits until it is `ready`, runs the second, and waits for both. `tag` names their output.
+pub fn run_pair_at(
+    [server, client]: [(&Program, &Place); 2],
+    tag: &str,
+    ready: impl Fn() -> bool,
+    limit: Duration,
+) -> io::Result<[Outcome; 2]> {
     let deadline = deadline(limit);
-    let mut first = Running::start(&server.name, &server.args, envs, log_path(&format!("s{port}")))?;
-    while !listens(port) && !first.exited() && Instant::now() < deadline {
+    let mut first = Running::start(server.0, server.1, log_path(&format!("s{tag}")))?;
+    while !ready() && !first.exited() && Instant::now() < deadline {
         thread::sleep(LOOK);
     }
-    let second = Running::start(&client.name, &client.args, envs, log_path(&format!("c{port}")))?;
+    let second = Running::start(client.0, client.1, log_path(&format!("c{tag}")))?;
     let client = second.wait(deadline);
     // A client that failed leaves its server waiting for ever: give it a moment to say why, no more.
     let server = first.wait(if client.ok { deadline } else { Instant::now() + Duration::from_secs(1) });
