@@ -38,6 +38,8 @@ pub struct CqInit {
     pub user: u64,
     /// Completion vector, below the number of vectors.
     pub comp_vector: u32,
+    /// A full queue takes more all the same; nothing is lost, and nothing fails (`IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`).
+    pub ignore_overrun: bool,
 }
 
 /// Which entries wake the program.
@@ -57,6 +59,7 @@ struct State {
     capacity: usize,
     armed: Armed,
     moderator: Moderator,
+    ignore_overrun: bool,
     overrun: bool,
 }
 
@@ -125,6 +128,7 @@ impl Cq {
                 capacity,
                 armed: Armed::No,
                 moderator: Moderator::default(),
+                ignore_overrun: init.ignore_overrun,
                 overrun: false,
             }),
         }))
@@ -229,7 +233,7 @@ impl Cq {
             return Err(Overrun);
         }
         // clause: CQ-OVERRUN
-        if state.ring.len() >= state.capacity {
+        if state.ring.len() >= state.capacity && !state.ignore_overrun {
             state.overrun = true;
             drop(state);
             self.context.raise(AsyncEventKind::CqErr, self.user(), self.id);
@@ -328,7 +332,7 @@ mod tests {
     fn cq(capacity: u32) -> Arc<Cq> {
         let context = testing::context();
         let channel = Some(context.create_comp_channel().unwrap());
-        context.create_cq(CqInit { cqe: capacity, channel, user: 77, comp_vector: 0 }).unwrap()
+        context.create_cq(CqInit { cqe: capacity, channel, user: 77, ..CqInit::default() }).unwrap()
     }
 
     fn drain(cq: &Cq) -> Vec<u64> {
@@ -360,6 +364,15 @@ mod tests {
         assert_eq!(cq.push(cqe(4)), Err(Overrun));
         let event = cq.context().next_async_event().unwrap();
         assert_eq!((event.kind, event.user), (AsyncEventKind::CqErr, 77));
+    }
+
+    #[test]
+    fn a_queue_that_ignores_overruns_loses_nothing() {
+        let init = CqInit { cqe: 2, ignore_overrun: true, ..CqInit::default() };
+        let cq = testing::context().create_cq(init).unwrap();
+        (0..1000).for_each(|i| assert_eq!(cq.push(cqe(i)), Ok(false)));
+        assert_eq!(drain(&cq), (0..1000).collect::<Vec<_>>());
+        assert_eq!(cq.capacity(), 2);
     }
 
     // clause: CQ-ARM
@@ -452,7 +465,7 @@ mod tests {
         let context = testing::context();
         let channel = context.create_comp_channel().unwrap();
         let make = |user| {
-            let init = CqInit { cqe: 4, channel: Some(Arc::clone(&channel)), user, comp_vector: 0 };
+            let init = CqInit { cqe: 4, channel: Some(Arc::clone(&channel)), user, ..CqInit::default() };
             context.create_cq(init).unwrap()
         };
         let (gone, stays) = (make(1), make(2));

@@ -225,7 +225,8 @@ fn destroying_a_queue_pair_under_traffic_harms_nobody() {
 fn an_event_arrives_without_polling() {
     let (a, b) = (Node::open(), Node::open());
     let channel = b.context.create_comp_channel().unwrap();
-    let init = roxe_provider::CqInit { cqe: 16, channel: Some(channel.clone()), user: 42, comp_vector: 0 };
+    let init =
+        roxe_provider::CqInit { cqe: 16, channel: Some(channel.clone()), user: 42, ..roxe_provider::CqInit::default() };
     let b = Node { cq: b.context.create_cq(init).unwrap(), ..b };
     let (qa, qb) = pair(&a, &b, Service::Rc, 0, PathMtu::Mtu1024);
     for n in 0..200 {

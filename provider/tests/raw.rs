@@ -319,7 +319,7 @@ fn asleep() {
     }
     let context: Arc<Context> = devices().unwrap()[1].open().unwrap();
     let channel = context.create_comp_channel().unwrap();
-    let init = CqInit { cqe: 8, channel: Some(Arc::clone(&channel)), user: 5, comp_vector: 0 };
+    let init = CqInit { cqe: 8, channel: Some(Arc::clone(&channel)), user: 5, ..CqInit::default() };
     let cq: Arc<Cq> = context.create_cq(init).unwrap();
     let node = Node::open_in(context, cq);
     let qp = node.qp(Service::Raw);

@@ -21,6 +21,8 @@ const MASK_FLAGS: u32 = 1;
 const MASK_PD: u32 = 2;
 /// `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`, a hint: the lock is cheap when nobody contends for it.
 const SINGLE_THREADED: u32 = 1;
+/// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`.
+const IGNORE_OVERRUN: u32 = 2;
 
 /// `IBV_CQ_ATTR_MODERATE`: the field `moderate` is given.
 const ATTR_MODERATE: u32 = 1;
@@ -65,6 +67,7 @@ struct Wish {
     channel: *mut ibv_comp_channel,
     comp_vector: u32,
     is_extended: bool,
+    ignore_overrun: bool,
 }
 
 /// The parent domain of a completion queue, if it has one: where its block lives, and the use of the domain.
@@ -85,9 +88,9 @@ impl Family {
 }
 
 fn create(handle: *mut ibv_context, wish: &Wish, family: Family) -> Result<*mut ibv_cq> {
-    let Wish { cqe, cq_context, channel, comp_vector, is_extended } = *wish;
+    let Wish { cqe, cq_context, channel, comp_vector, is_extended, ignore_overrun } = *wish;
     let token = Token::new();
-    let init = CqInit { cqe, channel: optional_channel(channel)?, user: token.0, comp_vector };
+    let init = CqInit { cqe, channel: optional_channel(channel)?, user: token.0, comp_vector, ignore_overrun };
     let cq = context(handle)?.create_cq(init)?;
     let base = ibv_cq {
         context: handle,
@@ -124,19 +127,25 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
     pointer(|| {
         let cqe = u32::try_from(cqe).map_err(|_| EINVAL)?;
         let comp_vector = u32::try_from(comp_vector).map_err(|_| EINVAL)?;
-        create(context, &Wish { cqe, cq_context, channel, comp_vector, is_extended: false }, Family::default())
+        let wish = Wish { cqe, cq_context, channel, comp_vector, is_extended: false, ignore_overrun: false };
+        create(context, &wish, Family::default())
     })
+}
+
+/// The flags, if they are given.
+const fn flags(attr: &ibv_cq_init_attr_ex) -> u32 {
+    if attr.comp_mask & MASK_FLAGS != 0 { attr.flags } else { 0 }
 }
 
 /// EINVAL for flags that verbs does not define, EOPNOTSUPP for what the device does not do.
 fn check_extended(attr: &ibv_cq_init_attr_ex) -> Result<()> {
-    let flags = if attr.comp_mask & MASK_FLAGS != 0 { attr.flags } else { 0 };
+    let flags = flags(attr);
     if attr.wc_flags & !KNOWN_WC_FLAGS != 0 {
         return Err(EINVAL);
     }
     if attr.wc_flags & UNSUPPORTED_WC_FLAGS != 0
         || attr.comp_mask & !(MASK_FLAGS | MASK_PD) != 0
-        || flags & !SINGLE_THREADED != 0
+        || flags & !(SINGLE_THREADED | IGNORE_OVERRUN) != 0
     {
         return Err(EOPNOTSUPP);
     }
@@ -153,7 +162,8 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
         check_extended(attr)?;
         let ibv_cq_init_attr_ex { cqe, cq_context, channel, comp_vector, .. } = *attr;
-        let wish = Wish { cqe, cq_context, channel, comp_vector, is_extended: true };
+        let ignore_overrun = flags(attr) & IGNORE_OVERRUN != 0;
+        let wish = Wish { cqe, cq_context, channel, comp_vector, is_extended: true, ignore_overrun };
         create(context, &wish, Family::of(attr)?).map(|cq| cq.cast())
     })
 }

@@ -24,7 +24,8 @@ impl CompletionQueue {
     pub(crate) fn create(context: &Context, cqe: u32, channel: Option<&CompletionChannel>) -> Result<Self, Error> {
         let id = ObjectId::next();
         let channel = channel.map(|channel| Arc::clone(&channel.0));
-        let cq = context.provider().create_cq(provider::CqInit { cqe, channel, user: id.0, comp_vector: 0 })?;
+        let init = provider::CqInit { cqe, channel, user: id.0, ..provider::CqInit::default() };
+        let cq = context.provider().create_cq(init)?;
         Ok(Self { cq, id })
     }
 
@@ -70,6 +71,21 @@ impl CompletionQueue {
     /// already raises no event.
     pub fn req_notify(&self, solicited_only: bool) {
         self.cq.req_notify(solicited_only);
+    }
+
+    /// Lets one event stand for `count` completions, or for those that come within `period` of the first, at most 65 ms. A
+    /// count of 1 or a period of 0 lets every event stand for one again.
+    pub fn moderate(&self, count: u16, period: Duration) {
+        let period = u16::try_from(period.as_micros()).unwrap_or(u16::MAX);
+        self.cq.moderate(provider::Moderation { count, period });
+    }
+
+    /// Changes how many completions it takes; those that wait stay.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if more of them wait than would fit, or `cqe` is zero or above the limit.
+    pub fn resize(&self, cqe: u32) -> Result<(), Error> {
+        Ok(self.cq.resize(cqe)?)
     }
 
     /// Who this is, for [`CompletionChannel::get_event`].

@@ -207,6 +207,16 @@ fn a_channel_wakes_its_waiter() {
     giver.post_send(&WorkRequest::send_inline(b"")).unwrap();
     assert_eq!(channel.get_event().unwrap(), cq.id());
     assert_eq!(cq.wait(PATIENCE).unwrap().wr_id(), 1);
+
+    // Not one of a thousand comes, but the period ends.
+    cq.moderate(1000, Duration::from_millis(1));
+    cq.resize(100).unwrap();
+    taker.post_recv(2, &[]).unwrap();
+    cq.req_notify(false);
+    giver.post_send(&WorkRequest::send_inline(b"")).unwrap();
+    assert_eq!(channel.get_event().unwrap(), cq.id());
+    assert_eq!(cq.wait(PATIENCE).unwrap().wr_id(), 2);
+    assert!(matches!(cq.resize(0), Err(Error::Provider(_))));
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //! with, the table of P_Keys never changes, and a shared receive queue has nothing that could fail.
 
 use super::*;
+use crate::cq::create_cq_ex;
 use crate::srq::{ibv_create_srq, ibv_destroy_srq};
 
 const CQ_ERR: c_int = 0;
@@ -79,6 +80,36 @@ fn a_full_completion_queue_fails_and_its_queue_pair_with_it() {
         destroy(&[a, b]);
         assert_eq!(ibv_destroy_cq(small), 0);
     }
+}
+
+#[test]
+fn a_queue_that_ignores_overruns_takes_more_than_it_was_made_for() {
+    let mut rig = Rig::new();
+    let mut attr = ibv_cq_init_attr_ex {
+        cqe: 1,
+        cq_context: null_mut(),
+        channel: null_mut(),
+        comp_vector: 0,
+        wc_flags: 0,
+        comp_mask: 1,
+        flags: 2,
+        parent_domain: null_mut(),
+    };
+    // SAFETY: a living context and a whole structure.
+    let cq = unsafe { create_cq_ex(rig.context, &raw mut attr) }.cast::<ibv_cq>();
+    assert!(!cq.is_null());
+    let classic = core::mem::replace(&mut rig.cq, cq);
+    let qp = rig.qp(RC);
+    connect(qp, number(qp));
+    modify(qp, ibv_qp_attr { qp_state: ERR, ..ibv_qp_attr::default() }, STATE);
+    for wr_id in 0..8 {
+        assert_eq!(rig.post_recv(qp, wr_id, &[rig.sge(0, 1)]), 0);
+    }
+    assert_eq!(rig.completions(8).iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), (0..8).collect::<Vec<_>>());
+    destroy(&[qp]);
+    // SAFETY: a living CQ, which nobody uses any more.
+    assert_eq!(unsafe { ibv_destroy_cq(cq) }, 0);
+    rig.cq = classic;
 }
 
 #[test]

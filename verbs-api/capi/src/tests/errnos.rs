@@ -8,7 +8,7 @@ use crate::cq::{create_cq_ex, ibv_resize_cq, modify_cq};
 use crate::domain::{alloc_parent_domain, alloc_td, dealloc_td};
 use crate::qp::ibv_attach_mcast;
 use crate::query::{ibv_query_gid, query_rt_values};
-use crate::srq::{create_srq_ex, ibv_create_srq, ibv_destroy_srq, ibv_modify_srq};
+use crate::srq::{create_srq_ex, ibv_create_srq, ibv_destroy_srq, ibv_modify_srq, ibv_query_srq};
 use crate::xrc::{close_xrcd, open_xrcd};
 
 /// What a row is about, what came, and what the man page promises.
@@ -138,6 +138,14 @@ fn a_wrong_mask_or_value_says_einval() {
             ibv_modify_srq(srq, null_mut(), 1),
         )
     };
+    let found = {
+        let mut attr = ibv_srq_attr { max_wr: 0, max_sge: 0, srq_limit: 9 };
+        assert_eq!(modify_srq(16, 0, 1), 0);
+        // SAFETY: a living SRQ and a whole structure.
+        assert_eq!(unsafe { ibv_query_srq(srq, &raw mut attr) }, 0);
+        (attr.max_wr, attr.max_sge, attr.srq_limit)
+    };
+    assert_eq!(found, (16, 1, 0), "the size was changed, and nothing else");
     check(&[
         ("modify_qp: an attribute that does not exist", modify_qp(|_| (), init | 1 << 22), libc::EINVAL),
         ("modify_qp: an attribute that the step does not take", modify_qp(|_| (), init | 1 << 9), libc::EINVAL),
@@ -152,7 +160,7 @@ fn a_wrong_mask_or_value_says_einval() {
         ("modify_qp: a state that does not exist", modify_qp(|attr| attr.qp_state = 9, init), libc::EINVAL),
         ("modify_qp: good", modify_qp(|_| (), init), 0),
         ("modify_srq: an attribute that does not exist", modify_srq(2, 0, 4), libc::EINVAL),
-        ("modify_srq: a limit beyond the size", modify_srq(2, 3, 2), libc::EINVAL),
+        ("modify_srq: a limit beyond the size", modify_srq(2, 17, 2), libc::EINVAL),
         ("modify_srq: a size beyond the device", modify_srq(u32::MAX, 0, 1), libc::EINVAL),
         ("modify_srq: no attributes", limit, libc::EINVAL),
         ("attach_mcast: not a datagram queue", mcast, libc::EINVAL),

@@ -225,7 +225,7 @@ fn extended_queues_refuse_what_the_device_does_not_do() {
     assert_eq!(create(1 << 8, 0, 0), libc::EOPNOTSUPP);
     assert_eq!(create(1, 2, 0), libc::EINVAL, "no parent domain");
     assert_eq!(create(1, 4, 0), libc::EOPNOTSUPP);
-    assert_eq!(create(1, 1, 2), libc::EOPNOTSUPP);
+    assert_eq!(create(1, 1, 4), libc::EOPNOTSUPP);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Every status of a completion that has a cause between two programs that keep to the protocol, with its `vendor_err`.
 //!
-//! Not here: MW_BIND_ERR (`windows.rs`), BAD_RESP_ERR, which takes a peer that does not keep to the protocol
+//! Not here: MW_BIND_ERR (`verbs-api/roxe/tests/loopback.rs`), BAD_RESP_ERR, which takes a peer that does not keep to the protocol
 //! (`transport/src/qp/completer.rs`), GENERAL_ERR, which would be a defect of ours, FATAL_ERR and RESP_TIMEOUT_ERR, which no
 //! card reports here, and those of reliable datagrams and EE contexts, which nobody has.
 
