@@ -14,6 +14,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 /// What happened to an object or the port (values of `enum ibv_event_type`).
+///
+/// Others of the manual have no cause on Ethernet: there are no LIDs, no subnet manager to change or to register with, and
+/// the table of P_Keys is fixed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum AsyncEventKind {
@@ -33,13 +36,13 @@ pub enum AsyncEventKind {
     PathMig = 6,
     /// The peer asked a QP for another path than the alternate one.
     PathMigErr = 7,
-    /// The device cannot go on.
+    /// The device cannot go on: its network interface was removed.
     DeviceFatal = 8,
-    /// The port came up.
+    /// The port came up: its interface is switched on and has a carrier.
     PortActive = 9,
     /// The port went down.
     PortErr = 10,
-    /// An SRQ is unusable.
+    /// An SRQ is unusable. Never raised: nothing in it can fail.
     SrqErr = 14,
     /// An SRQ has fewer requests than its armed limit.
     SrqLimitReached = 15,

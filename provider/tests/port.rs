@@ -41,7 +41,7 @@ fn follows() {
     if !namespace::is_inside() {
         return;
     }
-    let (first, second) = (Ipv4Addr::new(10, 77, 0, 1), Ipv4Addr::new(10, 77, 0, 2));
+    let [first, second, third] = [1, 2, 3].map(|last| Ipv4Addr::new(10, 77, 0, last));
     let context = devices().unwrap()[0].open().unwrap();
     assert_eq!((context.port_attr(1).unwrap().state, index_of(&context, first)), (4, Some(0)));
     ip("link set x0 down");
@@ -64,11 +64,17 @@ fn follows() {
     qp.post_send(&[datagram(2, node.av(index, second.into()), qp.qpn(), &[node.sge(0, 64)])]).unwrap();
     assert!(node.wait(2).iter().all(|cqe| cqe.status == WcStatus::Success));
 
+    ip("addr add 10.77.0.3/24 dev x0");
+    while index_of(&context, third).is_none() {
+        expect(&context, AsyncEventKind::GidChange);
+    }
+    let behind = index_of(&context, third);
     ip("addr del 10.77.0.2/24 dev x0");
     while index_of(&context, second).is_some() {
         expect(&context, AsyncEventKind::GidChange);
     }
     assert!(context.gid(1, index.into()).unwrap().is_zero(), "a hole in the table");
+    assert_eq!(index_of(&context, third), behind, "other addresses stay where they are");
     ip("link del x0");
     expect(&context, AsyncEventKind::DeviceFatal);
     expect(&node.context, AsyncEventKind::DeviceFatal);
