@@ -40,6 +40,7 @@
 //! - [`devices`] and [`Context`]: what there is, and what everything is made from.
 //! - [`ProtectionDomain`]: makes [`MemoryRegion`]s, [`QueuePair`]s and [`SharedReceiveQueue`]s.
 //! - [`DeviceMemory`]: memory of the card instead of the program.
+//! - [`DmaBufRegion`] and [`NullRegion`]: bytes behind a descriptor, and bytes that do not matter.
 //! - [`MemoryWindow`]: opens a part of a region to a peer, and closes it again.
 //! - [`WorkRequest`]: SEND, WRITE, READ, atomics. [`WorkCompletion`]: how they ended.
 //! - [`XrcDomain`]: many queues behind one connection. [`QueuePair::attach_mcast`]: multicast.
@@ -60,6 +61,7 @@ mod device;
 mod dm;
 mod endpoint;
 mod error;
+mod foreign;
 mod mr;
 mod mw;
 mod pd;
@@ -73,6 +75,7 @@ pub use device::{AsyncEvent, AsyncEventKind, Context, Device, DeviceAttr, Device
 pub use dm::{DeviceMemory, DeviceMemoryRegion};
 pub use endpoint::{Endpoint, RemoteAddr};
 pub use error::Error;
+pub use foreign::{DmaBufRegion, NullRegion};
 pub use mr::{MemoryRegion, Sge};
 pub use mw::{MemoryWindow, WindowBinding, WindowKind};
 pub use pd::{AddressHandle, ProtectionDomain};

@@ -3,12 +3,13 @@
 //! Touches the provider's PD and address handles.
 
 use crate::{
-    Access, CompletionQueue, Context, DeviceMemory, DeviceMemoryRegion, Error, Gid, MemoryRegion, MemoryWindow,
-    QueuePairBuilder, SharedReceiveQueue, WindowKind,
+    Access, CompletionQueue, Context, DeviceMemory, DeviceMemoryRegion, DmaBufRegion, Error, Gid, MemoryRegion,
+    MemoryWindow, NullRegion, QueuePairBuilder, SharedReceiveQueue, WindowKind,
 };
 use roxe_provider as provider;
 use roxe_transport::wr::Av;
 use std::ops::RangeBounds;
+use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -65,6 +66,29 @@ impl ProtectionDomain {
         access: Access,
     ) -> Result<DeviceMemoryRegion, Error> {
         DeviceMemoryRegion::register(self, dm, range, access)
+    }
+
+    /// Registers `len` bytes, from byte `offset` on, of a dma-buf or of any file that can be mapped shared. Rights as for
+    /// [`alloc_mr`](Self::alloc_mr), without `MW_BIND`, `ZERO_BASED` and `ON_DEMAND`.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if the descriptor was not opened for these rights, cannot be mapped, or ends before.
+    pub fn register_dmabuf(
+        &self,
+        fd: impl AsFd,
+        offset: u64,
+        len: usize,
+        access: Access,
+    ) -> Result<DmaBufRegion, Error> {
+        DmaBufRegion::register(self, fd, offset, len, access)
+    }
+
+    /// Makes a region for the parts of lists that do not matter.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if the card has no room.
+    pub fn alloc_null_mr(&self) -> Result<NullRegion, Error> {
+        NullRegion::alloc(self)
     }
 
     /// Makes a memory window, which is closed.

@@ -5,6 +5,7 @@ use roxe::{
     MemoryWindow, PathMtu, PostError, ProtectionDomain, Qkey, QpState, QueuePair, Service, SharedReceiveQueue,
     WcOpcode, WcStatus, WindowKind, WorkCompletion, WorkRequest,
 };
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -347,6 +348,40 @@ fn bindings_that_cannot_be_say_why() {
     let Pair { alice, .. } = pair(Service::Ud);
     let refused = alice.qp.post_send(&window.close()).unwrap_err().to_string();
     assert!(refused.contains("memory windows need RC"), "{refused}");
+}
+
+#[test]
+fn a_file_is_reached_without_being_mapped_by_the_program() {
+    let Pair { pd, alice, bob } = pair(Service::Rc);
+    let path = std::env::temp_dir().join(format!("roxe-dmabuf-{}", std::process::id()));
+    let file = std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    file.set_len(10_000).unwrap();
+    let region = pd.register_dmabuf(&file, 5000, 5000, REMOTE).unwrap();
+    alice.qp.post_send(&WorkRequest::write_inline(b"stored", region.remote().offset(10)).signaled()).unwrap();
+    alice.done();
+    let mut stored = [0; 6];
+    file.read_exact_at(&mut stored, 5010).unwrap();
+    assert_eq!(&stored, b"stored");
+    file.write_all_at(b"loaded", 9994).unwrap();
+    let last = [region.slice(4994..).unwrap()];
+    bob.qp.post_send(&WorkRequest::write(&last, alice.region.remote()).signaled()).unwrap();
+    bob.done();
+    assert_eq!(alice.region.to_vec(..6).unwrap(), b"loaded");
+    assert!(matches!(region.slice(4994..5001), Err(Error::OutOfRange { .. })));
+    assert!(matches!(pd.register_dmabuf(&file, 5000, 5001, REMOTE), Err(Error::Provider(_))));
+}
+
+#[test]
+fn bytes_of_the_null_region_are_zeros() {
+    let Pair { pd, alice, bob } = pair(Service::Rc);
+    let null = pd.alloc_null_mr().unwrap();
+    bob.region.write(0, &[9; 5000]).unwrap();
+    let list = [null.slice(4000), alice.region.slice(..100).unwrap()];
+    alice.qp.post_send(&WorkRequest::write(&list, bob.region.remote()).signaled()).unwrap();
+    alice.done();
+    assert_eq!(bob.region.to_vec(..4100).unwrap(), [0; 4100]);
+    assert_eq!(bob.region.load_u8(4100).unwrap(), 9);
 }
 
 #[test]

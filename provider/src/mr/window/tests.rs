@@ -169,6 +169,25 @@ fn type_2_is_invalidated_before_it_is_bound_again() {
     s.table().bind(s.other_qp(), &s.bind(&mw, 1)).unwrap();
 }
 
+// clause: KEY-DEAD
+#[test]
+fn when_a_window_is_closed_nothing_is_written_any_more() {
+    let s = Setup::new();
+    let mw = s.pd.alloc_mw(MwKind::Two).unwrap();
+    let (table, qp, va) = (s.table(), s.qp, s.at(0));
+    std::thread::scope(|scope| {
+        for turn in 0..200u8 {
+            let bind = Bind { addr: va, length: PAGE, ..s.bind(&mw, turn) };
+            table.bind(qp, &bind).unwrap();
+            let writer = scope.spawn(move || while table.write_remote(qp, bind.rkey, va, &[7; 4096]).is_ok() {});
+            table.invalidate(qp, bind.rkey).unwrap();
+            s.pages.clear(0);
+            writer.join().unwrap();
+            assert_eq!(testing::load(va + PAGE - 8), 0);
+        }
+    });
+}
+
 // clause: WINDOW-QP-GONE
 #[test]
 fn windows_of_a_queue_pair_that_goes_are_closed() {
