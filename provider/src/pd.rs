@@ -137,6 +137,8 @@ pub struct AhAttr {
     pub has_grh: bool,
     /// Service level; has no meaning on the wire here.
     pub sl: u8,
+    /// The most that a connection sends there, Mbit/s; 0: as much as it can.
+    pub static_rate: u32,
 }
 
 impl AhAttr {
@@ -163,6 +165,7 @@ impl AhAttr {
             hop_limit: self.hop_limit,
             flow_label: self.flow_label & 0x000f_ffff,
             sgid_index: self.sgid_index,
+            static_rate: self.static_rate,
         })
     }
 }

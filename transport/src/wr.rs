@@ -91,6 +91,8 @@ pub struct Av {
     pub flow_label: u32,
     /// Index of `sgid` in the port's table, for queries.
     pub sgid_index: u8,
+    /// The most that a connection sends there, Mbit/s (the static rate); 0: as much as it can. Datagrams do not heed it.
+    pub static_rate: u32,
 }
 
 /// What a send work request asks for.

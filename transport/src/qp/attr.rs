@@ -3,6 +3,7 @@
 //! Lives here: `QpState`, `AttrMask`, `QpAttr`, `transition`, `check`, `apply`. Reads and writes only `Shared`; what a
 //! transition does to the queues is the business of `qp/mod.rs`.
 
+use crate::qp::congestion::RateLimit;
 use crate::qp::migration::MigState;
 use crate::qp::shared::{Service, Shared};
 use crate::wr::{Access, Av};
@@ -100,7 +101,7 @@ bitflags! {
         const CAP = 1 << 19;
         /// `dest_qpn`.
         const DEST_QPN = 1 << 20;
-        /// Packet pacing; not offered.
+        /// `rate_limit`.
         const RATE_LIMIT = 1 << 25;
     }
 }
@@ -160,6 +161,8 @@ pub struct QpAttr {
     pub alt_port: u8,
     /// Code of the local ACK timeout on the alternate way, 0..=31.
     pub alt_timeout: u8,
+    /// How fast it may send.
+    pub rate_limit: RateLimit,
 }
 
 impl Default for QpAttr {
@@ -188,6 +191,7 @@ impl Default for QpAttr {
             rnr_retry: 0,
             alt_port: 0,
             alt_timeout: 0,
+            rate_limit: RateLimit::default(),
         }
     }
 }
@@ -255,10 +259,11 @@ const TABLE: &[Edge] = {
     const RC_RTR: M = all(&[UC_RTR, M::MAX_DEST_RD_ATOMIC, M::MIN_RNR_TIMER]);
     const RTR_OPT: M = all(&[M::ALT_PATH, M::ACCESS_FLAGS, M::PKEY_INDEX]);
     const RC_RTS: M = all(&[M::TIMEOUT, M::RETRY_CNT, M::RNR_RETRY, M::SQ_PSN, M::MAX_QP_RD_ATOMIC]);
-    const UC_RTS_OPT: M = all(&[M::CUR_STATE, M::ALT_PATH, M::ACCESS_FLAGS, M::PATH_MIG_STATE]);
+    const UC_RTS_OPT: M = all(&[M::CUR_STATE, M::ALT_PATH, M::ACCESS_FLAGS, M::PATH_MIG_STATE, M::RATE_LIMIT]);
     const RC_RTS_OPT: M = all(&[UC_RTS_OPT, M::MIN_RNR_TIMER]);
-    const UD_RTS_OPT: M = all(&[M::CUR_STATE, M::QKEY]);
-    const UC_SQD: M = all(&[M::AV, M::ALT_PATH, M::ACCESS_FLAGS, M::PKEY_INDEX, M::PATH_MIG_STATE]);
+    const UD_RTS_OPT: M = all(&[M::CUR_STATE, M::QKEY, M::RATE_LIMIT]);
+    const RAW_RTS_OPT: M = all(&[M::CUR_STATE, M::RATE_LIMIT]);
+    const UC_SQD: M = all(&[M::AV, M::ALT_PATH, M::ACCESS_FLAGS, M::PKEY_INDEX, M::PATH_MIG_STATE, M::RATE_LIMIT]);
     const RC_SQD_RETRY: M = all(&[M::TIMEOUT, M::RETRY_CNT, M::RNR_RETRY, M::MIN_RNR_TIMER]);
     const INI_SQD: M = all(&[UC_SQD, M::PORT, RC_SQD_RETRY, M::MAX_QP_RD_ATOMIC]);
     const TGT_RTS: M = all(&[M::TIMEOUT, M::SQ_PSN]);
@@ -281,7 +286,7 @@ const TABLE: &[Edge] = {
         edge(Uc, Rts, Sqd, NONE, M::EN_SQD_ASYNC_NOTIFY),
         edge(Uc, Sqd, Rts, NONE, UC_RTS_OPT),
         edge(Uc, Sqd, Sqd, NONE, UC_SQD),
-        edge(Uc, Sqe, Rts, NONE, all(&[M::CUR_STATE, M::ACCESS_FLAGS])),
+        edge(Uc, Sqe, Rts, NONE, all(&[M::CUR_STATE, M::ACCESS_FLAGS, M::RATE_LIMIT])),
         edge(Ud, Reset, Init, UD_INIT, NONE),
         edge(Ud, Init, Init, NONE, UD_INIT),
         edge(Ud, Init, Rtr, NONE, all(&[M::PKEY_INDEX, M::QKEY])),
@@ -289,7 +294,7 @@ const TABLE: &[Edge] = {
         edge(Ud, Rts, Rts, NONE, UD_RTS_OPT),
         edge(Ud, Rts, Sqd, NONE, M::EN_SQD_ASYNC_NOTIFY),
         edge(Ud, Sqd, Rts, NONE, UD_RTS_OPT),
-        edge(Ud, Sqd, Sqd, NONE, all(&[M::PKEY_INDEX, M::QKEY])),
+        edge(Ud, Sqd, Sqd, NONE, all(&[M::PKEY_INDEX, M::QKEY, M::RATE_LIMIT])),
         edge(Ud, Sqe, Rts, NONE, UD_RTS_OPT),
         edge(XrcIni, Reset, Init, RC_INIT, NONE),
         edge(XrcIni, Init, Init, NONE, RC_INIT),
@@ -311,12 +316,12 @@ const TABLE: &[Edge] = {
         edge(Raw, Reset, Init, M::PORT, NONE),
         edge(Raw, Init, Init, NONE, M::PORT),
         edge(Raw, Init, Rtr, NONE, NONE),
-        edge(Raw, Rtr, Rts, NONE, M::CUR_STATE),
-        edge(Raw, Rts, Rts, NONE, M::CUR_STATE),
+        edge(Raw, Rtr, Rts, NONE, RAW_RTS_OPT),
+        edge(Raw, Rts, Rts, NONE, RAW_RTS_OPT),
         edge(Raw, Rts, Sqd, NONE, M::EN_SQD_ASYNC_NOTIFY),
-        edge(Raw, Sqd, Rts, NONE, M::CUR_STATE),
-        edge(Raw, Sqd, Sqd, NONE, NONE),
-        edge(Raw, Sqe, Rts, NONE, M::CUR_STATE),
+        edge(Raw, Sqd, Rts, NONE, RAW_RTS_OPT),
+        edge(Raw, Sqd, Sqd, NONE, M::RATE_LIMIT),
+        edge(Raw, Sqe, Rts, NONE, RAW_RTS_OPT),
     ]
 };
 
@@ -392,6 +397,8 @@ fn check_values(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> Result<(), Modify
         (AttrMask::MAX_DEST_RD_ATOMIC, attr.max_dest_rd_atomic <= MAX_RD_ATOMIC),
         (AttrMask::ALT_PATH, is_alternate(attr)),
         (AttrMask::PATH_MIG_STATE, may_set_migration(sh, attr, mask)),
+        // clause: RATE-LIMIT
+        (AttrMask::RATE_LIMIT, attr.rate_limit.is_valid()),
     ];
     match rules.into_iter().find(|(bit, legal)| mask.contains(*bit) && !legal) {
         Some((bit, _)) => Err(ModifyError::BadValue(bit)),
@@ -467,6 +474,7 @@ pub(crate) fn apply(sh: &mut Shared, attr: &QpAttr, mask: AttrMask, to: QpState)
         SQ_PSN => sq_psn,
         MAX_DEST_RD_ATOMIC => max_dest_rd_atomic,
         DEST_QPN => dest_qpn,
+        RATE_LIMIT => rate_limit,
     }
     apply_migration(sh, attr, mask);
     sh.set_path();
@@ -600,6 +608,23 @@ mod tests {
         limit(AttrMask::ALT_PATH, |attr, v| attr.alt_timeout = v, 31);
         limit(AttrMask::ALT_PATH, |attr, v| attr.alt_pkey_index = v.into(), 0);
         limit(AttrMask::ALT_PATH, |attr, v| attr.alt_port = v, 1);
+    }
+
+    // clause: RATE-LIMIT
+    #[test]
+    fn a_rate_is_none_or_one_that_can_be_kept() {
+        let sh = shared(Service::Ud, QpState::Rts);
+        let check = |kbps, max_burst| {
+            let attr = QpAttr { rate_limit: RateLimit { kbps, max_burst }, ..legal(QpState::Rts) };
+            check(&sh, &attr, AttrMask::RATE_LIMIT)
+        };
+        let refused = Err(ModifyError::BadValue(AttrMask::RATE_LIMIT));
+        for (kbps, burst) in [(0, 0), (1000, 0), (1000, 1), (u32::MAX, u32::MAX)] {
+            assert_eq!(check(kbps, burst), Ok(QpState::Rts), "{kbps} {burst}");
+        }
+        for (kbps, burst) in [(0, 1), (1, 0), (999, 4096)] {
+            assert_eq!(check(kbps, burst), refused, "{kbps} {burst}");
+        }
     }
 
     // clause: AV-VALID, MTU-PATH

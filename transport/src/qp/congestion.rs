@@ -8,13 +8,18 @@
 //!
 //! RC and UC do both. UD does neither: its packets come from anybody, so that answers to marks could be aimed at third
 //! parties, and it sends to anybody, so that there is no one rate. Touches `time` only.
+//!
+//! The same pauses keep a queue pair below the rate that its program wants ([`RateLimit`]), or that its path has; whichever
+//! is less counts. That has nothing to do with marks and is there for every service.
 
+mod pacer;
 mod rate;
 
 use crate::qp::DropReason;
 use crate::time::Instant;
 use core::num::NonZeroU64;
 use core::time::Duration;
+use pacer::{BURST, Pacer};
 use rate::Rate;
 use roxe_wire::ECN;
 
@@ -25,6 +30,44 @@ const ECT_0: u8 = 0b10;
 /// DSCP 48, where switches expect CNPs.
 // clause: CNP-SENT
 const CNP_DSCP: u8 = 48 << 2;
+
+/// The least limit a queue pair takes, kbit/s: with less, one packet would take longer than peers wait for an answer.
+pub const MIN_RATE_KBPS: u32 = 1000;
+
+/// How fast a queue pair may send, as its program wants it (`struct ibv_qp_rate_limit_attr`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RateLimit {
+    /// kbit/s of whole packets, at least [`MIN_RATE_KBPS`]; 0: no limit.
+    pub kbps: u32,
+    /// Bytes that may leave in one go; 0 leaves it to the queue pair. Only with a rate.
+    pub max_burst: u32,
+}
+
+impl RateLimit {
+    /// Whether it can be kept.
+    pub(crate) const fn is_valid(self) -> bool {
+        self.kbps >= MIN_RATE_KBPS || (self.kbps == 0 && self.max_burst == 0)
+    }
+}
+
+/// What holds of a queue pair: its program's limit or that of its path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Limit {
+    /// Bit/s.
+    speed: u64,
+    /// Bytes in one go.
+    burst: u64,
+}
+
+impl Limit {
+    /// The lower one, `path` in Mbit/s; 0 is none. What leaves in one go takes a millisecond at most.
+    fn of(own: RateLimit, path: u32) -> Option<Self> {
+        let (own_speed, path_speed) = (u64::from(own.kbps) * 1000, u64::from(path) * 1_000_000);
+        let speed = [own_speed, path_speed].into_iter().filter(|speed| *speed != 0).min()?;
+        let burst = if own.max_burst == 0 { (speed / 8000).clamp(1, BURST) } else { own.max_burst.into() };
+        Some(Self { speed, burst })
+    }
+}
 
 /// What a queue pair met of congestion since it was last asked, named as hardware counters are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,6 +99,10 @@ pub(crate) struct Congestion {
     notice_due: bool,
     /// The rate, while it is below that of the line.
     rate: Option<Rate>,
+    /// What program and path allow.
+    limit: Option<Limit>,
+    /// Keeps to the rate and the limit, while there is one.
+    pacer: Option<Pacer>,
     /// Nothing is sent before this moment.
     pause: Option<Instant>,
     counts: CongestionCounts,
@@ -97,13 +144,35 @@ impl Congestion {
             // Back at the line everything starts anew: the next CNP counts as the first.
             rate => *rate = Some(Rate::new(line, now)),
         }
+        self.set_pace(now);
         Ok(())
+    }
+
+    /// The program or the path allows this much, the path in Mbit/s; 0 is everything. A new limit begins anew.
+    // clause: RATE-LIMIT
+    pub(crate) fn set_limit(&mut self, own: RateLimit, path: u32) {
+        let limit = Limit::of(own, path);
+        if limit != self.limit {
+            (self.limit, self.pacer, self.pause) = (limit, None, None);
+            self.set_pace(Instant::default());
+        }
+    }
+
+    /// Keeps to what is less; with nothing to keep to, packets leave as they come.
+    fn set_pace(&mut self, now: Instant) {
+        let (rate, limit) = (self.rate.as_ref().map(Rate::current), self.limit);
+        let Some(speed) = rate.into_iter().chain(limit.map(|limit| limit.speed)).min() else {
+            self.pacer = None;
+            return;
+        };
+        let burst = limit.map_or(BURST, |limit| if rate.is_some() { limit.burst.min(BURST) } else { limit.burst });
+        self.pacer.get_or_insert_with(|| Pacer::new(now)).set(speed, burst);
     }
 
     /// Whether a packet may leave now. If not, [`Congestion::deadline`] says when to ask again.
     #[inline]
     pub(crate) fn may_send(&mut self, now: Instant) -> bool {
-        self.rate.is_none() || self.may_send_limited(now)
+        self.pacer.is_none() || self.may_send_limited(now)
     }
 
     #[cold]
@@ -112,22 +181,22 @@ impl Congestion {
             return false;
         }
         self.catch_up(now);
-        self.pause = self.rate.as_ref().and_then(|rate| rate.pause(now));
+        self.pause = self.pacer.as_ref().and_then(|pacer| pacer.pause(now));
         self.pause.is_none()
     }
 
     /// A packet with this payload left.
     #[inline]
     pub(crate) fn on_sent(&mut self, now: Instant, payload: u32) {
-        if let Some(rate) = &mut self.rate {
-            rate.on_sent(now, payload);
+        if let Some(pacer) = &mut self.pacer {
+            pacer.on_sent(now, payload);
         }
     }
 
     /// Whether a pause follows a packet with this payload, so that it should ask for an acknowledgement.
     #[inline]
     pub(crate) fn pauses_after(&self, now: Instant, payload: u32) -> bool {
-        self.rate.as_ref().is_some_and(|rate| rate.pauses_after(now, payload))
+        self.pacer.as_ref().is_some_and(|pacer| pacer.pauses_after(now, payload))
     }
 
     /// Whether nothing may leave before the timer.
@@ -166,6 +235,7 @@ impl Congestion {
             if rate.is_at_line() {
                 self.rate = None;
             }
+            self.set_pace(now);
         }
     }
 }

@@ -28,7 +28,7 @@ mod tagged;
 mod unreliable;
 
 pub use attr::{AttrMask, ModifyError, QpAttr, QpState};
-pub use congestion::CongestionCounts;
+pub use congestion::{CongestionCounts, MIN_RATE_KBPS, RateLimit};
 pub use flight::charge;
 pub use migration::MigState;
 pub use raw::FrameNote;

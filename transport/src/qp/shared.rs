@@ -141,9 +141,11 @@ impl Shared {
         }
     }
 
-    /// Takes over the path in the attributes.
+    /// Takes over the path in the attributes, and how much may be sent.
     pub(crate) fn set_path(&mut self) {
         self.path = self.attr.av;
+        // clause: STATIC-RATE
+        self.congestion.set_limit(self.attr.rate_limit, self.path.static_rate);
         // clause: ECN-CAPABLE
         if self.config.line_rate.is_some() {
             self.path.traffic_class = congestion::markable(self.path.traffic_class);

@@ -52,7 +52,10 @@ fn a_limit_holds_for_every_service_until_it_is_lifted() {
         p.transmit(A);
         assert_eq!(count(&p, A), 13, "{service:?}");
         let start = p.now();
-        assert_eq!(p.ends[0].qp.poll_timeout().map(|at| at.since(start)), Some(PACKET * 13 - Duration::from_micros(100)));
+        assert_eq!(
+            p.ends[0].qp.poll_timeout().map(|at| at.since(start)),
+            Some(PACKET * 13 - Duration::from_micros(100))
+        );
         p.run_for(PACKET * 24);
         assert!((35..=40).contains(&count(&p, A)), "{service:?}: {} packets", count(&p, A));
         limit(&mut p, A, mbps(0));

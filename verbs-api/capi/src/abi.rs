@@ -564,6 +564,13 @@ pub(crate) struct ibv_qp_ex {
 }
 
 #[repr(C)]
+pub(crate) struct ibv_qp_rate_limit_attr {
+    pub(crate) rate_limit: u32,
+    pub(crate) max_burst_sz: u32,
+    pub(crate) typical_pkt_sz: u16,
+}
+
+#[repr(C)]
 pub(crate) struct ibv_comp_channel {
     pub(crate) context: *mut ibv_context,
     pub(crate) fd: c_int,
@@ -801,7 +808,7 @@ pub(crate) struct verbs_context {
     pub(crate) modify_flow_action_esp: Unused,
     pub(crate) destroy_flow_action: Unused,
     pub(crate) create_flow_action_esp: Unused,
-    pub(crate) modify_qp_rate_limit: Unused,
+    pub(crate) modify_qp_rate_limit: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_rate_limit_attr) -> c_int>,
     pub(crate) alloc_parent_domain:
         Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_parent_domain_init_attr) -> *mut ibv_pd>,
     pub(crate) dealloc_td: Option<unsafe extern "C" fn(*mut ibv_td) -> c_int>,

@@ -135,6 +135,9 @@ layout! { ibv_qp_ex: 360, 8;
     wr_set_inline_data 288, wr_set_inline_data_list 296, wr_set_sge 304, wr_set_sge_list 312, wr_start 320,
     wr_complete 328, wr_abort 336, wr_atomic_write 344, wr_flush 352
 }
+layout! { ibv_qp_rate_limit_attr: 12, 4;
+    rate_limit 0, max_burst_sz 4, typical_pkt_sz 8
+}
 layout! { ibv_comp_channel: 16, 8;
     context 0, fd 8, refcnt 12
 }

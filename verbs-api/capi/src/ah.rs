@@ -5,6 +5,7 @@ use crate::context::context;
 use crate::errno::{EINVAL, Result, minus_one, pointer, status};
 use crate::memory::{context_of, pd};
 use crate::object::{Exposed, Object, Token};
+use crate::rate;
 use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr};
 use roxe_provider::{Ah, AhAttr, Context};
@@ -23,9 +24,9 @@ unsafe impl Exposed for ibv_ah {
     type Inner = Ah;
 }
 
-/// The address that a program describes.
-pub(crate) fn ah_attr(attr: &ibv_ah_attr) -> AhAttr {
-    AhAttr {
+/// The address that a program describes; EINVAL for a static rate that there is not.
+pub(crate) fn ah_attr(attr: &ibv_ah_attr) -> Result<AhAttr> {
+    Ok(AhAttr {
         dgid: Gid(attr.grh.dgid.raw),
         sgid_index: attr.grh.sgid_index,
         hop_limit: attr.grh.hop_limit,
@@ -34,11 +35,12 @@ pub(crate) fn ah_attr(attr: &ibv_ah_attr) -> AhAttr {
         port: attr.port_num,
         has_grh: attr.is_global != 0,
         sl: attr.sl,
-    }
+        static_rate: rate::static_rate(attr.static_rate).ok_or(EINVAL)?,
+    })
 }
 
 fn create(handle: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah> {
-    let ah = pd(handle)?.create_ah(&ah_attr(attr))?;
+    let ah = pd(handle)?.create_ah(&ah_attr(attr)?)?;
     let token = Token::new();
     let exposed = ibv_ah { context: context_of(handle)?, pd: handle, handle: token.short() };
     Ok(Object::publish(token, exposed, ah))

@@ -60,7 +60,7 @@ pub(crate) fn exposed(device: *mut ibv_device, context: &roxe_provider::Context)
         modify_flow_action_esp: None,
         destroy_flow_action: None,
         create_flow_action_esp: None,
-        modify_qp_rate_limit: None,
+        modify_qp_rate_limit: Some(qp::modify_qp_rate_limit),
         alloc_parent_domain: Some(domain::alloc_parent_domain),
         dealloc_td: Some(domain::dealloc_td),
         alloc_td: Some(domain::alloc_td),

@@ -2,7 +2,7 @@
 
 use crate::abi::{
     ibv_ah_attr, ibv_context, ibv_gid, ibv_global_route, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex,
-    ibv_qp_init_attr, ibv_qp_init_attr_ex,
+    ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_rate_limit_attr,
 };
 use crate::ah::ah_attr;
 use crate::cq::cq;
@@ -11,11 +11,12 @@ use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
 use crate::memory::{context_of, pd};
 use crate::object::{Exposed, Object, Token, Unacked};
 use crate::qp_ex::{self, Builder};
+use crate::rate;
 use crate::srq::optional_srq;
 use crate::xrc;
 use core::ffi::c_int;
 use roxe_provider::{Access, AttrMask, Context, Qp, QpAttr, QpInit, QpInitView};
-use roxe_transport::qp::{MigState, QpCaps, QpState, Service};
+use roxe_transport::qp::{MigState, QpCaps, QpState, RateLimit, Service};
 use roxe_transport::wr::Av;
 use roxe_wire::{Gid, PathMtu, Psn, Qkey, Qpn};
 use std::sync::Arc;
@@ -164,7 +165,7 @@ pub(crate) unsafe extern "C" fn ibv_qp_to_qp_ex(handle: *mut ibv_qp) -> *mut ibv
 
 /// The way that `attr` describes, if `mask` says that it is given.
 fn resolve(context: &Context, attr: &ibv_ah_attr, mask: AttrMask, bit: AttrMask) -> Result<Av> {
-    if mask.contains(bit) { Ok(context.resolve_av(&ah_attr(attr))?) } else { Ok(Av::default()) }
+    if mask.contains(bit) { Ok(context.resolve_av(&ah_attr(attr)?)?) } else { Ok(Av::default()) }
 }
 
 /// The value of a field, if `mask` says that it is given; EINVAL for a number that `convert` does not know.
@@ -210,6 +211,10 @@ fn from_c(context: &Context, attr: &ibv_qp_attr, mask: AttrMask) -> Result<QpAtt
         rnr_retry: attr.rnr_retry,
         alt_port: attr.alt_port_num,
         alt_timeout: attr.alt_timeout,
+        rate_limit: RateLimit {
+            kbps: if mask.contains(AttrMask::RATE_LIMIT) { attr.rate_limit } else { 0 },
+            max_burst: 0,
+        },
     })
 }
 
@@ -226,6 +231,7 @@ fn av_to_c(av: &Av, port: u8) -> ibv_ah_attr {
             hop_limit: av.hop_limit,
             traffic_class: av.traffic_class,
         },
+        static_rate: rate::static_rate_code(av.static_rate),
         is_global: 1,
         port_num: port,
         ..ibv_ah_attr::default()
@@ -259,7 +265,7 @@ fn to_c(attr: &QpAttr, cap: ibv_qp_cap) -> ibv_qp_attr {
         rnr_retry: attr.rnr_retry,
         alt_port_num: attr.alt_port,
         alt_timeout: attr.alt_timeout,
-        rate_limit: 0,
+        rate_limit: attr.rate_limit.kbps,
     }
 }
 
@@ -274,6 +280,18 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(handle: *mut ibv_qp, attr: *mut ib
         // SAFETY: the field lives as long as the object, and programs only read it.
         unsafe { (&raw mut (*handle).state).write(qp.state() as c_int) };
         Ok(())
+    })
+}
+
+/// `man ibv_modify_qp_rate_limit`: EINVAL before RTS, for less than 1 Mbit/s, and for a burst without a rate. Packets are
+/// counted as they are, whatever size is typical.
+pub(crate) unsafe extern "C" fn modify_qp_rate_limit(handle: *mut ibv_qp, attr: *mut ibv_qp_rate_limit_attr) -> c_int {
+    status(|| {
+        let qp = &Object::<ibv_qp_ex>::live(handle)?.inner.qp;
+        // SAFETY: NULL or a whole structure of the program.
+        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        let rate_limit = RateLimit { kbps: attr.rate_limit, max_burst: attr.max_burst_sz };
+        Ok(qp.modify(&QpAttr { rate_limit, ..QpAttr::default() }, AttrMask::RATE_LIMIT)?)
     })
 }
 

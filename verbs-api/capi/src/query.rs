@@ -10,6 +10,7 @@ use crate::errno::{EINVAL, Errno, Result, minus_one, negative, status};
 use core::ffi::c_int;
 use core::mem::offset_of;
 use roxe_provider::{DeviceAttr, GidEntry, PortAttr, limits};
+use roxe_transport::qp::MIN_RATE_KBPS;
 
 /// `IBV_GID_TYPE_ROCE_V2`, in a table entry.
 const GID_TYPE_ROCE_V2: u32 = 2;
@@ -30,6 +31,8 @@ const XRC_ODP_CAPS: u32 = 0b11_1101;
 const TM_CAPS: [u32; 5] = [limits::MAX_TM_RNDV_HDR, limits::MAX_TM_TAGS, 1, limits::MAX_TM_OPS, limits::MAX_TM_SGE];
 /// `IBV_RAW_PACKET_CAP_IP_CSUM`.
 const RAW_PACKET_CAPS: u32 = 1 << 2;
+/// The types of queue pairs that keep to a rate limit, `1 << IBV_QPT_*`: RC, UC, UD, raw packets, both ends of XRC.
+const PACED_QPTS: u32 = 1 << 2 | 1 << 3 | 1 << 4 | 1 << 8 | 1 << 9 | 1 << 10;
 /// The exported `ibv_query_port` predates the last field of the structure.
 const OLD_PORT_ATTR: usize = offset_of!(ibv_port_attr, port_cap_flags2);
 
@@ -110,7 +113,7 @@ fn device_attr_ex(attr: &DeviceAttr) -> ibv_device_attr_ex {
         tso_caps: [0; 2],
         rss_caps: [0; 4],
         max_wq_type_rq: 0,
-        packet_pacing_caps: [0; 3],
+        packet_pacing_caps: [MIN_RATE_KBPS, u32::MAX, PACED_QPTS],
         raw_packet_caps: RAW_PACKET_CAPS,
         tm_caps: TM_CAPS,
         cq_mod_caps: [limits::MAX_CQ_MODERATION; 2],

@@ -31,15 +31,6 @@ const HYPER: u64 = 50_000_000;
 const MIN_RATE: u64 = 100_000_000;
 /// No line is faster than this, bit/s: it keeps products within 64 bits.
 const MAX_LINE: u64 = 1 << 46;
-/// What leaves in one go, bytes: half a segmented send. A whole burst is paid for before the next one begins, so that
-/// packets go on leaving many per system call and not one per timer.
-const BURST: u64 = 32 << 10;
-/// How much later than asked a pause may end without loss: a sleeping thread oversleeps by about as much. What could have
-/// left meanwhile, or while there was nothing to send, is added to the next burst.
-const LATE: Duration = Duration::from_micros(100);
-/// What a packet occupies on an Ethernet besides its payload, about.
-const OVERHEAD: u64 = 64;
-
 /// A rate below that of the line.
 #[derive(Debug)]
 pub(super) struct Rate {
@@ -63,8 +54,6 @@ pub(super) struct Rate {
     cut_at: Option<Instant>,
     /// When the rate is raised next; not before it was cut.
     raise_at: Option<Instant>,
-    /// When all that was sent has left at the rate it was sent with.
-    free_at: Instant,
 }
 
 impl Rate {
@@ -83,7 +72,6 @@ impl Rate {
             cuts_from: now,
             cut_at: Some(now.after(CUT_PERIOD)),
             raise_at: None,
-            free_at: now,
         }
     }
 
@@ -106,6 +94,11 @@ impl Rate {
                 _ => return,
             }
         }
+    }
+
+    /// What may be sent now, bit/s.
+    pub(super) fn current(&self) -> u64 {
+        self.current
     }
 
     /// Whether there is nothing to limit any more.
@@ -161,31 +154,6 @@ impl Rate {
             }
             self.alpha_at = self.alpha_at.after(ALPHA_PERIOD);
         }
-    }
-
-    /// When the next burst may begin, if the current one is complete.
-    pub(super) fn pause(&self, now: Instant) -> Option<Instant> {
-        (self.free_at.since(now) >= self.time_of(BURST)).then_some(self.free_at)
-    }
-
-    /// Whether the burst would be complete with a packet of this payload.
-    pub(super) fn pauses_after(&self, now: Instant, payload: u32) -> bool {
-        self.free_after(now, payload).since(now) >= self.time_of(BURST)
-    }
-
-    /// A packet with this payload left.
-    pub(super) fn on_sent(&mut self, now: Instant, payload: u32) {
-        self.free_at = self.free_after(now, payload);
-    }
-
-    /// When a packet with this payload, sent now, would have left at this rate.
-    fn free_after(&self, now: Instant, payload: u32) -> Instant {
-        self.free_at.max(now.before(LATE)).after(self.time_of(u64::from(payload) + OVERHEAD))
-    }
-
-    /// How long `bytes` take at this rate, which is never zero.
-    fn time_of(&self, bytes: u64) -> Duration {
-        Duration::from_nanos((bytes * 8_000_000_000).div_ceil(self.current.max(1)))
     }
 }
 
@@ -328,40 +296,6 @@ mod tests {
         once.advance(us(20_000));
         assert_eq!((often.current, often.target, often.stage), (once.current, once.target, once.stage));
         assert!(often.current < 10 * GIGA);
-    }
-
-    /// Sends packets of 960 + 64 bytes, 81.92 us each at 100 Mbit/s, until there is a pause.
-    fn burst(rate: &mut Rate, now: Instant) -> (usize, Instant) {
-        rate.current = 100_000_000;
-        for sent in 0.. {
-            if let Some(until) = rate.pause(now) {
-                return (sent, until);
-            }
-            let last = rate.pauses_after(now, 960);
-            rate.on_sent(now, 960);
-            assert_eq!(last, rate.pause(now).is_some(), "packet {sent}");
-        }
-        unreachable!("a burst has an end")
-    }
-
-    /// 32 packets are a burst, and the next one begins when all have had their time, 2621.44 us later.
-    #[test]
-    fn a_burst_is_paid_for_before_the_next() {
-        let mut rate = rate();
-        let end = Instant(2_621_440);
-        assert_eq!(burst(&mut rate, Instant(0)), (32, end));
-        assert_eq!(burst(&mut rate, end), (32, end.after(Duration::from_nanos(2_621_440))));
-    }
-
-    /// What a pause took too long is made up for: 40.96 us are half a packet, and the times stay what they would have been.
-    /// More than 100 us are not: after a long silence they are 1.2 packets of 81.92 us, which makes 34 packets
-    /// (33 · 81.92 - 100 = 2603.36 is less than a burst) and 34 · 81.92 - 100 = 2685.28 us.
-    #[test]
-    fn a_late_end_of_a_pause_costs_nothing() {
-        let mut rate = rate();
-        burst(&mut rate, Instant(0));
-        assert_eq!(burst(&mut rate, Instant(2_621_440 + 40_960)), (33, Instant(2_621_440 + 33 * 81_920)));
-        assert_eq!(burst(&mut rate, us(1_000_000)), (34, Instant(1_000_000_000 + 2_685_280)));
     }
 
     #[test]

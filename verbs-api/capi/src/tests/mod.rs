@@ -14,6 +14,7 @@ mod memory;
 mod migration;
 mod misuse;
 mod multicast;
+mod rates;
 mod regions;
 mod states;
 mod statuses;

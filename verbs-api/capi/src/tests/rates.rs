@@ -1,0 +1,74 @@
+//! Rate limits and static rates as a C program sets, asks for and feels them.
+
+use super::*;
+use crate::qp::modify_qp_rate_limit;
+use crate::query::query_device_ex;
+
+/// `IBV_QP_RATE_LIMIT`.
+const RATE_LIMIT: c_int = 1 << 25;
+
+fn limit(qp: *mut ibv_qp, rate_limit: u32, max_burst_sz: u32) -> c_int {
+    let mut attr = ibv_qp_rate_limit_attr { rate_limit, max_burst_sz, typical_pkt_sz: 1024 };
+    // SAFETY: a living QP and a whole structure.
+    unsafe { modify_qp_rate_limit(qp, &raw mut attr) }
+}
+
+#[test]
+fn the_device_says_what_it_keeps_to() {
+    let rig = Rig::new();
+    let mut attr = MaybeUninit::<ibv_device_attr_ex>::uninit();
+    // SAFETY: a living context and room for the structure, which the call fills.
+    let attr = unsafe {
+        assert_eq!(query_device_ex(rig.context, ptr::null(), attr.as_mut_ptr(), size_of::<ibv_device_attr_ex>()), 0);
+        attr.assume_init()
+    };
+    assert_eq!(attr.packet_pacing_caps, [1000, u32::MAX, 0x71c]);
+    assert_eq!(attr.tso_caps, [0; 2]);
+}
+
+#[test]
+fn a_limit_is_set_asked_for_and_lifted() {
+    let rig = Rig::new();
+    let ([a, b], fresh) = (rig.rc_pair(), rig.qp(RC));
+    assert_eq!(limit(fresh, 100_000, 0), libc::EINVAL, "RESET");
+    assert_eq!((limit(a, 999, 0), limit(a, 0, 4096)), (libc::EINVAL, libc::EINVAL));
+    assert_eq!((limit(null_mut(), 1000, 0), limit(foreign(), 1000, 0)), (libc::EINVAL, libc::EINVAL));
+    // SAFETY: a living QP; NULL is looked for.
+    assert_eq!(unsafe { modify_qp_rate_limit(a, null_mut()) }, libc::EINVAL);
+    assert_eq!((limit(a, 100_000, 4096), query(a).rate_limit), (0, 100_000));
+    modify(a, ibv_qp_attr { qp_state: RTS, rate_limit: 2_000_000, ..ibv_qp_attr::default() }, RATE_LIMIT);
+    assert_eq!(query(a).rate_limit, 2_000_000);
+    assert_eq!((limit(a, 0, 0), query(a).rate_limit), (0, 0));
+    destroy(&[a, b, fresh]);
+}
+
+#[test]
+fn a_limited_queue_takes_its_time() {
+    let mut rig = Rig::new();
+    let [a, b] = rig.rc_pair();
+    assert_eq!(limit(a, 1000, 0), 0);
+    rig.set(0, 7);
+    // 8 packets of 1024 bytes and their headers take 69 ms; the first two leave at once.
+    let sges = [rig.sge(0, 512); 2];
+    let mut wr = send_wr(1, 0, &sges);
+    wr.wr = wr_union { rdma: wr_rdma { remote_addr: rig.addr(0), rkey: rig.rkey() } };
+    let start = Instant::now();
+    assert_eq!(rig.post_send(a, &mut wr).0, 0);
+    assert_eq!(rig.completions(1)[0].status, 0);
+    assert!(start.elapsed() >= Duration::from_millis(50), "{:?}", start.elapsed());
+    destroy(&[a, b]);
+}
+
+#[test]
+fn the_static_rate_of_a_path_is_told_back_and_must_exist() {
+    let rig = Rig::new();
+    let (a, b) = (rig.qp(RC), rig.qp(RC));
+    let ah_attr = ibv_ah_attr { static_rate: 3, ..loopback() };
+    connect_as(a, ibv_qp_attr { ah_attr, ..towards(number(b)) });
+    assert_eq!(query(a).ah_attr.static_rate, 3, "10 Gbit/s");
+    let mut nonsense = ibv_ah_attr { static_rate: 1, ..loopback() };
+    // SAFETY: a living domain and a whole structure.
+    assert!(unsafe { ibv_create_ah(rig.pd, &raw mut nonsense) }.is_null());
+    assert_eq!(errno(), libc::EINVAL);
+    destroy(&[a, b]);
+}
