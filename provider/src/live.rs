@@ -25,7 +25,7 @@ pub(crate) const PERIOD: Duration = Duration::from_millis(10);
 /// One number for every file.
 type Values = [u64; FILES.len()];
 
-/// The files of a device below a port: those of [`FILES`], by name.
+/// The files of a device below a port: those of `FILES`, by name.
 pub fn counter_files() -> impl Iterator<Item = &'static str> {
     FILES.iter().map(|(path, _)| *path)
 }
