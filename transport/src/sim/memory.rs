@@ -243,7 +243,7 @@ impl Memory for VecMemory {
 
     fn flush_remote(&mut self, rkey: RKey, range: Option<(u64, u64)>, access: Access) -> Result<(), MemError> {
         assert!(!access.is_empty(), "a FLUSH needs a right");
-        let (va, len) = range.unwrap_or((self.base_of(rkey), 0));
+        let (va, len) = range.unwrap_or_else(|| (self.base_of(rkey), 0));
         self.access(rkey.0, va, len, access)?;
         self.flushes += 1;
         Ok(())

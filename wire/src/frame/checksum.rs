@@ -1,6 +1,6 @@
 //! The checksums of IPv4, TCP and UDP in a frame: what network cards check and fill in for their hosts.
 //!
-//! Touches [`super::Layout`] and the sums of [`crate::net`].
+//! Touches `super::Layout` and the sums of [`crate::net`].
 
 use super::{IPV4_LEN, Ip, L4, Layout, TCP, UDP};
 use crate::net::{fold, word_sum};

@@ -5,6 +5,8 @@ use super::*;
 use crate::qp::ibv_qp_to_qp_ex;
 
 type Qpx = *mut ibv_qp_ex;
+/// One call of a batch.
+type Step<'a> = &'a dyn Fn(&ibv_qp_ex, Qpx);
 
 const UC: c_int = 3;
 const XRC_SEND: c_int = 9;
@@ -117,11 +119,10 @@ fn operations_and_setters_of_another_type_refuse_the_batch() {
     let (rc, uc, ud) = (ready(&rig, RC), ready(&rig, UC), ready(&rig, UD));
     // SAFETY: inside a batch of a living QP, with living handles and 8 bytes.
     unsafe {
-        let one_sided: [&dyn Fn(&ibv_qp_ex, Qpx); 2] =
-            [&|ops, x| ops.wr_rdma_write.unwrap()(x, rkey, to), &|ops, x| {
-                ops.wr_rdma_write_imm.unwrap()(x, rkey, to, 1)
-            }];
-        let reliable: [&dyn Fn(&ibv_qp_ex, Qpx); 6] = [
+        let one_sided: [Step<'_>; 2] = [&|ops, x| ops.wr_rdma_write.unwrap()(x, rkey, to), &|ops, x| {
+            ops.wr_rdma_write_imm.unwrap()(x, rkey, to, 1)
+        }];
+        let reliable: [Step<'_>; 6] = [
             &|ops, x| ops.wr_rdma_read.unwrap()(x, rkey, to),
             &|ops, x| ops.wr_atomic_cmp_swp.unwrap()(x, rkey, to, 0, 1),
             &|ops, x| ops.wr_atomic_fetch_add.unwrap()(x, rkey, to, 1),

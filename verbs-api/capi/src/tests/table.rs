@@ -120,7 +120,7 @@ fn the_table_of_verbs_says_what_is_wired() {
         let name = verb.trim_matches('`');
         let way = if way == "symbol" { format!("symbol {name}") } else { way.to_owned() };
         unlisted.remove(&way);
-        wrong.extend(match (answer, ways.get(&way).copied().or((way == "header").then_some(true))) {
+        wrong.extend(match (answer, ways.get(&way).copied().or_else(|| (way == "header").then_some(true))) {
             (_, None) => Some(format!("{name}: there is no {way}")),
             ("yes", Some(true)) => None,
             ("yes", Some(false)) => Some(format!("{name} is promised and refused")),
