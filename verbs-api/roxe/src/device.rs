@@ -147,8 +147,8 @@ impl Context {
         XrcDomain::open(self)
     }
 
-    /// Opens the XRC domain that `file` names, and makes it if there is none: all who open the same file on the same device
-    /// share it. The file may be closed afterwards.
+    /// Opens the XRC domain that `file` names, and makes it if there is none: all of this process that open the same file on
+    /// the same device share it. In another process the file names another domain. It may be closed afterwards.
     ///
     /// # Errors
     /// [`Error::Provider`] if the file cannot be looked at.
