@@ -326,11 +326,21 @@ impl Qp {
             // clause: TAKE-SERVICE
             _ => Err(DropReason::WrongService),
         };
-        if let Some(rendezvous) = self.shared.rendezvous.take() {
-            self.requester.begin_rendezvous(&mut self.shared, &rendezvous, self.responder.receives().last_list());
+        if self.shared.config.tag_matching {
+            self.serve_rendezvous();
         }
         self.settle(host);
         result
+    }
+
+    /// Passes on what one role has for the other: a rendezvous to begin, or one whose data is there.
+    fn serve_rendezvous(&mut self) {
+        if let Some(rendezvous) = self.shared.rendezvous.take() {
+            self.requester.begin_rendezvous(&mut self.shared, &rendezvous, self.responder.receives().last_list());
+        }
+        if core::mem::take(&mut self.shared.rendezvous_read) {
+            self.responder.confirm_requests();
+        }
     }
 
     /// As [`Qp::handle_packet`], but a request that needs a receive finds none, whatever is posted: a fault for tests.

@@ -411,6 +411,7 @@ impl Requester {
     pub(crate) fn complete_head<H: Host>(&mut self, sh: &mut Shared, host: &mut H) {
         if let Some(read) = self.sq.head().copied().filter(|wqe| wqe.origin == Origin::Rendezvous) {
             complete(sh, host, &read, WcStatus::Success);
+            sh.rendezvous_read = true;
             return self.sq.finish_rendezvous();
         }
         let Some(wqe) = self.sq.pop() else { return };

@@ -284,6 +284,13 @@ impl Responder {
         })
     }
 
+    /// Tag matching: acknowledges once more what was executed. The message that ends a rendezvous goes out behind this, so
+    /// the program of the peer sees its request complete first, even if the acknowledgement of that was lost.
+    // clause: TM-RENDEZVOUS-ORDER
+    pub(crate) fn confirm_requests(&mut self) {
+        self.replies.acknowledge();
+    }
+
     /// The PSN of the next request in order.
     pub(crate) fn e_psn(&self) -> Psn {
         self.progress.e_psn

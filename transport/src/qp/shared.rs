@@ -116,8 +116,10 @@ pub(crate) struct Shared {
     pub(crate) send_error: bool,
     /// `PATH_MIG_ERR` was raised since software armed the migration.
     pub(crate) migration_failed: bool,
-    /// Tag matching: the rendezvous that a message has just asked for, and how many are under way.
+    /// Tag matching: the rendezvous that a message has just asked for, whether the data of one has just come, and how many
+    /// are under way.
     pub(crate) rendezvous: Option<Rendezvous>,
+    pub(crate) rendezvous_read: bool,
     pub(crate) rendezvous_count: u32,
 }
 
@@ -137,6 +139,7 @@ impl Shared {
             send_error: false,
             migration_failed: false,
             rendezvous: None,
+            rendezvous_read: false,
             rendezvous_count: 0,
         }
     }
