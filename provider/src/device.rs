@@ -21,6 +21,7 @@ use crate::pd::{AhAttr, Pd};
 use crate::port::{GidEntry, GidTable, Netdev, Port, PortAttr};
 use crate::stats;
 use crate::uses::ObjectId;
+use crate::wq::{RwqTable, Wq};
 use crate::xrcd::{Xrcd, XrcdInit};
 use parking_lot::{Mutex, RwLock};
 use roxe_transport::qp::DropReason;
@@ -418,6 +419,12 @@ impl Context {
     /// Opens an XRC domain. See [`XrcdInit`] for who shares it; errors as there.
     pub fn open_xrcd(self: &Arc<Self>, init: XrcdInit<'_>) -> Result<Arc<Xrcd>, Error> {
         Xrcd::open(self, init)
+    }
+
+    /// A table that spreads frames over `wqs`: 1, 2, 4 ... `max_rwq_indirection_table_size` of them, of this context; else
+    /// EINVAL.
+    pub fn create_rwq_table(self: &Arc<Self>, wqs: &[Arc<Wq>]) -> Result<Arc<RwqTable>, Error> {
+        RwqTable::create(self, wqs)
     }
 
     /// What the device is and takes.

@@ -50,6 +50,8 @@ pub enum AsyncEventKind {
     QpLastWqeReached = 16,
     /// The GID table changed.
     GidChange = 18,
+    /// A work queue cannot report its completions any more and is in the error state.
+    WqFatal = 19,
 }
 
 /// One asynchronous event.

@@ -76,6 +76,7 @@ mod testing;
 mod timers;
 mod unpolled;
 mod uses;
+mod wq;
 mod xrcd;
 
 pub use cq::{Cq, CqInit, Moderation};
@@ -91,6 +92,7 @@ pub use pd::{Ah, AhAttr, Pd};
 pub use port::{GID_TABLE_LEN, GidEntry, PortAttr};
 pub use qp::{Qp, QpInit, QpInitView, SendGuard};
 pub use roxe_transport::qp::{AttrMask, MigState, ModifyError, PostError, QpAttr, QpCaps, QpState, Service};
+pub use roxe_transport::rss::{HashFields, RxHash, TOEPLITZ_KEY_LEN};
 pub use roxe_transport::steering::RuleKind;
 pub use roxe_transport::tags::{TagHandle, TagRecv};
 pub use roxe_transport::wr::{
@@ -101,4 +103,5 @@ pub use roxe_wire as wire;
 pub use srq::{Srq, SrqAttr, SrqInit, TagInit, TagOp, TagRequest};
 pub use steering::{CounterKind, Flow, FlowCounters, FlowInit};
 pub use uses::Use;
+pub use wq::{RwqTable, Wq, WqInit, WqState};
 pub use xrcd::{Xrcd, XrcdInit};

@@ -17,6 +17,12 @@ pub const MAX_SRQ_WR: u32 = 32_768;
 pub const MAX_SRQ_SGE: u32 = MAX_SGE;
 /// Shared receive queues of one XRC domain.
 pub const MAX_XRC_SRQ: u32 = 4096;
+/// Receives of a work queue: as many as of a queue pair, which it is half of.
+pub const MAX_WQ_WR: u32 = MAX_QP_WR;
+/// Elements of their lists.
+pub const MAX_WQ_SGE: u32 = MAX_SGE;
+/// Queues of an indirection table.
+pub const MAX_RWQ_TABLE: u32 = 1024;
 /// Tags posted to a tag-matching shared receive queue. A message may look at all of them.
 pub const MAX_TM_TAGS: u32 = 1024;
 /// Operations on such a queue whose completions nobody has polled.

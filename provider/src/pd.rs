@@ -11,6 +11,8 @@ use crate::net::group;
 use crate::qp::{Qp, QpInit};
 use crate::srq::{Srq, SrqInit, TagInit};
 use crate::uses::{Use, UseCount};
+use crate::wq::{RwqTable, Wq, WqInit};
+use roxe_transport::rss::RxHash;
 use roxe_transport::wr::{Access, Av};
 use roxe_wire::Gid;
 use std::num::NonZeroU32;
@@ -91,6 +93,17 @@ impl Pd {
     /// on its tags, completes in `cq`. EINVAL beyond the limits of the device.
     pub fn create_tag_srq(self: &Arc<Self>, init: SrqInit, cq: &Arc<Cq>, tags: TagInit) -> Result<Arc<Srq>, Error> {
         Srq::create_tags(self, init, cq, tags)
+    }
+
+    /// A new receive work queue in the reset state; EINVAL beyond the limits of the device.
+    pub fn create_wq(self: &Arc<Self>, init: WqInit) -> Result<Arc<Wq>, Error> {
+        Wq::create(self, init)
+    }
+
+    /// A new queue pair without queues, whose flows spread frames over the work queues of `table` by their hash. `user` is the
+    /// token of its events. EINVAL: fields that cannot be hashed together, or a table of another context.
+    pub fn create_hash_qp(self: &Arc<Self>, table: &Arc<RwqTable>, hash: RxHash, user: u64) -> Result<Arc<Qp>, Error> {
+        Qp::create_hash(self, table, hash, user)
     }
 
     /// A new address handle; errors as [`Context::resolve_av`].

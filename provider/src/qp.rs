@@ -17,6 +17,7 @@ use crate::pd::Pd;
 use crate::srq::Srq;
 use crate::steering::{Flow, FlowInit, FlowUses};
 use crate::uses::Use;
+use crate::wq::Rss;
 use crate::xrcd::Xrcd;
 use parking_lot::{Mutex, MutexGuard};
 use roxe_transport::qp::{AttrMask, PostError, QpAttr, QpCaps, QpConfig, QpState, Service};
@@ -54,6 +55,19 @@ pub struct QpInitView {
     pub sq_sig_all: bool,
 }
 
+/// What a queue pair is part of.
+#[derive(Clone, Debug)]
+pub(crate) enum Part {
+    /// Nothing: it is whole.
+    None,
+    /// The target of an XRC domain, which it takes receives from.
+    Target(Arc<Xrcd>),
+    /// A work queue, whose receives are in it: it neither sends nor has flows.
+    WorkQueue,
+    /// A hash queue pair, whose frames go elsewhere: it neither sends nor receives.
+    Spread(Arc<Rss>),
+}
+
 /// A queue pair.
 #[derive(Debug)]
 pub struct Qp {
@@ -62,6 +76,8 @@ pub struct Qp {
     view: QpInitView,
     uses: Mutex<Vec<Use>>,
     flows: FlowUses,
+    /// Of a hash queue pair.
+    rss: Option<Arc<Rss>>,
 }
 
 impl Qp {
@@ -76,11 +92,11 @@ impl Qp {
             }
             _ => init,
         };
-        Self::create_in(pd, init, None)
+        Self::create_in(pd, init, Part::None)
     }
 
-    /// The same, for a target in the XRC domain that it takes receives from.
-    pub(crate) fn create_in(pd: &Arc<Pd>, init: QpInit, xrcd: Option<&Arc<Xrcd>>) -> Result<Arc<Self>, Error> {
+    /// The same, for what belongs to something else.
+    pub(crate) fn create_in(pd: &Arc<Pd>, init: QpInit, part: Part) -> Result<Arc<Self>, Error> {
         check_init(pd, &init)?;
         let mut uses = vec![pd.hold(), init.send_cq.hold(), init.recv_cq.hold()];
         let tags = init.srq.clone().filter(|srq| srq.matches_tags());
@@ -89,7 +105,9 @@ impl Qp {
         let init = QpInit { recv_cq: Arc::clone(recv_cq), ..init };
         let context = pd.context();
         let view = QpInitView { service: init.service, caps: init.caps, sq_sig_all: init.sq_sig_all };
-        let frames = Self::raw_link(context.device(), view.service)?;
+        let frames = Self::raw_link(context.device(), view.service, &part)?;
+        let xrcd = if let Part::Target(xrcd) = &part { Some(xrcd) } else { None };
+        let is_wq = matches!(part, Part::WorkQueue);
         let port_mtu = match view.service {
             Service::Raw => u32::try_from(context.device().interface().max_frame).unwrap_or(u32::MAX),
             _ => context.device().active_mtu().bytes(),
@@ -109,19 +127,34 @@ impl Qp {
                 port_mtu,
                 line_rate,
             };
-            Arc::new(QpCore::new(pd, &init, config, xrcd))
+            Arc::new(QpCore::new(pd, &init, config, xrcd).of_work_queue(is_wq))
         };
         let core = context.engine().register_qp(view.service, make)?;
         core.inner.lock().frames = frames;
         uses.extend(init.srq.as_ref().map(|srq| srq.hold()));
         uses.extend(xrcd.map(|xrcd| xrcd.hold()));
         let flows = FlowUses::default();
-        Ok(Arc::new(Self { core, pd: Arc::clone(pd), view, uses: Mutex::new(uses), flows }))
+        let rss = if let Part::Spread(rss) = part { Some(rss) } else { None };
+        uses.extend(rss.as_ref().map(|rss| rss.hold()));
+        Ok(Arc::new(Self { core, pd: Arc::clone(pd), view, uses: Mutex::new(uses), flows, rss }))
     }
 
-    /// What a raw packet queue pair sends by; others have none.
-    fn raw_link(device: &Device, service: Service) -> Result<Option<FrameSender>, Error> {
-        if service == Service::Raw { FrameSender::open(&device.interface()).map(Some) } else { Ok(None) }
+    /// What a whole raw packet queue pair sends by; others have none.
+    fn raw_link(device: &Device, service: Service, part: &Part) -> Result<Option<FrameSender>, Error> {
+        match (service, part) {
+            (Service::Raw, Part::None) => FrameSender::open(&device.interface()).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// What the engine knows of it.
+    pub(crate) fn core(&self) -> &Arc<QpCore> {
+        &self.core
+    }
+
+    /// How it spreads frames, if it is a hash queue pair.
+    pub(crate) fn rss(&self) -> Option<&Arc<Rss>> {
+        self.rss.as_ref()
     }
 
     /// Its number.
@@ -192,8 +225,11 @@ impl Qp {
     }
 
     /// Changes attributes and state (`man ibv_modify_qp`). EINVAL: not allowed in this state or not valid; nothing
-    /// changed. Addresses must be those of the device.
+    /// changed. EOPNOTSUPP: a hash queue pair. Addresses must be those of the device.
     pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), Error> {
+        if self.rss.is_some() {
+            return Err(Error::new(libc::EOPNOTSUPP, "a hash queue pair has no states; its work queues do"));
+        }
         for (bit, av) in [(AttrMask::AV, &attr.av), (AttrMask::ALT_PATH, &attr.alt_av)] {
             if mask.contains(bit) && !av.sgid.is_zero() {
                 self.core.engine().ensure_link(av.sgid)?;

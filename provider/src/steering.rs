@@ -67,7 +67,11 @@ impl Flow {
         }
         let FlowInit { kind, wanted, passes, drops, tag, counters } = init;
         let uses = counters.iter().map(|counters| counters.uses.hold()).chain([qp.flows().count.hold()]).collect();
-        let to = if drops { Destination::Nobody } else { Destination::Qp(Arc::clone(core)) };
+        let to = match qp.rss() {
+            _ if drops => Destination::Nobody,
+            Some(rss) => Destination::Spread(Arc::clone(rss)),
+            None => Destination::Qp(Arc::clone(core)),
+        };
         let id = core.engine().add_rule(Rule { kind, wanted, passes, target: Target { to, tag, counters } })?;
         Ok(Self { id, core: Arc::clone(core), _uses: uses })
     }

@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::limits::MAX_XRC_SRQ;
 use crate::net::slot::Slot;
 use crate::pd::Pd;
-use crate::qp::{Qp, QpInit};
+use crate::qp::{Part, Qp, QpInit};
 use crate::srq::{Srq, SrqInit};
 use crate::uses::{Use, UseCount};
 use parking_lot::{Mutex, RwLock};
@@ -130,7 +130,7 @@ impl Xrcd {
         let (send_cq, recv_cq) = (Arc::clone(&self.cq), Arc::clone(&self.cq));
         let (service, caps) = (Service::XrcTgt, QpCaps::default());
         let init = QpInit { service, caps, sq_sig_all: false, send_cq, recv_cq, srq: None, user };
-        let qp = Qp::create_in(&self.pd, init, Some(self))?;
+        let qp = Qp::create_in(&self.pd, init, Part::Target(Arc::clone(self)))?;
         let mut targets = self.domain.targets.lock();
         targets.retain(|_, target| target.strong_count() > 0);
         targets.insert(qp.qpn().get(), Arc::downgrade(&qp));

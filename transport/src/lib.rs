@@ -33,6 +33,7 @@
 pub mod cx;
 pub mod fault;
 pub mod qp;
+pub mod rss;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
 pub mod steering;

@@ -13,6 +13,7 @@ use crate::limits;
 use crate::net::frames::{FrameReceiver, Reach};
 use crate::qp::QpCore;
 use crate::steering::FlowCounters;
+use crate::wq::Rss;
 use roxe_transport::qp::FrameNote;
 use roxe_transport::steering::{Rule, RuleId, RuleKind, Rules};
 use roxe_transport::time::Instant;
@@ -27,15 +28,18 @@ const BUDGET: usize = 8;
 pub(crate) enum Destination {
     /// This queue pair.
     Qp(Arc<QpCore>),
+    /// One of several work queues, by the hash of the frame.
+    Spread(Arc<Rss>),
     /// Nobody: the flow takes them away from flows of lower priority.
     Nobody,
 }
 
 impl Destination {
     /// The queue pair for one frame.
-    fn choose(&self, _key: &FrameKey) -> Option<&Arc<QpCore>> {
+    fn choose(&self, key: &FrameKey) -> Option<&Arc<QpCore>> {
         match self {
             Self::Qp(qp) => Some(qp),
+            Self::Spread(rss) => rss.choose(key),
             Self::Nobody => None,
         }
     }

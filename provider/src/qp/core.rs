@@ -53,6 +53,8 @@ pub(crate) struct QpCore {
     pub(super) send_cq: Arc<Cq>,
     pub(super) recv_cq: Arc<Cq>,
     pub(super) srq: Option<Arc<Srq>>,
+    /// Its receives are those of a work queue, and so are its events.
+    is_work_queue: bool,
     /// Of an XRC target.
     xrcd: Option<Arc<Xrcd>>,
     /// Whether it ever bound a memory window.
@@ -123,6 +125,7 @@ impl QpCore {
             recv_cq: Arc::clone(&init.recv_cq),
             srq: init.srq.clone(),
             xrcd: xrcd.cloned(),
+            is_work_queue: false,
             binds: AtomicBool::new(false),
             inner: Mutex::new(Inner {
                 machine: Machine::new(config),
@@ -134,6 +137,11 @@ impl QpCore {
                 is_cut_off: false,
             }),
         }
+    }
+
+    /// The same as the receiving half that a work queue is.
+    pub(super) fn of_work_queue(self, is_work_queue: bool) -> Self {
+        Self { is_work_queue, ..self }
     }
 
     pub(crate) fn qpn(&self) -> Qpn {
@@ -394,7 +402,9 @@ impl QpCore {
     fn raise(&self, events: QpEvents) {
         let inner = self.inner.lock();
         for (_, kind) in EVENTS.iter().filter(|(flag, _)| events.contains(*flag) && !inner.is_cut_off) {
-            self.context.raise(*kind, self.user, self.id);
+            // Nothing else can happen to one.
+            let kind = if self.is_work_queue { AsyncEventKind::WqFatal } else { *kind };
+            self.context.raise(kind, self.user, self.id);
         }
     }
 

@@ -105,7 +105,7 @@ pub(crate) struct ibv_device_attr_ex {
     pub(crate) hca_core_clock: u64,
     pub(crate) device_cap_flags_ex: u64,
     pub(crate) tso_caps: [u32; 2],
-    pub(crate) rss_caps: [u64; 4],
+    pub(crate) rss_caps: ibv_rss_caps,
     pub(crate) max_wq_type_rq: u32,
     pub(crate) packet_pacing_caps: [u32; 3],
     pub(crate) raw_packet_caps: u32,
@@ -151,6 +151,7 @@ pub(crate) union async_element {
     pub(crate) cq: *mut ibv_cq,
     pub(crate) qp: *mut ibv_qp,
     pub(crate) srq: *mut ibv_srq,
+    pub(crate) wq: *mut ibv_wq,
     pub(crate) port_num: c_int,
 }
 
@@ -290,6 +291,79 @@ pub(crate) struct ibv_srq_init_attr_ex {
     pub(crate) tm_cap: [u32; 2],
 }
 
+/// A receive work queue; the header posts through it.
+#[repr(C)]
+pub(crate) struct ibv_wq {
+    pub(crate) context: *mut ibv_context,
+    pub(crate) wq_context: *mut c_void,
+    pub(crate) pd: *mut ibv_pd,
+    pub(crate) cq: *mut ibv_cq,
+    pub(crate) wq_num: u32,
+    pub(crate) handle: u32,
+    pub(crate) state: c_int,
+    pub(crate) wq_type: c_int,
+    pub(crate) post_recv: Option<unsafe extern "C" fn(*mut Self, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int>,
+    pub(crate) mutex: Mutex,
+    pub(crate) cond: Cond,
+    pub(crate) events_completed: u32,
+    pub(crate) comp_mask: u32,
+}
+
+#[repr(C)]
+pub(crate) struct ibv_wq_init_attr {
+    pub(crate) wq_context: *mut c_void,
+    pub(crate) wq_type: c_int,
+    pub(crate) max_wr: u32,
+    pub(crate) max_sge: u32,
+    pub(crate) pd: *mut ibv_pd,
+    pub(crate) cq: *mut ibv_cq,
+    pub(crate) comp_mask: u32,
+    pub(crate) create_flags: u32,
+}
+
+#[repr(C)]
+pub(crate) struct ibv_wq_attr {
+    pub(crate) attr_mask: u32,
+    pub(crate) wq_state: c_int,
+    pub(crate) curr_wq_state: c_int,
+    pub(crate) flags: u32,
+    pub(crate) flags_mask: u32,
+}
+
+#[repr(C)]
+pub(crate) struct ibv_rwq_ind_table {
+    pub(crate) context: *mut ibv_context,
+    pub(crate) ind_tbl_handle: c_int,
+    pub(crate) ind_tbl_num: c_int,
+    pub(crate) comp_mask: u32,
+}
+
+#[repr(C)]
+pub(crate) struct ibv_rwq_ind_table_init_attr {
+    pub(crate) log_ind_tbl_size: u32,
+    pub(crate) ind_tbl: *const *mut ibv_wq,
+    pub(crate) comp_mask: u32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct ibv_rx_hash_conf {
+    pub(crate) rx_hash_function: u8,
+    pub(crate) rx_hash_key_len: u8,
+    pub(crate) rx_hash_key: *const u8,
+    pub(crate) rx_hash_fields_mask: u64,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct ibv_rss_caps {
+    pub(crate) supported_qpts: u32,
+    pub(crate) max_rwq_indirection_tables: u32,
+    pub(crate) max_rwq_indirection_table_size: u32,
+    pub(crate) rx_hash_fields_mask: u64,
+    pub(crate) rx_hash_function: u8,
+}
+
 /// An operation on the tags of a shared receive queue.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -357,8 +431,8 @@ pub(crate) struct ibv_qp_init_attr_ex {
     pub(crate) xrcd: *mut ibv_xrcd,
     pub(crate) create_flags: u32,
     pub(crate) max_tso_header: u16,
-    pub(crate) rwq_ind_tbl: *mut c_void,
-    pub(crate) rx_hash_conf: [u64; 3],
+    pub(crate) rwq_ind_tbl: *mut ibv_rwq_ind_table,
+    pub(crate) rx_hash_conf: ibv_rx_hash_conf,
     pub(crate) source_qpn: u32,
     pub(crate) send_ops_flags: u64,
 }
@@ -815,11 +889,12 @@ pub(crate) struct verbs_context {
     pub(crate) alloc_td: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td>,
     pub(crate) modify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, *mut ibv_modify_cq_attr) -> c_int>,
     pub(crate) post_srq_ops: Option<unsafe extern "C" fn(*mut ibv_srq, *mut ibv_ops_wr, *mut *mut ibv_ops_wr) -> c_int>,
-    pub(crate) destroy_rwq_ind_table: Unused,
-    pub(crate) create_rwq_ind_table: Unused,
-    pub(crate) destroy_wq: Unused,
-    pub(crate) modify_wq: Unused,
-    pub(crate) create_wq: Unused,
+    pub(crate) destroy_rwq_ind_table: Option<unsafe extern "C" fn(*mut ibv_rwq_ind_table) -> c_int>,
+    pub(crate) create_rwq_ind_table:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_rwq_ind_table_init_attr) -> *mut ibv_rwq_ind_table>,
+    pub(crate) destroy_wq: Option<unsafe extern "C" fn(*mut ibv_wq) -> c_int>,
+    pub(crate) modify_wq: Option<unsafe extern "C" fn(*mut ibv_wq, *mut ibv_wq_attr) -> c_int>,
+    pub(crate) create_wq: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_wq_init_attr) -> *mut ibv_wq>,
     pub(crate) query_rt_values: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_values_ex) -> c_int>,
     pub(crate) create_cq_ex: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> Cqx>,
     pub(crate) _priv: usize,

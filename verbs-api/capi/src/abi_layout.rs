@@ -78,6 +78,29 @@ layout! { ibv_srq_init_attr: 24, 8;
 layout! { ibv_srq_init_attr_ex: 64, 8;
     srq_context 0, attr 8, comp_mask 20, srq_type 24, pd 32, xrcd 40, cq 48, tm_cap 56
 }
+layout! { ibv_wq: 152, 8;
+    context 0, wq_context 8, pd 16, cq 24, wq_num 32, handle 36, state 40, wq_type 44, post_recv 48, mutex 56, cond 96,
+    events_completed 144, comp_mask 148
+}
+layout! { ibv_wq_init_attr: 48, 8;
+    wq_context 0, wq_type 8, max_wr 12, max_sge 16, pd 24, cq 32, comp_mask 40, create_flags 44
+}
+layout! { ibv_wq_attr: 20, 4;
+    attr_mask 0, wq_state 4, curr_wq_state 8, flags 12, flags_mask 16
+}
+layout! { ibv_rwq_ind_table: 24, 8;
+    context 0, ind_tbl_handle 8, ind_tbl_num 12, comp_mask 16
+}
+layout! { ibv_rwq_ind_table_init_attr: 24, 8;
+    log_ind_tbl_size 0, ind_tbl 8, comp_mask 16
+}
+layout! { ibv_rx_hash_conf: 24, 8;
+    rx_hash_function 0, rx_hash_key_len 1, rx_hash_key 8, rx_hash_fields_mask 16
+}
+layout! { ibv_rss_caps: 32, 8;
+    supported_qpts 0, max_rwq_indirection_tables 4, max_rwq_indirection_table_size 8, rx_hash_fields_mask 16,
+    rx_hash_function 24
+}
 layout! { ibv_ops_wr: 72, 8;
     wr_id 0, next 8, opcode 16, flags 20, tm 24, tm.unexpected_cnt 24, tm.handle 28, tm.add 32, tm.add.recv_wr_id 32,
     tm.add.sg_list 40, tm.add.num_sge 48, tm.add.tag 56, tm.add.mask 64

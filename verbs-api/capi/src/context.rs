@@ -3,7 +3,7 @@
 use crate::abi::{ABI_EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::errno::{Result, minus_one, pointer};
 use crate::object::{Exposed, Object, Token};
-use crate::{advise, counters, cq, data, device, dm, domain, flow, memory, qp, query, srq, tags, window, xrc};
+use crate::{advise, counters, cq, data, device, dm, domain, flow, memory, qp, query, srq, tags, window, wq, xrc};
 use core::ffi::c_int;
 use core::mem::offset_of;
 use std::os::fd::OwnedFd;
@@ -66,11 +66,11 @@ pub(crate) fn exposed(device: *mut ibv_device, context: &roxe_provider::Context)
         alloc_td: Some(domain::alloc_td),
         modify_cq: Some(cq::modify_cq),
         post_srq_ops: Some(tags::post_srq_ops),
-        destroy_rwq_ind_table: None,
-        create_rwq_ind_table: None,
-        destroy_wq: None,
-        modify_wq: None,
-        create_wq: None,
+        destroy_rwq_ind_table: Some(wq::destroy_rwq_ind_table),
+        create_rwq_ind_table: Some(wq::create_rwq_ind_table),
+        destroy_wq: Some(wq::destroy_wq),
+        modify_wq: Some(wq::modify_wq),
+        create_wq: Some(wq::create_wq),
         query_rt_values: Some(query::query_rt_values),
         create_cq_ex: Some(cq::create_cq_ex),
         _priv: 0,

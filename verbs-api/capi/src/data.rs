@@ -277,7 +277,7 @@ pub(crate) unsafe fn report_bad<T>(bad: *mut *mut T, wr: *mut T) {
 ///
 /// # Safety
 /// `wr` is NULL or a list as the program of a verbs interface must pass it, and so is `bad_wr`.
-unsafe fn post_receives(
+pub(crate) unsafe fn post_receives(
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
     mut post: impl FnMut(&RecvRequest<'_>) -> core::result::Result<(), PostError>,

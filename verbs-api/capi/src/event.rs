@@ -5,7 +5,7 @@
 //! acknowledging, so a destroy either comes first or waits for the acknowledgement.
 
 use crate::abi::{
-    async_element, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_qp_ex, ibv_srq,
+    async_element, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_qp_ex, ibv_srq, ibv_wq,
 };
 use crate::context::context;
 use crate::errno::{EINVAL, Result, minus_one, pointer, silent, status};
@@ -102,6 +102,7 @@ enum Source {
     Cq,
     Qp,
     Srq,
+    Wq,
     Port,
 }
 
@@ -113,11 +114,13 @@ impl Source {
         const PATH_MIG_ERR: u32 = AsyncEventKind::PathMigErr as u32;
         const SRQ_ERR: u32 = AsyncEventKind::SrqErr as u32;
         const SRQ_LIMIT: u32 = AsyncEventKind::SrqLimitReached as u32;
+        const WQ_FATAL: u32 = AsyncEventKind::WqFatal as u32;
         const LAST_WQE: u32 = AsyncEventKind::QpLastWqeReached as u32;
         match event_type {
             CQ_ERR => Self::Cq,
             QP_FATAL..=PATH_MIG_ERR | LAST_WQE => Self::Qp,
             SRQ_ERR | SRQ_LIMIT => Self::Srq,
+            WQ_FATAL => Self::Wq,
             _ => Self::Port,
         }
     }
@@ -138,6 +141,10 @@ fn hand_out(event: AsyncEvent) -> Option<async_element> {
         Source::Srq => with_token::<ibv_srq, _>(token, |object| {
             object.inner.events.hand_out();
             async_element { srq: object.handle() }
+        }),
+        Source::Wq => with_token::<ibv_wq, _>(token, |object| {
+            object.inner.events.hand_out();
+            async_element { wq: object.handle() }
         }),
         Source::Port => Some(async_element { port_num: c_int::try_from(event.user).unwrap_or_default() }),
     }
@@ -170,11 +177,12 @@ pub(crate) unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event)
         // SAFETY: not NULL; the program passes the structure that `ibv_get_async_event` filled.
         let event = unsafe { event.read() };
         // SAFETY: all members are pointers or shorter than one; the type says which one is meant.
-        let (cq, qp, srq) = unsafe { (event.element.cq, event.element.qp, event.element.srq) };
+        let (cq, qp, srq, wq) = unsafe { (event.element.cq, event.element.qp, event.element.srq, event.element.wq) };
         match Source::of(event.event_type.cast_unsigned()) {
             Source::Cq => Object::<ibv_cq_ex>::with_live(cq, |object| object.inner.async_events.ack(1)),
             Source::Qp => Object::<ibv_qp_ex>::with_live(qp, |object| object.inner.events.ack(1)),
             Source::Srq => Object::<ibv_srq>::with_live(srq, |object| object.inner.events.ack(1)),
+            Source::Wq => Object::<ibv_wq>::with_live(wq, |object| object.inner.events.ack(1)),
             Source::Port => Ok(()),
         }
     });
@@ -191,6 +199,7 @@ mod tests {
         assert_eq!(of(AsyncEventKind::CommEst), Source::Qp);
         assert_eq!(of(AsyncEventKind::QpLastWqeReached), Source::Qp);
         assert_eq!(of(AsyncEventKind::SrqLimitReached), Source::Srq);
+        assert_eq!(of(AsyncEventKind::WqFatal), Source::Wq);
         assert_eq!(of(AsyncEventKind::PortActive), Source::Port);
         assert_eq!(of(AsyncEventKind::GidChange), Source::Port);
         assert_eq!(of(AsyncEventKind::DeviceFatal), Source::Port);

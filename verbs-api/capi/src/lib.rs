@@ -46,4 +46,5 @@ mod tests;
 mod text;
 mod unsupported;
 mod window;
+mod wq;
 mod xrc;

@@ -13,8 +13,9 @@ use crate::object::{Exposed, Object, Token, Unacked};
 use crate::qp_ex::{self, Builder};
 use crate::rate;
 use crate::srq::optional_srq;
-use crate::xrc;
+use crate::{wq, xrc};
 use core::ffi::c_int;
+use core::ptr::null_mut;
 use roxe_provider::{Access, AttrMask, Context, Qp, QpAttr, QpInit, QpInitView};
 use roxe_transport::qp::{MigState, QpCaps, QpState, RateLimit, Service};
 use roxe_transport::wr::Av;
@@ -118,6 +119,22 @@ fn base(handle: *mut ibv_pd, init: &ibv_qp_init_attr, token: Token, qp: &Qp) -> 
     })
 }
 
+/// Shows the program a queue pair without queues.
+pub(crate) fn publish_hash(init: &ibv_qp_init_attr_ex, token: Token, qp: Arc<Qp>) -> Result<*mut ibv_qp> {
+    let classic = ibv_qp_init_attr {
+        qp_context: init.qp_context,
+        send_cq: null_mut(),
+        recv_cq: null_mut(),
+        srq: null_mut(),
+        cap: ibv_qp_cap::default(),
+        qp_type: init.qp_type,
+        sq_sig_all: 0,
+    };
+    let base = base(init.pd, &classic, token, &qp)?;
+    let inner = QpInner { qp, service: Service::Raw, events: Unacked::default(), builder: None };
+    Object::publish_at(home(init.pd, Resource::Qp)?, token, qp_ex::exposed(base), inner)
+}
+
 /// `man ibv_create_qp`.
 pub(crate) unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     pointer(|| {
@@ -147,6 +164,9 @@ pub(crate) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *m
         let extended = unsafe { init.as_ref() }.ok_or(EINVAL)?;
         if extended.qp_type == XRC_RECV && extended.comp_mask & MASK_XRCD != 0 {
             return xrc::create_target(context, extended);
+        }
+        if wq::is_hash_qp(extended) {
+            return wq::create_hash_qp(extended);
         }
         check_extended(extended)?;
         let (pd, builders) = (extended.pd, extended.comp_mask & MASK_SEND_OPS_FLAGS != 0);

@@ -2,14 +2,15 @@
 
 use crate::abi::{
     ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_odp_caps, ibv_port_attr,
-    ibv_values_ex,
+    ibv_rss_caps, ibv_values_ex,
 };
 use crate::context::context;
 use crate::device::text;
 use crate::errno::{EINVAL, Errno, Result, minus_one, negative, status};
+use crate::wq;
 use core::ffi::c_int;
 use core::mem::offset_of;
-use roxe_provider::{DeviceAttr, GidEntry, PortAttr, limits};
+use roxe_provider::{DeviceAttr, GidEntry, HashFields, PortAttr, limits};
 use roxe_transport::qp::MIN_RATE_KBPS;
 
 /// `IBV_GID_TYPE_ROCE_V2`, in a table entry.
@@ -27,6 +28,14 @@ const ODP_CAPS: ibv_odp_caps =
     ibv_odp_caps { general_caps: 0b11, rc_odp_caps: 0b11_1111, uc_odp_caps: 0b10_0111, ud_odp_caps: 0b10_0011 };
 /// The same for XRC, whose receives are all shared.
 const XRC_ODP_CAPS: u32 = 0b11_1101;
+/// Raw packets (`IBV_QPT_RAW_PACKET`) are hashed by addresses and ports.
+const RSS_CAPS: ibv_rss_caps = ibv_rss_caps {
+    supported_qpts: 1 << 8,
+    max_rwq_indirection_tables: limits::MAX_OBJECTS,
+    max_rwq_indirection_table_size: limits::MAX_RWQ_TABLE,
+    rx_hash_fields_mask: HashFields::all().bits(),
+    rx_hash_function: wq::TOEPLITZ,
+};
 /// `struct ibv_tm_caps`: the longest rendezvous request, tags of a queue, `IBV_TM_CAP_RC`, operations, elements of a tag.
 const TM_CAPS: [u32; 5] = [limits::MAX_TM_RNDV_HDR, limits::MAX_TM_TAGS, 1, limits::MAX_TM_OPS, limits::MAX_TM_SGE];
 /// `IBV_RAW_PACKET_CAP_IP_CSUM`.
@@ -111,8 +120,9 @@ fn device_attr_ex(attr: &DeviceAttr) -> ibv_device_attr_ex {
         hca_core_clock: CORE_CLOCK_KHZ,
         device_cap_flags_ex: attr.device_cap_flags_ex,
         tso_caps: [0; 2],
-        rss_caps: [0; 4],
-        max_wq_type_rq: 0,
+        rss_caps: RSS_CAPS,
+        // Each is half a queue pair.
+        max_wq_type_rq: attr.max_qp,
         packet_pacing_caps: [MIN_RATE_KBPS, u32::MAX, PACED_QPTS],
         raw_packet_caps: RAW_PACKET_CAPS,
         tm_caps: TM_CAPS,

@@ -21,6 +21,7 @@ mod statuses;
 mod table;
 mod tags;
 mod traffic;
+mod wq;
 mod xrc;
 
 use crate::abi::*;
@@ -167,7 +168,12 @@ impl Rig {
             create_flags: 0,
             max_tso_header: 0,
             rwq_ind_tbl: null_mut(),
-            rx_hash_conf: [0; 3],
+            rx_hash_conf: ibv_rx_hash_conf {
+                rx_hash_function: 0,
+                rx_hash_key_len: 0,
+                rx_hash_key: ptr::null(),
+                rx_hash_fields_mask: 0,
+            },
             source_qpn: 0,
             send_ops_flags: 0x3ff,
         }

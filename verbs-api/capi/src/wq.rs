@@ -1,0 +1,207 @@
+//! Receive work queues, the tables that spread frames over them, and the queue pairs that have nothing but such a table.
+
+use crate::abi::{
+    ibv_context, ibv_qp, ibv_qp_init_attr_ex, ibv_recv_wr, ibv_rwq_ind_table, ibv_rwq_ind_table_init_attr, ibv_wq,
+    ibv_wq_attr, ibv_wq_init_attr,
+};
+use crate::context::context;
+use crate::cq::cq;
+use crate::data::post_receives;
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
+use crate::memory::pd;
+use crate::object::{Exposed, Object, Token, Unacked};
+use crate::qp::publish_hash;
+use core::ffi::c_int;
+use roxe_provider::{HashFields, RwqTable, RxHash, TOEPLITZ_KEY_LEN, Wq, WqInit, WqState};
+use std::sync::Arc;
+
+/// `IBV_WQ_INIT_ATTR_FLAGS`: the field `create_flags` is given.
+const MASK_FLAGS: u32 = 1;
+/// `IBV_WQ_ATTR_STATE`, `_CURR_STATE`, `_FLAGS`.
+const ATTR_STATE: u32 = 1;
+const ATTR_CURRENT: u32 = 1 << 1;
+const ATTR_FLAGS: u32 = 1 << 2;
+/// `IBV_RX_HASH_FUNC_TOEPLITZ`.
+pub(crate) const TOEPLITZ: u8 = 1;
+/// Bits of `ibv_qp_init_attr_ex.comp_mask` that a hash queue pair is made from: domain, table and hash are needed, creation
+/// flags may be given.
+const MASK_HASH_QP: u32 = 1 | 1 << 4 | 1 << 5;
+const MASK_CREATE_FLAGS: u32 = 1 << 2;
+/// `IBV_QPT_RAW_PACKET`.
+const RAW_PACKET: c_int = 8;
+
+/// The Rust part of a work queue.
+pub(crate) struct WqInner {
+    wq: Arc<Wq>,
+    pub(crate) events: Unacked,
+}
+
+// SAFETY: the handle is the whole structure, at offset 0.
+unsafe impl Exposed for ibv_wq {
+    type Handle = Self;
+    type Inner = WqInner;
+}
+
+// SAFETY: the handle is the whole structure, at offset 0.
+unsafe impl Exposed for ibv_rwq_ind_table {
+    type Handle = Self;
+    type Inner = Arc<RwqTable>;
+}
+
+/// `man ibv_create_wq`: EINVAL for a queue of another kind, EOPNOTSUPP for flags.
+pub(crate) unsafe extern "C" fn create_wq(handle: *mut ibv_context, init: *mut ibv_wq_init_attr) -> *mut ibv_wq {
+    pointer(|| {
+        context(handle)?;
+        // SAFETY: NULL or a whole structure of the program.
+        let init = unsafe { init.as_mut() }.ok_or(EINVAL)?;
+        let flags = if init.comp_mask & MASK_FLAGS != 0 { init.create_flags } else { 0 };
+        if init.wq_type != 0 || init.comp_mask & !MASK_FLAGS != 0 {
+            return Err(EINVAL);
+        }
+        if flags != 0 {
+            return Err(EOPNOTSUPP);
+        }
+        let token = Token::new();
+        let cq = Arc::clone(cq(init.cq)?);
+        let wish = WqInit { max_wr: init.max_wr, max_sge: init.max_sge, cq, user: token.0 };
+        let wq = pd(init.pd)?.create_wq(wish)?;
+        (init.max_wr, init.max_sge) = wq.size();
+        let exposed = ibv_wq {
+            context: handle,
+            wq_context: init.wq_context,
+            pd: init.pd,
+            cq: init.cq,
+            wq_num: wq.number(),
+            handle: token.short(),
+            state: WqState::Reset as c_int,
+            wq_type: init.wq_type,
+            post_recv: Some(post_recv),
+            mutex: [0; 5],
+            cond: [0; 6],
+            events_completed: 0,
+            comp_mask: 0,
+        };
+        Ok(Object::publish(token, exposed, WqInner { wq, events: Unacked::default() }))
+    })
+}
+
+/// The state with this number, if `mask` says that it is given.
+fn given_state(mask: u32, bit: u32, code: c_int) -> Result<Option<WqState>> {
+    if mask & bit == 0 {
+        return Ok(None);
+    }
+    u32::try_from(code).ok().and_then(WqState::from_code).map(Some).ok_or(EINVAL)
+}
+
+/// `man ibv_modify_wq`: no flag can be changed.
+pub(crate) unsafe extern "C" fn modify_wq(handle: *mut ibv_wq, attr: *mut ibv_wq_attr) -> c_int {
+    status(|| {
+        let wq = &Object::<ibv_wq>::live(handle)?.inner.wq;
+        // SAFETY: NULL or a whole structure of the program.
+        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        let mask = attr.attr_mask;
+        if mask & !(ATTR_STATE | ATTR_CURRENT | ATTR_FLAGS) != 0 {
+            return Err(EINVAL);
+        }
+        if mask & ATTR_FLAGS != 0 && attr.flags_mask != 0 {
+            return Err(EOPNOTSUPP);
+        }
+        let current = given_state(mask, ATTR_CURRENT, attr.curr_wq_state)?;
+        if let Some(state) = given_state(mask, ATTR_STATE, attr.wq_state)? {
+            wq.modify(state, current)?;
+        }
+        // SAFETY: the field lives as long as the object, and programs only read it.
+        unsafe { (&raw mut (*handle).state).write(wq.state() as c_int) };
+        Ok(())
+    })
+}
+
+/// `man ibv_create_wq`: EBUSY while tables name it; waits until every event is acknowledged.
+pub(crate) unsafe extern "C" fn destroy_wq(handle: *mut ibv_wq) -> c_int {
+    status(|| {
+        let object = Object::<ibv_wq>::live(handle)?;
+        object.inner.wq.destroy()?;
+        object.conceal();
+        object.inner.events.wait();
+        Object::<ibv_wq>::retire(handle).map(drop)
+    })
+}
+
+/// `ibv_post_wq_recv`, which the header calls through the queue.
+unsafe extern "C" fn post_recv(handle: *mut ibv_wq, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
+    // SAFETY: called through the structure of a living queue.
+    let Some(object) = (unsafe { Object::<ibv_wq>::trusted(handle) }) else { return libc::EINVAL };
+    // SAFETY: the program passes a list that ends with NULL.
+    status(|| unsafe { post_receives(wr, bad_wr, |request| object.inner.wq.post_recv(request)) })
+}
+
+/// `man ibv_create_rwq_ind_table`.
+pub(crate) unsafe extern "C" fn create_rwq_ind_table(
+    handle: *mut ibv_context,
+    init: *mut ibv_rwq_ind_table_init_attr,
+) -> *mut ibv_rwq_ind_table {
+    pointer(|| {
+        let context = context(handle)?;
+        // SAFETY: NULL or a whole structure of the program.
+        let init = unsafe { init.as_ref() }.ok_or(EINVAL)?;
+        if init.comp_mask != 0
+            || init.ind_tbl.is_null()
+            || init.log_ind_tbl_size > roxe_provider::limits::MAX_RWQ_TABLE.ilog2()
+        {
+            return Err(EINVAL);
+        }
+        let wq = |at| {
+            // SAFETY: the program passes 2^log_ind_tbl_size handles.
+            let handle = unsafe { init.ind_tbl.add(at).read() };
+            Object::<ibv_wq>::live(handle).map(|object| Arc::clone(&object.inner.wq))
+        };
+        let wqs: Vec<_> = (0..1 << init.log_ind_tbl_size).map(wq).collect::<Result<_>>()?;
+        let table = context.create_rwq_table(&wqs)?;
+        let token = Token::new();
+        let number = token.short().cast_signed();
+        let exposed = ibv_rwq_ind_table { context: handle, ind_tbl_handle: number, ind_tbl_num: number, comp_mask: 0 };
+        Ok(Object::publish(token, exposed, table))
+    })
+}
+
+/// `man ibv_create_rwq_ind_table`: EBUSY while queue pairs use it.
+pub(crate) unsafe extern "C" fn destroy_rwq_ind_table(handle: *mut ibv_rwq_ind_table) -> c_int {
+    status(|| {
+        Object::<ibv_rwq_ind_table>::live(handle)?.inner.destroy()?;
+        Object::<ibv_rwq_ind_table>::retire(handle).map(drop)
+    })
+}
+
+/// Whether `init` asks for a hash queue pair: its extended part has the table.
+pub(crate) fn is_hash_qp(init: &ibv_qp_init_attr_ex) -> bool {
+    init.comp_mask & 1 << 4 != 0
+}
+
+/// The hash of a hash queue pair: EOPNOTSUPP for another function or for fields that the device does not hash.
+fn rx_hash(init: &ibv_qp_init_attr_ex) -> Result<RxHash> {
+    let conf = &init.rx_hash_conf;
+    if conf.rx_hash_function != TOEPLITZ {
+        return Err(EOPNOTSUPP);
+    }
+    if usize::from(conf.rx_hash_key_len) != TOEPLITZ_KEY_LEN || conf.rx_hash_key.is_null() {
+        return Err(EINVAL);
+    }
+    // SAFETY: not NULL, and the program says that it is as long as this.
+    let key = unsafe { conf.rx_hash_key.cast::<[u8; TOEPLITZ_KEY_LEN]>().read() };
+    let fields = HashFields::from_bits(conf.rx_hash_fields_mask).ok_or(EOPNOTSUPP)?;
+    Ok(RxHash { key, fields })
+}
+
+/// `man ibv_create_qp_ex`: a queue pair that spreads frames over the queues of a table.
+pub(crate) fn create_hash_qp(init: &ibv_qp_init_attr_ex) -> Result<*mut ibv_qp> {
+    if init.comp_mask & !MASK_CREATE_FLAGS != MASK_HASH_QP || init.qp_type != RAW_PACKET {
+        return Err(EINVAL);
+    }
+    if init.comp_mask & MASK_CREATE_FLAGS != 0 && init.create_flags != 0 {
+        return Err(EOPNOTSUPP);
+    }
+    let table = &Object::<ibv_rwq_ind_table>::live(init.rwq_ind_tbl)?.inner;
+    let token = Token::new();
+    let qp = pd(init.pd)?.create_hash_qp(table, rx_hash(init)?, token.0)?;
+    publish_hash(init, token, qp)
+}
