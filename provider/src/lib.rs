@@ -16,17 +16,20 @@
 //! The program's own threads drive the card. Posting a send builds and sends packets on the caller's thread. Polling an
 //! empty completion queue receives what has arrived, for all queue pairs. One background thread per process does the
 //! same while nobody polls: for programs that sleep on a channel, for passive targets of READ and WRITE, and for timers.
+//! It also follows the network interface, from the first opening of the device on: port state, GID table, their events.
 //! No object belongs to a thread; each has a lock of its own.
 //!
 //! # Lock order
 //!
 //! From the outside in; a lock is only taken while locks further out are held:
 //!
-//! 1. the engine's receive side (tried, never waited for, by a poller),
-//! 2. one queue pair,
-//! 3. one of: a completion queue, a shared receive queue (around a completion queue where it matches tags), the memory
-//!    table (read), a flow's window,
-//! 4. the event queue of a channel or context.
+//! 1. the start of the engine, which is also held while the port follows its interface,
+//! 2. the list of contexts of a device,
+//! 3. the engine's receive side (tried, never waited for, by a poller),
+//! 4. one queue pair,
+//! 5. one of: a completion queue, a shared receive queue (around a completion queue where it matches tags), the memory
+//!    table (read), a flow's window, the description of the port,
+//! 6. the event queue of a channel or context.
 //!
 //! No lock is held while a program's thread waits. A queue pair's lock is held while its own packets are handed to the
 //! socket, which keeps them in order; completion channels are written to after it is dropped. The memory table is held
