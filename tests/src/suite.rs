@@ -73,7 +73,20 @@ pub fn in_module(test: &str, module: &str) -> bool {
     test.split('.').next() == Some(module)
 }
 
-/// One run of all tests.
+/// The names of all tests, as [`Run::endings`] has them.
+pub fn names() -> Vec<String> {
+    let outcome = python(vec!["--list-tests".into()], &[], Duration::from_secs(30));
+    outcome.output.lines().filter_map(|line| Some(line.strip_prefix("tests.")?.to_owned())).collect()
+}
+
+/// Runs the suite's own program.
+fn python(mut args: Vec<String>, envs: &[(&str, &str)], limit: Duration) -> Outcome {
+    args.insert(0, folder().join("run_tests.py").to_string_lossy().into_owned());
+    let failed = |e: io::Error| Outcome { command: PYTHON.into(), ok: false, output: e.to_string() };
+    pair::run(&Program { name: PYTHON.into(), args }, envs, limit).unwrap_or_else(failed)
+}
+
+/// One run of tests.
 #[derive(Debug)]
 pub struct Run {
     outcome: Outcome,
@@ -81,15 +94,11 @@ pub struct Run {
 }
 
 impl Run {
-    /// Runs all tests on `roxe0`, in the environment `envs`, for no longer than `limit`.
-    pub fn new(envs: &[(&str, &str)], limit: Duration) -> Self {
-        let script = folder().join("run_tests.py").to_string_lossy().into_owned();
-        let args = [script.as_str(), "--dev", "roxe0", "--gid", "0", "-v"].map(str::to_owned).to_vec();
-        let outcome = pair::run(&Program { name: PYTHON.into(), args }, envs, limit).unwrap_or_else(|e| Outcome {
-            command: PYTHON.into(),
-            ok: false,
-            output: e.to_string(),
-        });
+    /// Runs `tests` (all, if there are none) on `roxe0`, in the environment `envs`, for no longer than `limit`.
+    pub fn new(tests: &[String], envs: &[(&str, &str)], limit: Duration) -> Self {
+        let mut args = ["--dev", "roxe0", "--gid", "0", "-v"].map(str::to_owned).to_vec();
+        args.extend(tests.iter().map(|test| format!("tests.{test}")));
+        let outcome = python(args, envs, limit);
         let endings = unittest::parse(&outcome.output);
         Self { outcome, endings }
     }
