@@ -1,7 +1,7 @@
 //! Completion queues: QPs push, programs poll, and whoever asked for it is woken once.
 //!
-//! One lock per queue guards the ring and the arming, so an entry either is there before a program arms (it finds it
-//! when it polls again, as the man page demands) or comes after and fires. Touches its channel and the engine.
+//! One lock per queue guards the ring and the arming, so an entry either is there before a program arms or comes after;
+//! either way it fires, unless it was announced or polled already. Touches its channel and the engine.
 
 mod moderation;
 
@@ -56,6 +56,8 @@ struct State {
     /// Entries that were ever appended, and how many of them were taken for certain: entries can also be dropped.
     appended: u64,
     polled: u64,
+    /// Entries that had been appended when the last event was raised.
+    announced: u64,
     capacity: usize,
     armed: Armed,
     moderator: Moderator,
@@ -78,8 +80,23 @@ impl State {
     fn disarm_if(&mut self, verdict: Verdict) -> Verdict {
         if verdict == Verdict::Announce {
             self.armed = Armed::No;
+            self.announced = self.appended;
         }
         verdict
+    }
+
+    /// Whether an entry that came since the last event, and that nobody has polled, fires the event that was just armed.
+    fn fires_for_missed(&mut self) -> Verdict {
+        let first = self.appended.saturating_sub(self.ring.len() as u64);
+        let known = usize::try_from(self.announced.saturating_sub(first)).unwrap_or(usize::MAX);
+        let missed = match self.armed {
+            // What is moderated may come late.
+            _ if self.moderator.is_on() => false,
+            Armed::No => false,
+            Armed::Solicited => self.ring.iter().skip(known).any(|cqe| cqe.solicited),
+            Armed::Any => known < self.ring.len(),
+        };
+        self.disarm_if(if missed { Verdict::Announce } else { Verdict::Wait })
     }
 
     fn take(&mut self, max: usize, mut f: impl FnMut(&Cqe)) -> usize {
@@ -125,6 +142,7 @@ impl Cq {
                 ring,
                 appended: 0,
                 polled: 0,
+                announced: 0,
                 capacity,
                 armed: Armed::No,
                 moderator: Moderator::default(),
@@ -165,8 +183,10 @@ impl Cq {
         Ok(self.state.lock().take(max, f))
     }
 
-    /// Asks for one event on the next entry, or on the next solicited one. Entries that are already there raise none:
-    /// poll again after arming. Arming for any entry outweighs arming for solicited ones (IBA §11.4.2.2).
+    /// Asks for one event on the next entry, or on the next solicited one. An entry that came since the last event, and
+    /// that nobody has polled, raises it at once: the standard asks programs to poll again after arming, but cards do
+    /// this, and UCX sleeps without another look. Arming for any entry outweighs arming for solicited ones
+    /// (IBA §11.4.2.2).
     pub fn req_notify(&self, solicited_only: bool) {
         let mut state = self.state.lock();
         // clause: CQ-ARM
@@ -175,7 +195,11 @@ impl Cq {
             Armed::Solicited if solicited_only => Armed::Solicited,
             _ => Armed::Any,
         };
+        let verdict = state.fires_for_missed();
         drop(state);
+        if self.announces(verdict) {
+            self.notify();
+        }
         self.engine().arm();
     }
 
@@ -379,12 +403,45 @@ mod tests {
     #[test]
     fn arming_fires_once_for_what_comes_later() {
         let cq = cq(10);
-        cq.push(cqe(1)).unwrap();
         cq.req_notify(false);
         assert_eq!(cq.push(cqe(2)), Ok(true));
         assert_eq!(cq.push(cqe(3)), Ok(false));
         cq.notify();
         assert_eq!(cq.channel().unwrap().get_event().unwrap(), 77);
+    }
+
+    /// Whether an event is waiting.
+    fn has_event(cq: &Cq) -> bool {
+        testing::is_readable(cq.channel().unwrap().fd())
+    }
+
+    // clause: CQ-ARM
+    #[test]
+    fn what_came_unseen_before_arming_fires_at_once() {
+        let cq = cq(10);
+        cq.push(cqe(1)).unwrap();
+        cq.req_notify(true);
+        assert!(!has_event(&cq), "it is not solicited");
+        cq.req_notify(false);
+        assert!(has_event(&cq));
+        cq.channel().unwrap().get_event().unwrap();
+        cq.req_notify(false);
+        assert!(!has_event(&cq), "it was announced");
+        assert_eq!(cq.push(solicited(2)), Ok(true));
+        cq.push(solicited(3)).unwrap();
+        cq.req_notify(true);
+        assert!(has_event(&cq), "only the second was announced");
+    }
+
+    // clause: CQ-ARM
+    #[test]
+    fn what_was_polled_before_arming_does_not_fire() {
+        let cq = cq(10);
+        cq.push(cqe(1)).unwrap();
+        assert_eq!(drain(&cq), [1]);
+        cq.req_notify(false);
+        assert!(!has_event(&cq));
+        assert_eq!(cq.push(cqe(2)), Ok(true));
     }
 
     // clause: CQ-ARM

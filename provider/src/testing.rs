@@ -4,7 +4,7 @@ use crate::device::{Context, devices};
 use crate::pd::Pd;
 use std::ffi::c_void;
 use std::fs::File;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::sync::Arc;
 
 pub(crate) const PAGE: u64 = 4096;
@@ -17,6 +17,13 @@ pub(crate) fn context() -> Arc<Context> {
 /// A protection domain in a context of its own.
 pub(crate) fn pd() -> Arc<Pd> {
     context().alloc_pd().unwrap()
+}
+
+/// Whether there is something to read, now.
+pub(crate) fn is_readable(fd: RawFd) -> bool {
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one entry, which outlives the call; it does not wait.
+    unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
 }
 
 /// The word at `addr`, as another thread of the application would look at it.

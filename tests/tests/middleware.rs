@@ -68,6 +68,11 @@ fn main() -> ExitCode {
             checks.push(Check::new(name, move || ucp(transport, tls, &format!("-t {test} -n {count} -s {size}"))));
         }
     }
+    for (transport, tls) in [("rc_verbs", "rc_v"), ("ud_verbs", "ud_v")] {
+        for args in ["-t tag_lat -n 200 -s 8 -E sleep", "-t tag_bw -n 200 -s 100000 -E sleep"] {
+            checks.push(Check::new(format!("ucx_perftest {args} over {tls}"), move || ucp(transport, tls, args)));
+        }
+    }
     for (transport, args) in UCT {
         checks.push(Check::new(format!("ucx_perftest -x {transport} {args}"), move || uct(transport, args)));
     }
