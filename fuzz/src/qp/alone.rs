@@ -2,9 +2,10 @@
 
 use roxe_transport::Qp;
 use roxe_transport::cx::{PacketNote, TxBatch, TxState};
-use roxe_transport::qp::{DropReason, PostError, QpState};
+use roxe_transport::qp::{DropReason, PostError, QpState, Service};
 use roxe_transport::sim::host::SimHost;
-use roxe_transport::sim::{Choices, Peer, Script, Setup};
+use roxe_transport::sim::setup::qpn;
+use roxe_transport::sim::{Choices, Peer, Script, Setup, XrcQueue};
 use roxe_transport::time::Instant;
 use roxe_transport::wr::{Av, Cqe, RecvRequest, SendRequest};
 use roxe_wire::{Header, NetHeader, Packet, icrc};
@@ -13,6 +14,8 @@ use std::ops::Range;
 
 /// Which of the two the queue pair is; the input plays the other.
 pub(super) const WHO: Peer = Peer::B;
+/// Numbers of the shared queues of an XRC target, and those that an initiator names.
+pub(super) const QUEUES: [u32; 2] = [0x21, 0x4_0022];
 /// Deadlines that may run out before a queue pair without peer must be at rest.
 const PATIENCE: u32 = 2000;
 /// Payloads are pieces of this, so that every byte tells where it belongs.
@@ -26,6 +29,11 @@ const fn pattern() -> [u8; 1024] {
         at += 1;
     }
     bytes
+}
+
+/// Which of [`QUEUES`] request `wr_id` is for.
+pub(super) const fn queue_of(wr_id: u64) -> usize {
+    (wr_id % QUEUES.len() as u64) as usize
 }
 
 /// A rate at which congestion may slow a queue pair down, or none.
@@ -44,21 +52,27 @@ pub(super) struct Alone<'a> {
     next: [u64; 2],
     /// The newest that completed.
     done: [u64; 2],
+    /// The newest that completed in each shared queue of XRC.
+    shared_done: [u64; QUEUES.len()],
 }
 
 impl<'a> Alone<'a> {
     /// A queue pair of this setup, moved to `state`.
     pub(super) fn new(setup: Setup, state: QpState, choices: Script<'a>) -> Self {
-        let (mut qp, mut host) = setup.make(WHO);
+        let (mut qp, mut host) = setup.make_with(qpn(WHO));
         host.clock = Instant(1_000_000_000);
-        setup.bring_to(WHO, &mut qp, &mut host, state);
-        Self { choices, setup, qp, host, sent: Sent::default(), next: [1; 2], done: [0; 2] }
+        if setup.service == Service::XrcTgt {
+            host.xrc = QUEUES.map(|number| XrcQueue { number, ..XrcQueue::default() }).into();
+        }
+        setup.bring_up(&setup.tie_of(WHO, setup.places()), &mut qp, &mut host, state);
+        let (sent, next, done, shared_done) = (Sent::default(), [1; 2], [0; 2], [0; QUEUES.len()]);
+        Self { choices, setup, qp, host, sent, next, done, shared_done }
     }
 
     /// Posts a send whose `wr_id` is set here; returns it.
     pub(super) fn post_send(&mut self, req: &SendRequest<'_>) -> Result<u64, PostError> {
         let wr_id = self.next[0];
-        self.qp.post_send(&SendRequest { wr_id, ..*req })?;
+        self.qp.post_send_to_srq(QUEUES[queue_of(wr_id)], &SendRequest { wr_id, ..*req })?;
         self.next[0] += 1;
         Ok(wr_id)
     }
@@ -67,7 +81,13 @@ impl<'a> Alone<'a> {
     pub(super) fn post_recv(&mut self, req: &RecvRequest<'_>) -> Result<u64, PostError> {
         let wr_id = self.next[1];
         let req = RecvRequest { wr_id, ..*req };
-        if !self.setup.srq {
+        if self.setup.service == Service::XrcTgt {
+            let srq = &mut self.host.xrc[queue_of(wr_id)].srq;
+            if srq.len() >= self.setup.caps.max_recv_wr as usize {
+                return Err(PostError::QueueFull);
+            }
+            srq.post(&req);
+        } else if !self.setup.srq {
             self.qp.post_recv(&req)?;
         } else if self.host.srq.len() < self.setup.caps.max_recv_wr as usize {
             self.host.srq.post(&req);
@@ -125,11 +145,25 @@ impl<'a> Alone<'a> {
 
     /// Takes the oldest completion of sends (0) or receives (1): of a posted request, in order, each at most once.
     pub(super) fn take(&mut self, side: usize) -> Option<Cqe> {
+        if side == 1 && self.setup.service == Service::XrcTgt {
+            return self.take_shared();
+        }
         let queue = if side == 0 { &mut self.host.sends } else { &mut self.host.recvs };
         let cqe = queue.pop_front()?;
         let (done, next) = (self.done[side], self.next[side]);
         assert!(done < cqe.wr_id && cqe.wr_id < next, "{cqe:?} after {done}, before {next}");
         self.done[side] = cqe.wr_id;
+        Some(cqe)
+    }
+
+    /// Takes a completion of a shared queue of XRC: of a receive that was posted there, in the order of that queue.
+    fn take_shared(&mut self) -> Option<Cqe> {
+        let at = self.host.xrc.iter().position(|queue| !queue.done.is_empty())?;
+        let cqe = self.host.xrc[at].done.pop_front()?;
+        let (done, next) = (self.shared_done[at], self.next[1]);
+        assert!(done < cqe.wr_id && cqe.wr_id < next, "{cqe:?} after {done}, before {next}");
+        assert_eq!(queue_of(cqe.wr_id), at, "{cqe:?} was posted elsewhere");
+        self.shared_done[at] = cqe.wr_id;
         Some(cqe)
     }
 

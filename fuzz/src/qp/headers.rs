@@ -36,6 +36,10 @@ pub(super) fn request(choices: &mut Script<'_>, mrs: &[Mr]) -> Request {
     }
 }
 
+/// What a FLUSH of a whole region to global visibility says.
+pub(super) const FLUSH_REGION: Feth =
+    Feth { selectivity: Selectivity::Region, placement: Placement::GLOBAL_VISIBILITY };
+
 /// ATOMIC WRITE or FLUSH, mostly as it should be.
 fn nonposted(choices: &mut Script<'_>, reth: Reth) -> Request {
     if choices.chance(500) {

@@ -1,14 +1,17 @@
 //! A queue pair in any state, its application at work, and everything that strangers and a mad peer can send.
 
-use super::alone::{Alone, PATTERN, WHO, line_rate};
+use super::alone::{Alone, PATTERN, QUEUES, WHO, line_rate};
 use super::headers;
 use roxe_transport::qp::{AttrMask, QpAttr, QpCaps, QpState, Service};
+use roxe_transport::sim::SimHost;
 use roxe_transport::sim::setup::{QKEY, av, qpn};
 use roxe_transport::sim::wire::net_header;
 use roxe_transport::sim::{Choices, Mr, Script, Setup};
 use roxe_transport::time::Instant;
 use roxe_transport::wr::{Access, RecvRequest, SendData, SendFlags, SendOp, SendRequest, UdDest};
-use roxe_wire::{Bth, Deth, Gid, Header, ImmDt, Kind, NetHeader, Packet, Pkey, Psn, Qkey, Qpn, RKey, UcRequest};
+use roxe_wire::{
+    Bth, Deth, Gid, Header, ImmDt, Kind, NetHeader, Packet, Pkey, Psn, Qkey, Qpn, RKey, UcRequest, XrcEth,
+};
 
 const LEN: u32 = 2048;
 
@@ -21,9 +24,11 @@ const LEN: u32 = 2048;
 /// When a property does not hold.
 pub fn hostile(data: &[u8]) {
     let mut script = Script::new(data);
+    let service = script.pick(&[Service::Rc, Service::Uc, Service::Ud, Service::XrcIni, Service::XrcTgt]);
+    let shares = script.chance(300);
     let setup = Setup {
-        service: script.pick(&[Service::Rc, Service::Uc, Service::Ud]),
-        srq: script.chance(300),
+        service,
+        srq: service == Service::XrcTgt || (shares && service != Service::XrcIni),
         caps: QpCaps { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 2, max_recv_sge: 2, max_inline_data: 32 },
         line_rate: line_rate(&mut script),
         log: false,
@@ -80,18 +85,25 @@ impl<'a> Victim<'a> {
     fn post_send(&mut self) {
         let len = self.alone.choices.below(1200);
         let (remote_addr, rkey) = (0x4000, RKey(7));
-        let op = match self.alone.choices.below(5) {
+        let op = match self.alone.choices.below(7) {
             0 => SendOp::Send,
             1 => SendOp::Write { remote_addr, rkey },
             2 => SendOp::Read { remote_addr, rkey },
             3 => SendOp::FetchAdd { remote_addr, rkey, add: 1 },
+            5 => SendOp::AtomicWrite { remote_addr, rkey },
+            6 => SendOp::Flush { remote_addr, rkey, length: len, feth: headers::FLUSH_REGION },
             _ => SendOp::SendImm(ImmDt([1, 2, 3, 4])),
         };
         let flags = if self.alone.choices.chance(500) { SendFlags::SIGNALED } else { SendFlags::FENCE };
         let ud = Some(UdDest { av: av(WHO), qpn: qpn(WHO.other()), qkey: QKEY });
         let list = [self.mr.sge(0, len / 3), self.mr.sge(len / 3, len)];
         // Refused where the state, the depth or the service says so.
-        let _ = self.alone.post_send(&SendRequest { wr_id: 0, op, flags, data: SendData::Sges(&list), ud });
+        let data = match op {
+            SendOp::AtomicWrite { .. } => SendData::Inline(&PATTERN[..8]),
+            SendOp::Flush { .. } => SendData::Sges(&[]),
+            _ => SendData::Sges(&list),
+        };
+        let _ = self.alone.post_send(&SendRequest { wr_id: 0, op, flags, data, ud });
     }
 
     fn post_recv(&mut self) {
@@ -158,7 +170,7 @@ impl<'a> Victim<'a> {
         let kind = self.kind();
         // Around the next PSN of the peer (requests) and the first of the victim (responses).
         let near = match kind {
-            Kind::RcResponse(_) => Psn::new(self.alone.setup.psn[WHO.index()]),
+            Kind::RcResponse(_) | Kind::XrcResponse(_) => Psn::new(self.alone.setup.psn[WHO.index()]),
             _ => self.alone.qp.expected_psn(),
         };
         let mut bth = Bth::new(qpn(WHO), self.psn(near));
@@ -176,7 +188,22 @@ impl<'a> Victim<'a> {
         }
     }
 
+    /// Any kind; mostly of the service that the victim has.
     fn kind(&mut self) -> Kind {
+        let service = self.alone.setup.service;
+        match (service, self.any_kind()) {
+            (Service::XrcTgt, Kind::RcRequest(request)) if self.alone.choices.chance(900) => {
+                let srqn = self.alone.choices.pick(&[QUEUES[0], QUEUES[0], QUEUES[1], 99]);
+                Kind::XrcRequest(XrcEth(srqn), request)
+            }
+            (Service::XrcIni, Kind::RcResponse(response)) if self.alone.choices.chance(900) => {
+                Kind::XrcResponse(response)
+            }
+            (_, kind) => kind,
+        }
+    }
+
+    fn any_kind(&mut self) -> Kind {
         let choices = &mut self.alone.choices;
         match choices.below(12) {
             0..=4 => Kind::RcRequest(headers::request(choices, &[self.mr])),
@@ -194,7 +221,7 @@ impl<'a> Victim<'a> {
         let host = &self.alone.host;
         Snapshot {
             state: self.alone.qp.state(),
-            completions: [host.sends.len(), host.recvs.len()],
+            completions: [host.sends.len(), host.recvs.len() + done_in_shared(host)],
             expected: self.alone.qp.expected_psn(),
             memory: host.memory.bytes(self.mr).to_vec(),
             timer: self.alone.qp.poll_timeout(),
@@ -206,4 +233,9 @@ impl<'a> Victim<'a> {
             while self.alone.take(side).is_some() {}
         }
     }
+}
+
+/// Completions in the shared queues of XRC.
+fn done_in_shared(host: &SimHost) -> usize {
+    host.xrc.iter().map(|queue| queue.done.len()).sum()
 }

@@ -13,7 +13,7 @@ use roxe_transport::sim::{Choices, Script};
 /// When a property does not hold.
 pub fn qp_pair(data: &[u8]) {
     let mut script = Script::new(data);
-    let service = script.pick(&[Service::Rc, Service::Uc, Service::Ud]);
+    let service = script.pick(&[Service::Rc, Service::Uc, Service::Ud, Service::XrcIni]);
     // Enough for everything to meet everything; more only makes an input slower.
     let work = Work { messages: script.between(1, 12), max_len: script.between(1, 1200), mishaps: true };
     run(random_pair(service, 100, false, script), work);

@@ -1,6 +1,6 @@
 //! A requester with work outstanding whose peer is the input, and a model of what may complete.
 
-use super::alone::{Alone, PATTERN, WHO, line_rate};
+use super::alone::{Alone, PATTERN, QUEUES, WHO, line_rate, queue_of};
 use super::headers;
 use roxe_transport::cx::PacketNote;
 use roxe_transport::qp::{QpCaps, QpState, Service};
@@ -27,7 +27,16 @@ const SLOTS: u64 = 16;
 /// When a property does not hold.
 pub fn requester(data: &[u8]) {
     let mut script = Script::new(data);
-    let service = script.pick(&[Service::Rc, Service::Rc, Service::Rc, Service::Rc, Service::Uc, Service::Ud]);
+    let service = script.pick(&[
+        Service::Rc,
+        Service::Rc,
+        Service::Rc,
+        Service::Rc,
+        Service::Uc,
+        Service::Ud,
+        Service::XrcIni,
+        Service::XrcIni,
+    ]);
     let setup = Setup {
         service,
         sq_sig_all: script.chance(200),
@@ -38,7 +47,7 @@ pub fn requester(data: &[u8]) {
         rnr_retry: script.below(8) as u8,
         max_rd_atomic: script.between(0, 4) as u8,
         // Only responses give room back.
-        flow_limit: (service == Service::Rc && script.chance(200)).then_some(1000),
+        flow_limit: (service.is_reliable() && script.chance(200)).then_some(1000),
         line_rate: line_rate(&mut script),
         log: false,
         ..Setup::default()
@@ -67,6 +76,8 @@ struct Posted {
     /// Bytes that responses carry back.
     lands: u32,
     atomic: bool,
+    /// Only an empty READ response completes it.
+    empty: bool,
     /// PSN of its first packet, once sent.
     first: Option<Psn>,
 }
@@ -105,19 +116,24 @@ impl<'a> Asking<'a> {
         let choices = &mut self.alone.choices;
         let (remote_addr, rkey) = (0x4000, RKey(7));
         let mut len = choices.pick(&[8, 0, 1, MTU, MTU + 1, 2 * MTU, MAX_LEN]);
-        let op = match choices.below(8) {
+        let op = match choices.below(10) {
             0 => SendOp::Send,
             1 => SendOp::SendImm(ImmDt([1, 2, 3, 4])),
             2 => SendOp::SendInvalidate(rkey),
             3 => SendOp::Write { remote_addr, rkey },
             4 | 5 => SendOp::Read { remote_addr, rkey },
             6 => SendOp::FetchAdd { remote_addr, rkey, add: 1 },
+            8 => SendOp::AtomicWrite { remote_addr, rkey },
+            9 => SendOp::Flush { remote_addr, rkey, length: len, feth: headers::FLUSH_REGION },
             _ => SendOp::CompareSwap { remote_addr, rkey, compare: 1, swap: 2 },
         };
         let atomic = matches!(op, SendOp::FetchAdd { .. } | SendOp::CompareSwap { .. });
-        if atomic {
-            len = 8;
-        }
+        let empty = matches!(op, SendOp::AtomicWrite { .. } | SendOp::Flush { .. });
+        len = match op {
+            SendOp::Flush { .. } => 0,
+            _ if atomic || empty => 8,
+            _ => len,
+        };
         let lands = if atomic || matches!(op, SendOp::Read { .. }) { len } else { 0 };
         let signaled = choices.chance(700);
         let mut flags = SendFlags::empty();
@@ -134,6 +150,7 @@ impl<'a> Asking<'a> {
                 packets: len.div_ceil(MTU).max(1),
                 lands,
                 atomic,
+                empty,
                 first: None,
             },
         );
@@ -188,12 +205,16 @@ impl<'a> Asking<'a> {
             (response, len) = self.wanted(psn).unwrap_or((response, len));
         }
         let ghost = !psn.is_before(self.line.next);
-        let header = Header { bth: Bth::new(qpn(WHO), psn), kind: Kind::RcResponse(response) };
+        let kind = match self.alone.setup.service {
+            Service::XrcIni => Kind::XrcResponse(response),
+            _ => Kind::RcResponse(response),
+        };
+        let header = Header { bth: Bth::new(qpn(WHO), psn), kind };
         let before = (self.alone.qp.state(), self.alone.host.sends.len(), self.alone.qp.poll_timeout());
         let traffic_class = if self.alone.choices.chance(100) { 3 } else { 0 };
         let net = NetHeader { traffic_class, ..net_header(&av(WHO.other())) };
         let Some(result) = self.alone.receive(&net, &header, payload_of(psn, len)) else { return };
-        if ghost || self.alone.setup.service != Service::Rc {
+        if ghost || !self.alone.setup.service.is_reliable() {
             let after = (self.alone.qp.state(), self.alone.host.sends.len(), self.alone.qp.poll_timeout());
             assert_eq!((result.is_err(), after), (true, before), "{header:?}: never sent");
         } else {
@@ -211,6 +232,9 @@ impl<'a> Asking<'a> {
         })?;
         let index = psn.distance(first) as u32;
         let left = posted.lands.checked_sub(index * MTU)?;
+        if posted.empty {
+            return Some((Response::ReadOnly(aeth), 0));
+        }
         if posted.atomic {
             return Some((Response::AtomicAck(aeth, AtomicAckEth(u64::from(psn.get()) << 8)), 0));
         }
@@ -232,7 +256,7 @@ impl<'a> Asking<'a> {
                 }
                 assert!(!request.signaled, "{} completed in silence, before {}", request.wr_id, cqe.wr_id);
             };
-            if cqe.status == WcStatus::Success && self.alone.setup.service == Service::Rc {
+            if cqe.status == WcStatus::Success && self.alone.setup.service.is_reliable() {
                 self.check_success(&request);
             }
         }
@@ -273,6 +297,9 @@ impl Line {
         let request = posted.iter_mut().find(|posted| Some(posted.wr_id) == note.wr_id);
         let request = request.unwrap_or_else(|| panic!("{packet} belongs to nothing outstanding"));
         assert!(!psn.is_after(self.next), "{packet}: {} comes next", self.next);
+        if let Kind::XrcRequest(xrc, _) = packet.header.kind {
+            assert_eq!(xrc.0, QUEUES[queue_of(request.wr_id)], "{packet} names another queue");
+        }
         let first = *request.first.get_or_insert(psn);
         let span = if request.lands > 0 && !request.atomic { request.packets } else { 1 };
         let after = if span > 1 { first.add(span) } else { psn.next() };

@@ -1,6 +1,6 @@
 //! A responder whose peer is the input, and a model of the memory it guards.
 
-use super::alone::{Alone, PATTERN, WHO};
+use super::alone::{Alone, PATTERN, QUEUES, WHO};
 use super::headers;
 use roxe_transport::cx::PacketNote;
 use roxe_transport::qp::{QpCaps, QpState, Service};
@@ -10,7 +10,7 @@ use roxe_transport::sim::{Choices, Mr, Script, Setup};
 use roxe_transport::wr::{Access, Cqe, RecvRequest, WcStatus};
 use roxe_wire::{
     Bth, Deth, Header, Kind, NakCode, Packet, PathMtu, Placement, Psn, Qkey, Qpn, Request, Response, Reth, Selectivity,
-    Syndrome, UcRequest,
+    Syndrome, UcRequest, XrcEth,
 };
 
 const MTU: u32 = PathMtu::Mtu256.bytes();
@@ -33,9 +33,10 @@ const GRH_LEN: usize = 40;
 /// When a property does not hold.
 pub fn responder(data: &[u8]) {
     let mut script = Script::new(data);
+    let service = script.pick(&[Service::Rc, Service::Rc, Service::Uc, Service::Ud, Service::XrcTgt, Service::XrcTgt]);
     let setup = Setup {
-        service: script.pick(&[Service::Rc, Service::Rc, Service::Uc, Service::Ud]),
-        srq: script.chance(200),
+        service,
+        srq: script.chance(200) || service == Service::XrcTgt,
         caps: QpCaps { max_send_wr: 1, max_recv_wr: 8, max_send_sge: 1, max_recv_sge: 2, max_inline_data: 0 },
         max_dest_rd_atomic: script.between(0, 4) as u8,
         access: access(&mut script),
@@ -73,6 +74,8 @@ struct Model {
     memory: [u8; OPEN_LEN as usize],
     /// The open WRITE: offset of its next byte, and bytes to come.
     write: (u64, u32),
+    /// Index of the shared queue that the open message names (XRC).
+    queue: usize,
     /// The message that a SEND is made of so far.
     message: Vec<u8>,
     /// Whether a SEND is open.
@@ -99,6 +102,7 @@ impl<'a> Served<'a> {
         let model = Model {
             memory: [0; OPEN_LEN as usize],
             write: (0, 0),
+            queue: 0,
             message: Vec::new(),
             sending: false,
             reads: Vec::new(),
@@ -134,7 +138,7 @@ impl<'a> Served<'a> {
         let Some(result) = self.alone.receive(&net, &header, payload) else { return };
         let advanced = self.alone.qp.expected_psn().distance(before);
         let request = request_of(&header.kind);
-        if matches!(header.kind, Kind::RcRequest(_)) && self.alone.setup.service == Service::Rc {
+        if request.is_some() && self.alone.setup.service.is_reliable() {
             let expected = result.is_ok() && header.bth.psn == before;
             let count = request.as_ref().map_or(0, packets);
             assert_eq!(advanced, if expected { count as i32 } else { 0 }, "{header:?} at {before}");
@@ -159,8 +163,15 @@ impl<'a> Served<'a> {
         }
         let kind = match self.alone.setup.service {
             _ if choices.chance(20) => Kind::Cnp,
-            // The target of an XRC connection is not fuzzed yet: this setup has none.
-            Service::Rc | Service::XrcIni | Service::XrcTgt | Service::Raw => Kind::RcRequest(request),
+            Service::XrcTgt => {
+                if self.model.write.1 == 0 && !self.model.sending {
+                    self.model.queue = choices.below(QUEUES.len() as u32) as usize;
+                }
+                let named = QUEUES[self.model.queue];
+                let srqn = if choices.chance(50) { choices.pick(&[QUEUES[0], QUEUES[1], 99]) } else { named };
+                Kind::XrcRequest(XrcEth(srqn), request)
+            }
+            Service::Rc | Service::XrcIni | Service::Raw => Kind::RcRequest(request),
             Service::Uc => UcRequest::try_from(request).map_or(Kind::Cnp, Kind::UcRequest),
             Service::Ud => {
                 let qkey = if choices.chance(900) { QKEY } else { Qkey(1) };
@@ -210,7 +221,7 @@ impl<'a> Served<'a> {
         let (service, model) = (self.alone.setup.service, &self.model);
         let (open, readable) = (self.open, self.readable);
         self.alone.transmit(room, |note, packet| {
-            assert_eq!(service, Service::Rc, "{packet} answers nobody");
+            assert!(service.is_reliable(), "{packet} answers nobody");
             model.judge([open, readable], expected, note, packet);
         });
     }
@@ -290,7 +301,9 @@ impl Model {
 
     /// Judges one answer; `expected` is the PSN of the next request.
     fn judge(&self, regions: [Mr; 2], expected: Psn, note: &PacketNote, packet: &Packet<'_>) {
-        let Kind::RcResponse(response) = &packet.header.kind else { panic!("{note:?}: {packet} is no answer") };
+        let (Kind::RcResponse(response) | Kind::XrcResponse(response)) = &packet.header.kind else {
+            panic!("{note:?}: {packet} is no answer")
+        };
         let psn = packet.header.bth.psn;
         let refusal = match response {
             Response::Ack(aeth) => matches!(
@@ -344,7 +357,7 @@ fn place(wr_id: u64) -> u32 {
 
 fn request_of(kind: &Kind) -> Option<Request> {
     match kind {
-        Kind::RcRequest(request) => Some(*request),
+        Kind::RcRequest(request) | Kind::XrcRequest(_, request) => Some(*request),
         Kind::UcRequest(request) => Some(Request::from(*request)),
         _ => None,
     }

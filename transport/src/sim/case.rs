@@ -44,12 +44,13 @@ pub enum Net {
 /// The names of networks and services in texts.
 const NETS: [(&str, Net); 4] =
     [("direct", Net::Direct), ("star", Net::Star), ("dumbbell", Net::Dumbbell), ("incast", Net::Incast)];
-const SERVICES: [(&str, Service); 3] = [("rc", Service::Rc), ("uc", Service::Uc), ("ud", Service::Ud)];
+const SERVICES: [(&str, Service); 4] =
+    [("rc", Service::Rc), ("uc", Service::Uc), ("ud", Service::Ud), ("xrc", Service::XrcIni)];
 
 /// Everything that decides a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Case {
-    /// Service of all queue pairs.
+    /// Service of all queue pairs; of XRC the first end of each connection is the initiator.
     pub service: Service,
     /// The network.
     pub net: Net,

@@ -7,12 +7,13 @@
 //! * every work request completes at most once, in posting order, and exactly once when nothing goes wrong;
 //! * a successful receive, READ or atomic delivered exactly the right bytes and no byte beyond them;
 //! * RC delivers every message once and in order, and remote memory ends as if every operation ran once, in order;
+//! * XRC does the same for each of the shared queues that messages name, and only one end of a connection sends;
 //! * UC and UD deliver a message whole and right or not at all.
 
 mod judge;
 mod post;
 
-use super::host::SRQ_MAX_SGE;
+use super::host::{SRQ_MAX_SGE, XrcQueue};
 use super::memory::Mr;
 use super::pair::Pair;
 use super::promise::{Broken, ensure};
@@ -26,7 +27,7 @@ use crate::qp::shared::Service;
 use crate::wr::{Access, Cqe, RecvRequest, SendData, SendFlags, SendOp, SendRequest, Sge, UdDest};
 use crate::wr::{WcExtra, WcOpcode, WcStatus};
 use core::time::Duration;
-use roxe_wire::{ImmDt, RKey};
+use roxe_wire::{Feth, ImmDt, LKey, Placement, RKey, Selectivity};
 use std::collections::VecDeque;
 
 /// Guard bytes behind each landing slot; they must stay as they are.
@@ -35,6 +36,10 @@ const GUARD: u32 = 16;
 const UNTOUCHED: u8 = 0x5a;
 /// Bytes of GRH before a datagram.
 const GRH_LEN: u32 = 40;
+/// Numbers of the shared queues of an XRC target.
+const QUEUES: [u32; 2] = [0x21, 0x4_0022];
+/// Key of the one window that an end opens.
+const WINDOW: u32 = 0xff00_0017;
 /// Steps for each end after which a run that does not end is called stuck.
 const STEP_LIMIT: usize = 200_000;
 /// Steps without anything posted after which a run with mishaps ends.
@@ -122,6 +127,8 @@ impl PostedSend {
 struct PostedRecv {
     wr_id: u64,
     slot: Slot,
+    /// Index of the shared queue (XRC), else 0.
+    queue: usize,
 }
 
 /// A message that consumes a receive of the peer.
@@ -131,6 +138,8 @@ struct Message {
     len: u32,
     imm: Option<ImmDt>,
     write: bool,
+    /// Index of the shared queue that it names (XRC), else 0.
+    queue: usize,
 }
 
 /// Plain writes of a UC peer into its own part of `shared`: they may arrive or not, but never wrong.
@@ -169,6 +178,13 @@ struct Side<C> {
     uc_write_next: u32,
     posted: u32,
     next_id: u64,
+    /// Index of the peer's shared queue that the next send names (XRC).
+    queue: usize,
+    /// FLUSHes posted.
+    flushes: u32,
+    /// A window on `shared` was posted, and what the peer may use since it is open.
+    window: bool,
+    open: Option<RKey>,
     /// A READ of mutable memory may be outstanding: the next change of it must be fenced.
     read_pending: bool,
     ok_sends: u64,
@@ -251,6 +267,7 @@ pub fn random_setup(service: Service, choices: &mut impl Choices) -> Setup {
         path_mtu: choices.pick(&roxe_wire::PathMtu::ALL),
         caps,
         sq_sig_all: choices.chance(300),
+        access: base.access | Access::FLUSH_GLOBAL,
         srq: service == Service::Rc && choices.chance(250),
         // Near the end of the number space in half of the runs, so that wrap-around is the common case.
         psn: [psn(choices), psn(choices)],
@@ -278,6 +295,9 @@ impl<C: Choices> Scenario<C> {
         let mut sides = Vec::with_capacity(world.ends.len());
         for (id, end) in world.ends.iter_mut().enumerate() {
             let active = end.qp.state() == QpState::Rts;
+            if end.setup.service == Service::XrcTgt {
+                end.host.xrc = QUEUES.map(|number| XrcQueue { number, ..XrcQueue::default() }).into();
+            }
             sides.push(Side::new(&mut end.host.memory, &end.setup, &work, active, &mut world.choices));
             let source = sides[id].source;
             Rng::new(seed + id as u64).fill(end.host.memory.bytes_mut(source));
@@ -386,7 +406,7 @@ impl<C: Choices> Scenario<C> {
     fn has_done(&self, who: usize) -> bool {
         let (side, end) = (&self.sides[who], &self.world.ends[who]);
         let all_sent = side.posted == side.quota && side.sends.is_empty();
-        let reliable = end.setup.service == Service::Rc;
+        let reliable = end.setup.service.is_reliable();
         match side.fragile {
             true => all_sent || end.qp.state() == QpState::Err,
             false => all_sent && (!reliable || side.messages.is_empty()),
@@ -473,7 +493,11 @@ impl<C: Choices> Scenario<C> {
         // What is left completed in silence before.
         let flushed = side.sends.iter().all(|send| !send.signaled);
         ensure!(flushed, Completions, Some(who), at, "not flushed: {:?}", side.sends);
-        let kept = if end.setup.srq { end.host.srq.len() } else { 0 };
+        let kept = match end.setup.service {
+            Service::XrcTgt => end.host.xrc.iter().map(|queue| queue.srq.len()).sum(),
+            _ if end.setup.srq => end.host.srq.len(),
+            _ => 0,
+        };
         ensure!(side.recvs.len() == kept, Completions, Some(who), at, "receives not flushed: {:?}", side.recvs);
         let flow = &end.host.flow;
         ensure!(!flow.returns || flow.reserved == 0, Credit, Some(who), at, "{} bytes leaked", flow.reserved);
@@ -484,14 +508,16 @@ impl<C: Choices> Scenario<C> {
 impl<C: Choices> Side<C> {
     fn new(memory: &mut super::VecMemory, setup: &Setup, work: &Work, active: bool, choices: &mut C) -> Self {
         let slots = setup.caps.max_send_wr + 2 * setup.caps.max_recv_wr + 8;
-        let everything = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let everything = Access::LOCAL_WRITE | remote | Access::FLUSH_GLOBAL | Access::MW_BIND;
         let used = u32::from(active);
         let source = memory.register(used * 4 * room(work), Access::REMOTE_READ);
         let shared = memory.register(used * 2 * room(work), everything);
         let sink = memory.register(used * slots * slot_size(work), Access::LOCAL_WRITE);
         Self {
             active,
-            quota: used * work.messages,
+            // A target has nothing to send with.
+            quota: if setup.service == Service::XrcTgt { 0 } else { used * work.messages },
             when: choices.fork(),
             what: choices.fork(),
             fragile: work.mishaps,
@@ -507,6 +533,10 @@ impl<C: Choices> Side<C> {
             uc_write_next: 0,
             posted: 0,
             next_id: 1,
+            queue: 0,
+            flushes: 0,
+            window: false,
+            open: None,
             read_pending: false,
             ok_sends: 0,
             ok_recvs: 0,

@@ -8,7 +8,6 @@ use super::promise::{Broken, ensure};
 use crate::Qp;
 use crate::qp::attr::QpState;
 use crate::qp::probe::Probe;
-use crate::qp::shared::Service;
 use crate::time::Instant;
 use roxe_wire::{Header, Kind, Psn, Response, Syndrome};
 
@@ -56,7 +55,7 @@ impl Watch {
         let last = self.last.replace(now);
         self.silenced &= now.state == QpState::Err;
         check_timer(qp, &now, at)?;
-        if qp.service() != Service::Rc {
+        if !qp.service().is_reliable() {
             return Ok(());
         }
         check_order(&now, at)?;
@@ -78,14 +77,15 @@ impl Watch {
             // The answers before the request that was refused may still leave, and the refusal; nothing after it.
             let answer = matches!(header.kind, Kind::RcResponse(_) | Kind::XrcResponse(_));
             ensure!(answer && !self.silenced, Silence, None, at, "{header:?} in the error state");
-            self.silenced = matches!(header.kind, Kind::RcResponse(Response::Ack(aeth)) if is_nak(aeth.syndrome));
+            self.silenced = matches!(header.kind,
+                Kind::RcResponse(Response::Ack(aeth)) | Kind::XrcResponse(Response::Ack(aeth)) if is_nak(aeth.syndrome));
         }
         match &header.kind {
-            Kind::RcRequest(_) => {
+            Kind::RcRequest(_) | Kind::XrcRequest(..) => {
                 let inside = psn.distance(probe.una) >= 0 && psn.is_before(probe.sent);
                 ensure!(inside, Windows, None, at, "request {psn} outside {}..{}", probe.una, probe.sent);
             }
-            Kind::RcResponse(response) => {
+            Kind::RcResponse(response) | Kind::XrcResponse(response) => {
                 let newest = newest_answer(response, probe.expected);
                 ensure!(psn.distance(newest) <= 0, Windows, None, at, "{response:?} {psn} is beyond {newest}");
             }

@@ -8,7 +8,12 @@ impl<C: Choices> Scenario<C> {
             self.check_send(who, &cqe)?;
         }
         while let Some(cqe) = self.world.ends[who].host.recvs.pop_front() {
-            self.check_recv(who, &cqe)?;
+            self.check_recv(who, 0, &cqe)?;
+        }
+        for queue in 0..self.world.ends[who].host.xrc.len() {
+            while let Some(cqe) = self.world.ends[who].host.xrc[queue].done.pop_front() {
+                self.check_recv(who, queue, &cqe)?;
+            }
         }
         Ok(())
     }
@@ -32,6 +37,9 @@ impl<C: Choices> Scenario<C> {
             ensure!(!this || posted.is_told_by(cqe), Completions, me, at, "{cqe:?} for {posted:?}");
             self.sides[who].ok_sends += 1;
             self.check_landed(who, &posted)?;
+            if posted.opcode == WcOpcode::BindMw {
+                self.sides[who].open = Some(RKey(WINDOW));
+            }
             if this {
                 return Ok(());
             }
@@ -70,9 +78,11 @@ impl<C: Choices> Scenario<C> {
         Ok(())
     }
 
-    fn check_recv(&mut self, who: usize, cqe: &Cqe) -> Result<(), Broken> {
+    /// A receive of our queue, or of the shared one with this index, is complete.
+    fn check_recv(&mut self, who: usize, queue: usize, cqe: &Cqe) -> Result<(), Broken> {
         let (me, at) = (Some(who), self.world.now());
-        let posted = self.sides[who].recvs.pop_front();
+        let recvs = &mut self.sides[who].recvs;
+        let posted = recvs.iter().position(|recv| recv.queue == queue).and_then(|at| recvs.remove(at));
         ensure!(posted.is_some(), Completions, me, at, "of no outstanding receive: {cqe:?}");
         let Some(posted) = posted else { return Ok(()) };
         ensure!(posted.wr_id == cqe.wr_id, Completions, me, at, "{cqe:?} came before {posted:?}");
@@ -80,16 +90,17 @@ impl<C: Choices> Scenario<C> {
         ensure!(cqe.status == WcStatus::Success || may_fail, Completions, me, at, "failed: {cqe:?}");
         if cqe.status == WcStatus::Success {
             self.sides[who].ok_recvs += 1;
-            self.check_message(who, cqe, posted.slot)?;
+            self.check_message(who, queue, cqe, posted.slot)?;
         }
         self.sides[who].free.push(posted.slot.index);
         Ok(())
     }
 
-    fn check_message(&mut self, who: usize, cqe: &Cqe, slot: Slot) -> Result<(), Broken> {
+    fn check_message(&mut self, who: usize, queue: usize, cqe: &Cqe, slot: Slot) -> Result<(), Broken> {
         let (me, at, service) = (Some(who), self.world.now(), self.world.ends[who].setup.service);
-        if service == Service::Rc {
-            let message = self.sides[who ^ 1].messages.pop_front();
+        if service.is_reliable() {
+            let sent = &mut self.sides[who ^ 1].messages;
+            let message = sent.iter().position(|message| message.queue == queue).and_then(|at| sent.remove(at));
             let is_it = message.is_some_and(|message| self.is_message(who, cqe, slot, &message));
             ensure!(is_it, Bytes, me, at, "{cqe:?} should be {message:?}");
         } else {
@@ -119,13 +130,16 @@ impl<C: Choices> Scenario<C> {
             || self.slot(who, slot, grh + message.len)[grh as usize..] == *range(source, message.source, message.len)
     }
 
-    /// Memory that the peer writes ends as the model says (RC), or with each write absent or right (UC).
+    /// Memory that the peer writes ends as the model says (RC, XRC), or with each write absent or right (UC).
     pub(super) fn check_shared(&self, who: usize) -> Result<(), Broken> {
         let (side, peer, at) = (&self.sides[who], &self.sides[who ^ 1], self.world.now());
         let actual = self.world.ends[who].host.memory.bytes(side.shared);
-        if self.world.ends[who].setup.service == Service::Rc {
+        if self.world.ends[who].setup.service.is_reliable() {
             let right = side.fragile || actual == side.model;
             ensure!(right, Bytes, Some(who), at, "remote writes and atomics did not run exactly once and in order");
+            let flushed = self.world.ends[who].host.memory.flushes;
+            let right = side.fragile || flushed == peer.flushes;
+            ensure!(right, Bytes, Some(who), at, "{flushed} FLUSHes were done, {} posted", peer.flushes);
             return Ok(());
         }
         let source = self.world.ends[who ^ 1].host.memory.bytes(peer.source);

@@ -4,8 +4,15 @@ use super::*;
 
 impl<C: Choices> Scenario<C> {
     pub(super) fn post_recv(&mut self, who: usize) -> Result<bool, Broken> {
+        let service = self.world.ends[who].setup.service;
+        if service == Service::XrcIni {
+            return Ok(false);
+        }
+        let is_target = service == Service::XrcTgt;
         let side = &mut self.sides[who];
-        if side.recvs.len() >= self.world.ends[who].setup.caps.max_recv_wr as usize {
+        let queue = if is_target { side.when.below(QUEUES.len() as u32) as usize } else { 0 };
+        let outstanding = side.recvs.iter().filter(|recv| recv.queue == queue).count();
+        if outstanding >= self.world.ends[who].setup.caps.max_recv_wr as usize {
             return Ok(false);
         }
         let Some(index) = side.free.pop() else { return Ok(false) };
@@ -13,11 +20,16 @@ impl<C: Choices> Scenario<C> {
         let room = self.work.max_len + GRH_LEN;
         let slot = Slot { index, len: if short { side.when.below(room) } else { room } };
         let wr_id = side.fresh_id();
-        side.recvs.push_back(PostedRecv { wr_id, slot });
+        side.recvs.push_back(PostedRecv { wr_id, slot, queue });
         let start = self.clear_slot(who, slot);
         let side = &mut self.sides[who];
         let (sges, count) = split(&mut side.when, side.sink, start, slot.len);
-        let posted = self.world.end_mut(who).post_recv(&RecvRequest { wr_id, sges: &sges[..count] });
+        let (request, end) = (RecvRequest { wr_id, sges: &sges[..count] }, self.world.end_mut(who));
+        if is_target {
+            end.host.xrc[queue].srq.post(&request);
+            return Ok(true);
+        }
+        let posted = end.post_recv(&request);
         let at = self.world.now();
         ensure!(posted == Ok(()), Completions, Some(who), at, "there was room for a receive: {posted:?}");
         Ok(true)
@@ -39,21 +51,28 @@ impl<C: Choices> Scenario<C> {
         }
         match self.world.ends[who].setup.service {
             Service::Rc => self.post_rc(who)?,
+            Service::XrcIni => {
+                self.sides[who].queue = self.sides[who].what.below(QUEUES.len() as u32) as usize;
+                self.post_rc(who)?;
+            }
             Service::Uc => self.post_uc(who)?,
-            // Scenarios pair equal ends; XRC has scripts of its own.
-            Service::Ud | Service::XrcIni | Service::XrcTgt | Service::Raw => self.post_message(who, false)?,
+            Service::Ud | Service::XrcTgt | Service::Raw => self.post_message(who, false)?,
         }
         self.sides[who].posted += 1;
         Ok(true)
     }
 
     fn post_rc(&mut self, who: usize) -> Result<(), Broken> {
-        match self.sides[who].what.below(10) {
+        match self.sides[who].what.below(13) {
             0..=3 => self.post_message(who, false),
             4 => self.post_message(who, true),
             5 | 6 => self.post_write(who),
             7 | 8 => self.post_read(who),
-            _ => self.post_atomic(who),
+            9 => self.post_atomic(who),
+            10 => self.post_atomic_write(who),
+            11 => self.post_flush(who),
+            _ if self.sides[who].window => self.post_write(who),
+            _ => self.post_bind(who),
         }
     }
 
@@ -82,7 +101,8 @@ impl<C: Choices> Scenario<C> {
             (Some(imm), false) => SendOp::SendImm(imm),
             (None, _) => SendOp::Send,
         };
-        self.sides[who].messages.push_back(Message { source, len, imm, write });
+        let queue = self.sides[who].queue;
+        self.sides[who].messages.push_back(Message { source, len, imm, write, queue });
         self.post_from_source(who, op, source, len)
     }
 
@@ -95,14 +115,22 @@ impl<C: Choices> Scenario<C> {
 
     /// Chooses where in the peer's shared region a write of RC lands and keeps the model up to date.
     fn change_shared(&mut self, who: usize, source: u32, len: u32) -> (u64, RKey) {
-        if self.world.ends[who].setup.service != Service::Rc {
+        if !self.world.ends[who].setup.service.is_reliable() {
             return self.claim_uc_target(who, source, len);
         }
         let target = self.sides[who].what.below(2 * room(&self.work) - len);
         let data = range(self.world.ends[who].host.memory.bytes(self.sides[who].source), source, len).to_vec();
+        let rkey = self.shared_key(who);
         let peer = &mut self.sides[who ^ 1];
         peer.model[target as usize..(target + len) as usize].copy_from_slice(&data);
-        (peer.shared.addr + u64::from(target), peer.shared.rkey())
+        (peer.shared.addr + u64::from(target), rkey)
+    }
+
+    /// The key under which the peer's shared region is reached: its own, or that of the window on it.
+    fn shared_key(&mut self, who: usize) -> RKey {
+        let key = self.sides[who ^ 1].shared.rkey();
+        let through_window = self.sides[who].what.chance(500);
+        self.sides[who ^ 1].open.filter(|_| through_window).unwrap_or(key)
     }
 
     /// A UC write gets a place of its own, because it may be lost.
@@ -127,7 +155,8 @@ impl<C: Choices> Scenario<C> {
     fn post_from_source(&mut self, who: usize, op: SendOp, source: u32, len: u32) -> Result<(), Broken> {
         let mr = self.sides[who].source;
         let inline = len <= self.world.ends[who].setup.caps.max_inline_data && self.sides[who].what.chance(400);
-        let fence = matches!(op, SendOp::Write { .. } | SendOp::WriteImm { .. }) && self.take_read_pending(who);
+        let changes = matches!(op, SendOp::Write { .. } | SendOp::WriteImm { .. } | SendOp::AtomicWrite { .. });
+        let fence = changes && self.take_read_pending(who);
         if inline {
             let bytes = range(self.world.ends[who].host.memory.bytes(mr), source, len);
             let mut copy = [0; 64];
@@ -151,8 +180,9 @@ impl<C: Choices> Scenario<C> {
         let (remote_addr, rkey, data) = if modelled {
             self.sides[who].read_pending = true;
             let at = self.sides[who].what.below(2 * room(&self.work) - len);
+            let rkey = self.shared_key(who);
             let peer = &self.sides[peer];
-            (peer.shared.addr + u64::from(at), peer.shared.rkey(), range(&peer.model, at, len).to_vec())
+            (peer.shared.addr + u64::from(at), rkey, range(&peer.model, at, len).to_vec())
         } else {
             let at = self.sides[who].what.below(4 * room(&self.work) - len);
             let mr = self.sides[peer].source;
@@ -166,10 +196,11 @@ impl<C: Choices> Scenario<C> {
         let at = self.sides[who].what.below(room(&self.work) / 4) * 8;
         let operand = u64::from(self.sides[who].what.below(u32::MAX)) << 13;
         let kind = self.sides[who].what.below(3);
+        let rkey = self.shared_key(who);
         let peer = &mut self.sides[who ^ 1];
         let word = &mut peer.model[at as usize..at as usize + 8];
         let old = u64::from_ne_bytes((&*word).try_into().expect("eight bytes"));
-        let (remote_addr, rkey) = (peer.shared.addr + u64::from(at), peer.shared.rkey());
+        let remote_addr = peer.shared.addr + u64::from(at);
         let (op, new) = match kind {
             0 => (SendOp::FetchAdd { remote_addr, rkey, add: operand }, old.wrapping_add(operand)),
             1 => (SendOp::CompareSwap { remote_addr, rkey, compare: old, swap: operand }, operand),
@@ -178,6 +209,41 @@ impl<C: Choices> Scenario<C> {
         word.copy_from_slice(&new.to_ne_bytes());
         let fence = self.take_read_pending(who);
         self.post_landing(who, op, old.to_ne_bytes().to_vec(), true, fence)
+    }
+
+    /// Eight bytes that change a word of the peer's shared region at once.
+    fn post_atomic_write(&mut self, who: usize) -> Result<(), Broken> {
+        let at = self.sides[who].what.below(room(&self.work) / 4) * 8;
+        let source = self.sides[who].what.below(4 * room(&self.work) - 8);
+        let data = range(self.world.ends[who].host.memory.bytes(self.sides[who].source), source, 8).to_vec();
+        let rkey = self.shared_key(who);
+        let peer = &mut self.sides[who ^ 1];
+        peer.model[at as usize..at as usize + 8].copy_from_slice(&data);
+        let remote_addr = peer.shared.addr + u64::from(at);
+        self.post_from_source(who, SendOp::AtomicWrite { remote_addr, rkey }, source, 8)
+    }
+
+    /// A FLUSH of a part of the peer's shared region, or of all of it.
+    fn post_flush(&mut self, who: usize) -> Result<(), Broken> {
+        let at = self.sides[who].what.below(2 * room(&self.work));
+        let length = self.sides[who].what.below(2 * room(&self.work) - at + 1);
+        let selectivity = self.sides[who].what.pick(&[Selectivity::Range, Selectivity::Region]);
+        let shared = self.sides[who ^ 1].shared;
+        let feth = Feth { selectivity, placement: Placement::GLOBAL_VISIBILITY };
+        let op = SendOp::Flush { remote_addr: shared.addr + u64::from(at), rkey: shared.rkey(), length, feth };
+        self.sides[who].flushes += 1;
+        let fence = self.sides[who].what.chance(50);
+        self.post(who, op, SendData::Sges(&[]), fence, Expect::Nothing)
+    }
+
+    /// A window on all of our own shared region, which the peer may use once it is open.
+    fn post_bind(&mut self, who: usize) -> Result<(), Broken> {
+        let shared = self.sides[who].shared;
+        let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let (rkey, lkey) = (RKey(WINDOW), LKey(shared.key));
+        let op = SendOp::BindWindow { rkey, lkey, access, addr: shared.addr, length: shared.len.into() };
+        self.sides[who].window = true;
+        self.post(who, op, SendData::Sges(&[]), false, Expect::Nothing)
     }
 
     /// Posts an operation whose result `data` lands in a slot of ours.
@@ -215,7 +281,9 @@ impl<C: Choices> Scenario<C> {
         let ud = UdDest { av: tie.av(), qpn: tie.there.qpn, qkey: QKEY };
         let ud = (self.world.ends[who].setup.service == Service::Ud).then_some(ud);
         let op = self.maybe_mistarget(who, op);
-        let posted = self.world.end_mut(who).qp.post_send(&SendRequest { wr_id, op, flags, data, ud });
+        let srqn = QUEUES[self.sides[who].queue];
+        let request = SendRequest { wr_id, op, flags, data, ud };
+        let posted = self.world.end_mut(who).qp.post_send_to_srq(srqn, &request);
         ensure!(posted == Ok(()), Completions, Some(who), self.world.now(), "there was room for a send: {posted:?}");
         let signaled = signaled || self.world.ends[who].setup.sq_sig_all;
         self.sides[who].sends.push_back(PostedSend { wr_id, signaled, opcode, expect });
