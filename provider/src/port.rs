@@ -111,8 +111,8 @@ impl Netdev {
             ifindex: interface.index,
             mac: interface.mac.map_or([0; 6], |mac| mac.octets()),
             mtu: mtu_of(&interface.name).unwrap_or(1500),
-            // Switched on, and with a carrier.
-            up: interface.is_up() && interface.is_running(),
+            // Switched on, and with a carrier: LOWER_UP follows it at once, RUNNING a moment later, but is known everywhere.
+            up: interface.is_up() && (interface.is_lower_up() || interface.is_running()),
             addresses: v4.into_iter().chain(v6).map(Gid::from).collect(),
         }
     }
