@@ -49,7 +49,7 @@ pub(crate) struct Counters {
     pub(crate) sent_frames: Counter,
     /// Frames that were looked at because there are flows.
     pub(crate) received_frames: Counter,
-    /// Frames that the kernel had joined to more than the interface carries.
+    /// What the kernel had joined to more than the interface carries, and was left out.
     pub(crate) oversized_frames: Counter,
     /// Times the background thread met a bug.
     pub(crate) panics: Counter,

@@ -88,7 +88,7 @@ pub(crate) struct FrameReceiver {
     slot: usize,
     /// Where the frames of the last call are.
     frames: Vec<Range<usize>>,
-    /// Frames that were longer than the interface carries, or damaged in a way that only the kernel understands.
+    /// What was longer than the interface carries: the kernel joins TCP segments where it can, and shows those as one.
     oversized: u64,
 }
 
@@ -160,7 +160,7 @@ impl FrameReceiver {
         self.frames.iter().filter_map(|place| self.area.get(place.clone()))
     }
 
-    /// Frames that could not be handed on since the last call.
+    /// How many were left out since the last call because they were longer than the interface carries.
     pub(crate) fn take_oversized(&mut self) -> u64 {
         std::mem::take(&mut self.oversized)
     }
