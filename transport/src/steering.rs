@@ -9,6 +9,7 @@
 //!
 //! Pure: knows neither queue pairs nor sockets. What a rule leads to is the caller's.
 
+use core::sync::atomic::{AtomicU64, Ordering};
 use roxe_wire::frame::{FrameKey, FrameMatch};
 
 /// When a rule is asked, and what it does to the rules behind it.
@@ -51,29 +52,34 @@ impl<T> Rule<T> {
     }
 }
 
-/// Names a rule for as long as its table lives.
+/// Names a rule for as long as the process lives: an older name finds nothing in a newer table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RuleId(u64);
+
+impl RuleId {
+    fn next() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
 
 /// The rules of a port.
 #[derive(Debug)]
 pub struct Rules<T> {
     /// In the order in which they are asked; older ones first.
     rules: Vec<(RuleId, Rule<T>)>,
-    next: u64,
 }
 
 impl<T> Default for Rules<T> {
     fn default() -> Self {
-        Self { rules: Vec::new(), next: 0 }
+        Self { rules: Vec::new() }
     }
 }
 
 impl<T> Rules<T> {
     /// Adds a rule.
     pub fn insert(&mut self, rule: Rule<T>) -> RuleId {
-        let id = RuleId(self.next);
-        self.next += 1;
+        let id = RuleId::next();
         let at = self.rules.partition_point(|(_, other)| other.kind <= rule.kind);
         self.rules.insert(at, (id, rule));
         id
@@ -169,6 +175,15 @@ mod tests {
         assert_eq!(rules.remove(first).map(|rule| rule.target), Some('a'));
         assert!(rules.remove(first).is_none());
         assert_eq!((steered(&rules, 2), rules.len()), ("b".into(), 2));
+    }
+
+    /// The child of a fork makes a table of its own and still drops the flows that it has inherited.
+    #[test]
+    fn the_name_of_a_rule_means_nothing_in_another_table() {
+        let (mut old, mut new) = (Rules::default(), Rules::default());
+        let inherited = old.insert(rule(RuleKind::Sniffer, any(), 'a'));
+        new.insert(rule(RuleKind::Sniffer, any(), 'b'));
+        assert!(new.remove(inherited).is_none());
     }
 
     // clause: FLOW-DEFAULT
