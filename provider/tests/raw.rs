@@ -6,11 +6,13 @@ mod common;
 use common::peer::MARK;
 use common::*;
 use roxe_provider::wire::Gid;
-use roxe_provider::wire::frame::{Field, FrameMatch};
+use roxe_provider::wire::frame::{Field, FrameKey, FrameMatch};
 use roxe_provider::{
-    AttrMask, Context, CounterKind, Cq, CqInit, Cqe, Flow, FlowCounters, FlowInit, Qp, QpAttr, QpState, RuleKind,
-    SendData, SendFlags, SendOp, SendRequest, Service, SrqInit, WcOpcode, WcStatus, devices,
+    AttrMask, Context, CounterKind, Cq, CqInit, Cqe, Flow, FlowCounters, FlowInit, HashFields, Qp, QpAttr, QpState,
+    RecvRequest, RuleKind, RxHash, SendData, SendFlags, SendOp, SendRequest, Service, SrqInit, WcOpcode, WcStatus,
+    WqInit, WqState, devices,
 };
+use std::collections::BTreeSet;
 use std::process::Command;
 use std::sync::Arc;
 
@@ -298,7 +300,7 @@ fn shared() {
     qp.modify(&attr, AttrMask::STATE | AttrMask::PORT).unwrap();
     qp.modify(&QpAttr { state: QpState::Rtr, ..attr }, AttrMask::STATE).unwrap();
     let _flow = qp.create_flow(FlowInit { wanted: to(GROUP), ..FlowInit::default() }).unwrap();
-    srq.post_recv(&roxe_provider::RecvRequest { wr_id: 3, sges: &[node.sge(0, AREA)] }).unwrap();
+    srq.post_recv(&RecvRequest { wr_id: 3, sges: &[node.sge(0, AREA)] }).unwrap();
     sender.send(&frame(GROUP, b"shared"), SendFlags::empty());
     let cqe = node.wait(1)[0];
     assert_eq!((cqe.wr_id, cqe.qpn, cqe.byte_len), (3, qp.qpn(), 20));
@@ -332,6 +334,63 @@ fn asleep() {
     Station::new(2, 0).send(&frame(MAC_0, b"wake up"), SendFlags::empty());
     assert_eq!(channel.get_event().unwrap(), 5);
     assert_eq!(node.wait(1)[0].wr_id, 9);
+    done();
+}
+
+// clause: RSS-CHOICE, WQ-STATES
+#[test]
+fn a_hash_queue_pair_spreads_frames_over_its_work_queues() {
+    inside("spreading", "");
+}
+
+/// A UDP datagram in IPv4 from 10.0.0.`host` to a station of the test.
+fn datagram_from(host: u8) -> Vec<u8> {
+    let ip = [0x45, 0, 0, 28, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 0, 0, host, 10, 1, 0, 1];
+    [&MAC_1[..], &[2, 9, 9, 9, 9, 9], &[8, 0], &ip, &[0; 8]].concat()
+}
+
+/// Not a test of its own: needs the namespace that the test above makes.
+#[test]
+fn spreading() {
+    if !is_inside() {
+        return;
+    }
+    let (sender, node) = (Station::new(0, 0), Node::open_device(0));
+    let wq = |at: usize| {
+        let wq = node.pd.create_wq(WqInit { max_wr: 64, max_sge: 1, cq: Arc::clone(&node.cq), user: 0 }).unwrap();
+        wq.modify(WqState::Ready, None).unwrap();
+        for area in (0..64).map(|n| at * 64 + n) {
+            wq.post_recv(&RecvRequest { wr_id: area as u64, sges: &[node.sge(area * AREA, AREA)] }).unwrap();
+        }
+        wq
+    };
+    let wqs: Vec<_> = (0..4).map(wq).collect();
+    let table = node.context.create_rwq_table(&wqs).unwrap();
+    let hash = RxHash { key: std::array::from_fn(|at| (at * 73 % 251) as u8), fields: HashFields::SRC_IPV4 };
+    let qp = node.pd.create_hash_qp(&table, hash, 0).unwrap();
+    let mut wanted = FrameMatch::default();
+    wanted.require_exactly(Field::DstMac, &MAC_1).unwrap();
+    let _flow = qp.create_flow(FlowInit { wanted, ..FlowInit::default() }).unwrap();
+    let mut queues = BTreeSet::new();
+    for host in 0..64 {
+        let sent = datagram_from(host);
+        sender.send(&sent, SendFlags::empty());
+        let cqe = node.wait(1)[0];
+        let at = hash.of(&FrameKey::of(&sent).unwrap()) as usize % 4;
+        assert_eq!((cqe.status, cqe.qpn.get()), (WcStatus::Success, wqs[at].number()), "host {host}");
+        assert_eq!(cqe.wr_id as usize / 64, at, "a receive of that queue");
+        assert_eq!(node.bytes(cqe.wr_id as usize * AREA, cqe.byte_len as usize), sent);
+        queues.insert(at);
+    }
+    assert_eq!(queues.len(), 4);
+    // A queue that is not ready loses its frames, the others go on.
+    wqs.iter().for_each(|wq| wq.modify(WqState::Reset, None).unwrap());
+    sender.send(&datagram_from(1), SendFlags::empty());
+    wqs.iter().for_each(|wq| wq.modify(WqState::Ready, None).unwrap());
+    let at = hash.of(&FrameKey::of(&datagram_from(2)).unwrap()) as usize % 4;
+    wqs[at].post_recv(&RecvRequest { wr_id: 500, sges: &[node.sge(0, AREA)] }).unwrap();
+    sender.send(&datagram_from(2), SendFlags::empty());
+    assert_eq!(node.wait(1)[0].wr_id, 500);
     done();
 }
 
