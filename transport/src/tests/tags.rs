@@ -4,6 +4,7 @@ use super::*;
 use crate::qp::QpEvents;
 use crate::tags::TagRecv;
 use crate::wr::{TmFlags, TmInfo, WcExtra, WcOpcode};
+use proptest::prelude::*;
 use roxe_wire::{RKey, TmOp, Tmh};
 
 const DONE: TmFlags = TmFlags::MATCH.union(TmFlags::DATA_VALID);
@@ -278,4 +279,39 @@ fn a_message_longer_than_its_tag_ends_it() {
     let (wr_id, status, opcode, ..) = done(&mut p)[0];
     assert_eq!((wr_id, status, opcode), (50, WcStatus::LocLenErr, WcOpcode::TmRecv));
     assert_eq!(sends(&mut p, A), [(1, WcStatus::RemInvReqErr)]);
+}
+
+proptest! {
+    /// Whatever bytes a peer sends: a message takes the tag that wants it or else the next ordinary receive, and says so once.
+    #[test]
+    fn any_message_takes_exactly_one_receive(
+        messages in prop::collection::vec((0u8..6, 0u64..4, prop::collection::vec(any::<u8>(), 0..257)), 1..10),
+    ) {
+        let mut p = alone(B, setup());
+        let to = blank(&mut p, B, 2048);
+        (0..4).for_each(|number| tag(&mut p, 100 + number, number, &[to.sge(0, 200)]));
+        (0..10).for_each(|id| recv(&mut p, B, id, &[to.all()]));
+        let (mut posted, mut ordinary) = (vec![true; 4], 0);
+        for (psn, (op, tag, mut bytes)) in (100..).zip(messages) {
+            let has_header = bytes.len() >= Tmh::LEN;
+            if has_header {
+                bytes[0] = op;
+                bytes[8..16].copy_from_slice(&tag.to_be_bytes());
+            }
+            p.inject(B, &request(B, psn, SEND_ONLY), &bytes);
+            let wanted = has_header && matches!(op, 1 | 3);
+            let matches = wanted && core::mem::take(&mut posted[tag as usize]);
+            let expected = if matches { 100 + tag } else { ordinary };
+            ordinary += u64::from(!matches);
+            let completed = done(&mut p);
+            prop_assert_eq!(completed.iter().map(|cqe| cqe.0).next(), Some(expected));
+            let opcode = if wanted { WcOpcode::TmRecv } else { WcOpcode::TmNoTag };
+            prop_assert_eq!(completed[0].2, opcode);
+            if p.end(B).qp.state() == QpState::Err {
+                prop_assert_eq!((matches, completed[0].1), (true, WcStatus::LocLenErr));
+                break;
+            }
+        }
+        p.run_for(ms(500));
+    }
 }
