@@ -90,13 +90,13 @@ impl State {
         let first = self.appended.saturating_sub(self.ring.len() as u64);
         let known = usize::try_from(self.announced.saturating_sub(first)).unwrap_or(usize::MAX);
         let missed = match self.armed {
-            // What is moderated may come late.
-            _ if self.moderator.is_on() => false,
-            Armed::No => false,
-            Armed::Solicited => self.ring.iter().skip(known).any(|cqe| cqe.solicited),
-            Armed::Any => known < self.ring.len(),
+            Armed::No => None,
+            Armed::Solicited => self.ring.iter().skip(known).find(|cqe| cqe.solicited),
+            Armed::Any => self.ring.get(known),
         };
-        self.disarm_if(if missed { Verdict::Announce } else { Verdict::Wait })
+        // With moderation it starts the period, if it is not the last that is waited for.
+        let verdict = missed.map_or(Verdict::Wait, |cqe| self.moderator.count(|| Instant(cqe.timestamp)));
+        self.disarm_if(verdict)
     }
 
     fn take(&mut self, max: usize, mut f: impl FnMut(&Cqe)) -> usize {
@@ -475,6 +475,17 @@ mod tests {
         assert!(!(0..3).any(|i| cq.push(solicited(i)).unwrap()));
         assert_eq!(cq.push(late(3)), Ok(false), "not solicited");
         assert_eq!(cq.push(solicited(4)), Ok(true));
+    }
+
+    #[test]
+    fn what_came_unseen_before_arming_waits_no_longer_than_a_period() {
+        let cq = cq(100);
+        cq.moderate(Moderation { count: 4, period: 10 });
+        assert_eq!(cq.push(late(1)), Ok(false));
+        cq.req_notify(false);
+        assert!(!has_event(&cq));
+        cq.on_deadline(Instant(LATE + 10_000));
+        assert!(has_event(&cq));
     }
 
     #[test]

@@ -42,11 +42,6 @@ pub(super) enum Verdict {
 }
 
 impl Moderator {
-    /// Whether there is anything to wait for.
-    pub(super) fn is_on(&self) -> bool {
-        self.rule.is_on()
-    }
-
     /// One more completion came at `now`.
     #[inline]
     pub(super) fn count(&mut self, now: impl FnOnce() -> Instant) -> Verdict {
