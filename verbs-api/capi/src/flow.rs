@@ -306,7 +306,9 @@ mod tests {
         assert_eq!(of(|attr| attr.flags = 1), Err(EINVAL));
         assert_eq!(of(|attr| attr.flags = EGRESS), Err(EOPNOTSUPP));
         let one = |kind, size| parse(normal(), &[spec(kind, size, 6, &[])]).map(|rule| rule.drops);
-        assert_eq!((one(0x21, 40), one(0x20, 39), one(0x20, 5)), (Err(EINVAL), Err(EINVAL), Err(EINVAL)));
+        assert_eq!((one(0x21, 40), one(0x20, 39)), (Err(EINVAL), Err(EINVAL)));
+        let shorter_than_its_head = vec![0x20, 0, 0, 0, 5, 0];
+        assert_eq!(parse(normal(), &[shorter_than_its_head]).unwrap_err(), EINVAL);
         assert_eq!(
             (one(0x50, 16), one(0x120, 40), one(0x1002, 16)),
             (Err(EOPNOTSUPP), Err(EOPNOTSUPP), Err(EOPNOTSUPP))
