@@ -43,7 +43,7 @@ fn prepare() -> Result<(), Verdict> {
     lay_out().map_err(failed)?;
     let fetched = cargo(&["fetch", "--locked"]).map_err(failed)?;
     if !fetched.status.success() {
-        return Err(Verdict::Skipped(format!("cannot fetch the crates: {}", last_line(&fetched))));
+        return Err(not_fetched(&String::from_utf8_lossy(&fetched.stderr)));
     }
     let metadata = cargo(&["metadata", "--locked", "--offline", "--format-version", "1"]).map_err(failed)?;
     copy_examples(&String::from_utf8_lossy(&metadata.stdout)).map_err(failed)?;
@@ -126,8 +126,12 @@ fn copy_if_new(from: &Path, to: &Path) -> io::Result<()> {
     if fs::read(to).is_ok_and(|old| old == new) { Ok(()) } else { fs::write(to, new) }
 }
 
-fn last_line(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or("no reason given").to_owned()
+/// What `cargo fetch` says when it fails: without a network there is nothing to try, a lock file that does not fit is a bug.
+fn not_fetched(said: &str) -> Verdict {
+    if said.contains("--locked") {
+        return Verdict::Failed(said.to_owned());
+    }
+    Verdict::Skipped(format!("cannot fetch the crates: {}", said.lines().last().unwrap_or("no reason given").trim()))
 }
 
 fn program(name: &str, args: &str) -> Program {
