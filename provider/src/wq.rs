@@ -227,6 +227,7 @@ impl Qp {
 mod tests {
     use super::*;
     use crate::cq::CqInit;
+    use crate::event::AsyncEventKind;
     use crate::testing;
     use roxe_transport::rss::HashFields;
     use roxe_transport::wr::{Sge, WcStatus};
@@ -287,6 +288,19 @@ mod tests {
         table.destroy().unwrap();
         wqs[..2].iter().for_each(|wq| wq.destroy().unwrap());
         cq.destroy().unwrap();
+    }
+
+    // clause: CQ-OVERRUN
+    #[test]
+    fn a_queue_that_cannot_report_any_more_raises_its_own_event() {
+        let pd = testing::pd();
+        let cq = pd.context().create_cq(CqInit { cqe: 1, user: 3, ..CqInit::default() }).unwrap();
+        let wq = pd.create_wq(WqInit { max_wr: 4, max_sge: 1, cq, user: 5 }).unwrap();
+        wq.modify(WqState::Ready, None).unwrap();
+        (0..3).for_each(|wr_id| wq.post_recv(&RecvRequest { wr_id, sges: &[] }).unwrap());
+        wq.modify(WqState::Error, None).unwrap();
+        let next = || pd.context().next_async_event().map(|event| (event.kind, event.user)).unwrap();
+        assert_eq!([next(), next()], [(AsyncEventKind::CqErr, 3), (AsyncEventKind::WqFatal, 5)]);
     }
 
     // clause: RSS-CHOICE

@@ -90,8 +90,7 @@ impl TagState {
         let mut handle = None;
         let (opcode, status) = match &request.op {
             TagOp::Add(recv) => {
-                let count = request.handled;
-                handle = Some(self.add(recv, count)?);
+                handle = Some(self.add(recv, request.handled)?);
                 (WcOpcode::TmAdd, WcStatus::Success)
             }
             TagOp::Remove(tag) => {
@@ -110,7 +109,7 @@ impl TagState {
         Ok((handle, Cqe { wr_id, status, opcode, tm, solicited, timestamp, ..Cqe::default() }))
     }
 
-    /// A tag that is refused changes nothing, also not the count.
+    /// A tag that is refused changes nothing, not even the count.
     fn add(&mut self, recv: &TagRecv<'_>, handled: Option<u32>) -> Result<TagHandle, PostError> {
         let handle = self.list.add(recv).map_err(|error| match error {
             TagError::Full => PostError::QueueFull,
