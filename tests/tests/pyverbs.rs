@@ -28,15 +28,20 @@ const LIMIT: Duration = Duration::from_secs(240);
 /// The bad network: 1 % of what reliable services must recover from, requests, responses and acknowledgements alike; for the
 /// others, which have no recovery and whose tests wait for every message, what does not lose any. Both ends are one process,
 /// so `rx` means every packet once.
-const BAD: &str = "drop rx 1% service=RC,XRC; duplicate rx 1% service=RC,XRC; reorder rx 1% service=RC,XRC; \
-                   delay rx 5% service=UC,UD by=1ms";
+///
+/// A refusal is delivered (but late, or twice): it is said once, by a queue pair that is silent from then on, and if it is
+/// lost the peer learns of it as exhausted retries, on every card. The tests of refusals expect their reasons.
+const BAD: &str = "drop rx 1% service=RC,XRC op=REQUEST,READ_RESPONSE,ATOMIC_ACK,ACK,RNR_NAK; \
+                   duplicate rx 1% service=RC,XRC; reorder rx 1% service=RC,XRC; delay rx 5% service=UC,UD by=1ms";
 
 /// Tests that take it for granted that a SEND completes before the receive of what the peer answers to it. That is so unless
 /// the acknowledgement of the SEND is lost or late, on every card. They run by themselves on the network `ACKS_KEPT`.
 const ANSWERED: [&str; 1] = ["test_tag_matching.TMTest.test_tm_rndv"];
 
-/// A bad network that delivers every acknowledgement. It carries few packets, so many of them are lost.
-const ACKS_KEPT: &str = "drop rx 10% service=RC op=REQUEST,READ_RESPONSE; duplicate rx 10% service=RC";
+/// A bad network that delivers every acknowledgement. It carries a hundred packets, so it does not leave to chance which of
+/// them it loses.
+const ACKS_KEPT: &str = "drop rx service=RC op=REQUEST nth=2,5,9,14; drop rx service=RC op=READ_RESPONSE nth=2,6; \
+                         duplicate rx service=RC nth=3,8,20";
 
 fn main() -> ExitCode {
     if !suite::is_installed() {
