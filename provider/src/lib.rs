@@ -3,7 +3,8 @@
 //! ```text
 //! devices() -> Device -> Context -+-> Pd -+-> Mr     memory and its keys            (pd, mr, guard, mapped)
 //!                                 |       +-> Qp     transport's state machine      (qp, host)
-//!                                 |       +-> Srq    shared receives                (srq)
+//!                                 |       +-> Srq    shared receives, posted tags   (srq)
+//!                                 |       +-> Wq     receives of a hash queue pair  (wq)
 //!                                 |       +-> Flow   frames to raw packet queue pairs (steering)
 //!                                 +-> Cq             completions                    (cq)
 //!                                 +-> Dm             memory of the card             (dm)
