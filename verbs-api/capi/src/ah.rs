@@ -24,9 +24,9 @@ unsafe impl Exposed for ibv_ah {
     type Inner = Ah;
 }
 
-/// The address that a program describes; EINVAL for a static rate that there is not.
-pub(crate) fn ah_attr(attr: &ibv_ah_attr) -> Result<AhAttr> {
-    Ok(AhAttr {
+/// The address that a program describes.
+pub(crate) fn ah_attr(attr: &ibv_ah_attr) -> AhAttr {
+    AhAttr {
         dgid: Gid(attr.grh.dgid.raw),
         sgid_index: attr.grh.sgid_index,
         hop_limit: attr.grh.hop_limit,
@@ -35,12 +35,12 @@ pub(crate) fn ah_attr(attr: &ibv_ah_attr) -> Result<AhAttr> {
         port: attr.port_num,
         has_grh: attr.is_global != 0,
         sl: attr.sl,
-        static_rate: rate::static_rate(attr.static_rate).ok_or(EINVAL)?,
-    })
+        static_rate: rate::static_rate(attr.static_rate),
+    }
 }
 
 fn create(handle: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah> {
-    let ah = pd(handle)?.create_ah(&ah_attr(attr)?)?;
+    let ah = pd(handle)?.create_ah(&ah_attr(attr))?;
     let token = Token::new();
     let exposed = ibv_ah { context: context_of(handle)?, pd: handle, handle: token.short() };
     Ok(Object::publish(token, exposed, ah))

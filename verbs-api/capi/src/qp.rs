@@ -185,7 +185,7 @@ pub(crate) unsafe extern "C" fn ibv_qp_to_qp_ex(handle: *mut ibv_qp) -> *mut ibv
 
 /// The way that `attr` describes, if `mask` says that it is given.
 fn resolve(context: &Context, attr: &ibv_ah_attr, mask: AttrMask, bit: AttrMask) -> Result<Av> {
-    if mask.contains(bit) { Ok(context.resolve_av(&ah_attr(attr)?)?) } else { Ok(Av::default()) }
+    if mask.contains(bit) { Ok(context.resolve_av(&ah_attr(attr))?) } else { Ok(Av::default()) }
 }
 
 /// The value of a field, if `mask` says that it is given; EINVAL for a number that `convert` does not know.
