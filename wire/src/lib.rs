@@ -46,6 +46,7 @@ mod bytes;
 
 pub mod bth;
 pub mod capture;
+pub mod cm;
 pub mod ext;
 pub mod frame;
 pub mod icrc;

@@ -133,6 +133,12 @@ impl Pkey {
     }
 }
 
+impl Default for Pkey {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
 /// Queue key of a datagram QP: 32 bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Qkey(pub u32);

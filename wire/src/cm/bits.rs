@@ -1,0 +1,183 @@
+//! Where the fields of a message lie: one table per message, from which it is read, written and documented.
+//!
+//! Bits are counted as the specification draws them: bit 0 of a byte is its most significant one. Touches `num`.
+
+use super::MadError;
+use crate::{Gid, Pkey, Psn, Qkey, Qpn};
+use core::ops::Range;
+
+/// A run of bits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bits {
+    byte: usize,
+    bit: usize,
+    width: usize,
+}
+
+impl Bits {
+    /// `width` bits from bit `bit` of byte `byte` on.
+    ///
+    /// # Panics
+    /// When they are not inside of `room` bytes. Only called when this is compiled.
+    pub(super) const fn new(room: usize, byte: usize, bit: usize, width: usize) -> Self {
+        assert!(bit < 8 && width > 0 && byte * 8 + bit + width <= room * 8, "a field outside of its message");
+        Self { byte, bit, width }
+    }
+
+    const fn span(self) -> Range<usize> {
+        self.byte..self.byte + (self.bit + self.width).div_ceil(8)
+    }
+
+    /// Bits behind the field in its last byte.
+    const fn behind(self) -> usize {
+        (self.bit + self.width).next_multiple_of(8) - self.bit - self.width
+    }
+
+    /// The bits of the field in its span, for a field of a number.
+    const fn mask(self) -> u64 {
+        u64::MAX.unbounded_shr(64_u32.saturating_sub(self.width as u32)) << self.behind()
+    }
+
+    fn bytes(self, area: &[u8]) -> Result<&[u8], MadError> {
+        area.get(self.span()).ok_or(MadError::Length)
+    }
+
+    fn read(self, area: &[u8]) -> Result<u64, MadError> {
+        let word = self.bytes(area)?.iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
+        Ok((word & self.mask()) >> self.behind())
+    }
+
+    /// Adds the low bits of `value` to what is zero in `area`.
+    // clause: CM-RESERVED
+    fn write(self, area: &mut [u8], value: u64) {
+        let word = value << self.behind() & self.mask();
+        let bytes = area.get_mut(self.span()).unwrap_or_default();
+        for (byte, part) in bytes.iter_mut().rev().zip(word.to_le_bytes()) {
+            *byte |= part;
+        }
+    }
+}
+
+/// What can stand in a message. `at` says where; most fields are of one piece.
+pub(super) trait Field: Sized {
+    fn read(area: &[u8], at: &[Bits]) -> Result<Self, MadError>;
+
+    /// `area` is zero where the field goes.
+    fn write(&self, area: &mut [u8], at: &[Bits]);
+}
+
+/// A field that is a number of at most 64 bits; one of several pieces has its high bits in the first.
+pub(super) trait Number {
+    /// `number` has no more bits than the field.
+    fn from_number(number: u64) -> Self;
+    fn to_number(&self) -> u64;
+}
+
+impl<T: Number> Field for T {
+    fn read(area: &[u8], at: &[Bits]) -> Result<Self, MadError> {
+        let number =
+            at.iter().try_fold(0_u64, |high, bits| Ok(high.unbounded_shl(bits.width as u32) | bits.read(area)?));
+        number.map(Self::from_number)
+    }
+
+    fn write(&self, area: &mut [u8], at: &[Bits]) {
+        let mut number = self.to_number();
+        for bits in at.iter().rev() {
+            bits.write(area, number);
+            number = number.unbounded_shr(bits.width as u32);
+        }
+    }
+}
+
+/// The bytes of the piece that is `at`, N of them.
+pub(super) fn read_array<const N: usize>(area: &[u8], at: Option<&Bits>) -> Result<[u8; N], MadError> {
+    let bytes = at.ok_or(MadError::Length)?.bytes(area)?;
+    bytes.try_into().map_err(|_| MadError::Length)
+}
+
+/// Puts `bytes` where `at` is.
+pub(super) fn write_array(area: &mut [u8], at: Option<&Bits>, bytes: &[u8]) {
+    let place = at.and_then(|at| area.get_mut(at.span())).unwrap_or_default();
+    for (byte, value) in place.iter_mut().zip(bytes) {
+        *byte = *value;
+    }
+}
+
+/// The part of `area` that a message inside of a message takes.
+pub(super) fn part<'a>(area: &'a [u8], at: &[Bits]) -> Result<&'a [u8], MadError> {
+    at.first().ok_or(MadError::Length)?.bytes(area)
+}
+
+/// The same to write.
+pub(super) fn part_mut<'a>(area: &'a mut [u8], at: &[Bits]) -> &'a mut [u8] {
+    at.first().and_then(|at| area.get_mut(at.span())).unwrap_or_default()
+}
+
+impl Field for Gid {
+    fn read(area: &[u8], at: &[Bits]) -> Result<Self, MadError> {
+        read_array(area, at.first()).map(Self)
+    }
+
+    fn write(&self, area: &mut [u8], at: &[Bits]) {
+        write_array(area, at.first(), &self.0);
+    }
+}
+
+/// `Number` for types that are made of an integer by `$new` and give it by `$get`.
+macro_rules! numbers {
+    ($($type:ty, $int:ty: $new:expr, $get:expr;)+) => {$(
+        impl $crate::cm::bits::Number for $type {
+            fn from_number(number: u64) -> Self {
+                $new(number as $int)
+            }
+
+            fn to_number(&self) -> u64 {
+                u64::from($get(*self))
+            }
+        }
+    )+};
+}
+
+/// A struct with a line per field: name, type and pieces `[byte, bit, width]`.
+macro_rules! layout {
+    ($(#[$meta:meta])* $vis:vis struct $name:ident of $room:literal bytes {
+        $($(#[$doc:meta])* $field:ident: $type:ty = $([$byte:literal, $bit:literal, $width:literal])+;)+
+    }) => {
+        $(#[$meta])*
+        $vis struct $name {
+            $(
+                $(#[$doc])*
+                #[doc = ""]
+                #[doc = concat!("On the wire", $(": byte ", $byte, ", bit ", $bit, ", ", $width, " bits"),+, ".")]
+                $vis $field: $type,
+            )+
+        }
+
+        impl $crate::cm::bits::Field for $name {
+            fn read(area: &[u8], at: &[$crate::cm::bits::Bits]) -> Result<Self, $crate::cm::MadError> {
+                use $crate::cm::bits::{Bits, Field, part};
+                let area = part(area, at)?;
+                Ok(Self { $($field: Field::read(area, const { &[$(Bits::new($room, $byte, $bit, $width)),+] })?,)+ })
+            }
+
+            fn write(&self, area: &mut [u8], at: &[$crate::cm::bits::Bits]) {
+                use $crate::cm::bits::{Bits, Field, part_mut};
+                let area = part_mut(area, at);
+                $(Field::write(&self.$field, area, const { &[$(Bits::new($room, $byte, $bit, $width)),+] });)+
+            }
+        }
+    };
+}
+
+pub(super) use {layout, numbers};
+
+numbers! {
+    bool, u8: |bit| bit != 0, u8::from;
+    u8, u8: u8::from, u8::from;
+    u16, u16: u16::from, u16::from;
+    u32, u32: u32::from, u32::from;
+    Qpn, u32: Qpn::new, Qpn::get;
+    Psn, u32: Psn::new, Psn::get;
+    Qkey, u32: Qkey, |key: Qkey| key.0;
+    Pkey, u16: Pkey, |key: Pkey| key.0;
+}

@@ -1,0 +1,192 @@
+//! What RDMA CM puts in front of the private data of a REQ and of a SIDR_REQ: the addresses behind the connection
+//! (IBA annex A11; Linux `struct cma_hdr`).
+//!
+//! The destination port is not in it: the service id has it. Touches `num`.
+
+use super::PrivateData;
+use crate::bytes::{Reader, Writer};
+use core::fmt;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Both addresses, of one version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "source and destination")]
+pub enum IpPair {
+    V4 { src: Ipv4Addr, dst: Ipv4Addr },
+    V6 { src: Ipv6Addr, dst: Ipv6Addr },
+}
+
+impl IpPair {
+    /// `src` is the active side's. `None` if the two are of different versions.
+    pub const fn new(src: IpAddr, dst: IpAddr) -> Option<Self> {
+        match (src, dst) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => Some(Self::V4 { src, dst }),
+            (IpAddr::V6(src), IpAddr::V6(dst)) => Some(Self::V6 { src, dst }),
+            _ => None,
+        }
+    }
+
+    /// The active side's address.
+    pub const fn src(&self) -> IpAddr {
+        match self {
+            Self::V4 { src, .. } => IpAddr::V4(*src),
+            Self::V6 { src, .. } => IpAddr::V6(*src),
+        }
+    }
+
+    /// The address it wants to reach.
+    pub const fn dst(&self) -> IpAddr {
+        match self {
+            Self::V4 { dst, .. } => IpAddr::V4(*dst),
+            Self::V6 { dst, .. } => IpAddr::V6(*dst),
+        }
+    }
+}
+
+/// The header; see the module.
+///
+/// | byte | bits | |
+/// |---|---|---|
+/// | 0 | 8 | version, 0 |
+/// | 1 | 4 | IP version, 4 or 6; 4 more bits are reserved |
+/// | 2 | 16 | source port |
+/// | 4 | 128 | source address; IPv4 in the last 4 bytes, the others reserved |
+/// | 20 | 128 | destination address |
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct IpCmHeader {
+    /// The active side's port, host order.
+    pub src_port: u16,
+    /// The addresses.
+    pub addresses: IpPair,
+}
+
+/// Why private data does not begin with this header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum IpCmError {
+    /// Shorter than the header.
+    Length,
+    /// The version is not 0.
+    Version,
+    /// The IP version is neither 4 nor 6: the request is not from an IP address.
+    IpVersion,
+}
+
+impl fmt::Display for IpCmError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Length => "private data too short for the addresses",
+            Self::Version => "unknown version of the addresses",
+            Self::IpVersion => "addresses that are not of IP",
+        })
+    }
+}
+
+impl core::error::Error for IpCmError {}
+
+impl IpCmHeader {
+    /// Length on the wire, bytes.
+    pub const LEN: usize = 36;
+    const VERSION: u8 = 0;
+
+    /// The header that private data begins with, and what the program added.
+    ///
+    /// # Errors
+    /// When there is none of version 0 with IPv4 or IPv6 addresses.
+    // clause: CM-IP-HEADER
+    pub fn parse(private_data: &[u8]) -> Result<(Self, &[u8]), IpCmError> {
+        let mut from = Reader(private_data);
+        let mut next = || -> Result<_, crate::ParseError> {
+            Ok((*from.array::<2>()?, from.u16()?, *from.array::<16>()?, *from.array::<16>()?))
+        };
+        let ([version, ip_version], src_port, src, dst) = next().map_err(|_| IpCmError::Length)?;
+        if version != Self::VERSION {
+            return Err(IpCmError::Version);
+        }
+        let addresses = match ip_version >> 4 {
+            4 => IpPair::V4 { src: low_v4(src), dst: low_v4(dst) },
+            6 => IpPair::V6 { src: src.into(), dst: dst.into() },
+            _ => return Err(IpCmError::IpVersion),
+        };
+        Ok((Self { src_port, addresses }, from.0))
+    }
+
+    /// Its bytes.
+    pub fn to_bytes(&self) -> [u8; Self::LEN] {
+        let (ip_version, src, dst) = match self.addresses {
+            IpPair::V4 { src, dst } => (4, wide_v4(src), wide_v4(dst)),
+            IpPair::V6 { src, dst } => (6, src.octets(), dst.octets()),
+        };
+        let mut bytes = [0; Self::LEN];
+        let mut to = Writer(&mut bytes);
+        // Exactly the length of the array.
+        let _ = to
+            .array([Self::VERSION, ip_version << 4])
+            .and_then(|()| to.array(self.src_port.to_be_bytes()))
+            .and_then(|()| to.array(src))
+            .and_then(|()| to.array(dst));
+        bytes
+    }
+
+    /// Private data of this header and what the program gives; `None` if that is more than `N` less 36 bytes.
+    pub fn with_user<const N: usize>(&self, user: &[u8]) -> Option<PrivateData<N>> {
+        let mut bytes = [0; N];
+        let (head, room) = bytes.split_first_chunk_mut()?;
+        *head = self.to_bytes();
+        room.get_mut(..user.len())?.copy_from_slice(user);
+        PrivateData::new(&bytes)
+    }
+}
+
+fn low_v4(wide: [u8; 16]) -> Ipv4Addr {
+    let [.., a, b, c, d] = wide;
+    Ipv4Addr::new(a, b, c, d)
+}
+
+const fn wide_v4(address: Ipv4Addr) -> [u8; 16] {
+    (address.to_bits() as u128).to_be_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADER: IpCmHeader = IpCmHeader {
+        src_port: 50000,
+        addresses: IpPair::V4 { src: Ipv4Addr::new(10, 0, 0, 1), dst: Ipv4Addr::new(10, 0, 0, 2) },
+    };
+
+    // clause: CM-IP-HEADER
+    #[test]
+    fn addresses_come_back_with_what_the_program_said() {
+        let v6 = IpCmHeader {
+            src_port: 1,
+            addresses: IpPair::V6 { src: Ipv6Addr::LOCALHOST, dst: "fd00::2".parse().unwrap() },
+        };
+        for header in [HEADER, v6] {
+            let data = header.with_user::<92>(b"hello").unwrap();
+            let (found, user) = IpCmHeader::parse(data.as_bytes()).unwrap();
+            assert_eq!(found, header);
+            assert_eq!((&user[..5], user.len()), (&b"hello"[..], 56));
+            assert!(user[5..].iter().all(|byte| *byte == 0));
+        }
+        assert_eq!(HEADER.to_bytes()[..4], [0, 0x40, 0xc3, 0x50]);
+        assert_eq!(HEADER.to_bytes()[4..20], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 10, 0, 0, 1]);
+    }
+
+    // clause: CM-IP-HEADER
+    #[test]
+    fn other_versions_and_too_much_are_refused() {
+        let mut bytes = HEADER.to_bytes();
+        assert_eq!(IpCmHeader::parse(&bytes[..35]), Err(IpCmError::Length));
+        bytes[1] = 0x4f;
+        assert_eq!(IpCmHeader::parse(&bytes), Ok((HEADER, &[][..])), "low bits are reserved");
+        bytes[1] = 0x50;
+        assert_eq!(IpCmHeader::parse(&bytes), Err(IpCmError::IpVersion));
+        bytes[0] = 1;
+        assert_eq!(IpCmHeader::parse(&bytes), Err(IpCmError::Version));
+        assert!(HEADER.with_user::<92>(&[1; 56]).is_some());
+        assert_eq!(HEADER.with_user::<92>(&[1; 57]), None);
+        assert_eq!(HEADER.with_user::<35>(&[]), None);
+        assert_eq!(IpPair::new(Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()), None);
+    }
+}
