@@ -2,7 +2,9 @@
 //! written back byte for byte.
 
 use roxe_wire::capture::{Frame, frames, ip_packet};
+use roxe_wire::cm::{IpCmHeader, Mad, Message, PortSpace, gsi_header};
 use roxe_wire::{Header, Kind, NetHeader, Packet, ParseError, icrc};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -83,4 +85,58 @@ fn the_grh_of_a_datagram_is_its_ip_header() {
         }
     });
     assert!(datagrams > 0);
+}
+
+/// Calls `check` with every message of the connection manager, the packet it came in and where it came from and went.
+fn for_each_mad(mut check: impl FnMut(&str, &NetHeader, &Packet<'_>, &Mad)) {
+    for_each_roce_packet(|at, _, net, datagram| {
+        let packet = Packet::parse(datagram).unwrap_or_else(|error| panic!("{at}: {error}"));
+        if let Some(mad) = Mad::of_packet(&packet) {
+            check(at, net, &packet, &mad.unwrap_or_else(|error| panic!("{at}: {error}")));
+        }
+    });
+}
+
+// clause: CM-MAD, CM-ATTRIBUTES, CM-RESERVED
+#[test]
+fn every_captured_connection_message_is_written_back_byte_for_byte() {
+    let mut seen = BTreeMap::new();
+    for_each_mad(|at, _, packet, mad| {
+        *seen.entry(mad.message.name()).or_insert(0) += 1;
+        assert_eq!(mad.to_bytes(), packet.payload, "{at}: {mad}");
+    });
+    let expected = [("REQ", 8), ("REP", 8), ("RTU", 8), ("DREQ", 9), ("DREP", 9), ("SIDR_REQ", 2), ("SIDR_REP", 2)];
+    assert_eq!(seen, BTreeMap::from(expected));
+}
+
+// clause: CM-GSI
+#[test]
+fn captured_connection_messages_travel_as_ours_do() {
+    for_each_mad(|at, _, packet, _| {
+        let ours = gsi_header(packet.header.bth.psn);
+        assert_eq!(packet.header.kind, ours.kind, "{at}");
+        assert_eq!(packet.header.bth.pkey, ours.bth.pkey, "{at}");
+    });
+}
+
+// clause: CM-IP-HEADER, CM-SERVICE-ID
+#[test]
+fn captured_requests_tell_the_addresses_of_their_packets() {
+    let mut requests = 0;
+    for_each_mad(|at, net, _, mad| {
+        let (service, private_data, space) = match &mad.message {
+            Message::Req(req) => {
+                assert_eq!((req.primary.local_gid, req.primary.remote_gid), (net.src, net.dst), "{at}");
+                (req.service_id, &req.private_data.as_bytes()[..], PortSpace::Tcp)
+            }
+            Message::SidrReq(req) => (req.service_id, &req.private_data.as_bytes()[..], PortSpace::Udp),
+            _ => return,
+        };
+        requests += 1;
+        let (header, _) = IpCmHeader::parse(private_data).unwrap_or_else(|error| panic!("{at}: {error}"));
+        assert_eq!((header.addresses.src(), header.addresses.dst()), (net.src.to_ip(), net.dst.to_ip()), "{at}");
+        assert_eq!(service.port().map(|(space, _)| space), Some(space), "{at}");
+        assert_eq!(header.to_bytes(), private_data[..IpCmHeader::LEN], "{at}");
+    });
+    assert_eq!(requests, 10);
 }
