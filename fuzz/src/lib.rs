@@ -5,6 +5,7 @@
 //! | role | target | the input is | judged by |
 //! |---|---|---|---|
 //! | parser | [`packet()`], [`ip()`], [`capture()`] | bytes from anybody | what is read is written back |
+//! | parser | [`cm_mad()`] | a management datagram | what is read is written back, no bit is added |
 //! | parser | [`rules()`] | the text of fault rules, and packets | what is parsed prints as the same; equal rules judge alike |
 //! | parser | [`frame()`] | an Ethernet frame, and rules of flow steering | it matches what was read from it; a sorted list |
 //! | differential | [`icrc()`] | a network header and a packet | another CRC |
@@ -18,6 +19,7 @@
 //! something becomes a file of the corpus. What the captures in `tests/captures` offer is in it: see [`seeds()`].
 
 mod capture;
+mod cm_mad;
 mod frame;
 mod icrc;
 mod ip;
@@ -28,6 +30,7 @@ mod rules;
 mod seeds;
 
 pub use capture::capture;
+pub use cm_mad::cm_mad;
 pub use frame::frame;
 pub use icrc::icrc;
 pub use ip::ip;

@@ -1,6 +1,10 @@
 //! Seeds for the corpora out of the captures in `tests/captures`: one packet of every kind that was recorded.
 
 use roxe_wire::capture::{frames, ip_packet};
+use roxe_wire::cm::{
+    Answered, Apr, AprStatus, CommId, Info, Lap, Mad, Message, Mra, PrivateData, Rej, RejReason, TimeCode,
+    TransactionId,
+};
 use roxe_wire::{Header, NetHeader, Packet, icrc};
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +16,8 @@ const KEPT: usize = 12;
 /// A file of a corpus: target, name, content.
 pub type Seed = (&'static str, String, Vec<u8>);
 
-/// The first packet of each opcode in the captures, cut short, as input of the targets that take packets.
+/// The first packet of each opcode in the captures, cut short, as input of the targets that take packets, and the first
+/// message of each type of the connection manager. The types that nobody has recorded are made.
 ///
 /// # Panics
 /// When the captures are missing or damaged.
@@ -25,34 +30,96 @@ pub fn seeds() -> Vec<Seed> {
         seeds.push(("hostile", name.clone(), raw_script(&datagram)));
         seeds.push(("packet", name, datagram));
     }
+    seeds.extend(first_of_each_message().into_iter().map(|(name, mad)| ("cm_mad", format!("rxe-{name}"), mad)));
+    seeds.extend(made_messages().map(|mad| ("cm_mad", name_of(&mad), mad.to_bytes().to_vec())));
     seeds
 }
 
 type Found = BTreeMap<String, (NetHeader, Header, Vec<u8>)>;
 
 fn first_of_each_opcode() -> Found {
+    let mut found = Found::new();
+    for file in captures() {
+        collect(&file, &mut found);
+    }
+    found
+}
+
+fn first_of_each_message() -> BTreeMap<String, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    for file in captures() {
+        for_each_packet(&file, |_, packet| {
+            if let Some(mad) = Mad::of_packet(&packet) {
+                let name = name_of(&mad.expect("a message of another implementation"));
+                found.entry(name).or_insert_with(|| packet.payload.to_vec());
+            }
+        });
+    }
+    found
+}
+
+fn name_of(mad: &Mad) -> String {
+    mad.message.name().to_lowercase().replace('_', "-")
+}
+
+/// One of each type that the captures do not have.
+fn made_messages() -> impl Iterator<Item = Mad> {
+    let (local_comm_id, remote_comm_id) = (CommId(0x1111), CommId(0x2222));
+    let answered = Answered::Rep;
+    let info = Info::new(&[0xfe; 16]).expect("16 bytes");
+    let messages = [
+        Message::Mra(Mra {
+            local_comm_id,
+            remote_comm_id,
+            answered,
+            service_timeout: TimeCode::new(24),
+            private_data: PrivateData::EMPTY,
+        }),
+        Message::Rej(Rej {
+            local_comm_id,
+            remote_comm_id,
+            answered,
+            info,
+            reason: RejReason::InvalidGid,
+            private_data: PrivateData::EMPTY,
+        }),
+        Message::Lap(Lap { local_comm_id, remote_comm_id, ..Lap::default() }),
+        Message::Apr(Apr {
+            local_comm_id,
+            remote_comm_id,
+            info,
+            status: AprStatus::IsCurrent,
+            private_data: PrivateData::EMPTY,
+        }),
+    ];
+    messages.into_iter().map(|message| Mad { tid: TransactionId(0x77), modifier: 0, message })
+}
+
+/// The contents of all captures, in the order of their names.
+fn captures() -> Vec<Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/captures");
     let entries = fs::read_dir(&folder).expect("the folder of captures");
     let mut files: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "pcap"));
     files.sort();
-    let mut found = Found::new();
-    for file in files {
-        collect(&fs::read(&file).expect("a capture"), &mut found);
-    }
-    found
+    files.iter().map(|path| fs::read(path).expect("a capture")).collect()
 }
 
-fn collect(file: &[u8], found: &mut Found) {
+fn for_each_packet(file: &[u8], mut take: impl FnMut(NetHeader, Packet<'_>)) {
     for frame in frames(file).expect("a capture file").map_while(Result::ok) {
         let Some(ip) = ip_packet(frame.link, frame.data) else { continue };
         let Ok((net, datagram)) = NetHeader::parse_ip(ip) else { continue };
-        let Packet { header, payload } = Packet::parse(datagram).expect("a packet of another implementation");
+        take(net, Packet::parse(datagram).expect("a packet of another implementation"));
+    }
+}
+
+fn collect(file: &[u8], found: &mut Found) {
+    for_each_packet(file, |net, Packet { header, payload }| {
         let opcode = header.opcode();
         let name = format!("rxe-{}-{}", opcode.service().name(), opcode.operation().facts().name);
         let payload = shorten(&header, payload);
         found.entry(name.to_lowercase().replace('_', "-")).or_insert((net, header, payload));
-    }
+    });
 }
 
 /// The first bytes of `payload`, as many as the opcode allows.

@@ -18,6 +18,11 @@ fn ip() {
 }
 
 #[test]
+fn cm_mad() {
+    replay("cm_mad", roxe_fuzz::cm_mad, 20_000);
+}
+
+#[test]
 fn frame() {
     replay("frame", roxe_fuzz::frame, 20_000);
 }

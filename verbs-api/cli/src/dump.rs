@@ -3,6 +3,7 @@
 //! Reads the file; what packets mean is the business of `roxe_wire`.
 
 use roxe_wire::capture::{Frame, frames, ip_packet};
+use roxe_wire::cm::Mad;
 use roxe_wire::{MAX_PAYLOAD, NetHeader, Packet, ParseError, icrc};
 use std::error::Error;
 use std::fmt;
@@ -168,10 +169,25 @@ impl fmt::Display for Line<'_> {
         let (seconds, micros) = (self.time / 1_000_000_000, self.time % 1_000_000_000 / 1000);
         write!(f, "{seconds:>3}.{micros:06} {} > {}  ", self.net.src.to_ip(), self.net.dst.to_ip())?;
         match Packet::parse(self.payload) {
-            Ok(packet) => write!(f, "{packet}  {}", self.verdict)?,
+            Ok(packet) => {
+                write!(f, "{packet}  ")?;
+                self.fmt_mad(&packet, f)?;
+                write!(f, "{}", self.verdict)?;
+            }
             Err(_) => write!(f, "{} bytes  {}", self.payload.len(), self.verdict)?,
         }
         if self.comment.is_empty() { Ok(()) } else { write!(f, "  # {}", self.comment) }
+    }
+}
+
+impl Line<'_> {
+    /// What the connection manager says in this packet, unless the comment says it.
+    fn fmt_mad(&self, packet: &Packet<'_>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match Mad::of_packet(packet).map(|mad| mad.map(|mad| mad.to_string())) {
+            Some(Ok(text)) if !self.comment.contains(&text) => write!(f, "{text}  "),
+            Some(Err(error)) => write!(f, "{error}  "),
+            _ => Ok(()),
+        }
     }
 }
 

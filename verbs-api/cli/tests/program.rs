@@ -106,6 +106,20 @@ fn captures_of_a_kernel_peer_check_out() {
 }
 
 #[test]
+fn connections_are_told_in_the_words_of_the_connection_manager() {
+    let told = |name: &str| {
+        let file = captures().into_iter().find(|path| path.ends_with(name)).unwrap();
+        let text = stdout(&output(&["dump", file.to_str().unwrap()]));
+        let lines = text.lines().filter_map(|line| line.split_once("  CM ")?.1.strip_suffix("  icrc ok"));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let [req, rep, rtu, dreq, drep] = told("rping.pcap").try_into().unwrap();
+    let expected: [&str; 5] = ["REQ", "REP", "RTU", "DREQ", "DREP"];
+    assert_eq!([&req, &rep, &rtu, &dreq, &drep].map(|line| line.split(' ').next().unwrap()), expected);
+    assert_eq!(told("udaddy.pcap").len(), 4);
+}
+
+#[test]
 fn check_stops_at_the_damaged_packet() {
     let file = captures().into_iter().find(|path| path.ends_with("rc_send_pingpong.pcap")).unwrap();
     let mut bytes = fs::read(file).unwrap();

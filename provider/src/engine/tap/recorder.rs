@@ -6,8 +6,9 @@
 
 use crate::fork::Lockable;
 use parking_lot::{Mutex, MutexGuard};
-use roxe_wire::NetHeader;
 use roxe_wire::capture::{Direction, Outgoing, write_interface, write_packet, write_section};
+use roxe_wire::cm::Mad;
+use roxe_wire::{NetHeader, Packet};
 use std::fmt::{Display, Write as _};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Write as _};
@@ -137,6 +138,9 @@ impl Recording<'_> {
         comment.clear();
         // Writing to a string cannot fail.
         let _ = write!(comment, "{remark}");
+        if let Some(mad) = connection_message(payload) {
+            let _ = write!(comment, " | {mad}");
+        }
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let timestamp_ns = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
         let packet = Outgoing { interface: self.interface, timestamp_ns, direction, net: *net, payload, comment };
@@ -152,6 +156,11 @@ impl Recording<'_> {
     pub(crate) fn rewind(&mut self, mark: usize) {
         self.state.blocks.truncate(mark);
     }
+}
+
+/// What the connection manager says in a packet, if it does.
+fn connection_message(payload: &[u8]) -> Option<Mad> {
+    Mad::of_packet(&Packet::parse(payload).ok()?)?.ok()
 }
 
 impl Drop for Recording<'_> {
@@ -212,6 +221,8 @@ fn with_process_id(path: &Path) -> PathBuf {
 mod tests {
     use super::*;
     use roxe_wire::capture::frames;
+    use roxe_wire::cm::{CommId, MAD_LEN, PrivateData, Rtu, TransactionId, gsi_header};
+    use roxe_wire::{Psn, icrc};
 
     /// A file name of its own, removed with what was written beside it.
     struct Scratch(PathBuf);
@@ -241,6 +252,22 @@ mod tests {
     fn remarks(path: &Path) -> Vec<String> {
         let file = std::fs::read(path).unwrap();
         frames(&file).unwrap().map(|frame| frame.unwrap().comment.to_owned()).collect()
+    }
+
+    #[test]
+    fn messages_of_the_connection_manager_are_told() {
+        let rtu = Rtu { local_comm_id: CommId(1), remote_comm_id: CommId(2), private_data: PrivateData::EMPTY };
+        let mad = Mad { tid: TransactionId(3), modifier: 0, message: rtu.into() };
+        let header = gsi_header(Psn::new(4));
+        let mut packet = vec![0; header.padded_len(MAD_LEN) + icrc::LEN];
+        let end = packet.len() - icrc::LEN;
+        header.emit(MAD_LEN, &mut packet[..end]).unwrap().copy_from_slice(&mad.to_bytes());
+
+        let scratch = Scratch::new("message");
+        let recorder = Recorder::create(&scratch.0).unwrap();
+        let number = recorder.interface("roxe0");
+        recorder.record(number).packet(Direction::Inbound, &NetHeader::default(), &packet, &"qp 0x1 received");
+        assert_eq!(remarks(&scratch.0), ["qp 0x1 received | CM RTU comm=0x1 peer=0x2"]);
     }
 
     #[test]

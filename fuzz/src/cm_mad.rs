@@ -1,0 +1,40 @@
+//! A management datagram that anybody may have sent to queue pair 1.
+
+use roxe_wire::cm::{IpCmHeader, MAD_LEN, Mad, Message, PrivateData};
+
+/// The input is a MAD; one of another length is refused, and then cut or filled with zeros.
+///
+/// Properties: parsing never panics; what parses is written back without a bit that was not there, to something that
+/// parses to the same; it prints as one line; the addresses in private data are written back as well.
+///
+/// # Panics
+/// When a property does not hold.
+pub fn cm_mad(data: &[u8]) {
+    assert!(data.len() == MAD_LEN || Mad::parse(data).is_err());
+    let mut bytes = [0; MAD_LEN];
+    let len = data.len().min(MAD_LEN);
+    bytes[..len].copy_from_slice(&data[..len]);
+    match Mad::parse(&bytes) {
+        Ok(mad) => check(&bytes, &mad),
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+}
+
+fn check(read: &[u8; MAD_LEN], mad: &Mad) {
+    let line = mad.to_string();
+    assert!(!line.contains('\n') && line.contains(mad.message.name()), "{line:?}");
+    let written = mad.to_bytes();
+    assert_eq!(Mad::parse(&written).as_ref(), Ok(mad));
+    assert!(written.iter().zip(read).all(|(ours, theirs)| ours & !theirs == 0), "{line}");
+    match &mad.message {
+        Message::Req(req) => check_addresses(&req.private_data),
+        Message::SidrReq(req) => check_addresses(&req.private_data),
+        _ => (),
+    }
+}
+
+fn check_addresses<const N: usize>(private_data: &PrivateData<N>) {
+    let Ok((header, user)) = IpCmHeader::parse(private_data.as_bytes()) else { return };
+    let again = header.with_user::<N>(user).expect("what was there fits");
+    assert_eq!(IpCmHeader::parse(again.as_bytes()), Ok((header, user)));
+}
