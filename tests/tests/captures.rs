@@ -2,8 +2,8 @@
 //! written back byte for byte.
 
 use roxe_wire::capture::{Frame, frames, ip_packet};
-use roxe_wire::cm::{IpCmHeader, Mad, Message, PortSpace, gsi_header};
-use roxe_wire::{Header, Kind, NetHeader, Packet, ParseError, icrc};
+use roxe_wire::cm::{CommId, Guid, IpCmHeader, Mad, Message, PortSpace, ServiceId, gsi_header};
+use roxe_wire::{Header, Kind, NetHeader, Packet, ParseError, PathMtu, icrc};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -109,6 +109,37 @@ fn every_captured_connection_message_is_written_back_byte_for_byte() {
     assert_eq!(seen, BTreeMap::from(expected));
 }
 
+/// The first connection of `rping`, its numbers as Wireshark shows them.
+// clause: CM-FIELDS
+#[test]
+fn a_captured_connection_has_the_numbers_that_wireshark_shows() {
+    let mut messages = Vec::new();
+    for_each_mad(|at, _, _, mad| {
+        if at.starts_with("rping.pcap ") {
+            assert_eq!((mad.tid.0 & 0xffff_ffff, mad.modifier), (0x50cf_2953, 0), "{at}");
+            messages.push(mad.message.clone());
+        }
+    });
+    let [Message::Req(req), Message::Rep(rep), Message::Rtu(rtu), Message::Dreq(dreq), Message::Drep(drep)] =
+        messages.as_slice()
+    else {
+        panic!("{messages:?}")
+    };
+    let (active, passive) = (CommId(0x5329_cf50), CommId(0x21ad_1eef));
+    assert_eq!(req.local_comm_id, active);
+    assert_eq!((rep.local_comm_id, rep.remote_comm_id), (passive, active));
+    assert_eq!((rtu.local_comm_id, rtu.remote_comm_id), (active, passive));
+    assert_eq!((dreq.local_comm_id, dreq.remote_comm_id, dreq.remote_qpn.get()), (active, passive, 0x1e));
+    assert_eq!((drep.local_comm_id, drep.remote_comm_id), (passive, active));
+    assert_eq!((req.local_ca_guid, rep.local_ca_guid), (Guid(0x5054_00ff_fe77_0012), Guid(0x5054_00ff_fe77_0011)));
+    assert_eq!((req.starting_psn.get(), rep.starting_psn.get()), (0xa4_6bc0, 0xaf_e688));
+    assert_eq!((req.remote_cm_response_timeout.get(), req.local_cm_response_timeout.get()), (0x14, 0x14));
+    assert_eq!((req.retry_count.get(), req.rnr_retry_count.get(), req.max_cm_retries.get()), (7, 7, 15));
+    assert_eq!((req.primary.local_ack_timeout.get(), rep.target_ack_delay.get()), (0x13, 0x0f));
+    assert_eq!((req.primary.local_lid, req.primary.hop_limit, req.has_alternate()), (0xffff, 64, false));
+    assert_eq!((req.service_id, req.path_mtu.mtu()), (ServiceId::new(PortSpace::Tcp, 7174), Some(PathMtu::Mtu1024)));
+}
+
 // clause: CM-GSI
 #[test]
 fn captured_connection_messages_travel_as_ours_do() {
@@ -124,9 +155,11 @@ fn captured_connection_messages_travel_as_ours_do() {
 fn captured_requests_tell_the_addresses_of_their_packets() {
     let mut requests = 0;
     for_each_mad(|at, net, _, mad| {
+        let mut flow_label = None;
         let (service, private_data, space) = match &mad.message {
             Message::Req(req) => {
                 assert_eq!((req.primary.local_gid, req.primary.remote_gid), (net.src, net.dst), "{at}");
+                flow_label = Some(req.primary.flow_label.get());
                 (req.service_id, &req.private_data.as_bytes()[..], PortSpace::Tcp)
             }
             Message::SidrReq(req) => (req.service_id, &req.private_data.as_bytes()[..], PortSpace::Udp),
@@ -135,7 +168,11 @@ fn captured_requests_tell_the_addresses_of_their_packets() {
         requests += 1;
         let (header, _) = IpCmHeader::parse(private_data).unwrap_or_else(|error| panic!("{at}: {error}"));
         assert_eq!((header.addresses.src(), header.addresses.dst()), (net.src.to_ip(), net.dst.to_ip()), "{at}");
-        assert_eq!(service.port().map(|(space, _)| space), Some(space), "{at}");
+        let (found, port) = service.port().unwrap_or_else(|| panic!("{at}: {service}"));
+        assert_eq!(found, space, "{at}");
+        // As Linux makes a flow label of the two ports.
+        let label = (u32::from(header.src_port) * 31 + u32::from(port)) & 0xf_ffff;
+        assert!(flow_label.is_none_or(|found| found == label), "{at}: {label:#x}");
         assert_eq!(header.to_bytes(), private_data[..IpCmHeader::LEN], "{at}");
     });
     assert_eq!(requests, 10);

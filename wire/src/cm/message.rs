@@ -2,6 +2,7 @@
 //!
 //! Offsets are those of the message, which begins at byte 24 of the MAD; bit 0 is the most significant bit of its byte.
 //! What no field covers is reserved: 0 when written, ignored when read. Touches `bits`, `code`, `num`.
+// clause: CM-FIELDS
 
 use super::bits::layout;
 use super::{
