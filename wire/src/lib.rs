@@ -12,6 +12,8 @@
 //! back byte for byte, but for fields the receiver must ignore and the sender must zero: reserved bits, pad bytes and
 //! the pad count of a packet without payload.
 //!
+//! [`cm`] has the messages that connections are made with, which travel as payload.
+//!
 //! # What cannot happen
 //!
 //! No input makes anything here panic. There is no `unsafe`, no allocation and no I/O. The crate itself uses only

@@ -67,6 +67,15 @@ fn a_known_request_is_read_and_written() {
     );
 }
 
+#[test]
+fn an_alternate_path_is_there_if_the_sender_names_its_end() {
+    let offers = |alternate| Req { alternate, ..Req::default() }.has_alternate();
+    assert!(!offers(Path::default()));
+    assert!(!offers(Path { remote_lid: 1, hop_limit: 64, ..Path::default() }));
+    assert!(offers(Path { local_lid: 0xffff, ..Path::default() }));
+    assert!(offers(Path { local_gid: Ipv4Addr::LOCALHOST.into(), ..Path::default() }));
+}
+
 // clause: CM-MAD, CM-ATTRIBUTES
 #[test]
 fn what_is_no_message_of_the_connection_manager_is_refused() {

@@ -1,4 +1,5 @@
-//! `roxe dump FILE`: the RoCEv2 packets of a capture in the field's words, and whether each is whole.
+//! `roxe dump FILE`: the RoCEv2 packets of a capture in the field's words, what the connection manager says in them, and
+//! whether each is whole.
 //!
 //! Reads the file; what packets mean is the business of `roxe_wire`.
 
