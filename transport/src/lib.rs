@@ -28,8 +28,11 @@
 //!     let _events = qp.poll_event();
 //! }
 //! ```
+//!
+//! Connections are made by a machine of the same kind, [`cm::Cm`]: messages in, messages and events out.
 #![forbid(unsafe_code)]
 
+pub mod cm;
 pub mod cx;
 pub mod fault;
 pub mod qp;

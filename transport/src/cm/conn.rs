@@ -1,0 +1,218 @@
+//! One connection: its state, what it remembers of the peer, its timer, and how its program leaves it.
+//!
+//! What moves it is in `active.rs`, `passive.rs` and `teardown.rs`. It knows no other connection and no table.
+
+use super::outbox::{EventKind, Outbox};
+use super::terms::{QpTerms, Refusal, Route};
+use super::times::wait;
+use super::{CmError, Ignored, Settings, fields};
+use crate::time::Instant;
+use core::time::Duration;
+use roxe_wire::Qpn;
+use roxe_wire::cm::{CommId, Guid, Mad, Message, PrivateData, Small, TimeCode, TransactionId, Transport};
+
+/// Where a connection stands (IBA §12.9); the picture is on the first page of the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum State {
+    /// Active: asked, and nobody answered.
+    ReqSent,
+    /// Active: the peer needs longer.
+    MraReqRcvd,
+    /// Active: the peer accepts; our program has to confirm or reject.
+    RepRcvd,
+    /// Active: the same, and the peer knows that we need longer.
+    MraRepSent,
+    /// Passive: our program has to accept or reject.
+    ReqRcvd,
+    /// Passive: the same, and the peer knows that we need longer.
+    MraReqSent,
+    /// Passive: accepted, not confirmed.
+    RepSent,
+    /// Passive: the peer needs longer to confirm.
+    MraRepRcvd,
+    /// Both ends may send.
+    Established,
+    /// We want to end it.
+    DreqSent,
+    /// The peer wants to end it; our program has to agree.
+    DreqRcvd,
+    /// Over; late packets of the queue pair may still be on the way.
+    TimeWait,
+    /// Gone: the table forgets it at once.
+    Idle,
+}
+
+/// What is known of the peer once it said so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Remote {
+    /// Its name of this connection.
+    pub(super) id: CommId,
+    /// Its card.
+    pub(super) guid: Guid,
+    /// Its queue pair.
+    pub(super) qpn: Qpn,
+}
+
+/// When to act if nothing comes, and how often to do so.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timer {
+    /// When.
+    pub(super) due: Option<Instant>,
+    /// How long each wait is.
+    wait: Duration,
+    /// How many repetitions are left.
+    left: u8,
+    /// How many there are for each message.
+    retries: u8,
+}
+
+impl Timer {
+    /// A timer that is not running.
+    pub(super) const fn new(wait: Duration, retries: Small<4>) -> Self {
+        Self { due: None, wait, left: 0, retries: retries.get() }
+    }
+
+    /// Waits for the answer to a message that was sent now.
+    pub(super) fn start(&mut self, now: Instant) {
+        (self.due, self.left) = (Some(now.after(self.wait)), self.retries);
+    }
+
+    pub(super) fn stop(&mut self) {
+        self.due = None;
+    }
+
+    /// Waits for the answer once more; false if that was the last time.
+    pub(super) fn again(&mut self, now: Instant) -> bool {
+        let more = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        self.due = more.then(|| now.after(self.wait));
+        more
+    }
+}
+
+/// One connection.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) id: CommId,
+    pub(super) state: State,
+    pub(super) remote: Option<Remote>,
+    /// Our queue pair.
+    pub(super) qpn: Qpn,
+    pub(super) transport: Transport,
+    /// Complete when the peer and our program have both spoken.
+    pub(super) terms: QpTerms,
+    /// How long packets live on the way; of the active side only.
+    pub(super) lifetime: TimeCode,
+    /// Transaction of the request under way: ours, or the peer's that we answer.
+    pub(super) tid: TransactionId,
+    pub(super) timer: Timer,
+    /// What was sent last, for when it has to be sent again.
+    pub(super) last: Option<Mad>,
+    /// Our program forgot it: nothing is told any more, and nothing waited for but the peer.
+    pub(super) orphan: bool,
+}
+
+impl Connection {
+    pub(super) const fn route(&self) -> Route {
+        self.terms.route
+    }
+
+    /// The peer's name of this connection; 0 while unknown, as messages have it.
+    pub(super) fn remote_id(&self) -> CommId {
+        self.remote.map_or(CommId::NONE, |remote| remote.id)
+    }
+
+    /// Whether a message that came by `route` and calls the sender's end `theirs` is of this connection. Before the
+    /// peer has accepted, nobody knows what it calls its end.
+    // clause: CM-MATCH
+    pub(super) fn check_sender(&self, route: Route, theirs: CommId) -> Result<(), Ignored> {
+        if self.route() != route {
+            return Err(Ignored::Address);
+        }
+        if self.remote.is_some_and(|remote| remote.id != theirs) { Err(Ignored::UnknownId) } else { Ok(()) }
+    }
+
+    /// Sends `message` now and whenever [`repeat`](Self::repeat) asks for it.
+    pub(super) fn send(&mut self, message: impl Into<Message>, out: &mut Outbox) {
+        self.send_with(0, message, out);
+    }
+
+    /// The same with options of a vendor.
+    pub(super) fn send_with(&mut self, modifier: u32, message: impl Into<Message>, out: &mut Outbox) {
+        self.last = Some(Mad { tid: self.tid, modifier, message: message.into() });
+        self.repeat(out);
+    }
+
+    /// Sends the last message again.
+    pub(super) fn repeat(&self, out: &mut Outbox) {
+        if let Some(mad) = &self.last {
+            out.send_mad(self.route(), mad.clone());
+        }
+    }
+
+    /// Tells the program, if it still wants to know.
+    pub(super) fn tell(&self, kind: EventKind, out: &mut Outbox) {
+        if !self.orphan {
+            out.tell(self.id, kind);
+        }
+    }
+
+    /// Over, and nothing of it may be met again.
+    pub(super) fn finish(&mut self) {
+        self.state = State::Idle;
+        self.timer.stop();
+    }
+
+    /// Over, but late packets may come: neither the ids nor the queue pairs are free yet.
+    // clause: CM-TIMEWAIT
+    pub(super) fn enter_time_wait(&mut self, now: Instant) {
+        self.state = State::TimeWait;
+        self.timer.due = Some(now.after(wait(self.terms.timeout)));
+    }
+
+    /// The timer is due.
+    pub(super) fn on_timeout(&mut self, now: Instant, settings: &Settings, out: &mut Outbox) {
+        match self.state {
+            State::ReqSent | State::MraReqRcvd | State::RepSent | State::MraRepRcvd => {
+                if self.timer.again(now) {
+                    self.repeat(out);
+                } else {
+                    self.give_up(settings, out);
+                }
+            }
+            State::DreqSent => self.on_disconnect_timeout(now, out),
+            State::TimeWait => {
+                self.tell(EventKind::TimeWaitExit, out);
+                self.finish();
+            }
+            _ => self.timer.stop(),
+        }
+    }
+
+    /// The peer does not answer. It may be that only its messages are lost, so it is told.
+    // clause: CM-RETRIES
+    fn give_up(&mut self, settings: &Settings, out: &mut Outbox) {
+        out.send(self.route(), self.tid, fields::timeout(self, settings.guid));
+        self.tell(EventKind::Unreachable, out);
+        self.finish();
+    }
+
+    /// Our program is not interested any more: what the kernel does when an id is destroyed, but that a DREQ is
+    /// repeated.
+    // clause: CM-DESTROY
+    pub(super) fn destroy(&mut self, now: Instant, tid: TransactionId, settings: &Settings, out: &mut Outbox) {
+        self.orphan = true;
+        match self.state {
+            State::ReqSent | State::MraReqRcvd => self.give_up(settings, out),
+            State::Established => self.send_dreq(now, tid, out),
+            State::DreqRcvd => self.send_drep(now, self.tid, out),
+            State::DreqSent | State::TimeWait | State::Idle => {}
+            _ => self.send_rejection(&Refusal::new(PrivateData::EMPTY), out),
+        }
+    }
+
+    /// Refuses what the program asks for in the wrong state.
+    pub(super) fn check_state(&self, allowed: &[State]) -> Result<(), CmError> {
+        if allowed.contains(&self.state) { Ok(()) } else { Err(CmError::State) }
+    }
+}

@@ -1,0 +1,271 @@
+//! What becomes of a message: which connection it is for, whether its sender may speak of it, and what is answered to
+//! messages that fit nothing.
+//!
+//! Answers go to where the message came from, one for one, so nobody can make us flood a third. (With the rejection of
+//! a stale request goes the DREQ of the connection that it makes stale: that is the same peer's.)
+
+use super::conn::{Connection, State};
+use super::listen::{ListenId, Takes};
+use super::manager::{Cm, Cx};
+use super::outbox::Outbox;
+use super::terms::{Resolution, Route};
+use super::{Ignored, Settings, fields, passive};
+use roxe_wire::cm::{
+    Answered, Apr, AprStatus, CommId, Dreq, Guid, Info, Lap, Mad, Message, Mra, PrivateData, Rej, RejReason, Rep, Req,
+    SidrReq, SidrStatus, TransactionId, Transport,
+};
+use roxe_wire::{Gid, PathMtu, Pkey};
+
+/// Inputs.
+impl Cm {
+    /// Takes a message that came from queue pair 1 at `route.remote` to ours at `route.local`.
+    ///
+    /// # Errors
+    /// Why nothing came of it. It may have been answered nevertheless. Nobody is told but the counters.
+    pub fn handle_message(&mut self, cx: &mut Cx<'_>, route: Route, mad: &Mad) -> Result<(), Ignored> {
+        let tid = mad.tid;
+        match &mad.message {
+            Message::Req(req) => self.on_req(cx, route, mad, req),
+            Message::Rep(rep) => self.on_rep(cx, route, mad, rep),
+            Message::Rtu(rtu) => {
+                let found = self.find(route, rtu.remote_comm_id, rtu.local_comm_id);
+                let id =
+                    self.or_reject(found, (route, tid), Answered::Neither, rtu.local_comm_id, rtu.remote_comm_id)?;
+                self.hand(id, |conn, _, out| conn.establish(out).map_err(|_| Ignored::State))
+            }
+            Message::Mra(mra) => self.on_mra(cx, route, mra),
+            Message::Rej(rej) => self.on_rej(cx, route, rej),
+            Message::Dreq(dreq) => self.on_dreq(cx, (route, tid), dreq),
+            Message::Drep(drep) => {
+                let id = self.find(route, drep.remote_comm_id, drep.local_comm_id)?;
+                self.hand(id, |conn, _, out| conn.on_drep(cx.now, out))
+            }
+            Message::SidrReq(request) => self.on_sidr_req(cx, (route, tid), request),
+            Message::SidrRep(reply) => self.sidr.on_reply(route, reply, mad.modifier, &mut self.out),
+            Message::Lap(lap) => self.on_lap((route, tid), lap),
+            Message::Apr(_) => Err(Ignored::State),
+        }
+    }
+
+    /// The connection that we call `ours`, if the sender may speak of it.
+    fn find(&self, route: Route, ours: CommId, theirs: CommId) -> Result<CommId, Ignored> {
+        let conn = self.table.get(ours).ok_or(Ignored::UnknownId)?;
+        conn.check_sender(route, theirs).map(|()| ours)
+    }
+
+    /// Lets a connection that was found act on a message.
+    fn hand(
+        &mut self,
+        id: CommId,
+        act: impl FnOnce(&mut Connection, &Settings, &mut Outbox) -> Result<(), Ignored>,
+    ) -> Result<(), Ignored> {
+        let Self { table, listeners, settings, out, .. } = self;
+        table.with(id, listeners, |conn| act(conn, settings, out)).unwrap_or(Err(Ignored::UnknownId))
+    }
+
+    /// Tells the sender that there is no such connection, so that it does not wait for the end of its retries.
+    // clause: CM-UNKNOWN
+    fn or_reject(
+        &mut self,
+        found: Result<CommId, Ignored>,
+        (route, tid): (Route, TransactionId),
+        answered: Answered,
+        theirs: CommId,
+        ours: CommId,
+    ) -> Result<CommId, Ignored> {
+        if found == Err(Ignored::UnknownId) && theirs != CommId::NONE {
+            self.out.send(route, tid, fields::plain(ours, theirs, answered, RejReason::InvalidCommId, Info::EMPTY));
+        }
+        found
+    }
+
+    fn on_rep(&mut self, cx: &mut Cx<'_>, route: Route, mad: &Mad, rep: &Rep) -> Result<(), Ignored> {
+        if rep.local_comm_id == CommId::NONE {
+            return Err(Ignored::Malformed);
+        }
+        let found = self.find(route, rep.remote_comm_id, rep.local_comm_id);
+        let id = self.or_reject(found, (route, mad.tid), Answered::Rep, rep.local_comm_id, rep.remote_comm_id)?;
+        let Some(conn) = self.table.get(id).filter(|conn| conn.awaits_rep()) else {
+            return self.hand(id, |conn, settings, out| conn.on_duplicate_rep(settings, out));
+        };
+        let qpn = fields::offered_qpn(rep, conn.transport);
+        // clause: CM-STALE
+        if let Some(other) = self.table.by_remote_qpn(route.remote, rep.local_ca_guid, qpn) {
+            self.hand(id, |conn, _, out| {
+                conn.refuse_stale_rep(rep.local_comm_id, out);
+                Ok(())
+            })?;
+            self.end_stale(cx, other);
+            return Err(Ignored::Stale);
+        }
+        self.hand(id, |conn, _, out| {
+            conn.take_rep(rep, mad.modifier, out);
+            Ok(())
+        })
+    }
+
+    /// The peer has begun something new with the queue pair of this connection: it is over.
+    fn end_stale(&mut self, cx: &mut Cx<'_>, id: CommId) {
+        let tid = cx.tid();
+        // A connection that is not established ends by its own timer.
+        let _ = self.hand(id, |conn, _, out| {
+            conn.check_state(&[State::Established]).map_err(|_| Ignored::State)?;
+            conn.send_dreq(cx.now, tid, out);
+            Ok(())
+        });
+    }
+
+    fn on_mra(&mut self, cx: &Cx<'_>, route: Route, mra: &Mra) -> Result<(), Ignored> {
+        let id = self.find(route, mra.remote_comm_id, mra.local_comm_id)?;
+        self.hand(id, |conn, _, _| match mra.answered {
+            Answered::Req => conn.on_mra_of_req(cx.now, mra),
+            Answered::Rep => conn.on_mra_of_rep(cx.now, mra),
+            _ => Err(Ignored::State),
+        })
+    }
+
+    // clause: CM-REJ-RECEIVED
+    fn on_rej(&mut self, cx: &Cx<'_>, route: Route, rej: &Rej) -> Result<(), Ignored> {
+        let id = match self.find_by_guid(route, rej) {
+            Some(id) => id,
+            None => self.find(route, rej.remote_comm_id, rej.local_comm_id)?,
+        };
+        // Only a REQ is refused by somebody who gave the connection no name.
+        if rej.local_comm_id == CommId::NONE && !self.table.get(id).is_some_and(Connection::awaits_rep) {
+            return Err(Ignored::UnknownId);
+        }
+        self.hand(id, |conn, _, out| conn.on_rej(cx.now, rej, out))
+    }
+
+    /// Who gives up may not know what we call the connection; it says its GUID.
+    fn find_by_guid(&self, route: Route, rej: &Rej) -> Option<CommId> {
+        let guid: &[u8; 8] = rej.info.as_bytes().first_chunk().filter(|_| rej.reason == RejReason::Timeout)?;
+        let id = self.table.by_remote_id(route.remote, Guid(u64::from_be_bytes(*guid)), rej.local_comm_id)?;
+        self.find(route, id, rej.local_comm_id).ok()
+    }
+
+    /// A DREQ always ends: the DREP that its sender waits for may have been lost, and the connection forgotten since.
+    // clause: CM-DREQ-UNKNOWN
+    fn on_dreq(&mut self, cx: &Cx<'_>, (route, tid): (Route, TransactionId), dreq: &Dreq) -> Result<(), Ignored> {
+        let (ours, theirs) = (dreq.remote_comm_id, dreq.local_comm_id);
+        let found = self.find(route, ours, theirs);
+        if found == Err(Ignored::UnknownId) {
+            self.out.send(route, tid, fields::drep(ours, theirs));
+        }
+        let id = found?;
+        self.hand(id, |conn, _, out| conn.on_dreq(cx.now, tid, dreq, out))
+    }
+
+    /// Alternate paths are not loaded by message; rdma_cm never does so.
+    // clause: CM-LAP
+    fn on_lap(&mut self, (route, tid): (Route, TransactionId), lap: &Lap) -> Result<(), Ignored> {
+        let (ours, theirs) = (lap.remote_comm_id, lap.local_comm_id);
+        let (status, reason) = match self.find(route, ours, theirs) {
+            Ok(_) => (AprStatus::Unsupported, Ignored::Refused),
+            Err(Ignored::UnknownId) => (AprStatus::InvalidCommId, Ignored::UnknownId),
+            Err(other) => return Err(other),
+        };
+        let (info, private_data) = (Info::EMPTY, PrivateData::EMPTY);
+        let apr = Apr { local_comm_id: ours, remote_comm_id: theirs, info, status, private_data };
+        self.out.send(route, tid, apr);
+        Err(reason)
+    }
+}
+
+/// Requests.
+impl Cm {
+    fn on_req(&mut self, cx: &mut Cx<'_>, route: Route, mad: &Mad, req: &Req) -> Result<(), Ignored> {
+        if req.local_comm_id == CommId::NONE || req.local_ca_guid == Guid(0) {
+            return Err(Ignored::Malformed);
+        }
+        if let Some(id) = self.table.by_remote_id(route.remote, req.local_ca_guid, req.local_comm_id) {
+            return self.hand(id, |conn, settings, out| {
+                conn.on_duplicate_req(mad.tid, req, settings, out);
+                Err(Ignored::Duplicate)
+            });
+        }
+        match self.judge(cx, route, req) {
+            Ok((id, listener, path_mtu)) => {
+                self.out.tell(id, passive::request_event(req, mad.modifier));
+                let conn = Connection::requested(id, mad.tid, route, req, path_mtu);
+                self.table.insert(conn, Some(listener), &mut self.listeners);
+                Ok(())
+            }
+            Err((reason, info)) => {
+                self.out.send(route, mad.tid, fields::no(req, reason, info));
+                Err(Ignored::Refused)
+            }
+        }
+    }
+
+    /// Whether a new REQ may become a connection, and of which listener; else what to answer.
+    fn judge(&mut self, cx: &mut Cx<'_>, route: Route, req: &Req) -> Result<(CommId, ListenId, PathMtu), No> {
+        let path_mtu = check_request(route, req)?;
+        // clause: CM-STALE
+        if let Some(other) = self.table.by_remote_qpn(route.remote, req.local_ca_guid, req.local_qpn) {
+            self.end_stale(cx, other);
+            return Err((RejReason::StaleConnection, Info::EMPTY));
+        }
+        // clause: CM-LISTEN
+        let listener = self.listeners.find(req.service_id, route.local, Takes::Connections);
+        let listener = listener.ok_or((RejReason::InvalidServiceId, Info::EMPTY))?;
+        // clause: CM-BACKLOG, CM-BOUNDS
+        let id = self.fresh_id(cx).filter(|_| self.listeners.enter(listener));
+        let id = id.ok_or((RejReason::NoResources, Info::EMPTY))?;
+        Ok((id, listener, path_mtu))
+    }
+
+    // clause: CM-SIDR
+    fn on_sidr_req(
+        &mut self,
+        cx: &mut Cx<'_>,
+        (route, tid): (Route, TransactionId),
+        request: &SidrReq,
+    ) -> Result<(), Ignored> {
+        if request.request_id == CommId::NONE {
+            return Err(Ignored::Malformed);
+        }
+        if self.sidr.is_asked(route, request.request_id) {
+            return Err(Ignored::Duplicate);
+        }
+        let found = self.listeners.find(request.service_id, route.local, Takes::Lookups);
+        let status = match found.and_then(|listener| Some((listener, self.fresh_id(cx)?))) {
+            Some((listener, id)) if self.listeners.enter(listener) => {
+                self.sidr.on_request(id, (route, tid), listener, request, &mut self.out);
+                return Ok(());
+            }
+            _ if found.is_none() => SidrStatus::Unsupported,
+            _ => SidrStatus::Reject,
+        };
+        self.out.send(route, tid, fields::sidr_rep(request, &Resolution::refused(status)));
+        Err(Ignored::Refused)
+    }
+}
+
+/// Why a REQ is rejected, and what goes with the reason.
+type No = (RejReason, Info);
+
+/// The path names an address that is not where the REQ came from or went to: this one is.
+fn wrong_gid(right: Gid) -> No {
+    (RejReason::InvalidGid, Info::new(&right.0).unwrap_or_default())
+}
+
+/// What no connection could be made of, whoever listens.
+// clause: CM-REQ-CHECKS
+fn check_request(route: Route, req: &Req) -> Result<PathMtu, No> {
+    let path = &req.primary;
+    // A path to somebody else would make us send there.
+    if path.local_gid != route.remote {
+        return Err(wrong_gid(route.remote));
+    }
+    if path.remote_gid != route.local {
+        return Err(wrong_gid(route.local));
+    }
+    if !matches!(req.transport, Transport::Rc | Transport::Uc | Transport::Xrc) {
+        return Err((RejReason::InvalidTransportType, Info::EMPTY));
+    }
+    if !Pkey::DEFAULT.matches(req.pkey) {
+        return Err((RejReason::Unsupported, Info::EMPTY));
+    }
+    req.path_mtu.mtu().ok_or((RejReason::InvalidMtu, Info::EMPTY))
+}

@@ -1,0 +1,177 @@
+//! The messages we send, filled in as the kernel's rdma_cm does on RoCE.
+
+use super::Settings;
+use super::conn::{Connection, State};
+use super::terms::{Accept, Connect, Refusal, Resolution, Resolve};
+use super::times::ack_timeout;
+use roxe_wire::cm::{
+    Answered, CommId, Drep, Dreq, Guid, Info, Mra, Path, PrivateData, Rej, RejReason, Rep, Req, Rtu, SidrRep, SidrReq,
+    SidrStatus, TimeCode, Transport,
+};
+use roxe_wire::{Pkey, Qkey, Qpn};
+
+// clause: CM-FIELDS-REQ
+pub(super) fn req(id: CommId, connect: &Connect, settings: &Settings) -> Req {
+    Req {
+        local_comm_id: id,
+        service_id: connect.service_id,
+        vendor_id: connect.ece.vendor_id,
+        local_ca_guid: settings.guid,
+        local_qpn: connect.qpn,
+        responder_resources: connect.responder_resources,
+        initiator_depth: connect.initiator_depth,
+        remote_cm_response_timeout: connect.response_timeout,
+        local_cm_response_timeout: connect.response_timeout,
+        transport: connect.transport,
+        flow_control: connect.flow_control,
+        starting_psn: connect.psn,
+        retry_count: connect.retry_count,
+        rnr_retry_count: connect.rnr_retry_count,
+        max_cm_retries: connect.max_cm_retries,
+        pkey: Pkey::DEFAULT,
+        path_mtu: connect.path_mtu.into(),
+        srq: connect.srq,
+        primary: path(connect, settings),
+        private_data: connect.private_data,
+        ..Req::default()
+    }
+}
+
+fn path(connect: &Connect, settings: &Settings) -> Path {
+    let subnet_local = connect.hop_limit <= 1;
+    // No port of RoCE has a LID; 0xffff is the "permissive" one that a packet through routers carries.
+    let lid = if subnet_local { 0 } else { 0xffff };
+    Path {
+        local_lid: lid,
+        remote_lid: lid,
+        local_gid: connect.route.local,
+        remote_gid: connect.route.remote,
+        flow_label: connect.flow_label,
+        traffic_class: connect.traffic_class,
+        hop_limit: connect.hop_limit,
+        subnet_local,
+        local_ack_timeout: ack_timeout(settings.ack_delay, connect.packet_lifetime),
+        ..Path::default()
+    }
+}
+
+// clause: CM-FIELDS-REP
+pub(super) fn rep(conn: &Connection, accept: &Accept, settings: &Settings) -> Rep {
+    // The target of XRC has no queue pair of its own for replies: its number stands elsewhere.
+    // clause: CM-XRC
+    let is_target = conn.transport == Transport::Xrc;
+    let (local_qpn, local_eecn) = if is_target { (Qpn::default(), accept.qpn) } else { (accept.qpn, Qpn::default()) };
+    Rep {
+        local_comm_id: conn.id,
+        remote_comm_id: conn.remote_id(),
+        local_qpn,
+        local_eecn,
+        vendor_id: accept.ece.vendor_id,
+        starting_psn: accept.psn,
+        responder_resources: conn.terms.max_dest_rd_atomic,
+        initiator_depth: conn.terms.max_rd_atomic,
+        target_ack_delay: settings.ack_delay,
+        flow_control: accept.flow_control,
+        rnr_retry_count: accept.rnr_retry_count,
+        srq: accept.srq || is_target,
+        local_ca_guid: settings.guid,
+        private_data: accept.private_data,
+        ..Rep::default()
+    }
+}
+
+/// The queue pair that a REP offers.
+pub(super) fn offered_qpn(rep: &Rep, transport: Transport) -> Qpn {
+    if transport == Transport::Xrc { rep.local_eecn } else { rep.local_qpn }
+}
+
+pub(super) fn rtu(conn: &Connection, private_data: &PrivateData<224>) -> Rtu {
+    Rtu { local_comm_id: conn.id, remote_comm_id: conn.remote_id(), private_data: *private_data }
+}
+
+pub(super) fn mra(conn: &Connection, service_timeout: TimeCode) -> Mra {
+    Mra {
+        local_comm_id: conn.id,
+        remote_comm_id: conn.remote_id(),
+        answered: answered(conn),
+        service_timeout,
+        private_data: PrivateData::EMPTY,
+    }
+}
+
+pub(super) fn dreq(conn: &Connection) -> Dreq {
+    Dreq {
+        local_comm_id: conn.id,
+        remote_comm_id: conn.remote_id(),
+        remote_qpn: conn.terms.dest_qpn,
+        private_data: PrivateData::EMPTY,
+    }
+}
+
+/// The answer to a DREQ, whether or not we know the connection it names.
+pub(super) const fn drep(ours: CommId, theirs: CommId) -> Drep {
+    Drep { local_comm_id: ours, remote_comm_id: theirs, private_data: PrivateData::EMPTY }
+}
+
+/// Which message of the peer our program has not answered.
+const fn answered(conn: &Connection) -> Answered {
+    match conn.state {
+        State::ReqRcvd | State::MraReqSent => Answered::Req,
+        State::RepRcvd | State::MraRepSent => Answered::Rep,
+        _ => Answered::Neither,
+    }
+}
+
+/// A rejection by the program. That of a REQ that nobody has acted on names no end of ours.
+// clause: CM-REJECT
+pub(super) fn rejection(conn: &Connection, refusal: &Refusal) -> Rej {
+    let local_comm_id = if conn.state == State::ReqRcvd { CommId::NONE } else { conn.id };
+    Rej {
+        local_comm_id,
+        remote_comm_id: conn.remote_id(),
+        answered: answered(conn),
+        info: refusal.info,
+        reason: refusal.reason,
+        private_data: refusal.private_data,
+    }
+}
+
+/// A rejection because the peer does not answer: it may know us only by our GUID.
+// clause: CM-RETRIES
+pub(super) fn timeout(conn: &Connection, guid: Guid) -> Rej {
+    let info = Info::new(&guid.0.to_be_bytes()).unwrap_or_default();
+    plain(conn.id, conn.remote_id(), Answered::Neither, RejReason::Timeout, info)
+}
+
+/// A rejection without a program: of a REQ or of what does not fit.
+pub(super) const fn plain(ours: CommId, theirs: CommId, answered: Answered, reason: RejReason, info: Info) -> Rej {
+    let private_data = PrivateData::EMPTY;
+    Rej { local_comm_id: ours, remote_comm_id: theirs, answered, info, reason, private_data }
+}
+
+/// A rejection of a REQ that nobody acts on.
+pub(super) const fn no(req: &Req, reason: RejReason, info: Info) -> Rej {
+    plain(CommId::NONE, req.local_comm_id, Answered::Req, reason, info)
+}
+
+pub(super) const fn sidr_req(id: CommId, resolve: &Resolve) -> SidrReq {
+    let Resolve { service_id, private_data, .. } = *resolve;
+    SidrReq { request_id: id, pkey: Pkey::DEFAULT, service_id, private_data }
+}
+
+pub(super) fn sidr_rep(request: &SidrReq, resolution: &Resolution) -> SidrRep {
+    let (status, (qpn, qkey)) = match resolution.service {
+        Ok(service) => (SidrStatus::Success, service),
+        Err(status) => (status, (Qpn::default(), Qkey::default())),
+    };
+    SidrRep {
+        request_id: request.request_id,
+        status,
+        info: Info::EMPTY,
+        vendor_id: resolution.ece.vendor_id,
+        qpn,
+        service_id: request.service_id,
+        qkey,
+        private_data: resolution.private_data,
+    }
+}

@@ -1,0 +1,249 @@
+//! [`Cm`]: the whole machine, as programs use it. What becomes of messages is in `dispatch.rs`.
+
+use super::conn::{Connection, State};
+use super::listen::{Listen, ListenId, Listeners};
+use super::outbox::{Event, Outbox, Outgoing};
+use super::sidr::Sidr;
+use super::table::Table;
+use super::terms::{Accept, Connect, QpTerms, Refusal, Resolution, Resolve};
+use super::{CmError, Settings};
+use crate::time::Instant;
+use core::fmt;
+use roxe_wire::cm::{CommId, PrivateData, TimeCode, TransactionId};
+
+/// What a call takes from outside.
+pub struct Cx<'a> {
+    /// The time.
+    pub now: Instant,
+    /// Unpredictable numbers, for ids and transactions.
+    pub random: &'a mut dyn FnMut() -> u64,
+}
+
+impl Cx<'_> {
+    /// A new transaction.
+    pub(super) fn tid(&mut self) -> TransactionId {
+        TransactionId((self.random)())
+    }
+}
+
+impl fmt::Debug for Cx<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cx").field("now", &self.now).finish_non_exhaustive()
+    }
+}
+
+/// All connections and lookups of one device.
+#[derive(Debug)]
+pub struct Cm {
+    pub(super) settings: Settings,
+    pub(super) listeners: Listeners,
+    pub(super) table: Table,
+    pub(super) sidr: Sidr,
+    pub(super) out: Outbox,
+}
+
+/// Verbs of the program.
+impl Cm {
+    /// A machine without connections.
+    pub fn new(settings: Settings) -> Self {
+        Self {
+            settings,
+            listeners: Listeners::default(),
+            table: Table::default(),
+            sidr: Sidr::default(),
+            out: Outbox::default(),
+        }
+    }
+
+    /// Takes requests for a service from now on.
+    ///
+    /// # Errors
+    /// [`CmError::InUse`]: another listener takes the same.
+    pub fn listen(&mut self, listen: Listen) -> Result<ListenId, CmError> {
+        self.listeners.add(listen)
+    }
+
+    /// Takes no more requests. Those that wait can still be answered.
+    ///
+    /// # Errors
+    /// [`CmError::UnknownId`].
+    pub fn stop_listening(&mut self, id: ListenId) -> Result<(), CmError> {
+        if self.listeners.remove(id) { Ok(()) } else { Err(CmError::UnknownId) }
+    }
+
+    /// Asks a peer for a connection. Comes to [`ConnectReply`](super::EventKind::ConnectReply),
+    /// [`Rejected`](super::EventKind::Rejected), [`Stale`](super::EventKind::Stale) or
+    /// [`Unreachable`](super::EventKind::Unreachable).
+    ///
+    /// # Errors
+    /// [`CmError::Full`].
+    pub fn connect(&mut self, cx: &mut Cx<'_>, connect: &Connect) -> Result<CommId, CmError> {
+        let (id, tid) = (self.fresh_id(cx).ok_or(CmError::Full)?, cx.tid());
+        let conn = Connection::connect(cx.now, id, tid, connect, &self.settings, &mut self.out);
+        self.table.insert(conn, None, &mut self.listeners);
+        Ok(id)
+    }
+
+    /// Passive side: accepts. The queue pair must be ready to receive.
+    ///
+    /// # Errors
+    /// [`CmError::UnknownId`], [`CmError::State`]: the request is no more, or was answered.
+    pub fn accept(&mut self, cx: &mut Cx<'_>, id: CommId, accept: &Accept) -> Result<(), CmError> {
+        self.with(id, |conn, settings, out| conn.accept(cx.now, accept, settings, out))
+    }
+
+    /// Active side: confirms what the peer accepted. The queue pair must be ready to receive and send.
+    ///
+    /// # Errors
+    /// As with [`accept`](Self::accept).
+    pub fn confirm(&mut self, id: CommId, private_data: &PrivateData<224>) -> Result<(), CmError> {
+        self.with(id, |conn, _, out| conn.confirm(private_data, out))
+    }
+
+    /// Refuses a request or an answer of the peer. The id is free.
+    ///
+    /// # Errors
+    /// As with [`accept`](Self::accept).
+    pub fn reject(&mut self, id: CommId, refusal: &Refusal) -> Result<(), CmError> {
+        self.with(id, |conn, _, out| conn.reject(refusal, out))
+    }
+
+    /// Asks the peer to wait for our answer, at least as long as the 5-bit code says. Without this verb a peer that
+    /// repeats itself is told to wait as [`Settings::service_timeout`] says.
+    ///
+    /// # Errors
+    /// As with [`accept`](Self::accept).
+    pub fn delay(&mut self, id: CommId, service_timeout: TimeCode) -> Result<(), CmError> {
+        self.with(id, |conn, _, out| conn.delay(service_timeout, out))
+    }
+
+    /// Passive side: something came over the connection, so the peer has our answer.
+    ///
+    /// # Errors
+    /// As with [`accept`](Self::accept).
+    pub fn establish(&mut self, id: CommId) -> Result<(), CmError> {
+        self.with(id, |conn, _, out| conn.establish(out))
+    }
+
+    /// Ends a connection, or agrees with its end.
+    ///
+    /// # Errors
+    /// As with [`accept`](Self::accept).
+    pub fn disconnect(&mut self, cx: &mut Cx<'_>, id: CommId) -> Result<(), CmError> {
+        let tid = cx.tid();
+        self.with(id, |conn, _, out| conn.disconnect(cx.now, tid, out))
+    }
+
+    /// Looks a datagram service up. Comes to [`LookupReply`](super::EventKind::LookupReply) or
+    /// [`Unreachable`](super::EventKind::Unreachable).
+    ///
+    /// # Errors
+    /// [`CmError::Full`].
+    pub fn resolve(&mut self, cx: &mut Cx<'_>, resolve: &Resolve) -> Result<CommId, CmError> {
+        let (id, tid) = (self.fresh_id(cx).ok_or(CmError::Full)?, cx.tid());
+        self.sidr.resolve(cx.now, id, tid, resolve, &mut self.out);
+        Ok(id)
+    }
+
+    /// Answers a lookup. The id is free.
+    ///
+    /// # Errors
+    /// [`CmError::UnknownId`].
+    pub fn answer(&mut self, id: CommId, resolution: &Resolution) -> Result<(), CmError> {
+        self.sidr.answer(id, resolution, &mut self.listeners, &mut self.out)
+    }
+
+    /// Forgets a connection or a lookup: no more events. The peer is told what it must know; the machine goes on until
+    /// it does.
+    ///
+    /// # Errors
+    /// [`CmError::UnknownId`].
+    pub fn destroy(&mut self, cx: &mut Cx<'_>, id: CommId) -> Result<(), CmError> {
+        if self.sidr.destroy(id, &mut self.listeners, &mut self.out) {
+            return Ok(());
+        }
+        let tid = cx.tid();
+        self.with(id, |conn, settings, out| {
+            conn.destroy(cx.now, tid, settings, out);
+            Ok(())
+        })
+    }
+
+    /// Lets the program's verb work on a connection that the program still has.
+    fn with(
+        &mut self,
+        id: CommId,
+        verb: impl FnOnce(&mut Connection, &Settings, &mut Outbox) -> Result<(), CmError>,
+    ) -> Result<(), CmError> {
+        if self.table.get(id).is_none_or(|conn| conn.orphan) {
+            return Err(CmError::UnknownId);
+        }
+        let Self { table, listeners, settings, out, .. } = self;
+        table.with(id, listeners, |conn| verb(conn, settings, out)).unwrap_or(Err(CmError::UnknownId))
+    }
+
+    /// An id that nothing has, unless there are as many as there may be.
+    // clause: CM-ID, CM-BOUNDS
+    pub(super) fn fresh_id(&self, cx: &mut Cx<'_>) -> Option<CommId> {
+        if self.len() >= self.settings.max_connections {
+            return None;
+        }
+        let mut id = CommId((cx.random)() as u32);
+        while id == CommId::NONE || self.table.contains(id) || self.sidr.contains(id) {
+            id.0 = id.0.wrapping_add(1);
+        }
+        Some(id)
+    }
+}
+
+/// What is asked again and again, and what is fetched: see the module for the order.
+impl Cm {
+    /// Acts on every timer that is due; does nothing if none is.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        let Self { table, listeners, settings, out, sidr } = self;
+        while let Some(id) = table.due(now) {
+            table.with(id, listeners, |conn| conn.on_timeout(now, settings, out));
+        }
+        sidr.handle_timeout(now, out);
+    }
+
+    /// The next message to send.
+    pub fn poll_transmit(&mut self) -> Option<Outgoing> {
+        self.out.poll_transmit()
+    }
+
+    /// The next thing that a program must know.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.out.poll_event()
+    }
+
+    /// When to call [`handle_timeout`](Self::handle_timeout) at the latest.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        [self.table.next_due(), self.sidr.next_due()].into_iter().flatten().min()
+    }
+}
+
+/// Getters.
+impl Cm {
+    /// Where a connection stands; `None` if it is over or was never there.
+    pub fn state(&self, id: CommId) -> Option<State> {
+        self.table.get(id).map(|conn| conn.state)
+    }
+
+    /// What to give the queue pair, once the peer has spoken. Of a request that was not accepted yet the depths are
+    /// what the peer offers, and the PSN to expect is the program's to choose.
+    pub fn qp_terms(&self, id: CommId) -> Option<QpTerms> {
+        let conn = self.table.get(id).filter(|conn| !conn.awaits_rep())?;
+        Some(conn.terms)
+    }
+
+    /// How many connections and lookups there are, those included that wait for the end of their time.
+    pub fn len(&self) -> usize {
+        self.table.len() + self.sidr.len()
+    }
+
+    /// Whether there is nothing but listeners: no connection, no lookup, and no trace of one.
+    pub fn is_empty(&self) -> bool {
+        self.table.is_empty() && self.sidr.is_empty()
+    }
+}

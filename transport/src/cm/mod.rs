@@ -1,0 +1,168 @@
+//! Connection management: the state machines behind `rdma_connect`, as the InfiniBand CM speaks on queue pair 1 (IBA
+//! §12).
+//!
+//! [`Cm`] holds all connections and lookups of one device. Like a queue pair it does no I/O, has no clock, and is
+//! driven from outside. It has four kinds of method:
+//!
+//! 1. getters: [`Cm::state`], [`Cm::qp_terms`], [`Cm::len`];
+//! 2. verbs of the program: `listen`, `connect`, `accept`, `confirm`, `reject`, `delay`, `establish`, `disconnect`,
+//!    `resolve`, `answer`, `destroy`;
+//! 3. inputs: [`Cm::handle_message`] when a message arrived, [`Cm::handle_timeout`] when [`Cm::poll_timeout`] is due;
+//! 4. outputs: [`Cm::poll_transmit`], [`Cm::poll_event`], [`Cm::poll_timeout`]: after any verb or input fetch all of
+//!    them.
+//!
+//! The time and unpredictable numbers come in with a call as [`Cx`] and are not stored; PSNs are in what the program
+//! says.
+//!
+//! # A connection
+//!
+//! ```text
+//!      active side                                           passive side
+//!
+//!        connect                                                listen
+//!           │ REQ ───────────────────────────────────────────►    │ ConnectRequest
+//!           ▼                                                     ▼
+//!        ReqSent ◄─────── MRA(REQ) ───────────────────────── ReqRcvd ── delay ─► MraReqSent
+//!           │  └─► MraReqRcvd ─┐                                  │ accept ◄──────────┘
+//!           ▼ ◄────────────────┘ ◄─────────────────────────── REP ▼
+//!        RepRcvd ──────── MRA(REP) ─────────────────────────► RepSent ──────────► MraRepRcvd
+//!           │  └─ delay ─► MraRepSent                             │                   │
+//!           │ confirm ◄──────┘                                    │ RTU, or establish │
+//!           ▼ RTU ───────────────────────────────────────────►    ▼ ◄─────────────────┘
+//!      Established                                           Established
+//!           │ disconnect                                          │
+//!           ▼ DREQ ──────────────────────────────────────────►    ▼ Disconnected(Asked)
+//!       DreqSent                                              DreqRcvd
+//!           │ Disconnected                                        │ disconnect
+//!           ▼ ◄────────────────────────────────────────────  DREP ▼
+//!       TimeWait ── TimeWaitExit ─► gone                      TimeWait ── TimeWaitExit ─► gone
+//! ```
+//!
+//! `reject` in ReqRcvd or RepRcvd and their MRA states sends a REJ, and the connection is gone; so is that of who gets
+//! the REJ. REQ, REP and DREQ are repeated until their answer comes; after the last repetition a REQ or REP ends in
+//! `Unreachable` and a REJ for timeout, a DREQ in TimeWait. Both ends may send a DREQ at once: each answers the
+//! other's. A destroyed connection goes on without telling anybody until the peer knows.
+//!
+//! # A peer that lies
+//!
+//! A message speaks for a connection only if it comes from its peer's address and names both ends as they are (D8 of
+//! the design). What fits nothing is answered by at most one message to where it came from: REP and RTU by a REJ, DREQ
+//! by a DREP. What a peer can make us hold is bounded: by the backlog of each listener, by
+//! [`Settings::max_connections`], and no time that it asks for is taken longer than a minute.
+//!
+//! # Files
+//!
+//! `terms` is what programs say and `outbox` what they hear; `conn`, `active`, `passive`, `teardown` are one
+//! connection; `sidr` is the lookup of datagram services; `table` finds connections, `listen` listeners; `dispatch`
+//! gives messages to them; `manager` is [`Cm`] itself; `fields` fills messages in; `times` knows what time codes mean.
+
+mod active;
+mod conn;
+mod dispatch;
+mod fields;
+mod listen;
+mod manager;
+mod outbox;
+mod passive;
+mod sidr;
+mod table;
+mod teardown;
+mod terms;
+mod times;
+
+#[cfg(test)]
+mod tests;
+
+pub use conn::State;
+pub use listen::{Listen, ListenId, Takes};
+pub use manager::{Cm, Cx};
+pub use outbox::{Ending, Event, EventKind, Outgoing};
+pub use terms::{Accept, Connect, Ece, QpTerms, Refusal, Resolution, Resolve, Route};
+
+use roxe_wire::cm::{Guid, TimeCode};
+
+/// What is the same for all connections of a device.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// The node GUID.
+    pub guid: Guid,
+    /// How long the device may take to acknowledge a packet.
+    pub ack_delay: TimeCode,
+    /// How long a peer that repeats itself is told to wait for our program.
+    pub service_timeout: TimeCode,
+    /// The most connections and lookups, those included that are in TimeWait.
+    pub max_connections: usize,
+}
+
+impl Settings {
+    /// Those of rdma_cm over rxe, and room for 65,536 connections.
+    pub const fn new(guid: Guid) -> Self {
+        Self { guid, ack_delay: TimeCode::new(15), service_timeout: TimeCode::new(24), max_connections: 1 << 16 }
+    }
+}
+
+/// Why a verb of the program was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CmError {
+    /// There is no such connection, lookup or listener (any more).
+    #[error("no such connection")]
+    UnknownId,
+    /// The connection is in a state that does not allow it.
+    #[error("not possible in this state of the connection")]
+    State,
+    /// Another listener takes the same requests.
+    #[error("another listener has this service")]
+    InUse,
+    /// There are as many connections as there may be.
+    #[error("too many connections")]
+    Full,
+}
+
+/// Why nothing came of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Ignored {
+    /// It names no connection of ours, or another end than the peer's.
+    UnknownId,
+    /// It does not come from, or go to, the addresses of the connection.
+    Address,
+    /// The connection is in a state that has no use for it.
+    State,
+    /// It was seen before.
+    Duplicate,
+    /// It names another queue pair than ours.
+    Qpn,
+    /// It lacks an id or a GUID.
+    Malformed,
+    /// A request for what we do not have or not do; the sender was told.
+    Refused,
+    /// It is of a queue pair that has another connection with us; the sender was told.
+    Stale,
+}
+
+impl Ignored {
+    /// All of them, for counters.
+    pub const ALL: [Self; 8] = [
+        Self::UnknownId,
+        Self::Address,
+        Self::State,
+        Self::Duplicate,
+        Self::Qpn,
+        Self::Malformed,
+        Self::Refused,
+        Self::Stale,
+    ];
+
+    /// Name of the counter.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::UnknownId => "cm_unknown_id",
+            Self::Address => "cm_address",
+            Self::State => "cm_bad_state",
+            Self::Duplicate => "cm_duplicate",
+            Self::Qpn => "cm_qpn",
+            Self::Malformed => "cm_malformed",
+            Self::Refused => "cm_refused",
+            Self::Stale => "cm_stale",
+        }
+    }
+}

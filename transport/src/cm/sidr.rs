@@ -1,0 +1,160 @@
+//! Lookups of datagram services (SIDR): one question, one answer, nothing that stays.
+//!
+//! ```text
+//!   client:  resolve ─ SIDR_REQ ─► asked ─ SIDR_REP ─► LookupReply      (repeated, then Unreachable)
+//!   server:  SIDR_REQ ─► LookupRequest, asked ─ answer ─ SIDR_REP ─►    (the same question again is a new one)
+//! ```
+
+use super::conn::Timer;
+use super::listen::{ListenId, Listeners};
+use super::outbox::{EventKind, Outbox};
+use super::terms::{Ece, Resolution, Resolve, Route};
+use super::times::wait;
+use super::{CmError, Ignored, fields};
+use crate::time::Instant;
+use roxe_wire::cm::{CommId, Mad, Message, SidrRep, SidrReq, SidrStatus, TransactionId};
+use std::collections::{BTreeMap, BTreeSet};
+
+#[derive(Debug)]
+struct Question {
+    route: Route,
+    timer: Timer,
+    /// The SIDR_REQ, for when it has to be sent again.
+    mad: Mad,
+}
+
+#[derive(Debug)]
+struct Asked {
+    route: Route,
+    tid: TransactionId,
+    request: Box<SidrReq>,
+    listener: ListenId,
+}
+
+/// All lookups, of clients and of servers.
+#[derive(Debug, Default)]
+pub(super) struct Sidr {
+    questions: BTreeMap<CommId, Question>,
+    due: BTreeSet<(Instant, CommId)>,
+    asked: BTreeMap<CommId, Asked>,
+    /// By the client's address and its name of the lookup.
+    by_client: BTreeMap<([u8; 16], CommId), CommId>,
+}
+
+impl Sidr {
+    pub(super) fn contains(&self, id: CommId) -> bool {
+        self.questions.contains_key(&id) || self.asked.contains_key(&id)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.questions.len() + self.asked.len()
+    }
+
+    /// Whether nothing is left of any lookup.
+    pub(super) fn is_empty(&self) -> bool {
+        self.len() == 0 && self.due.is_empty() && self.by_client.is_empty()
+    }
+
+    /// A client asks.
+    // clause: CM-SIDR
+    pub(super) fn resolve(
+        &mut self,
+        now: Instant,
+        id: CommId,
+        tid: TransactionId,
+        resolve: &Resolve,
+        out: &mut Outbox,
+    ) {
+        let mad = Mad { tid, modifier: 0, message: fields::sidr_req(id, resolve).into() };
+        let mut timer = Timer::new(wait(resolve.response_timeout), resolve.max_cm_retries);
+        timer.start(now);
+        out.send_mad(resolve.route, mad.clone());
+        self.due.extend(timer.due.map(|due| (due, id)));
+        self.questions.insert(id, Question { route: resolve.route, timer, mad });
+    }
+
+    /// A service answers.
+    pub(super) fn on_reply(
+        &mut self,
+        route: Route,
+        reply: &SidrRep,
+        options: u32,
+        out: &mut Outbox,
+    ) -> Result<(), Ignored> {
+        let id = reply.request_id;
+        let question = self.questions.get(&id).ok_or(Ignored::UnknownId)?;
+        if question.route != route {
+            return Err(Ignored::Address);
+        }
+        self.forget(id);
+        let ece = Ece { vendor_id: reply.vendor_id, options };
+        out.tell(id, EventKind::LookupReply(Box::new(reply.clone()), ece));
+        Ok(())
+    }
+
+    /// Whether this lookup of this client waits for an answer already.
+    pub(super) fn is_asked(&self, route: Route, request: CommId) -> bool {
+        self.by_client.contains_key(&(route.remote.0, request))
+    }
+
+    /// A client asks one of our services.
+    pub(super) fn on_request(
+        &mut self,
+        id: CommId,
+        (route, tid): (Route, TransactionId),
+        listener: ListenId,
+        request: &SidrReq,
+        out: &mut Outbox,
+    ) {
+        self.by_client.insert((route.remote.0, request.request_id), id);
+        let request = Box::new(request.clone());
+        out.tell(id, EventKind::LookupRequest(request.clone()));
+        self.asked.insert(id, Asked { route, tid, request, listener });
+    }
+
+    /// The service's answer.
+    pub(super) fn answer(
+        &mut self,
+        id: CommId,
+        resolution: &Resolution,
+        listeners: &mut Listeners,
+        out: &mut Outbox,
+    ) -> Result<(), CmError> {
+        let asked = self.asked.remove(&id).ok_or(CmError::UnknownId)?;
+        self.by_client.remove(&(asked.route.remote.0, asked.request.request_id));
+        listeners.leave(asked.listener);
+        let message = Message::SidrRep(fields::sidr_rep(&asked.request, resolution));
+        out.send_mad(asked.route, Mad { tid: asked.tid, modifier: resolution.ece.options, message });
+        Ok(())
+    }
+
+    /// Our program is not interested any more; a client is told so. False if there is no such lookup.
+    pub(super) fn destroy(&mut self, id: CommId, listeners: &mut Listeners, out: &mut Outbox) -> bool {
+        self.forget(id) || self.answer(id, &Resolution::refused(SidrStatus::Reject), listeners, out).is_ok()
+    }
+
+    fn forget(&mut self, id: CommId) -> bool {
+        let Some(question) = self.questions.remove(&id) else { return false };
+        question.timer.due.map(|due| self.due.remove(&(due, id)));
+        true
+    }
+
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        self.due.first().map(|(due, _)| *due)
+    }
+
+    /// Asks again what was not answered in time, or gives up.
+    pub(super) fn handle_timeout(&mut self, now: Instant, out: &mut Outbox) {
+        while let Some((due, id)) = self.due.first().copied().filter(|(due, _)| *due <= now) {
+            self.due.remove(&(due, id));
+            let Some(question) = self.questions.get_mut(&id) else { continue };
+            if question.timer.again(now) {
+                out.send_mad(question.route, question.mad.clone());
+                self.due.extend(question.timer.due.map(|due| (due, id)));
+            } else {
+                self.questions.remove(&id);
+                out.tell(id, EventKind::Unreachable);
+            }
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! All connections of a machine, and the four ways to find one: by our id, by the peer's id, by the peer's queue pair,
+//! by what is due next.
+//!
+//! Whoever changes a connection does so through [`Table::with`], which afterwards brings the ways up to date and
+//! forgets the connection if it is over. All maps are ordered: what happens never depends on a hash.
+
+use super::conn::{Connection, Remote, State};
+use super::listen::{ListenId, Listeners};
+use crate::time::Instant;
+use roxe_wire::cm::{CommId, Guid};
+use roxe_wire::{Gid, Qpn};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Something of a peer: its address and card, and what it calls it. The address is part of it so that nobody can speak
+/// of another's connections (DESIGN D8).
+type Theirs = ([u8; 16], Guid, u32);
+
+#[derive(Debug)]
+struct Entry {
+    conn: Connection,
+    /// Whose backlog it fills.
+    listener: Option<ListenId>,
+    /// As the ways know it.
+    due: Option<Instant>,
+    remote: Option<Remote>,
+}
+
+/// The connections.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    entries: BTreeMap<CommId, Entry>,
+    by_remote_id: BTreeMap<Theirs, CommId>,
+    by_remote_qpn: BTreeMap<Theirs, CommId>,
+    due: BTreeSet<(Instant, CommId)>,
+}
+
+impl Table {
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether nothing is left of any connection, in no way.
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty() && self.by_remote_id.is_empty() && self.by_remote_qpn.is_empty() && self.due.is_empty()
+    }
+
+    pub(super) fn contains(&self, id: CommId) -> bool {
+        self.entries.contains_key(&id)
+    }
+
+    pub(super) fn get(&self, id: CommId) -> Option<&Connection> {
+        self.entries.get(&id).map(|entry| &entry.conn)
+    }
+
+    /// Takes a new connection; `listener` is whose backlog it fills.
+    pub(super) fn insert(&mut self, conn: Connection, listener: Option<ListenId>, listeners: &mut Listeners) {
+        let id = conn.id;
+        self.entries.insert(id, Entry { conn, listener, due: None, remote: None });
+        self.settle(id, listeners);
+    }
+
+    /// Lets `change` work on a connection, then brings everything else up to date.
+    pub(super) fn with<R>(
+        &mut self,
+        id: CommId,
+        listeners: &mut Listeners,
+        change: impl FnOnce(&mut Connection) -> R,
+    ) -> Option<R> {
+        let result = change(&mut self.entries.get_mut(&id)?.conn);
+        self.settle(id, listeners);
+        Some(result)
+    }
+
+    fn settle(&mut self, id: CommId, listeners: &mut Listeners) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        if !matches!(entry.conn.state, State::ReqRcvd | State::MraReqSent)
+            && let Some(listener) = entry.listener.take()
+        {
+            listeners.leave(listener);
+        }
+        let is_over = entry.conn.state == State::Idle;
+        let due = entry.conn.timer.due.filter(|_| !is_over);
+        let remote = entry.conn.remote.filter(|_| !is_over);
+        let gid = entry.conn.route().remote;
+        let (old_due, old_remote) =
+            (core::mem::replace(&mut entry.due, due), core::mem::replace(&mut entry.remote, remote));
+        if is_over {
+            self.entries.remove(&id);
+        }
+        self.set_due(id, old_due, due);
+        self.set_remote(id, gid, old_remote, remote);
+    }
+
+    fn set_due(&mut self, id: CommId, old: Option<Instant>, new: Option<Instant>) {
+        if old != new {
+            old.map(|due| self.due.remove(&(due, id)));
+            new.map(|due| self.due.insert((due, id)));
+        }
+    }
+
+    fn set_remote(&mut self, id: CommId, gid: Gid, old: Option<Remote>, new: Option<Remote>) {
+        if old == new {
+            return;
+        }
+        if let Some(old) = old {
+            forget(&mut self.by_remote_id, (gid.0, old.guid, old.id.0), id);
+            forget(&mut self.by_remote_qpn, (gid.0, old.guid, old.qpn.get()), id);
+        }
+        if let Some(new) = new {
+            self.by_remote_id.insert((gid.0, new.guid, new.id.0), id);
+            self.by_remote_qpn.insert((gid.0, new.guid, new.qpn.get()), id);
+        }
+    }
+
+    /// The connection that this peer calls `theirs`.
+    pub(super) fn by_remote_id(&self, remote: Gid, guid: Guid, theirs: CommId) -> Option<CommId> {
+        self.by_remote_id.get(&(remote.0, guid, theirs.0)).copied()
+    }
+
+    /// The connection to this queue pair of this peer.
+    pub(super) fn by_remote_qpn(&self, remote: Gid, guid: Guid, qpn: Qpn) -> Option<CommId> {
+        self.by_remote_qpn.get(&(remote.0, guid, qpn.get())).copied()
+    }
+
+    /// When the next timer is due.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        self.due.first().map(|(due, _)| *due)
+    }
+
+    /// A connection whose timer is due.
+    pub(super) fn due(&self, now: Instant) -> Option<CommId> {
+        self.due.first().filter(|(due, _)| *due <= now).map(|(_, id)| *id)
+    }
+}
+
+/// Takes `key` out, unless it means another connection by now.
+fn forget(map: &mut BTreeMap<Theirs, CommId>, key: Theirs, id: CommId) {
+    if map.get(&key) == Some(&id) {
+        map.remove(&key);
+    }
+}

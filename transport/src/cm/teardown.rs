@@ -1,0 +1,153 @@
+//! How a connection ends, or comes to nothing: rejections, disconnects, and asking for patience.
+
+use super::conn::{Connection, State};
+use super::outbox::{Ending, EventKind, Outbox};
+use super::terms::Refusal;
+use super::times::wait;
+use super::{CmError, Ignored, fields};
+use crate::time::Instant;
+use roxe_wire::cm::{Answered, CommId, Dreq, Info, Mra, Rej, RejReason, TimeCode, TransactionId};
+
+impl Connection {
+    /// Our program does not want the connection: after a REQ or a REP of the peer.
+    // clause: CM-REJECT
+    pub(super) fn reject(&mut self, refusal: &Refusal, out: &mut Outbox) -> Result<(), CmError> {
+        self.check_state(&[State::ReqRcvd, State::MraReqSent, State::RepRcvd, State::MraRepSent])?;
+        self.send_rejection(refusal, out);
+        Ok(())
+    }
+
+    pub(super) fn send_rejection(&mut self, refusal: &Refusal, out: &mut Outbox) {
+        out.send(self.route(), self.tid, fields::rejection(self, refusal));
+        self.finish();
+    }
+
+    /// Our program needs longer to accept or confirm.
+    // clause: CM-MRA
+    pub(super) fn delay(&mut self, service_timeout: TimeCode, out: &mut Outbox) -> Result<(), CmError> {
+        self.state = match self.state {
+            State::ReqRcvd => State::MraReqSent,
+            State::RepRcvd => State::MraRepSent,
+            _ => return Err(CmError::State),
+        };
+        self.send(fields::mra(self, service_timeout), out);
+        Ok(())
+    }
+
+    /// The peer needs longer: so long, and the time its packets take.
+    // clause: CM-MRA
+    pub(super) fn wait_for_service(&mut self, now: Instant, mra: &Mra) {
+        self.timer.due = Some(now.after(wait(mra.service_timeout) + wait(self.terms.timeout)));
+    }
+
+    /// The peer does not want the connection, or not any more.
+    // clause: CM-REJ-RECEIVED
+    pub(super) fn on_rej(&mut self, now: Instant, rej: &Rej, out: &mut Outbox) -> Result<(), Ignored> {
+        let was = self.state;
+        match was {
+            State::TimeWait | State::DreqRcvd | State::Idle => return Err(Ignored::State),
+            State::Established | State::DreqSent => {
+                self.enter_time_wait(now);
+                self.tell(EventKind::Disconnected(Ending::Rejected), out);
+                return Ok(());
+            }
+            _ => self.tell(EventKind::Rejected(Box::new(rej.clone())), out),
+        }
+        self.orphan = true;
+        // Where queue pairs knew each other, or one still knows an older connection, packets may be on the way.
+        if rej.reason == RejReason::StaleConnection || matches!(was, State::RepRcvd | State::MraRepSent) {
+            self.enter_time_wait(now);
+        } else {
+            self.finish();
+        }
+        Ok(())
+    }
+
+    /// The queue pair that the peer offers is that of another connection of ours: the offer is refused.
+    // clause: CM-STALE
+    pub(super) fn refuse_stale_rep(&mut self, theirs: CommId, out: &mut Outbox) {
+        let refusal = fields::plain(self.id, theirs, Answered::Rep, RejReason::StaleConnection, Info::EMPTY);
+        out.send(self.route(), self.tid, refusal);
+        self.tell(EventKind::Stale, out);
+        self.finish();
+    }
+
+    /// Our program ends the connection, or agrees with its end.
+    // clause: CM-DISCONNECT
+    pub(super) fn disconnect(&mut self, now: Instant, tid: TransactionId, out: &mut Outbox) -> Result<(), CmError> {
+        match self.state {
+            State::Established => self.send_dreq(now, tid, out),
+            State::DreqRcvd => self.send_drep(now, self.tid, out),
+            _ => return Err(CmError::State),
+        }
+        Ok(())
+    }
+
+    pub(super) fn send_dreq(&mut self, now: Instant, tid: TransactionId, out: &mut Outbox) {
+        self.state = State::DreqSent;
+        self.tid = tid;
+        self.send(fields::dreq(self), out);
+        self.timer.start(now);
+    }
+
+    pub(super) fn send_drep(&mut self, now: Instant, tid: TransactionId, out: &mut Outbox) {
+        self.repeat_drep(tid, out);
+        self.enter_time_wait(now);
+    }
+
+    fn repeat_drep(&self, tid: TransactionId, out: &mut Outbox) {
+        out.send(self.route(), tid, fields::drep(self.id, self.remote_id()));
+    }
+
+    /// The peer ends the connection.
+    // clause: CM-DREQ
+    pub(super) fn on_dreq(
+        &mut self,
+        now: Instant,
+        tid: TransactionId,
+        dreq: &Dreq,
+        out: &mut Outbox,
+    ) -> Result<(), Ignored> {
+        if dreq.remote_qpn != self.qpn {
+            return Err(Ignored::Qpn);
+        }
+        match self.state {
+            State::RepSent | State::MraRepRcvd | State::Established => {
+                self.timer.stop();
+                self.tid = tid;
+                self.state = State::DreqRcvd;
+                self.tell(EventKind::Disconnected(Ending::Asked), out);
+            }
+            // Both at once: our program has agreed already.
+            // clause: CM-DREQ-CROSSING
+            State::DreqSent => {
+                self.send_drep(now, tid, out);
+                self.tell(EventKind::Disconnected(Ending::Agreed), out);
+            }
+            State::TimeWait => self.repeat_drep(tid, out),
+            State::DreqRcvd => return Err(Ignored::Duplicate),
+            _ => return Err(Ignored::State),
+        }
+        Ok(())
+    }
+
+    /// The peer agrees.
+    pub(super) fn on_drep(&mut self, now: Instant, out: &mut Outbox) -> Result<(), Ignored> {
+        if self.state != State::DreqSent {
+            return Err(Ignored::State);
+        }
+        self.enter_time_wait(now);
+        self.tell(EventKind::Disconnected(Ending::Agreed), out);
+        Ok(())
+    }
+
+    /// The peer does not answer our DREQ.
+    pub(super) fn on_disconnect_timeout(&mut self, now: Instant, out: &mut Outbox) {
+        if self.timer.again(now) {
+            self.repeat(out);
+            return;
+        }
+        self.enter_time_wait(now);
+        self.tell(EventKind::Disconnected(Ending::TimedOut), out);
+    }
+}

@@ -1,0 +1,239 @@
+//! What a program says when it connects, accepts or resolves, and what both ends then give their queue pairs.
+//!
+//! Plain data. The values that `new` fills in are those of the kernel's rdma_cm.
+
+use roxe_wire::cm::{
+    FlowLabel, Info, PrivateData, RejReason, ServiceId, SidrStatus, Small, TimeCode, Transport, VendorId,
+};
+use roxe_wire::{Gid, PathMtu, Psn, Qkey, Qpn};
+
+/// The two addresses between which the messages of a connection travel, from our side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Route {
+    /// Ours.
+    pub local: Gid,
+    /// The peer's.
+    pub remote: Gid,
+}
+
+/// Options of a vendor that ride on a message (enhanced connection establishment).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ece {
+    /// Whose options; 0 for none.
+    pub vendor_id: VendorId,
+    /// Which: the attribute modifier of the message.
+    pub options: u32,
+}
+
+impl Ece {
+    /// None.
+    pub const NONE: Self = Self { vendor_id: VendorId::new(0), options: 0 };
+}
+
+/// What the active side proposes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Connect {
+    /// Between which addresses, for messages and for the queue pair.
+    pub route: Route,
+    /// The service asked for.
+    pub service_id: ServiceId,
+    /// Which kind of queue pair.
+    pub transport: Transport,
+    /// Options of a vendor.
+    pub ece: Ece,
+    /// Our queue pair.
+    pub qpn: Qpn,
+    /// The PSN that the peer's queue pair shall start with. Unpredictable.
+    pub psn: Psn,
+    /// READs and atomics that we serve at a time.
+    pub responder_resources: u8,
+    /// READs and atomics that we want to issue at a time.
+    pub initiator_depth: u8,
+    /// Whether we ask for end-to-end flow control.
+    pub flow_control: bool,
+    /// How often a queue pair repeats.
+    pub retry_count: Small<3>,
+    /// How often a queue pair waits for a receive of its peer; 7 is for ever.
+    pub rnr_retry_count: Small<3>,
+    /// Whether our queue pair receives from a shared queue.
+    pub srq: bool,
+    /// The path MTU, of both directions.
+    pub path_mtu: PathMtu,
+    /// IPv6 flow label.
+    pub flow_label: FlowLabel,
+    /// Traffic class or TOS.
+    pub traffic_class: u8,
+    /// Hop limit; 1 says that the peer is on our subnet.
+    pub hop_limit: u8,
+    /// How long a packet lives on the way, a code.
+    pub packet_lifetime: TimeCode,
+    /// How long either connection manager may take to answer, a code.
+    pub response_timeout: TimeCode,
+    /// How often either connection manager repeats what is not answered.
+    pub max_cm_retries: Small<4>,
+    /// For the program at the other end; librdmacm's begins with the addresses and the port.
+    pub private_data: PrivateData<92>,
+}
+
+impl Connect {
+    /// A reliable connection between these addresses as rdma_cm makes it, with nothing in flight for READs and atomics.
+    pub const fn new(route: Route, service_id: ServiceId, qpn: Qpn, psn: Psn) -> Self {
+        Self {
+            route,
+            service_id,
+            transport: Transport::Rc,
+            ece: Ece::NONE,
+            qpn,
+            psn,
+            responder_resources: 0,
+            initiator_depth: 0,
+            flow_control: false,
+            retry_count: Small::MAX,
+            rnr_retry_count: Small::MAX,
+            srq: false,
+            path_mtu: PathMtu::Mtu1024,
+            flow_label: FlowLabel::new(0),
+            traffic_class: 0,
+            hop_limit: 64,
+            packet_lifetime: TimeCode::new(16),
+            response_timeout: TimeCode::new(20),
+            max_cm_retries: Small::MAX,
+            private_data: PrivateData::EMPTY,
+        }
+    }
+}
+
+/// What the passive side answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Accept {
+    /// Options of a vendor.
+    pub ece: Ece,
+    /// Our queue pair.
+    pub qpn: Qpn,
+    /// The PSN that the peer's queue pair shall start with. Unpredictable.
+    pub psn: Psn,
+    /// READs and atomics that we serve at a time; not above what the request asks for.
+    pub responder_resources: u8,
+    /// READs and atomics that we want to issue at a time; not above what the request offers.
+    pub initiator_depth: u8,
+    /// Whether we ask for end-to-end flow control.
+    pub flow_control: bool,
+    /// How often the peer's queue pair waits for a receive of ours; 7 is for ever.
+    pub rnr_retry_count: Small<3>,
+    /// Whether our queue pair receives from a shared queue.
+    pub srq: bool,
+    /// For the program at the other end.
+    pub private_data: PrivateData<196>,
+}
+
+impl Accept {
+    /// Accepts with this queue pair, with nothing in flight for READs and atomics.
+    pub const fn new(qpn: Qpn, psn: Psn) -> Self {
+        Self {
+            ece: Ece::NONE,
+            qpn,
+            psn,
+            responder_resources: 0,
+            initiator_depth: 0,
+            flow_control: false,
+            rnr_retry_count: Small::MAX,
+            srq: false,
+            private_data: PrivateData::EMPTY,
+        }
+    }
+}
+
+/// How a program refuses a request, or an answer to its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Why; [`RejReason::ConsumerDefined`] unless the program has something better to say.
+    pub reason: RejReason,
+    /// What goes with the reason.
+    pub info: Info,
+    /// For the program at the other end.
+    pub private_data: PrivateData<148>,
+}
+
+impl Refusal {
+    /// The program does not want to, as `rdma_reject` says it.
+    pub const fn new(private_data: PrivateData<148>) -> Self {
+        Self { reason: RejReason::ConsumerDefined, info: Info::EMPTY, private_data }
+    }
+}
+
+/// What a client of a datagram service asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resolve {
+    /// Between which addresses.
+    pub route: Route,
+    /// The service asked for.
+    pub service_id: ServiceId,
+    /// How long the server's connection manager may take to answer, a code.
+    pub response_timeout: TimeCode,
+    /// How often to ask again.
+    pub max_cm_retries: Small<4>,
+    /// For the server.
+    pub private_data: PrivateData<216>,
+}
+
+impl Resolve {
+    /// Asks as rdma_cm does.
+    pub const fn new(route: Route, service_id: ServiceId) -> Self {
+        Self {
+            route,
+            service_id,
+            response_timeout: TimeCode::new(20),
+            max_cm_retries: Small::MAX,
+            private_data: PrivateData::EMPTY,
+        }
+    }
+}
+
+/// What a datagram service answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resolution {
+    /// The queue pair to send to, with its key; `Err` says why there is none.
+    pub service: Result<(Qpn, Qkey), SidrStatus>,
+    /// Options of a vendor.
+    pub ece: Ece,
+    /// For the client.
+    pub private_data: PrivateData<136>,
+}
+
+impl Resolution {
+    /// There is no queue pair for the client.
+    pub const fn refused(status: SidrStatus) -> Self {
+        Self { service: Err(status), ece: Ece::NONE, private_data: PrivateData::EMPTY }
+    }
+}
+
+/// What connection management gives a queue pair on its way to RTS: the terms that both ends agreed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpTerms {
+    /// Between which addresses.
+    pub route: Route,
+    /// The peer's queue pair.
+    pub dest_qpn: Qpn,
+    /// The PSN that the peer starts with.
+    pub rq_psn: Psn,
+    /// The PSN to start with.
+    pub sq_psn: Psn,
+    /// The path MTU.
+    pub path_mtu: PathMtu,
+    /// READs and atomics that the peer may have under way.
+    pub max_dest_rd_atomic: u8,
+    /// READs and atomics that we may have under way.
+    pub max_rd_atomic: u8,
+    /// How often to repeat.
+    pub retry_cnt: Small<3>,
+    /// How often to wait for a receive of the peer.
+    pub rnr_retry: Small<3>,
+    /// Local ACK timeout, a code.
+    pub timeout: TimeCode,
+    /// IPv6 flow label.
+    pub flow_label: FlowLabel,
+    /// Traffic class or TOS.
+    pub traffic_class: u8,
+    /// Hop limit.
+    pub hop_limit: u8,
+}

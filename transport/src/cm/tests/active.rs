@@ -1,0 +1,171 @@
+//! The side that asks.
+
+use super::*;
+
+// clause: CM-FIELDS-REQ, CM-ID
+#[test]
+fn a_req_is_filled_in_as_rdma_cm_does() {
+    let mut node = Node::new();
+    let connect = Connect { private_data: PrivateData::new(b"hello").unwrap(), ..connect() };
+    let id = node.call(|cm, cx| cm.connect(cx, &connect)).unwrap();
+    let Message::Req(req) = node.one_sent() else { panic!("no REQ") };
+    assert_ne!(id, CommId::NONE);
+    assert_eq!((req.local_comm_id, req.service_id, req.local_ca_guid), (id, SERVICE, OUR_GUID));
+    assert_eq!((req.local_qpn, req.starting_psn), (OUR_QPN, Psn::new(100)));
+    assert_eq!((req.remote_cm_response_timeout.get(), req.local_cm_response_timeout.get()), (20, 20));
+    assert_eq!((req.retry_count.get(), req.rnr_retry_count.get(), req.max_cm_retries.get()), (7, 7, 15));
+    assert_eq!((req.primary.local_gid, req.primary.remote_gid), (address(1), address(2)));
+    assert_eq!((req.primary.local_lid, req.primary.hop_limit, req.primary.subnet_local), (0xffff, 64, false));
+    assert_eq!((req.primary.local_ack_timeout.get(), req.path_mtu.get(), req.has_alternate()), (17, 3, false));
+    assert_eq!(&req.private_data.as_bytes()[..6], b"hello\0");
+    node.call(|cm, cx| cm.connect(cx, &Connect { hop_limit: 1, ..connect })).unwrap();
+    let Message::Req(near) = node.one_sent() else { panic!("no REQ") };
+    assert_eq!((near.primary.local_lid, near.primary.subnet_local), (0, true));
+    assert_ne!(near.local_comm_id, id);
+}
+
+// clause: CM-REQ-TIMEOUT, CM-RETRIES
+#[test]
+fn a_req_is_sent_sixteen_times_and_then_given_up() {
+    let mut node = Node::new();
+    let id = node.connects();
+    for _ in 0..15 {
+        assert_eq!((node.wait().as_millis(), node.names()), (4608, vec!["REQ"]));
+    }
+    assert!(node.events().is_empty());
+    assert_eq!(node.wait().as_millis(), 4608);
+    let Message::Rej(rej) = node.one_sent() else { panic!("no REJ") };
+    assert_eq!((rej.local_comm_id, rej.remote_comm_id), (id, CommId::NONE));
+    assert_eq!((rej.answered, rej.reason), (Answered::Neither, RejReason::Timeout));
+    assert_eq!(rej.info.as_bytes(), OUR_GUID.0.to_be_bytes());
+    assert_eq!(node.events(), [EventKind::Unreachable]);
+    assert!(node.cm.is_empty() && node.destroy(id) == Err(CmError::UnknownId));
+}
+
+// clause: CM-REP, CM-DEPTH
+#[test]
+fn a_rep_settles_the_terms() {
+    let mut node = Node::new();
+    let id = node.connects();
+    assert_eq!(node.cm.qp_terms(id), None);
+    assert_eq!(node.cm.confirm(id, &PrivateData::EMPTY), Err(CmError::State));
+    assert_eq!(node.takes(rep(id)), Ok(()));
+    let [EventKind::ConnectReply(reply, Ece::NONE)] = &node.events()[..] else { panic!("no reply") };
+    assert_eq!(**reply, rep(id));
+    let terms = node.cm.qp_terms(id).unwrap();
+    assert_eq!((terms.route, terms.dest_qpn, terms.rq_psn, terms.sq_psn), {
+        (route(), PEER_QPN, Psn::new(100), Psn::new(200))
+    });
+    assert_eq!((terms.max_rd_atomic, terms.max_dest_rd_atomic), (5, 3), "of 8 and 4, the peer serves 5 and wants 3");
+    assert_eq!((terms.retry_cnt.get(), terms.rnr_retry.get(), terms.timeout.get()), (7, 2, 18));
+    assert_eq!((node.sent(), node.state(id), node.cm.poll_timeout()), (vec![], State::RepRcvd, None));
+    node.cm.confirm(id, &PrivateData::new(b"go").unwrap()).unwrap();
+    let Message::Rtu(rtu) = node.one_sent() else { panic!("no RTU") };
+    assert_eq!((rtu.local_comm_id, rtu.remote_comm_id, &rtu.private_data.as_bytes()[..3]), (id, PEER_ID, &b"go\0"[..]));
+    assert_eq!(node.state(id), State::Established);
+}
+
+// clause: CM-REP-DUPLICATE, CM-MRA
+#[test]
+fn a_repeated_rep_gets_patience_or_the_rtu() {
+    let mut node = Node::new();
+    let id = node.answered();
+    for _ in 0..2 {
+        assert_eq!(node.takes(rep(id)), Ok(()));
+        let Message::Mra(mra) = node.one_sent() else { panic!("no MRA") };
+        assert_eq!((mra.answered, mra.service_timeout.get(), mra.remote_comm_id), (Answered::Rep, 24, PEER_ID));
+        assert_eq!(node.state(id), State::MraRepSent);
+    }
+    node.cm.confirm(id, &PrivateData::EMPTY).unwrap();
+    assert_eq!(node.names(), ["RTU"]);
+    assert_eq!((node.takes(rep(id)), node.names()), (Ok(()), vec!["RTU"]));
+    assert!(node.events().is_empty());
+    node.disconnect(id).unwrap();
+    node.names();
+    assert_eq!((node.takes(rep(id)), node.sent()), (Err(Ignored::State), vec![]));
+}
+
+// clause: CM-MRA
+#[test]
+fn an_mra_extends_the_wait_once() {
+    let mut node = Node::new();
+    let id = node.connects();
+    node.now = node.now.after(Duration::from_secs(4));
+    assert_eq!(node.takes(mra(id, Answered::Rep)), Err(Ignored::State));
+    assert_eq!(node.takes(mra(id, Answered::Req)), Ok(()));
+    assert_eq!(node.state(id), State::MraReqRcvd);
+    assert_eq!(node.takes(mra(id, Answered::Req)), Err(Ignored::State));
+    assert_eq!((node.wait().as_millis(), node.names()), ((1 << 14) + 512, vec!["REQ"]), "codes 22 and 17");
+    assert_eq!(node.wait().as_millis(), 4608);
+    assert_eq!(node.takes(rep(id)), Ok(()));
+    assert_eq!(node.state(id), State::RepRcvd);
+}
+
+// clause: CM-REJ-RECEIVED
+#[test]
+fn a_rej_ends_the_request() {
+    let nameless = |id| Rej { local_comm_id: CommId::NONE, ..rej(id, Answered::Req, RejReason::InvalidServiceId) };
+    for reject in [nameless, |id| rej(id, Answered::Req, RejReason::ConsumerDefined)] {
+        let mut node = Node::new();
+        let id = node.connects();
+        assert_eq!(node.takes(reject(id)), Ok(()));
+        assert_eq!(node.events(), [EventKind::Rejected(Box::new(reject(id)))]);
+        assert!(node.cm.is_empty());
+    }
+    let mut node = Node::new();
+    let id = node.connects();
+    assert_eq!(node.takes(rej(id, Answered::Req, RejReason::StaleConnection)), Ok(()));
+    assert_eq!(node.state(id), State::TimeWait);
+    assert!(matches!(node.events()[..], [EventKind::Rejected(_)]));
+    assert_eq!(node.disconnect(id), Err(CmError::UnknownId), "the program's part is over");
+    node.run_out();
+    assert!(node.events().is_empty());
+    let id = node.answered();
+    assert_eq!(node.takes(nameless(id)), Err(Ignored::UnknownId), "the peer has a name by now");
+}
+
+// clause: CM-REJECT
+#[test]
+fn the_program_may_refuse_the_answer() {
+    let mut node = Node::new();
+    let id = node.answered();
+    node.cm.reject(id, &Refusal::new(PrivateData::new(b"no").unwrap())).unwrap();
+    let Message::Rej(rej) = node.one_sent() else { panic!("no REJ") };
+    assert_eq!((rej.local_comm_id, rej.remote_comm_id, rej.answered), (id, PEER_ID, Answered::Rep));
+    assert_eq!((rej.reason, &rej.private_data.as_bytes()[..3]), (RejReason::ConsumerDefined, &b"no\0"[..]));
+    assert!(node.cm.is_empty());
+}
+
+// clause: CM-STALE
+#[test]
+fn a_rep_with_the_queue_pair_of_another_connection_is_refused_and_ends_both() {
+    let mut node = Node::new();
+    let old = node.connected();
+    let new = node.connects();
+    let again = Rep { local_comm_id: CommId(0x8888), ..rep(new) };
+    assert_eq!(node.takes(again), Err(Ignored::Stale));
+    let sent = node.sent();
+    let [Message::Rej(rej), Message::Dreq(dreq)] = &sent[..] else { panic!("{sent:?}") };
+    assert_eq!((rej.answered, rej.reason, rej.remote_comm_id), {
+        (Answered::Rep, RejReason::StaleConnection, CommId(0x8888))
+    });
+    assert_eq!((dreq.local_comm_id, node.state(old), node.state(new)), (old, State::DreqSent, State::Idle));
+    assert_eq!(node.events(), [EventKind::Stale]);
+}
+
+// clause: CM-XRC
+#[test]
+fn the_queue_pair_of_an_xrc_target_stands_elsewhere() {
+    let mut node = Node::new();
+    let connect = Connect { transport: Transport::Xrc, ..connect() };
+    let id = node.call(|cm, cx| cm.connect(cx, &connect)).unwrap();
+    assert_eq!(node.names(), ["REQ"]);
+    assert_eq!(node.takes(Rep { local_qpn: Qpn::default(), local_eecn: PEER_QPN, ..rep(id) }), Ok(()));
+    assert_eq!(node.cm.qp_terms(id).unwrap().dest_qpn, PEER_QPN);
+    let mut node = Node::listening();
+    assert_eq!(node.takes(Req { transport: Transport::Xrc, ..req() }), Ok(()));
+    let id = node.cm.poll_event().unwrap().id;
+    node.call(|cm, cx| cm.accept(cx, id, &accept())).unwrap();
+    let Message::Rep(rep) = node.one_sent() else { panic!("no REP") };
+    assert_eq!((rep.local_qpn, rep.local_eecn, rep.srq), (Qpn::default(), OUR_QPN, true));
+}

@@ -1,0 +1,130 @@
+//! How connections end.
+
+use super::*;
+
+// clause: CM-DISCONNECT, CM-TIMEWAIT
+#[test]
+fn a_disconnect_is_answered_and_then_waits_for_late_packets() {
+    let mut node = Node::new();
+    let id = node.connected();
+    node.disconnect(id).unwrap();
+    let Message::Dreq(sent) = node.one_sent() else { panic!("no DREQ") };
+    assert_eq!((sent.local_comm_id, sent.remote_comm_id, sent.remote_qpn), (id, PEER_ID, PEER_QPN));
+    assert_eq!((node.disconnect(id), node.events()), (Err(CmError::State), vec![]));
+    assert_eq!(node.takes(drep(id)), Ok(()));
+    assert_eq!((node.events(), node.state(id)), (vec![EventKind::Disconnected(Ending::Agreed)], State::TimeWait));
+    assert_eq!(node.takes(drep(id)), Err(Ignored::State));
+    assert_eq!((node.wait().as_millis(), node.events()), (1 << 10, vec![EventKind::TimeWaitExit]), "code 18");
+    assert!(node.cm.is_empty());
+}
+
+// clause: CM-RETRIES, CM-TIMEWAIT
+#[test]
+fn a_disconnect_that_nobody_answers_ends_all_the_same() {
+    let mut node = Node::new();
+    let id = node.connected();
+    node.disconnect(id).unwrap();
+    node.names();
+    for _ in 0..15 {
+        assert_eq!((node.wait().as_millis(), node.names()), (4608, vec!["DREQ"]));
+    }
+    node.wait();
+    assert_eq!((node.events(), node.sent()), (vec![EventKind::Disconnected(Ending::TimedOut)], vec![]));
+    assert_eq!(node.state(id), State::TimeWait);
+    node.run_out();
+    assert_eq!(node.events(), [EventKind::TimeWaitExit]);
+}
+
+// clause: CM-DREQ, CM-DISCONNECT
+#[test]
+fn the_program_agrees_with_the_peers_disconnect() {
+    for reach in [Node::accepts, Node::established] {
+        let mut node = Node::listening();
+        let id = reach(&mut node);
+        assert_eq!(node.takes(Dreq { remote_qpn: Qpn::new(5), ..dreq(id) }), Err(Ignored::Qpn));
+        assert_eq!(node.takes(dreq(id)), Ok(()));
+        assert_eq!((node.events(), node.sent()), (vec![EventKind::Disconnected(Ending::Asked)], vec![]));
+        assert_eq!((node.takes(dreq(id)), node.sent()), (Err(Ignored::Duplicate), vec![]));
+        assert_eq!((node.state(id), node.cm.poll_timeout()), (State::DreqRcvd, None));
+        node.disconnect(id).unwrap();
+        assert_eq!(node.sent(), [Message::Drep(fields::drep(id, PEER_ID))]);
+        assert_eq!((node.takes(dreq(id)), node.names()), (Ok(()), vec!["DREP"]), "the first was lost");
+        node.run_out();
+        assert_eq!(node.events(), [EventKind::TimeWaitExit]);
+    }
+    let mut node = Node::listening();
+    let id = node.asked();
+    assert_eq!(node.takes(dreq(id)), Err(Ignored::Qpn), "there is no queue pair yet");
+}
+
+// clause: CM-DREQ-CROSSING
+#[test]
+fn both_may_disconnect_at_once() {
+    let mut node = Node::new();
+    let id = node.connected();
+    node.disconnect(id).unwrap();
+    assert_eq!(node.names(), ["DREQ"]);
+    assert_eq!((node.takes(dreq(id)), node.names()), (Ok(()), vec!["DREP"]));
+    assert_eq!((node.events(), node.state(id)), (vec![EventKind::Disconnected(Ending::Agreed)], State::TimeWait));
+    assert_eq!((node.takes(drep(id)), node.events()), (Err(Ignored::State), vec![]));
+    assert_eq!((node.takes(dreq(id)), node.names()), (Ok(()), vec!["DREP"]));
+}
+
+/// How to come to a state, and what is said when the connection is destroyed there.
+type Reached = (fn(&mut Node) -> CommId, &'static str);
+
+// clause: CM-DESTROY
+#[test]
+fn a_destroyed_connection_tells_its_peer_and_nobody_else() {
+    let active: [Reached; 3] = [(Node::connects, "REJ"), (Node::answered, "REJ"), (Node::connected, "DREQ")];
+    let passive: [Reached; 3] = [(Node::asked, "REJ"), (Node::accepts, "REJ"), (Node::established, "DREQ")];
+    for (reach, last_word) in active.into_iter().chain(passive) {
+        let mut node = Node::listening();
+        let id = reach(&mut node);
+        node.destroy(id).unwrap();
+        assert_eq!(node.names(), [last_word]);
+        assert_eq!((node.destroy(id), node.cm.is_empty()), (Err(CmError::UnknownId), last_word == "REJ"));
+        if last_word == "DREQ" {
+            assert_eq!((node.wait().as_millis() > 4000, node.names()), (true, vec!["DREQ"]));
+            assert_eq!(node.takes(drep(id)), Ok(()));
+        }
+        node.run_out();
+        assert_eq!((node.events(), node.sent()), (vec![], vec![]));
+    }
+    let mut node = Node::listening();
+    let id = node.established();
+    assert_eq!(node.takes(dreq(id)), Ok(()));
+    node.events();
+    node.destroy(id).unwrap();
+    assert_eq!((node.names(), node.state(id)), (vec!["DREP"], State::TimeWait));
+}
+
+// clause: CM-MATCH
+#[test]
+fn both_ends_may_be_in_one_machine() {
+    let here = Route { local: address(1), remote: address(1) };
+    let mut node = Node::listening();
+    let connect = Connect { route: here, ..connect() };
+    let active = node.call(|cm, cx| cm.connect(cx, &connect)).unwrap();
+    let deliver = |node: &mut Node| {
+        while let Some(Outgoing { route, mad }) = node.cm.poll_transmit() {
+            assert_eq!((route, node.call(|cm, cx| cm.handle_message(cx, here, &mad))), (here, Ok(())));
+        }
+        node.events()
+    };
+    let Outgoing { mad, .. } = node.cm.poll_transmit().unwrap();
+    assert_eq!(node.call(|cm, cx| cm.handle_message(cx, here, &mad)), Ok(()));
+    let passive = node.cm.poll_event().unwrap().id;
+    assert_ne!(active, passive);
+    let accept = Accept { qpn: PEER_QPN, ..accept() };
+    node.call(|cm, cx| cm.accept(cx, passive, &accept)).unwrap();
+    assert!(matches!(deliver(&mut node)[..], [EventKind::ConnectReply(..)]));
+    node.cm.confirm(active, &PrivateData::EMPTY).unwrap();
+    assert_eq!(deliver(&mut node), [EventKind::Established]);
+    node.disconnect(active).unwrap();
+    assert_eq!(deliver(&mut node), [EventKind::Disconnected(Ending::Asked)]);
+    node.disconnect(passive).unwrap();
+    assert_eq!(deliver(&mut node), [EventKind::Disconnected(Ending::Agreed)]);
+    node.run_out();
+    assert_eq!(node.events(), [EventKind::TimeWaitExit, EventKind::TimeWaitExit]);
+}

@@ -1,0 +1,241 @@
+//! Tests: scripts of one machine (`active`, `passive`, `ending`, `lookups`, `strangers`).
+
+mod active;
+mod ending;
+mod lookups;
+mod passive;
+mod strangers;
+
+use super::*;
+use crate::sim::rng::Rng;
+use crate::time::Instant;
+use core::time::Duration;
+use roxe_wire::cm::{
+    Answered, CommId, Drep, Dreq, Info, Mad, Message, Mra, PrivateData, Rej, RejReason, Rep, Req, Rtu, ServiceId,
+    Small, TransactionId, Transport,
+};
+use roxe_wire::{Gid, Psn, Qpn};
+use std::net::Ipv4Addr;
+
+const SERVICE: ServiceId = ServiceId(0x0106_1d2f);
+const OUR_GUID: Guid = Guid(0x5054_00ff_fe00_0001);
+const PEER_GUID: Guid = Guid(0x5054_00ff_fe00_0002);
+const PEER_ID: CommId = CommId(0x7777);
+const OUR_QPN: Qpn = Qpn::new(0x11);
+const PEER_QPN: Qpn = Qpn::new(0x22);
+
+fn address(last: u8) -> Gid {
+    Ipv4Addr::new(10, 0, 0, last).into()
+}
+
+/// From us (1) to the peer (2).
+fn route() -> Route {
+    Route { local: address(1), remote: address(2) }
+}
+
+/// One machine, its time and its chance.
+struct Node {
+    cm: Cm,
+    now: Instant,
+    rng: Rng,
+}
+
+impl Node {
+    fn new() -> Self {
+        Self::with(Settings::new(OUR_GUID))
+    }
+
+    fn with(settings: Settings) -> Self {
+        Self { cm: Cm::new(settings), now: Instant(0), rng: Rng::new(1) }
+    }
+
+    /// A machine that listens, for one request at a time.
+    fn listening() -> Self {
+        let mut node = Self::new();
+        node.listen(1);
+        node
+    }
+
+    fn listen(&mut self, backlog: usize) -> ListenId {
+        let listen = Listen { service_id: SERVICE, local: None, takes: Takes::Both, backlog };
+        self.cm.listen(listen).unwrap()
+    }
+
+    /// Calls something that needs the time and chance.
+    fn call<R>(&mut self, act: impl FnOnce(&mut Cm, &mut Cx<'_>) -> R) -> R {
+        let Self { cm, now, rng } = self;
+        act(cm, &mut Cx { now: *now, random: &mut || rng.next() })
+    }
+
+    /// A message of the peer.
+    fn takes(&mut self, message: impl Into<Message>) -> Result<(), Ignored> {
+        self.takes_from(route(), message)
+    }
+
+    fn takes_from(&mut self, route: Route, message: impl Into<Message>) -> Result<(), Ignored> {
+        let mad = Mad { tid: TransactionId(9), modifier: 0, message: message.into() };
+        self.call(|cm, cx| cm.handle_message(cx, route, &mad))
+    }
+
+    /// All that is to be sent now; everything goes to the peer.
+    fn sent(&mut self) -> Vec<Message> {
+        let mut sent = Vec::new();
+        while let Some(Outgoing { route: way, mad }) = self.cm.poll_transmit() {
+            assert_eq!(way, route());
+            sent.push(mad.message);
+        }
+        sent
+    }
+
+    /// The one message that is to be sent now.
+    fn one_sent(&mut self) -> Message {
+        let mut sent = self.sent();
+        assert_eq!(sent.len(), 1, "{sent:?}");
+        sent.remove(0)
+    }
+
+    /// Names of what is to be sent now.
+    fn names(&mut self) -> Vec<&'static str> {
+        self.sent().iter().map(Message::name).collect()
+    }
+
+    fn events(&mut self) -> Vec<EventKind> {
+        std::iter::from_fn(|| self.cm.poll_event()).map(|event| event.kind).collect()
+    }
+
+    /// Lets time pass until the next timer and returns how long that was.
+    fn wait(&mut self) -> Duration {
+        let due = self.cm.poll_timeout().expect("a timer");
+        let waited = due.since(self.now);
+        self.now = due;
+        self.cm.handle_timeout(due);
+        waited
+    }
+
+    /// Time passes until nothing is left.
+    fn run_out(&mut self) {
+        while self.cm.poll_timeout().is_some() {
+            self.wait();
+        }
+        assert!(self.cm.is_empty());
+    }
+
+    fn state(&self, id: CommId) -> State {
+        self.cm.state(id).unwrap_or(State::Idle)
+    }
+
+    /// Asks the peer.
+    fn connects(&mut self) -> CommId {
+        let connect = Connect { responder_resources: 4, initiator_depth: 8, ..connect() };
+        let id = self.call(|cm, cx| cm.connect(cx, &connect)).unwrap();
+        assert_eq!((self.names(), self.state(id)), (vec!["REQ"], State::ReqSent));
+        id
+    }
+
+    /// Asks the peer, who has accepted.
+    fn answered(&mut self) -> CommId {
+        let id = self.connects();
+        assert_eq!(self.takes(rep(id)), Ok(()));
+        assert!(matches!(self.events()[..], [EventKind::ConnectReply(..)]));
+        id
+    }
+
+    /// Asks the peer, who has accepted, and confirms.
+    fn connected(&mut self) -> CommId {
+        let id = self.answered();
+        self.cm.confirm(id, &PrivateData::EMPTY).unwrap();
+        assert_eq!((self.names(), self.state(id)), (vec!["RTU"], State::Established));
+        id
+    }
+
+    /// The peer asks; returns what we call it.
+    fn asked(&mut self) -> CommId {
+        assert_eq!(self.takes(req()), Ok(()));
+        let event = self.cm.poll_event().expect("an event");
+        assert!(matches!(event.kind, EventKind::ConnectRequest(..)));
+        assert_eq!((self.names(), self.state(event.id)), (vec![], State::ReqRcvd));
+        event.id
+    }
+
+    /// The peer asks and we accept.
+    fn accepts(&mut self) -> CommId {
+        let id = self.asked();
+        self.call(|cm, cx| cm.accept(cx, id, &accept())).unwrap();
+        assert_eq!((self.names(), self.state(id)), (vec!["REP"], State::RepSent));
+        id
+    }
+
+    /// The peer asks, we accept, it confirms.
+    fn established(&mut self) -> CommId {
+        let id = self.accepts();
+        assert_eq!(self.takes(rtu(id)), Ok(()));
+        assert_eq!((self.events(), self.state(id)), (vec![EventKind::Established], State::Established));
+        id
+    }
+
+    fn disconnect(&mut self, id: CommId) -> Result<(), CmError> {
+        self.call(|cm, cx| cm.disconnect(cx, id))
+    }
+
+    fn destroy(&mut self, id: CommId) -> Result<(), CmError> {
+        self.call(|cm, cx| cm.destroy(cx, id))
+    }
+}
+
+fn connect() -> Connect {
+    Connect::new(route(), SERVICE, OUR_QPN, Psn::new(100))
+}
+
+fn accept() -> Accept {
+    Accept { responder_resources: 2, initiator_depth: 9, ..Accept::new(OUR_QPN, Psn::new(300)) }
+}
+
+/// The peer's REQ, as its own machine writes it.
+fn req() -> Req {
+    let back = Route { local: address(2), remote: address(1) };
+    let connect = Connect {
+        responder_resources: 5,
+        initiator_depth: 6,
+        retry_count: Small::new(3),
+        rnr_retry_count: Small::new(4),
+        ..Connect::new(back, SERVICE, PEER_QPN, Psn::new(200))
+    };
+    fields::req(PEER_ID, &connect, &Settings::new(PEER_GUID))
+}
+
+/// The peer's REP to what we call `ours`.
+fn rep(ours: CommId) -> Rep {
+    Rep {
+        local_comm_id: PEER_ID,
+        remote_comm_id: ours,
+        local_qpn: PEER_QPN,
+        starting_psn: Psn::new(200),
+        responder_resources: 5,
+        initiator_depth: 3,
+        target_ack_delay: TimeCode::new(16),
+        rnr_retry_count: Small::new(2),
+        local_ca_guid: PEER_GUID,
+        ..Rep::default()
+    }
+}
+
+fn rtu(ours: CommId) -> Rtu {
+    Rtu { local_comm_id: PEER_ID, remote_comm_id: ours, private_data: PrivateData::EMPTY }
+}
+
+fn dreq(ours: CommId) -> Dreq {
+    Dreq { local_comm_id: PEER_ID, remote_comm_id: ours, remote_qpn: OUR_QPN, private_data: PrivateData::EMPTY }
+}
+
+fn drep(ours: CommId) -> Drep {
+    fields::drep(PEER_ID, ours)
+}
+
+fn mra(ours: CommId, answered: Answered) -> Mra {
+    let (service_timeout, private_data) = (TimeCode::new(22), PrivateData::EMPTY);
+    Mra { local_comm_id: PEER_ID, remote_comm_id: ours, answered, service_timeout, private_data }
+}
+
+fn rej(ours: CommId, answered: Answered, reason: RejReason) -> Rej {
+    fields::plain(PEER_ID, ours, answered, reason, Info::EMPTY)
+}

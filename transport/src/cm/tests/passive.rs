@@ -1,0 +1,275 @@
+//! The side that is asked.
+
+use super::*;
+
+// clause: CM-FIELDS-REP, CM-DEPTH
+#[test]
+fn a_req_becomes_a_request_and_a_rep() {
+    let mut node = Node::listening();
+    assert_eq!(node.takes(req()), Ok(()));
+    let Event { id, kind: EventKind::ConnectRequest(request, Ece::NONE) } = node.cm.poll_event().unwrap() else {
+        panic!("no request")
+    };
+    assert_eq!((*request, node.sent(), node.cm.poll_timeout()), (req(), vec![], None));
+    let offered = node.cm.qp_terms(id).unwrap();
+    assert_eq!((offered.max_dest_rd_atomic, offered.max_rd_atomic), (6, 5), "what the peer issues we serve");
+    assert_eq!(node.call(|cm, cx| cm.accept(cx, id, &accept())), Ok(()));
+    let Message::Rep(rep) = node.one_sent() else { panic!("no REP") };
+    assert_eq!((rep.local_comm_id, rep.remote_comm_id, rep.local_ca_guid), (id, PEER_ID, OUR_GUID));
+    assert_eq!((rep.local_qpn, rep.starting_psn, rep.target_ack_delay.get()), (OUR_QPN, Psn::new(300), 15));
+    assert_eq!((rep.responder_resources, rep.initiator_depth), (2, 5), "2 and 9 wanted, 6 and 5 offered");
+    assert_eq!((rep.failover.get(), rep.rnr_retry_count.get(), rep.srq), (0, 7, false));
+    let terms = node.cm.qp_terms(id).unwrap();
+    assert_eq!((terms.route, terms.dest_qpn, terms.rq_psn, terms.sq_psn), {
+        (route(), PEER_QPN, Psn::new(300), Psn::new(200))
+    });
+    assert_eq!((terms.max_dest_rd_atomic, terms.max_rd_atomic), (2, 5));
+    assert_eq!((terms.retry_cnt.get(), terms.rnr_retry.get(), terms.timeout.get()), (3, 4, 17));
+    assert_eq!(node.call(|cm, cx| cm.accept(cx, id, &accept())), Err(CmError::State));
+}
+
+// clause: CM-REP-TIMEOUT, CM-RETRIES
+#[test]
+fn a_rep_is_repeated_as_the_req_says_and_then_given_up() {
+    let mut node = Node::listening();
+    let asks = Req { local_cm_response_timeout: TimeCode::new(18), max_cm_retries: Small::new(2), ..req() };
+    assert_eq!(node.takes(asks), Ok(()));
+    let id = node.cm.poll_event().unwrap().id;
+    node.call(|cm, cx| cm.accept(cx, id, &accept())).unwrap();
+    node.names();
+    for _ in 0..2 {
+        assert_eq!((node.wait().as_millis(), node.names()), (1024, vec!["REP"]));
+    }
+    assert_eq!(node.wait().as_millis(), 1024);
+    let Message::Rej(rej) = node.one_sent() else { panic!("no REJ") };
+    assert_eq!((rej.local_comm_id, rej.remote_comm_id), (id, PEER_ID));
+    assert_eq!((rej.reason, rej.info.as_bytes()), (RejReason::Timeout, &OUR_GUID.0.to_be_bytes()[..]));
+    assert_eq!((node.events(), node.cm.is_empty()), (vec![EventKind::Unreachable], true));
+}
+
+// clause: CM-ESTABLISH
+#[test]
+fn an_rtu_or_data_establish_and_the_other_then_says_nothing_new() {
+    let mut node = Node::listening();
+    let id = node.established();
+    assert_eq!((node.takes(rtu(id)), node.cm.establish(id)), (Err(Ignored::State), Err(CmError::State)));
+    assert_eq!((node.events(), node.cm.poll_timeout()), (vec![], None));
+    let mut node = Node::listening();
+    let id = node.accepts();
+    node.cm.establish(id).unwrap();
+    assert_eq!((node.events(), node.state(id)), (vec![EventKind::Established], State::Established));
+    assert_eq!((node.takes(rtu(id)), node.events(), node.sent()), (Err(Ignored::State), vec![], vec![]));
+    let mut node = Node::listening();
+    let id = node.asked();
+    assert_eq!((node.takes(rtu(id)), node.cm.establish(id)), (Err(Ignored::State), Err(CmError::State)));
+}
+
+// clause: CM-REQ-DUPLICATE
+#[test]
+fn a_repeated_req_is_one_connection() {
+    let mut node = Node::listening();
+    let id = node.asked();
+    for _ in 0..2 {
+        assert_eq!(node.takes(req()), Err(Ignored::Duplicate));
+        let Message::Mra(mra) = node.one_sent() else { panic!("no MRA") };
+        assert_eq!((mra.local_comm_id, mra.remote_comm_id), (id, PEER_ID));
+        assert_eq!((mra.answered, mra.service_timeout.get()), (Answered::Req, 24));
+        assert_eq!(node.state(id), State::MraReqSent);
+    }
+    node.call(|cm, cx| cm.accept(cx, id, &accept())).unwrap();
+    assert_eq!(node.names(), ["REP"]);
+    assert_eq!((node.takes(req()), node.sent()), (Err(Ignored::Duplicate), vec![]), "the REP has a timer");
+    assert_eq!(node.takes(rtu(id)), Ok(()));
+    assert_eq!((node.takes(req()), node.sent()), (Err(Ignored::Duplicate), vec![]));
+    assert_eq!(node.takes(dreq(id)), Ok(()));
+    node.disconnect(id).unwrap();
+    assert_eq!(node.names(), ["DREP"]);
+    assert_eq!((node.takes(req()), node.state(id)), (Err(Ignored::Duplicate), State::TimeWait));
+    let Message::Rej(rej) = node.one_sent() else { panic!("no REJ") };
+    assert_eq!((rej.reason, rej.answered), (RejReason::StaleConnection, Answered::Req));
+    node.run_out();
+    node.events();
+    assert_eq!(node.takes(req()), Ok(()), "the name is free again");
+}
+
+// clause: CM-MRA
+#[test]
+fn the_program_may_ask_for_patience_and_so_may_the_peer() {
+    let mut node = Node::listening();
+    let id = node.asked();
+    node.cm.delay(id, TimeCode::new(21)).unwrap();
+    let Message::Mra(sent) = node.one_sent() else { panic!("no MRA") };
+    assert_eq!((sent.service_timeout.get(), node.cm.delay(id, TimeCode::new(21))), (21, Err(CmError::State)));
+    node.call(|cm, cx| cm.accept(cx, id, &accept())).unwrap();
+    node.names();
+    assert_eq!(node.takes(mra(id, Answered::Req)), Err(Ignored::State));
+    assert_eq!(node.takes(mra(id, Answered::Rep)), Ok(()));
+    assert_eq!(node.takes(mra(id, Answered::Rep)), Err(Ignored::State));
+    assert_eq!((node.state(id), node.wait().as_millis()), (State::MraRepRcvd, (1 << 14) + 512));
+    assert_eq!((node.names(), node.wait().as_millis()), (vec!["REP"], 4096));
+    assert_eq!(node.takes(rtu(id)), Ok(()));
+    assert_eq!(node.state(id), State::Established);
+}
+
+// clause: CM-REJECT
+#[test]
+fn the_program_may_refuse_the_request() {
+    for name_given in [false, true] {
+        let mut node = Node::listening();
+        let id = node.asked();
+        if name_given {
+            node.cm.delay(id, TimeCode::new(21)).unwrap();
+            node.names();
+        }
+        node.cm.reject(id, &Refusal::new(PrivateData::new(b"no").unwrap())).unwrap();
+        let Message::Rej(rej) = node.one_sent() else { panic!("no REJ") };
+        assert_eq!((rej.local_comm_id, rej.remote_comm_id), (if name_given { id } else { CommId::NONE }, PEER_ID));
+        assert_eq!((rej.answered, rej.reason), (Answered::Req, RejReason::ConsumerDefined));
+        assert_eq!(&rej.private_data.as_bytes()[..3], b"no\0");
+        assert!(node.cm.is_empty() && node.events().is_empty());
+    }
+}
+
+// clause: CM-REJ-RECEIVED
+#[test]
+fn the_peer_may_give_up_at_any_time() {
+    let by_name = |id| rej(id, Answered::Rep, RejReason::ConsumerDefined);
+    let by_guid = |_| Rej {
+        info: Info::new(&PEER_GUID.0.to_be_bytes()).unwrap(),
+        ..rej(CommId::NONE, Answered::Neither, RejReason::Timeout)
+    };
+    for reject in [by_name, by_guid] {
+        for reach in [Node::asked, Node::accepts] {
+            let mut node = Node::listening();
+            let id = reach(&mut node);
+            assert_eq!(node.takes(reject(id)), Ok(()));
+            assert_eq!(node.events(), [EventKind::Rejected(Box::new(reject(id)))]);
+            assert!(node.cm.is_empty());
+        }
+        let mut node = Node::listening();
+        let id = node.established();
+        assert_eq!(node.takes(reject(id)), Ok(()));
+        assert_eq!((node.events(), node.state(id)), {
+            (vec![EventKind::Disconnected(Ending::Rejected)], State::TimeWait)
+        });
+        assert_eq!(node.takes(reject(id)), Err(Ignored::State));
+    }
+}
+
+// clause: CM-REQ-CHECKS
+#[test]
+fn what_nobody_can_serve_is_refused_with_its_reason() {
+    let elsewhere = |change: fn(&mut Req)| {
+        let mut req = req();
+        change(&mut req);
+        req
+    };
+    let cases = [
+        (elsewhere(|req| req.primary.local_gid = address(9)), RejReason::InvalidGid),
+        (elsewhere(|req| req.primary.remote_gid = address(9)), RejReason::InvalidGid),
+        (elsewhere(|req| req.transport = Transport::Rd), RejReason::InvalidTransportType),
+        (elsewhere(|req| req.transport = Transport::Extended(2)), RejReason::InvalidTransportType),
+        (elsewhere(|req| req.pkey = roxe_wire::Pkey(0x8001)), RejReason::Unsupported),
+        (elsewhere(|req| req.path_mtu = roxe_wire::cm::MtuCode::new(6)), RejReason::InvalidMtu),
+        (elsewhere(|req| req.service_id = ServiceId(1)), RejReason::InvalidServiceId),
+    ];
+    for (req, reason) in cases {
+        let mut node = Node::listening();
+        assert_eq!(node.takes(req), Err(Ignored::Refused));
+        let Message::Rej(rej) = node.one_sent() else { panic!("no REJ") };
+        assert_eq!((rej.reason, rej.answered, rej.local_comm_id), (reason, Answered::Req, CommId::NONE));
+        assert_eq!(rej.info.as_bytes().len(), if reason == RejReason::InvalidGid { 16 } else { 0 });
+        assert!(node.cm.is_empty() && node.events().is_empty());
+    }
+    for malformed in [elsewhere(|req| req.local_comm_id = CommId::NONE), elsewhere(|req| req.local_ca_guid = Guid(0))] {
+        let mut node = Node::listening();
+        assert_eq!((node.takes(malformed), node.sent()), (Err(Ignored::Malformed), vec![]));
+    }
+}
+
+// clause: CM-STALE
+#[test]
+fn a_req_from_the_queue_pair_of_another_connection_ends_that_one() {
+    let mut node = Node::listening();
+    let old = node.established();
+    let again = Req { local_comm_id: CommId(0x8888), ..req() };
+    assert_eq!(node.takes(again.clone()), Err(Ignored::Refused));
+    let mut names = node.names();
+    names.sort_unstable();
+    assert_eq!((names, node.state(old)), (vec!["DREQ", "REJ"], State::DreqSent));
+    assert_eq!((node.takes(again.clone()), node.names()), (Err(Ignored::Refused), vec!["REJ"]));
+    assert_eq!(node.takes(drep(old)), Ok(()));
+    assert_eq!(node.events(), [EventKind::Disconnected(Ending::Agreed)]);
+    node.run_out();
+    assert_eq!(node.takes(again), Ok(()), "the queue pair is known no more");
+    let elsewhere = Route { local: address(1), remote: address(3) };
+    let mut liar = Req { local_comm_id: CommId(0x9999), ..req() };
+    liar.primary.local_gid = address(3);
+    node.listen_more();
+    assert_eq!(node.takes_from(elsewhere, liar), Ok(()), "the same numbers from elsewhere are another queue pair");
+}
+
+impl Node {
+    /// Room for a second request, at the one address.
+    fn listen_more(&mut self) {
+        let listen = Listen { service_id: SERVICE, local: Some(address(1)), takes: Takes::Connections, backlog: 1 };
+        self.cm.listen(listen).unwrap();
+    }
+}
+
+// clause: CM-BACKLOG
+#[test]
+fn no_more_requests_wait_than_the_backlog_holds() {
+    let other = |n: u32| Req { local_comm_id: CommId(n), local_qpn: Qpn::new(n), ..req() };
+    let mut node = Node::new();
+    node.listen(2);
+    assert_eq!([1, 2, 3].map(|n| node.takes(other(n))), [Ok(()), Ok(()), Err(Ignored::Refused)]);
+    let Message::Rej(rej) = node.one_sent() else { panic!("no REJ") };
+    assert_eq!((rej.reason, rej.remote_comm_id, node.cm.len()), (RejReason::NoResources, CommId(3), 2));
+    let first = node.cm.poll_event().unwrap().id;
+    node.call(|cm, cx| cm.accept(cx, first, &accept())).unwrap();
+    assert_eq!(node.takes(other(4)), Ok(()), "who is answered waits no more");
+    let second = node.cm.poll_event().unwrap().id;
+    node.destroy(second).unwrap();
+    assert_eq!(node.takes(other(5)), Ok(()));
+    assert_eq!(node.takes(other(6)), Err(Ignored::Refused));
+}
+
+// clause: CM-BOUNDS
+#[test]
+fn no_more_connections_are_held_than_allowed() {
+    let mut node = Node::with(Settings { max_connections: 1, ..Settings::new(OUR_GUID) });
+    node.listen(9);
+    let id = node.established();
+    let other = Req { local_comm_id: CommId(1), local_qpn: Qpn::new(1), ..req() };
+    assert_eq!((node.takes(other.clone()), node.names()), (Err(Ignored::Refused), vec!["REJ"]));
+    assert_eq!(node.call(|cm, cx| cm.connect(cx, &connect())), Err(CmError::Full));
+    assert_eq!(node.call(|cm, cx| cm.resolve(cx, &Resolve::new(route(), SERVICE))), Err(CmError::Full));
+    node.destroy(id).unwrap();
+    node.run_out();
+    assert_eq!(node.takes(other), Ok(()));
+}
+
+// clause: CM-LISTEN
+#[test]
+fn the_listener_at_the_address_is_asked_before_that_at_all() {
+    let mut node = Node::new();
+    let at = |local, takes| Listen { service_id: SERVICE, local, takes, backlog: 0 };
+    let all = node.cm.listen(at(None, Takes::Connections)).unwrap();
+    assert_eq!(node.cm.listen(at(None, Takes::Connections)), Err(CmError::InUse));
+    assert_eq!(node.cm.listen(at(None, Takes::Both)), Err(CmError::InUse));
+    assert!(node.cm.listen(at(None, Takes::Lookups)).is_ok());
+    assert!(node.cm.listen(at(Some(address(7)), Takes::Both)).is_ok());
+    assert_eq!((node.takes(req()), node.names()), (Err(Ignored::Refused), vec!["REJ"]), "no backlog");
+    let here = node.cm.listen(Listen { backlog: 1, ..at(Some(address(1)), Takes::Both) }).unwrap();
+    let id = node.asked();
+    assert_eq!(node.cm.stop_listening(here), Ok(()));
+    assert_eq!(node.cm.stop_listening(here), Err(CmError::UnknownId));
+    assert_eq!(node.call(|cm, cx| cm.accept(cx, id, &accept())), Ok(()), "who waits can still be answered");
+    node.cm.stop_listening(all).unwrap();
+    node.names();
+    let other = Req { local_comm_id: CommId(1), local_qpn: Qpn::new(1), ..req() };
+    assert_eq!(node.takes(other), Err(Ignored::Refused));
+    let Message::Rej(rej) = node.one_sent() else { panic!("no REJ") };
+    assert_eq!(rej.reason, RejReason::InvalidServiceId);
+}
