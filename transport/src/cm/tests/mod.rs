@@ -1,10 +1,14 @@
-//! Tests: scripts of one machine (`active`, `passive`, `ending`, `lookups`, `strangers`).
+//! Tests: scripts of one machine (`active`, `passive`, `ending`, `lookups`, `strangers`), the recorded packets of another
+//! (`captures`), one machine and a liar (`hostile`), and two machines over a bad network (`world`).
 
 mod active;
+mod captures;
 mod ending;
+mod hostile;
 mod lookups;
 mod passive;
 mod strangers;
+mod world;
 
 use super::*;
 use crate::sim::rng::Rng;

@@ -1,0 +1,107 @@
+//! A peer that lies: messages of all kinds, with ids, GUIDs and queue pairs that it has no business to know, and with
+//! damaged bytes.
+
+use super::*;
+use crate::sim::rng::Choices;
+use roxe_wire::cm::{Apr, AprStatus, Lap, SidrRep, SidrReq, SidrStatus};
+
+const BACKLOG: usize = 4;
+
+/// One lie about a connection that we call `id`.
+fn lie(rng: &mut Rng, id: CommId, from: Gid) -> Message {
+    let ours = rng.pick(&[id, id, CommId::NONE, CommId(5)]);
+    let theirs = rng.pick(&[PEER_ID, PEER_ID, CommId::NONE, CommId(6)]);
+    let answered = rng.pick(&[Answered::Req, Answered::Rep, Answered::Neither]);
+    let reason = rng.pick(&[RejReason::Timeout, RejReason::StaleConnection, RejReason::ConsumerDefined]);
+    let info = Info::new(&PEER_GUID.0.to_be_bytes()).unwrap();
+    let mut asks = Req { local_comm_id: theirs, local_qpn: rng.pick(&[PEER_QPN, Qpn::new(7), Qpn::new(8)]), ..req() };
+    asks.primary.local_gid = from;
+    let request = SidrReq { request_id: theirs, ..fields::sidr_req(id, &Resolve::new(route(), SERVICE)) };
+    match rng.below(11) {
+        0 => asks.into(),
+        1 => Rep { local_comm_id: theirs, ..rep(ours) }.into(),
+        2 => Rtu { local_comm_id: theirs, ..rtu(ours) }.into(),
+        3 => Rej { local_comm_id: theirs, info, ..rej(ours, answered, reason) }.into(),
+        4 => Mra { local_comm_id: theirs, ..mra(ours, answered) }.into(),
+        5 => Dreq { local_comm_id: theirs, ..dreq(ours) }.into(),
+        6 => Drep { local_comm_id: theirs, ..drep(ours) }.into(),
+        7 => SidrRep { request_id: ours, ..fields::sidr_rep(&request, &Resolution::refused(SidrStatus::NoQp)) }.into(),
+        8 => request.into(),
+        9 => Lap { local_comm_id: theirs, remote_comm_id: ours, ..Lap::default() }.into(),
+        _ => {
+            let (status, private_data) = (AprStatus::Success, PrivateData::EMPTY);
+            Apr { local_comm_id: theirs, remote_comm_id: ours, info, status, private_data }.into()
+        }
+    }
+}
+
+/// The lie as bytes, some of them damaged, if it can still be read.
+fn damaged(rng: &mut Rng, message: Message) -> Option<Mad> {
+    let mut bytes = Mad { tid: TransactionId(rng.next()), modifier: 0, message }.to_bytes();
+    for _ in 0..rng.below(4) {
+        let at = 24 + rng.below(232) as usize;
+        bytes[at] ^= 1 << rng.below(8);
+    }
+    Mad::parse(&bytes).ok()
+}
+
+/// Tells `count` lies from `from`, checks what none of them may do, and forgets what came of them.
+fn tell_lies(node: &mut Node, rng: &mut Rng, id: CommId, from: Gid, count: u32) {
+    let route = Route { local: address(1), remote: from };
+    for _ in 0..count {
+        let message = lie(rng, id, from);
+        let Some(mad) = damaged(rng, message) else { continue };
+        let _ = node.call(|cm, cx| cm.handle_message(cx, route, &mad));
+        let answers = std::iter::from_fn(|| node.cm.poll_transmit()).count();
+        assert!(answers <= 2, "{answers} answers to {mad}");
+        assert!(node.cm.len() <= 2 + BACKLOG, "held after {mad}");
+        while let Some(event) = node.cm.poll_event() {
+            if from != route_of_peer() {
+                assert_ne!(event.id, id, "{mad}");
+            }
+            if rng.chance(300) {
+                let _ = node.destroy(event.id);
+            }
+        }
+        while node.cm.poll_transmit().is_some() {}
+    }
+}
+
+fn route_of_peer() -> Gid {
+    route().remote
+}
+
+// clause: CM-MATCH, CM-BOUNDS, CM-BACKLOG
+#[test]
+fn a_liar_elsewhere_changes_nothing_between_us_and_the_peer() {
+    for seed in 0..200 {
+        let mut rng = Rng::new(seed);
+        let mut node = Node::new();
+        node.listen(BACKLOG);
+        let established = node.connected();
+        tell_lies(&mut node, &mut rng, established, address(3), 300);
+        assert_eq!(node.state(established), State::Established, "seed {seed}");
+        let mut node = Node::new();
+        node.listen(BACKLOG);
+        let asked = node.connects();
+        tell_lies(&mut node, &mut rng, asked, address(3), 300);
+        assert_eq!(node.state(asked), State::ReqSent, "seed {seed}");
+        assert_eq!(node.takes(rep(asked)), Ok(()));
+    }
+}
+
+// clause: CM-BOUNDS
+#[test]
+fn a_lying_peer_harms_only_its_own_connection() {
+    for seed in 0..200 {
+        let mut rng = Rng::new(seed);
+        for reach in [Node::connects, Node::answered, Node::connected, Node::accepts, Node::established] {
+            let mut node = Node::new();
+            node.listen(BACKLOG);
+            let id = reach(&mut node);
+            tell_lies(&mut node, &mut rng, id, route().remote, 60);
+            let _ = node.destroy(id);
+            assert!(node.cm.poll_timeout().is_none_or(|due| due < Instant(140_000_000_000)), "seed {seed}");
+        }
+    }
+}

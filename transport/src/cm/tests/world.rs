@@ -1,0 +1,364 @@
+//! Two machines with programs of some temper over a network that loses, repeats, delays and so reorders messages: in
+//! virtual time, from seeds.
+
+use super::*;
+use crate::sim::rng::Choices;
+use roxe_wire::cm::SidrStatus;
+use std::collections::BTreeMap;
+
+/// How bad the network is, and how hasty the programs.
+#[derive(Clone, Copy, Debug)]
+struct Climate {
+    /// Per mille.
+    loss: u32,
+    /// Per mille.
+    repeats: u32,
+    /// Longest delay of a message, ms.
+    delay: u32,
+    /// Longest that a program thinks, ms.
+    thought: u32,
+    /// How often a program does not want what it is offered, or forgets a connection; per mille.
+    whims: u32,
+    /// How often a program looks a datagram service up instead of connecting; per mille.
+    lookups: u32,
+}
+
+/// What a program does next with a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Todo {
+    Connect,
+    Resolve,
+    Answer,
+    AnswerLookup,
+    Confirm,
+    Disconnect,
+    Destroy,
+}
+
+#[derive(Debug)]
+enum Happens {
+    Arrives(usize, Route, Box<Mad>),
+    Program(usize, CommId, Todo),
+}
+
+/// How a connection ended for its program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum End {
+    /// A lookup.
+    Answered,
+    Refused,
+    Destroyed,
+    Told(EventKind),
+}
+
+/// What a program knows of a connection.
+#[derive(Debug, Default)]
+struct Story {
+    /// It asked.
+    is_active: bool,
+    /// What the other end calls it, once known.
+    partner: Option<CommId>,
+    established: bool,
+    terms: Option<QpTerms>,
+    ends: Vec<End>,
+}
+
+struct World {
+    climate: Climate,
+    rng: Rng,
+    now: Instant,
+    ends: [Cm; 2],
+    stories: [BTreeMap<CommId, Story>; 2],
+    agenda: BTreeMap<(Instant, u64), Happens>,
+    planned: u64,
+    qpns: u32,
+}
+
+/// Address of an end.
+fn home(end: usize) -> Gid {
+    address(end as u8 + 1)
+}
+
+impl World {
+    fn new(climate: Climate, seed: u64) -> Self {
+        let machine = |guid| {
+            let mut cm = Cm::new(Settings::new(guid));
+            cm.listen(Listen { service_id: SERVICE, local: None, takes: Takes::Both, backlog: 4 }).unwrap();
+            cm
+        };
+        Self {
+            climate,
+            rng: Rng::new(seed),
+            now: Instant(0),
+            ends: [machine(OUR_GUID), machine(PEER_GUID)],
+            stories: Default::default(),
+            agenda: BTreeMap::new(),
+            planned: 0,
+            qpns: 16,
+        }
+    }
+
+    fn plan(&mut self, within: u32, happens: Happens) {
+        let delay = Duration::from_millis(u64::from(self.rng.below(within) + 1));
+        self.planned += 1;
+        self.agenda.insert((self.now.after(delay), self.planned), happens);
+    }
+
+    fn think(&mut self, end: usize, id: CommId, todo: Todo) {
+        self.plan(self.climate.thought, Happens::Program(end, id, todo));
+    }
+
+    /// Calls something that needs the time and chance.
+    fn call<R>(&mut self, end: usize, act: impl FnOnce(&mut Cm, &mut Cx<'_>) -> R) -> R {
+        let Self { ends, now, rng, .. } = self;
+        act(&mut ends[end], &mut Cx { now: *now, random: &mut || rng.next() })
+    }
+
+    /// Lets everything happen until nothing is left to happen.
+    fn run(&mut self) {
+        while let Some(next) = self.next_time() {
+            assert!(next < Instant(3600 * 1_000_000_000), "an hour, and still not over");
+            self.now = next;
+            for end in [0, 1] {
+                self.ends[end].handle_timeout(next);
+            }
+            while let Some(first) = self.agenda.first_entry().filter(|first| first.key().0 <= next) {
+                match first.remove() {
+                    Happens::Arrives(end, route, mad) => {
+                        let _ = self.call(end, |cm, cx| cm.handle_message(cx, route, &mad));
+                    }
+                    Happens::Program(end, id, todo) => self.act(end, id, todo),
+                }
+                self.fetch();
+            }
+            self.fetch();
+        }
+    }
+
+    fn next_time(&self) -> Option<Instant> {
+        let agenda = self.agenda.first_key_value().map(|((time, _), _)| *time);
+        let timers = self.ends.iter().map(Cm::poll_timeout);
+        timers.chain([agenda]).flatten().min()
+    }
+
+    fn fetch(&mut self) {
+        for end in [0, 1] {
+            while let Some(out) = self.ends[end].poll_transmit() {
+                self.carry(out);
+            }
+            while let Some(event) = self.ends[end].poll_event() {
+                self.learn(end, event);
+            }
+        }
+    }
+
+    fn carry(&mut self, Outgoing { route, mad }: Outgoing) {
+        let to = usize::from(route.remote == home(1));
+        assert_eq!((route.local, route.remote), (home(1 - to), home(to)));
+        // What travels is bytes.
+        let mad = Box::new(Mad::parse(&mad.to_bytes()).unwrap());
+        let back = Route { local: route.remote, remote: route.local };
+        let copies = 1 + u32::from(self.rng.chance(self.climate.repeats));
+        for _ in 0..copies {
+            if !self.rng.chance(self.climate.loss) {
+                self.plan(self.climate.delay, Happens::Arrives(to, back, mad.clone()));
+            }
+        }
+    }
+
+    /// A program hears of something.
+    fn learn(&mut self, end: usize, Event { id, kind }: Event) {
+        let story = self.stories[end].entry(id).or_default();
+        match &kind {
+            EventKind::ConnectRequest(req, _) => {
+                story.partner = Some(req.local_comm_id);
+                self.think(end, id, Todo::Answer);
+            }
+            EventKind::ConnectReply(rep, _) => {
+                story.partner = Some(rep.local_comm_id);
+                self.think(end, id, Todo::Confirm);
+            }
+            EventKind::Established => self.on_established(end, id),
+            EventKind::Disconnected(ending) => {
+                story.ends.push(End::Told(kind.clone()));
+                if *ending == Ending::Asked {
+                    self.think(end, id, Todo::Disconnect);
+                }
+            }
+            EventKind::Rejected(_) | EventKind::Unreachable | EventKind::Stale => story.ends.push(End::Told(kind)),
+            EventKind::TimeWaitExit => assert_eq!(story.ends.len(), 1, "{story:?}"),
+            EventKind::LookupRequest(_) => self.think(end, id, Todo::AnswerLookup),
+            EventKind::LookupReply(..) => story.ends.push(End::Answered),
+        }
+    }
+
+    fn on_established(&mut self, end: usize, id: CommId) {
+        let terms = self.ends[end].qp_terms(id);
+        let story = self.stories[end].entry(id).or_default();
+        (story.established, story.terms) = (true, terms);
+        // Most often one of the programs ends it long before the other would.
+        let todo = if self.rng.chance(self.climate.whims) { Todo::Destroy } else { Todo::Disconnect };
+        let patience = self.rng.pick(&[1, 1, 20]);
+        self.plan(self.climate.thought * patience, Happens::Program(end, id, todo));
+    }
+
+    /// A program acts. What it wanted may be impossible by now; then it lets it be.
+    fn act(&mut self, end: usize, id: CommId, todo: Todo) {
+        let unwilling = self.rng.chance(self.climate.whims);
+        match todo {
+            Todo::Connect if self.rng.chance(self.climate.lookups) => self.act(end, id, Todo::Resolve),
+            Todo::Connect => self.connect(end),
+            Todo::Resolve => self.resolve(end),
+            Todo::AnswerLookup => self.answer(end, id),
+            Todo::Answer if unwilling => self.refuse(end, id),
+            Todo::Confirm if unwilling => self.refuse(end, id),
+            Todo::Answer => self.accept(end, id),
+            Todo::Confirm if self.ends[end].confirm(id, &PrivateData::EMPTY).is_ok() => self.on_established(end, id),
+            Todo::Confirm => {}
+            Todo::Disconnect => {
+                let _ = self.call(end, |cm, cx| cm.disconnect(cx, id));
+            }
+            Todo::Destroy => self.destroy(end, id),
+        }
+    }
+
+    fn connect(&mut self, end: usize) {
+        self.qpns += 1;
+        let (qpn, psn) = (Qpn::new(self.qpns), Psn::new(self.rng.below(1 << 24)));
+        let connect = Connect {
+            responder_resources: self.rng.below(17) as u8,
+            initiator_depth: self.rng.below(17) as u8,
+            ..Connect::new(Route { local: home(end), remote: home(1 - end) }, SERVICE, qpn, psn)
+        };
+        let id = self.call(end, |cm, cx| cm.connect(cx, &connect)).unwrap();
+        self.stories[end].insert(id, Story { is_active: true, ..Story::default() });
+        if self.rng.chance(self.climate.whims / 2) {
+            self.think(end, id, Todo::Destroy);
+        }
+    }
+
+    fn resolve(&mut self, end: usize) {
+        let resolve = Resolve::new(Route { local: home(end), remote: home(1 - end) }, SERVICE);
+        let id = self.call(end, |cm, cx| cm.resolve(cx, &resolve)).unwrap();
+        self.stories[end].insert(id, Story::default());
+    }
+
+    fn answer(&mut self, end: usize, id: CommId) {
+        self.ends[end].answer(id, &Resolution::refused(SidrStatus::NoQp)).unwrap();
+        self.stories[end].entry(id).or_default().ends.push(End::Answered);
+    }
+
+    fn accept(&mut self, end: usize, id: CommId) {
+        self.qpns += 1;
+        let accept = Accept {
+            responder_resources: self.rng.below(17) as u8,
+            initiator_depth: self.rng.below(17) as u8,
+            ..Accept::new(Qpn::new(self.qpns), Psn::new(self.rng.below(1 << 24)))
+        };
+        let _ = self.call(end, |cm, cx| cm.accept(cx, id, &accept));
+    }
+
+    fn refuse(&mut self, end: usize, id: CommId) {
+        if self.ends[end].reject(id, &Refusal::new(PrivateData::EMPTY)).is_ok() {
+            self.stories[end].entry(id).or_default().ends.push(End::Refused);
+        }
+    }
+
+    fn destroy(&mut self, end: usize, id: CommId) {
+        let is_destroyed = self.call(end, |cm, cx| cm.destroy(cx, id)).is_ok();
+        let story = self.stories[end].entry(id).or_default();
+        if is_destroyed && story.ends.is_empty() {
+            story.ends.push(End::Destroyed);
+        }
+    }
+
+    /// What must be true when all is over.
+    fn judge(&self) {
+        for end in [0, 1] {
+            assert!(self.ends[end].is_empty(), "something is left");
+            for (id, story) in &self.stories[end] {
+                assert_eq!(story.ends.len(), 1, "{id} of {end} must end once: {story:?}");
+                let partner = story.partner.and_then(|partner| self.stories[1 - end].get(&partner));
+                if let Some(partner) = partner.filter(|partner| partner.partner == Some(*id)) {
+                    Self::judge_pair(story, partner);
+                }
+            }
+        }
+    }
+
+    fn judge_pair(one: &Story, other: &Story) {
+        // The active end confirms first. That the other hears of it, only a network can prevent that loses all of it.
+        let (active, passive) = if one.is_active { (one, other) } else { (other, one) };
+        assert!(active.is_active && !passive.is_active);
+        assert!(active.established || !passive.established, "{active:?} {passive:?}");
+        assert!(!active.established || passive.ends != [End::Refused], "{active:?} {passive:?}");
+        let (Some(one), Some(other)) = (one.terms, other.terms) else { return };
+        assert_eq!((one.rq_psn, one.sq_psn), (other.sq_psn, other.rq_psn));
+        assert_eq!((one.route.local, one.path_mtu), (other.route.remote, other.path_mtu));
+        assert_eq!((one.max_rd_atomic, one.max_dest_rd_atomic), (other.max_dest_rd_atomic, other.max_rd_atomic));
+        assert_eq!((one.retry_cnt, one.hop_limit), (other.retry_cnt, other.hop_limit));
+    }
+
+    /// How many connections were established at both ends.
+    fn successes(&self) -> usize {
+        self.stories[0].values().filter(|story| story.established).count()
+    }
+}
+
+/// Lives through `connections` of these, half of them from either end.
+fn live(climate: Climate, seed: u64, connections: u32) -> World {
+    let mut world = World::new(climate, seed);
+    for n in 0..connections {
+        world.plan(20_000, Happens::Program(n as usize % 2, CommId::NONE, Todo::Connect));
+    }
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        world.run();
+        world.judge();
+    }));
+    assert!(outcome.is_ok(), "seed {seed} in {climate:?}");
+    world
+}
+
+// clause: CM-RETRIES, CM-TIMEWAIT
+#[test]
+fn on_a_good_network_all_goes_as_both_programs_want() {
+    // All messages take equally long, so that none overtakes another.
+    let climate = Climate { loss: 0, repeats: 0, delay: 1, thought: 50, whims: 0, lookups: 0 };
+    for seed in 0..200 {
+        let world = live(climate, seed, 6);
+        for story in world.stories.iter().flat_map(BTreeMap::values) {
+            assert!(story.established, "seed {seed}: {story:?}");
+            let disconnected =
+                matches!(story.ends[..], [End::Told(EventKind::Disconnected(Ending::Asked | Ending::Agreed))]);
+            assert!(disconnected, "seed {seed}: {story:?}");
+        }
+        assert_eq!(world.stories.iter().map(BTreeMap::len).sum::<usize>(), 12);
+    }
+}
+
+// clause: CM-RETRIES, CM-SIDR, CM-REQ-DUPLICATE, CM-REP-DUPLICATE, CM-DREQ-UNKNOWN, CM-UNKNOWN
+#[test]
+fn on_a_bad_network_every_connection_ends_once_at_both_ends() {
+    let mut successes = 0;
+    for seed in 0..3000 {
+        let mut rng = Rng::new(seed);
+        let climate = Climate {
+            loss: rng.below(400),
+            repeats: rng.below(300),
+            delay: rng.pick(&[5, 500, 6000]),
+            thought: rng.pick(&[10, 3000, 40_000]),
+            whims: rng.pick(&[0, 100, 300]),
+            lookups: 200,
+        };
+        successes += live(climate, seed, 8).successes();
+    }
+    assert!(successes > 3000, "{successes} of 12000: nothing was tried");
+}
+
+// clause: CM-RETRIES, CM-DESTROY
+#[test]
+fn on_a_dead_network_everything_is_over_in_bounded_time() {
+    for (seed, loss) in (0..200).map(|seed| (seed, 900 + seed as u32 / 2)) {
+        live(Climate { loss, repeats: 0, delay: 5, thought: 1000, whims: 100, lookups: 200 }, seed, 6);
+    }
+}
