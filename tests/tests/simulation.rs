@@ -238,6 +238,16 @@ fn random_case(service: Service, mishaps: bool, seed: u64) -> Case {
     Case { rules: random_faults(WORST, case.link.latency, &mut rng), ..case }
 }
 
+/// What seven retries wait at the least: eight times the shortest timeout.
+const RETRIES: Duration = Duration::from_micros(8 * 4096);
+
+/// How long a packet waits behind everything that both ends of all connections send, on the slowest link.
+fn longest_queue(case: &Case) -> Duration {
+    let bytes = 2 * case.connections as u64 * u64::from(case.work.messages) * u64::from(case.work.max_len);
+    let slower = if case.mixed { 10 } else { 1 };
+    case.link.bandwidth.map_or(Duration::ZERO, |all| Duration::from_nanos(bytes * 8_000_000_000 * slower / all))
+}
+
 /// Some nodes, some connections between them, links of any kind, and now and then an accident.
 fn random_world(seed: u64) -> Case {
     let mut rng = Rng::new(seed);
@@ -261,9 +271,8 @@ fn random_world(seed: u64) -> Case {
         rules,
         ..Case::default()
     };
-    // A queue that is too small may eat all retries, and so may a link to the one receiver that is ten times slower than those
-    // of its senders; then the ends fail, as they should.
-    case.work.mishaps |= link.queue.is_some() || (case.net == Net::Incast && case.mixed);
+    // A queue that is too small may eat all retries, and so may one that takes too long; then the ends fail, as they should.
+    case.work.mishaps |= link.queue.is_some() || longest_queue(&case) > RETRIES / 2;
     for _ in 0..rng.below(3) {
         let end = rng.below(2 * connections) as usize;
         let accident = if rng.chance(500) { Accident::Error(end) } else { Accident::Gone(rng.below(nodes) as usize) };

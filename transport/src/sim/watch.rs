@@ -74,8 +74,9 @@ impl Watch {
     pub(super) fn on_emitted(&mut self, qp: &Qp, header: &Header, at: Instant) -> Result<(), Broken> {
         let (state, probe, psn) = (qp.state(), qp.probe(), header.bth.psn);
         if state == QpState::Err {
-            // The answers before the request that was refused may still leave, and the refusal; nothing after it.
-            let answer = matches!(header.kind, Kind::RcResponse(_) | Kind::XrcResponse(_));
+            // The answers before the request that was refused may still leave, the CNP that came due with them, and the
+            // refusal; nothing after it.
+            let answer = matches!(header.kind, Kind::RcResponse(_) | Kind::XrcResponse(_) | Kind::Cnp);
             ensure!(answer && !self.silenced, Silence, None, at, "{header:?} in the error state");
             self.silenced = matches!(header.kind,
                 Kind::RcResponse(Response::Ack(aeth)) | Kind::XrcResponse(Response::Ack(aeth)) if is_nak(aeth.syndrome));

@@ -170,6 +170,20 @@ fn a_receiver_in_rtr_answers_and_one_in_error_does_not() {
     assert_eq!(emitted(&mut p, B), []);
 }
 
+/// The judge of the simulation took such a CNP for one that was sent in the error state.
+// clause: CNP-WHEN
+#[test]
+fn the_cnp_for_a_request_that_is_refused_leaves_with_the_refusal() {
+    let mut p = Pair::new(Setup::default());
+    let source = filled(&mut p, B, 4);
+    let reth = roxe_wire::Reth { va: source.addr, rkey: source.rkey(), dma_len: 4 };
+    p.inject_from(B, &net(B, CE), &request(B, 100, Request::Read(reth)), &[]);
+    p.end(B).host.memory.unmap(source);
+    p.transmit(B);
+    assert_eq!(p.end(B).qp.state(), QpState::Err);
+    assert_eq!(counts(&mut p, B).map(|counts| counts.np_cnp_sent), Some(1));
+}
+
 #[test]
 fn a_full_batch_keeps_the_cnp_for_the_next() {
     let mut p = alone(B, Setup::default());

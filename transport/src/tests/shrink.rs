@@ -31,7 +31,8 @@ fn breaks(world: &mut World<Rng>) {
     world.tamper = Some(damages_repetitions());
 }
 
-const BUSY: &str = "service=rc net=star nodes=8 gbps=10 connections=24 messages=12 max_len=3000 seed=3
+/// Of a seed with which the first repetition is that of a lost packet, not one for a receiver that was not ready.
+const BUSY: &str = "service=rc net=star nodes=8 gbps=10 connections=24 messages=12 max_len=3000 seed=4
                     seed=5; drop tx 1%; duplicate tx 1%; delay tx 1% by=3us..40us; corrupt header tx 1%";
 
 #[test]
@@ -111,7 +112,7 @@ fn cases_can_be_read_and_written() {
         assert_eq!(case.to_string(), text);
     }
     for (text, problem) in [
-        ("service=xrc", "service=xrc"),
+        ("service=rd", "service=rd"),
         ("latency=2", "latency=2"),
         ("connections=2 only=2", "do not exist"),
         ("nodes=1", "do not exist"),
