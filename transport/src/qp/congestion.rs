@@ -217,6 +217,11 @@ impl Congestion {
         }
     }
 
+    /// There is nothing to hold back. What comes next is measured anew.
+    pub(crate) fn end_pause(&mut self) {
+        self.pause = None;
+    }
+
     /// The queue pair will not send any more.
     pub(crate) fn stop(&mut self) {
         (self.pause, self.notice_due) = (None, false);

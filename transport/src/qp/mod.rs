@@ -462,7 +462,7 @@ impl Qp {
         self.flush_due = false;
     }
 
-    /// Enters the state that a role asked for.
+    /// Enters the state that a role asked for, and waits for nothing that is done.
     fn settle<H: Host>(&mut self, host: &mut H) {
         if self.shared.failed {
             self.enter_error(host);
@@ -471,6 +471,9 @@ impl Qp {
             // clause: STATE-SQE
             self.shared.set_state(QpState::Sqe);
             self.requester.flush(&mut self.shared, host);
+        } else if self.shared.congestion.is_pausing() && self.is_quiescent() {
+            // What was held back has been acknowledged meanwhile.
+            self.shared.congestion.end_pause();
         }
     }
 

@@ -418,6 +418,22 @@ fn retransmissions_are_paced_too() {
     assert_eq!((again.len(), again[0].1.bth.psn), (11, Psn::new(100)));
 }
 
+#[test]
+fn what_is_acknowledged_during_a_pause_is_not_waited_for() {
+    let mut p = alone(A, limited(Service::Rc));
+    let mr = filled(&mut p, A, 20 * MTU);
+    slow_down(&mut p, A);
+    post(&mut p, A, 1, SendOp::Send, &[mr.all()]);
+    assert_eq!(emitted(&mut p, A).len(), 20);
+    let answer = |syndrome| Response::Ack(Aeth { syndrome, msn: Msn::new(1) });
+    let nak = answer(Syndrome::Nak(roxe_wire::NakCode::PsnSequence));
+    p.inject_from(A, &net(A, 0), &response(A, 100, nak), &[]);
+    assert_eq!(emitted(&mut p, A).len(), 11);
+    p.inject_from(A, &net(A, 0), &response(A, 119, answer(Syndrome::ACK_UNLIMITED)), &[]);
+    assert_eq!(sends(&mut p, A), [(1, WcStatus::Success)]);
+    assert_eq!(p.end(A).qp.poll_timeout(), None);
+}
+
 /// The answer to a READ is paced like a request; acknowledgements are not, unless they have to wait for it anyway.
 // clause: DCQCN-PACING
 #[test]
