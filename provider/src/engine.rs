@@ -8,6 +8,7 @@ pub(crate) mod clock;
 mod follow;
 mod frames;
 mod groups;
+mod letters;
 #[allow(unsafe_code)]
 mod poller;
 mod rx;
@@ -17,6 +18,7 @@ pub(crate) mod tap;
 mod tx;
 
 pub(crate) use frames::{Destination, Target};
+pub(crate) use letters::Letter;
 #[cfg(test)]
 pub(crate) use rx::IdentGuess;
 pub(crate) use rx::{Run, RxTools};
@@ -37,6 +39,7 @@ use crate::net::udp::UdpLink;
 use crate::qp::QpCore;
 use crate::timers::Timers;
 use background::Presence;
+use letters::Letters;
 use parking_lot::{Mutex, RwLock};
 use poller::{Poller, Watch};
 use roxe_transport::qp::Service;
@@ -86,6 +89,8 @@ pub(crate) struct Engine {
     retry_at: AtomicU64,
     /// When to write the counters to their files, nanoseconds.
     tell_at: AtomicU64,
+    /// For other processes, to be sent by whoever receives next.
+    letters: Letters,
 }
 
 /// Who is waiting for a time to come.
@@ -133,6 +138,7 @@ impl Engine {
             tap,
             retry_at: AtomicU64::new(NEVER),
             tell_at: AtomicU64::new(NEVER),
+            letters: Letters::default(),
         }
     }
 
@@ -249,6 +255,16 @@ impl Engine {
     pub(crate) fn slot(&self) -> Result<Slot, Error> {
         self.start()?;
         self.table.first_slot().ok_or_else(|| Error::new(libc::ENODEV, "the engine of this device has no numbers"))
+    }
+
+    /// Whether `qpn` is a number of this process.
+    pub(crate) fn is_ours(&self, qpn: Qpn) -> bool {
+        !matches!(self.table.find(qpn), Lookup::NotOurs)
+    }
+
+    /// Whether some process owns the number `qpn`.
+    pub(crate) fn has_owner(&self, qpn: Qpn) -> bool {
+        slot::is_owned(self.ifindex(), Slot::of(qpn))
     }
 
     /// Whether another process of this interface owns the number `qpn`.
@@ -522,6 +538,7 @@ impl Engine {
         self.timers.clear();
         self.flows.clear();
         self.tap().into_iter().for_each(|tap| tap.delayed.clear());
+        self.letters.clear();
         self.publish(&self.steer_at, None);
         self.publish(&self.retry_at, None);
         self.publish(&self.tell_at, None);
@@ -558,7 +575,9 @@ impl Engine {
         let held = self.tap().map(|tap| tap.delayed.raw() as &dyn Lockable);
         let port = self.device.raw_port();
         let told = self.device.live().map(|live| live.raw() as &dyn Lockable);
-        let always: [&dyn Lockable; 7] = [port, &self.links, map, ready, credits, self.timers.raw(), &self.poller];
+        let timers = self.timers.raw();
+        let always: [&dyn Lockable; 8] =
+            [port, &self.links, map, ready, credits, timers, self.letters.raw(), &self.poller];
         always.into_iter().chain(held).chain(told)
     }
 }

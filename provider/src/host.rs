@@ -3,20 +3,26 @@
 //! A [`QpHost`] lives for one visit to a queue pair, under its lock. Touches the objects of C programs by their own locks,
 //! which are all further in.
 
+mod errands;
+
+pub(crate) use errands::MAX_FETCH;
+
 use crate::cq::Cq;
 use crate::engine::Engine;
 use crate::flow::{Flow, Key, STALL};
 use crate::mr::{MemoryTable, Reach};
+use crate::net::slot::Slot;
 use crate::qp::{QpCore, Report};
 use crate::srq::Srq;
 use crate::unpolled::Unpolled;
+use errands::Errands;
 use roxe_transport::cx::{
-    AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, SharedReceives, Side, TagFit,
+    AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, SharedReceives, Side, SrqPlace, TagFit,
 };
 use roxe_transport::qp::Service;
 use roxe_transport::time::Instant;
 use roxe_transport::wr::{Access, Av, Bind, Cqe, Sge};
-use roxe_wire::{Qpn, RKey};
+use roxe_wire::{Psn, Qpn, RKey, Reth};
 use std::sync::Arc;
 
 /// What the surroundings of a queue pair remember from visit to visit: where it sends, and what it has completed.
@@ -30,6 +36,8 @@ pub(crate) struct Path {
     stalls_at: Option<Instant>,
     /// Completions of sends that nobody has polled.
     unpolled: Unpolled,
+    /// Of an XRC target that has met queues of other processes.
+    errands: Option<Box<Errands>>,
 }
 
 impl Path {
@@ -88,12 +96,14 @@ pub(crate) struct QpHost<'a> {
     report: Report,
     /// The shared receive queue that an XRC target works with.
     selected: Option<Arc<Srq>>,
+    /// Or the process that may have it.
+    elsewhere: Option<Slot>,
 }
 
 impl<'a> QpHost<'a> {
     /// For one visit to `qp` at `now`.
     pub(crate) fn new(qp: &'a QpCore, path: &'a mut Path, now: Instant) -> Self {
-        Self { qp, path, now, report: Report::default(), selected: None }
+        Self { qp, path, now, report: Report::default(), selected: None, elsewhere: None }
     }
 
     /// What is to be done once the lock is dropped.
@@ -155,11 +165,18 @@ impl Memory for QpHost<'_> {
     }
 
     fn check_remote(&mut self, rkey: RKey, va: u64, len: u64, access: Access) -> Result<(), MemError> {
+        if self.elsewhere.is_some() {
+            // A READ that its owner has allowed comes again. Whether it still does is seen when the data is fetched.
+            return Ok(());
+        }
         let (memory, reach) = self.memory();
         memory.check_remote(reach, rkey, va, len, access)
     }
 
     fn read_remote(&mut self, rkey: RKey, va: u64, out: &mut [u8]) -> Result<(), MemError> {
+        if self.elsewhere.is_some() {
+            return self.read_fetched(va, out);
+        }
         let (memory, reach) = self.memory();
         memory.read_remote(reach, rkey, va, out)
     }
@@ -229,11 +246,22 @@ impl SharedReceives for QpHost<'_> {
         }
     }
 
-    fn select_srq(&mut self, srqn: u32) -> bool {
+    fn select_srq(&mut self, srqn: u32) -> SrqPlace {
         if self.selected.as_ref().is_none_or(|srq| srq.number() != Some(srqn)) {
-            self.selected = self.qp.xrcd().and_then(|xrcd| xrcd.find_srq(srqn));
+            let xrcd = self.qp.xrcd();
+            self.selected = xrcd.and_then(|xrcd| xrcd.find_srq(srqn));
+            let is_here = self.selected.is_some();
+            self.elsewhere = if is_here { None } else { xrcd.and_then(|xrcd| xrcd.elsewhere(srqn)) };
         }
-        self.selected.is_some()
+        match (&self.selected, self.elsewhere) {
+            (Some(_), _) => SrqPlace::Here,
+            (None, Some(_)) => SrqPlace::Elsewhere,
+            (None, None) => SrqPlace::Nowhere,
+        }
+    }
+
+    fn select_to_read(&mut self, srqn: u32, psn: Psn, rest: &Reth, len: u32) -> bool {
+        self.fetch(srqn, psn, rest, len)
     }
 }
 

@@ -3,6 +3,7 @@
 //! One lock per queue; further in are only that of a completion queue, for operations on tags, and that of the event queue.
 //! Touches the context for the limit event.
 
+mod guests;
 mod tags;
 
 pub use tags::{TagInit, TagOp, TagRequest};
@@ -14,6 +15,7 @@ use crate::limits::{MAX_SRQ_SGE, MAX_SRQ_WR, MAX_TM_SGE};
 use crate::pd::Pd;
 use crate::uses::{ObjectId, Use, UseCount};
 use crate::xrcd::Xrcd;
+use guests::Guests;
 use parking_lot::Mutex;
 use roxe_transport::qp::PostError;
 use roxe_transport::wr::{RecvRequest, Sge};
@@ -112,6 +114,8 @@ struct Xrc {
     number: u32,
     /// Ends when the queue is destroyed.
     uses: Mutex<Vec<Use>>,
+    /// Targets of other processes that brought messages.
+    guests: Guests,
 }
 
 impl Srq {
@@ -127,7 +131,7 @@ impl Srq {
         number: u32,
     ) -> Result<Arc<Self>, Error> {
         let uses = Mutex::new(vec![xrcd.hold(), cq.hold()]);
-        let xrc = Xrc { xrcd: Arc::clone(xrcd), cq: Arc::clone(cq), number, uses };
+        let xrc = Xrc { xrcd: Arc::clone(xrcd), cq: Arc::clone(cq), number, uses, guests: Guests::default() };
         Self::make(pd, init, Kind::Xrc(xrc), None).map(Arc::new)
     }
 
@@ -225,6 +229,7 @@ impl Srq {
             Kind::Basic => {}
             Kind::Xrc(xrc) => {
                 xrc.xrcd.forget_srq(xrc.number);
+                xrc.guests.clear();
                 xrc.uses.lock().clear();
             }
             Kind::Tags(tags) => *tags.cq_use.lock() = None,

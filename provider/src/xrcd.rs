@@ -1,26 +1,26 @@
 //! XRC domains: which shared receive queues the targets of a process may take receives from.
 //!
-//! A domain belongs to this process. Openings of the same file (by device and inode) on the same card share it, so that a
-//! library and the program that loaded it can meet there. Another process that opens the same file gets a domain of its
-//! own, as programs expect that use one name for all they do (`ibv_xsrq_pingpong`): the receives of a queue are memory of the
-//! process that posted them, and no other process can place data there. So that a message for a queue of another process is
-//! refused and never taken for one of ours, the numbers of queues begin with a slot of this process, as those of queue
-//! pairs do.
+//! Openings of the same file (by device and inode) on the same card share a domain: within a process the objects in it, and
+//! between processes of one user and one interface the queues: a message that comes to a target here may name a queue of
+//! another process that opened the file. The receives of a queue are memory of the process that posted them, so that process
+//! executes it ([`crate::host`]). The numbers of queues begin with a slot of their process, as those of queue pairs do, and
+//! so tell where they are. `O_CREAT` and `O_EXCL` are about the domain of this process: there is nobody who would know of
+//! all processes.
 //!
 //! One lock per domain; it is taken under the lock of a queue pair. Touches queues and queue pairs through weak references.
 
 use crate::cq::{Cq, CqInit};
 use crate::device::Context;
 use crate::error::Error;
-use crate::limits::MAX_XRC_SRQ;
+use crate::limits::{MAX_SRQ_SGE, MAX_XRC_SRQ};
 use crate::net::slot::Slot;
 use crate::pd::Pd;
-use crate::qp::{Part, Qp, QpInit};
+use crate::qp::{Part, Qp, QpCore, QpInit};
 use crate::srq::{Srq, SrqInit};
 use crate::uses::{Use, UseCount};
 use parking_lot::{Mutex, RwLock};
-use roxe_transport::qp::{QpCaps, Service};
-use roxe_wire::Qpn;
+use roxe_transport::qp::{QpCaps, QpConfig, Service};
+use roxe_wire::{PathMtu, Qpn};
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::BorrowedFd;
@@ -75,6 +75,14 @@ impl Domain {
     }
 }
 
+/// The queue `number` of the domain that the file with this device and inode names on the card `card`.
+pub(crate) fn find_shared(card: u32, file: (u64, u64), number: u32) -> Option<Arc<Srq>> {
+    let name = Some((card, file.0, file.1));
+    let domain = NAMED.lock().iter().filter_map(Weak::upgrade).find(|domain| domain.name == name)?;
+    let queue = domain.queues.read().get(&number)?.upgrade();
+    queue
+}
+
 fn no_name() -> Error {
     Error::invalid("an XRC domain without a file can only be created: pass O_CREAT")
 }
@@ -123,6 +131,37 @@ impl Xrcd {
             queues.insert(number, Arc::downgrade(&srq));
         }
         Ok(srq)
+    }
+
+    /// Device and inode of the file that names the domain.
+    pub(crate) fn file(&self) -> Option<(u64, u64)> {
+        self.domain.name.map(|(_, device, inode)| (device, inode))
+    }
+
+    /// The process that may have the queue `number` of this domain, if it is another one.
+    pub(crate) fn elsewhere(&self, number: u32) -> Option<Slot> {
+        let (qpn, _) = (Qpn::new(number), self.domain.name?);
+        let slot = Slot::of(qpn);
+        (slot.can_be_owned() && !self.context.engine().is_ours(qpn)).then_some(slot)
+    }
+
+    /// What stands for the target `qpn` of another process.
+    pub(crate) fn guest(self: &Arc<Self>, qpn: Qpn) -> QpCore {
+        let (service, caps) = (Service::XrcTgt, QpCaps::default());
+        let config = QpConfig {
+            qpn,
+            service,
+            caps,
+            sq_sig_all: false,
+            srq_max_sge: Some(MAX_SRQ_SGE),
+            tag_matching: false,
+            // What the connection may have was checked by the process of the target.
+            port_mtu: PathMtu::Mtu4096.bytes(),
+            line_rate: None,
+        };
+        let (send_cq, recv_cq) = (Arc::clone(&self.cq), Arc::clone(&self.cq));
+        let init = QpInit { service, caps, sq_sig_all: false, send_cq, recv_cq, srq: None, user: 0 };
+        QpCore::guest(&self.pd, &init, config, self)
     }
 
     /// A new target in RESET: it receives for the shared queues of the domain, as messages name them.

@@ -77,7 +77,7 @@ pub(super) struct RxState {
     /// The raw link, while there are flows.
     pub(super) frames: Option<FrameSide>,
     /// For other processes.
-    strays: Strays,
+    pub(super) strays: Strays,
     /// Visits for which the mailboxes are looked at every time.
     mail_visits: u32,
     touched: Vec<Touched>,
@@ -244,6 +244,10 @@ impl Engine {
                     Some((Frame::Credit { dst, slot, bytes }, _)) => {
                         self.flows.credit(Key { dst, slot }, bytes, now);
                     }
+                    Some((Frame::Errand(errand), body)) => self.run_errand(&errand, body, now),
+                    Some((Frame::Result(id, outcome), body)) => {
+                        self.take_result(state, (id, outcome, body), now);
+                    }
                     // Answers to probes go to the builder's own mailbox.
                     Some((Frame::ProbeSeen { .. }, _)) | None => self.counters().malformed.add(1),
                 }
@@ -324,6 +328,7 @@ impl Engine {
 
     /// Sends what other processes had no room for earlier. While anything is left, the background thread comes back soon.
     fn retry_later(&self, state: &mut RxState, now: Instant) {
+        self.send_letters(state, now);
         let Some(first) = state.slots.first() else { return };
         if !state.strays.is_empty() {
             state.strays.retry(first);

@@ -3,6 +3,7 @@
 //! Every way in is a *visit*: take the lock, let the state machine work, send what it has to send, register its timer, drop
 //! the lock, announce completions and events.
 
+mod errands;
 mod frames;
 
 use super::QpInit;
@@ -222,6 +223,9 @@ impl QpCore {
                 self.engine().counters().malformed.add(1);
                 continue;
             };
+            if self.service == Service::XrcTgt && !tools.starved && host.hold(machine, &net, &packet, bytes) {
+                continue;
+            }
             let creditor = sender_of(machine, &packet).filter(|_| tools.local_sender);
             if !tools.starved && must_wait(machine, &mut host, parking, &net, &packet, creditor.is_some()) {
                 let psn = (self.service == Service::Uc).then_some(packet.header.bth.psn);
@@ -307,6 +311,7 @@ impl QpCore {
         }
         inner.registered = None;
         inner.path.on_timer(self.engine(), now);
+        inner.path.ask_again(self.engine(), now);
         let looks = inner.parking.deadline().is_some_and(|at| at <= now);
         let mut report = if looks { self.drain_parking(&mut inner, now) } else { Report::default() };
         let Inner { machine, path, .. } = &mut *inner;
@@ -342,6 +347,9 @@ impl QpCore {
         let report = report | self.transmit(&mut inner, now) | self.settle(&mut inner);
         drop(inner);
         self.announce(report);
+        if self.service == Service::XrcTgt && self.engine().has_letters() {
+            self.engine().send_credits(now);
+        }
     }
 
     /// Sends everything that may be sent, in the order of the state machine.
@@ -368,8 +376,11 @@ impl QpCore {
 
     /// Registers the next timer and collects events and counts.
     fn settle(&self, inner: &mut Inner) -> Report {
+        if inner.path.has_errands() && !inner.machine.state().accepts_requests() {
+            inner.path.end_errands(self.engine());
+        }
         let next = inner.machine.poll_timeout().into_iter().chain(inner.path.deadline());
-        let next = next.chain(inner.parking.deadline()).min();
+        let next = next.chain(inner.parking.deadline()).chain(inner.path.errands_deadline()).min();
         if let Some(next) = next
             && inner.registered.is_none_or(|registered| next < registered)
         {
@@ -416,6 +427,7 @@ impl QpCore {
             *link = None;
             *frames = None;
             *parking = Parking::default();
+            path.end_errands(self.engine());
             // To RESET is allowed from every state; it gives back what is reserved.
             let attr = QpAttr { state: QpState::Reset, ..QpAttr::default() };
             let _ = machine.modify(&mut QpHost::new(self, path, clock::now()), &attr, AttrMask::STATE);

@@ -7,6 +7,7 @@ pub mod attr;
 mod completer;
 mod congestion;
 mod datagram;
+mod delegate;
 mod flight;
 mod local;
 mod migration;
@@ -28,6 +29,7 @@ mod tagged;
 mod unreliable;
 
 pub use attr::{AttrMask, ModifyError, QpAttr, QpState};
+pub use delegate::Outcome;
 pub use congestion::{CongestionCounts, MIN_RATE_KBPS, RateLimit};
 pub use flight::charge;
 pub use migration::MigState;

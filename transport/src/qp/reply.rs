@@ -108,6 +108,20 @@ impl Replies {
         self.nak = Some(Nak { psn: e_psn, syndrome: Syndrome::Nak(NakCode::PsnSequence), fatal: false });
     }
 
+    /// What is remembered of the newest request.
+    pub(crate) fn newest(&self) -> Option<Op> {
+        self.ring.newest()
+    }
+
+    /// The refusal that is due.
+    pub(crate) fn refusal(&self) -> Option<Answer> {
+        self.nak.map(|nak| match nak.syndrome {
+            Syndrome::RnrNak { .. } => Answer::RnrNak,
+            Syndrome::Nak(code) => Answer::Nak(code),
+            Syndrome::Ack { .. } | Syndrome::Reserved(_) => Answer::Silence,
+        })
+    }
+
     /// Whether one more READ, atomic, ATOMIC WRITE or FLUSH may be outstanding.
     pub(crate) fn has_room(&self, limit: u8) -> bool {
         self.ring.has_room(limit.into())
@@ -177,6 +191,7 @@ impl Replies {
             match send(sh, host, tx, step, progress.msn) {
                 Sent::Yes => self.sent(step, sh, host.now()),
                 Sent::Full => return TxState::BatchFull,
+                Sent::Later => return TxState::Drained,
                 Sent::Unreadable(job, error) => self.give_up_read(sh, job, error),
             }
         }
@@ -246,6 +261,8 @@ enum Sent {
     Yes,
     /// The batch has no room for it.
     Full,
+    /// Its data is on its way here from another process.
+    Later,
     /// Its data cannot be read.
     Unreadable(ReadJob, MemError),
 }
@@ -290,7 +307,10 @@ fn send_read<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, job: Re
     let why = if job.again { Why::Replay } else { Why::ReadResponse };
     // clause: XRC-DOMAIN
     if sh.config.service == Service::XrcTgt {
-        host.select_srq(job.srqn);
+        let rest = Reth { va: job.va, rkey: job.rkey, dma_len: job.left };
+        if !host.select_to_read(job.srqn, job.psn, &rest, len) {
+            return Sent::Later;
+        }
     }
     let Some(payload) = slot(sh, tx, job.psn, response, len as usize, why) else { return Sent::Full };
     if len > 0

@@ -6,7 +6,8 @@
 //! UC goes through the same steps (IBA §9.8) with its own rules for PSNs; UD is in `datagram.rs`.
 //! May touch [`Shared`] and the host.
 
-use crate::cx::{AtomicOp, Host, TxBatch, TxState};
+use crate::cx::{AtomicOp, Host, SrqPlace, TxBatch, TxState};
+use crate::qp::delegate::Outcome;
 use crate::qp::refusal::{Answer, Reaction, Refusal};
 use crate::qp::replay::{OnceKind, Op};
 use crate::qp::reply::{Progress, Replies, check_readable};
@@ -22,15 +23,15 @@ use roxe_wire::{
 
 /// A request packet.
 #[derive(Clone, Copy)]
-struct Incoming<'a> {
-    bth: &'a Bth,
-    req: &'a Request,
+pub(super) struct Incoming<'a> {
+    pub(super) bth: &'a Bth,
+    pub(super) req: &'a Request,
     payload: &'a [u8],
 }
 
 /// A WRITE whose packets are coming in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct OpenWrite {
+pub(super) struct OpenWrite {
     rkey: RKey,
     /// Where the next byte goes.
     va: u64,
@@ -41,14 +42,14 @@ struct OpenWrite {
 }
 
 impl OpenWrite {
-    const fn new(reth: &Reth) -> Self {
+    pub(super) const fn new(reth: &Reth) -> Self {
         Self { rkey: reth.rkey, va: reth.va, left: reth.dma_len, total: reth.dma_len }
     }
 }
 
 /// The message that is not complete yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Open {
+pub(super) enum Open {
     #[default]
     None,
     /// A SEND of which this many bytes are in the current receive.
@@ -58,7 +59,7 @@ enum Open {
 
 /// The NAK that answers, for now, every packet that is not the expected one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum NakState {
+pub(super) enum NakState {
     #[default]
     None,
     /// The gap was reported.
@@ -70,17 +71,19 @@ enum NakState {
 /// The receiving side of a QP.
 #[derive(Debug)]
 pub(crate) struct Responder {
-    rq: RecvQueue,
-    replies: Replies,
-    progress: Progress,
-    open: Open,
-    nak_state: NakState,
+    pub(super) rq: RecvQueue,
+    pub(super) replies: Replies,
+    pub(super) progress: Progress,
+    pub(super) open: Open,
+    pub(super) nak_state: NakState,
     /// The current receive is in use by the message that is being executed.
     receiving: bool,
     /// `COMM_EST` was raised.
     established: bool,
     /// The queue was flushed, and `LAST_WQE_REACHED` raised if there is one to raise.
     flushed: bool,
+    /// XRC: what came of the request that is handed in, in another process.
+    pub(super) outcome: Option<Outcome>,
 }
 
 impl Responder {
@@ -95,6 +98,7 @@ impl Responder {
             receiving: false,
             established: false,
             flushed: false,
+            outcome: None,
         }
     }
 
@@ -185,18 +189,20 @@ impl Responder {
     ) -> Result<(), DropReason> {
         let (bth, XrcEth(srqn)) = header;
         // clause: XRC-QUEUE-KNOWN
-        let is_known = host.select_srq(srqn);
+        let (place, outcome) = (host.select_srq(srqn), self.outcome.take());
         if bth.psn != self.progress.e_psn {
             return self.handle_request(sh, host, bth, req, payload);
         }
         // clause: XRC-ONE-QUEUE
-        let goes_on = self.open == Open::None || srqn == self.rq.srqn();
-        if !is_known || !goes_on {
+        if place == SrqPlace::Nowhere || !self.goes_on(srqn) {
             self.replies.withdraw_nak();
             self.note_established(sh);
             return Err(self.refuse(sh, host, Refusal::SharedQueue));
         }
         self.rq.set_srqn(srqn);
+        if place == SrqPlace::Elsewhere {
+            return self.handle_elsewhere(sh, host, Incoming { bth, req, payload }, outcome);
+        }
         self.handle_request(sh, host, bth, req, payload)
     }
 
@@ -302,7 +308,7 @@ impl Responder {
     }
 
     /// The first request in RTR tells the application that the peer is there (IBA §11.6.3).
-    fn note_established(&mut self, sh: &mut Shared) {
+    pub(super) fn note_established(&mut self, sh: &mut Shared) {
         // clause: EVENT-COMM-EST
         if sh.state == QpState::Rtr && !self.established {
             self.established = true;
@@ -508,13 +514,13 @@ impl Responder {
     }
 
     /// Leaves the answer to [`Replies`].
-    fn remember(&mut self, sh: &Shared, bth: &Bth, req: &Request, op: Op) {
+    pub(super) fn remember(&mut self, sh: &Shared, bth: &Bth, req: &Request, op: Op) {
         let (packets, limit) = (psns(req, sh.attr.path_mtu), sh.attr.max_dest_rd_atomic);
         self.replies.answer(bth.psn, packets, op, limit, self.rq.srqn());
     }
 
     /// The request is executed: the next one is expected (IBA §9.7.5).
-    fn advance(&mut self, sh: &Shared, incoming: Incoming<'_>) {
+    pub(super) fn advance(&mut self, sh: &Shared, incoming: Incoming<'_>) {
         let Incoming { bth, req, .. } = incoming;
         self.progress.e_psn = self.progress.e_psn.add(psns(req, sh.attr.path_mtu));
         // clause: MSN-COUNT
@@ -529,7 +535,7 @@ impl Responder {
     }
 
     /// Does what the table says about `refusal`.
-    fn refuse<H: Host>(&mut self, sh: &mut Shared, host: &mut H, refusal: Refusal) -> DropReason {
+    pub(super) fn refuse<H: Host>(&mut self, sh: &mut Shared, host: &mut H, refusal: Refusal) -> DropReason {
         let reaction = refusal.reaction(sh.config.service);
         // clause: NAK-UNASKED
         self.replies.refuse(self.progress.e_psn, reaction.answer, reaction.fatal, sh.attr.min_rnr_timer);
@@ -574,7 +580,7 @@ fn may_read(sh: &Shared) -> bool {
 }
 
 /// Whether `req` is answered by more than an acknowledgement, so that it must be remembered.
-const fn has_own_answer(req: &Request) -> bool {
+pub(super) const fn has_own_answer(req: &Request) -> bool {
     matches!(req, Request::Read(_)) || OnceKind::of(req).is_some()
 }
 
@@ -600,7 +606,7 @@ fn check_op_seq(open: Open, req: &Request) -> Result<(), Refusal> {
 }
 
 /// The access flags of the QP allow the operation (IBA §9.7.4).
-fn check_op_valid(access: Access, req: &Request) -> Result<(), Refusal> {
+pub(super) fn check_op_valid(access: Access, req: &Request) -> Result<(), Refusal> {
     let needed = match req {
         Request::SendFirst | Request::SendMiddle | Request::SendLast(_) | Request::SendOnly(_) => Access::empty(),
         // clause: ATOMIC-WRITE-WHOLE

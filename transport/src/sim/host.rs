@@ -4,7 +4,7 @@
 //! what the QP says it has under way, and nothing is released that was not reserved.
 
 use super::memory::VecMemory;
-use crate::cx::{AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, SharedReceives, Side, TagFit};
+use crate::cx::{AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, SharedReceives, SrqPlace, Side, TagFit};
 use crate::tags::TagList;
 use crate::time::Instant;
 use crate::wr::{Access, Av, Bind, Cqe, RecvRequest, Sge};
@@ -218,9 +218,9 @@ impl SharedReceives for SimHost {
         }
     }
 
-    fn select_srq(&mut self, srqn: u32) -> bool {
+    fn select_srq(&mut self, srqn: u32) -> SrqPlace {
         self.selected = self.xrc.iter().position(|queue| queue.number == srqn);
-        self.selected.is_some()
+        if self.selected.is_some() { SrqPlace::Here } else { SrqPlace::Nowhere }
     }
 }
 
