@@ -126,3 +126,6 @@ fn range(body: &[u8]) -> Option<(RKey, u32, u64)> {
     let va = rest.first_chunk()?;
     Some((RKey(u32::from_ne_bytes(*rkey)), u32::from_ne_bytes(*len), u64::from_ne_bytes(*va)))
 }
+
+#[cfg(test)]
+mod tests;

@@ -16,17 +16,19 @@ use roxe_transport::Qp as Machine;
 use roxe_transport::cx::{MemError, SharedReceives, SrqPlace};
 use roxe_transport::qp::{DropReason, Outcome};
 use roxe_transport::time::Instant;
-use roxe_wire::{Kind, NetHeader, Packet, Psn, Qpn, RKey, Reth};
+use roxe_wire::{Kind, NetHeader, Packet, PathMtu, Psn, Qpn, RKey, Reth};
 use std::collections::VecDeque;
 use std::time::Duration;
 
 /// Bytes of packets that wait for one target; what comes beyond is lost, and the peer sends it again.
-const MAX_BYTES: usize = 1 << 20;
-/// Bytes of a READ that are fetched at once, unless one packet is longer.
+const MAX_BYTES: usize = 4 << 20;
+/// Bytes of a READ that are fetched at once, a multiple of every path MTU.
 pub(crate) const MAX_FETCH: u32 = 32 << 10;
 /// How soon an unanswered errand is asked for again; the pause doubles up to the second one.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LAST_PAUSE: Duration = Duration::from_millis(80);
+/// Errands after which a piece that was not used up is too old: PSNs are not unique for ever.
+const MAX_AGE: u64 = 1 << 20;
 
 /// A request that waits.
 #[derive(Debug)]
@@ -75,14 +77,12 @@ struct Piece {
 }
 
 impl Piece {
-    /// Whether the `len` bytes at `rest` for the packet `psn` are in it.
-    fn holds(&self, srqn: u32, psn: Psn, rest: &Reth, len: u32) -> bool {
-        let end = rest.va.checked_add(len.into());
+    /// Whether it has the `len` bytes at `rest` for the packet `psn`: no other READ has both PSN and address.
+    fn holds(&self, srqn: u32, psn: Psn, rest: &Reth, len: u32, mtu: PathMtu) -> bool {
+        let offset = u64::from(psn.sub(self.psn.get()).get()) * u64::from(mtu.bytes());
         (self.srqn, self.rkey) == (srqn, rest.rkey)
-            && (self.psn == psn) == (self.va == rest.va)
-            && (self.psn == psn || psn.is_after(self.psn))
-            && self.va <= rest.va
-            && end.is_some_and(|end| end <= self.va.saturating_add(self.len.into()))
+            && rest.va == self.va.wrapping_add(offset)
+            && offset + u64::from(len) <= u64::from(self.len)
     }
 
     /// Copies out of it. Whether that was all of it.
@@ -107,13 +107,14 @@ pub(super) struct Errands {
     piece: Option<Piece>,
     /// Who was asked last: a message may be open there.
     last: Option<(Slot, Errand)>,
+    mtu: PathMtu,
 }
 
 impl Errands {
-    fn new() -> Self {
+    fn new(mtu: PathMtu) -> Self {
         // Two connections with the same number are only told apart by it if they come right after each other.
         let epoch = getrandom::u64().unwrap_or(0);
-        Self { epoch, seq: 0, held: VecDeque::new(), bytes: 0, asked: None, piece: None, last: None }
+        Self { epoch, seq: 0, held: VecDeque::new(), bytes: 0, asked: None, piece: None, last: None, mtu }
     }
 
     fn next_id(&mut self, target: Qpn) -> ErrandId {
@@ -150,7 +151,7 @@ impl Path {
         errands.asked.as_ref().map(|question| question.again_at).into_iter().chain(piece).min()
     }
 
-    /// Repeats what nobody has answered. Whether there was anything.
+    /// Repeats what nobody has answered.
     pub(crate) fn ask_again(&mut self, engine: &Engine, now: Instant) {
         for question in self.errands.iter_mut().flat_map(|errands| errands.questions()) {
             question.ask_again(engine, now);
@@ -234,8 +235,9 @@ impl QpHost<'_> {
     /// Asks for the execution of `held`, which goes to the front of what waits.
     fn send_errand(&mut self, machine: &Machine, (to, srqn): (Slot, u32), held: Held) {
         let Some(file) = self.qp.xrcd().and_then(|xrcd| xrcd.file()) else { return };
-        let errands = self.path.errands.get_or_insert_with(|| Box::new(Errands::new()));
-        let (id, kind) = (errands.next_id(machine.qpn()), ErrandKind::Execute(machine.attr().path_mtu));
+        let mtu = machine.attr().path_mtu;
+        let errands = self.path.errands.get_or_insert_with(|| Box::new(Errands::new(mtu)));
+        let (id, kind) = (errands.next_id(machine.qpn()), ErrandKind::Execute(mtu));
         let errand = Errand { kind, id, srqn, file };
         let body = [&held.net.src.0[..], &held.net.dst.0, &held.bytes].concat();
         let letter = Letter { to, frame: Frame::Errand(errand), body };
@@ -251,12 +253,13 @@ impl QpHost<'_> {
             return true;
         }
         let (Some(to), Some(errands)) = (self.elsewhere, &mut self.path.errands) else { return true };
-        if let Some(piece) = errands.piece.as_ref().filter(|piece| piece.holds(srqn, psn, rest, len)) {
+        let (mtu, oldest) = (errands.mtu, errands.seq.saturating_sub(MAX_AGE));
+        let piece = errands.piece.as_ref().filter(|piece| piece.question.id.seq >= oldest);
+        if let Some(piece) = piece.filter(|piece| piece.holds(srqn, psn, rest, len, mtu)) {
             return piece.data.is_some();
         }
         let Some(file) = self.qp.xrcd().and_then(|xrcd| xrcd.file()) else { return true };
-        let whole = (MAX_FETCH / len).max(1) * len;
-        let (id, piece_len) = (errands.next_id(self.qp.qpn()), rest.dma_len.min(whole));
+        let (id, piece_len) = (errands.next_id(self.qp.qpn()), rest.dma_len.min(MAX_FETCH));
         let frame = Frame::Errand(Errand { kind: ErrandKind::Read, id, srqn, file });
         let body = [&rest.rkey.0.to_ne_bytes()[..], &piece_len.to_ne_bytes(), &rest.va.to_ne_bytes()].concat();
         let question = Question::ask(self.qp.engine(), id, Letter { to, frame, body }, self.now);
@@ -268,10 +271,11 @@ impl QpHost<'_> {
     /// Copies out of what was fetched.
     pub(super) fn read_fetched(&mut self, va: u64, out: &mut [u8]) -> Result<(), MemError> {
         let errands = self.path.errands.as_mut().ok_or(MemError::BadKey)?;
-        let piece = errands.piece.as_ref().ok_or(MemError::BadKey)?;
-        if piece.read(va, out)? {
+        let read = errands.piece.as_ref().map_or(Err(MemError::BadKey), |piece| piece.read(va, out));
+        // What is used up, or failed, is asked for anew the next time.
+        if !matches!(read, Ok(false)) {
             errands.piece = None;
         }
-        Ok(())
+        read.map(drop)
     }
 }

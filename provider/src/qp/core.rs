@@ -376,7 +376,8 @@ impl QpCore {
 
     /// Registers the next timer and collects events and counts.
     fn settle(&self, inner: &mut Inner) -> Report {
-        if inner.path.has_errands() && !inner.machine.state().accepts_requests() {
+        // In the error state READs that came before are still answered.
+        if inner.path.has_errands() && !inner.machine.state().accepts_requests() && !inner.machine.has_work() {
             inner.path.end_errands(self.engine());
         }
         let next = inner.machine.poll_timeout().into_iter().chain(inner.path.deadline());

@@ -111,17 +111,21 @@ impl Guest {
     }
 }
 
-/// Sees off the guests whose process is gone, so that the receives they use end; if there are still too many, those that
-/// have not been asked for long and are not in the middle of a message.
+/// Sees off the guests whose process has ended in the middle of a message, so that the receives they use end; and those
+/// that have not been asked for long, if there are too many.
 fn make_room(guests: &mut HashMap<u32, Guest>, engine: &Engine, now: Instant) {
+    let is_full = guests.len() >= MAX_GUESTS;
     guests.retain(|&target, guest| {
+        if !guest.core.is_in_message() {
+            return !is_full || now.since(guest.used) < IDLE;
+        }
         let stays = engine.has_owner(Qpn::new(target));
         if !stays {
             guest.core.flush_guest(now);
         }
         stays
     });
-    if guests.len() >= MAX_GUESTS {
-        guests.retain(|_, guest| now.since(guest.used) < IDLE || guest.core.is_in_message());
-    }
 }
+
+#[cfg(test)]
+mod tests;

@@ -29,8 +29,8 @@ mod tagged;
 mod unreliable;
 
 pub use attr::{AttrMask, ModifyError, QpAttr, QpState};
-pub use delegate::Outcome;
 pub use congestion::{CongestionCounts, MIN_RATE_KBPS, RateLimit};
+pub use delegate::Outcome;
 pub use flight::charge;
 pub use migration::MigState;
 pub use raw::FrameNote;

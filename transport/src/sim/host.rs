@@ -4,7 +4,9 @@
 //! what the QP says it has under way, and nothing is released that was not reserved.
 
 use super::memory::VecMemory;
-use crate::cx::{AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, SharedReceives, SrqPlace, Side, TagFit};
+use crate::cx::{
+    AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, SharedReceives, Side, SrqPlace, TagFit,
+};
 use crate::tags::TagList;
 use crate::time::Instant;
 use crate::wr::{Access, Av, Bind, Cqe, RecvRequest, Sge};
