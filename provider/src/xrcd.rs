@@ -79,8 +79,7 @@ impl Domain {
 pub(crate) fn find_shared(card: u32, file: (u64, u64), number: u32) -> Option<Arc<Srq>> {
     let name = Some((card, file.0, file.1));
     let domain = NAMED.lock().iter().filter_map(Weak::upgrade).find(|domain| domain.name == name)?;
-    let queue = domain.queues.read().get(&number)?.upgrade();
-    queue
+    domain.queues.read().get(&number)?.upgrade()
 }
 
 fn no_name() -> Error {

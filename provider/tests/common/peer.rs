@@ -60,6 +60,15 @@ impl Peer {
         answer.split_whitespace().map(|word| word.parse().unwrap_or_else(|_| panic!("{line}: {answer}"))).collect()
     }
 
+    /// Stops it, and returns when all its threads stand still.
+    pub(crate) fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+        let (pid, mut status) = (self.child.id() as i32, 0);
+        // SAFETY: our own child; a stop is not its end, which is still to be waited for.
+        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, libc::WUNTRACED) }, pid);
+        assert!(libc::WIFSTOPPED(status));
+    }
+
     pub(crate) fn signal(&self, signal: i32) {
         // SAFETY: our own child, not yet waited for.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);

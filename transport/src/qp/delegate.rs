@@ -67,7 +67,7 @@ impl Qp {
     }
 
     /// This target is a guest: executes one request for a target in another process, which keeps order and answers. The
-    /// packet may have any PSN. Nothing is left to be sent.
+    /// packet may have any PSN. What it would answer is not sent.
     pub fn execute_for_other<H: Host>(&mut self, host: &mut H, net: &NetHeader, packet: &Packet<'_>) -> Outcome {
         self.responder.begin_errand(packet.header.bth.psn);
         let result = self.handle_packet(host, net, packet);

@@ -110,6 +110,8 @@ pub struct SimHost {
     pub xrc: Vec<XrcQueue>,
     /// Which of them the target works with now.
     pub selected: Option<usize>,
+    /// Numbers of queues of the domain that other processes have.
+    pub elsewhere: Vec<u32>,
     /// Flow control towards the peer.
     pub flow: Flow,
 }
@@ -222,7 +224,11 @@ impl SharedReceives for SimHost {
 
     fn select_srq(&mut self, srqn: u32) -> SrqPlace {
         self.selected = self.xrc.iter().position(|queue| queue.number == srqn);
-        if self.selected.is_some() { SrqPlace::Here } else { SrqPlace::Nowhere }
+        match self.selected {
+            Some(_) => SrqPlace::Here,
+            None if self.elsewhere.contains(&srqn) => SrqPlace::Elsewhere,
+            None => SrqPlace::Nowhere,
+        }
     }
 }
 
