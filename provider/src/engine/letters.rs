@@ -17,7 +17,7 @@ use roxe_wire::{Gid, NetHeader, Packet, RKey};
 use std::collections::VecDeque;
 
 /// Letters that wait to be sent.
-const MAX_LETTERS: usize = 4096;
+const MAX_LETTERS: usize = 1024;
 
 /// A frame for another process.
 #[derive(Clone, Debug)]
