@@ -85,16 +85,7 @@ fn a_full_completion_queue_fails_and_its_queue_pair_with_it() {
 #[test]
 fn a_queue_that_ignores_overruns_takes_more_than_it_was_made_for() {
     let mut rig = Rig::new();
-    let mut attr = ibv_cq_init_attr_ex {
-        cqe: 1,
-        cq_context: null_mut(),
-        channel: null_mut(),
-        comp_vector: 0,
-        wc_flags: 0,
-        comp_mask: 1,
-        flags: 2,
-        parent_domain: null_mut(),
-    };
+    let mut attr = ibv_cq_init_attr_ex { comp_mask: 1, flags: 2, ..extended_cq(1, 0) };
     // SAFETY: a living context and a whole structure.
     let cq = unsafe { create_cq_ex(rig.context, &raw mut attr) }.cast::<ibv_cq>();
     assert!(!cq.is_null());

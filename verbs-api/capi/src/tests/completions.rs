@@ -180,16 +180,7 @@ fn wall_clock() -> u64 {
 #[test]
 fn both_times_of_a_completion_lie_between_posting_and_polling() {
     let mut rig = Rig::new();
-    let mut attr = ibv_cq_init_attr_ex {
-        cqe: 16,
-        cq_context: null_mut(),
-        channel: null_mut(),
-        comp_vector: 0,
-        wc_flags: 1 << 7 | 1 << 11,
-        comp_mask: 0,
-        flags: 0,
-        parent_domain: null_mut(),
-    };
+    let mut attr = extended_cq(16, 1 << 7 | 1 << 11);
     // SAFETY: a living context and a whole structure.
     let cq = unsafe { create_cq_ex(rig.context, &raw mut attr) };
     let classic = core::mem::replace(&mut rig.cq, cq.cast());

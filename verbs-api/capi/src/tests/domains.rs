@@ -73,17 +73,7 @@ fn parent(rig: &Rig, td: *mut ibv_td, record: *mut Record) -> *mut ibv_pd {
 }
 
 fn cq_attr(parent_domain: *mut ibv_pd) -> ibv_cq_init_attr_ex {
-    let (cq_context, channel) = (null_mut(), null_mut());
-    ibv_cq_init_attr_ex {
-        cqe: 8,
-        cq_context,
-        channel,
-        comp_vector: 0,
-        wc_flags: 0,
-        comp_mask: 2,
-        flags: 0,
-        parent_domain,
-    }
+    ibv_cq_init_attr_ex { comp_mask: 2, parent_domain, ..extended_cq(8, 0) }
 }
 
 #[test]

@@ -177,16 +177,7 @@ fn a_wrong_mask_or_value_says_einval() {
 fn other_numbers_say_what_they_say() {
     let rig = Rig::new();
     let (mut wrong_fd, mut gid) = (ibv_xrcd_init_attr { comp_mask: 3, fd: 1 << 20, oflags: 0 }, ibv_gid::default());
-    let mut vlan = ibv_cq_init_attr_ex {
-        cqe: 1,
-        cq_context: null_mut(),
-        channel: null_mut(),
-        comp_vector: 0,
-        wc_flags: 1 << 8,
-        comp_mask: 0,
-        flags: 0,
-        parent_domain: null_mut(),
-    };
+    let mut vlan = extended_cq(1, 1 << 8);
     // SAFETY: living handles and whole structures; the memory to register is looked at before it is used.
     unsafe {
         check(&[

@@ -206,16 +206,7 @@ fn queues_beyond_the_limits_are_refused() {
 fn extended_queues_refuse_what_the_device_does_not_do() {
     let rig = Rig::new();
     let create = |wc_flags, comp_mask, flags| {
-        let mut attr = ibv_cq_init_attr_ex {
-            cqe: 1,
-            cq_context: null_mut(),
-            channel: null_mut(),
-            comp_vector: 0,
-            wc_flags,
-            comp_mask,
-            flags,
-            parent_domain: null_mut(),
-        };
+        let mut attr = ibv_cq_init_attr_ex { comp_mask, flags, ..extended_cq(1, wc_flags) };
         // SAFETY: a living context and a whole structure.
         let cq = unsafe { create_cq_ex(rig.context, &raw mut attr) };
         assert!(cq.is_null());

@@ -397,3 +397,17 @@ fn destroy_ah(ah: *mut ibv_ah) {
 fn foreign<T>() -> *mut T {
     ptr::without_provenance_mut(0x1000)
 }
+
+/// What a program asks for that wants an extended completion queue with these fields.
+fn extended_cq(cqe: u32, wc_flags: u64) -> ibv_cq_init_attr_ex {
+    ibv_cq_init_attr_ex {
+        cqe,
+        cq_context: null_mut(),
+        channel: null_mut(),
+        comp_vector: 0,
+        wc_flags,
+        comp_mask: 0,
+        flags: 0,
+        parent_domain: null_mut(),
+    }
+}

@@ -30,17 +30,7 @@ struct Tags {
 type Entry = (u32, u64, u32, u64, u32, u32, u32);
 
 fn extended(rig: &Rig) -> *mut ibv_cq_ex {
-    let (cq_context, channel, parent_domain) = (null_mut(), null_mut(), null_mut());
-    let mut attr = ibv_cq_init_attr_ex {
-        cqe: 64,
-        cq_context,
-        channel,
-        comp_vector: 0,
-        wc_flags: WC_FLAGS,
-        comp_mask: 0,
-        flags: 0,
-        parent_domain,
-    };
+    let mut attr = extended_cq(64, WC_FLAGS);
     // SAFETY: a living context and a whole structure.
     let cq = unsafe { create_cq_ex(rig.context, &raw mut attr) };
     assert!(!cq.is_null());

@@ -188,16 +188,7 @@ fn a_batch_that_is_refused_leaves_no_trace() {
 #[test]
 fn extended_queues_are_read_entry_by_entry() {
     let mut rig = Rig::new();
-    let mut attr = ibv_cq_init_attr_ex {
-        cqe: 16,
-        cq_context: null_mut(),
-        channel: null_mut(),
-        comp_vector: 0,
-        wc_flags: 0x8ff,
-        comp_mask: 0,
-        flags: 0,
-        parent_domain: null_mut(),
-    };
+    let mut attr = extended_cq(16, 0x8ff);
     // SAFETY: a living context and a whole structure.
     let cq = unsafe { create_cq_ex(rig.context, &raw mut attr) };
     assert!(!cq.is_null());
