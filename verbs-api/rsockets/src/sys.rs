@@ -1,0 +1,46 @@
+//! System calls that have no safe form in the standard library. Touches descriptors, nothing else.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+
+/// The errno of a call that returned -1.
+fn check(result: i32) -> io::Result<i32> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Waits until one of `fds` has what it asks for. `timeout` in milliseconds, negative for ever.
+///
+/// # Errors
+/// EINTR when a signal came.
+pub(crate) fn poll(fds: &mut [libc::pollfd], timeout: i32) -> io::Result<usize> {
+    // SAFETY: pointer and length are those of a slice that is ours for the call.
+    let ready = check(unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout) })?;
+    Ok(ready.unsigned_abs() as usize)
+}
+
+/// A non-blocking event counter that closes on exec.
+pub(crate) fn eventfd() -> io::Result<OwnedFd> {
+    // SAFETY: no memory is passed.
+    let fd = check(unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) })?;
+    // SAFETY: the descriptor is new and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Makes reading from `fd` return at once, or wait.
+pub(crate) fn set_nonblocking(fd: RawFd, on: bool) -> io::Result<()> {
+    // SAFETY: no memory is passed.
+    let old = check(unsafe { libc::fcntl(fd, libc::F_GETFL) })?;
+    let new = if on { old | libc::O_NONBLOCK } else { old & !libc::O_NONBLOCK };
+    // SAFETY: no memory is passed.
+    check(unsafe { libc::fcntl(fd, libc::F_SETFL, new) })?;
+    Ok(())
+}
+
+/// Sets an option of an ordinary socket.
+pub(crate) fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
+    let len = value.len() as libc::socklen_t;
+    // SAFETY: pointer and length are those of a slice; the system only reads it.
+    check(unsafe { libc::setsockopt(fd, level, name, value.as_ptr().cast(), len) })?;
+    Ok(())
+}
