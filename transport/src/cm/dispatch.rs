@@ -7,14 +7,43 @@
 use super::conn::{Connection, State};
 use super::listen::{ListenId, Takes};
 use super::manager::{Cm, Cx};
-use super::outbox::Outbox;
+use super::outbox::{Origin, Outbox};
 use super::terms::{Resolution, Route};
 use super::{Ignored, Settings, fields, passive};
 use roxe_wire::cm::{
     Answered, Apr, AprStatus, CommId, Dreq, Guid, Info, Lap, Mad, Message, Mra, PrivateData, Rej, RejReason, Rep, Req,
-    SidrReq, SidrStatus, TransactionId, Transport,
+    ServiceId, SidrReq, SidrStatus, TransactionId, Transport,
 };
 use roxe_wire::{Gid, PathMtu, Pkey};
+
+/// Who has to act on a message: what tells one machine of an address from another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Addressee {
+    /// Who listens for a service.
+    Service(ServiceId),
+    /// Who made this id.
+    Id(CommId),
+    /// Who has a connection with its sender that does not know what we call it: every machine may.
+    Anyone,
+}
+
+/// Who has to act on a message.
+pub const fn addressee(message: &Message) -> Addressee {
+    let id = match message {
+        Message::Req(req) => return Addressee::Service(req.service_id),
+        Message::SidrReq(request) => return Addressee::Service(request.service_id),
+        Message::Rep(rep) => rep.remote_comm_id,
+        Message::Rtu(rtu) => rtu.remote_comm_id,
+        Message::Mra(mra) => mra.remote_comm_id,
+        Message::Rej(rej) => rej.remote_comm_id,
+        Message::Dreq(dreq) => dreq.remote_comm_id,
+        Message::Drep(drep) => drep.remote_comm_id,
+        Message::SidrRep(reply) => reply.request_id,
+        Message::Lap(lap) => lap.remote_comm_id,
+        Message::Apr(apr) => apr.remote_comm_id,
+    };
+    if id.0 == CommId::NONE.0 { Addressee::Anyone } else { Addressee::Id(id) }
+}
 
 /// Inputs.
 impl Cm {
@@ -186,7 +215,7 @@ impl Cm {
         }
         match self.judge(cx, route, req) {
             Ok((id, listener, path_mtu)) => {
-                self.out.tell(id, passive::request_event(req, mad.modifier));
+                self.out.tell(id, passive::request_event(Origin { listener, route }, req, mad.modifier));
                 let conn = Connection::requested(id, mad.tid, route, req, path_mtu);
                 self.table.insert(conn, Some(listener), &mut self.listeners);
                 Ok(())
@@ -231,7 +260,7 @@ impl Cm {
         let found = self.listeners.find(request.service_id, route.local, Takes::Lookups);
         let status = match found.and_then(|listener| Some((listener, self.fresh_id(cx)?))) {
             Some((listener, id)) if self.listeners.enter(listener) => {
-                self.sidr.on_request(id, (route, tid), listener, request, &mut self.out);
+                self.sidr.on_request(id, tid, Origin { listener, route }, request, &mut self.out);
                 return Ok(());
             }
             _ if found.is_none() => SidrStatus::Unsupported,

@@ -25,6 +25,8 @@ pub enum Takes {
 pub struct Listen {
     /// The service.
     pub service_id: ServiceId,
+    /// Which bits of the service have to be as in `service_id`; all of them for one service.
+    pub service_mask: u64,
     /// The one address of ours at which it is offered; `None` is all of them.
     pub local: Option<Gid>,
     /// Which requests it takes.
@@ -39,30 +41,48 @@ struct Listener {
     waiting: usize,
 }
 
-impl Listener {
+impl Listen {
+    /// For exactly this service at all addresses.
+    pub const fn new(service_id: ServiceId, takes: Takes, backlog: usize) -> Self {
+        Self { service_id, service_mask: u64::MAX, local: None, takes, backlog }
+    }
+
     fn takes(&self, wanted: Takes) -> bool {
-        self.listen.takes == Takes::Both || self.listen.takes == wanted
+        self.takes == Takes::Both || self.takes == wanted
+    }
+
+    fn serves(&self, service_id: ServiceId) -> bool {
+        (service_id.0 ^ self.service_id.0) & self.service_mask == 0
+    }
+
+    const fn is_of_one_service(&self) -> bool {
+        self.service_mask == u64::MAX
     }
 }
 
-/// All listeners. Few: they are searched one by one within a service.
+/// All listeners. Few: they are searched one by one within a service, and so are those of many services.
 #[derive(Debug, Default)]
 pub(super) struct Listeners {
     by_id: BTreeMap<ListenId, Listener>,
+    /// Those of one service.
     by_service: BTreeMap<ServiceId, Vec<ListenId>>,
+    /// Those of many.
+    masked: Vec<ListenId>,
     made: u64,
 }
 
 impl Listeners {
     pub(super) fn add(&mut self, listen: Listen) -> Result<ListenId, CmError> {
-        let of_service = self.by_service.entry(listen.service_id).or_default();
-        let clashes = |id: &ListenId| self.by_id.get(id).is_some_and(|other| clash(&other.listen, &listen));
-        if of_service.iter().any(clashes) {
+        if self.by_id.values().any(|other| clash(&other.listen, &listen)) {
             return Err(CmError::InUse);
         }
         self.made += 1;
         let id = ListenId(self.made);
-        of_service.push(id);
+        if listen.is_of_one_service() {
+            self.by_service.entry(listen.service_id).or_default().push(id);
+        } else {
+            self.masked.push(id);
+        }
         self.by_id.insert(id, Listener { listen, waiting: 0 });
         Ok(id)
     }
@@ -71,6 +91,7 @@ impl Listeners {
     pub(super) fn remove(&mut self, id: ListenId) -> bool {
         let Some(listener) = self.by_id.remove(&id) else { return false };
         let service = listener.listen.service_id;
+        self.masked.retain(|other| *other != id);
         if let Some(of_service) = self.by_service.get_mut(&service) {
             of_service.retain(|other| *other != id);
             if of_service.is_empty() {
@@ -83,10 +104,11 @@ impl Listeners {
     /// Who takes this: the listener at exactly this address, or else the one at all addresses.
     // clause: CM-LISTEN
     pub(super) fn find(&self, service_id: ServiceId, local: Gid, wanted: Takes) -> Option<ListenId> {
-        let of_service = self.by_service.get(&service_id)?;
+        let of_service = self.by_service.get(&service_id).map_or(&[][..], Vec::as_slice);
         let taking = |at: Option<Gid>| {
-            let fits = |id: &&ListenId| self.by_id.get(id).is_some_and(|l| l.listen.local == at && l.takes(wanted));
-            of_service.iter().find(fits).copied()
+            let fits = |listen: &Listen| listen.local == at && listen.takes(wanted) && listen.serves(service_id);
+            let fits = |id: &&ListenId| self.by_id.get(id).is_some_and(|listener| fits(&listener.listen));
+            of_service.iter().chain(&self.masked).find(fits).copied()
         };
         taking(Some(local)).or_else(|| taking(None))
     }
@@ -109,6 +131,8 @@ impl Listeners {
 }
 
 /// Whether one of the two would never be asked, or either of them by chance.
+// clause: CM-LISTEN-MASK
 fn clash(a: &Listen, b: &Listen) -> bool {
-    a.local == b.local && (a.takes == b.takes || a.takes == Takes::Both || b.takes == Takes::Both)
+    let same_service = (a.service_id.0 ^ b.service_id.0) & a.service_mask & b.service_mask == 0;
+    same_service && a.local == b.local && (a.takes == b.takes || a.takes == Takes::Both || b.takes == Takes::Both)
 }

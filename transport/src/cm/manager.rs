@@ -185,14 +185,18 @@ impl Cm {
     /// An id that nothing has, unless there are as many as there may be.
     // clause: CM-ID, CM-BOUNDS
     pub(super) fn fresh_id(&self, cx: &mut Cx<'_>) -> Option<CommId> {
-        if self.len() >= self.settings.max_connections {
+        let Settings { prefix, max_connections, .. } = self.settings;
+        if self.len() >= max_connections.min(CommId::PER_PREFIX - 1) {
             return None;
         }
-        let mut id = CommId((cx.random)() as u32);
-        while id == CommId::NONE || self.table.contains(id) || self.sidr.contains(id) {
-            id.0 = id.0.wrapping_add(1);
+        let mut serial = (cx.random)() as u32;
+        loop {
+            let id = CommId::with_prefix(prefix, serial);
+            if id != CommId::NONE && !self.table.contains(id) && !self.sidr.contains(id) {
+                return Some(id);
+            }
+            serial = serial.wrapping_add(1);
         }
-        Some(id)
     }
 }
 

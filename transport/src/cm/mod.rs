@@ -74,9 +74,10 @@ mod times;
 mod tests;
 
 pub use conn::State;
+pub use dispatch::{Addressee, addressee};
 pub use listen::{Listen, ListenId, Takes};
 pub use manager::{Cm, Cx};
-pub use outbox::{Ending, Event, EventKind, Outgoing};
+pub use outbox::{Ending, Event, EventKind, Origin, Outgoing};
 pub use terms::{Accept, Connect, Ece, QpTerms, Refusal, Resolution, Resolve, Route};
 
 use roxe_wire::cm::{Guid, TimeCode};
@@ -90,6 +91,9 @@ pub struct Settings {
     pub ack_delay: TimeCode,
     /// How long a peer that repeats itself is told to wait for our program.
     pub service_timeout: TimeCode,
+    /// The upper 12 bits of every id that the machine gives, so that those of several machines at one address differ;
+    /// see [`CommId::prefix`](roxe_wire::cm::CommId::prefix). The rest is unpredictable.
+    pub prefix: u16,
     /// The most connections and lookups, those included that are in TimeWait.
     pub max_connections: usize,
 }
@@ -97,7 +101,13 @@ pub struct Settings {
 impl Settings {
     /// Those of rdma_cm over rxe, and room for 65,536 connections.
     pub const fn new(guid: Guid) -> Self {
-        Self { guid, ack_delay: TimeCode::new(15), service_timeout: TimeCode::new(24), max_connections: 1 << 16 }
+        Self {
+            guid,
+            ack_delay: TimeCode::new(15),
+            service_timeout: TimeCode::new(24),
+            prefix: 0,
+            max_connections: 1 << 16,
+        }
     }
 }
 

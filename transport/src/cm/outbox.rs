@@ -1,5 +1,6 @@
 //! What leaves the machine: messages for peers and events for programs, in order.
 
+use super::listen::ListenId;
 use super::terms::{Ece, Route};
 use roxe_wire::cm::{CommId, Mad, Message, Rej, Rep, Req, SidrRep, SidrReq, TransactionId};
 use std::collections::VecDeque;
@@ -26,7 +27,7 @@ pub struct Event {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EventKind {
     /// A peer wants to connect to a listener: accept or reject.
-    ConnectRequest(Box<Req>, Ece),
+    ConnectRequest(Origin, Box<Req>, Ece),
     /// The peer accepts: confirm or reject.
     ConnectReply(Box<Rep>, Ece),
     /// Passive side: the peer confirmed, or has sent over the connection.
@@ -42,9 +43,18 @@ pub enum EventKind {
     /// No packet of the connection is on the way any more: its queue pair may be used again. The id is free.
     TimeWaitExit,
     /// A peer looks for a datagram service: answer.
-    LookupRequest(Box<SidrReq>),
+    LookupRequest(Origin, Box<SidrReq>),
     /// A datagram service answers. The id is free.
     LookupReply(Box<SidrRep>, Ece),
+}
+
+/// For whom a request is, and where it came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// Who listens.
+    pub listener: ListenId,
+    /// The address that the peer asked at, and its own.
+    pub route: Route,
 }
 
 /// How a connection ended.

@@ -1,7 +1,7 @@
 //! The side that is asked: REQ in, REP out, RTU in.
 
 use super::conn::{Connection, Remote, State, Timer};
-use super::outbox::{EventKind, Outbox};
+use super::outbox::{EventKind, Origin, Outbox};
 use super::terms::{Accept, Ece, QpTerms, Route};
 use super::times::wait;
 use super::{CmError, Ignored, Settings, fields};
@@ -83,8 +83,8 @@ impl Connection {
 }
 
 /// What a program is told of a request.
-pub(super) fn request_event(req: &Req, options: u32) -> EventKind {
-    EventKind::ConnectRequest(Box::new(req.clone()), Ece { vendor_id: req.vendor_id, options })
+pub(super) fn request_event(origin: Origin, req: &Req, options: u32) -> EventKind {
+    EventKind::ConnectRequest(origin, Box::new(req.clone()), Ece { vendor_id: req.vendor_id, options })
 }
 
 /// What the request says on the terms; the rest is our program's to say.

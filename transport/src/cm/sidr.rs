@@ -7,7 +7,7 @@
 
 use super::conn::Timer;
 use super::listen::{ListenId, Listeners};
-use super::outbox::{EventKind, Outbox};
+use super::outbox::{EventKind, Origin, Outbox};
 use super::terms::{Ece, Resolution, Resolve, Route};
 use super::times::wait;
 use super::{CmError, Ignored, fields};
@@ -101,14 +101,15 @@ impl Sidr {
     pub(super) fn on_request(
         &mut self,
         id: CommId,
-        (route, tid): (Route, TransactionId),
-        listener: ListenId,
+        tid: TransactionId,
+        origin: Origin,
         request: &SidrReq,
         out: &mut Outbox,
     ) {
+        let Origin { listener, route } = origin;
         self.by_client.insert((route.remote.0, request.request_id), id);
         let request = Box::new(request.clone());
-        out.tell(id, EventKind::LookupRequest(request.clone()));
+        out.tell(id, EventKind::LookupRequest(origin, request.clone()));
         self.asked.insert(id, Asked { route, tid, request, listener });
     }
 

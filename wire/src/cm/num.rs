@@ -15,6 +15,20 @@ pub struct CommId(pub u32);
 impl CommId {
     /// No connection: the local id of a REJ that refuses a REQ nobody listened to.
     pub const NONE: Self = Self(0);
+    const SERIAL_BITS: u32 = 20;
+    /// How many ids have the same [prefix](Self::prefix).
+    pub const PER_PREFIX: usize = 1 << Self::SERIAL_BITS;
+
+    /// The id of which the upper 12 bits are those of `prefix` and the others those of `serial`.
+    pub const fn with_prefix(prefix: u16, serial: u32) -> Self {
+        Self((prefix as u32) << Self::SERIAL_BITS | serial & (Self::PER_PREFIX as u32 - 1))
+    }
+
+    /// The upper 12 bits. Of our own ids they say which process has the connection.
+    // clause: CM-ID
+    pub const fn prefix(self) -> u16 {
+        (self.0 >> Self::SERIAL_BITS) as u16
+    }
 }
 
 impl fmt::Display for CommId {

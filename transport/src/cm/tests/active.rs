@@ -169,3 +169,27 @@ fn the_queue_pair_of_an_xrc_target_stands_elsewhere() {
     let Message::Rep(rep) = node.one_sent() else { panic!("no REP") };
     assert_eq!((rep.local_qpn, rep.local_eecn, rep.srq), (Qpn::default(), OUR_QPN, true));
 }
+
+// clause: CM-ID
+#[test]
+fn every_id_says_which_process_has_the_connection() {
+    let mut node = Node::with(Settings { prefix: 0xabc, ..Settings::new(OUR_GUID) });
+    let ids = [node.connects(), node.connects()];
+    assert_eq!(ids.map(CommId::prefix), [0xabc; 2]);
+    assert_ne!(ids[0], ids[1]);
+    assert_eq!(addressee(&rep(ids[0]).into()), Addressee::Id(ids[0]));
+    assert_eq!(addressee(&req().into()), Addressee::Service(SERVICE));
+    assert_eq!(addressee(&rej(CommId::NONE, Answered::Neither, RejReason::Timeout).into()), Addressee::Anyone);
+}
+
+// clause: CM-ID, CM-BOUNDS
+#[test]
+fn an_id_is_found_also_when_chance_says_always_the_same() {
+    let settings = Settings { prefix: 0xfff, max_connections: 3, ..Settings::new(OUR_GUID) };
+    let mut cm = Cm::new(settings);
+    let mut ids =
+        [(); 3].map(|()| cm.connect(&mut Cx { now: Instant(0), random: &mut || 0xf_ffff }, &connect()).unwrap());
+    ids.sort();
+    assert_eq!(ids.map(|id| id.0), [0xfff0_0000, 0xfff0_0001, 0xffff_ffff]);
+    assert_eq!(cm.connect(&mut Cx { now: Instant(0), random: &mut || 0 }, &connect()), Err(CmError::Full));
+}

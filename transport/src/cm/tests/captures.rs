@@ -39,7 +39,7 @@ impl Replay {
     fn new(local: Gid, guid: Guid) -> Self {
         let mut node = Node::with(Settings::new(guid));
         for service in [0x0106_1c06, 0x0106_1d2f, 0x0111_1c06] {
-            let listen = Listen { service_id: ServiceId(service), local: None, takes: Takes::Both, backlog: 9 };
+            let listen = Listen::new(ServiceId(service), Takes::Both, 9);
             node.cm.listen(listen).unwrap();
         }
         Self { node, ours: BTreeMap::new(), local }
@@ -121,7 +121,7 @@ impl Replay {
 
     fn accept(&mut self, rep: &Rep) {
         let asked = |event: &Event| match &event.kind {
-            EventKind::ConnectRequest(req, _) => req.local_comm_id == rep.remote_comm_id,
+            EventKind::ConnectRequest(_, req, _) => req.local_comm_id == rep.remote_comm_id,
             _ => false,
         };
         let id = self.event(asked);
@@ -147,7 +147,7 @@ impl Replay {
 
     fn answer(&mut self, rep: &SidrRep) {
         let asked = |event: &Event| match &event.kind {
-            EventKind::LookupRequest(request) => request.request_id == rep.request_id,
+            EventKind::LookupRequest(_, request) => request.request_id == rep.request_id,
             _ => false,
         };
         let id = self.event(asked);

@@ -52,11 +52,12 @@ fn a_client_gives_up() {
 // clause: CM-SIDR
 #[test]
 fn a_service_is_asked_once_and_answers_every_time() {
-    let mut node = Node::listening();
+    let mut node = Node::new();
+    let listener = node.listen(1);
     for _ in 0..2 {
         assert_eq!(node.takes(request()), Ok(()));
         let event = node.cm.poll_event().unwrap();
-        assert_eq!(event.kind, EventKind::LookupRequest(Box::new(request())));
+        assert_eq!(event.kind, EventKind::LookupRequest(Origin { listener, route: route() }, Box::new(request())));
         assert_eq!((node.takes(request()), node.sent()), (Err(Ignored::Duplicate), vec![]));
         node.cm.answer(event.id, &found()).unwrap();
         assert_eq!(node.sent(), [Message::SidrRep(reply(REQUEST))]);

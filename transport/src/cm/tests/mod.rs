@@ -61,8 +61,7 @@ impl Node {
     }
 
     fn listen(&mut self, backlog: usize) -> ListenId {
-        let listen = Listen { service_id: SERVICE, local: None, takes: Takes::Both, backlog };
-        self.cm.listen(listen).unwrap()
+        self.cm.listen(Listen::new(SERVICE, Takes::Both, backlog)).unwrap()
     }
 
     /// Calls something that needs the time and chance.

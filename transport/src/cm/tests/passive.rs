@@ -5,11 +5,14 @@ use super::*;
 // clause: CM-FIELDS-REP, CM-DEPTH
 #[test]
 fn a_req_becomes_a_request_and_a_rep() {
-    let mut node = Node::listening();
+    let mut node = Node::new();
+    let listener = node.listen(1);
     assert_eq!(node.takes(req()), Ok(()));
-    let Event { id, kind: EventKind::ConnectRequest(request, Ece::NONE) } = node.cm.poll_event().unwrap() else {
+    let Event { id, kind: EventKind::ConnectRequest(origin, request, Ece::NONE) } = node.cm.poll_event().unwrap()
+    else {
         panic!("no request")
     };
+    assert_eq!(origin, Origin { listener, route: route() });
     assert_eq!((*request, node.sent(), node.cm.poll_timeout()), (req(), vec![], None));
     let offered = node.cm.qp_terms(id).unwrap();
     assert_eq!((offered.max_dest_rd_atomic, offered.max_rd_atomic), (6, 5), "what the peer issues we serve");
@@ -212,7 +215,7 @@ fn a_req_from_the_queue_pair_of_another_connection_ends_that_one() {
 impl Node {
     /// Room for a second request, at the one address.
     fn listen_more(&mut self) {
-        let listen = Listen { service_id: SERVICE, local: Some(address(1)), takes: Takes::Connections, backlog: 1 };
+        let listen = Listen { local: Some(address(1)), ..Listen::new(SERVICE, Takes::Connections, 1) };
         self.cm.listen(listen).unwrap();
     }
 }
@@ -254,7 +257,7 @@ fn no_more_connections_are_held_than_allowed() {
 #[test]
 fn the_listener_at_the_address_is_asked_before_that_at_all() {
     let mut node = Node::new();
-    let at = |local, takes| Listen { service_id: SERVICE, local, takes, backlog: 0 };
+    let at = |local, takes| Listen { local, ..Listen::new(SERVICE, takes, 0) };
     let all = node.cm.listen(at(None, Takes::Connections)).unwrap();
     assert_eq!(node.cm.listen(at(None, Takes::Connections)), Err(CmError::InUse));
     assert_eq!(node.cm.listen(at(None, Takes::Both)), Err(CmError::InUse));
@@ -272,4 +275,24 @@ fn the_listener_at_the_address_is_asked_before_that_at_all() {
     assert_eq!(node.takes(other), Err(Ignored::Refused));
     let Message::Rej(rej) = node.one_sent() else { panic!("no REJ") };
     assert_eq!(rej.reason, RejReason::InvalidServiceId);
+}
+
+// clause: CM-LISTEN-MASK
+#[test]
+fn a_listener_may_take_many_services() {
+    let mut node = Node::new();
+    let many = Listen { service_mask: !0xff, ..Listen::new(ServiceId(SERVICE.0 & !0xff), Takes::Both, 9) };
+    let id = node.cm.listen(many).unwrap();
+    assert_eq!(node.cm.listen(Listen::new(SERVICE, Takes::Lookups, 9)), Err(CmError::InUse), "one of them");
+    let beside = ServiceId(SERVICE.0 + 0x100);
+    let one = node.cm.listen(Listen::new(beside, Takes::Both, 9)).unwrap();
+    for (service_id, listener) in [(SERVICE, id), (ServiceId(SERVICE.0 ^ 1), id), (beside, one)] {
+        let qpn = Qpn::new(service_id.0 as u32 & 0xfff);
+        assert_eq!(node.takes(Req { service_id, local_qpn: qpn, local_comm_id: CommId(qpn.get()), ..req() }), Ok(()));
+        let Some(Event { kind: EventKind::ConnectRequest(origin, ..), .. }) = node.cm.poll_event() else { panic!() };
+        assert_eq!(origin.listener, listener);
+    }
+    node.cm.stop_listening(id).unwrap();
+    assert_eq!(node.takes(Req { local_comm_id: CommId(1), local_qpn: Qpn::new(1), ..req() }), Err(Ignored::Refused));
+    assert!(node.cm.listen(Listen::new(SERVICE, Takes::Both, 1)).is_ok());
 }

@@ -83,7 +83,7 @@ impl World {
     fn new(climate: Climate, seed: u64) -> Self {
         let machine = |guid| {
             let mut cm = Cm::new(Settings::new(guid));
-            cm.listen(Listen { service_id: SERVICE, local: None, takes: Takes::Both, backlog: 4 }).unwrap();
+            cm.listen(Listen::new(SERVICE, Takes::Both, 4)).unwrap();
             cm
         };
         Self {
@@ -170,7 +170,7 @@ impl World {
     fn learn(&mut self, end: usize, Event { id, kind }: Event) {
         let story = self.stories[end].entry(id).or_default();
         match &kind {
-            EventKind::ConnectRequest(req, _) => {
+            EventKind::ConnectRequest(_, req, _) => {
                 story.partner = Some(req.local_comm_id);
                 self.think(end, id, Todo::Answer);
             }
@@ -187,7 +187,7 @@ impl World {
             }
             EventKind::Rejected(_) | EventKind::Unreachable | EventKind::Stale => story.ends.push(End::Told(kind)),
             EventKind::TimeWaitExit => assert_eq!(story.ends.len(), 1, "{story:?}"),
-            EventKind::LookupRequest(_) => self.think(end, id, Todo::AnswerLookup),
+            EventKind::LookupRequest(..) => self.think(end, id, Todo::AnswerLookup),
             EventKind::LookupReply(..) => story.ends.push(End::Answered),
         }
     }
