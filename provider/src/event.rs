@@ -112,12 +112,16 @@ impl<T> EventQueue<T> {
 
     /// Drops the queued events of an object that goes away.
     pub(crate) fn forget(&self, gone: impl Fn(&T) -> bool) {
+        drop(self.take(gone));
+    }
+
+    /// Takes the queued events out that `wanted` is true of, in order.
+    pub(crate) fn take(&self, wanted: impl Fn(&T) -> bool) -> Vec<T> {
         let mut events = self.events.lock();
-        let before = events.len();
-        events.retain(|event| !gone(event));
-        for _ in events.len()..before {
-            self.take_unit();
-        }
+        let (taken, kept): (VecDeque<_>, _) = events.drain(..).partition(wanted);
+        *events = kept;
+        taken.iter().for_each(|_| self.take_unit());
+        taken.into()
     }
 
     /// Takes one unit from the eventfd if there is one, without waiting whatever the mode of the descriptor.

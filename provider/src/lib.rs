@@ -42,6 +42,7 @@
 //! waiting), and in `mapped`, `event`, `port` and `exit` (a system call or two each); everything else is safe.
 #![deny(unsafe_code)]
 
+pub mod cm;
 pub mod config;
 mod counters;
 mod cq;

@@ -1,0 +1,67 @@
+//! Addresses of ids: IP, or the `AF_IB` form that names a service outright.
+
+use roxe_wire::Gid;
+use std::net::SocketAddr;
+
+/// An address of an id (`struct sockaddr`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Address {
+    /// IPv4 or IPv6.
+    Ip(SocketAddr),
+    /// `AF_IB`.
+    Ib(IbAddress),
+}
+
+/// An address with a service id in it (`struct sockaddr_ib`); all fields in host order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct IbAddress {
+    /// P_Key; 0 and 0xffff are the only one that there is.
+    pub pkey: u16,
+    /// Flow label and traffic class, as in IPv6.
+    pub flow_info: u32,
+    /// The address; zero for all.
+    pub gid: Gid,
+    /// The service.
+    pub sid: u64,
+    /// Which bits of it count.
+    pub sid_mask: u64,
+    /// Of a link-local address.
+    pub scope_id: u64,
+}
+
+impl Address {
+    /// Whether it stands for all addresses.
+    pub fn is_any(&self) -> bool {
+        match self {
+            Self::Ip(ip) => ip.ip().is_unspecified(),
+            Self::Ib(ib) => ib.gid.is_zero(),
+        }
+    }
+
+    /// The port: of an `AF_IB` address the low 16 bits of the service.
+    pub fn port(&self) -> u16 {
+        match self {
+            Self::Ip(ip) => ip.port(),
+            Self::Ib(ib) => (ib.sid & ib.sid_mask) as u16,
+        }
+    }
+
+    /// The same with another port.
+    pub fn with_port(self, port: u16) -> Self {
+        match self {
+            Self::Ip(mut ip) => {
+                ip.set_port(port);
+                Self::Ip(ip)
+            }
+            Self::Ib(ib) => Self::Ib(IbAddress { sid: ib.sid & !0xffff | u64::from(port), ..ib }),
+        }
+    }
+
+    /// The GID that packets have for it.
+    pub fn gid(&self) -> Gid {
+        match self {
+            Self::Ip(ip) => ip.ip().into(),
+            Self::Ib(ib) => ib.gid,
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! [`Channel`]: where the events of ids arrive. Touches an eventfd.
+
+use super::event::Event;
+use super::id::Id;
+use crate::error::Error;
+use crate::event::EventQueue;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::Arc;
+
+/// Where the events of ids arrive (`struct rdma_event_channel`).
+///
+/// Holds its ids alive while events of them are pending: end an id with [`Id::destroy`].
+#[derive(Debug)]
+pub struct Channel {
+    events: EventQueue<Event>,
+}
+
+impl Channel {
+    /// A channel without ids. EMFILE: no descriptor is left.
+    pub fn create() -> Result<Arc<Self>, Error> {
+        Ok(Arc::new(Self { events: EventQueue::new()? }))
+    }
+
+    /// Readable while events are pending. Stays owned by the channel; may be polled and made non-blocking.
+    pub fn fd(&self) -> RawFd {
+        self.events.fd()
+    }
+
+    /// The same descriptor, borrowed.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
+    }
+
+    /// Waits for the next event; EAGAIN if the descriptor is non-blocking and nothing is pending, EINTR as `read(2)` gives
+    /// it.
+    pub fn next(&self) -> Result<Event, Error> {
+        let event = self.events.next()?;
+        if let Some(listener) = &event.listener {
+            listener.request_fetched();
+        }
+        Ok(event)
+    }
+
+    pub(super) fn push(&self, event: Event) {
+        self.events.push(event);
+    }
+
+    /// Takes out the pending events about `id`: its own, and requests that came to it.
+    pub(super) fn take_of(&self, id: &Id) -> Vec<Event> {
+        self.events.take(|event| event.is_about(id))
+    }
+}

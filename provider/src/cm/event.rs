@@ -1,0 +1,141 @@
+//! What happens to an id, as its program hears it. Plain data.
+
+use super::id::Id;
+use crate::pd::AhAttr;
+use std::sync::Arc;
+
+/// What happened (values of `enum rdma_cm_event_type`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum EventKind {
+    /// [`Id::resolve_addr`] found the way out: the id has a device.
+    AddrResolved = 0,
+    /// It did not; the status is a negative errno.
+    AddrError = 1,
+    /// [`Id::resolve_route`] is done: [`Id::connect`] may follow.
+    RouteResolved = 2,
+    /// There is no path.
+    RouteError = 3,
+    /// A peer wants to connect; the event has a new id.
+    ConnectRequest = 4,
+    /// The peer accepts, and the program moves its queue pair itself: [`Id::establish`] confirms.
+    ConnectResponse = 5,
+    /// The peer accepts, but the queue pair could not be moved.
+    ConnectError = 6,
+    /// The peer does not answer, or has no such datagram service.
+    Unreachable = 7,
+    /// The peer does not want to; the status is its reason.
+    Rejected = 8,
+    /// Connected; of a datagram id: found.
+    Established = 9,
+    /// The connection is over.
+    Disconnected = 10,
+    /// The network interface is gone: destroy the id.
+    DeviceRemoval = 11,
+    /// Member of a group.
+    MulticastJoin = 12,
+    /// Not a member, or not any more.
+    MulticastError = 13,
+    /// The id's address is no longer one of its device, or the interface has another MAC address.
+    AddrChange = 14,
+    /// No packet of the connection is on the way any more.
+    TimewaitExit = 15,
+}
+
+impl EventKind {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 16] = [
+        Self::AddrResolved,
+        Self::AddrError,
+        Self::RouteResolved,
+        Self::RouteError,
+        Self::ConnectRequest,
+        Self::ConnectResponse,
+        Self::ConnectError,
+        Self::Unreachable,
+        Self::Rejected,
+        Self::Established,
+        Self::Disconnected,
+        Self::DeviceRemoval,
+        Self::MulticastJoin,
+        Self::MulticastError,
+        Self::AddrChange,
+        Self::TimewaitExit,
+    ];
+}
+
+/// Something that happened to an id.
+#[derive(Clone, Debug)]
+pub struct Event {
+    /// What.
+    pub kind: EventKind,
+    /// 0; a negative errno of what failed; the reason of a rejection, positive; the SIDR status of a datagram service that
+    /// there is not, positive.
+    pub status: i32,
+    /// The id; with [`EventKind::ConnectRequest`] the new one of the connection to be.
+    pub id: Arc<Id>,
+    /// With [`EventKind::ConnectRequest`]: who listens.
+    pub listener: Option<Arc<Id>>,
+    /// What the peer says.
+    pub data: EventData,
+}
+
+impl Event {
+    /// Whether it would go with `id`.
+    pub(super) fn is_about(&self, id: &Id) -> bool {
+        let heard_by = self.listener.as_ref().unwrap_or(&self.id);
+        std::ptr::eq(&raw const **heard_by, id)
+    }
+}
+
+/// What the peer says with an event.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum EventData {
+    /// Nothing.
+    #[default]
+    None,
+    /// Of a connection.
+    Conn(ConnParam),
+    /// Of a datagram service or a group.
+    Ud(UdParam),
+}
+
+/// Terms of a connection (`struct rdma_conn_param`).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ConnParam {
+    /// For the program at the other end. From it, the length is always the most it could have said, and zeros follow what
+    /// it said.
+    pub private_data: Vec<u8>,
+    /// READs and atomics that this side serves at a time; [`ConnParam::MOST`] for all that the device can.
+    pub responder_resources: u8,
+    /// READs and atomics that this side has under way at a time; [`ConnParam::MOST`] for all that the device can.
+    pub initiator_depth: u8,
+    /// Hardware flow control; has no effect here, the peer is told.
+    pub flow_control: bool,
+    /// How often a queue pair repeats itself; above 7 is 7. Of no effect with `accept`.
+    pub retry_count: u8,
+    /// How often a queue pair waits for a receive of its peer; 7 and above is for ever.
+    pub rnr_retry_count: u8,
+    /// Whether the queue pair has a shared receive queue. Of no effect with a queue pair attached.
+    pub srq: bool,
+    /// The queue pair. Of no effect with one attached.
+    pub qp_num: u32,
+}
+
+impl ConnParam {
+    /// `RDMA_MAX_RESP_RES` and `RDMA_MAX_INIT_DEPTH`.
+    pub const MOST: u8 = 0xff;
+}
+
+/// Where a datagram service or a group is (`struct rdma_ud_param`).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UdParam {
+    /// For the program at the other end; as with [`ConnParam::private_data`].
+    pub private_data: Vec<u8>,
+    /// The way there.
+    pub ah_attr: AhAttr,
+    /// The queue pair.
+    pub qp_num: u32,
+    /// Its key.
+    pub qkey: u32,
+}

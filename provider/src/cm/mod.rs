@@ -1,0 +1,52 @@
+//! Connections the way programs make them: the objects behind librdmacm (`man rdma_cm`).
+//!
+//! ```text
+//!   Channel ◄── Event ── Id ── verbs ──► Session ── Cm (transport) ── MADs ──► queue pair 1
+//!      │                 │                  one per engine                        of the device
+//!      fd to wait on     device, addresses, path, port, queue pair
+//! ```
+//!
+//! An [`Id`] is what programs call `rdma_cm_id`, a [`Channel`] their `rdma_event_channel`. Every verb returns at once; what
+//! comes of it is an [`Event`] on the channel of the id. A verb in the wrong state is EINVAL, as with the kernel.
+//!
+//! An id knows its device as soon as it has an address that is one of a device: it sends and receives there. An id that
+//! is bound to all addresses listens on all devices.
+//!
+//! Lock order: a channel's lock is inside of an id's lock, which is inside of the agent's.
+
+mod address;
+mod channel;
+mod event;
+mod id;
+mod options;
+mod route;
+
+pub use address::{Address, IbAddress};
+pub use channel::Channel;
+pub use event::{ConnParam, Event, EventData, EventKind, UdParam};
+pub use id::Id;
+pub use options::{IdOption, JoinFlags};
+pub use route::Path;
+pub use roxe_transport::cm::Ece;
+pub use roxe_wire::cm::{PortSpace, RejReason};
+
+/// The most bytes of private data that a program may give, by verb and kind of id, and how many of them its peer is told of.
+pub mod private_data {
+    /// `connect` of an id with IP addresses: what the addresses leave of 92 bytes.
+    pub const CONNECT: usize = 56;
+    /// `connect` of an id with an `AF_IB` address.
+    pub const CONNECT_IB: usize = 92;
+    /// `connect` of a datagram id with IP addresses.
+    pub const LOOKUP: usize = 180;
+    /// `connect` of a datagram id with an `AF_IB` address.
+    pub const LOOKUP_IB: usize = 216;
+    /// `accept`.
+    pub const ACCEPT: usize = 196;
+    /// `accept` and `reject` of a datagram id.
+    pub const LOOKUP_REPLY: usize = 136;
+    /// `reject`.
+    pub const REJECT: usize = 148;
+}
+
+/// The Q_Key of datagram ids and of groups (`RDMA_UDP_QKEY`).
+pub const UDP_QKEY: roxe_wire::Qkey = roxe_wire::Qkey(0x0123_4567);
