@@ -482,6 +482,11 @@ impl Context {
         Ok(self.events.next()?.event)
     }
 
+    /// As [`Context::next_async_event`], but never waits, whatever the mode of `async_fd`.
+    pub fn try_next_async_event(&self) -> Option<AsyncEvent> {
+        Some(self.events.try_next()?.event)
+    }
+
     /// A new protection domain.
     pub fn alloc_pd(self: &Arc<Self>) -> Result<Arc<Pd>, Error> {
         Ok(Pd::create(Arc::clone(self)))

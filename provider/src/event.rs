@@ -66,7 +66,8 @@ pub struct AsyncEvent {
 /// Events in order, and a descriptor that is readable while there are any.
 ///
 /// Invariant while the lock is free: count of the eventfd + readers that took a unit and wait for the lock = events
-/// queued, or more after [`EventQueue::forget`] met such a reader, which then finds nothing and waits again.
+/// queued, or more after [`EventQueue::forget`] or [`EventQueue::try_next`] met such a reader, which then finds nothing and
+/// waits again.
 #[derive(Debug)]
 pub(crate) struct EventQueue<T> {
     fd: File,
@@ -108,6 +109,14 @@ impl<T> EventQueue<T> {
                 return Ok(event);
             }
         }
+    }
+
+    /// Takes the oldest event, if there is one. Never waits, whatever the mode of the descriptor.
+    pub(crate) fn try_next(&self) -> Option<T> {
+        let mut events = self.events.lock();
+        let event = events.pop_front()?;
+        self.take_unit();
+        Some(event)
     }
 
     /// Drops the queued events of an object that goes away.
@@ -187,6 +196,11 @@ impl CompChannel {
         Ok(self.events.next()?.user)
     }
 
+    /// As [`CompChannel::get_event`], but never waits, whatever the mode of the descriptor.
+    pub fn try_get_event(&self) -> Option<u64> {
+        Some(self.events.try_next()?.user)
+    }
+
     /// Whether the channel may be destroyed: EBUSY while completion queues use it.
     pub fn destroy(&self) -> Result<(), Error> {
         self.uses.check_unused("completion channel", "completion queues")
@@ -252,6 +266,17 @@ mod tests {
         });
         queue.push(7);
         assert_eq!(reader.join().unwrap(), 7);
+    }
+
+    #[test]
+    fn what_is_taken_without_waiting_leaves_no_unit_behind() {
+        let queue = EventQueue::new().unwrap();
+        assert_eq!(queue.try_next(), None, "and it does not wait");
+        queue.push(1);
+        queue.push(2);
+        assert_eq!((queue.try_next(), is_readable(queue.fd())), (Some(1), true));
+        assert_eq!((queue.try_next(), is_readable(queue.fd())), (Some(2), false));
+        assert_eq!(queue.try_next(), None);
     }
 
     #[test]
