@@ -4,17 +4,18 @@
 //! Answers go to where the message came from, one for one, so nobody can make us flood a third. (With the rejection of
 //! a stale request goes the DREQ of the connection that it makes stale: that is the same peer's.)
 
+use super::checks::{No, addresses_fit, check_request};
 use super::conn::{Connection, State};
 use super::listen::{ListenId, Takes};
 use super::manager::{Cm, Cx};
 use super::outbox::{Origin, Outbox};
 use super::terms::{Resolution, Route};
 use super::{Ignored, Settings, fields, passive};
+use roxe_wire::PathMtu;
 use roxe_wire::cm::{
     Answered, Apr, AprStatus, CommId, Dreq, Guid, Info, Lap, Mad, Message, Mra, PrivateData, Rej, RejReason, Rep, Req,
-    ServiceId, SidrReq, SidrStatus, TransactionId, Transport,
+    ServiceId, SidrReq, SidrStatus, TransactionId,
 };
-use roxe_wire::{Gid, PathMtu, Pkey};
 
 /// Who has to act on a message: what tells one machine of an address from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -237,7 +238,10 @@ impl Cm {
         }
         // clause: CM-LISTEN
         let listener = self.listeners.find(req.service_id, route.local, Takes::Connections);
-        let listener = listener.ok_or((RejReason::InvalidServiceId, Info::EMPTY))?;
+        let (listener, addresses) = listener.ok_or((RejReason::InvalidServiceId, Info::EMPTY))?;
+        if !addresses_fit(addresses, route, req.private_data.as_bytes()) {
+            return Err((RejReason::ConsumerDefined, Info::EMPTY));
+        }
         // clause: CM-BACKLOG, CM-BOUNDS
         let id = self.fresh_id(cx).filter(|_| self.listeners.enter(listener));
         let id = id.ok_or((RejReason::NoResources, Info::EMPTY))?;
@@ -257,44 +261,32 @@ impl Cm {
         if self.sidr.is_asked(route, request.request_id) {
             return Err(Ignored::Duplicate);
         }
-        let found = self.listeners.find(request.service_id, route.local, Takes::Lookups);
-        let status = match found.and_then(|listener| Some((listener, self.fresh_id(cx)?))) {
-            Some((listener, id)) if self.listeners.enter(listener) => {
+        match self.judge_lookup(cx, route, request) {
+            Ok((id, listener)) => {
                 self.sidr.on_request(id, tid, Origin { listener, route }, request, &mut self.out);
-                return Ok(());
+                Ok(())
             }
-            _ if found.is_none() => SidrStatus::Unsupported,
-            _ => SidrStatus::Reject,
-        };
-        self.out.send(route, tid, fields::sidr_rep(request, &Resolution::refused(status)));
-        Err(Ignored::Refused)
+            Err(status) => {
+                self.out.send(route, tid, fields::sidr_rep(request, &Resolution::refused(status)));
+                Err(Ignored::Refused)
+            }
+        }
     }
-}
 
-/// Why a REQ is rejected, and what goes with the reason.
-type No = (RejReason, Info);
-
-/// The path names an address that is not where the REQ came from or went to: this one is.
-fn wrong_gid(right: Gid) -> No {
-    (RejReason::InvalidGid, Info::new(&right.0).unwrap_or_default())
-}
-
-/// What no connection could be made of, whoever listens.
-// clause: CM-REQ-CHECKS
-fn check_request(route: Route, req: &Req) -> Result<PathMtu, No> {
-    let path = &req.primary;
-    // A path to somebody else would make us send there.
-    if path.local_gid != route.remote {
-        return Err(wrong_gid(route.remote));
+    /// Whose a new lookup is, or what to answer.
+    fn judge_lookup(
+        &mut self,
+        cx: &mut Cx<'_>,
+        route: Route,
+        request: &SidrReq,
+    ) -> Result<(CommId, ListenId), SidrStatus> {
+        let found = self.listeners.find(request.service_id, route.local, Takes::Lookups);
+        let (listener, addresses) = found.ok_or(SidrStatus::Unsupported)?;
+        if !addresses_fit(addresses, route, request.private_data.as_bytes()) {
+            return Err(SidrStatus::Reject);
+        }
+        // clause: CM-BACKLOG, CM-BOUNDS
+        let id = self.fresh_id(cx).filter(|_| self.listeners.enter(listener));
+        id.map(|id| (id, listener)).ok_or(SidrStatus::Reject)
     }
-    if path.remote_gid != route.local {
-        return Err(wrong_gid(route.local));
-    }
-    if !matches!(req.transport, Transport::Rc | Transport::Uc | Transport::Xrc) {
-        return Err((RejReason::InvalidTransportType, Info::EMPTY));
-    }
-    if !Pkey::DEFAULT.matches(req.pkey) {
-        return Err((RejReason::Unsupported, Info::EMPTY));
-    }
-    req.path_mtu.mtu().ok_or((RejReason::InvalidMtu, Info::EMPTY))
 }

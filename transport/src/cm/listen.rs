@@ -20,6 +20,20 @@ pub enum Takes {
     Both,
 }
 
+/// Which addresses have to stand in front of the private data of a request
+/// ([`IpCmHeader`](roxe_wire::cm::IpCmHeader)), and be those that it came from and to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Addresses {
+    /// None: private data is the program's.
+    Unchecked,
+    /// Of either version of IP.
+    Ip,
+    /// IPv4.
+    Ipv4,
+    /// IPv6.
+    Ipv6,
+}
+
 /// What a program listens for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listen {
@@ -29,6 +43,8 @@ pub struct Listen {
     pub service_mask: u64,
     /// The one address of ours at which it is offered; `None` is all of them.
     pub local: Option<Gid>,
+    /// What it wants to see of addresses; of all of ours it listens at those of that version of IP.
+    pub addresses: Addresses,
     /// Which requests it takes.
     pub takes: Takes,
     /// How many requests may wait for the program's answer. More are refused.
@@ -42,17 +58,23 @@ struct Listener {
 }
 
 impl Listen {
-    /// For exactly this service at all addresses.
+    /// For exactly this service at all addresses, whatever the private data.
     pub const fn new(service_id: ServiceId, takes: Takes, backlog: usize) -> Self {
-        Self { service_id, service_mask: u64::MAX, local: None, takes, backlog }
+        Self { service_id, service_mask: u64::MAX, local: None, addresses: Addresses::Unchecked, takes, backlog }
     }
 
     fn takes(&self, wanted: Takes) -> bool {
         self.takes == Takes::Both || self.takes == wanted
     }
 
-    fn serves(&self, service_id: ServiceId) -> bool {
-        (service_id.0 ^ self.service_id.0) & self.service_mask == 0
+    /// Whether it is for a request for this service that came to this address of ours.
+    fn serves(&self, service_id: ServiceId, local: Gid) -> bool {
+        let family_fits = match self.addresses {
+            Addresses::Unchecked | Addresses::Ip => true,
+            Addresses::Ipv4 => local.is_ipv4(),
+            Addresses::Ipv6 => !local.is_ipv4(),
+        };
+        family_fits && (service_id.0 ^ self.service_id.0) & self.service_mask == 0
     }
 
     const fn is_of_one_service(&self) -> bool {
@@ -101,14 +123,15 @@ impl Listeners {
         true
     }
 
-    /// Who takes this: the listener at exactly this address, or else the one at all addresses.
+    /// Who takes this, and what it wants to see: the listener at exactly this address, or else the one at all addresses.
     // clause: CM-LISTEN
-    pub(super) fn find(&self, service_id: ServiceId, local: Gid, wanted: Takes) -> Option<ListenId> {
+    pub(super) fn find(&self, service_id: ServiceId, local: Gid, wanted: Takes) -> Option<(ListenId, Addresses)> {
         let of_service = self.by_service.get(&service_id).map_or(&[][..], Vec::as_slice);
         let taking = |at: Option<Gid>| {
-            let fits = |listen: &Listen| listen.local == at && listen.takes(wanted) && listen.serves(service_id);
-            let fits = |id: &&ListenId| self.by_id.get(id).is_some_and(|listener| fits(&listener.listen));
-            of_service.iter().chain(&self.masked).find(fits).copied()
+            let fits =
+                |listen: &&Listen| listen.local == at && listen.takes(wanted) && listen.serves(service_id, local);
+            let found = |id: &ListenId| self.by_id.get(id).map(|l| &l.listen).filter(fits).map(|l| (*id, l.addresses));
+            of_service.iter().chain(&self.masked).find_map(found)
         };
         taking(Some(local)).or_else(|| taking(None))
     }
@@ -133,6 +156,10 @@ impl Listeners {
 /// Whether one of the two would never be asked, or either of them by chance.
 // clause: CM-LISTEN-MASK
 fn clash(a: &Listen, b: &Listen) -> bool {
+    use Addresses::{Ipv4, Ipv6};
+    if matches!((a.addresses, b.addresses), (Ipv4, Ipv6) | (Ipv6, Ipv4)) {
+        return false;
+    }
     let same_service = (a.service_id.0 ^ b.service_id.0) & a.service_mask & b.service_mask == 0;
     same_service && a.local == b.local && (a.takes == b.takes || a.takes == Takes::Both || b.takes == Takes::Both)
 }

@@ -54,9 +54,10 @@
 //!
 //! `terms` is what programs say and `outbox` what they hear; `conn`, `active`, `passive`, `teardown` are one
 //! connection; `sidr` is the lookup of datagram services; `table` finds connections, `listen` listeners; `dispatch`
-//! gives messages to them; `manager` is [`Cm`] itself; `fields` fills messages in; `times` knows what time codes mean.
+//! gives messages to them after `checks`; `manager` is [`Cm`] itself; `fields` fills messages in; `times` knows what time codes mean.
 
 mod active;
+mod checks;
 mod conn;
 mod dispatch;
 mod fields;
@@ -75,7 +76,7 @@ mod tests;
 
 pub use conn::State;
 pub use dispatch::{Addressee, addressee};
-pub use listen::{Listen, ListenId, Takes};
+pub use listen::{Addresses, Listen, ListenId, Takes};
 pub use manager::{Cm, Cx};
 pub use outbox::{Ending, Event, EventKind, Origin, Outgoing};
 pub use terms::{Accept, Connect, Ece, QpTerms, Refusal, Resolution, Resolve, Route};

@@ -1,7 +1,7 @@
 //! Messages that fit nothing.
 
 use super::*;
-use roxe_wire::cm::{Apr, AprStatus, Lap};
+use roxe_wire::cm::{Apr, AprStatus, Lap, SidrReq, SidrStatus};
 
 const NOBODY: CommId = CommId(0x4242);
 
@@ -65,6 +65,74 @@ fn nobody_speaks_of_anothers_connection() {
         let wrong_name = Rej { local_comm_id: CommId(1), ..rej(id, Answered::Neither, RejReason::NoQp) };
         assert_eq!(node.takes(wrong_name), Err(Ignored::UnknownId));
     }
+}
+
+fn with_header(version: u8, ip_version: u8, src: [u8; 4], dst: [u8; 4]) -> PrivateData<92> {
+    let mut bytes = [0; 92];
+    (bytes[0], bytes[1]) = (version, ip_version << 4);
+    bytes[16..20].copy_from_slice(&src);
+    bytes[32..36].copy_from_slice(&dst);
+    PrivateData::new(&bytes).unwrap()
+}
+
+// clause: CM-IP-CHECKS
+#[test]
+fn a_request_bears_the_addresses_it_travelled_between() {
+    const US: [u8; 4] = [10, 0, 0, 1];
+    const PEER: [u8; 4] = [10, 0, 0, 2];
+    let bad = [
+        with_header(1, 4, PEER, US),
+        with_header(0, 5, PEER, US),
+        with_header(0, 6, PEER, US),
+        with_header(0, 4, US, US),
+        with_header(0, 4, PEER, PEER),
+        with_header(0, 4, [0; 4], US),
+        PrivateData::EMPTY,
+    ];
+    for addresses in [Addresses::Ip, Addresses::Ipv4] {
+        let mut node = Node::new();
+        node.cm.listen(Listen { addresses, ..Listen::new(SERVICE, Takes::Both, 9) }).unwrap();
+        for private_data in bad {
+            assert_eq!(node.takes(Req { private_data, ..req() }), Err(Ignored::Refused));
+            let Message::Rej(rej) = node.one_sent() else { panic!("no REJ") };
+            assert_eq!((rej.answered, rej.reason), (Answered::Req, RejReason::ConsumerDefined));
+            let private_data = PrivateData::new(private_data.as_bytes()).unwrap();
+            let lookup = SidrReq { private_data, ..fields::sidr_req(PEER_ID, &Resolve::new(route(), SERVICE)) };
+            assert_eq!(node.takes(lookup), Err(Ignored::Refused));
+            let Message::SidrRep(reply) = node.one_sent() else { panic!("no SIDR_REP") };
+            assert_eq!(reply.status, SidrStatus::Reject);
+        }
+        assert!(node.cm.is_empty());
+        assert_eq!(node.takes(Req { private_data: with_header(0, 4, PEER, US), ..req() }), Ok(()));
+    }
+}
+
+// clause: CM-IP-CHECKS
+#[test]
+fn nobody_asks_from_an_address_that_is_no_hosts() {
+    for remote in [[224, 0, 0, 1], [255, 255, 255, 255], [0, 0, 0, 0]] {
+        let route = Route { local: address(1), remote: Ipv4Addr::from(remote).into() };
+        let mut node = Node::new();
+        node.cm.listen(Listen { addresses: Addresses::Ip, ..Listen::new(SERVICE, Takes::Both, 9) }).unwrap();
+        let mut asks = Req { private_data: with_header(0, 4, remote, [10, 0, 0, 1]), ..req() };
+        asks.primary.local_gid = route.remote;
+        assert_eq!(node.takes_from(route, asks), Err(Ignored::Refused));
+    }
+}
+
+// clause: CM-LISTEN, CM-IP-CHECKS
+#[test]
+fn one_service_may_have_a_listener_for_each_version_of_ip() {
+    let mut node = Node::new();
+    let of = |addresses| Listen { addresses, ..Listen::new(SERVICE, Takes::Both, 9) };
+    let v6 = node.cm.listen(of(Addresses::Ipv6)).unwrap();
+    assert_eq!(node.takes(req()), Err(Ignored::Refused));
+    let v4 = node.cm.listen(of(Addresses::Ipv4)).unwrap();
+    assert_eq!(node.cm.listen(of(Addresses::Ip)), Err(CmError::InUse));
+    node.names();
+    let found = |node: &Node, local: Gid| node.cm.listeners.find(SERVICE, local, Takes::Lookups).map(|(id, _)| id);
+    assert_eq!(found(&node, address(1)), Some(v4));
+    assert_eq!(found(&node, Gid([0xfd; 16])), Some(v6));
 }
 
 // clause: CM-LAP
