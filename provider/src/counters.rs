@@ -2,6 +2,7 @@
 //!
 //! Readable by name like the files in `/sys/class/infiniband/*/hw_counters`. Touches nothing.
 
+use roxe_transport::cm::Ignored;
 use roxe_transport::qp::{CongestionCounts, DropReason, RetryCounts};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -45,6 +46,14 @@ pub(crate) struct Counters {
     pub(crate) forwarded: Counter,
     /// Packets for another process that could not be forwarded.
     pub(crate) forward_errors: Counter,
+    /// Messages of connection managers handed to the link.
+    pub(crate) sent_mads: Counter,
+    /// Messages of connection managers taken from the link.
+    pub(crate) received_mads: Counter,
+    /// Packets for queue pair 1 that are no message of a connection manager.
+    pub(crate) bad_mads: Counter,
+    /// Messages for which there was no room.
+    pub(crate) mads_lost: Counter,
     /// Raw packets handed to the interface.
     pub(crate) sent_frames: Counter,
     /// Frames that were looked at because there are flows.
@@ -82,12 +91,20 @@ pub(crate) struct Counters {
     /// RNR NAKs sent.
     send_rnr_err: Counter,
     drops: [Counter; DropReason::ALL.len()],
+    ignored: [Counter; Ignored::ALL.len()],
 }
 
 impl Counters {
     /// Counts a packet that a queue pair dropped.
     pub(crate) fn count_drop(&self, reason: DropReason) {
         if let Some(counter) = self.drops.get(reason as usize) {
+            counter.add(1);
+        }
+    }
+
+    /// Counts a message that the connection manager could not use.
+    pub(crate) fn count_ignored(&self, reason: Ignored) {
+        if let Some(counter) = self.ignored.get(reason as usize) {
             counter.add(1);
         }
     }
@@ -129,6 +146,10 @@ impl Counters {
             ("receive_errors", &self.receive_errors),
             ("forwarded", &self.forwarded),
             ("forward_errors", &self.forward_errors),
+            ("sent_mads", &self.sent_mads),
+            ("received_mads", &self.received_mads),
+            ("bad_mads", &self.bad_mads),
+            ("mads_lost", &self.mads_lost),
             ("sent_frames", &self.sent_frames),
             ("received_frames", &self.received_frames),
             ("oversized_frames", &self.oversized_frames),
@@ -149,7 +170,9 @@ impl Counters {
             ("send_rnr_err", &self.send_rnr_err),
         ];
         let traffic = traffic.into_iter().map(|(name, counter)| (name, counter.get()));
-        traffic.chain(DropReason::ALL.iter().map(|&reason| (reason.name(), self.drops(reason)))).collect()
+        let drops = DropReason::ALL.iter().map(|&reason| (reason.name(), self.drops(reason)));
+        let ignored = Ignored::ALL.iter().zip(&self.ignored).map(|(reason, counter)| (reason.name(), counter.get()));
+        traffic.chain(drops).chain(ignored).collect()
     }
 }
 

@@ -24,6 +24,7 @@ pub(crate) use rx::IdentGuess;
 pub(crate) use rx::{Run, RxTools};
 pub(crate) use tx::Batch;
 
+use crate::cm::Agent;
 use crate::config::{Config, config};
 use crate::counters::Counters;
 use crate::cq::Cq;
@@ -91,6 +92,8 @@ pub(crate) struct Engine {
     tell_at: AtomicU64,
     /// For other processes, to be sent by whoever receives next.
     letters: Letters,
+    /// Connection management.
+    agent: Agent,
 }
 
 /// Who is waiting for a time to come.
@@ -100,6 +103,8 @@ enum Due {
     Qp(Qpn),
     /// A completion queue whose events are moderated.
     Cq(Weak<Cq>),
+    /// Connection management.
+    Cm,
 }
 
 impl std::fmt::Debug for Engine {
@@ -139,6 +144,7 @@ impl Engine {
             retry_at: AtomicU64::new(NEVER),
             tell_at: AtomicU64::new(NEVER),
             letters: Letters::default(),
+            agent: Agent::default(),
         }
     }
 
@@ -163,6 +169,16 @@ impl Engine {
         self.config.dcqcn.then(|| self.device.line_rate())
     }
 
+    /// Connection management.
+    pub(crate) fn agent(&self) -> &Agent {
+        &self.agent
+    }
+
+    /// The node GUID.
+    pub(crate) fn node_guid(&self) -> u64 {
+        self.device.node_guid()
+    }
+
     fn ifindex(&self) -> u32 {
         self.device.ifindex()
     }
@@ -177,6 +193,7 @@ impl Engine {
         let found = self.rx.try_lock().is_some_and(|mut rx| self.receive(&mut rx, false, now));
         self.run_timers(now);
         self.serve_ready(now);
+        self.run_cm();
         if found {
             self.idle_visits.store(0, Ordering::Relaxed);
         } else {
@@ -207,6 +224,8 @@ impl Engine {
         }
         let mut rounds = 0..DRAIN_ROUNDS;
         while rounds.next().is_some() && self.receive(&mut rx, true, clock::now()) {}
+        drop(rx);
+        self.run_cm();
     }
 
     /// The program is about to wait for an event: the background thread takes over.
@@ -236,10 +255,11 @@ impl Engine {
         service: Service,
         make: impl Fn(Qpn) -> Arc<QpCore>,
     ) -> Result<Arc<QpCore>, Error> {
-        self.start()?;
         // Raw packets need no address.
-        if service != Service::Raw && self.links.read().is_empty() {
-            self.open_links(&self.poller()?)?;
+        if service == Service::Raw {
+            self.start()?
+        } else {
+            self.start_with_links()?
         }
         let random = getrandom::u32().map_err(|e| Error::os("cannot draw a random number", &io::Error::other(e)))?;
         loop {
@@ -249,6 +269,15 @@ impl Engine {
             let poller = self.poller()?;
             self.claim_slot(&mut self.rx.lock(), &poller)?;
         }
+    }
+
+    /// Starts the engine if need be, and sees to it that it has an address.
+    pub(crate) fn start_with_links(&self) -> Result<(), Error> {
+        self.start()?;
+        if self.links.read().is_empty() {
+            self.open_links(&self.poller()?)?;
+        }
+        Ok(())
     }
 
     /// A slot of this process: numbers that begin with it are ours alone. Starts the engine if need be.
@@ -323,6 +352,11 @@ impl Engine {
         self.wait_for(deadline, Due::Cq(cq));
     }
 
+    /// Registers connection management for a timer.
+    pub(crate) fn add_cm_timer(&self, deadline: Instant) {
+        self.wait_for(deadline, Due::Cm);
+    }
+
     fn wait_for(&self, deadline: Instant, who: Due) {
         self.timers.add(deadline, who);
         if self.presence.oversleeps(deadline) {
@@ -335,6 +369,7 @@ impl Engine {
             match who {
                 Due::Qp(qpn) => self.table.get(qpn).into_iter().for_each(|qp| qp.on_timer(deadline, now)),
                 Due::Cq(cq) => cq.upgrade().into_iter().for_each(|cq| cq.on_deadline(deadline)),
+                Due::Cm => self.agent.note_due(),
             }
         }
     }
@@ -556,12 +591,13 @@ impl Engine {
             live.leave_to_parent(self.counters());
         }
         self.forget_sockets();
+        self.agent.abandon();
     }
 
     /// The locks outside of those of the queue pairs, outermost first, for the fork handlers. The last one is that of the
     /// table: whoever takes it lists the queue pairs with [`Engine::lock_table`] instead.
-    pub(crate) fn outer_locks(&self) -> [&dyn Lockable; 4] {
-        [&self.starting, self.device.raw_contexts(), &self.rx, self.table.raw()]
+    pub(crate) fn outer_locks(&self) -> [&dyn Lockable; 5] {
+        [self.agent.raw(), &self.starting, self.device.raw_contexts(), &self.rx, self.table.raw()]
     }
 
     /// Takes the lock of the table and lists the queue pairs.
@@ -576,8 +612,9 @@ impl Engine {
         let port = self.device.raw_port();
         let told = self.device.live().map(|live| live.raw() as &dyn Lockable);
         let timers = self.timers.raw();
-        let always: [&dyn Lockable; 8] =
-            [port, &self.links, map, ready, credits, timers, self.letters.raw(), &self.poller];
+        let inbox = self.agent.raw_inbox();
+        let always: [&dyn Lockable; 9] =
+            [inbox, port, &self.links, map, ready, credits, timers, self.letters.raw(), &self.poller];
         always.into_iter().chain(held).chain(told)
     }
 }

@@ -196,6 +196,8 @@ pub enum Why {
     Nak,
     /// The peer is told that the network is congested.
     Cnp,
+    /// A message of the connection manager.
+    Management,
 }
 
 impl Why {
@@ -210,6 +212,7 @@ impl Why {
             Self::Ack => "ack",
             Self::Nak => "nak",
             Self::Cnp => "cnp",
+            Self::Management => "management",
         }
     }
 }

@@ -15,11 +15,15 @@
 //! Lock order: a channel's lock is inside of an id's lock, which is inside of the agent's.
 
 mod address;
+mod agent;
 mod channel;
+mod deliver;
 mod event;
 mod id;
 mod options;
 mod route;
+
+pub(crate) use agent::{Agent, Session};
 
 pub use address::{Address, IbAddress};
 pub use channel::Channel;

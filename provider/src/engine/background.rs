@@ -180,6 +180,7 @@ impl Engine {
         let found = self.rx.try_lock().is_some_and(|mut rx| self.receive(&mut rx, true, now));
         self.run_timers(now);
         self.serve_ready(now);
+        self.run_cm();
         found
     }
 

@@ -1,0 +1,291 @@
+//! [`Agent`]: connection management of one device in this process, between the verbs of programs and queue pair 1.
+//!
+//! Under the agent's lock a verb, a message or a timer works on the machine; what comes of it, messages and events, leaves
+//! before the lock is dropped. May touch everything of the engine.
+
+use super::Id;
+use super::deliver::deliver;
+use crate::engine::{Batch, Engine, clock};
+use crate::error::Error;
+use crate::fork::Lockable;
+use crate::net::HOP_LIMIT;
+use crate::net::udp::UdpLink;
+use parking_lot::Mutex;
+use roxe_transport::cm::{Cm, Cx, ListenId, Outgoing, Route, Settings};
+use roxe_transport::cx::{PacketNote, TxBatch, Why};
+use roxe_transport::time::Instant;
+use roxe_transport::wr::Av;
+use roxe_wire::cm::{CommId, Guid, MAD_LEN, Mad, gsi_header};
+use roxe_wire::{Header, Psn, Qpn};
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+
+/// Messages that wait for the agent; more are lost, as on any network.
+const MAX_INBOX: usize = 4096;
+/// What stands for queue pair 1 where queue pairs of this process are counted.
+pub(crate) const GSI_ORDINAL: u32 = u32::MAX;
+
+/// Everything of connection management of one device in this process.
+#[derive(Debug, Default)]
+pub(crate) struct Agent {
+    /// `None` until somebody needs it, and again in the child of a fork.
+    core: Mutex<Option<Core>>,
+    inbox: Mutex<Inbox>,
+    /// Whether something is in the inbox.
+    is_waiting: AtomicBool,
+}
+
+/// What the lock guards.
+#[derive(Debug)]
+struct Core {
+    cm: Cm,
+    ids: HashMap<CommId, Arc<Id>>,
+    listeners: HashMap<ListenId, Arc<Id>>,
+    door: Door,
+    /// When the engine's timers call next.
+    called_at: Option<Instant>,
+}
+
+/// The way out of queue pair 1.
+#[derive(Debug)]
+struct Door {
+    /// The PSN of the next message. Nobody looks at it.
+    psn: Psn,
+    /// The link of the last message.
+    link: Option<Arc<UdpLink>>,
+}
+
+/// What came while nobody looked.
+#[derive(Debug, Default)]
+struct Inbox {
+    messages: VecDeque<(Route, Mad)>,
+    /// Whether a timer of the machine is due.
+    is_due: bool,
+}
+
+/// What a verb or a delivery works with, under the agent's lock. It must not wait, and must not call [`Engine::cm`].
+pub(crate) struct Session<'a> {
+    /// The machine.
+    pub(crate) cm: &'a mut Cm,
+    /// Whose.
+    pub(crate) engine: &'a Engine,
+    /// Who hears of a connection or lookup.
+    pub(crate) ids: &'a mut HashMap<CommId, Arc<Id>>,
+    /// Who hears of requests.
+    pub(crate) listeners: &'a mut HashMap<ListenId, Arc<Id>>,
+    /// The time.
+    pub(crate) now: Instant,
+    random: fn() -> u64,
+    door: &'a mut Door,
+}
+
+impl Session<'_> {
+    /// The machine, and what its verbs take from outside.
+    pub(crate) fn cx(&mut self) -> (&mut Cm, Cx<'_>) {
+        (&mut *self.cm, Cx { now: self.now, random: &mut self.random })
+    }
+
+    /// An unpredictable number.
+    pub(crate) fn random(&self) -> u64 {
+        (self.random)()
+    }
+
+    /// Sends what the machine has to send. Happens by itself before every delivery and at the end; a delivery does it
+    /// before it tells the program something after which that may end.
+    pub(crate) fn send(&mut self) {
+        let Some(first) = self.cm.poll_transmit() else { return };
+        let mut batch = Batch::take();
+        self.door.put(&mut batch, &first, self.engine);
+        while let Some(next) = self.cm.poll_transmit() {
+            self.door.put(&mut batch, &next, self.engine);
+        }
+        batch.flush(self.engine, GSI_ORDINAL, &mut self.door.link);
+        batch.put_back();
+    }
+
+    /// Lets everything leave that came of a verb or an input, until there is no more.
+    fn settle(&mut self) {
+        loop {
+            self.send();
+            let Some(event) = self.cm.poll_event() else { return };
+            deliver(self, event);
+        }
+    }
+
+    /// Works off an inbox.
+    fn take_in(&mut self, inbox: Inbox) {
+        for (route, mad) in inbox.messages {
+            let (cm, mut cx) = self.cx();
+            if let Err(why) = cm.handle_message(&mut cx, route, &mad) {
+                self.engine.counters().count_ignored(why);
+            }
+            self.settle();
+        }
+        if inbox.is_due {
+            self.cm.handle_timeout(self.now);
+            self.settle();
+        }
+    }
+}
+
+impl Door {
+    /// Puts a message into `batch`; what is in there leaves if it is full.
+    fn put(&mut self, batch: &mut Batch, outgoing: &Outgoing, engine: &Engine) {
+        let Outgoing { route, mad } = outgoing;
+        let av = Av { sgid: route.local, dgid: route.remote, hop_limit: HOP_LIMIT, ..Av::default() };
+        let (header, mad) = (gsi_header(self.psn), mad.to_bytes());
+        self.psn = self.psn.add(1);
+        if !write(batch, &av, &header, &mad) {
+            batch.flush(engine, GSI_ORDINAL, &mut self.link);
+            write(batch, &av, &header, &mad);
+        }
+        engine.counters().sent_mads.add(1);
+    }
+}
+
+/// Writes one packet into `batch`; false if it is full.
+fn write(batch: &mut Batch, av: &Av, header: &Header, mad: &[u8; MAD_LEN]) -> bool {
+    let note = PacketNote::answer(Qpn::GSI, Why::Management);
+    let Some(slot) = batch.slot(av, header.padded_len(MAD_LEN), note) else { return false };
+    if let Some(payload) = header.emit(MAD_LEN, slot) {
+        payload.copy_from_slice(mad);
+    }
+    true
+}
+
+impl Core {
+    fn new(engine: &Engine) -> Result<Self, Error> {
+        let settings = Settings { prefix: engine.slot()?.get(), ..Settings::new(Guid(engine.node_guid())) };
+        let door = Door { psn: Psn::new(draw() as u32), link: None };
+        let (ids, listeners) = (HashMap::new(), HashMap::new());
+        Ok(Self { cm: Cm::new(settings), ids, listeners, door, called_at: None })
+    }
+
+    fn session<'a>(&'a mut self, engine: &'a Engine) -> Session<'a> {
+        let Self { cm, ids, listeners, door, .. } = self;
+        Session { cm, engine, ids, listeners, now: clock::now(), random: draw, door }
+    }
+
+    /// Asks the engine to call when the machine's next timer is due.
+    fn ask_for_call(&mut self, engine: &Engine) {
+        let Some(due) = self.cm.poll_timeout() else { return };
+        if self.called_at.is_none_or(|at| due < at) {
+            self.called_at = Some(due);
+            engine.add_cm_timer(due);
+        }
+    }
+
+    fn work_off(&mut self, engine: &Engine, inbox: Inbox) {
+        if inbox.is_due {
+            self.called_at = None;
+        }
+        self.session(engine).take_in(inbox);
+        self.ask_for_call(engine);
+    }
+}
+
+impl Agent {
+    /// Leaves a message for whoever calls [`Engine::run_cm`] next.
+    pub(super) fn leave_message(&self, engine: &Engine, route: Route, mad: Mad) {
+        let mut inbox = self.inbox.lock();
+        if inbox.messages.len() < MAX_INBOX {
+            inbox.messages.push_back((route, mad));
+            self.is_waiting.store(true, Ordering::SeqCst);
+        } else {
+            engine.counters().mads_lost.add(1);
+        }
+    }
+
+    /// A timer of the machine is due: the next call of [`Engine::run_cm`] acts on it.
+    pub(crate) fn note_due(&self) {
+        self.inbox.lock().is_due = true;
+        self.is_waiting.store(true, Ordering::SeqCst);
+    }
+
+    fn empty_inbox(&self) -> Inbox {
+        let mut inbox = self.inbox.lock();
+        self.is_waiting.store(false, Ordering::SeqCst);
+        std::mem::take(&mut *inbox)
+    }
+
+    /// In the child of a fork: connections and listeners are the parent's.
+    pub(crate) fn abandon(&self) {
+        // What the child holds itself stays; nothing is told to anybody.
+        drop(self.core.lock().take());
+        drop(self.empty_inbox());
+    }
+
+    /// The outermost lock, for the fork handlers.
+    pub(crate) fn raw(&self) -> &impl Lockable {
+        &self.core
+    }
+
+    /// The innermost one.
+    pub(crate) fn raw_inbox(&self) -> &impl Lockable {
+        &self.inbox
+    }
+}
+
+impl Engine {
+    /// Starts the engine and its sockets if need be, runs `verb` under the agent's lock, then sends the messages and
+    /// delivers the events that came of it. Take no lock of an id around this.
+    ///
+    /// # Errors
+    /// Why the engine cannot start: no address, no slot.
+    pub(crate) fn cm<T>(&self, verb: impl FnOnce(&mut Session<'_>) -> T) -> Result<T, Error> {
+        self.start_with_links()?;
+        // Whoever calls is likely to wait for an event next.
+        self.arm();
+        let value = {
+            let mut core = self.agent().core.lock();
+            let core = ensure(&mut core, self)?;
+            let mut session = core.session(self);
+            let value = verb(&mut session);
+            session.settle();
+            core.ask_for_call(self);
+            value
+        };
+        fence(Ordering::SeqCst);
+        self.run_cm();
+        Ok(value)
+    }
+
+    /// Works off what waits for the agent, unless another thread that holds it will. Call without any lock.
+    #[inline]
+    pub(crate) fn run_cm(&self) {
+        if self.agent().is_waiting.load(Ordering::Relaxed) {
+            self.work_off_inbox();
+        }
+    }
+
+    /// Whoever finds the agent locked leaves the inbox to the thread that holds it, which looks once more after it has let
+    /// go: the fences see to it that one of the two finds what is there.
+    #[cold]
+    fn work_off_inbox(&self) {
+        let agent = self.agent();
+        while agent.is_waiting.load(Ordering::SeqCst) {
+            fence(Ordering::SeqCst);
+            let Some(mut guard) = agent.core.try_lock() else { return };
+            // Without numbers of its own this process cannot have been meant.
+            let Ok(core) = ensure(&mut guard, self) else { return drop(agent.empty_inbox()) };
+            core.work_off(self, agent.empty_inbox());
+            drop(guard);
+            fence(Ordering::SeqCst);
+        }
+    }
+}
+
+fn ensure<'a>(core: &'a mut Option<Core>, engine: &Engine) -> Result<&'a mut Core, Error> {
+    if core.is_none() {
+        *core = Some(Core::new(engine)?);
+    }
+    core.as_mut().ok_or_else(|| Error::new(libc::ENODEV, "connection management is not running"))
+}
+
+/// A number that nobody can predict: ids and starting PSNs keep strangers out of connections.
+fn draw() -> u64 {
+    // The system refuses only where it has been told to. Then the keys of hash maps, which it gave earlier, must do.
+    getrandom::u64().unwrap_or_else(|_| RandomState::new().hash_one(clock::now().0))
+}
