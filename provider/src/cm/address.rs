@@ -29,6 +29,18 @@ pub struct IbAddress {
     pub scope_id: u64,
 }
 
+impl From<SocketAddr> for Address {
+    fn from(addr: SocketAddr) -> Self {
+        Self::Ip(addr)
+    }
+}
+
+impl From<IbAddress> for Address {
+    fn from(addr: IbAddress) -> Self {
+        Self::Ib(addr)
+    }
+}
+
 impl Address {
     /// Whether it stands for all addresses.
     pub fn is_any(&self) -> bool {

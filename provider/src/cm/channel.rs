@@ -34,11 +34,12 @@ impl Channel {
     /// Waits for the next event; EAGAIN if the descriptor is non-blocking and nothing is pending, EINTR as `read(2)` gives
     /// it.
     pub fn next(&self) -> Result<Event, Error> {
-        let event = self.events.next()?;
-        if let Some(listener) = &event.listener {
-            listener.request_fetched();
-        }
-        Ok(event)
+        Ok(fetched(self.events.next()?))
+    }
+
+    /// The oldest event, if there is one. Never waits, whatever the mode of the descriptor.
+    pub fn try_next(&self) -> Option<Event> {
+        self.events.try_next().map(fetched)
     }
 
     pub(super) fn push(&self, event: Event) {
@@ -49,4 +50,12 @@ impl Channel {
     pub(super) fn take_of(&self, id: &Id) -> Vec<Event> {
         self.events.take(|event| event.is_about(id))
     }
+}
+
+/// An event that goes to the program: its listener has room for one more request.
+fn fetched(event: Event) -> Event {
+    if let Some(listener) = &event.listener {
+        listener.request_fetched();
+    }
+    event
 }

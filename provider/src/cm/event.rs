@@ -101,7 +101,7 @@ pub enum EventData {
 }
 
 /// Terms of a connection (`struct rdma_conn_param`).
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnParam {
     /// For the program at the other end. From it, the length is always the most it could have said, and zeros follow what
     /// it said.
@@ -120,6 +120,22 @@ pub struct ConnParam {
     pub srq: bool,
     /// The queue pair. Of no effect with one attached.
     pub qp_num: u32,
+}
+
+/// What suits a program that has no wishes: all READs and atomics that the device can, and patience.
+impl Default for ConnParam {
+    fn default() -> Self {
+        Self {
+            private_data: Vec::new(),
+            responder_resources: Self::MOST,
+            initiator_depth: Self::MOST,
+            flow_control: false,
+            retry_count: 7,
+            rnr_retry_count: 7,
+            srq: false,
+            qp_num: 0,
+        }
+    }
 }
 
 impl ConnParam {

@@ -93,6 +93,10 @@ impl CompletionQueue {
         self.id
     }
 
+    pub(crate) fn wrap(cq: &Arc<provider::Cq>) -> Self {
+        Self { cq: Arc::clone(cq), id: ObjectId::from_user(cq.user()) }
+    }
+
     pub(crate) const fn provider(&self) -> &Arc<provider::Cq> {
         &self.cq
     }
@@ -114,6 +118,12 @@ impl CompletionChannel {
     /// [`Error::Provider`] when the wait fails, also when a signal interrupts it.
     pub fn get_event(&self) -> Result<ObjectId, Error> {
         Ok(ObjectId::from_user(self.0.get_event()?))
+    }
+
+    /// The queue of the oldest event, if there is one; never waits. For programs with an event loop, which call it until there
+    /// is none and then wait until the descriptor is readable: `examples/tokio_echo.rs`.
+    pub fn try_get_event(&self) -> Option<ObjectId> {
+        self.0.try_get_event().map(ObjectId::from_user)
     }
 }
 

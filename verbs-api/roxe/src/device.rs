@@ -3,14 +3,15 @@
 //! Touches the provider's device list and contexts.
 
 use crate::{CompletionChannel, CompletionQueue, DeviceMemory, Error, ObjectId, ProtectionDomain, XrcDomain};
+use parking_lot::Mutex;
 use roxe_provider as provider;
 use roxe_transport::wr::Av;
 use roxe_wire::Gid;
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-pub use provider::{AsyncEventKind, DeviceAttr, GidEntry, PortAttr};
+pub use provider::{AhAttr, AsyncEventKind, DeviceAttr, GidEntry, PortAttr};
 
 /// The only port a device has.
 const PORT: u8 = 1;
@@ -53,6 +54,10 @@ impl Deref for DeviceList {
 pub struct Device(Arc<provider::Device>);
 
 impl Device {
+    pub(crate) const fn new(device: Arc<provider::Device>) -> Self {
+        Self(device)
+    }
+
     /// Its name: `roxe0`, `roxe1`, ...
     pub fn name(&self) -> &str {
         self.0.name()
@@ -74,6 +79,21 @@ impl Device {
     /// [`Error::Provider`] if its socket or descriptors cannot be had.
     pub fn open(&self) -> Result<Context, Error> {
         Ok(Context(self.0.open()?))
+    }
+
+    /// The context that all ids of connections on this device share, opened if none of them has it.
+    pub(crate) fn share(&self) -> Result<Context, Error> {
+        static SHARED: Mutex<Vec<(u32, Weak<provider::Context>)>> = Mutex::new(Vec::new());
+        let mut shared = SHARED.lock();
+        shared.retain(|(_, context)| context.strong_count() > 0);
+        if let Some(context) =
+            shared.iter().find(|(index, _)| *index == self.0.index()).and_then(|(_, it)| it.upgrade())
+        {
+            return Ok(Context(context));
+        }
+        let context = self.open()?;
+        shared.push((self.0.index(), Arc::downgrade(&context.0)));
+        Ok(context)
     }
 }
 
@@ -192,26 +212,21 @@ impl Context {
     /// [`Error::Provider`] when the wait fails; if the descriptor was made non-blocking, see
     /// [`Error::is_would_block`].
     pub fn next_async_event(&self) -> Result<AsyncEvent, Error> {
-        let event = self.0.next_async_event()?;
-        let of_port = matches!(
-            event.kind,
-            AsyncEventKind::PortActive
-                | AsyncEventKind::PortErr
-                | AsyncEventKind::GidChange
-                | AsyncEventKind::DeviceFatal
-        );
-        Ok(AsyncEvent { kind: event.kind, object: (!of_port).then_some(ObjectId::from_user(event.user)) })
+        Ok(AsyncEvent::new(self.0.next_async_event()?))
+    }
+
+    /// The next asynchronous event, if there is one; never waits.
+    pub fn try_next_async_event(&self) -> Option<AsyncEvent> {
+        self.0.try_next_async_event().map(AsyncEvent::new)
     }
 
     pub(crate) fn resolve(&self, dgid: Gid, sgid_index: u8) -> Result<Av, Error> {
-        Ok(self.0.resolve_av(&provider::AhAttr {
-            dgid,
-            sgid_index,
-            hop_limit: 64,
-            port: PORT,
-            has_grh: true,
-            ..Default::default()
-        })?)
+        let attr = AhAttr { dgid, sgid_index, hop_limit: 64, port: PORT, has_grh: true, ..AhAttr::default() };
+        Ok(self.0.resolve_av(&attr)?)
+    }
+
+    pub(crate) const fn wrap(context: Arc<provider::Context>) -> Self {
+        Self(context)
     }
 
     pub(crate) const fn provider(&self) -> &Arc<provider::Context> {
@@ -226,4 +241,17 @@ pub struct AsyncEvent {
     pub kind: AsyncEventKind,
     /// To which queue; none if to the port or the device.
     pub object: Option<ObjectId>,
+}
+
+impl AsyncEvent {
+    fn new(event: provider::AsyncEvent) -> Self {
+        let of_port = matches!(
+            event.kind,
+            AsyncEventKind::PortActive
+                | AsyncEventKind::PortErr
+                | AsyncEventKind::GidChange
+                | AsyncEventKind::DeviceFatal
+        );
+        Self { kind: event.kind, object: (!of_port).then_some(ObjectId::from_user(event.user)) }
+    }
 }

@@ -1,5 +1,6 @@
 //! The one error of this crate: what happened, to what, and what to do about it.
 
+use crate::cm::CmEventKind;
 use crate::{QpState, Service, WcOpcode, WcStatus};
 use roxe_provider as provider;
 use roxe_transport::qp::PostError;
@@ -67,6 +68,27 @@ pub enum Error {
         /// Detail: a number from the list in the README, 0 if there is none.
         vendor_err: u32,
     },
+    /// A connection did not come about, or something else that [`cm`](crate::cm) was asked to do did not work.
+    #[error("{}", crate::cm::failure_text(*kind, *status))]
+    Connection {
+        /// How it ended.
+        kind: CmEventKind,
+        /// A negative errno, or the number that the peer gave as the reason.
+        status: i32,
+        /// What the peer said when it refused, filled up with zeros.
+        private_data: Vec<u8>,
+    },
+    /// An event was asked for what it does not tell.
+    #[error("the event {kind:?} has no {lacks}")]
+    NotThisEvent {
+        /// What it tells.
+        kind: CmEventKind,
+        /// What it does not tell.
+        lacks: &'static str,
+    },
+    /// A name has no address.
+    #[error("cannot look the address up: {0}")]
+    Lookup(std::io::Error),
     /// Nothing completed in the time given.
     #[error("no completion within {0:?}; is the peer running, and did it post receive requests?")]
     Timeout(Duration),

@@ -46,7 +46,8 @@
 //! - [`XrcDomain`]: many queues behind one connection. [`QueuePair::attach_mcast`]: multicast.
 //!   [`QueuePair::offer_path`]: a second way for a connection.
 //! - [`CompletionQueue::wait`] polls; [`CompletionChannel`] sleeps, and works with `poll` and `epoll`.
-//! - `examples/ping_pong.rs`: the whole way for two processes.
+//! - [`cm`]: from an address to a connected queue pair, for programs that wait and for event loops.
+//! - `examples/ping_pong.rs`: the whole way for two processes; `examples/tokio_echo.rs`: a server with tokio.
 //!
 //! # Threads and order
 //!
@@ -56,6 +57,7 @@
 #![deny(unsafe_code)]
 #![deny(missing_docs)]
 
+pub mod cm;
 mod cq;
 mod device;
 mod dm;
@@ -71,7 +73,9 @@ mod wr;
 mod xrc;
 
 pub use cq::{CompletionChannel, CompletionQueue, WorkCompletion};
-pub use device::{AsyncEvent, AsyncEventKind, Context, Device, DeviceAttr, DeviceList, GidEntry, PortAttr, devices};
+pub use device::{
+    AhAttr, AsyncEvent, AsyncEventKind, Context, Device, DeviceAttr, DeviceList, GidEntry, PortAttr, devices,
+};
 pub use dm::{DeviceMemory, DeviceMemoryRegion};
 pub use endpoint::{Endpoint, RemoteAddr};
 pub use error::Error;

@@ -3,7 +3,7 @@
 //! Touches the provider's PD and address handles.
 
 use crate::{
-    Access, CompletionQueue, Context, DeviceMemory, DeviceMemoryRegion, DmaBufRegion, Error, Gid, MemoryRegion,
+    Access, AhAttr, CompletionQueue, Context, DeviceMemory, DeviceMemoryRegion, DmaBufRegion, Error, Gid, MemoryRegion,
     MemoryWindow, NullRegion, QueuePairBuilder, SharedReceiveQueue, WindowKind,
 };
 use roxe_provider as provider;
@@ -119,6 +119,19 @@ impl ProtectionDomain {
     pub fn create_ah(&self, dgid: Gid, sgid_index: u8) -> Result<AddressHandle, Error> {
         let av = self.context.resolve(dgid, sgid_index)?;
         Ok(AddressHandle { av })
+    }
+
+    /// Makes the address that `attr` describes in full, for example as [`CmEvent::ud_param`](crate::cm::CmEvent::ud_param)
+    /// tells it.
+    ///
+    /// # Errors
+    /// As [`create_ah`](Self::create_ah).
+    pub fn create_ah_of(&self, attr: &AhAttr) -> Result<AddressHandle, Error> {
+        Ok(AddressHandle { av: self.context.provider().resolve_av(attr)? })
+    }
+
+    pub(crate) fn wrap(pd: &Arc<provider::Pd>) -> Self {
+        Self { pd: Arc::clone(pd), context: Context::wrap(Arc::clone(pd.context())) }
     }
 
     pub(crate) const fn provider(&self) -> &Arc<provider::Pd> {

@@ -2,6 +2,7 @@
 //!
 //! Touches the provider's QP.
 
+use crate::cm::CmId;
 use crate::{
     Access, AttrMask, CompletionQueue, Context, Endpoint, Error, Gid, MigState, ObjectId, PathMtu, ProtectionDomain,
     Psn, Qkey, QpAttr, QpState, Qpn, Service, Sge, SharedReceiveQueue, WorkRequest, XrcDomain,
@@ -175,10 +176,7 @@ impl<'a> QueuePairBuilder<'a> {
     /// [`Error::Provider`] if a setting is above the limits of the card.
     pub fn build(self) -> Result<QueuePair, Error> {
         let id = ObjectId::next();
-        let context = match self.home {
-            Home::Pd { pd, .. } => pd.context(),
-            Home::Xrc(domain) => domain.context(),
-        };
+        let context = self.context();
         let gid = context.gid(self.gid_index)?;
         let mut attr = self.attr;
         attr.path_mtu = match self.path_mtu {
@@ -187,10 +185,39 @@ impl<'a> QueuePairBuilder<'a> {
         };
         attr.sq_psn = random_psn();
         let qp = self.create(id)?;
-        let service = qp.service();
-        let qp = QueuePair { qp, id, context: context.clone(), service, gid, gid_index: self.gid_index, attr };
+        let (context, service) = (context.clone(), qp.service());
+        let qp = QueuePair { qp, id, context, service, gid, gid_index: self.gid_index, attr, cm: None };
         qp.to_init()?;
         Ok(qp)
+    }
+
+    /// Makes the queue pair on one end of a connection to be. It is in state INIT, so receive requests can be posted; from now on
+    /// the verbs of the id change its state: [`connect`](CmId::connect), [`accept`](CmId::accept),
+    /// [`disconnect`](CmId::disconnect). A queue pair for datagrams can send and receive at once.
+    ///
+    /// Service, addresses, path MTU, rights, keys, timeouts, retries,
+    /// READs and atomics are those of the connection, whatever the builder was told. The connection lasts as long as the queue
+    /// pair or the id.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if a setting is above the limits of the card, the id has no address yet or has a queue pair, or
+    /// its address leads to another device.
+    pub fn build_on(self, cm: &CmId) -> Result<QueuePair, Error> {
+        let id = ObjectId::next();
+        let builder = Self { service: cm.service(), ..self };
+        let context = builder.context().clone();
+        let (gid, gid_index) = own_address(&context, cm);
+        let (attr, service) = (builder.attr, builder.service);
+        let qp = builder.create(id)?;
+        cm.attach(&qp)?;
+        Ok(QueuePair { qp, id, context, service, gid, gid_index, attr, cm: Some(cm.clone()) })
+    }
+
+    const fn context(&self) -> &Context {
+        match self.home {
+            Home::Pd { pd, .. } => pd.context(),
+            Home::Xrc(domain) => domain.context(),
+        }
     }
 
     fn create(&self, id: ObjectId) -> Result<Arc<provider::Qp>, Error> {
@@ -208,6 +235,13 @@ impl<'a> QueuePairBuilder<'a> {
             user: id.0,
         })?)
     }
+}
+
+/// The own address of `cm`, and its place in the GID table: the first one for an id that is bound to all.
+fn own_address(context: &Context, cm: &CmId) -> (Gid, u8) {
+    let (own, entries) = (cm.local_gid(), context.gid_entries());
+    let entry = entries.iter().find(|entry| Some(entry.gid) == own).or(entries.first());
+    entry.map_or_else(Default::default, |entry| (entry.gid, entry.index))
 }
 
 /// Where a connection starts counting: any number, but not the same every time, so that packets of an old connection
@@ -243,6 +277,16 @@ pub struct QueuePair {
     gid_index: u8,
     /// What the builder was told, for the state changes to come.
     attr: QpAttr,
+    /// The end of a connection that it was built on.
+    cm: Option<CmId>,
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        if let Some(cm) = &self.cm {
+            cm.detach();
+        }
+    }
 }
 
 impl QueuePair {
@@ -271,7 +315,22 @@ impl QueuePair {
         self.id
     }
 
-    /// What the peer needs to reach it.
+    /// Its protection domain.
+    pub fn pd(&self) -> ProtectionDomain {
+        ProtectionDomain::wrap(self.qp.pd())
+    }
+
+    /// Where its send requests complete.
+    pub fn send_cq(&self) -> CompletionQueue {
+        CompletionQueue::wrap(self.qp.send_cq())
+    }
+
+    /// Where its receive requests complete.
+    pub fn recv_cq(&self) -> CompletionQueue {
+        CompletionQueue::wrap(self.qp.recv_cq())
+    }
+
+    /// What the peer needs to reach it. A queue pair that was built on a [`CmId`] needs none of this.
     pub fn endpoint(&self) -> Endpoint {
         Endpoint { gid: self.gid, qpn: self.qp_num(), psn: self.attr.sq_psn }
     }

@@ -1,0 +1,73 @@
+//! Connection management: from an address to a connected queue pair, as `librdmacm` does it.
+//!
+//! Queue pairs know each other by numbers; programs know each other by addresses and ports. The connection manager of the
+//! card brings the two together: it speaks the InfiniBand connection management protocol with the one at the other
+//! address, whether that is this card, the Linux kernel's or a hardware card, and sets both queue pairs up.
+//!
+//! # One thread for each connection
+//!
+//! [`Listener`] and [`Connection`] are for programs that can wait; they are used like the TCP types of the standard library:
+//!
+//! ```no_run
+//! use roxe::cm::{Connection, Listener};
+//! use roxe::{Access, WorkRequest};
+//! use std::time::Duration;
+//!
+//! let patience = Duration::from_secs(10);
+//! let listener = Listener::bind("127.0.0.1:0")?;
+//! let address = listener.local_addr();
+//! let server = std::thread::spawn(move || {
+//!     let connection = listener.accept()?;
+//!     let qp = connection.qp();
+//!     qp.post_send(&WorkRequest::send_inline(b"hello").signaled())?;
+//!     qp.send_cq().wait(patience)?.ok().map(drop) // the client has it
+//! });
+//!
+//! let connection = Connection::connect(address)?;
+//! let qp = connection.qp();
+//! let inbox = qp.pd().alloc_mr(4096, Access::LOCAL_WRITE)?;
+//! qp.post_recv(1, &[inbox.slice(..)?])?;
+//! assert_eq!(qp.recv_cq().wait(patience)?.ok()?.byte_len(), 5);
+//! assert_eq!(inbox.to_vec(..5)?, b"hello");
+//! # server.join().unwrap()?;
+//! # Ok::<(), roxe::Error>(())
+//! ```
+//!
+//! [`Outgoing`] and [`Incoming`] are the same in two steps: in between, the program makes its queues and memory, looks at the
+//! private data of the peer, and sends its own.
+//!
+//! # Many connections and one event loop
+//!
+//! [`CmId`] and [`EventChannel`] never wait: each verb returns at once, and what becomes of it is a [`CmEvent`] on the
+//! channel. Channels of connections and of completions work alike: their descriptor ([`AsFd`](std::os::fd::AsFd)) is readable
+//! while something is pending, and `try_next` and `try_get_event` take it without waiting, whatever the mode of the
+//! descriptor. So with any runtime, waiting is a loop of three steps: try; if there was nothing, wait until the
+//! descriptor is readable; try again. With tokio:
+//!
+//! ```ignore
+//! async fn next(channel: &AsyncFd<EventChannel>) -> Result<CmEvent, Box<dyn std::error::Error>> {
+//!     loop {
+//!         if let Some(event) = channel.get_ref().try_next() {
+//!             return Ok(event);
+//!         }
+//!         channel.readable().await?.clear_ready(); // then try again before waiting
+//!     }
+//! }
+//! ```
+//!
+//! `examples/tokio_echo.rs` is a whole server of this kind.
+
+mod channel;
+mod connection;
+mod event;
+mod id;
+
+pub(crate) use event::failure_text;
+
+pub use channel::EventChannel;
+pub use connection::{Connection, Incoming, Listener, Outgoing};
+pub use event::{CmEvent, UdPeer};
+pub use id::CmId;
+pub use roxe_provider::cm::{
+    Address, ConnParam, EventKind as CmEventKind, IbAddress, IdOption, JoinFlags, PortSpace, UdParam,
+};

@@ -1,0 +1,55 @@
+//! Event channels: where connections tell what became of the verbs.
+//!
+//! Touches the provider's event channel.
+
+use crate::Error;
+use crate::cm::CmEvent;
+use roxe_provider::cm;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
+
+/// Where the [`CmId`](crate::cm::CmId)s that were made on it announce their events, in order. Clones are the same channel.
+#[derive(Clone, Debug)]
+pub struct EventChannel(Arc<cm::Channel>);
+
+impl EventChannel {
+    /// Makes one.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if the process has no descriptor left.
+    pub fn create() -> Result<Self, Error> {
+        Ok(Self(cm::Channel::create()?))
+    }
+
+    /// Waits for the next event. If the descriptor was made non-blocking, an error for which
+    /// [`Error::is_would_block`] holds means that there is none.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] when the wait fails, also when a signal interrupts it.
+    pub fn next(&self) -> Result<CmEvent, Error> {
+        Ok(CmEvent::new(self.0.next()?))
+    }
+
+    /// The oldest event, if there is one; never waits.
+    pub fn try_next(&self) -> Option<CmEvent> {
+        self.0.try_next().map(CmEvent::new)
+    }
+
+    pub(crate) const fn provider(&self) -> &Arc<cm::Channel> {
+        &self.0
+    }
+}
+
+/// Readable while events are pending.
+impl AsFd for EventChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// For event loops that want a number; it is open as long as a clone of the channel lives.
+impl AsRawFd for EventChannel {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.fd()
+    }
+}

@@ -1,0 +1,264 @@
+//! Connections for programs that can wait: like the TCP types of the standard library, with queue pairs.
+//!
+//! Made of [`CmId`] and [`EventChannel`]; each value has a channel of its own. Touches no device.
+
+use crate::cm::{CmEventKind, CmId, ConnParam, EventChannel, PortSpace};
+use crate::{Error, QueuePair};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::Duration;
+
+/// How long the system may look for an address.
+const LOOKUP: Duration = Duration::from_secs(2);
+
+/// Requests that may wait to be taken from a listener.
+const BACKLOG: u32 = 128;
+
+/// Completions of a queue pair with the builder's default of 128 sends and 128 receives.
+const COMPLETIONS: u32 = 256;
+
+/// A connected queue pair, and what tells when the peer goes. Dropping it ends the connection.
+#[derive(Debug)]
+pub struct Connection {
+    qp: QueuePair,
+    id: CmId,
+    channel: EventChannel,
+    private_data: Vec<u8>,
+}
+
+impl Connection {
+    /// Connects to a [`Listener`], or to whatever listens there, with a queue pair in a domain of its own. Of several
+    /// addresses the first that can be resolved.
+    ///
+    /// # Errors
+    /// As [`Outgoing::resolve`] and [`Outgoing::connect`].
+    pub fn connect(addr: impl ToSocketAddrs) -> Result<Self, Error> {
+        let outgoing = Outgoing::resolve(addr)?;
+        let qp = simple_qp(outgoing.id())?;
+        outgoing.connect(qp, &ConnParam::default())
+    }
+
+    /// The queue pair. Its domain and completion queues: [`QueuePair::pd`], [`QueuePair::send_cq`],
+    /// [`QueuePair::recv_cq`].
+    pub const fn qp(&self) -> &QueuePair {
+        &self.qp
+    }
+
+    /// The connection as the connection manager sees it.
+    pub const fn id(&self) -> &CmId {
+        &self.id
+    }
+
+    /// Where its events come from now on; the peer's hanging up is [`CmEventKind::Disconnected`].
+    pub const fn events(&self) -> &EventChannel {
+        &self.channel
+    }
+
+    /// What the peer said when it accepted; empty at the side that accepted itself: see [`Incoming::private_data`].
+    pub fn private_data(&self) -> &[u8] {
+        &self.private_data
+    }
+
+    /// Ends the connection, and waits until the peer knows or does not answer.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] when the wait fails.
+    pub fn disconnect(self) -> Result<(), Error> {
+        // Refused if the peer was first and its event is still pending: that event ends the loop.
+        let _ = self.id.disconnect();
+        self.wait_disconnected()
+    }
+
+    /// Waits until the peer ends the connection.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] when the wait fails, [`Error::Connection`] if the device is removed.
+    pub fn wait_disconnected(&self) -> Result<(), Error> {
+        while self.channel.next()?.ok()?.kind() != CmEventKind::Disconnected {}
+        Ok(())
+    }
+}
+
+/// A connection that this program is about to ask for: it is known which device leads there.
+#[derive(Debug)]
+pub struct Outgoing {
+    id: CmId,
+    channel: EventChannel,
+}
+
+impl Outgoing {
+    /// Finds the device and the way to `addr`; of several addresses the first that can be resolved.
+    ///
+    /// # Errors
+    /// [`Error::Connection`] if no device leads there, [`Error::Lookup`] if the name has no address.
+    pub fn resolve(addr: impl ToSocketAddrs) -> Result<Self, Error> {
+        let mut last = None;
+        for addr in addresses(addr)? {
+            match Self::resolve_one(addr) {
+                Ok(outgoing) => return Ok(outgoing),
+                Err(e) => last = Some(e),
+            }
+        }
+        Err(last.unwrap_or_else(no_address))
+    }
+
+    fn resolve_one(addr: SocketAddr) -> Result<Self, Error> {
+        let channel = EventChannel::create()?;
+        let id = CmId::create(&channel, PortSpace::Tcp)?;
+        id.resolve_addr(None, addr, LOOKUP)?;
+        channel.next()?.expect(CmEventKind::AddrResolved)?;
+        id.resolve_route(LOOKUP)?;
+        channel.next()?.expect(CmEventKind::RouteResolved)?;
+        Ok(Self { id, channel })
+    }
+
+    /// The id, to build a queue pair on; [`CmId::device`] leads to the peer.
+    pub const fn id(&self) -> &CmId {
+        &self.id
+    }
+
+    /// Asks for the connection with `qp`, which was built on the id, and waits for the answer.
+    ///
+    /// # Errors
+    /// [`Error::Connection`] if the peer refuses or does not answer within a minute or so, [`Error::Provider`] if the private
+    /// data is too long.
+    pub fn connect(self, qp: QueuePair, param: &ConnParam) -> Result<Connection, Error> {
+        let Self { id, channel } = self;
+        id.connect(param)?;
+        let answer = channel.next()?.expect(CmEventKind::Established)?;
+        Ok(Connection { qp, id, channel, private_data: answer.private_data().to_vec() })
+    }
+}
+
+/// Waits for requests at an address.
+#[derive(Debug)]
+pub struct Listener {
+    id: CmId,
+    channel: EventChannel,
+    asked: SocketAddr,
+}
+
+impl Listener {
+    /// Listens at `addr`; port 0 chooses one. Of several addresses the first that can be had.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if no device has the address or another program the port, [`Error::Lookup`] if the name has no
+    /// address.
+    pub fn bind(addr: impl ToSocketAddrs) -> Result<Self, Error> {
+        let mut last = None;
+        for addr in addresses(addr)? {
+            match Self::bind_one(addr) {
+                Ok(listener) => return Ok(listener),
+                Err(e) => last = Some(e),
+            }
+        }
+        Err(last.unwrap_or_else(no_address))
+    }
+
+    fn bind_one(addr: SocketAddr) -> Result<Self, Error> {
+        let channel = EventChannel::create()?;
+        let id = CmId::create(&channel, PortSpace::Tcp)?;
+        id.bind(addr)?;
+        id.listen(BACKLOG)?;
+        Ok(Self { id, channel, asked: addr })
+    }
+
+    /// Its address, with the port that was chosen.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.id.local_addr().unwrap_or(self.asked)
+    }
+
+    /// Waits for the next request.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] when the wait fails, [`Error::Connection`] if the device is removed.
+    pub fn next(&self) -> Result<Incoming, Error> {
+        loop {
+            let mut event = self.channel.next()?.ok()?;
+            if let Some(id) = event.take_request() {
+                return Incoming::new(id, event.param().cloned().unwrap_or_default());
+            }
+        }
+    }
+
+    /// Waits for the next request and accepts it, with a queue pair in a domain of its own.
+    ///
+    /// # Errors
+    /// As [`next`](Self::next) and [`Incoming::accept`].
+    pub fn accept(&self) -> Result<Connection, Error> {
+        let incoming = self.next()?;
+        let qp = simple_qp(incoming.id())?;
+        let param = incoming.answer();
+        incoming.accept(qp, &param)
+    }
+}
+
+/// A request of a peer. Dropping it is a refusal.
+#[derive(Debug)]
+pub struct Incoming {
+    id: CmId,
+    channel: EventChannel,
+    param: ConnParam,
+}
+
+impl Incoming {
+    fn new(id: CmId, param: ConnParam) -> Result<Self, Error> {
+        let channel = EventChannel::create()?;
+        id.migrate(&channel)?;
+        Ok(Self { id, channel, param })
+    }
+
+    /// The id, to build a queue pair on; [`CmId::device`] is where the request came in.
+    pub const fn id(&self) -> &CmId {
+        &self.id
+    }
+
+    /// What the peer said with its request, filled up with zeros to 56 bytes.
+    pub fn private_data(&self) -> &[u8] {
+        &self.param.private_data
+    }
+
+    /// The terms of the peer, as seen from this side.
+    pub const fn param(&self) -> &ConnParam {
+        &self.param
+    }
+
+    /// An answer that takes all the READs and atomics that the peer offers, without private data.
+    pub fn answer(&self) -> ConnParam {
+        let ConnParam { responder_resources, initiator_depth, .. } = self.param;
+        ConnParam { responder_resources, initiator_depth, ..ConnParam::default() }
+    }
+
+    /// Accepts it with `qp`, which was built on the id, and waits until the peer knows.
+    ///
+    /// # Errors
+    /// [`Error::Connection`] if the peer gave up, [`Error::Provider`] if `param` asks for more than the peer offers.
+    pub fn accept(self, qp: QueuePair, param: &ConnParam) -> Result<Connection, Error> {
+        let Self { id, channel, .. } = self;
+        id.accept(param)?;
+        channel.next()?.expect(CmEventKind::Established)?;
+        Ok(Connection { qp, id, channel, private_data: Vec::new() })
+    }
+
+    /// Refuses it; the peer gets up to 148 bytes.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if it is more, or the peer has gone.
+    pub fn reject(self, private_data: &[u8]) -> Result<(), Error> {
+        self.id.reject(private_data)
+    }
+}
+
+/// A queue pair on `id` with everything that it needs.
+fn simple_qp(id: &CmId) -> Result<QueuePair, Error> {
+    let context = id.context()?;
+    let (pd, cq) = (context.alloc_pd()?, context.create_cq(COMPLETIONS)?);
+    pd.create_qp(&cq, &cq).build_on(id)
+}
+
+fn addresses(addr: impl ToSocketAddrs) -> Result<impl Iterator<Item = SocketAddr>, Error> {
+    addr.to_socket_addrs().map_err(Error::Lookup)
+}
+
+fn no_address() -> Error {
+    Error::Lookup(std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address"))
+}

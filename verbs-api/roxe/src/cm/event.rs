@@ -1,0 +1,159 @@
+//! Events of connection management: what happened, to which id, and what came along.
+//!
+//! Touches the provider's events.
+
+use crate::cm::{CmEventKind, CmId, ConnParam, UdParam};
+use crate::{AddressHandle, Error, ObjectId, ProtectionDomain, Qkey, Qpn};
+use roxe_provider::cm;
+
+/// Something happened to a [`CmId`].
+#[derive(Debug)]
+pub struct CmEvent {
+    kind: CmEventKind,
+    status: i32,
+    id: ObjectId,
+    request: Option<CmId>,
+    data: cm::EventData,
+}
+
+impl CmEvent {
+    pub(crate) fn new(event: cm::Event) -> Self {
+        let cm::Event { kind, status, id, listener, data, .. } = event;
+        match listener {
+            Some(listener) => Self { kind, status, id: CmId::identity(&listener), request: Some(CmId::own(id)), data },
+            None => Self { kind, status, id: CmId::identity(&id), request: None, data },
+        }
+    }
+
+    /// What happened.
+    pub const fn kind(&self) -> CmEventKind {
+        self.kind
+    }
+
+    /// To whom: [`CmId::id`] of the one whose verb ends with this, whose peer did something, or that listens.
+    pub const fn id(&self) -> ObjectId {
+        self.id
+    }
+
+    /// 0; a negative errno; or the number that the peer gave as the reason, of [`Rejected`](CmEventKind::Rejected) and of
+    /// [`Unreachable`](CmEventKind::Unreachable) for datagrams.
+    pub const fn status(&self) -> i32 {
+        self.status
+    }
+
+    /// The new id of a [`ConnectRequest`](CmEventKind::ConnectRequest), to accept or to reject; once. Dropping it, or an event
+    /// that still has it, rejects the request.
+    pub const fn take_request(&mut self) -> Option<CmId> {
+        self.request.take()
+    }
+
+    /// What the peer sent along: filled up with zeros to what fits into a message of this kind, as the wire has no length.
+    pub fn private_data(&self) -> &[u8] {
+        match &self.data {
+            cm::EventData::Conn(param) => &param.private_data,
+            cm::EventData::Ud(param) => &param.private_data,
+            cm::EventData::None => &[],
+        }
+    }
+
+    /// The peer's terms of a connection, as seen from this side: of a request, the most that [`CmId::accept`] may say.
+    pub const fn param(&self) -> Option<&ConnParam> {
+        match &self.data {
+            cm::EventData::Conn(param) => Some(param),
+            _ => None,
+        }
+    }
+
+    /// Where datagrams to the peer, or to the group, go.
+    pub const fn ud_param(&self) -> Option<&UdParam> {
+        match &self.data {
+            cm::EventData::Ud(param) => Some(param),
+            _ => None,
+        }
+    }
+
+    /// [`ud_param`](Self::ud_param) made into what a work request needs.
+    ///
+    /// # Errors
+    /// [`Error::NotThisEvent`] if the event tells no such thing; [`Error::Provider`] if `pd` is of another device.
+    pub fn ud_peer(&self, pd: &ProtectionDomain) -> Result<UdPeer, Error> {
+        let param = self.ud_param().ok_or(Error::NotThisEvent { kind: self.kind, lacks: "address of datagrams" })?;
+        Ok(UdPeer { ah: pd.create_ah_of(&param.ah_attr)?, qpn: Qpn::new(param.qp_num), qkey: Qkey(param.qkey) })
+    }
+
+    /// The event itself if it tells a success or what a peer did, or the failure in words.
+    ///
+    /// # Errors
+    /// [`Error::Connection`].
+    pub fn ok(self) -> Result<Self, Error> {
+        use CmEventKind::{AddrError, ConnectError, DeviceRemoval, MulticastError, Rejected, RouteError, Unreachable};
+        match self.kind {
+            AddrError | RouteError | ConnectError | Unreachable | Rejected | DeviceRemoval | MulticastError => {
+                Err(self.failure())
+            }
+            _ => Ok(self),
+        }
+    }
+
+    /// The event itself if it is of this kind.
+    ///
+    /// # Errors
+    /// [`Error::Connection`]; its text says how it went instead.
+    pub fn expect(self, kind: CmEventKind) -> Result<Self, Error> {
+        if self.kind == kind { Ok(self) } else { Err(self.failure()) }
+    }
+
+    fn failure(&self) -> Error {
+        Error::Connection { kind: self.kind, status: self.status, private_data: self.private_data().to_vec() }
+    }
+}
+
+/// Where datagrams go, for [`WorkRequest::to`](crate::WorkRequest::to).
+#[derive(Clone, Copy, Debug)]
+pub struct UdPeer {
+    /// The address.
+    pub ah: AddressHandle,
+    /// The queue pair there.
+    pub qpn: Qpn,
+    /// Its key.
+    pub qkey: Qkey,
+}
+
+/// What the end of an attempt means and what to do about it.
+pub(crate) fn failure_text(kind: CmEventKind, status: i32) -> String {
+    let because = match (kind, status) {
+        (_, errno) if errno < 0 => std::io::Error::from_raw_os_error(errno.saturating_neg()).to_string(),
+        (CmEventKind::Rejected, NO_LISTENER) => "nobody listens on that port there".into(),
+        (CmEventKind::Rejected, CONSUMER) => "the program there refused; its private data may say why".into(),
+        (CmEventKind::Rejected, STALE) => {
+            "the peer still remembers an old connection of this queue pair; try again".into()
+        }
+        (CmEventKind::Rejected, reason) => {
+            format!("the peer refused with reason {reason} of the standard's list for REJ")
+        }
+        (CmEventKind::Unreachable, status) if status > 0 => {
+            format!("there is no such datagram service (status {status})")
+        }
+        _ => "it came instead of the expected event".into(),
+    };
+    format!("{}: {because}", what(kind))
+}
+
+/// Reasons of a REJ that have a text of their own.
+const NO_LISTENER: i32 = 8;
+const STALE: i32 = 10;
+const CONSUMER: i32 = 28;
+
+const fn what(kind: CmEventKind) -> &'static str {
+    match kind {
+        CmEventKind::AddrError => "no device leads to the address",
+        CmEventKind::RouteError => "there is no path to the address",
+        CmEventKind::ConnectError => "the queue pair could not be connected",
+        CmEventKind::Unreachable => "the peer cannot be reached",
+        CmEventKind::Rejected => "the connection was refused",
+        CmEventKind::Disconnected => "the peer ended the connection",
+        CmEventKind::DeviceRemoval => "the device was removed",
+        CmEventKind::MulticastError => "the group could not be joined",
+        _ => "another event",
+    }
+}

@@ -1,0 +1,264 @@
+//! Ids: one end of a connection, or a listener, or a datagram service or its client.
+//!
+//! Touches the provider's ids.
+
+use crate::cm::{Address, ConnParam, EventChannel, IdOption, JoinFlags, PortSpace};
+use crate::{AttrMask, Context, Device, Error, Gid, ObjectId, QpAttr, QpState, Service};
+use parking_lot::Mutex;
+use roxe_provider as provider;
+use roxe_provider::cm;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// One end of a connection to be: what `rdma_cm_id` is in C. Clones are the same id.
+///
+/// No method waits. What becomes of it is an event on the channel of the id:
+///
+/// | verb | events |
+/// |---|---|
+/// | [`resolve_addr`](Self::resolve_addr) | `AddrResolved`, or `AddrError` |
+/// | [`resolve_route`](Self::resolve_route) | `RouteResolved`, or `RouteError` |
+/// | [`connect`](Self::connect) | `Established`, or `Rejected`, `Unreachable`, `ConnectError`; `ConnectResponse` without a queue pair |
+/// | [`listen`](Self::listen) | `ConnectRequest` for each request; it carries a new id on the same channel |
+/// | [`accept`](Self::accept) | `Established`, or `Rejected`, `Unreachable`, `ConnectError`; none for datagrams |
+/// | [`disconnect`](Self::disconnect) | `Disconnected` at both ends, `TimewaitExit` later |
+/// | [`join_multicast`](Self::join_multicast) | `MulticastJoin`, or `MulticastError` |
+///
+/// The connection ends, and the peer is told, when the last clone is dropped, and the [`QueuePair`](crate::QueuePair) that was
+/// built on it.
+#[derive(Clone, Debug)]
+pub struct CmId(Arc<Held>);
+
+/// The id of the provider, until nobody has it any more.
+#[derive(Debug)]
+struct Held {
+    id: Arc<cm::Id>,
+    name: ObjectId,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.id.destroy();
+    }
+}
+
+impl CmId {
+    /// Makes one whose events come to `channel`.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if there are too many.
+    pub fn create(channel: &EventChannel, port_space: PortSpace) -> Result<Self, Error> {
+        let name = ObjectId::next();
+        let id = cm::Id::create(channel.provider(), port_space, name.0)?;
+        Ok(Self(Arc::new(Held { id, name })))
+    }
+
+    /// The same for queue pairs of another service: UC, the two sides of XRC, or UD in the IB port space.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub fn create_for(channel: &EventChannel, port_space: PortSpace, service: Service) -> Result<Self, Error> {
+        let name = ObjectId::next();
+        let id = cm::Id::create_for(channel.provider(), port_space, service, name.0)?;
+        Ok(Self(Arc::new(Held { id, name })))
+    }
+
+    /// Takes what an event brought.
+    pub(crate) fn own(id: Arc<cm::Id>) -> Self {
+        let name = Self::identity(&id);
+        Self(Arc::new(Held { id, name }))
+    }
+
+    /// Who `id` is. An id that a peer's request made has no name until somebody asks.
+    pub(crate) fn identity(id: &cm::Id) -> ObjectId {
+        /// So that two threads that take events of a new id give it one name.
+        static NAMING: Mutex<()> = Mutex::new(());
+        if id.user() == 0 {
+            let _naming = NAMING.lock();
+            if id.user() == 0 {
+                id.set_user(ObjectId::next().0);
+            }
+        }
+        ObjectId::from_user(id.user())
+    }
+
+    /// Who this is: events carry it.
+    pub fn id(&self) -> ObjectId {
+        self.0.name
+    }
+
+    /// The space that its port belongs to.
+    pub fn port_space(&self) -> PortSpace {
+        self.0.id.port_space()
+    }
+
+    /// Takes an own address, and a port; port 0 chooses one. An unspecified address (`0.0.0.0`, `::`) stands for all.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if another program has the port, or no device the address.
+    pub fn bind(&self, addr: impl Into<Address>) -> Result<(), Error> {
+        Ok(self.0.id.bind(&addr.into())?)
+    }
+
+    /// Finds out which device leads to `dst`, and binds to it; `from` asks for an own address.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if the id is not new, or `from` cannot be had.
+    pub fn resolve_addr(&self, from: Option<Address>, dst: impl Into<Address>, timeout: Duration) -> Result<(), Error> {
+        Ok(self.0.id.resolve_addr(from.as_ref(), &dst.into(), millis(timeout))?)
+    }
+
+    /// Finds the path to the address that was resolved.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] before `AddrResolved`.
+    pub fn resolve_route(&self, timeout: Duration) -> Result<(), Error> {
+        Ok(self.0.id.resolve_route(millis(timeout))?)
+    }
+
+    /// Lets requests come in; of those that nobody has answered yet, `backlog` at most, 0 for the system's choice.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if another listens there, or the id is in use.
+    pub fn listen(&self, backlog: u32) -> Result<(), Error> {
+        Ok(self.0.id.listen(i32::try_from(backlog).unwrap_or(i32::MAX))?)
+    }
+
+    /// Asks the peer for a connection, or for the queue pair of a datagram service. With a queue pair built on the id
+    /// ([`QueuePairBuilder::build_on`](crate::QueuePairBuilder::build_on)) everything follows by itself.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] before `RouteResolved`, or if the private data is too long: 56 bytes fit, 180 for datagrams.
+    pub fn connect(&self, param: &ConnParam) -> Result<(), Error> {
+        Ok(self.0.id.connect(param)?)
+    }
+
+    /// Accepts the request that made this id. For READs and atomics, `param` may not say more than the request offers.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if there is nothing to accept, or the private data is too long: 196 bytes fit, 136 for datagrams.
+    pub fn accept(&self, param: &ConnParam) -> Result<(), Error> {
+        Ok(self.0.id.accept(param)?)
+    }
+
+    /// Refuses the request that made this id, or the peer's answer. The peer gets up to 148 bytes, 136 for datagrams.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if there is nothing to refuse.
+    pub fn reject(&self, private_data: &[u8]) -> Result<(), Error> {
+        Ok(self.0.id.reject(private_data, roxe_wire::cm::RejReason::ConsumerDefined)?)
+    }
+
+    /// Confirms the peer's answer (`ConnectResponse`), for queue pairs that are not built on an id.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if there is nothing to confirm.
+    pub fn establish(&self) -> Result<(), Error> {
+        Ok(self.0.id.establish()?)
+    }
+
+    /// Ends the connection; the queue pair goes to the error state, which flushes its requests. After `Disconnected` it
+    /// answers the peer.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if there is no connection.
+    pub fn disconnect(&self) -> Result<(), Error> {
+        Ok(self.0.id.disconnect()?)
+    }
+
+    /// What a queue pair that is not built on the id has to be given to go to `state`, for
+    /// [`QueuePair::modify`](crate::QueuePair::modify).
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if that is not known yet.
+    pub fn init_qp_attr(&self, state: QpState) -> Result<(QpAttr, AttrMask), Error> {
+        Ok(self.0.id.init_qp_attr(state)?)
+    }
+
+    /// Joins a multicast group; `MulticastJoin` tells where it is. A queue pair on the id receives what is sent to it.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if `group` is none, or the id is bound to no device.
+    pub fn join_multicast(&self, group: impl Into<Address>, flags: JoinFlags) -> Result<(), Error> {
+        Ok(self.0.id.join_multicast(&group.into(), flags, 0)?)
+    }
+
+    /// Leaves it.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if it was not joined.
+    pub fn leave_multicast(&self, group: impl Into<Address>) -> Result<(), Error> {
+        Ok(self.0.id.leave_multicast(&group.into())?)
+    }
+
+    /// Sets an option.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if it is too late for it, or the value is none.
+    pub fn set_option(&self, option: IdOption) -> Result<(), Error> {
+        Ok(self.0.id.set_option(option)?)
+    }
+
+    /// Lets its events, those that are pending too, come to another channel.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if it is being destroyed.
+    pub fn migrate(&self, to: &EventChannel) -> Result<(), Error> {
+        Ok(self.0.id.migrate(to.provider())?)
+    }
+
+    /// The device that its address belongs to; none before `AddrResolved`, or if it is bound to all.
+    pub fn device(&self) -> Option<Device> {
+        self.0.id.device().map(Device::new)
+    }
+
+    /// That device, opened: all ids on it share one context as long as something uses it.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] if there is none yet; [`Error::Provider`] if it cannot be opened.
+    pub fn context(&self) -> Result<Context, Error> {
+        let none =
+            || Error::NoDevice { name: "for an id without an address".into(), present: "those of its peers".into() };
+        self.device().ok_or_else(none)?.share()
+    }
+
+    /// Its own address and port, once it has them.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        ip(self.0.id.local_addr())
+    }
+
+    /// The peer's address and port, once they are known.
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        ip(self.0.id.peer_addr())
+    }
+
+    /// The service of the queue pairs that go with it.
+    pub fn service(&self) -> Service {
+        self.0.id.service()
+    }
+
+    /// The own address as the GID table has it.
+    pub(crate) fn local_gid(&self) -> Option<Gid> {
+        self.0.id.local_addr().map(|addr| addr.gid())
+    }
+
+    pub(crate) fn attach(&self, qp: &Arc<provider::Qp>) -> Result<(), Error> {
+        Ok(self.0.id.attach_qp(qp)?)
+    }
+
+    pub(crate) fn detach(&self) {
+        self.0.id.detach_qp();
+    }
+}
+
+fn ip(addr: Option<Address>) -> Option<SocketAddr> {
+    match addr? {
+        Address::Ip(addr) => Some(addr),
+        Address::Ib(_) => None,
+    }
+}
+
+fn millis(timeout: Duration) -> u32 {
+    u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX)
+}
