@@ -14,7 +14,9 @@
 //! Every error is an [`std::io::Error`] with the errno that the C call sets.
 #![deny(unsafe_code)]
 
+mod config;
 mod poll;
+mod proto;
 mod socket;
 mod sys;
 mod table;

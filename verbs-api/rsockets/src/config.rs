@@ -1,0 +1,101 @@
+//! What an administrator may set: one number in each file of `/etc/rdma/rsocket`.
+
+use std::path::Path;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+const FOLDER: &str = "/etc/rdma/rsocket";
+
+/// Smallest send buffer that is worth having.
+pub(crate) const LOW_WATER: u32 = 2048;
+
+/// The defaults of new sockets, and how to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Config {
+    pub(crate) recv_buffer: u32,
+    pub(crate) send_buffer: u32,
+    pub(crate) send_queue: u16,
+    pub(crate) recv_queue: u16,
+    pub(crate) inline: u16,
+    pub(crate) iomaps: u16,
+    /// How long to look for data before sleeping.
+    pub(crate) polling_time: Duration,
+    /// Longest sleep in `poll`.
+    pub(crate) wake_up: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            recv_buffer: 1 << 17,
+            send_buffer: 1 << 17,
+            send_queue: 384,
+            recv_queue: 384,
+            inline: 64,
+            iomaps: 0,
+            polling_time: Duration::from_micros(10),
+            wake_up: Duration::from_millis(500),
+        }
+    }
+}
+
+impl Config {
+    /// What holds in this process; read once.
+    pub(crate) fn get() -> &'static Self {
+        static CONFIG: OnceLock<Config> = OnceLock::new();
+        CONFIG.get_or_init(|| Self::read(Path::new(FOLDER)))
+    }
+
+    /// Reads the files that are there. What is no number, or too large for its purpose, leaves the default.
+    fn read(folder: &Path) -> Self {
+        let default = Self::default();
+        let number = |name: &str| -> Option<u32> {
+            let text = std::fs::read_to_string(folder.join(name)).ok()?;
+            text.split_whitespace().next()?.parse().ok()
+        };
+        let short = |name: &str, default: u16| number(name).and_then(|n| n.try_into().ok()).unwrap_or(default);
+        let buffer = |name: &str, default: u32| number(name).map_or(default, |bytes| bytes.clamp(2, 1 << 30));
+        Self {
+            recv_buffer: buffer("mem_default", default.recv_buffer),
+            send_buffer: buffer("wmem_default", default.send_buffer).max(LOW_WATER),
+            send_queue: short("sqsize_default", default.send_queue),
+            recv_queue: short("rqsize_default", default.recv_queue),
+            inline: short("inline_default", default.inline),
+            iomaps: short("iomap_size", default.iomaps),
+            polling_time: number("polling_time").map_or(default.polling_time, |us| Duration::from_micros(us.into())),
+            wake_up: number("wake_up_interval").map_or(default.wake_up, |ms| Duration::from_millis(ms.into())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_change_the_defaults_and_nonsense_does_not() {
+        let folder = std::env::temp_dir().join(format!("rsockets-config-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        assert_eq!(Config::read(&folder), Config::default());
+        for (name, text) in [
+            ("mem_default", "1000000\n"),
+            ("wmem_default", "5"),
+            ("sqsize_default", "70000"),
+            ("rqsize_default", "many"),
+            ("polling_time", "0"),
+            ("iomap_size", "4"),
+        ] {
+            std::fs::write(folder.join(name), text).unwrap();
+        }
+        let read = Config::read(&folder);
+        std::fs::remove_dir_all(&folder).unwrap();
+        let expected = Config {
+            recv_buffer: 1_000_000,
+            send_buffer: LOW_WATER,
+            iomaps: 4,
+            polling_time: Duration::ZERO,
+            ..Config::default()
+        };
+        assert_eq!(read, expected);
+    }
+}

@@ -1,0 +1,271 @@
+//! What the two sides of a stream tell each other in the private data of the connection request and its reply.
+
+use super::Violation;
+
+/// Bytes of it.
+pub(crate) const CONN_DATA_LEN: usize = 40;
+/// Entries of the list of targets: one for each half of the receive buffer.
+pub(crate) const TARGETS: usize = 2;
+/// Bytes of a target, in the list and in the connection data.
+pub(crate) const TARGET_LEN: usize = 16;
+/// Bytes of an entry in the table of remote mappings.
+pub(crate) const IOMAP_LEN: usize = 24;
+
+const VERSION: u8 = 1;
+/// The sender's memory is big-endian.
+const FLAG_BIG_ENDIAN: u8 = 1;
+/// The sender knows remote mappings.
+const FLAG_IOMAP: u8 = 2;
+
+/// A place in the memory of a peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) addr: u64,
+    pub(crate) rkey: u32,
+    /// Bytes; of the list of targets: entries.
+    pub(crate) len: u32,
+}
+
+/// In which order a host has the bytes of its numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ByteOrder {
+    Big,
+    Little,
+}
+
+impl ByteOrder {
+    /// That of this machine.
+    pub(crate) const NATIVE: Self = if cfg!(target_endian = "big") { Self::Big } else { Self::Little };
+
+    /// Bytes of `value` as a host of this order has them in memory.
+    const fn u64(self, value: u64) -> [u8; 8] {
+        match self {
+            Self::Big => value.to_be_bytes(),
+            Self::Little => value.to_le_bytes(),
+        }
+    }
+
+    const fn u32(self, value: u32) -> [u8; 4] {
+        match self {
+            Self::Big => value.to_be_bytes(),
+            Self::Little => value.to_le_bytes(),
+        }
+    }
+}
+
+impl Target {
+    /// As an entry in the memory of a host of this byte order.
+    // clause: RSOCK-TARGET
+    pub(crate) fn encode(self, order: ByteOrder) -> [u8; TARGET_LEN] {
+        let mut out = [0; TARGET_LEN];
+        out[..8].copy_from_slice(&order.u64(self.addr));
+        out[8..12].copy_from_slice(&order.u32(self.rkey));
+        out[12..].copy_from_slice(&order.u32(self.len));
+        out
+    }
+
+    /// An entry of the own memory that the peer has written.
+    pub(crate) fn decode_native(bytes: [u8; TARGET_LEN]) -> Self {
+        let [addr, rest] = halves(bytes);
+        let [rkey, len] = quarters(rest);
+        Self { addr: u64::from_ne_bytes(addr), rkey: u32::from_ne_bytes(rkey), len: u32::from_ne_bytes(len) }
+    }
+}
+
+/// A mapping of the peer's memory: who writes to `offset` writes to the place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Iomap {
+    pub(crate) offset: u64,
+    pub(crate) place: Target,
+}
+
+impl Iomap {
+    /// As an entry in the memory of a host of this byte order.
+    // clause: RSOCK-IOMAP
+    pub(crate) fn encode(self, order: ByteOrder) -> [u8; IOMAP_LEN] {
+        let mut out = [0; IOMAP_LEN];
+        out[..8].copy_from_slice(&order.u64(self.offset));
+        out[8..].copy_from_slice(&self.place.encode(order));
+        out
+    }
+
+    /// An entry of the own memory that the peer has written.
+    pub(crate) fn decode_native(bytes: [u8; IOMAP_LEN]) -> Self {
+        let mut offset = [0; 8];
+        offset.copy_from_slice(&bytes[..8]);
+        let mut place = [0; TARGET_LEN];
+        place.copy_from_slice(&bytes[8..]);
+        Self { offset: u64::from_ne_bytes(offset), place: Target::decode_native(place) }
+    }
+
+    /// The place of `offset` and the bytes that follow it there, if the mapping covers it.
+    pub(crate) fn at(&self, offset: u64) -> Option<Target> {
+        let skip = offset.checked_sub(self.offset)?;
+        let skip = u32::try_from(skip).ok().filter(|skip| *skip < self.place.len)?;
+        Some(Target {
+            addr: self.place.addr.wrapping_add(u64::from(skip)),
+            rkey: self.place.rkey,
+            len: self.place.len - skip,
+        })
+    }
+}
+
+/// What one side says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ConnData {
+    pub(crate) order: ByteOrder,
+    /// Messages that may be sent to it at first.
+    pub(crate) credits: u16,
+    /// Mappings that it takes; `None` from a peer that does not know them.
+    pub(crate) iomaps: Option<u16>,
+    /// Its list of targets; `len` counts entries.
+    pub(crate) targets: Target,
+    /// The first half of its receive buffer.
+    pub(crate) data: Target,
+}
+
+impl ConnData {
+    /// The private data.
+    // clause: RSOCK-CONN-DATA
+    pub(crate) fn encode(&self) -> [u8; CONN_DATA_LEN] {
+        let mut out = [0; CONN_DATA_LEN];
+        out[0] = VERSION;
+        out[1] = match self.order {
+            ByteOrder::Big => FLAG_BIG_ENDIAN,
+            ByteOrder::Little => 0,
+        };
+        out[2..4].copy_from_slice(&self.credits.to_be_bytes());
+        if let Some(iomaps) = self.iomaps {
+            out[1] |= FLAG_IOMAP;
+            out[7] = scale(iomaps);
+        }
+        out[8..24].copy_from_slice(&self.targets.encode(ByteOrder::Big));
+        out[24..].copy_from_slice(&self.data.encode(ByteOrder::Big));
+        out
+    }
+
+    /// What the peer said. More bytes may follow: the connection manager pads.
+    ///
+    /// # Errors
+    /// Another version, too few bytes, or nothing that could be written to.
+    // clause: RSOCK-CONN-VERSION
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Violation> {
+        let bytes: &[u8; CONN_DATA_LEN] = bytes.first_chunk().ok_or(Violation)?;
+        let [version, flags, high, low, _, _, _, iomaps, ..] = *bytes;
+        let targets = decode_big(&bytes[8..24])?;
+        if version != VERSION || targets.len == 0 {
+            return Err(Violation);
+        }
+        Ok(Self {
+            order: if flags & FLAG_BIG_ENDIAN != 0 { ByteOrder::Big } else { ByteOrder::Little },
+            credits: u16::from_be_bytes([high, low]),
+            iomaps: (flags & FLAG_IOMAP != 0).then(|| unscale(iomaps)),
+            targets,
+            data: decode_big(&bytes[24..])?,
+        })
+    }
+}
+
+fn decode_big(bytes: &[u8]) -> Result<Target, Violation> {
+    let [addr, rest] = halves(bytes.try_into().map_err(|_| Violation)?);
+    let [rkey, len] = quarters(rest);
+    Ok(Target { addr: u64::from_be_bytes(addr), rkey: u32::from_be_bytes(rkey), len: u32::from_be_bytes(len) })
+}
+
+fn halves(bytes: [u8; 16]) -> [[u8; 8]; 2] {
+    std::array::from_fn(|half| std::array::from_fn(|i| bytes[half * 8 + i]))
+}
+
+fn quarters(bytes: [u8; 8]) -> [[u8; 4]; 2] {
+    std::array::from_fn(|half| std::array::from_fn(|i| bytes[half * 4 + i]))
+}
+
+/// A count in one byte: as it is up to 128, above that in steps of 256.
+// clause: RSOCK-IOMAP-SCALE
+pub(crate) const fn scale(value: u16) -> u8 {
+    if value <= 0x80 { value as u8 } else { 0x80 | (value >> 8) as u8 }
+}
+
+/// The count that [`scale`] made a byte of, rounded down.
+pub(crate) const fn unscale(byte: u8) -> u16 {
+    if byte <= 0x80 { byte as u16 } else { ((byte & 0x7f) as u16) << 8 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> ConnData {
+        ConnData {
+            order: ByteOrder::Little,
+            credits: 384,
+            iomaps: Some(3),
+            targets: Target { addr: 0x0102_0304_0506_0708, rkey: 0x1112_1314, len: 2 },
+            data: Target { addr: 0x2122_2324_2526_2728, rkey: 0x3132_3334, len: 65536 },
+        }
+    }
+
+    // clause: RSOCK-CONN-DATA
+    #[test]
+    fn every_field_of_the_connection_data_stands_where_it_belongs() {
+        let bytes = sample().encode();
+        let expected = [
+            1, 2, 0x01, 0x80, 0, 0, 0, 3, 1, 2, 3, 4, 5, 6, 7, 8, 0x11, 0x12, 0x13, 0x14, 0, 0, 0, 2, 0x21, 0x22, 0x23,
+            0x24, 0x25, 0x26, 0x27, 0x28, 0x31, 0x32, 0x33, 0x34, 0, 1, 0, 0,
+        ];
+        assert_eq!(bytes, expected);
+        let mut padded = bytes.to_vec();
+        padded.resize(196, 0);
+        assert_eq!(ConnData::decode(&padded), Ok(sample()));
+        let big = ConnData { order: ByteOrder::Big, iomaps: None, ..sample() };
+        assert_eq!(big.encode()[1], 1);
+        assert_eq!(ConnData::decode(&big.encode()), Ok(big));
+    }
+
+    // clause: RSOCK-CONN-VERSION
+    #[test]
+    fn other_versions_short_data_and_no_targets_are_refused() {
+        let mut other = sample().encode();
+        other[0] = 2;
+        assert_eq!(ConnData::decode(&other), Err(Violation));
+        assert_eq!(ConnData::decode(&sample().encode()[..39]), Err(Violation));
+        assert_eq!(ConnData::decode(&[]), Err(Violation));
+        let none = ConnData { targets: Target { len: 0, ..sample().targets }, ..sample() };
+        assert_eq!(ConnData::decode(&none.encode()), Err(Violation));
+    }
+
+    // clause: RSOCK-TARGET
+    #[test]
+    fn an_entry_is_in_the_byte_order_of_whose_memory_it_is_in() {
+        let target = Target { addr: 0x0102_0304_0506_0708, rkey: 0x1112_1314, len: 0x2122_2324 };
+        let big = target.encode(ByteOrder::Big);
+        assert_eq!(big, [1, 2, 3, 4, 5, 6, 7, 8, 0x11, 0x12, 0x13, 0x14, 0x21, 0x22, 0x23, 0x24]);
+        let little = target.encode(ByteOrder::Little);
+        assert_eq!(little, [8, 7, 6, 5, 4, 3, 2, 1, 0x14, 0x13, 0x12, 0x11, 0x24, 0x23, 0x22, 0x21]);
+        assert_eq!(Target::decode_native(target.encode(ByteOrder::NATIVE)), target);
+    }
+
+    // clause: RSOCK-IOMAP
+    #[test]
+    fn a_mapping_is_its_offset_and_its_place() {
+        let map = Iomap { offset: 100, place: Target { addr: 0x1000, rkey: 7, len: 50 } };
+        assert_eq!(map.encode(ByteOrder::Big)[..8], 100u64.to_be_bytes());
+        assert_eq!(map.encode(ByteOrder::Big)[8..], map.place.encode(ByteOrder::Big));
+        assert_eq!(Iomap::decode_native(map.encode(ByteOrder::NATIVE)), map);
+        assert_eq!(map.at(99), None);
+        assert_eq!(map.at(100), Some(map.place));
+        assert_eq!(map.at(149), Some(Target { addr: 0x1031, rkey: 7, len: 1 }));
+        assert_eq!(map.at(150), None);
+    }
+
+    // clause: RSOCK-IOMAP-SCALE
+    #[test]
+    fn counts_above_128_go_in_steps_of_256() {
+        for exact in [0, 1, 127, 128] {
+            assert_eq!(unscale(scale(exact)), exact);
+        }
+        assert_eq!(unscale(scale(256)), 256);
+        assert_eq!(unscale(scale(1000)), 768);
+        assert_eq!(unscale(scale(u16::MAX)), 127 << 8);
+    }
+}
