@@ -41,16 +41,20 @@
 //! [`CmId`] and [`EventChannel`] never wait: each verb returns at once, and what becomes of it is a [`CmEvent`] on the
 //! channel. Channels of connections and of completions work alike: their descriptor ([`AsFd`](std::os::fd::AsFd)) is readable
 //! while something is pending, and `try_next` and `try_get_event` take it without waiting, whatever the mode of the
-//! descriptor. So with any runtime, waiting is a loop of three steps: try; if there was nothing, wait until the
-//! descriptor is readable; try again. With tokio:
+//! descriptor. So waiting is the same loop with any runtime: wait until the descriptor is readable; try; if there was
+//! nothing, once more. With tokio:
 //!
-//! ```ignore
-//! async fn next(channel: &AsyncFd<EventChannel>) -> Result<CmEvent, Box<dyn std::error::Error>> {
+//! ```
+//! use roxe::cm::{CmEvent, EventChannel};
+//! use tokio::io::unix::AsyncFd;
+//!
+//! async fn next(channel: &AsyncFd<EventChannel>) -> std::io::Result<CmEvent> {
 //!     loop {
-//!         if let Some(event) = channel.get_ref().try_next() {
-//!             return Ok(event);
+//!         let mut ready = channel.readable().await?;
+//!         match channel.get_ref().try_next() {
+//!             Some(event) => return Ok(event),
+//!             None => ready.clear_ready(),
 //!         }
-//!         channel.readable().await?.clear_ready(); // then try again before waiting
 //!     }
 //! }
 //! ```

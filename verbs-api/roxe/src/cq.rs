@@ -6,7 +6,7 @@ use crate::{Context, Error, ObjectId, WcOpcode, WcStatus};
 use roxe_provider as provider;
 use roxe_transport::wr::{Cqe, WcExtra};
 use roxe_wire::{Qpn, RKey};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -130,6 +130,13 @@ impl CompletionChannel {
 impl AsFd for CompletionChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+/// For event loops that want a number; it is open as long as a clone of the channel lives.
+impl AsRawFd for CompletionChannel {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.fd()
     }
 }
 
