@@ -73,5 +73,5 @@ pub use connection::{Connection, Incoming, Listener, Outgoing};
 pub use event::{CmEvent, UdPeer};
 pub use id::CmId;
 pub use roxe_provider::cm::{
-    Address, ConnParam, EventKind as CmEventKind, IbAddress, IdOption, JoinFlags, PortSpace, UdParam,
+    Address, ConnParam, Ece, EventKind as CmEventKind, IbAddress, IdOption, JoinFlags, Path, PortSpace, UdParam,
 };

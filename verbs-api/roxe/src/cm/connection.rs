@@ -27,14 +27,16 @@ pub struct Connection {
 
 impl Connection {
     /// Connects to a [`Listener`], or to whatever listens there, with a queue pair in a domain of its own. Of several
-    /// addresses the first that can be resolved.
+    /// addresses the first that takes the connection.
     ///
     /// # Errors
     /// As [`Outgoing::resolve`] and [`Outgoing::connect`].
     pub fn connect(addr: impl ToSocketAddrs) -> Result<Self, Error> {
-        let outgoing = Outgoing::resolve(addr)?;
-        let qp = simple_qp(outgoing.id())?;
-        outgoing.connect(qp, &ConnParam::default())
+        first(addr, |addr| {
+            let outgoing = Outgoing::resolve(addr)?;
+            let qp = simple_qp(outgoing.id())?;
+            outgoing.connect(qp, &ConnParam::default())
+        })
     }
 
     /// The queue pair. Its domain and completion queues: [`QueuePair::pd`], [`QueuePair::send_cq`],
@@ -91,14 +93,7 @@ impl Outgoing {
     /// # Errors
     /// [`Error::Connection`] if no device leads there, [`Error::Lookup`] if the name has no address.
     pub fn resolve(addr: impl ToSocketAddrs) -> Result<Self, Error> {
-        let mut last = None;
-        for addr in addresses(addr)? {
-            match Self::resolve_one(addr) {
-                Ok(outgoing) => return Ok(outgoing),
-                Err(e) => last = Some(e),
-            }
-        }
-        Err(last.unwrap_or_else(no_address))
+        first(addr, Self::resolve_one)
     }
 
     fn resolve_one(addr: SocketAddr) -> Result<Self, Error> {
@@ -144,14 +139,7 @@ impl Listener {
     /// [`Error::Provider`] if no device has the address or another program the port, [`Error::Lookup`] if the name has no
     /// address.
     pub fn bind(addr: impl ToSocketAddrs) -> Result<Self, Error> {
-        let mut last = None;
-        for addr in addresses(addr)? {
-            match Self::bind_one(addr) {
-                Ok(listener) => return Ok(listener),
-                Err(e) => last = Some(e),
-            }
-        }
-        Err(last.unwrap_or_else(no_address))
+        first(addr, Self::bind_one)
     }
 
     fn bind_one(addr: SocketAddr) -> Result<Self, Error> {
@@ -255,10 +243,14 @@ fn simple_qp(id: &CmId) -> Result<QueuePair, Error> {
     pd.create_qp(&cq, &cq).build_on(id)
 }
 
-fn addresses(addr: impl ToSocketAddrs) -> Result<impl Iterator<Item = SocketAddr>, Error> {
-    addr.to_socket_addrs().map_err(Error::Lookup)
-}
-
-fn no_address() -> Error {
-    Error::Lookup(std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address"))
+/// What `make` makes of the first address that it can make something of.
+fn first<T>(addr: impl ToSocketAddrs, make: impl Fn(SocketAddr) -> Result<T, Error>) -> Result<T, Error> {
+    let mut failed = Error::Lookup(std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address"));
+    for addr in addr.to_socket_addrs().map_err(Error::Lookup)? {
+        match make(addr) {
+            Ok(made) => return Ok(made),
+            Err(e) => failed = e,
+        }
+    }
+    Err(failed)
 }

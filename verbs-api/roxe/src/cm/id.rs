@@ -2,8 +2,8 @@
 //!
 //! Touches the provider's ids.
 
-use crate::cm::{Address, ConnParam, EventChannel, IdOption, JoinFlags, PortSpace};
-use crate::{AttrMask, Context, Device, Error, Gid, ObjectId, QpAttr, QpState, Service};
+use crate::cm::{Address, ConnParam, Ece, EventChannel, IdOption, JoinFlags, Path, PortSpace};
+use crate::{AsyncEventKind, AttrMask, Context, Device, Error, Gid, ObjectId, QpAttr, QpState, Service};
 use parking_lot::Mutex;
 use roxe_provider as provider;
 use roxe_provider::cm;
@@ -176,6 +176,28 @@ impl CmId {
         Ok(self.0.id.init_qp_attr(state)?)
     }
 
+    /// Tells of an event of a queue pair that is not built on the id: with
+    /// [`CommEst`](crate::AsyncEventKind::CommEst) an accepted connection is established, though the peer's confirmation is lost.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] for any other event, or if it is established already.
+    pub fn notify(&self, event: AsyncEventKind) -> Result<(), Error> {
+        Ok(self.0.id.notify(event)?)
+    }
+
+    /// Offers the peer options of a vendor with the next message (enhanced connection establishment).
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if it is too late.
+    pub fn set_local_ece(&self, ece: Ece) -> Result<(), Error> {
+        Ok(self.0.id.set_local_ece(ece)?)
+    }
+
+    /// The options of a vendor that the peer's last message offers.
+    pub fn remote_ece(&self) -> Ece {
+        self.0.id.remote_ece()
+    }
+
     /// Joins a multicast group; `MulticastJoin` tells where it is. A queue pair on the id receives what is sent to it.
     ///
     /// # Errors
@@ -231,6 +253,11 @@ impl CmId {
     /// The peer's address and port, once they are known.
     pub fn peer_addr(&self) -> Option<SocketAddr> {
         ip(self.0.id.peer_addr())
+    }
+
+    /// The path to the peer, once it is resolved or the peer named it.
+    pub fn path(&self) -> Option<Path> {
+        self.0.id.path()
     }
 
     /// The service of the queue pairs that go with it.
