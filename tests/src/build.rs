@@ -23,7 +23,7 @@ fn workspace() -> PathBuf {
 
 fn build() -> PathBuf {
     let status = Command::new(env!("CARGO"))
-        .args(["build", "--release", "--quiet", "-p", "roxe-cli", "-p", "roxe-capi"])
+        .args(["build", "--release", "--quiet", "-p", "roxe-cli", "-p", "roxe-capi", "-p", "roxe-preload"])
         .current_dir(workspace())
         .status()
         .unwrap_or_else(|e| panic!("cannot start cargo to build the product: {e}"));

@@ -21,8 +21,11 @@ const LINKS: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
 /// The shared object that Cargo builds.
 const LIBRARY: &str = "libroxe.so";
 
+/// The socket shim, beside `LIBRARY`, under the name that it has in rdma-core too.
+const SHIM: &str = "librspreload.so";
+
 /// What `roxe run` was asked to do.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub(crate) struct Args {
     /// Network interfaces to open, separated by commas; the first becomes roxe0 [default: lo].
     #[arg(long, value_name = "NAMES")]
@@ -42,6 +45,13 @@ pub(crate) struct Args {
     /// Also set LD_PRELOAD, for programs that ship a libibverbs of their own or were linked with a fixed library path.
     #[arg(long)]
     preload: bool,
+    /// Carry the program's TCP and UDP sockets over RDMA (rsockets); both ends of a connection need it.
+    ///
+    /// Sets LD_PRELOAD to librspreload.so, which stands between the program and the socket calls of the C library. Where nobody
+    /// answers by RDMA, connect() makes an ordinary connection. RS_SQ_SIZE, RS_RQ_SIZE and RS_INLINE set sizes; servers that fork
+    /// need RDMAV_FORK_SAFE=1 on both ends; /etc/rdma/rsocket/preload_config may leave programs out. See man 7 rsocket.
+    #[arg(long)]
+    rsocket: bool,
     /// The program and its arguments.
     #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM [ARGS]", allow_hyphen_values = true)]
     command: Vec<OsString>,
@@ -64,6 +74,8 @@ pub(crate) enum RunError {
         list(looked_in)
     )]
     NoLibrary { looked_in: Vec<PathBuf> },
+    #[error("{} is not there.\n  Build it with `cargo build --release`; it belongs beside {LIBRARY}.", shim.display())]
+    NoShim { shim: PathBuf },
     #[error("ROXE_LIB names {}, which cannot be used: {cause}.\n  Set it to the full path of {LIBRARY}, or unset it.", path.display())]
     BadLibrary { path: PathBuf, cause: io::Error },
     #[error(
@@ -109,8 +121,8 @@ fn prepare(args: &Args) -> Result<Command, RunError> {
     let (program, rest) = args.command.split_first().ok_or_else(|| RunError::NotFound { program: PathBuf::new() })?;
     let mut command = Command::new(program);
     command.args(rest).env("LD_LIBRARY_PATH", prepend(folder.as_os_str(), std::env::var_os("LD_LIBRARY_PATH")));
-    if args.preload {
-        command.env("LD_PRELOAD", prepend(folder.join(LINKS[0]).as_os_str(), std::env::var_os("LD_PRELOAD")));
+    if let Some(list) = preloaded(args, &library, &folder)? {
+        command.env("LD_PRELOAD", list);
     }
     if let Some(netdev) = &args.netdev {
         command.env("ROXE_NETDEV", netdev);
@@ -130,6 +142,23 @@ fn prepare(args: &Args) -> Result<Command, RunError> {
         show_view(args, &mut command)?;
     }
     Ok(command)
+}
+
+/// What LD_PRELOAD has to be, if it is for us to say.
+fn preloaded(args: &Args, library: &Path, folder: &Path) -> Result<Option<OsString>, RunError> {
+    let mut list = std::env::var_os("LD_PRELOAD");
+    if args.preload {
+        list = Some(prepend(folder.join(LINKS[0]).as_os_str(), list));
+    }
+    if args.rsocket {
+        let shim = library.with_file_name(SHIM);
+        if !shim.is_file() {
+            return Err(RunError::NoShim { shim });
+        }
+        place_link(folder, SHIM, &shim).map_err(|cause| RunError::Folder { path: folder.into(), cause })?;
+        list = Some(prepend(folder.join(SHIM).as_os_str(), list));
+    }
+    Ok(list.filter(|_| args.preload || args.rsocket))
 }
 
 /// What ROXE_VIEW says.
@@ -276,6 +305,23 @@ mod tests {
         let places = candidates(Path::new("/opt/bin/roxe"));
         let expected = ["/opt/bin/deps/libroxe.so", "/opt/bin/libroxe.so", "/opt/bin/../lib/libroxe.so"];
         assert_eq!(places, expected.map(PathBuf::from));
+    }
+
+    #[test]
+    fn the_socket_shim_is_preloaded_from_beside_the_library() {
+        let folder = scratch("shim");
+        let library = folder.join(LIBRARY);
+        let args = |rsocket| Args { rsocket, ..Args::default() };
+        assert_eq!(preloaded(&args(false), &library, &folder).unwrap(), None);
+        let text = preloaded(&args(true), &library, &folder).unwrap_err().to_string();
+        assert!(text.contains(SHIM) && text.contains("cargo build --release"), "{text}");
+        let links = folder.join("links");
+        fs::create_dir(&links).unwrap();
+        fs::write(folder.join(SHIM), "").unwrap();
+        let list = preloaded(&args(true), &library, &links).unwrap().unwrap();
+        assert_eq!(list.to_str().unwrap().split(':').next(), links.join(SHIM).to_str());
+        assert_eq!(fs::read_link(links.join(SHIM)).unwrap(), folder.join(SHIM));
+        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

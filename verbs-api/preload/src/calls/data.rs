@@ -1,0 +1,189 @@
+//! Bytes in and out.
+
+use super::behind_data;
+use crate::epoll;
+use crate::real::real;
+use core::ffi::{c_int, c_uint, c_void};
+use libc::{
+    MSG_DONTWAIT, MSG_WAITFORONE, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec,
+};
+
+/// Functions that differ in their arguments only: `name / rsocket function (events it uses up): (arguments)`.
+macro_rules! data {
+    ($($name:ident / $ours:ident ($events:expr): ($($arg:ident: $type:ty),*);)+) => {
+        $(
+            #[doc = concat!("`man 2 ", stringify!($name), "`.")]
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn $name(fd: c_int, $($arg: $type),*) -> ssize_t {
+                let Some((rdma, number)) = behind_data(fd) else {
+                    // SAFETY: the caller's own arguments.
+                    return unsafe { (real().$name)(fd, $($arg),*) };
+                };
+                // SAFETY: as above.
+                let done = unsafe { rdma.$ours(number, $($arg),*) };
+                epoll::used(fd, $events);
+                done
+            }
+        )+
+    };
+}
+
+data! {
+    recv / rrecv (libc::POLLIN): (buf: *mut c_void, len: size_t, flags: c_int);
+    recvfrom / rrecvfrom (libc::POLLIN):
+        (buf: *mut c_void, len: size_t, flags: c_int, from: *mut sockaddr, from_len: *mut socklen_t);
+    recvmsg / rrecvmsg (libc::POLLIN): (message: *mut msghdr, flags: c_int);
+    read / rread (libc::POLLIN): (buf: *mut c_void, len: size_t);
+    readv / rreadv (libc::POLLIN): (parts: *const iovec, count: c_int);
+    send / rsend (libc::POLLOUT): (buf: *const c_void, len: size_t, flags: c_int);
+    sendto / rsendto (libc::POLLOUT):
+        (buf: *const c_void, len: size_t, flags: c_int, to: *const sockaddr, to_len: socklen_t);
+    sendmsg / rsendmsg (libc::POLLOUT): (message: *const msghdr, flags: c_int);
+    write / rwrite (libc::POLLOUT): (buf: *const c_void, len: size_t);
+    writev / rwritev (libc::POLLOUT): (parts: *const iovec, count: c_int);
+}
+
+/// What `_FORTIFY_SOURCE` makes of a call whose buffer it knows the size of: that the buffer is large enough is checked first.
+fn check_room(len: size_t, room: size_t) {
+    if len > room {
+        std::process::abort();
+    }
+}
+
+/// `read` of a program that was compiled with `_FORTIFY_SOURCE`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __read_chk(fd: c_int, buf: *mut c_void, len: size_t, room: size_t) -> ssize_t {
+    check_room(len, room);
+    // SAFETY: the caller's own arguments.
+    unsafe { read(fd, buf, len) }
+}
+
+/// `recv` of such a program.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __recv_chk(fd: c_int, buf: *mut c_void, len: size_t, room: size_t, flags: c_int) -> ssize_t {
+    check_room(len, room);
+    // SAFETY: the caller's own arguments.
+    unsafe { recv(fd, buf, len, flags) }
+}
+
+/// `recvfrom` of such a program.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __recvfrom_chk(
+    fd: c_int,
+    buf: *mut c_void,
+    len: size_t,
+    room: size_t,
+    flags: c_int,
+    from: *mut sockaddr,
+    from_len: *mut socklen_t,
+) -> ssize_t {
+    check_room(len, room);
+    // SAFETY: the caller's own arguments.
+    unsafe { recvfrom(fd, buf, len, flags, from, from_len) }
+}
+
+/// `man 2 recvmmsg`. From rsockets one after the other, without a look at `timeout`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn recvmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+    timeout: *mut timespec,
+) -> c_int {
+    if behind_data(fd).is_none() {
+        // SAFETY: the caller's own arguments.
+        return unsafe { (real().recvmmsg)(fd, messages, count, flags, timeout) };
+    }
+    one_by_one(messages, count, |message, at| {
+        let wait = if at > 0 && flags & MSG_WAITFORONE != 0 { MSG_DONTWAIT } else { 0 };
+        // SAFETY: an entry of the caller's array.
+        unsafe { recvmsg(fd, message, flags & !MSG_WAITFORONE | wait) }
+    })
+}
+
+/// `man 2 sendmmsg`. To rsockets one after the other.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
+    if behind_data(fd).is_none() {
+        // SAFETY: the caller's own arguments.
+        return unsafe { (real().sendmmsg)(fd, messages, count, flags) };
+    }
+    one_by_one(messages, count, |message, _| {
+        // SAFETY: an entry of the caller's array.
+        unsafe { sendmsg(fd, message, flags) }
+    })
+}
+
+/// Runs `pass` on each message of an array until it fails, and says how many passed: -1 when the first one failed.
+fn one_by_one(messages: *mut mmsghdr, count: c_uint, mut pass: impl FnMut(*mut msghdr, usize) -> ssize_t) -> c_int {
+    for at in 0..count as usize {
+        // SAFETY: the caller's array has `count` entries.
+        let entry = unsafe { messages.add(at) };
+        // SAFETY: as above.
+        let done = pass(unsafe { &raw mut (*entry).msg_hdr }, at);
+        if done < 0 {
+            return if at == 0 { -1 } else { at as c_int };
+        }
+        // SAFETY: as above.
+        unsafe { (*entry).msg_len = done as c_uint };
+    }
+    count as c_int
+}
+
+/// `man 2 sendfile`. To rsockets through a buffer.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendfile(out: c_int, file: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
+    if behind_data(out).is_none() {
+        // SAFETY: the caller's own arguments.
+        return unsafe { (real().sendfile)(out, file, offset, count) };
+    }
+    // SAFETY: NULL, or the caller's variable.
+    let start = match unsafe { offset.as_ref() } {
+        Some(start) => *start,
+        // SAFETY: numbers only.
+        None => unsafe { libc::lseek(file, 0, libc::SEEK_CUR) },
+    };
+    if start < 0 {
+        return -1;
+    }
+    let (done, failed) = copy(out, file, start, count);
+    // SAFETY: numbers, or the caller's variable.
+    unsafe {
+        match offset.as_mut() {
+            Some(offset) => *offset = start + done as off_t,
+            None => _ = libc::lseek(file, start + done as off_t, libc::SEEK_SET),
+        }
+    }
+    if failed && done == 0 { -1 } else { done as ssize_t }
+}
+
+/// The same function on all systems of 64 bits.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendfile64(out: c_int, file: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
+    // SAFETY: the caller's own arguments.
+    unsafe { sendfile(out, file, offset, count) }
+}
+
+/// Sends `count` bytes of a file, or as many as there are. Returns how many, and whether a call failed then.
+fn copy(out: c_int, file: c_int, start: off_t, count: usize) -> (usize, bool) {
+    let mut buffer = vec![0u8; count.min(1 << 16)];
+    let mut done = 0;
+    while done < count {
+        let want = buffer.len().min(count - done);
+        // SAFETY: a buffer of at least `want` bytes.
+        let got = unsafe { libc::pread(file, buffer.as_mut_ptr().cast(), want, start + done as off_t) };
+        let Ok(got) = usize::try_from(got) else { return (done, true) };
+        if got == 0 {
+            break;
+        }
+        // SAFETY: `got` bytes of the buffer were filled.
+        let sent = unsafe { write(out, buffer.as_ptr().cast(), got) };
+        let Ok(sent) = usize::try_from(sent) else { return (done, true) };
+        done += sent;
+        if sent < got {
+            break;
+        }
+    }
+    (done, false)
+}

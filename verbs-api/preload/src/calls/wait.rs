@@ -1,0 +1,247 @@
+//! Waiting for several at once: `poll` and `select`, for rsockets and everything else together.
+
+use super::behind;
+use crate::rdma::{Rdma, rdma};
+use crate::real::real;
+use crate::{fail, table};
+use core::ffi::{c_int, c_ulong};
+use core::mem::MaybeUninit;
+use core::{ptr, slice};
+use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI};
+use libc::{fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
+
+/// `man 2 poll`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn poll(entries: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    // SAFETY: the caller's own arguments.
+    match unsafe { with_rsockets(entries, count) } {
+        Some((rdma, entries)) => poll_ours(rdma, entries, timeout),
+        // SAFETY: as above.
+        None => unsafe { (real().poll)(entries, count, timeout) },
+    }
+}
+
+/// `poll` of a program that was compiled with `_FORTIFY_SOURCE`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __poll_chk(entries: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int {
+    check_room(count, room);
+    // SAFETY: the caller's own arguments.
+    unsafe { poll(entries, count, timeout) }
+}
+
+/// `man 2 ppoll`. With rsockets the signal mask is in force a moment before and after the wait.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ppoll(
+    entries: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the caller's own arguments.
+    let Some((rdma, entries)) = (unsafe { with_rsockets(entries, count) }) else {
+        // SAFETY: as above.
+        return unsafe { (real().ppoll)(entries, count, timeout, mask) };
+    };
+    // SAFETY: NULL, or the caller's variable.
+    let Some(timeout) = milliseconds(unsafe { timeout.as_ref() }) else { return fail(libc::EINVAL) };
+    with_mask(mask, || poll_ours(rdma, entries, timeout))
+}
+
+/// `ppoll` of a program that was compiled with `_FORTIFY_SOURCE`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __ppoll_chk(
+    entries: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+    room: size_t,
+) -> c_int {
+    check_room(count, room);
+    // SAFETY: the caller's own arguments.
+    unsafe { ppoll(entries, count, timeout, mask) }
+}
+
+/// `room`: how many bytes the array has.
+fn check_room(count: nfds_t, room: size_t) {
+    if room / size_of::<pollfd>() < count as usize {
+        std::process::abort();
+    }
+}
+
+/// The entries, when there is an rsocket among them.
+///
+/// # Safety
+///
+/// An array of `count` entries that nobody else uses now.
+unsafe fn with_rsockets<'a>(entries: *mut pollfd, count: nfds_t) -> Option<(&'static Rdma, &'a mut [pollfd])> {
+    if entries.is_null() {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    let entries = unsafe { slice::from_raw_parts_mut(entries, count as usize) };
+    if entries.iter().any(|entry| table::rsocket(entry.fd).is_some()) { Some((rdma()?, entries)) } else { None }
+}
+
+/// `rpoll` with the program's numbers.
+fn poll_ours(rdma: &Rdma, entries: &mut [pollfd], timeout: c_int) -> c_int {
+    let translate = |entry: &pollfd| pollfd { fd: table::rsocket(entry.fd).unwrap_or(entry.fd), revents: 0, ..*entry };
+    let mut ours: Vec<pollfd> = entries.iter().map(translate).collect();
+    // SAFETY: an array and its length.
+    let ready = unsafe { rdma.rpoll(ours.as_mut_ptr(), ours.len() as nfds_t, timeout) };
+    if ready >= 0 {
+        entries.iter_mut().zip(ours).for_each(|(entry, ours)| entry.revents = ours.revents);
+    }
+    ready
+}
+
+/// -1 for no limit; rounded up, and shortened to what an `int` holds. `None` when it is no time.
+pub(super) fn milliseconds(time: Option<&timespec>) -> Option<c_int> {
+    let Some(time) = time else { return Some(-1) };
+    if time.tv_sec < 0 || !(0..1_000_000_000).contains(&time.tv_nsec) {
+        return None;
+    }
+    let total = time.tv_sec.saturating_mul(1000).saturating_add((time.tv_nsec + 999_999) / 1_000_000);
+    Some(c_int::try_from(total).unwrap_or(c_int::MAX))
+}
+
+/// Runs `wait` with another signal mask, unless that is NULL.
+pub(super) fn with_mask(mask: *const sigset_t, wait: impl FnOnce() -> c_int) -> c_int {
+    if mask.is_null() {
+        return wait();
+    }
+    let mut old = MaybeUninit::uninit();
+    // SAFETY: a mask of the caller's, and a variable for the old one.
+    let refused = unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, old.as_mut_ptr()) };
+    if refused != 0 {
+        return fail(refused);
+    }
+    let ready = wait();
+    // SAFETY: filled in above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), ptr::null_mut()) };
+    ready
+}
+
+/// `man 2 select`. With rsockets `timeout` keeps its value.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn select(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *mut timeval,
+) -> c_int {
+    let sets = [Set(read), Set(write), Set(except)];
+    let Some(rdma) = first_rsocket(count, &sets) else {
+        // SAFETY: the caller's own arguments.
+        return unsafe { (real().select)(count, read, write, except, timeout) };
+    };
+    // SAFETY: NULL, or the caller's variable.
+    let time = unsafe { timeout.as_ref() };
+    let time = time.map(|time| timespec { tv_sec: time.tv_sec, tv_nsec: time.tv_usec.saturating_mul(1000) });
+    let Some(timeout) = milliseconds(time.as_ref()) else { return fail(libc::EINVAL) };
+    select_ours(rdma, count, &sets, timeout)
+}
+
+/// `man 2 pselect`. With rsockets the signal mask is in force a moment before and after the wait.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pselect(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    let sets = [Set(read), Set(write), Set(except)];
+    let Some(rdma) = first_rsocket(count, &sets) else {
+        // SAFETY: the caller's own arguments.
+        return unsafe { (real().pselect)(count, read, write, except, timeout, mask) };
+    };
+    // SAFETY: NULL, or the caller's variable.
+    let Some(timeout) = milliseconds(unsafe { timeout.as_ref() }) else { return fail(libc::EINVAL) };
+    with_mask(mask, || select_ours(rdma, count, &sets, timeout))
+}
+
+/// One of the caller's sets, or NULL; as long as `count` says, which may be more than an `fd_set` has.
+struct Set(*mut fd_set);
+
+const BITS: usize = c_ulong::BITS as usize;
+
+impl Set {
+    /// The word with the bit of `fd`; NULL when there is no set.
+    fn word(&self, fd: usize) -> *mut c_ulong {
+        self.0.cast::<c_ulong>().wrapping_add(if self.0.is_null() { 0 } else { fd / BITS })
+    }
+
+    fn has(&self, fd: usize) -> bool {
+        // SAFETY: NULL, or a set that has a bit for every number below `count`.
+        unsafe { self.word(fd).as_ref() }.is_some_and(|word| *word >> (fd % BITS) & 1 != 0)
+    }
+
+    fn set(&self, fd: usize, to: bool) {
+        // SAFETY: as above; nothing else refers to the set now.
+        if let Some(word) = unsafe { self.word(fd).as_mut() } {
+            *word = *word & !(1 << (fd % BITS)) | c_ulong::from(to) << (fd % BITS);
+        }
+    }
+}
+
+/// The functions for rsockets, when there is one in a set.
+fn first_rsocket(count: c_int, sets: &[Set; 3]) -> Option<&'static Rdma> {
+    (0..count).filter(|fd| sets.iter().any(|set| set.has(*fd as usize))).find_map(behind).map(|(rdma, _)| rdma)
+}
+
+/// What makes a number ready for each of the three sets, as Linux has it; what is not asked for comes by itself.
+const READY: [i16; 3] = [POLLIN | POLLHUP | POLLERR, POLLOUT | POLLERR, POLLPRI];
+
+fn select_ours(rdma: &Rdma, count: c_int, sets: &[Set; 3], timeout: c_int) -> c_int {
+    let interest = |fd: &c_int| {
+        let wanted = sets.iter().zip([POLLIN, POLLOUT, POLLPRI]).filter(|(set, _)| set.has(*fd as usize));
+        let events = wanted.fold(0, |events, (_, event)| events | event);
+        (events != 0).then_some(pollfd { fd: *fd, events, revents: 0 })
+    };
+    let mut entries: Vec<pollfd> = (0..count).filter_map(|fd| interest(&fd)).collect();
+    if poll_ours(rdma, &mut entries, timeout) < 0 {
+        return -1;
+    }
+    if entries.iter().any(|entry| entry.revents & POLLNVAL != 0) {
+        return fail(libc::EBADF);
+    }
+    let mut ready = 0;
+    for entry in &entries {
+        for ((set, mask), event) in sets.iter().zip(READY).zip([POLLIN, POLLOUT, POLLPRI]) {
+            let is = entry.events & event != 0 && entry.revents & mask != 0;
+            set.set(entry.fd as usize, is);
+            ready += c_int::from(is);
+        }
+    }
+    ready
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_rounded_up_and_bounded() {
+        let time = |tv_sec, tv_nsec| milliseconds(Some(&timespec { tv_sec, tv_nsec }));
+        assert_eq!(milliseconds(None), Some(-1));
+        assert_eq!((time(0, 0), time(0, 1), time(2, 1_000_000)), (Some(0), Some(1), Some(2001)));
+        assert_eq!(time(i64::MAX, 0), Some(c_int::MAX));
+        assert_eq!((time(-1, 0), time(0, 1_000_000_000)), (None, None));
+    }
+
+    #[test]
+    fn a_set_has_the_layout_of_libc() {
+        let mut bits = MaybeUninit::<fd_set>::zeroed();
+        let set = Set(bits.as_mut_ptr());
+        for fd in [0, 63, 64, 1023] {
+            set.set(fd, true);
+            // SAFETY: all zero is an empty set.
+            assert!(set.has(fd) && unsafe { libc::FD_ISSET(fd as c_int, bits.as_ptr()) });
+            set.set(fd, false);
+            assert!(!set.has(fd));
+        }
+        assert!(!Set(ptr::null_mut()).has(3));
+    }
+}

@@ -1,0 +1,384 @@
+//! `epoll` with rsockets in the set.
+//!
+//! The kernel keeps the set of everything else; rsockets are kept here, and a wait is a `poll` of them and of the kernel's set.
+//! Level-triggered, one-shot and edge-triggered work. An edge is a state that was not reported since the program last used the
+//! socket: where the kernel reports an edge we report one too, and sometimes one more, as `man 7 epoll` allows. Sets within
+//! sets, and sets in `poll`, show only what the kernel has of them.
+
+use crate::rdma::{Rdma, rdma};
+use crate::real::real;
+use crate::{errno, fail};
+use core::ffi::{c_int, c_short};
+use core::sync::atomic::{AtomicBool, Ordering};
+use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT};
+use libc::{POLLIN, epoll_event, nfds_t, pollfd};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::os::fd::RawFd;
+
+/// An rsocket in a set.
+#[derive(Debug)]
+struct Member {
+    number: RawFd,
+    events: u32,
+    data: u64,
+    /// Edge-triggered: what was reported since the program last used the socket.
+    seen: u32,
+    /// Edge-triggered: there is nothing to report before the program uses the socket again.
+    parked: bool,
+}
+
+impl Member {
+    fn is(&self, flag: c_int) -> bool {
+        self.events & flag.cast_unsigned() != 0
+    }
+
+    /// What to wait for; `None`: nothing at all.
+    fn interest(&self) -> Option<c_short> {
+        let events = self.events as u16;
+        (events != 0 && !self.parked).then_some((events & !self.seen as u16).cast_signed())
+    }
+
+    /// What of `now` has to be reported; remembers that it was.
+    fn report(&mut self, now: u32) -> Option<epoll_event> {
+        let wanted = now & (self.events | (EPOLLERR | EPOLLHUP).cast_unsigned());
+        if self.is(EPOLLET) {
+            self.parked = wanted & !self.seen == 0;
+            self.seen |= wanted;
+        }
+        if wanted == 0 || self.parked {
+            return None;
+        }
+        if self.is(EPOLLONESHOT) {
+            self.events &= !0xffff;
+        }
+        Some(epoll_event { events: wanted, u64: self.data })
+    }
+}
+
+/// The rsockets of one epoll set.
+#[derive(Debug)]
+struct Set {
+    members: BTreeMap<RawFd, Member>,
+    /// An eventfd in the kernel's set: readable while somebody waits for other members than there are now.
+    changed: RawFd,
+    /// How often the members were changed.
+    generation: u64,
+    /// How many wait, and how many of them do so since before the last change.
+    waiting: usize,
+    stale: usize,
+    /// Who was reported last; the next ones go first the next time.
+    last: RawFd,
+}
+
+static SETS: Mutex<BTreeMap<RawFd, Set>> = Mutex::new(BTreeMap::new());
+
+/// Whether an rsocket was ever put into a set.
+static IN_USE: AtomicBool = AtomicBool::new(false);
+
+/// Whether an rsocket was ever put into a set; all else is the kernel's alone until then.
+pub(crate) fn in_use() -> bool {
+    IN_USE.load(Ordering::Relaxed)
+}
+
+/// What the kernel's set reports for `changed`: an address of ours, which is no pointer or number of the program's.
+fn mark() -> u64 {
+    (&raw const SETS).addr() as u64
+}
+
+impl Set {
+    /// Puts `changed` into the kernel's set. `None` with `errno` set when it is none.
+    fn new(epfd: RawFd) -> Option<Self> {
+        // Readable from the start: who waits already has only the kernel's set in mind.
+        // SAFETY: numbers only.
+        let changed = unsafe { libc::eventfd(1, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if changed < 0 {
+            return None;
+        }
+        let mut event = epoll_event { events: EPOLLIN.cast_unsigned(), u64: mark() };
+        // SAFETY: numbers and a variable.
+        if unsafe { (real().epoll_ctl)(epfd, EPOLL_CTL_ADD, changed, &raw mut event) } < 0 {
+            let why = errno();
+            // SAFETY: a number of our own, closed once.
+            unsafe { (real().close)(changed) };
+            fail(why);
+            return None;
+        }
+        Some(Self { members: BTreeMap::new(), changed, generation: 0, waiting: 0, stale: 0, last: -1 })
+    }
+
+    /// Those who wait have to look at the members again.
+    fn change(&mut self) {
+        self.generation += 1;
+        self.stale = self.waiting;
+        if self.waiting > 0 {
+            let one = 1u64;
+            // SAFETY: eight bytes, as an eventfd wants them.
+            unsafe { (real().write)(self.changed, (&raw const one).cast(), size_of::<u64>()) };
+        }
+    }
+
+    /// Everybody who waited has looked.
+    fn settle(&self) {
+        let mut count = 0u64;
+        if self.stale == 0 {
+            // SAFETY: eight bytes, as an eventfd wants them.
+            unsafe { (real().read)(self.changed, (&raw mut count).cast(), size_of::<u64>()) };
+        }
+    }
+}
+
+/// Runs `body` and leaves `errno` as it was.
+fn quietly<T>(body: impl FnOnce() -> T) -> T {
+    let before = errno();
+    let done = body();
+    fail(before);
+    done
+}
+
+/// Adds, changes or removes an rsocket.
+pub(crate) fn control(epfd: RawFd, op: c_int, fd: RawFd, number: RawFd, event: Option<(u32, u64)>) -> c_int {
+    let mut sets = SETS.lock();
+    if op == EPOLL_CTL_ADD && !sets.contains_key(&epfd) {
+        IN_USE.store(true, Ordering::Relaxed);
+        let Some(set) = Set::new(epfd) else { return -1 };
+        sets.insert(epfd, set);
+    }
+    let Some(set) = sets.get_mut(&epfd) else { return fail(libc::ENOENT) };
+    let known = set.members.contains_key(&fd);
+    match (op, event) {
+        (EPOLL_CTL_ADD, Some(_)) if known => return fail(libc::EEXIST),
+        (EPOLL_CTL_MOD | EPOLL_CTL_DEL, _) if !known => return fail(libc::ENOENT),
+        (EPOLL_CTL_ADD | EPOLL_CTL_MOD, Some((events, data))) => {
+            set.members.insert(fd, Member { number, events, data, seen: 0, parked: false });
+        }
+        (EPOLL_CTL_DEL, _) => _ = set.members.remove(&fd),
+        _ => return fail(libc::EINVAL),
+    }
+    set.change();
+    0
+}
+
+/// The program used the socket: from now on `event` (`POLLIN` or `POLLOUT`) is news again.
+pub(crate) fn used(fd: RawFd, event: c_short) {
+    if !in_use() {
+        return;
+    }
+    quietly(|| {
+        for set in SETS.lock().values_mut() {
+            let Some(member) = set.members.get_mut(&fd).filter(|member| member.is(EPOLLET)) else { continue };
+            let event = u32::from(event.cast_unsigned());
+            let news = member.parked || member.seen & event != 0;
+            member.seen &= !event;
+            member.parked = false;
+            if news {
+                set.change();
+            }
+        }
+    });
+}
+
+/// `fd` is closed: it is in no set any more, and no set itself.
+pub(crate) fn closed(fd: RawFd) {
+    if !in_use() {
+        return;
+    }
+    quietly(|| {
+        let mut sets = SETS.lock();
+        if let Some(set) = sets.remove(&fd) {
+            // SAFETY: a number of our own, closed once.
+            unsafe { (real().close)(set.changed) };
+        }
+        for set in sets.values_mut() {
+            if set.members.remove(&fd).is_some() {
+                set.change();
+            }
+        }
+    });
+}
+
+/// `fd` is an ordinary socket now: the kernel's sets take it over.
+pub(crate) fn hand_over(fd: RawFd) {
+    if !in_use() {
+        return;
+    }
+    for (epfd, set) in SETS.lock().iter_mut() {
+        if let Some(Member { events, data, .. }) = set.members.remove(&fd) {
+            let mut event = epoll_event { events, u64: data };
+            // SAFETY: numbers and a variable.
+            unsafe { (real().epoll_ctl)(*epfd, EPOLL_CTL_ADD, fd, &raw mut event) };
+            set.change();
+        }
+    }
+}
+
+/// Nobody is in the middle of a change while a process is forked: locks, and unlocks in both processes.
+pub(crate) fn hold() {
+    core::mem::forget(SETS.lock());
+}
+
+/// # Safety
+///
+/// This thread called `hold` before.
+pub(crate) unsafe fn release() {
+    // SAFETY: the caller's promise.
+    unsafe { SETS.force_unlock() };
+}
+
+/// One wait for the kernel's set and the rsockets together.
+struct Round {
+    epfd: RawFd,
+    generation: u64,
+    /// The kernel's set, then the members by number.
+    entries: Vec<pollfd>,
+    /// The program's numbers for the members.
+    numbers: Vec<RawFd>,
+}
+
+impl Round {
+    /// `None` when no rsocket was ever put into this set.
+    fn begin(epfd: RawFd) -> Option<Self> {
+        let mut sets = SETS.lock();
+        let set = sets.get_mut(&epfd)?;
+        set.waiting += 1;
+        let mut entries = vec![pollfd { fd: epfd, events: POLLIN, revents: 0 }];
+        let mut numbers = Vec::new();
+        for (fd, member) in &set.members {
+            if let Some(events) = member.interest() {
+                entries.push(pollfd { fd: member.number, events, revents: 0 });
+                numbers.push(*fd);
+            }
+        }
+        Some(Self { epfd, generation: set.generation, entries, numbers })
+    }
+
+    fn wait(&mut self, rdma: &Rdma, timeout: c_int) -> c_int {
+        // SAFETY: an array and its length.
+        unsafe { rdma.rpoll(self.entries.as_mut_ptr(), self.entries.len() as nfds_t, timeout) }
+    }
+
+    /// Nobody waits any more; reports what is ready, at most as much as there is room for.
+    fn end(self, out: &mut [epoll_event]) -> usize {
+        let (kernel, entries) =
+            self.entries.split_first().map_or((false, &[][..]), |(set, rest)| (set.revents != 0, rest));
+        let room = if kernel && out.len() > 1 { out.len() - 1 } else { out.len() };
+        let ours = self.report(entries, &mut out[..room]);
+        if kernel { ours + ask_kernel(self.epfd, &mut out[ours..]) } else { ours }
+    }
+
+    fn report(&self, entries: &[pollfd], out: &mut [epoll_event]) -> usize {
+        let mut sets = SETS.lock();
+        let Some(set) = sets.get_mut(&self.epfd) else { return 0 };
+        set.waiting = set.waiting.saturating_sub(1);
+        if set.generation != self.generation {
+            set.stale = set.stale.saturating_sub(1);
+            set.settle();
+        }
+        let mut count = 0;
+        let first = self.numbers.partition_point(|fd| *fd <= set.last);
+        for at in (first..self.numbers.len()).chain(0..first) {
+            let (fd, entry) = (self.numbers[at], entries[at]);
+            let Some(place) = out.get_mut(count) else { break };
+            let member = set.members.get_mut(&fd).filter(|member| member.number == entry.fd && entry.revents != 0);
+            let Some(event) = member.and_then(|member| member.report(u32::from(entry.revents.cast_unsigned()))) else {
+                continue;
+            };
+            (*place, set.last) = (event, fd);
+            count += 1;
+        }
+        count
+    }
+}
+
+/// What the kernel's set has now.
+fn ask_kernel(epfd: RawFd, out: &mut [epoll_event]) -> usize {
+    if out.is_empty() {
+        return 0;
+    }
+    // SAFETY: an array and its length.
+    let got = unsafe { (real().epoll_pwait)(epfd, out.as_mut_ptr(), out.len() as c_int, 0, core::ptr::null()) };
+    without_mark(epfd, out, usize::try_from(got).unwrap_or(0))
+}
+
+/// Takes our own event out of the first `count`; returns how many are left.
+pub(crate) fn without_mark(epfd: RawFd, out: &mut [epoll_event], count: usize) -> usize {
+    let Some(at) = out[..count].iter().position(|event| { event.u64 } == mark()) else { return count };
+    out.copy_within(at + 1..count, at);
+    if let Some(set) = SETS.lock().get(&epfd) {
+        set.settle();
+    }
+    count - 1
+}
+
+/// Waits for rsockets and the rest, once; `None` when no rsocket was ever put into this set. 0 may mean that only the members
+/// have changed.
+pub(crate) fn wait(epfd: RawFd, out: &mut [epoll_event], timeout: c_int) -> Option<c_int> {
+    let rdma = rdma()?;
+    let mut round = Round::begin(epfd)?;
+    let ready = round.wait(rdma, timeout);
+    let reported = quietly(|| round.end(if ready > 0 { out } else { &mut [] }));
+    Some(if ready < 0 { ready } else { reported as c_int })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use libc::EPOLLOUT;
+
+    const IN: u32 = EPOLLIN as u32;
+    const OUT: u32 = EPOLLOUT as u32;
+
+    fn member(events: u32) -> Member {
+        Member { number: 9, events, data: 7, seen: 0, parked: false }
+    }
+
+    fn reported(member: &mut Member, now: u32) -> Option<u32> {
+        member.report(now).map(|event| event.events)
+    }
+
+    #[test]
+    fn a_level_is_reported_as_long_as_it_lasts() {
+        let mut level = member(IN);
+        assert_eq!((reported(&mut level, IN), reported(&mut level, IN)), (Some(IN), Some(IN)));
+        assert_eq!(reported(&mut level, OUT), None, "nobody asked");
+        let hup = EPOLLHUP.cast_unsigned();
+        assert_eq!(reported(&mut level, hup), Some(hup), "comes by itself");
+    }
+
+    #[test]
+    fn an_edge_is_reported_once_until_the_socket_is_used() {
+        let mut edge = member(IN | OUT | EPOLLET.cast_unsigned());
+        assert_eq!(reported(&mut edge, OUT), Some(OUT));
+        assert_eq!(edge.interest(), Some(EPOLLIN as c_short), "the other event is still waited for");
+        assert_eq!(reported(&mut edge, IN | OUT), Some(IN | OUT), "a new one comes with what lasts");
+        assert_eq!((reported(&mut edge, IN | OUT), edge.interest()), (None, None));
+        edge.seen &= !IN;
+        edge.parked = false;
+        assert_eq!(reported(&mut edge, IN), Some(IN));
+    }
+
+    #[test]
+    fn one_shot_is_over_after_one() {
+        let mut once = member(IN | EPOLLONESHOT.cast_unsigned());
+        assert_eq!((reported(&mut once, IN), once.interest()), (Some(IN), None));
+    }
+
+    #[test]
+    fn members_come_and_go_as_the_manual_says() {
+        // SAFETY: numbers only; closed at the end.
+        let epfd = unsafe { libc::epoll_create1(0) };
+        assert_eq!((control(epfd, EPOLL_CTL_MOD, 700, 9, Some((IN, 1))), errno()), (-1, libc::ENOENT));
+        assert_eq!(control(epfd, EPOLL_CTL_ADD, 700, 9, Some((IN, 1))), 0);
+        assert_eq!((control(epfd, EPOLL_CTL_ADD, 700, 9, Some((IN, 1))), errno()), (-1, libc::EEXIST));
+        assert_eq!((control(epfd, EPOLL_CTL_MOD, 700, 9, None), errno()), (-1, libc::EINVAL));
+        assert_eq!(control(epfd, EPOLL_CTL_DEL, 700, 9, None), 0);
+        assert_eq!((control(epfd, EPOLL_CTL_DEL, 700, 9, None), errno()), (-1, libc::ENOENT));
+        assert_eq!((control(1 << 20, EPOLL_CTL_ADD, 700, 9, Some((IN, 1))), errno()), (-1, libc::EBADF));
+        // Our own event does not come out.
+        let mut out = [epoll_event { events: 0, u64: 0 }; 4];
+        assert_eq!(ask_kernel(epfd, &mut out), 0);
+        closed(epfd);
+        // SAFETY: as above.
+        unsafe { libc::close(epfd) };
+    }
+}

@@ -1,0 +1,181 @@
+//! Servers that fork a process for each connection (`RDMAV_FORK_SAFE=1` on both ends).
+//!
+//! An RDMA connection cannot be handed to a child, so it is made late: connections are TCP at first. With the first byte,
+//! in whichever process that is, the side that accepted listens on the same port for RDMA, says so with four zero bytes on
+//! the TCP connection, and accepts; the side that connected waits for them before its first byte and connects. Then both
+//! drop the TCP connection. That is what rdma-core's shim does, so the two work together; like there, a process that first waits
+//! for data with `poll` or `select` waits in vain, and a peer without the shim is not found out.
+
+use crate::rdma::{Rdma, rdma};
+use crate::real::real;
+use crate::table::{self, Face, Stage};
+use core::ffi::{c_int, c_long};
+use core::mem::MaybeUninit;
+use libc::{sockaddr_storage, socklen_t};
+use parking_lot::Mutex;
+use std::fs::File;
+use std::os::fd::RawFd;
+
+/// What the accepting side says when it listens.
+const READY: [u8; 4] = [0; 4];
+
+/// One thread at a time moves a socket over.
+static MOVING: Mutex<()> = Mutex::new(());
+
+/// Moves a connection to RDMA; when that cannot be done it stays what it is, for good. Returns the rsocket.
+pub(crate) fn move_over(fd: c_int) -> Option<(&'static Rdma, RawFd)> {
+    if !matches!(table::face(fd), Face::Fork(Stage::Accepted | Stage::Connected)) {
+        return None;
+    }
+    let _moving = MOVING.lock();
+    let make = match table::face(fd) {
+        Face::Fork(Stage::Accepted) => accepted,
+        Face::Fork(Stage::Connected) => connected,
+        // Another thread was faster.
+        Face::Rsocket(number) => return Some((rdma()?, number)),
+        _ => return None,
+    };
+    let rdma = rdma()?;
+    let Some(number) = make(rdma, fd) else {
+        table::forget(fd);
+        return None;
+    };
+    copy_options(rdma, fd, number);
+    // SAFETY: numbers only; the peer learns that this connection has served.
+    unsafe { (real().shutdown)(fd, libc::SHUT_RDWR) };
+    if !table::replace(fd) || !table::open(fd, number) {
+        // SAFETY: numbers only.
+        unsafe { rdma.rclose(number) };
+        table::forget(fd);
+        return None;
+    }
+    Some((rdma, number))
+}
+
+/// The flags and options that are often set before the first byte.
+fn copy_options(rdma: &Rdma, fd: c_int, number: RawFd) {
+    let (mut nodelay, mut len) = (0, size_of::<c_int>() as socklen_t);
+    // SAFETY: numbers, and a variable with its size.
+    unsafe {
+        let flags = (real().fcntl)(fd, libc::F_GETFL) & libc::O_NONBLOCK;
+        rdma.rfcntl(number, libc::F_SETFL, c_long::from(flags));
+        (real().getsockopt)(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, (&raw mut nodelay).cast(), &raw mut len);
+    }
+    if nodelay != 0 {
+        rdma.set_number(number, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
+    }
+}
+
+/// An address with its length.
+struct Name(sockaddr_storage, socklen_t);
+
+impl Name {
+    /// What one of `getsockname` and `getpeername` says of a TCP socket.
+    fn ask(fd: c_int, ask: unsafe extern "C" fn(c_int, *mut libc::sockaddr, *mut socklen_t) -> c_int) -> Option<Self> {
+        // SAFETY: all zero is an address of no family.
+        let mut name = Self(unsafe { MaybeUninit::zeroed().assume_init() }, size_of::<sockaddr_storage>() as socklen_t);
+        // SAFETY: two variables.
+        let status = unsafe { ask(fd, (&raw mut name.0).cast(), &raw mut name.1) };
+        (status == 0).then_some(name)
+    }
+
+    fn family(&self) -> c_int {
+        c_int::from(self.0.ss_family)
+    }
+
+    fn port(&self) -> u16 {
+        // SAFETY: the port of both families is at this place.
+        u16::from_be(unsafe { (*(&raw const self.0).cast::<libc::sockaddr_in>()).sin_port })
+    }
+
+    /// The same port on all addresses.
+    fn any_address(&self) -> Self {
+        // SAFETY: all zero is an address of no family.
+        let mut any = Self(unsafe { MaybeUninit::zeroed().assume_init() }, self.1);
+        any.0.ss_family = self.0.ss_family;
+        // SAFETY: the port of both families is at this place.
+        unsafe { (*(&raw mut any.0).cast::<libc::sockaddr_in>()).sin_port = self.port().to_be() };
+        any
+    }
+
+    fn as_ptr(&self) -> *const libc::sockaddr {
+        (&raw const self.0).cast()
+    }
+}
+
+/// The side that accepted: one process of a user at a time, because all of them listen on one port.
+fn accepted(rdma: &Rdma, fd: c_int) -> Option<RawFd> {
+    let name = Name::ask(fd, real().getsockname)?.any_address();
+    let listener = Listener::new(rdma, name.family())?;
+    rdma.set_number(listener.number, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
+    let _turn = turn();
+    // SAFETY: an address with its length; numbers; four bytes.
+    unsafe {
+        let listens = rdma.rbind(listener.number, name.as_ptr(), name.1) == 0 && rdma.rlisten(listener.number, 1) == 0;
+        if !listens || (real().write)(fd, READY.as_ptr().cast(), READY.len()) != READY.len() as isize {
+            return None;
+        }
+        let number = rdma.raccept(listener.number, core::ptr::null_mut(), core::ptr::null_mut());
+        (number >= 0).then_some(number)
+    }
+}
+
+/// An rsocket that is closed when dropped.
+struct Listener<'a> {
+    rdma: &'a Rdma,
+    number: RawFd,
+}
+
+impl<'a> Listener<'a> {
+    fn new(rdma: &'a Rdma, family: c_int) -> Option<Self> {
+        let number = rdma.create(family, libc::SOCK_STREAM, 0);
+        (number >= 0).then_some(Self { rdma, number })
+    }
+}
+
+impl Drop for Listener<'_> {
+    fn drop(&mut self) {
+        // SAFETY: a number of our own, closed once.
+        unsafe { self.rdma.rclose(self.number) };
+    }
+}
+
+/// Waits until no other process of this user is between listening and accepting. The lock ends with its holder, however
+/// that ends; where there is no place for it, nobody waits.
+fn turn() -> Option<File> {
+    // SAFETY: takes no pointers.
+    let path = format!("/dev/shm/rsocket_fork.{}", unsafe { libc::geteuid() });
+    let file = File::options().create(true).truncate(false).write(true).open(path).ok()?;
+    file.lock().ok()?;
+    Some(file)
+}
+
+/// The side that connected: the peer's first four bytes say that it listens; any others are already data.
+fn connected(rdma: &Rdma, fd: c_int) -> Option<RawFd> {
+    let mut seen = [1; READY.len()];
+    // SAFETY: numbers, and a buffer with its size.
+    let got = unsafe {
+        let flags = (real().fcntl)(fd, libc::F_GETFL);
+        (real().fcntl)(fd, libc::F_SETFL, flags & !libc::O_NONBLOCK);
+        let look = libc::MSG_PEEK | libc::MSG_WAITALL;
+        let got = (real().recv)(fd, seen.as_mut_ptr().cast(), seen.len(), look);
+        (real().fcntl)(fd, libc::F_SETFL, flags);
+        got
+    };
+    if got != READY.len() as isize || seen != READY {
+        return None;
+    }
+    let peer = Name::ask(fd, real().getpeername)?;
+    let number = rdma.create(peer.family(), libc::SOCK_STREAM, 0);
+    if number < 0 {
+        return None;
+    }
+    // SAFETY: an address with its length; a number of our own, closed once.
+    unsafe {
+        if rdma.rconnect(number, peer.as_ptr(), peer.1) == 0 {
+            return Some(number);
+        }
+        rdma.rclose(number);
+    }
+    None
+}

@@ -1,0 +1,191 @@
+//! The rsocket functions, from the `librdmacm.so.1` that the loader finds.
+//!
+//! While one of them runs on a thread, sockets that this thread makes are that library's own and stay ordinary; so do those
+//! that it makes on threads of its own ([`is_caller`]).
+
+use crate::config::options;
+use crate::real::{absent, functions};
+use core::cell::Cell;
+use core::ffi::{CStr, c_int, c_long, c_void};
+use core::mem::MaybeUninit;
+use libc::{iovec, msghdr, nfds_t, pollfd, size_t, sockaddr, socklen_t, ssize_t};
+use std::sync::OnceLock;
+
+/// Functions with a method of the same name for each, which runs it with [`Inside`] held.
+macro_rules! guarded {
+    ($(#[$doc:meta])* $table:ident: $($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)+) => {
+        functions! {
+            $(#[$doc])*
+            $table:
+            $($name: unsafe extern "C" fn($($type),*) -> $result;)+
+        }
+
+        impl $table {
+            $(
+                /// # Safety
+                ///
+                /// The arguments are as the manual page of the socket call wants them.
+                pub(crate) unsafe fn $name(&self, $($arg: $type),*) -> $result {
+                    let _inside = Inside::enter();
+                    // SAFETY: the caller's promise.
+                    unsafe { (self.$name)($($arg),*) }
+                }
+            )+
+        }
+    };
+}
+
+guarded! {
+    /// `rsocket.h`. `rfcntl` takes a variable number of arguments, which three in registers are on every ABI of Linux that
+    /// there is an RDMA card for.
+    Rdma:
+    rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
+    rbind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
+    rlisten(fd: c_int, backlog: c_int) -> c_int;
+    raccept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    rconnect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
+    rshutdown(fd: c_int, how: c_int) -> c_int;
+    rclose(fd: c_int) -> c_int;
+    rrecv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t;
+    rrecvfrom(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int, from: *mut sockaddr, from_len: *mut socklen_t) -> ssize_t;
+    rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t;
+    rread(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t;
+    rreadv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t;
+    rsend(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t;
+    rsendto(fd: c_int, buf: *const c_void, len: size_t, flags: c_int, to: *const sockaddr, to_len: socklen_t) -> ssize_t;
+    rsendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
+    rwrite(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t;
+    rwritev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t;
+    rpoll(entries: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
+    rgetpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    rgetsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    rsetsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int;
+    rgetsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int;
+    rfcntl(fd: c_int, command: c_int, arg: c_long) -> c_int;
+}
+
+static RDMA: OnceLock<Option<Rdma>> = OnceLock::new();
+
+/// The functions; `None` when there is no usable `librdmacm.so.1`, which is said once.
+pub(crate) fn rdma() -> Option<&'static Rdma> {
+    RDMA.get_or_init(|| {
+        let _inside = Inside::enter();
+        let loaded = open();
+        if loaded.is_none() {
+            eprintln!("librspreload: no usable librdmacm.so.1: sockets stay ordinary");
+        }
+        loaded
+    })
+    .as_ref()
+}
+
+fn open() -> Option<Rdma> {
+    // SAFETY: a C string; the library is the one that every RDMA program loads.
+    let library = unsafe { libc::dlopen(c"librdmacm.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    if library.is_null() {
+        return None;
+    }
+    let mut missing = false;
+    let find = |name: &CStr| {
+        // SAFETY: a loaded library and a C string.
+        let found = unsafe { libc::dlsym(library, name.as_ptr()) };
+        missing |= found.is_null();
+        if found.is_null() { absent() } else { found }
+    };
+    // SAFETY: the types are those of `rsocket.h`; `absent` suits every one of them.
+    let rdma = unsafe { Rdma::load(find) };
+    (!missing).then_some(rdma)
+}
+
+impl Rdma {
+    /// A new rsocket with the sizes that the environment asks for; where they are refused it has the usual ones.
+    pub(crate) fn create(&self, domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+        // SAFETY: numbers only.
+        let number = unsafe { self.rsocket(domain, kind, protocol) };
+        if number >= 0 {
+            self.set_sizes(number);
+        }
+        number
+    }
+
+    /// Gives an rsocket the sizes that the environment asks for.
+    fn set_sizes(&self, number: c_int) {
+        for (name, size) in options().sizes() {
+            self.set_number(number, SOL_RDMA, name, size);
+        }
+    }
+
+    /// Sets an option whose value is a number, as far as the rsocket has it.
+    pub(crate) fn set_number(&self, number: c_int, level: c_int, name: c_int, value: c_int) {
+        let value = &raw const value;
+        // SAFETY: a variable of this size.
+        unsafe { self.rsetsockopt(number, level, name, value.cast(), size_of::<c_int>() as socklen_t) };
+    }
+}
+
+/// `rsocket.h`.
+const SOL_RDMA: c_int = 0x10000;
+
+thread_local! {
+    /// How deep this thread is inside the library.
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+}
+
+/// This thread runs code of the library, as long as this lives.
+struct Inside;
+
+impl Inside {
+    fn enter() -> Self {
+        DEPTH.set(DEPTH.get() + 1);
+        Self
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        DEPTH.set(DEPTH.get() - 1);
+    }
+}
+
+/// Whether it is the library that asks for a socket: its code on this thread, or code of it that will go on at `from`.
+pub(crate) fn is_caller(from: *const c_void) -> bool {
+    DEPTH.get() > 0 || RDMA.get().and_then(Option::as_ref).is_some_and(|rdma| same_object(from, rdma.rsocket as _))
+}
+
+/// Whether two addresses are code of one shared object.
+fn same_object(one: *const c_void, other: *const c_void) -> bool {
+    let base = |address| {
+        let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
+        // SAFETY: any address will do; the structure is a variable, valid when it is all zero.
+        let found = unsafe { libc::dladdr(address, info.as_mut_ptr()) };
+        // SAFETY: zeroed, or filled in.
+        (found != 0).then(|| unsafe { info.assume_init() }.dli_fbase)
+    };
+    base(one).is_some_and(|object| base(other) == Some(object))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inside_is_counted_for_each_thread() {
+        let outer = Inside::enter();
+        drop(Inside::enter());
+        assert!(is_caller(core::ptr::null()));
+        std::thread::spawn(|| assert!(!is_caller(core::ptr::null()))).join().unwrap();
+        drop(outer);
+        assert!(!is_caller(core::ptr::null()));
+    }
+
+    #[test]
+    fn code_of_one_object_is_told_from_anothers() {
+        let (ours, ours_too) = (open as fn() -> Option<Rdma> as *const c_void, rdma as fn() -> _ as *const c_void);
+        let libcs = libc::dladdr as unsafe extern "C" fn(_, _) -> _ as *const c_void;
+        assert!(same_object(ours, ours_too));
+        assert!(!same_object(ours, core::ptr::null()) && !same_object(core::ptr::null(), core::ptr::null()));
+        // SAFETY: a C string.
+        let libcs = if libcs.is_null() { libcs } else { unsafe { libc::dlsym(libc::RTLD_NEXT, c"dladdr".as_ptr()) } };
+        assert!(!same_object(ours, libcs));
+    }
+}

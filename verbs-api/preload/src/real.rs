@@ -1,0 +1,103 @@
+//! The functions of libc that we stand in front of.
+
+use crate::fail;
+use core::ffi::{CStr, c_int, c_long, c_uint, c_ulong, c_void};
+use libc::{epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, pollfd, sigset_t, size_t, sockaddr, socklen_t};
+use libc::{ssize_t, timespec, timeval};
+use std::sync::OnceLock;
+
+/// A table of C functions, filled from their names.
+macro_rules! functions {
+    ($(#[$doc:meta])* $table:ident: $($name:ident: $function:ty;)+) => {
+        $(#[$doc])*
+        pub(crate) struct $table {
+            $(pub(crate) $name: $function,)+
+        }
+
+        impl $table {
+            /// Asks `find` for every one of them.
+            ///
+            /// # Safety
+            ///
+            /// What `find` returns is a function of the type that stands beside the name.
+            pub(crate) unsafe fn load(mut find: impl FnMut(&CStr) -> *mut c_void) -> Self {
+                const fn name(text: &'static str) -> &'static CStr {
+                    match CStr::from_bytes_with_nul(text.as_bytes()) {
+                        Ok(name) => name,
+                        Err(_) => panic!("a name with a NUL"),
+                    }
+                }
+                Self {
+                    $($name: {
+                        const NAME: &CStr = name(concat!(stringify!($name), "\0"));
+                        // SAFETY: the caller's promise; pointers to data and to code are of one size.
+                        unsafe { core::mem::transmute::<*mut c_void, $function>(find(NAME)) }
+                    },)+
+                }
+            }
+        }
+    };
+}
+
+functions! {
+    /// libc's own.
+    Real:
+    socket: unsafe extern "C" fn(c_int, c_int, c_int) -> c_int;
+    bind: unsafe extern "C" fn(c_int, *const sockaddr, socklen_t) -> c_int;
+    listen: unsafe extern "C" fn(c_int, c_int) -> c_int;
+    accept4: unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t, c_int) -> c_int;
+    connect: unsafe extern "C" fn(c_int, *const sockaddr, socklen_t) -> c_int;
+    recv: unsafe extern "C" fn(c_int, *mut c_void, size_t, c_int) -> ssize_t;
+    recvfrom: unsafe extern "C" fn(c_int, *mut c_void, size_t, c_int, *mut sockaddr, *mut socklen_t) -> ssize_t;
+    recvmsg: unsafe extern "C" fn(c_int, *mut msghdr, c_int) -> ssize_t;
+    recvmmsg: unsafe extern "C" fn(c_int, *mut mmsghdr, c_uint, c_int, *mut timespec) -> c_int;
+    read: unsafe extern "C" fn(c_int, *mut c_void, size_t) -> ssize_t;
+    readv: unsafe extern "C" fn(c_int, *const iovec, c_int) -> ssize_t;
+    send: unsafe extern "C" fn(c_int, *const c_void, size_t, c_int) -> ssize_t;
+    sendto: unsafe extern "C" fn(c_int, *const c_void, size_t, c_int, *const sockaddr, socklen_t) -> ssize_t;
+    sendmsg: unsafe extern "C" fn(c_int, *const msghdr, c_int) -> ssize_t;
+    sendmmsg: unsafe extern "C" fn(c_int, *mut mmsghdr, c_uint, c_int) -> c_int;
+    write: unsafe extern "C" fn(c_int, *const c_void, size_t) -> ssize_t;
+    writev: unsafe extern "C" fn(c_int, *const iovec, c_int) -> ssize_t;
+    sendfile: unsafe extern "C" fn(c_int, c_int, *mut off_t, size_t) -> ssize_t;
+    poll: unsafe extern "C" fn(*mut pollfd, nfds_t, c_int) -> c_int;
+    ppoll: unsafe extern "C" fn(*mut pollfd, nfds_t, *const timespec, *const sigset_t) -> c_int;
+    select: unsafe extern "C" fn(c_int, *mut fd_set, *mut fd_set, *mut fd_set, *mut timeval) -> c_int;
+    pselect: unsafe extern "C" fn(c_int, *mut fd_set, *mut fd_set, *mut fd_set, *const timespec, *const sigset_t) -> c_int;
+    epoll_ctl: unsafe extern "C" fn(c_int, c_int, c_int, *mut epoll_event) -> c_int;
+    epoll_pwait: unsafe extern "C" fn(c_int, *mut epoll_event, c_int, c_int, *const sigset_t) -> c_int;
+    shutdown: unsafe extern "C" fn(c_int, c_int) -> c_int;
+    close: unsafe extern "C" fn(c_int) -> c_int;
+    getpeername: unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int;
+    getsockname: unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int;
+    setsockopt: unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int;
+    getsockopt: unsafe extern "C" fn(c_int, c_int, c_int, *mut c_void, *mut socklen_t) -> c_int;
+    fcntl: unsafe extern "C" fn(c_int, c_int, ...) -> c_int;
+    ioctl: unsafe extern "C" fn(c_int, c_ulong, ...) -> c_int;
+    dup3: unsafe extern "C" fn(c_int, c_int, c_int) -> c_int;
+    dup2: unsafe extern "C" fn(c_int, c_int) -> c_int;
+}
+
+/// They are looked up once, by whoever needs one first.
+pub(crate) fn real() -> &'static Real {
+    static REAL: OnceLock<Real> = OnceLock::new();
+    // SAFETY: the types are those of the manual pages; `absent` suits every one of them.
+    REAL.get_or_init(|| unsafe { Real::load(next) })
+}
+
+/// The function of this name in the libraries behind us.
+fn next(name: &CStr) -> *mut c_void {
+    // SAFETY: a C string.
+    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    if found.is_null() { absent() } else { found }
+}
+
+/// Stands in for a function that is not there; it looks at none of its arguments.
+pub(crate) fn absent() -> *mut c_void {
+    extern "C" fn no_such_call() -> c_long {
+        c_long::from(fail(libc::ENOSYS))
+    }
+    no_such_call as extern "C" fn() -> c_long as *mut c_void
+}
+
+pub(crate) use functions;

@@ -1,0 +1,271 @@
+//! What the numbers that the program holds stand for.
+//!
+//! The question is asked in every `read` and `write` of the program, so it costs two loads and takes no lock: a word for each
+//! number, in pages that are made when needed and never go away. What is rarely needed is behind a lock.
+
+use crate::epoll;
+use crate::real::real;
+use core::array;
+use core::ffi::c_int;
+use core::ptr;
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
+use libc::socklen_t;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::os::fd::RawFd;
+use std::sync::Once;
+
+/// What a number stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Face {
+    /// Whatever the kernel says: a file, an ordinary socket.
+    Plain,
+    /// The rsocket with this number.
+    Rsocket(RawFd),
+    /// A TCP socket that will be one; see [`crate::fork`].
+    Fork(Stage),
+}
+
+/// How far a socket is on its way from TCP to RDMA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Neither listening nor connected.
+    Fresh = 2,
+    /// Listening.
+    Listening = 3,
+    /// Accepted; no byte has passed yet.
+    Accepted = 4,
+    /// Connected; no byte has passed yet.
+    Connected = 5,
+}
+
+impl Face {
+    fn word(self) -> u64 {
+        match self {
+            Self::Plain => 0,
+            Self::Rsocket(number) => 1 << 32 | u64::from(number.cast_unsigned()),
+            Self::Fork(stage) => (stage as u64) << 32,
+        }
+    }
+
+    fn from_word(word: u64) -> Self {
+        match word >> 32 {
+            1 => Self::Rsocket((word as u32).cast_signed()),
+            2 => Self::Fork(Stage::Fresh),
+            3 => Self::Fork(Stage::Listening),
+            4 => Self::Fork(Stage::Accepted),
+            5 => Self::Fork(Stage::Connected),
+            _ => Self::Plain,
+        }
+    }
+}
+
+const PAGE: usize = 1024;
+
+type Page = [AtomicU64; PAGE];
+
+/// Room for as many numbers as Linux lets a process have without being asked (`fs.nr_open`).
+static PAGES: [AtomicPtr<Page>; 1024] = [const { AtomicPtr::new(ptr::null_mut()) }; 1024];
+
+/// What all numbers of one rsocket share.
+#[derive(Debug, Default)]
+struct Shared {
+    /// The program's numbers for it; more than one after `dup`.
+    numbers: Vec<RawFd>,
+    /// What the program bound it to, as it said it.
+    bound: Vec<u8>,
+}
+
+static SHARED: Mutex<BTreeMap<RawFd, Shared>> = Mutex::new(BTreeMap::new());
+
+/// The process that the table describes.
+static OWNER: AtomicI32 = AtomicI32::new(0);
+
+/// What `fd` stands for.
+pub(crate) fn face(fd: c_int) -> Face {
+    word(fd).map_or(Face::Plain, |word| Face::from_word(word.load(Ordering::Acquire)))
+}
+
+/// The rsocket behind `fd`, if there is one.
+pub(crate) fn rsocket(fd: c_int) -> Option<RawFd> {
+    if let Face::Rsocket(number) = face(fd) { Some(number) } else { None }
+}
+
+/// The word of a number whose page is there.
+fn word(fd: c_int) -> Option<&'static AtomicU64> {
+    let at = usize::try_from(fd).ok()?;
+    let page = PAGES.get(at / PAGE)?.load(Ordering::Acquire);
+    // SAFETY: NULL, or a page that was leaked for this.
+    unsafe { page.as_ref() }?.get(at % PAGE)
+}
+
+/// The word of a number, with its page; `None` when the number is beyond all pages.
+fn word_made(fd: c_int) -> Option<&'static AtomicU64> {
+    let slot = PAGES.get(usize::try_from(fd).ok()? / PAGE)?;
+    if slot.load(Ordering::Acquire).is_null() {
+        let fresh = Box::into_raw(Box::new(array::from_fn(|_| AtomicU64::new(0))));
+        if slot.compare_exchange(ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            // SAFETY: made above, and another thread's page is in its place.
+            drop(unsafe { Box::from_raw(fresh) });
+        }
+    }
+    word(fd)
+}
+
+/// From now on `fd` stands for `face`; false when there is no room for the number.
+fn set(fd: c_int, face: Face) -> bool {
+    follow_forks();
+    word_made(fd).map(|word| word.store(face.word(), Ordering::Release)).is_some()
+}
+
+/// From now on `fd` is a number of the rsocket `number`; false when there is no room for it.
+pub(crate) fn open(fd: c_int, number: RawFd) -> bool {
+    let mut shared = SHARED.lock();
+    let room = set(fd, Face::Rsocket(number));
+    if room {
+        shared.entry(number).or_default().numbers.push(fd);
+    }
+    room
+}
+
+/// A TCP socket on its way to RDMA; without room it stays what it is.
+pub(crate) fn stage(fd: c_int, stage: Stage) {
+    set(fd, Face::Fork(stage));
+}
+
+/// `fd` stands for nothing special any more. Returns the rsocket that has no number now, which the caller closes.
+pub(crate) fn forget(fd: c_int) -> Option<RawFd> {
+    let word = word(fd)?;
+    let mut shared = SHARED.lock();
+    let Face::Rsocket(number) = Face::from_word(word.swap(0, Ordering::AcqRel)) else { return None };
+    let numbers = &mut shared.get_mut(&number)?.numbers;
+    numbers.retain(|known| *known != fd);
+    if !numbers.is_empty() {
+        return None;
+    }
+    shared.remove(&number);
+    Some(number)
+}
+
+/// All numbers of this rsocket stand for their kernel socket again. Returns what the program had bound it to.
+pub(crate) fn give_up(number: RawFd) -> Vec<u8> {
+    let Some(shared) = SHARED.lock().remove(&number) else { return Vec::new() };
+    for word in shared.numbers.iter().filter_map(|fd| word(*fd)) {
+        word.store(0, Ordering::Release);
+    }
+    shared.bound
+}
+
+/// The program bound this rsocket to `address`.
+pub(crate) fn bound(number: RawFd, address: &[u8]) {
+    if let Some(shared) = SHARED.lock().get_mut(&number) {
+        shared.bound = address.to_vec();
+    }
+}
+
+/// Whether the table is this process's own. The child of `vfork` works in its parent's memory: what it does to its own numbers
+/// must not change what the parent's stand for.
+pub(crate) fn is_ours() -> bool {
+    // SAFETY: takes no pointers.
+    OWNER.load(Ordering::Relaxed) == unsafe { libc::getpid() }
+}
+
+/// Says once who the owner is, and again in every child of `fork`, which has a table of its own.
+fn follow_forks() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        own();
+        // SAFETY: three functions that stay; this library is never unloaded.
+        unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_in_child)) };
+    });
+}
+
+extern "C" fn own() {
+    // SAFETY: takes no pointers.
+    OWNER.store(unsafe { libc::getpid() }, Ordering::Relaxed);
+}
+
+/// Nobody may be in the middle of a change when the child gets its copy.
+extern "C" fn before_fork() {
+    epoll::hold();
+    core::mem::forget(SHARED.lock());
+}
+
+extern "C" fn after_fork() {
+    // SAFETY: this thread locked both in `before_fork`.
+    unsafe {
+        SHARED.force_unlock();
+        epoll::release();
+    }
+}
+
+extern "C" fn after_fork_in_child() {
+    own();
+    after_fork();
+}
+
+/// An ordinary socket takes the place of what `fd` was until now; its flags stay.
+pub(crate) fn replace(fd: c_int) -> bool {
+    let (real, mut domain, mut len) = (real(), libc::AF_INET, size_of::<c_int>() as socklen_t);
+    // SAFETY: numbers, and a variable with its size.
+    unsafe {
+        (real.getsockopt)(fd, libc::SOL_SOCKET, libc::SO_DOMAIN, (&raw mut domain).cast(), &raw mut len);
+        let fresh = (real.socket)(domain, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+        if fresh < 0 {
+            return false;
+        }
+        let flags = (real.fcntl)(fd, libc::F_GETFL);
+        let kept = (real.fcntl)(fd, libc::F_GETFD) & libc::FD_CLOEXEC != 0;
+        (real.fcntl)(fresh, libc::F_SETFL, flags);
+        let done = (real.dup3)(fresh, fd, if kept { libc::O_CLOEXEC } else { 0 }) == fd;
+        (real.close)(fresh);
+        done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faces_fit_into_a_word() {
+        let stages = [Stage::Fresh, Stage::Listening, Stage::Accepted, Stage::Connected].map(Face::Fork);
+        for face in stages.into_iter().chain([Face::Plain, Face::Rsocket(0), Face::Rsocket(i32::MAX)]) {
+            assert_eq!(Face::from_word(face.word()), face);
+        }
+    }
+
+    #[test]
+    fn numbers_of_one_rsocket_end_together_or_with_the_last() {
+        assert!(open(5000, 9000) && open(5001, 9000) && open(5002, 9001));
+        assert_eq!((rsocket(5000), rsocket(5001), rsocket(5002)), (Some(9000), Some(9000), Some(9001)));
+        assert_eq!(forget(5000), None, "another number is left");
+        assert_eq!((forget(5001), forget(5001)), (Some(9000), None));
+        bound(9001, &[2, 0, 1]);
+        assert!(open(5003, 9001));
+        assert_eq!(give_up(9001), [2, 0, 1]);
+        assert_eq!((face(5002), face(5003)), (Face::Plain, Face::Plain));
+    }
+
+    #[test]
+    fn impossible_numbers_are_plain() {
+        assert_eq!((face(-1), face(i32::MAX), forget(-1), forget(i32::MAX)), (Face::Plain, Face::Plain, None, None));
+        assert!(!open(i32::MAX, 3) && !open(-1, 3));
+    }
+
+    #[test]
+    fn the_table_is_this_processs() {
+        stage(5010, Stage::Fresh);
+        assert!(is_ours());
+        // SAFETY: the child only asks and leaves.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: ends the child at once, without the exit handlers of the test program.
+            unsafe { libc::_exit(c_int::from(!is_ours())) };
+        }
+        let mut status = -1;
+        // SAFETY: a variable for the status of our own child.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+    }
+}
