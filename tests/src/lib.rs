@@ -12,3 +12,4 @@ pub mod report;
 pub mod suite;
 pub mod tshark;
 pub mod unittest;
+pub mod veth;

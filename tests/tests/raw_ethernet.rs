@@ -3,14 +3,14 @@
 //! `cargo test -p roxe-tests --test raw_ethernet -- WORD...` runs the checks whose name contains a word.
 
 use roxe_tests::guest::link;
-use roxe_tests::pair::{self, LOOK, Outcome, Place, Program};
+use roxe_tests::pair::{self, Outcome, Place, Program};
 use roxe_tests::perftest;
 use roxe_tests::report::{self, Check, Verdict};
+use roxe_tests::veth::{End, Veth};
 use std::fs;
 use std::io;
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::rc::Rc;
-use std::thread;
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(40);
@@ -46,49 +46,23 @@ fn main() -> ExitCode {
     report::main(checks)
 }
 
-/// The second namespace, which a process keeps that ends with this one.
-struct World {
-    keeper: Child,
-}
+/// The two ends of the link.
+struct World(Veth);
 
 impl World {
     fn build() -> io::Result<Self> {
-        // It reads until our end of the pipe is gone.
-        let keeper = Command::new("unshare").args(["--net", "--", "cat"]).stdin(Stdio::piped()).spawn()?;
-        let world = Self { keeper };
-        let pid = world.keeper.id();
-        while namespace(pid)? == namespace(std::process::id())? {
-            thread::sleep(LOOK);
-        }
-        let ([a, mac_a, ip_a], [b, mac_b, ip_b]) = (HERE, THERE);
-        ip(&[], &format!("link add {a} address {mac_a} type veth peer name {b} address {mac_b} netns {pid}"))?;
-        ip(&[], &format!("addr add {ip_a}/24 dev {a}"))?;
-        ip(&[], &format!("link set {a} up"))?;
-        for line in ["link set lo up", &format!("addr add {ip_b}/24 dev {b}"), &format!("link set {b} up")] {
-            ip(&world.prefix(), line)?;
-        }
-        // An end is up some time after it was told to be.
-        while !ip(&[], &format!("-o link show dev {a}"))?.contains("state UP")
-            || !ip(&world.prefix(), &format!("-o link show dev {b}"))?.contains("state UP")
-        {
-            thread::sleep(LOOK);
-        }
-        Ok(world)
-    }
-
-    /// A command that leads into the second namespace.
-    fn prefix(&self) -> Vec<String> {
-        ["nsenter", "--net", "--target", &self.keeper.id().to_string(), "--"].map(str::to_owned).to_vec()
+        let end = |[name, mac, address]: [&'static str; 3]| End { name, mac, addresses: vec![format!("{address}/24")] };
+        Veth::build(&end(HERE), &end(THERE)).map(Self)
     }
 
     fn place(&self, end: [&str; 3]) -> Place {
-        let prefix = if end == THERE { self.prefix() } else { Vec::new() };
+        let prefix = if end == THERE { self.0.prefix() } else { Vec::new() };
         Place { prefix, envs: vec![("ROXE_NETDEV".into(), end[0].into())] }
     }
 
     /// Whether some process at `end` receives frames of all protocols (column 4 of the table of packet sockets).
     fn listens(&self, end: [&str; 3]) -> bool {
-        let pid = if end == THERE { self.keeper.id() } else { std::process::id() };
+        let pid = if end == THERE { self.0.keeper() } else { std::process::id() };
         let table = fs::read_to_string(format!("/proc/{pid}/net/packet")).unwrap_or_default();
         table.lines().any(|line| line.split_whitespace().nth(3) == Some("0003"))
     }
@@ -115,14 +89,6 @@ impl World {
     }
 }
 
-impl Drop for World {
-    fn drop(&mut self) {
-        // It may have ended; then there is nothing left to do.
-        let _ = self.keeper.kill();
-        let _ = self.keeper.wait();
-    }
-}
-
 /// The words TO and FROM are the addresses of server and client.
 fn addressed(args: &str, to: [&str; 3], from: [&str; 3]) -> String {
     args.replace("TO", to[2]).replace("FROM", from[2])
@@ -131,19 +97,6 @@ fn addressed(args: &str, to: [&str; 3], from: [&str; 3]) -> String {
 fn complaint(end: &Outcome, judge: fn(&Outcome) -> Result<(), String>) -> Option<String> {
     let judged = if end.ok { judge(end) } else { Err("it failed".to_owned()) };
     judged.err().map(|why| format!("{why}\n$ {}\n{}", end.command, end.output))
-}
-
-fn namespace(pid: u32) -> io::Result<std::path::PathBuf> {
-    fs::read_link(format!("/proc/{pid}/ns/net"))
-}
-
-/// Runs `ip` in the namespace that `prefix` leads to, and returns what it says.
-fn ip(prefix: &[String], line: &str) -> io::Result<String> {
-    let words = prefix.iter().map(String::as_str).chain(["ip"]).chain(line.split_whitespace());
-    let words: Vec<_> = words.collect();
-    let output = Command::new(words[0]).args(&words[1..]).output()?;
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    if output.status.success() { Ok(said) } else { Err(io::Error::other(format!("`ip {line}` failed"))) }
 }
 
 /// One line of figures, and something in them.
