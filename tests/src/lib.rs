@@ -8,6 +8,7 @@ pub mod guest;
 pub mod matrix;
 pub mod pair;
 pub mod perftest;
+pub mod rdmacm;
 pub mod report;
 pub mod suite;
 pub mod tshark;

@@ -9,6 +9,9 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// Ends the output of a program that was still running when its time was over.
+pub const KILLED: &str = "[still running at the time limit; killed]";
+
 /// How often a condition is looked at while waiting for it.
 pub const LOOK: Duration = Duration::from_millis(2);
 
@@ -24,14 +27,14 @@ pub struct Outcome {
 }
 
 /// A running program with its output in a file; killed when dropped.
-struct Running {
+pub(crate) struct Running {
     command: String,
     child: Child,
     log: PathBuf,
 }
 
 impl Running {
-    fn start(Program { name, args }: &Program, place: &Place, log: PathBuf) -> io::Result<Self> {
+    pub(crate) fn start(Program { name, args }: &Program, place: &Place, log: PathBuf) -> io::Result<Self> {
         let file = File::create(&log)?;
         let roxe = build::roxe().into_os_string();
         let mut words = place.prefix.iter().map(OsString::from).chain([roxe]);
@@ -47,22 +50,26 @@ impl Running {
         Ok(Self { command: format!("{name} {}", args.join(" ")), child, log })
     }
 
-    fn exited(&mut self) -> bool {
+    pub(crate) fn exited(&mut self) -> bool {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
-    fn wait(mut self, deadline: Instant) -> Outcome {
+    pub(crate) fn wait(mut self, deadline: Instant) -> Outcome {
         while !self.exited() && Instant::now() < deadline {
             thread::sleep(LOOK);
         }
         let (ok, note) = match self.child.try_wait() {
             Ok(Some(status)) if status.success() => (true, String::new()),
             Ok(Some(status)) => (false, format!("[ended with {status}]")),
-            Ok(None) => (false, "[still running at the time limit; killed]".to_owned()),
+            Ok(None) => (false, KILLED.to_owned()),
             Err(e) => (false, format!("[lost: {e}]")),
         };
-        let output = fs::read(&self.log).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default();
-        Outcome { command: self.command.clone(), ok, output: output + &note }
+        Outcome { command: self.command.clone(), ok, output: self.so_far() + &note }
+    }
+
+    /// What it has printed.
+    pub(crate) fn so_far(&self) -> String {
+        fs::read(&self.log).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default()
     }
 }
 
@@ -140,12 +147,12 @@ pub fn run_pair_at(
 }
 
 /// When `limit` from now is over. Whoever comes first builds the program, which may take longer than any limit.
-fn deadline(limit: Duration) -> Instant {
+pub(crate) fn deadline(limit: Duration) -> Instant {
     build::roxe();
     Instant::now() + limit
 }
 
-fn log_path(tag: &str) -> PathBuf {
+pub(crate) fn log_path(tag: &str) -> PathBuf {
     std::env::temp_dir().join(format!("roxe-test-{}-{tag}.log", std::process::id()))
 }
 

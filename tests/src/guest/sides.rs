@@ -2,7 +2,7 @@
 
 use super::{Guest, Job, link};
 use crate::build;
-use crate::pair::{self, LOOK, Outcome};
+use crate::pair::{self, KILLED, LOOK, Outcome};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -80,7 +80,7 @@ impl Process {
         let (ok, note) = match status {
             Some(status) if status == "0" => (true, String::new()),
             Some(status) => (false, format!("[ended with {status}]")),
-            None => (false, "[still running at the time limit; killed]".to_owned()),
+            None => (false, KILLED.to_owned()),
         };
         let command = match &self {
             Self::Roxe(local) => format!("roxe run -- {}", local.command),

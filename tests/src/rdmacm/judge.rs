@@ -1,0 +1,211 @@
+//! Reads what the stock programs of librdmacm print. Pure.
+
+use crate::pair::{KILLED, Outcome};
+use crate::perftest;
+
+/// What the programs must say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Says {
+    /// rping: both show each ping once, in order, and the client found no wrong byte.
+    Pings(usize),
+    /// rping with a server for all: each client shows its pings; the server tells of each end.
+    PingsOfMany(usize),
+    /// Both print all of these.
+    Words(&'static [&'static str]),
+    /// cmtime: the client prints what each step took.
+    Steps,
+    /// perftest: each end prints one line, for this number of iterations.
+    Figures(u32),
+}
+
+/// The steps of cmtime.
+const STEPS: [&str; 7] =
+    ["create id", "resolve addr", "resolve route", "create qp", "connect", "disconnect", "destroy"];
+
+/// What a persistent rping server prints when a client leaves.
+const LEFT: &str = "server DISCONNECT EVENT";
+
+/// Words that no good run prints.
+const BAD: [&str; 6] = ["mismatch", "bogus", "error:", "Error", "failed", "failure"];
+
+/// Why perftest did not even try.
+const REFUSALS: [&str; 3] =
+    ["UC is not supported in librdmacm", "XRC does not support RDMA_CM", "Address family for hostname not supported"];
+
+/// What was seen was not right; the text says how.
+pub type Judged = Result<(), String>;
+
+/// A limit that one of the programs says it has.
+pub fn refusal(end: &Outcome) -> Option<&'static str> {
+    REFUSALS.into_iter().find(|words| end.output.contains(words))
+}
+
+impl Says {
+    /// Whether servers and clients have ended well and said what they must. A server that `stays` must have been there to
+    /// the end.
+    pub fn judge(self, servers: &[Outcome], clients: &[Outcome], stays: bool) -> Judged {
+        let ended_well = |end: &Outcome| if stays { end.output.ends_with(KILLED) } else { end.ok };
+        let judge = || {
+            let ill = servers.iter().find(|end| !ended_well(end)).or_else(|| clients.iter().find(|end| !end.ok));
+            if let Some(end) = ill {
+                return Err(format!("`{}` did not end well", end.command));
+            }
+            servers.iter().chain(clients).try_for_each(nothing_bad)?;
+            self.said(servers, clients)
+        };
+        judge().map_err(|why| servers.iter().chain(clients).fold(why, |text, end| text + "\n" + &shown(end)))
+    }
+
+    /// Whether a server that stays has told of the end of all its clients; of those that tell nothing nobody waits.
+    pub(super) fn has_seen_all(self, output: &str, clients: usize) -> bool {
+        !matches!(self, Self::PingsOfMany(_)) || output.matches(LEFT).count() >= clients
+    }
+
+    fn said(self, servers: &[Outcome], clients: &[Outcome]) -> Judged {
+        let mut all = servers.iter().chain(clients);
+        match self {
+            Self::Pings(count) => all.try_for_each(|end| pings(end, count)),
+            Self::PingsOfMany(count) => {
+                clients.iter().try_for_each(|end| pings(end, count))?;
+                servers.iter().try_for_each(|end| ends_of(end, clients.len()))
+            }
+            Self::Words(words) => all.try_for_each(|end| contains(end, words)),
+            Self::Steps => clients.iter().try_for_each(steps),
+            Self::Figures(iterations) => all.try_for_each(|end| figures(end, iterations)),
+        }
+    }
+}
+
+/// The command and the last of what it printed.
+fn shown(end: &Outcome) -> String {
+    const ENOUGH: usize = 25;
+    let lines: Vec<&str> = end.output.lines().collect();
+    format!("$ {}\n{}", end.command, lines[lines.len().saturating_sub(ENOUGH)..].join("\n"))
+}
+
+fn nothing_bad(end: &Outcome) -> Judged {
+    let ours = |line: &&str| !line.contains("roxe: ") && !line.contains("(process ");
+    match end.output.lines().filter(ours).find(|line| BAD.iter().any(|bad| line.contains(bad))) {
+        Some(line) => Err(format!("`{}` says: {line}", end.command)),
+        None => Ok(()),
+    }
+}
+
+fn contains(end: &Outcome, words: &[&str]) -> Judged {
+    match words.iter().find(|words| !end.output.contains(**words)) {
+        Some(words) => Err(format!("`{}` does not say {words:?}", end.command)),
+        None => Ok(()),
+    }
+}
+
+/// `ping data: rdma-ping-N: ABC...`: the N are 0, 1, 2 and so on, and the letters begin with the N-th from A on.
+fn pings(end: &Outcome, count: usize) -> Judged {
+    let lines = end.output.lines().filter_map(|line| line.split_once("ping data: rdma-ping-"));
+    let lines: Vec<&str> = lines.map(|(_, rest)| rest).collect();
+    if lines.len() != count {
+        return Err(format!("`{}` shows {} pings instead of {count}", end.command, lines.len()));
+    }
+    match lines.iter().enumerate().find(|(n, line)| !is_ping(*n, line)) {
+        Some((n, line)) => Err(format!("`{}`: ping {n} is {line:?}", end.command)),
+        None => Ok(()),
+    }
+}
+
+/// Whether `line` is what rping sends the `n`-th time: letters from `A` (65) to `z` (122), over and over, from one place
+/// further on each time.
+fn is_ping(n: usize, line: &str) -> bool {
+    let Some(letters) = line.strip_prefix(&format!("{n}: ")) else { return false };
+    let first = 65 + n % 58;
+    let expected = |place: usize| 65 + (first - 65 + place) % 58;
+    !letters.is_empty() && letters.bytes().enumerate().all(|(place, letter)| usize::from(letter) == expected(place))
+}
+
+/// A persistent rping server tells of every client that left. What it shows of their pings is lost with its buffer.
+fn ends_of(end: &Outcome, clients: usize) -> Judged {
+    match end.output.matches(LEFT).count() {
+        seen if seen == clients => Ok(()),
+        seen => Err(format!("`{}` saw {seen} of {clients} clients leave", end.command)),
+    }
+}
+
+/// `connect : 125.36 87.59 25869.00 6267.75`, and something was measured.
+fn steps(end: &Outcome) -> Judged {
+    let measured = |step: &&&str| {
+        let of_step =
+            |line: &str| line.split_once(':').filter(|(name, _)| name.trim() == **step).map(|(_, rest)| numbers(rest));
+        end.output.lines().filter_map(of_step).any(|figures| figures.len() == 4 && figures[0] > 0.0)
+    };
+    match STEPS.iter().find(|step| !measured(step)) {
+        Some(step) => Err(format!("`{}` does not tell what {step:?} took", end.command)),
+        None => Ok(()),
+    }
+}
+
+fn numbers(text: &str) -> Vec<f64> {
+    text.split_whitespace().filter_map(|word| word.parse().ok()).collect()
+}
+
+fn figures(end: &Outcome, iterations: u32) -> Judged {
+    let rows = perftest::rows(&end.output);
+    match rows.as_slice() {
+        [row] if row.figures[0] == f64::from(iterations) && row.figures.iter().skip(1).any(|f| *f > 0.0) => Ok(()),
+        rows => Err(format!("`{}`: one line for {iterations} iterations was expected, not {rows:?}", end.command)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn end(output: &str) -> Outcome {
+        Outcome { command: "x".into(), ok: true, output: output.into() }
+    }
+
+    const PINGS: &str = "ping data: rdma-ping-0: ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrstuvwxyzAB\n\
+                         ping data: rdma-ping-1: BCDEFG\n";
+
+    #[test]
+    fn pings_are_complete_and_in_order() {
+        assert_eq!(pings(&end(PINGS), 2), Ok(()));
+        assert!(pings(&end(PINGS), 3).is_err());
+        assert!(pings(&end(&PINGS.replace("ping-1: B", "ping-1: C")), 2).is_err());
+        assert!(pings(&end(&PINGS.replace("ping-1", "ping-2")), 2).is_err());
+        assert!(pings(&end(&PINGS.replace("BCDEFG", "BCDEEG")), 2).is_err());
+    }
+
+    #[test]
+    fn a_ping_begins_one_letter_later_each_time() {
+        assert!(is_ping(57, "57: zABC"));
+        assert!(is_ping(58, "58: ABC"));
+        assert!(!is_ping(58, "58: BCD"));
+        assert!(!is_ping(58, "58: "));
+    }
+
+    #[test]
+    fn a_server_that_stays_has_to_be_there_at_the_end() {
+        let client = end(PINGS);
+        let left = "server DISCONNECT EVENT...\n";
+        let there = Outcome { ok: false, ..end(&format!("{left}{KILLED}")) };
+        let says = Says::PingsOfMany(2);
+        assert_eq!(says.judge(std::slice::from_ref(&there), std::slice::from_ref(&client), true), Ok(()));
+        assert!(says.judge(&[end(left)], std::slice::from_ref(&client), true).is_err());
+        assert!(says.judge(&[there], &[client, end(PINGS)], true).is_err());
+    }
+
+    #[test]
+    fn a_program_that_complains_has_failed() {
+        let says = Says::Words(&["return status 0"]);
+        let good = [end("return status 0")];
+        assert_eq!(says.judge(&good, &good, false), Ok(()));
+        assert!(says.judge(&good, &[end("return status 28")], false).is_err());
+        assert!(says.judge(&good, &[end("cmatose: event: X, error: 28\nreturn status 0")], false).is_err());
+        assert!(says.judge(&good, &[Outcome { ok: false, ..end("return status 0") }], false).is_err());
+    }
+
+    #[test]
+    fn each_step_is_measured() {
+        let table: String = STEPS.iter().map(|step| format!("{step:<13}:  0.45  0.13  6.00  22.25\n")).collect();
+        assert_eq!(steps(&end(&table)), Ok(()));
+        assert!(steps(&end(&table.replace("disconnect   :  0.45", "disconnect   :  0.00"))).is_err());
+    }
+}

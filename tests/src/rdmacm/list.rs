@@ -1,0 +1,241 @@
+//! Which programs there are, with their options.
+
+use super::judge::Says;
+use super::{Carrier, Exchange, Ready};
+use crate::matrix::Ip;
+
+/// How large a run is: the peer in the guest has a slow processor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scale {
+    /// As the issue asks for.
+    Full,
+    /// Less of everything.
+    Small,
+}
+
+impl Scale {
+    fn of(self, full: usize, small: usize) -> usize {
+        match self {
+            Self::Full => full,
+            Self::Small => small,
+        }
+    }
+}
+
+/// The programs of librdmacm's own package and perftest with `-R`.
+pub fn all(scale: Scale) -> Vec<Exchange> {
+    let mut list = rpings(scale);
+    list.extend(matoses(scale));
+    list.extend(daddies(scale));
+    list.push(time(scale));
+    list.extend(keys());
+    list.extend(endpoints());
+    list.extend(perftests(scale));
+    list
+}
+
+/// One of each, connected, over both IP versions.
+fn pair(server: String, client: String, says: Says, packets: usize) -> Exchange {
+    Exchange {
+        server,
+        client,
+        servers: 1,
+        clients: 1,
+        ready: Ready::Listens,
+        stays: false,
+        carrier: Carrier::Reliable,
+        says,
+        packets: packets as u64,
+        ips: &Ip::ALL,
+        note: "",
+    }
+}
+
+/// Server and client are told the same but for the address.
+fn twins(tool: &str, args: &str, says: Says, packets: usize) -> Exchange {
+    pair(format!("{tool} -b OWN {args}"), format!("{tool} -s SERVER {args}"), says, packets)
+}
+
+/// rping verifies each byte with `-V` and shows them with `-v`. A ping is a READ and a WRITE by the server and two SENDs
+/// by each.
+fn rpings(scale: Scale) -> Vec<Exchange> {
+    let rping = |options: &str, count: usize| {
+        let args = format!("-p PORT -V -v -C {count}{options}");
+        let (server, client) = (format!("rping -s -a OWN {args}"), format!("rping -c -a SERVER {args}"));
+        pair(server, client, Says::Pings(count), 3 * count)
+    };
+    let (long, short) = (scale.of(1000, 100), scale.of(100, 20));
+    let persistent = Exchange {
+        server: "rping -s -P -a OWN -p PORT".to_owned(),
+        clients: 20,
+        stays: true,
+        says: Says::PingsOfMany(short),
+        note: ", 20 clients",
+        ..rping("", short)
+    };
+    vec![rping("", long), rping(" -q", short), rping(" -S 60000", short), persistent]
+}
+
+/// ucmatose looks at no byte; what it counts are completions.
+fn matoses(scale: Scale) -> Vec<Exchange> {
+    const DONE: Says = Says::Words(&["data transfers complete", "test complete", "return status 0"]);
+    const MIGRATED: Says = Says::Words(&["migrating to new event channel", "test complete", "return status 0"]);
+    let (many, count) = (scale.of(16, 4), scale.of(10, 4));
+    let matose = |options: &str, says| {
+        let args = format!("-p PORT -c {many} -C {count}{options}");
+        twins("ucmatose", &args, says, many * count)
+    };
+    let mut list = vec![
+        matose("", DONE),
+        matose(" -m", MIGRATED),
+        matose(" -f ip", DONE),
+        matose(" -f name", DONE),
+        matose(" -P ib", DONE),
+        matose(" -S 0", Says::Words(&["test complete", "return status 0"])),
+        matose(" -S 100000 -t 0x20 -a 17", DONE),
+    ];
+    // Nothing but the connections.
+    list[5].packets = 3 * many as u64;
+    list
+}
+
+/// udaddy looks at no byte either.
+fn daddies(scale: Scale) -> Vec<Exchange> {
+    const DONE: Says = Says::Words(&["data transfers complete", "test complete", "return status 0"]);
+    let (many, count) = (scale.of(16, 4), scale.of(10, 4));
+    let daddy = |options: &str| {
+        let args = format!("-c {many} -C {count}{options}");
+        Exchange { carrier: Carrier::Datagrams, ..twins("udaddy", &args, DONE, many * count) }
+    };
+    // Its -p is a port space: it has one port for all, and IPOIB has no use without IP over InfiniBand.
+    vec![daddy(""), daddy(" -S 1000"), daddy(" -f ip")]
+}
+
+/// Its server never ends.
+fn time(scale: Scale) -> Exchange {
+    let many = scale.of(1000, 50);
+    Exchange { stays: true, ..twins("cmtime", &format!("-p PORT -c {many}"), Says::Steps, 3 * many) }
+}
+
+/// Both wait for three seconds after they have joined, then each receiver waits for each message.
+fn keys() -> Vec<Exchange> {
+    const COUNT: usize = 10;
+    const DONE: Says = Says::Words(&["joined dgid: ", "data transfers complete", "test complete", "return status 0"]);
+    let key = |servers: usize, options: &str| Exchange {
+        servers,
+        note: if servers > 1 { ", 2 receivers" } else { "" },
+        ready: Ready::Joined,
+        carrier: Carrier::Groups,
+        // The sender need not receive anything.
+        ..pair(
+            format!("mckey -m GROUP -b OWN -C {COUNT}{options}"),
+            format!("mckey -m GROUP -b OWN -s -C {COUNT}{options}"),
+            DONE,
+            0,
+        )
+    };
+    vec![key(1, ""), key(2, ""), key(2, " -c 3"), key(1, " -o")]
+}
+
+/// Programs that use synchronous ids and `rdma_create_ep`.
+fn endpoints() -> Vec<Exchange> {
+    const ENDED: Says = Says::Words(&[": start", ": end 0"]);
+    let client = |tool: &str, options: &str| format!("{tool} -s SERVER -p PORT{options}");
+    let x = |kind: &str| {
+        let server = format!("rdma_xserver -p PORT -c {kind}");
+        Exchange { ips: &[Ip::V4], ..pair(server, client("rdma_xclient", &format!(" -c {kind}")), ENDED, 2) }
+    };
+    vec![
+        pair("rdma_server -s OWN -p PORT".to_owned(), client("rdma_client", ""), ENDED, 3),
+        // It listens on the address that stands for all of IPv4, like the next two, which cannot be told another.
+        Exchange {
+            ips: &[Ip::V4],
+            note: ", any address",
+            ..pair("rdma_server -p PORT".to_owned(), client("rdma_client", ""), ENDED, 3)
+        },
+        x("r"),
+        x("x"),
+    ]
+}
+
+/// Every program of perftest on every service it knows. Those that librdmacm or perftest cannot do say so themselves.
+fn perftests(scale: Scale) -> Vec<Exchange> {
+    const TOOLS: [(&str, &[&str]); 8] = [
+        ("ib_send_bw", &["RC", "UC", "UD", "XRC"]),
+        ("ib_send_lat", &["RC", "UC", "UD", "XRC"]),
+        ("ib_write_bw", &["RC", "UC", "XRC"]),
+        ("ib_write_lat", &["RC", "UC", "XRC"]),
+        ("ib_read_bw", &["RC", "XRC"]),
+        ("ib_read_lat", &["RC", "XRC"]),
+        ("ib_atomic_bw", &["RC", "XRC"]),
+        ("ib_atomic_lat", &["RC", "XRC"]),
+    ];
+    let count = scale.of(1000, 50);
+    let services = TOOLS.iter().flat_map(|(tool, services)| services.iter().map(move |service| (*tool, *service)));
+    let mut list: Vec<Exchange> = services
+        .map(|(tool, service)| {
+            let size = if tool.contains("atomic") { "" } else { " -s 1024" };
+            perftest(tool, &format!("-c {service}{size}"), service, count, count)
+        })
+        .collect();
+    for (tool, options) in [
+        ("ib_send_bw", "-c RC -s 65536 -q 4"),
+        ("ib_send_bw", "-c RC -s 65536 -b"),
+        ("ib_send_bw", "-c RC -s 1024 -e"),
+        ("ib_send_bw", "-c RC -s 1024 -T 32"),
+        ("ib_write_bw", "-c RC -s 65536 -q 4 -b"),
+    ] {
+        let pairs = if options.contains("-q 4") { 4 } else { 1 };
+        list.push(perftest(tool, options, "RC", count, count * pairs));
+    }
+    // Connected to say all there is to say, with queue pairs that are not.
+    let exchange = perftest("ib_send_bw", "-c RC -s 1024", "RC", count, count);
+    list.push(Exchange {
+        server: exchange.server.replace(" -R ", " -z "),
+        client: exchange.client.replace(" -R ", " -z "),
+        ..exchange
+    });
+    list
+}
+
+/// perftest resolves the address of `-R` as IPv4 only.
+fn perftest(tool: &str, options: &str, service: &str, count: usize, rows: usize) -> Exchange {
+    let line = format!("{tool} -F -R {options} -n {count} -p PORT");
+    let iterations = u32::try_from(rows).unwrap_or(u32::MAX);
+    let carrier = if service == "UD" { Carrier::Datagrams } else { Carrier::Reliable };
+    let exchange = pair(line.clone(), format!("{line} SERVER"), Says::Figures(iterations), 4);
+    Exchange { carrier, ips: &[Ip::V4], ..exchange }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_issues_programs_are_all_there() {
+        let list: Vec<String> = all(Scale::Full).iter().map(|e| format!("{} | {}", e.server, e.client)).collect();
+        for wanted in [
+            "rping -c -a SERVER -p PORT -V -v -C 1000",
+            "rping -s -P ",
+            "ucmatose -s ",
+            "udaddy -s ",
+            "cmtime -s SERVER -p PORT -c 1000",
+            "mckey -m ",
+            "rdma_client -s ",
+            "rdma_xclient -s SERVER -p PORT -c r",
+            "rdma_xclient -s SERVER -p PORT -c x",
+            "ib_atomic_lat -F -R -c RC",
+        ] {
+            assert!(list.iter().any(|line| line.contains(wanted)), "{wanted}");
+        }
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let mut names: Vec<String> = all(Scale::Small).iter().map(ToString::to_string).collect();
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count);
+    }
+}

@@ -1,0 +1,218 @@
+//! Runs the programs on this machine, roxe with roxe: over the loopback device, or between two namespaces.
+
+use super::judge::{self, Judged};
+use super::{Carrier, Exchange, Ready, Words, group, group_table, group_word};
+use crate::matrix::Ip;
+use crate::pair::{self, LOOK, Outcome, Place, Program, Running};
+use crate::report::Verdict;
+use std::fs;
+use std::io;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Longest time for one exchange without losses; a lost connection message costs seconds.
+const LIMIT: Duration = Duration::from_secs(60);
+const LOSSY_LIMIT: Duration = Duration::from_secs(180);
+/// How long servers may take to end after their clients have.
+const PARTING: Duration = Duration::from_secs(15);
+
+/// Where one side runs.
+#[derive(Clone, Debug)]
+pub struct End {
+    /// How programs get there, and their environment.
+    pub place: Place,
+    /// Its address.
+    pub address: String,
+    /// A process whose `/proc` shows the network there.
+    pub witness: u32,
+}
+
+/// A link with both its ends.
+#[derive(Clone, Debug)]
+pub struct Site {
+    /// `lo` or `veth`.
+    pub name: &'static str,
+    /// IP version.
+    pub ip: Ip,
+    /// Where servers run.
+    pub server: End,
+    /// Where clients run.
+    pub client: End,
+}
+
+/// What is done to packets, on both sides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weather {
+    /// Nothing.
+    Clean,
+    /// Every 33rd that is sent is lost: all that an exchange repeats. The seed makes it repeatable.
+    Loss(u64),
+}
+
+impl Weather {
+    /// The word for it in names.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Clean => "clean",
+            Self::Loss(_) => "loss",
+        }
+    }
+
+    /// Whether there is something in it for this exchange.
+    pub fn concerns(self, exchange: &Exchange) -> bool {
+        self == Self::Clean || exchange.carrier != Carrier::Groups
+    }
+
+    fn rules(self, carrier: Carrier) -> Option<String> {
+        match (self, carrier) {
+            (Self::Loss(seed), Carrier::Reliable) => Some(format!("seed={seed}; drop tx 3%")),
+            (Self::Loss(seed), Carrier::Datagrams) => Some(format!("seed={seed}; drop tx qp=1 3%")),
+            _ => None,
+        }
+    }
+}
+
+/// The name of a cell: the site, the IP version, the weather, what the client is told.
+pub fn name(site: &str, ip: Ip, weather: Weather, exchange: &Exchange) -> String {
+    format!("{site} {ip} {} {exchange}", weather.word())
+}
+
+/// Runs an exchange and judges it.
+pub fn run(site: &Site, weather: Weather, exchange: &Exchange) -> Verdict {
+    if let Some(tool) = exchange.tools().into_iter().find(|tool| !pair::installed(tool)) {
+        return Verdict::Skipped(format!("{tool} is not installed (tests/run installs it)"));
+    }
+    let meeting = Meeting { site, weather, exchange, port: port() };
+    match meeting.hold() {
+        Err(e) => Verdict::Failed(e.to_string()),
+        Ok([servers, clients]) => meeting.judge(&servers, &clients),
+    }
+}
+
+/// A port that nothing else of this run uses.
+fn port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(17_000);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// One run of one exchange.
+struct Meeting<'a> {
+    site: &'a Site,
+    weather: Weather,
+    exchange: &'a Exchange,
+    port: u16,
+}
+
+impl Meeting<'_> {
+    /// What servers and clients left behind.
+    fn hold(&self) -> io::Result<[Vec<Outcome>; 2]> {
+        let limit = if self.weather == Weather::Clean { LIMIT } else { LOSSY_LIMIT };
+        let deadline = pair::deadline(limit);
+        let (site, exchange) = (self.site, self.exchange);
+        let mut servers = self.start(&site.server, &exchange.server, exchange.servers, 's')?;
+        while !self.ready() && Instant::now() < deadline && !servers.iter_mut().any(Running::exited) {
+            thread::sleep(LOOK);
+        }
+        let clients = self.start(&site.client, &exchange.client, exchange.clients, 'c')?;
+        let clients: Vec<Outcome> = clients.into_iter().map(|client| client.wait(deadline)).collect();
+        // Servers whose client failed wait for ever: they get a moment to say why, no more.
+        let good = clients.iter().all(|client| client.ok);
+        let patience = match exchange.stays {
+            true => Duration::ZERO,
+            false if good => PARTING,
+            false => Duration::from_secs(1),
+        };
+        if exchange.stays && good {
+            self.await_farewells(&mut servers, Instant::now() + PARTING);
+        }
+        let parting = Instant::now() + patience;
+        Ok([servers.into_iter().map(|server| server.wait(parting)).collect(), clients])
+    }
+
+    /// A server that stays hears of the end of its clients a moment later than they do.
+    fn await_farewells(&self, servers: &mut [Running], deadline: Instant) {
+        let (says, clients) = (self.exchange.says, self.exchange.clients);
+        let done = |server: &mut Running| says.has_seen_all(&server.so_far(), clients) || server.exited();
+        while !servers.iter_mut().all(done) && Instant::now() < deadline {
+            thread::sleep(LOOK);
+        }
+    }
+
+    fn start(&self, end: &End, line: &str, count: usize, tag: char) -> io::Result<Vec<Running>> {
+        let own =
+            Words { own: &end.address, server: &self.site.server.address, group: group(self.site.ip), port: self.port };
+        let line = own.fill(line);
+        let mut words = line.split_whitespace().map(str::to_owned);
+        let program = Program { name: words.next().unwrap_or_default(), args: words.collect() };
+        let place = self.place(end);
+        let log = |n: usize| pair::log_path(&format!("{tag}{}.{n}", self.port));
+        (0..count).map(|n| Running::start(&program, &place, log(n))).collect()
+    }
+
+    fn place(&self, end: &End) -> Place {
+        let mut place = end.place.clone();
+        place.envs.push(("ROXE_STATS".to_owned(), "on".to_owned()));
+        let rules = self.weather.rules(self.exchange.carrier);
+        place.envs.extend(rules.map(|rules| ("ROXE_FAULTS".to_owned(), rules)));
+        place
+    }
+
+    fn ready(&self) -> bool {
+        let (witness, ip) = (self.site.server.witness, self.site.ip);
+        match self.exchange.ready {
+            Ready::Listens => claimed(witness, self.port),
+            Ready::Joined => members(witness, ip) >= self.exchange.servers,
+        }
+    }
+
+    fn judge(&self, servers: &[Outcome], clients: &[Outcome]) -> Verdict {
+        if let Some(why) = servers.iter().chain(clients).find_map(judge::refusal) {
+            return Verdict::Skipped(format!("the program says: {why}"));
+        }
+        let judged = self.exchange.says.judge(servers, clients, self.exchange.stays);
+        let judged = judged.and_then(|()| self.traffic(servers, clients));
+        judged.map_or_else(Verdict::Failed, |()| Verdict::Passed)
+    }
+
+    /// Those that ended by themselves tell how many packets they have received, and that faults were made.
+    fn traffic(&self, servers: &[Outcome], clients: &[Outcome]) -> Judged {
+        let servers = if self.exchange.stays { &[] } else { servers };
+        let mut all = servers.iter().chain(clients);
+        let lossy = self.weather.rules(self.exchange.carrier).is_some();
+        all.try_for_each(|end| {
+            if lossy && !end.output.contains("roxe: faults: ") {
+                return Err(format!("`{}` does not tell of faults\n{}", end.command, end.output));
+            }
+            match received(&end.output) {
+                packets if packets < self.exchange.packets => {
+                    Err(format!("`{}` has received {packets} packets\n{}", end.command, end.output))
+                }
+                _ => Ok(()),
+            }
+        })
+    }
+}
+
+/// Whether some process has claimed `port` for connections: its name among the Unix sockets.
+fn claimed(witness: u32, port: u16) -> bool {
+    let table = fs::read_to_string(format!("/proc/{witness}/net/unix")).unwrap_or_default();
+    let word = format!("/{port}/");
+    table.lines().any(|line| line.split_once("@roxe/cm/").is_some_and(|(_, name)| name.contains(&word)))
+}
+
+/// How many sockets are members of the group: the column behind it.
+fn members(witness: u32, ip: Ip) -> usize {
+    let table = fs::read_to_string(format!("/proc/{witness}/net/{}", group_table(ip))).unwrap_or_default();
+    let users = |line: &str| {
+        let mut columns = line.split_whitespace().skip_while(|column| *column != group_word(ip)).skip(1);
+        columns.next().and_then(|users| users.parse::<usize>().ok())
+    };
+    table.lines().filter_map(users).sum()
+}
+
+/// The packets that roxe counts at the end of a process.
+fn received(output: &str) -> u64 {
+    let number = |rest: &str| rest.split(|c: char| !c.is_ascii_digit()).next().and_then(|n| n.parse::<u64>().ok());
+    output.split("received_packets=").skip(1).filter_map(number).sum()
+}
