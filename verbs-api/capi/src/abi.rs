@@ -1,4 +1,4 @@
-//! The structures of `infiniband/verbs.h` that cross the boundary, field for field, and nothing else.
+//! The structures of `infiniband/verbs.h` and `rdma/rdma_cma.h` that cross the boundary, field for field, and nothing else.
 //!
 //! Data-path verbs are inline functions compiled into the application: they read these structures in our memory and jump
 //! through the function pointers in them. Sizes and offsets are asserted in `abi_layout.rs`. Enumerations are plain
@@ -8,6 +8,7 @@
 
 #![allow(non_camel_case_types)]
 
+mod cm;
 mod context;
 mod device;
 mod flow;
@@ -17,6 +18,7 @@ mod request;
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 
+pub(crate) use cm::*;
 pub(crate) use context::*;
 pub(crate) use device::*;
 pub(crate) use flow::*;

@@ -253,3 +253,52 @@ layout! { verbs_context: 648, 8;
     create_flow 240, open_qp 256, create_qp_ex 264, get_srq_num 272, create_srq_ex 280, open_xrcd 288,
     close_xrcd 296, sz 312, context 320
 }
+layout! { rdma_event_channel: 4, 4;
+    fd 0
+}
+layout! { rdma_ib_addr: 40, 8;
+    sgid 0, dgid 16, pkey 32
+}
+layout! { rdma_addr: 296, 8;
+    src 0, dst 128, ibaddr 256
+}
+layout! { rdma_route: 312, 8;
+    addr 0, path_rec 296, num_paths 304
+}
+layout! { rdma_cm_id: 416, 8;
+    verbs 0, channel 8, context 16, qp 24, route 32, ps 344, port_num 348, event 352, send_cq_channel 360, send_cq 368,
+    recv_cq_channel 376, recv_cq 384, srq 392, pd 400, qp_type 408
+}
+layout! { rdma_conn_param: 24, 8;
+    private_data 0, private_data_len 8, responder_resources 9, initiator_depth 10, flow_control 11, retry_count 12,
+    rnr_retry_count 13, srq 14, qp_num 16
+}
+layout! { rdma_ud_param: 56, 8;
+    private_data 0, private_data_len 8, ah_attr 16, qp_num 48, qkey 52
+}
+layout! { rdma_cm_event: 80, 8;
+    id 0, listen_id 8, event 16, status 20, param 24
+}
+layout! { rdma_addrinfo: 96, 8;
+    ai_flags 0, ai_family 4, ai_qp_type 8, ai_port_space 12, ai_src_len 16, ai_dst_len 20, ai_src_addr 24,
+    ai_dst_addr 32, ai_src_canonname 40, ai_dst_canonname 48, ai_route_len 56, ai_route 64, ai_connect_len 72,
+    ai_connect 80, ai_next 88
+}
+layout! { rdma_cm_join_mc_attr_ex: 16, 8;
+    comp_mask 0, join_flags 4, addr 8
+}
+layout! { ibv_sa_path_rec: 64, 8;
+    dgid 0, sgid 16, dlid 32, slid 34, raw_traffic 36, flow_label 40, hop_limit 44, traffic_class 45, reversible 48,
+    numb_path 52, pkey 54, sl 56, mtu_selector 57, mtu 58, rate_selector 59, rate 60, packet_life_time_selector 61,
+    packet_life_time 62, preference 63
+}
+layout! { ibv_path_record: 64, 8;
+    service_id 0, dgid 8, sgid 24, dlid 40, slid 42, flowlabel_hoplimit 44, tclass 48, reversible_numpath 49, pkey 50,
+    qosclass_sl 52, mtu 54, rate 55, packetlifetime 56, preference 57, reserved 58
+}
+layout! { ibv_path_data: 72, 8;
+    flags 0, reserved 4, path 8
+}
+layout! { sockaddr_ib: 48, 8;
+    sib_family 0, sib_pkey 2, sib_flowinfo 4, sib_addr 8, sib_sid 24, sib_sid_mask 32, sib_scope_id 40
+}

@@ -1,8 +1,7 @@
 //! Conversions between the structures of the kernel's uverbs interface and those of verbs.h, for programs that talk to
 //! `rdma_cm` themselves. Copies field by field; touches nothing else.
 
-use crate::abi::{ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp_attr, ibv_qp_cap};
-use core::ffi::c_int;
+use crate::abi::{ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp_attr, ibv_qp_cap, ibv_sa_path_rec};
 
 /// `struct ib_uverbs_ah_attr` of `rdma/ib_user_verbs.h`.
 #[derive(Clone, Copy)]
@@ -56,7 +55,7 @@ pub(crate) struct KernQpAttr {
     reserved: [u8; 5],
 }
 
-/// `struct ib_user_path_rec` of `rdma/ib_user_sa.h`; multi-byte fields in network byte order as in [`PathRec`].
+/// `struct ib_user_path_rec` of `rdma/ib_user_sa.h`; multi-byte fields in network byte order as in [`ibv_sa_path_rec`].
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct KernPathRec {
@@ -81,34 +80,8 @@ pub(crate) struct KernPathRec {
     preference: u8,
 }
 
-/// `struct ibv_sa_path_rec` of `infiniband/sa.h`.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct PathRec {
-    dgid: ibv_gid,
-    sgid: ibv_gid,
-    dlid: u16,
-    slid: u16,
-    raw_traffic: c_int,
-    flow_label: u32,
-    hop_limit: u8,
-    traffic_class: u8,
-    reversible: c_int,
-    numb_path: u8,
-    pkey: u16,
-    sl: u8,
-    mtu_selector: u8,
-    mtu: u8,
-    rate_selector: u8,
-    rate: u8,
-    packet_life_time_selector: u8,
-    packet_life_time: u8,
-    preference: u8,
-}
-
 const _: () = {
     assert!(size_of::<KernAhAttr>() == 32 && size_of::<KernQpAttr>() == 144 && size_of::<KernPathRec>() == 64);
-    assert!(size_of::<PathRec>() == 64 && core::mem::offset_of!(PathRec, reversible) == 48);
 };
 
 fn ah_attr(src: &KernAhAttr) -> ibv_ah_attr {
@@ -160,8 +133,8 @@ fn qp_attr(src: &KernQpAttr) -> ibv_qp_attr {
     }
 }
 
-fn path_from_kern(src: &KernPathRec) -> PathRec {
-    PathRec {
+fn path_from_kern(src: &KernPathRec) -> ibv_sa_path_rec {
+    ibv_sa_path_rec {
         dgid: ibv_gid { raw: src.dgid },
         sgid: ibv_gid { raw: src.sgid },
         dlid: src.dlid,
@@ -184,7 +157,7 @@ fn path_from_kern(src: &KernPathRec) -> PathRec {
     }
 }
 
-fn path_to_kern(src: &PathRec) -> KernPathRec {
+fn path_to_kern(src: &ibv_sa_path_rec) -> KernPathRec {
     KernPathRec {
         dgid: src.dgid.raw,
         sgid: src.sgid.raw,
@@ -233,13 +206,13 @@ pub(crate) unsafe extern "C" fn ibv_copy_qp_attr_from_kern(dst: *mut ibv_qp_attr
 }
 
 /// Kernel path record to verbs'.
-pub(crate) unsafe extern "C" fn ibv_copy_path_rec_from_kern(dst: *mut PathRec, src: *const KernPathRec) {
+pub(crate) unsafe extern "C" fn ibv_copy_path_rec_from_kern(dst: *mut ibv_sa_path_rec, src: *const KernPathRec) {
     // SAFETY: the C caller passes structures of these types.
     unsafe { copy(dst, src, path_from_kern) };
 }
 
 /// Verbs path record to the kernel's.
-pub(crate) unsafe extern "C" fn ibv_copy_path_rec_to_kern(dst: *mut KernPathRec, src: *const PathRec) {
+pub(crate) unsafe extern "C" fn ibv_copy_path_rec_to_kern(dst: *mut KernPathRec, src: *const ibv_sa_path_rec) {
     // SAFETY: the C caller passes structures of these types.
     unsafe { copy(dst, src, path_to_kern) };
 }
