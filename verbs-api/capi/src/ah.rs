@@ -39,6 +39,25 @@ pub(crate) fn ah_attr(attr: &ibv_ah_attr) -> AhAttr {
     }
 }
 
+/// The same the other way round.
+pub(crate) fn to_c(attr: &AhAttr) -> ibv_ah_attr {
+    ibv_ah_attr {
+        grh: ibv_global_route {
+            dgid: ibv_gid { raw: attr.dgid.0 },
+            flow_label: attr.flow_label,
+            sgid_index: attr.sgid_index,
+            hop_limit: attr.hop_limit,
+            traffic_class: attr.traffic_class,
+        },
+        dlid: 0,
+        sl: attr.sl,
+        src_path_bits: 0,
+        static_rate: rate::static_rate_code(attr.static_rate),
+        is_global: attr.has_grh.into(),
+        port_num: attr.port,
+    }
+}
+
 fn create(handle: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah> {
     let ah = pd(handle)?.create_ah(&ah_attr(attr))?;
     let token = Token::new();

@@ -87,7 +87,15 @@ export! {
     "IBVERBS_1.14", qp: ibv_query_qp_data_in_order;
     "IBVERBS_PRIVATE_34", query: ibv_query_gid_type;
     "RDMACM_1.0", text: rdma_event_str;
-    "RDMACM_1.0", rdmacm: rdma_create_event_channel rdma_destroy_event_channel rdma_free_devices rdma_get_devices;
+    "RDMACM_1.0", rdmacm: rdma_accept rdma_ack_cm_event rdma_bind_addr rdma_connect rdma_create_ep
+        rdma_create_event_channel rdma_create_id rdma_create_qp rdma_create_qp_ex rdma_create_srq rdma_create_srq_ex
+        rdma_destroy_ep rdma_destroy_event_channel rdma_destroy_id rdma_destroy_qp rdma_destroy_srq rdma_disconnect
+        rdma_free_devices rdma_freeaddrinfo rdma_get_cm_event rdma_get_devices rdma_get_dst_port rdma_get_request
+        rdma_get_src_port rdma_getaddrinfo rdma_join_multicast rdma_leave_multicast rdma_listen rdma_migrate_id
+        rdma_notify rdma_reject rdma_resolve_addr rdma_resolve_route rdma_set_option;
+    "RDMACM_1.1", rdmacm: rdma_join_multicast_ex;
+    "RDMACM_1.2", rdmacm: rdma_establish rdma_init_qp_attr;
+    "RDMACM_1.3", rdmacm: rdma_get_remote_ece rdma_reject_ece rdma_set_local_ece;
 }
 
 refuse! {
@@ -108,17 +116,9 @@ refuse! {
         ibv_cmd_post_send ibv_cmd_post_srq_recv ibv_cmd_query_context ibv_cmd_query_device_any ibv_cmd_query_mr
         ibv_cmd_query_port ibv_cmd_query_qp ibv_cmd_query_srq ibv_cmd_read_counters ibv_cmd_reg_dm_mr
         ibv_cmd_reg_dmabuf_mr ibv_cmd_reg_mr ibv_cmd_req_notify_cq ibv_cmd_rereg_mr ibv_cmd_resize_cq;
-    "RDMACM_1.0", nothing: rdma_destroy_ep rdma_destroy_qp rdma_destroy_srq
-        rdma_freeaddrinfo rdma_get_dst_port rdma_get_src_port;
-    "RDMACM_1.0", minus_one: raccept rbind rclose rconnect rdma_accept rdma_ack_cm_event rdma_bind_addr rdma_connect
-        rdma_create_ep rdma_create_id rdma_create_qp rdma_create_qp_ex rdma_create_srq rdma_create_srq_ex
-        rdma_destroy_id rdma_disconnect rdma_get_cm_event rdma_get_request rdma_getaddrinfo rdma_join_multicast
-        rdma_leave_multicast rdma_listen rdma_migrate_id rdma_notify rdma_reject rdma_resolve_addr rdma_resolve_route
-        rdma_set_option rfcntl rgetpeername rgetsockname rgetsockopt riomap riounmap riowrite rlisten rpoll rread
+    "RDMACM_1.0", minus_one: raccept rbind rclose rconnect
+        rfcntl rgetpeername rgetsockname rgetsockopt riomap riounmap riowrite rlisten rpoll rread
         rreadv rrecv rrecvfrom rrecvmsg rselect rsend rsendmsg rsendto rsetsockopt rshutdown rsocket rwrite rwritev;
-    "RDMACM_1.1", minus_one: rdma_join_multicast_ex;
-    "RDMACM_1.2", minus_one: rdma_establish rdma_init_qp_attr;
-    "RDMACM_1.3", minus_one: rdma_get_remote_ece rdma_reject_ece rdma_set_local_ece;
 }
 
 // The one exported variable: `bool verbs_allow_disassociate_destroy`, which provider libraries read; always false.

@@ -28,6 +28,11 @@ const MASK_XRCD: u32 = 1 << 1;
 const MASK_CREATE_FLAGS: u32 = 1 << 2;
 const MASK_SEND_OPS_FLAGS: u32 = 1 << 6;
 
+/// `IBV_QPT_RC` and `IBV_QPT_UD`.
+pub(crate) const RC: c_int = 2;
+pub(crate) const UD: c_int = 4;
+/// `IBV_QPT_XRC_SEND`.
+pub(crate) const XRC_INI: c_int = 9;
 /// `IBV_QPT_XRC_RECV`: made in an XRC domain, see `xrc.rs`.
 pub(crate) const XRC_RECV: c_int = 10;
 
@@ -46,14 +51,14 @@ unsafe impl Exposed for ibv_qp_ex {
     type Inner = QpInner;
 }
 
-/// Values of `enum ibv_qp_type` that the device has.
-fn service(qp_type: c_int) -> Result<Service> {
+/// Values of `enum ibv_qp_type` that the device has and makes in a protection domain.
+pub(crate) fn service(qp_type: c_int) -> Result<Service> {
     match qp_type {
-        2 => Ok(Service::Rc),
+        RC => Ok(Service::Rc),
         3 => Ok(Service::Uc),
-        4 => Ok(Service::Ud),
+        UD => Ok(Service::Ud),
         8 => Ok(Service::Raw),
-        9 => Ok(Service::XrcIni),
+        XRC_INI => Ok(Service::XrcIni),
         _ => Err(EOPNOTSUPP),
     }
 }
@@ -258,7 +263,7 @@ fn av_to_c(av: &Av, port: u8) -> ibv_ah_attr {
     }
 }
 
-fn to_c(attr: &QpAttr, cap: ibv_qp_cap) -> ibv_qp_attr {
+pub(crate) fn to_c(attr: &QpAttr, cap: ibv_qp_cap) -> ibv_qp_attr {
     ibv_qp_attr {
         qp_state: attr.state as c_int,
         cur_qp_state: attr.state as c_int,
@@ -297,10 +302,16 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(handle: *mut ibv_qp, attr: *mut ib
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
         let mask = AttrMask::from_bits(mask.cast_unsigned()).ok_or(EINVAL)?;
         qp.modify(&from_c(qp.pd().context(), attr, mask)?, mask)?;
-        // SAFETY: the field lives as long as the object, and programs only read it.
-        unsafe { (&raw mut (*handle).state).write(qp.state() as c_int) };
-        Ok(())
+        show_state(handle)
     })
+}
+
+/// Writes the state that a queue pair is in to where the program reads it.
+pub(crate) fn show_state(handle: *mut ibv_qp) -> Result<()> {
+    let state = Object::<ibv_qp_ex>::live(handle)?.inner.qp.state();
+    // SAFETY: the field lives as long as the object, and programs only read it.
+    unsafe { (&raw mut (*handle).state).write(state as c_int) };
+    Ok(())
 }
 
 /// `man ibv_modify_qp_rate_limit`: EINVAL before RTS, for less than 1 Mbit/s, and for a burst without a rate. Packets are

@@ -17,9 +17,9 @@ const LIMIT: c_int = 2;
 const MASK_TYPE: u32 = 1;
 const MASK_PD: u32 = 2;
 /// `IBV_SRQT_BASIC`.
-const BASIC: c_int = 0;
+pub(crate) const BASIC: c_int = 0;
 /// `IBV_SRQT_XRC`, and what else it is made from: `IBV_SRQ_INIT_ATTR_XRCD` and `IBV_SRQ_INIT_ATTR_CQ`.
-const XRC: c_int = 1;
+pub(crate) const XRC: c_int = 1;
 const MASK_XRC: u32 = MASK_TYPE | MASK_PD | 1 << 2 | 1 << 3;
 /// `IBV_SRQT_TM`, and what else it is made from: `IBV_SRQ_INIT_ATTR_CQ` and `IBV_SRQ_INIT_ATTR_TM`.
 const TAGS: c_int = 2;

@@ -4,6 +4,8 @@
 mod advise;
 mod async_events;
 mod builders;
+mod cm_addresses;
+mod cm_misuse;
 mod completions;
 mod dm;
 mod domains;

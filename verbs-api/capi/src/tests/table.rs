@@ -29,13 +29,14 @@ const fn pointers(from: usize, to: usize) -> usize {
     (to - from) / size_of::<Unused>()
 }
 
-/// The public symbols of libibverbs.
+/// The public symbols of libibverbs and librdmacm.
 fn symbols() -> Ways {
-    let nodes = MAP.split("\n\n").filter(|node| node.starts_with("IBVERBS_1."));
+    let is_public = |node: &&str| node.starts_with("IBVERBS_1.") || node.starts_with("RDMACM_1.");
+    let nodes = MAP.split("\n\n").filter(is_public);
     let names = nodes.filter_map(|node| Some(node.split_once("global:")?.1.split_once('}')?.0));
     let names = names.flat_map(|names| names.split(';').map(str::trim)).filter(|name| !name.is_empty());
     let ways: Ways = names.map(|name| (name.to_owned(), !exports::REFUSED.contains(&name))).collect();
-    assert_eq!(ways.len(), 75);
+    assert_eq!(ways.len(), 75 + 68);
     // The headers call these two by names without the underscore.
     ways.into_iter().map(|(name, filled)| (format!("symbol {}", name.trim_start_matches('_')), filled)).collect()
 }

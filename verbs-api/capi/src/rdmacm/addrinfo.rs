@@ -1,0 +1,389 @@
+//! `rdma_getaddrinfo`: names and services to addresses, by the resolver of the C library.
+//!
+//! The blocks come from `calloc` and go back by `free`, as programs know it from the library that this one replaces: some
+//! put pointers of their own into the structure. There is no route to resolve on RoCE; `ai_route` stays empty.
+
+use super::address::AF_IB;
+use crate::abi::{rdma_addrinfo, sockaddr_ib};
+use crate::errno::{EINVAL, Errno, Result, minus_one, silent};
+use crate::qp::{RC, UD};
+use core::ffi::{c_char, c_int};
+use core::ptr::null_mut;
+use libc::{addrinfo, sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
+use roxe_provider::cm::PortSpace;
+
+/// `RAI_*`.
+pub(crate) const PASSIVE: c_int = 1;
+const NUMERICHOST: c_int = 1 << 1;
+const NOROUTE: c_int = 1 << 2;
+const FAMILY: c_int = 1 << 3;
+/// `enum rdma_port_space`.
+const PS_IPOIB: c_int = PortSpace::Ipoib.code() as c_int;
+const PS_TCP: c_int = PortSpace::Tcp.code() as c_int;
+const PS_UDP: c_int = PortSpace::Udp.code() as c_int;
+/// `RDMA_IB_IP_PS_MASK` and `RDMA_IB_IP_PORT_MASK`.
+const IP_PS_MASK: u64 = 0xffff_ffff_ffff_0000;
+const IP_PORT_MASK: u64 = 0xffff;
+
+/// What a lookup comes to.
+type Found = core::result::Result<*mut rdma_addrinfo, Failure>;
+
+/// Why there is no address.
+#[derive(Debug)]
+enum Failure {
+    /// `EAI_*`, which is returned as it is.
+    Resolver(c_int),
+    /// Returned as -1.
+    System(Errno),
+}
+
+impl From<Errno> for Failure {
+    fn from(errno: Errno) -> Self {
+        Self::System(errno)
+    }
+}
+
+/// No wish at all.
+fn no_hints() -> rdma_addrinfo {
+    rdma_addrinfo {
+        ai_flags: 0,
+        ai_family: 0,
+        ai_qp_type: 0,
+        ai_port_space: 0,
+        ai_src_len: 0,
+        ai_dst_len: 0,
+        ai_src_addr: null_mut(),
+        ai_dst_addr: null_mut(),
+        ai_src_canonname: null_mut(),
+        ai_dst_canonname: null_mut(),
+        ai_route_len: 0,
+        ai_route: null_mut(),
+        ai_connect_len: 0,
+        ai_connect: null_mut(),
+        ai_next: null_mut(),
+    }
+}
+
+/// `man rdma_getaddrinfo`: 0, an `EAI_*` code, or -1 with errno set.
+pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
+    node: *const c_char,
+    service: *const c_char,
+    hints: *const rdma_addrinfo,
+    res: *mut *mut rdma_addrinfo,
+) -> c_int {
+    minus_one(|| {
+        if res.is_null() || (node.is_null() && service.is_null() && hints.is_null()) {
+            return Err(EINVAL);
+        }
+        // SAFETY: NULL or a whole structure of the program.
+        let hints = unsafe { hints.as_ref() }.copied().unwrap_or_else(no_hints);
+        // SAFETY: the program passes strings or NULL, and addresses as long as it says.
+        match unsafe { find(node, service, &hints) } {
+            Ok(found) => {
+                // SAFETY: not NULL; a variable of the program.
+                unsafe { res.write(found) };
+                Ok(0)
+            }
+            Err(Failure::Resolver(code)) => Ok(code),
+            Err(Failure::System(errno)) => Err(errno),
+        }
+    })
+}
+
+/// # Safety
+/// Strings or NULL, and hints whose addresses are as long as they say.
+unsafe fn find(node: *const c_char, service: *const c_char, hints: &rdma_addrinfo) -> Found {
+    if hints.ai_flags & !(PASSIVE | NUMERICHOST | NOROUTE | FAMILY) != 0 {
+        return Err(Failure::Resolver(libc::EAI_BADFLAGS));
+    }
+    if node.is_null() && service.is_null() {
+        // SAFETY: this function's contract.
+        return unsafe { from_hints(hints) };
+    }
+    // SAFETY: this function's contract.
+    let list = unsafe { Resolved::new(node, service, hints) }?;
+    let mut chain = Chain::default();
+    for entry in list.iter() {
+        // SAFETY: this function's contract, for the source address in the hints.
+        if let Some(made) = unsafe { convert(entry, hints) }? {
+            chain.append(made);
+        }
+    }
+    // The resolver found addresses, but none of a kind that there is a queue pair for.
+    if chain.first.is_null() { Err(Failure::Resolver(libc::EAI_SOCKTYPE)) } else { Ok(chain.take()) }
+}
+
+/// What follows from the hints alone.
+///
+/// # Safety
+/// The addresses in the hints are as long as they say.
+unsafe fn from_hints(hints: &rdma_addrinfo) -> Found {
+    let rai = Entry::new()?;
+    let wish = rdma_addrinfo {
+        ai_flags: hints.ai_flags,
+        ai_family: hints.ai_family,
+        ai_qp_type: hints.ai_qp_type,
+        ai_port_space: hints.ai_port_space,
+        ..no_hints()
+    };
+    // SAFETY: a fresh block of this type.
+    unsafe { rai.0.write(wish) };
+    // SAFETY: this function's contract.
+    unsafe {
+        rai.copy_source(hints)?;
+        if hints.ai_dst_len != 0 && !hints.ai_dst_addr.is_null() {
+            (*rai.0).ai_dst_addr = copy(hints.ai_dst_addr.cast_const(), hints.ai_dst_len)?;
+            (*rai.0).ai_dst_len = hints.ai_dst_len;
+        }
+    }
+    Ok(rai.release())
+}
+
+/// A list of the C library's resolver.
+struct Resolved(*mut addrinfo);
+
+impl Resolved {
+    /// # Safety
+    /// Strings or NULL.
+    unsafe fn new(
+        node: *const c_char,
+        service: *const c_char,
+        hints: &rdma_addrinfo,
+    ) -> core::result::Result<Self, Failure> {
+        let wish = wish(hints);
+        let mut list = null_mut();
+        // SAFETY: strings or NULL by this function's contract, and two whole structures.
+        match unsafe { libc::getaddrinfo(node, service, &raw const wish, &raw mut list) } {
+            0 => Ok(Self(list)),
+            code => Err(Failure::Resolver(code)),
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &addrinfo> {
+        // SAFETY: a list that the resolver made and that lives as long as this object; it ends with NULL.
+        core::iter::successors(unsafe { self.0.as_ref() }, |entry| unsafe { entry.ai_next.as_ref() })
+    }
+}
+
+impl Drop for Resolved {
+    fn drop(&mut self) {
+        // SAFETY: made by the resolver and given back once.
+        unsafe { libc::freeaddrinfo(self.0) };
+    }
+}
+
+/// Our hints as the resolver knows them. A GID is written as an IPv6 address is.
+fn wish(hints: &rdma_addrinfo) -> addrinfo {
+    let wants = |flag| hints.ai_flags & flag != 0;
+    let is_gid = wants(FAMILY) && hints.ai_family == c_int::from(AF_IB);
+    let socktype = match hints.ai_qp_type {
+        0 => 0,
+        UD => libc::SOCK_DGRAM,
+        _ => libc::SOCK_STREAM,
+    };
+    addrinfo {
+        ai_flags: if wants(PASSIVE) { libc::AI_PASSIVE } else { 0 }
+            | if wants(NUMERICHOST) || is_gid { libc::AI_NUMERICHOST } else { 0 },
+        ai_family: match () {
+            () if is_gid => libc::AF_INET6,
+            () if wants(FAMILY) => hints.ai_family,
+            () => libc::AF_UNSPEC,
+        },
+        ai_socktype: socktype,
+        ai_protocol: match hints.ai_port_space {
+            PS_TCP => libc::IPPROTO_TCP,
+            PS_IPOIB | PS_UDP => libc::IPPROTO_UDP,
+            _ => 0,
+        },
+        ai_addrlen: 0,
+        ai_addr: null_mut(),
+        ai_canonname: null_mut(),
+        ai_next: null_mut(),
+    }
+}
+
+/// An entry of the resolver as an entry of ours; `None` if there is no kind of queue pair for it.
+///
+/// # Safety
+/// The source address in the hints is as long as it says.
+unsafe fn convert(
+    found: &addrinfo,
+    hints: &rdma_addrinfo,
+) -> core::result::Result<Option<*mut rdma_addrinfo>, Failure> {
+    let (qp_type, port_space) = match found.ai_socktype {
+        libc::SOCK_STREAM => (RC, PS_TCP),
+        libc::SOCK_DGRAM => (UD, PS_UDP),
+        _ => return Ok(None),
+    };
+    let rai = Entry::new()?;
+    let chosen = |hint, default| if hint != 0 { hint } else { default };
+    let port_space = chosen(hints.ai_port_space, port_space);
+    let passive = hints.ai_flags & PASSIVE != 0;
+    let gid = hints.ai_flags & FAMILY != 0 && hints.ai_family == c_int::from(AF_IB);
+    let (addr, len) = if gid { ib_address(found, port_space)? } else { (copy_found(found)?, found.ai_addrlen) };
+    let mut entry = rdma_addrinfo {
+        ai_flags: hints.ai_flags & PASSIVE,
+        ai_family: if gid { c_int::from(AF_IB) } else { found.ai_family },
+        ai_qp_type: chosen(hints.ai_qp_type, qp_type),
+        ai_port_space: port_space,
+        ..no_hints()
+    };
+    if passive {
+        (entry.ai_src_addr, entry.ai_src_len) = (addr, len);
+    } else {
+        (entry.ai_dst_addr, entry.ai_dst_len) = (addr, len);
+    }
+    // SAFETY: a fresh block of this type.
+    unsafe { rai.0.write(entry) };
+    if !passive {
+        // SAFETY: this function's contract.
+        unsafe { rai.copy_source(hints) }?;
+    }
+    Ok(Some(rai.release()))
+}
+
+fn copy_found(found: &addrinfo) -> Result<*mut sockaddr> {
+    // SAFETY: the resolver says how long its address is.
+    unsafe { copy(found.ai_addr, found.ai_addrlen) }
+}
+
+/// The service of a port in an address whose IPv6 form was found.
+fn ib_address(found: &addrinfo, port_space: c_int) -> Result<(*mut sockaddr, socklen_t)> {
+    // SAFETY: looked up as AF_INET6, so the address is of this type.
+    let sin6 = unsafe { found.ai_addr.cast::<sockaddr_in6>().read_unaligned() };
+    let port = u16::from_be(sin6.sin6_port);
+    let space = u64::try_from(port_space).unwrap_or_default();
+    let mask = IP_PS_MASK | if port != 0 { IP_PORT_MASK } else { 0 };
+    let sib = sockaddr_ib {
+        sib_family: AF_IB,
+        sib_pkey: u16::MAX,
+        sib_flowinfo: sin6.sin6_flowinfo,
+        sib_addr: sin6.sin6_addr.s6_addr,
+        sib_sid: (space << 16 | u64::from(port)).to_be(),
+        sib_sid_mask: mask.to_be(),
+        sib_scope_id: sin6.sin6_scope_id.into(),
+    };
+    let len = size_of::<sockaddr_ib>() as socklen_t;
+    // SAFETY: a whole structure of this length.
+    Ok((unsafe { copy((&raw const sib).cast(), len) }?, len))
+}
+
+/// A copy of `len` bytes that `free` releases.
+///
+/// # Safety
+/// `addr` points to that many bytes.
+unsafe fn copy(addr: *const sockaddr, len: socklen_t) -> Result<*mut sockaddr> {
+    let len = len as usize;
+    let room = len.max(size_of::<sockaddr_in>());
+    // SAFETY: any sizes are allowed; the memory comes back zeroed, or NULL.
+    let block = unsafe { libc::calloc(1, room) };
+    if block.is_null() {
+        return Err(Errno(libc::ENOMEM));
+    }
+    // SAFETY: the source is this long by this function's contract, and the block is fresh and at least as long.
+    unsafe { block.cast::<u8>().copy_from_nonoverlapping(addr.cast(), len) };
+    Ok(block.cast())
+}
+
+/// One block of the list, given back unless released.
+struct Entry(*mut rdma_addrinfo);
+
+impl Entry {
+    fn new() -> Result<Self> {
+        // SAFETY: any sizes are allowed; the memory comes back zeroed, which is an empty entry, or NULL.
+        let block = unsafe { libc::calloc(1, size_of::<rdma_addrinfo>()) }.cast::<rdma_addrinfo>();
+        if block.is_null() { Err(Errno(libc::ENOMEM)) } else { Ok(Self(block)) }
+    }
+
+    /// Takes over the source address of the hints, if there is one.
+    ///
+    /// # Safety
+    /// It is as long as the hints say.
+    unsafe fn copy_source(&self, hints: &rdma_addrinfo) -> Result<()> {
+        if hints.ai_src_len == 0 || hints.ai_src_addr.is_null() {
+            return Ok(());
+        }
+        // SAFETY: this function's contract, and our own block.
+        unsafe {
+            (*self.0).ai_src_addr = copy(hints.ai_src_addr.cast_const(), hints.ai_src_len)?;
+            (*self.0).ai_src_len = hints.ai_src_len;
+        }
+        Ok(())
+    }
+
+    fn release(self) -> *mut rdma_addrinfo {
+        let block = self.0;
+        core::mem::forget(self);
+        block
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        // SAFETY: our own block, which nobody else knows.
+        unsafe { free_list(self.0) };
+    }
+}
+
+/// A list under construction, given back unless taken.
+struct Chain {
+    first: *mut rdma_addrinfo,
+    last: *mut rdma_addrinfo,
+}
+
+impl Default for Chain {
+    fn default() -> Self {
+        Self { first: null_mut(), last: null_mut() }
+    }
+}
+
+impl Chain {
+    fn append(&mut self, entry: *mut rdma_addrinfo) {
+        if self.last.is_null() {
+            self.first = entry;
+        } else {
+            // SAFETY: the last block of our own list.
+            unsafe { (*self.last).ai_next = entry };
+        }
+        self.last = entry;
+    }
+
+    fn take(&mut self) -> *mut rdma_addrinfo {
+        core::mem::replace(&mut self.first, null_mut())
+    }
+}
+
+impl Drop for Chain {
+    fn drop(&mut self) {
+        // SAFETY: our own list, which nobody else knows.
+        unsafe { free_list(self.first) };
+    }
+}
+
+/// # Safety
+/// NULL or a list as `rdma_getaddrinfo` makes it, given back once.
+unsafe fn free_list(mut list: *mut rdma_addrinfo) {
+    while !list.is_null() {
+        // SAFETY: this function's contract: a block of ours, whose pointers are NULL or came from malloc.
+        unsafe {
+            let entry = list.read();
+            libc::free(entry.ai_connect);
+            libc::free(entry.ai_route);
+            libc::free(entry.ai_src_canonname.cast());
+            libc::free(entry.ai_dst_canonname.cast());
+            libc::free(entry.ai_src_addr.cast());
+            libc::free(entry.ai_dst_addr.cast());
+            libc::free(list.cast());
+            list = entry.ai_next;
+        }
+    }
+}
+
+/// `man rdma_getaddrinfo`.
+pub(crate) unsafe extern "C" fn rdma_freeaddrinfo(list: *mut rdma_addrinfo) {
+    silent(|| {
+        // SAFETY: NULL, or what `rdma_getaddrinfo` gave the program, which gives it back once.
+        unsafe { free_list(list) };
+        Ok(())
+    });
+}

@@ -1,0 +1,243 @@
+//! Event channels, and the events that programs take from them and give back.
+//!
+//! An event that the program holds counts at the identifier that it came to, which for a connection request is the listener;
+//! destroying or moving that identifier waits until it is given back.
+
+use super::id::{self, CmId};
+use crate::abi::{rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel, rdma_event_param, rdma_ud_param};
+use crate::ah;
+use crate::errno::{EINVAL, Errno, Result, minus_one, pointer, silent};
+use crate::object::{Exposed, Object, Token, with_token};
+use core::ffi::c_int;
+use core::ptr::{null, null_mut};
+use parking_lot::Mutex;
+use roxe_provider::cm::{Channel, ConnParam, Event, EventData, EventKind, UdParam};
+use std::sync::Arc;
+
+/// The Rust part of a channel.
+pub(crate) struct ChannelInner {
+    pub(crate) channel: Arc<Channel>,
+    /// Held by who takes an event, until the program's structures know of it: the events of a new identifier come after the
+    /// request that makes it, and another thread may be waiting for them.
+    turn: Mutex<()>,
+}
+
+// SAFETY: the handle is the whole structure, at offset 0.
+unsafe impl Exposed for rdma_event_channel {
+    type Handle = Self;
+    type Inner = ChannelInner;
+}
+
+/// Room for what a peer says: its length is one byte.
+const PRIVATE_DATA: usize = u8::MAX as usize;
+
+/// An event as programs see it, with what it points to.
+#[repr(C)]
+pub(crate) struct CmEvent {
+    public: rdma_cm_event,
+    private_data: [u8; PRIVATE_DATA],
+}
+
+// SAFETY: the public structure is the first field.
+unsafe impl Exposed for CmEvent {
+    type Handle = rdma_cm_event;
+    type Inner = ();
+}
+
+/// A new channel.
+pub(super) fn create() -> Result<*mut rdma_event_channel> {
+    let channel = Channel::create()?;
+    let exposed = rdma_event_channel { fd: channel.fd() };
+    Ok(Object::publish(Token::new(), exposed, ChannelInner { channel, turn: Mutex::new(()) }))
+}
+
+/// `man rdma_create_event_channel`.
+pub(crate) unsafe extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
+    pointer(create)
+}
+
+/// `man rdma_destroy_event_channel`.
+pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
+    silent(|| Object::<rdma_event_channel>::retire(channel).map(drop));
+}
+
+/// `man rdma_get_cm_event`: EAGAIN if the descriptor does not block and nothing is pending.
+pub(crate) unsafe extern "C" fn rdma_get_cm_event(
+    channel: *mut rdma_event_channel,
+    event: *mut *mut rdma_cm_event,
+) -> c_int {
+    minus_one(|| {
+        if event.is_null() {
+            return Err(EINVAL);
+        }
+        let next = next(channel)?;
+        // SAFETY: not NULL; a variable of the program.
+        unsafe { event.write(next) };
+        Ok(0)
+    })
+}
+
+/// Waits for the next event of an identifier that is alive.
+pub(super) fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_event> {
+    let inner = &Object::<rdma_event_channel>::live(channel)?.inner;
+    let _turn = inner.turn.lock();
+    loop {
+        let event = inner.channel.next()?;
+        if let Some(handed_out) = hand_out(&event) {
+            return Ok(handed_out);
+        }
+    }
+}
+
+/// Makes an event of the program's; `None` if whom it is for is gone, or if a request finds no resources.
+fn hand_out(event: &Event) -> Option<*mut rdma_cm_event> {
+    let owner = count(event.listener.as_ref().unwrap_or(&event.id).user());
+    match (owner, &event.listener) {
+        (Some(listener), Some(_)) => request(event, listener),
+        (Some(id), None) => Some(publish(event, id, null_mut(), outcome(event, id))),
+        (None, listener) => {
+            if listener.is_some() {
+                event.id.destroy();
+            }
+            None
+        }
+    }
+}
+
+/// The identifier whose token is `user`, with one event more handed out.
+fn count(user: u64) -> Option<*mut rdma_cm_id> {
+    with_token::<CmId, _>(Token(user), |object| {
+        object.inner.events.hand_out();
+        object.handle()
+    })
+}
+
+fn acknowledge(owner: *mut rdma_cm_id) -> Result<()> {
+    Object::<CmId>::with_live(owner, |object| object.inner.events.ack(1))
+}
+
+/// A request: gives the program an identifier for it.
+fn request(event: &Event, listener: *mut rdma_cm_id) -> Option<*mut rdma_cm_event> {
+    match id::adopt(event, listener) {
+        Ok(id) => Some(publish(event, id, listener, (event.kind, event.status))),
+        Err(_) => {
+            event.id.destroy();
+            acknowledge(listener).ok();
+            None
+        }
+    }
+}
+
+/// Kind and status of an event whose identifier is shown as it is now. Without resources for what was resolved, it is not.
+fn outcome(event: &Event, id: *mut rdma_cm_id) -> (EventKind, c_int) {
+    match (id::live(id).and_then(id::show), event.kind) {
+        (Err(errno), EventKind::AddrResolved) => (EventKind::AddrError, -errno.0),
+        (_, kind) => (kind, event.status),
+    }
+}
+
+fn publish(
+    event: &Event,
+    id: *mut rdma_cm_id,
+    listen_id: *mut rdma_cm_id,
+    (kind, status): (EventKind, c_int),
+) -> *mut rdma_cm_event {
+    let public = rdma_cm_event { id, listen_id, event: kind as c_int, status, param: param(&event.data) };
+    let said = private_data(&event.data);
+    let len = said.len().min(PRIVATE_DATA);
+    let mut exposed = CmEvent { public, private_data: [0; PRIVATE_DATA] };
+    exposed.private_data[..len].copy_from_slice(&said[..len]);
+    let handle = Object::<CmEvent>::publish(Token::new(), exposed, ());
+    if len > 0 {
+        let event = handle.cast::<CmEvent>();
+        // SAFETY: a fresh block that starts with the event; both members of the union start with these two fields.
+        unsafe {
+            (*event).public.param.conn.private_data = (&raw const (*event).private_data).cast();
+            (*event).public.param.conn.private_data_len = len as u8;
+        }
+    }
+    handle
+}
+
+fn private_data(data: &EventData) -> &[u8] {
+    match data {
+        EventData::None => &[],
+        EventData::Conn(conn) => &conn.private_data,
+        EventData::Ud(ud) => &ud.private_data,
+    }
+}
+
+/// What the peer says, but for its private data.
+fn param(data: &EventData) -> rdma_event_param {
+    // The larger member first, so that all of the union is defined.
+    let mut param = rdma_event_param { ud: ud_param(&UdParam::default()) };
+    match data {
+        EventData::None => {}
+        EventData::Conn(conn) => param.conn = conn_param(conn),
+        EventData::Ud(ud) => param.ud = ud_param(ud),
+    }
+    param
+}
+
+fn conn_param(conn: &ConnParam) -> rdma_conn_param {
+    rdma_conn_param {
+        private_data: null(),
+        private_data_len: 0,
+        responder_resources: conn.responder_resources,
+        initiator_depth: conn.initiator_depth,
+        flow_control: conn.flow_control.into(),
+        retry_count: conn.retry_count,
+        rnr_retry_count: conn.rnr_retry_count,
+        srq: conn.srq.into(),
+        qp_num: conn.qp_num,
+    }
+}
+
+fn ud_param(ud: &UdParam) -> rdma_ud_param {
+    rdma_ud_param {
+        private_data: null(),
+        private_data_len: 0,
+        ah_attr: ah::to_c(&ud.ah_attr),
+        qp_num: ud.qp_num,
+        qkey: ud.qkey,
+    }
+}
+
+/// `man rdma_ack_cm_event`.
+pub(crate) unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
+    minus_one(|| give_back(event).map(|()| 0))
+}
+
+/// Ends an event; EINVAL if the program does not hold it.
+pub(super) fn give_back(event: *mut rdma_cm_event) -> Result<()> {
+    let event = Object::<CmEvent>::retire(event)?;
+    // SAFETY: the block is ours now; the program was not to write to it.
+    let (id, listener) = unsafe { ((*event.exposed()).public.id, (*event.exposed()).public.listen_id) };
+    acknowledge(if listener.is_null() { id } else { listener })
+}
+
+/// What an event comes to for a call that waited for it.
+pub(super) fn verdict(kind: c_int, status: c_int) -> Result<()> {
+    match status {
+        0 => Ok(()),
+        _ if kind == EventKind::Rejected as c_int => Err(Errno(libc::ECONNREFUSED)),
+        _ => Err(Errno(status.saturating_abs())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_channel_starts_with_its_descriptor() {
+        // SAFETY: a fresh channel, whose first field is the descriptor, given back once; NULL is allowed.
+        unsafe {
+            let channel = rdma_create_event_channel();
+            let mut poll = libc::pollfd { fd: (*channel).fd, events: libc::POLLIN, revents: 0 };
+            assert_eq!((libc::poll(&raw mut poll, 1, 0), poll.revents), (0, 0));
+            rdma_destroy_event_channel(channel);
+            rdma_destroy_event_channel(null_mut());
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Making and ending connections.
+
+use super::id::{CmId, Depths, complete, live, release_event, show};
+use crate::abi::{ibv_qp, rdma_cm_id, rdma_conn_param};
+use crate::errno::{EINVAL, Result, minus_one};
+use crate::object::Object;
+use core::ffi::{c_int, c_void};
+use roxe_provider::cm::{ConnParam, PortSpace, RejReason};
+use roxe_provider::{AsyncEventKind, DeviceAttr, Service};
+
+/// How often queue pairs try if the program does not say.
+const TRIES: u8 = 7;
+
+/// `man rdma_connect`.
+pub(crate) unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
+    minus_one(|| {
+        // SAFETY: NULL or a whole structure of the program.
+        let wish = unsafe { param.as_ref() };
+        let object = live(id)?;
+        check(object, wish)?;
+        let depths = wish.map_or(Depths::MOST, Depths::of);
+        let data = core::mem::take(&mut object.inner.state.lock().connect_data);
+        // SAFETY: the program's private data is as long as it says.
+        let param = unsafe { conn_param(object, wish, depths, data) };
+        object.inner.id.connect(&param)?;
+        finish(id)
+    })
+}
+
+/// `man rdma_accept`. On the active side, after RDMA_CM_EVENT_CONNECT_RESPONSE, the same as `rdma_establish`.
+pub(crate) unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
+    minus_one(|| {
+        // SAFETY: NULL or a whole structure of the program.
+        let wish = unsafe { param.as_ref() };
+        let object = live(id)?;
+        check(object, wish)?;
+        let proposal = object.inner.state.lock().proposal.within(&device_attr(object)?);
+        let depths = wish.map_or(proposal, |wish| Depths::of(wish).or(proposal));
+        // SAFETY: the program's private data is as long as it says.
+        let param = unsafe { conn_param(object, wish, depths, vec![]) };
+        object.inner.id.accept(&param)?;
+        if object.inner.id.service() == Service::Ud { Ok(0) } else { finish(id) }
+    })
+}
+
+/// What follows on a verb that has begun: the outcome if the identifier is synchronous, and its new state in any case.
+fn finish(id: *mut rdma_cm_id) -> Result<c_int> {
+    show(live(id)?)?;
+    complete(id).map(|()| 0)
+}
+
+fn device_attr(object: &Object<CmId>) -> Result<DeviceAttr> {
+    object.inner.id.device().map(|device| device.attr()).ok_or(EINVAL)
+}
+
+fn queue_pair(object: &Object<CmId>) -> *mut ibv_qp {
+    // SAFETY: alive; programs only read the field.
+    unsafe { (*object.exposed()).public.qp }
+}
+
+/// EINVAL for what no connection can be made of: neither a queue pair nor a word about one, or more READs at a time than
+/// the device can. As in the library that this one replaces, only connections are checked.
+fn check(object: &Object<CmId>, wish: Option<&rdma_conn_param>) -> Result<()> {
+    if object.inner.id.port_space() != PortSpace::Tcp {
+        return Ok(());
+    }
+    let Some(wish) = wish else {
+        return if queue_pair(object).is_null() { Err(EINVAL) } else { Ok(()) };
+    };
+    let attr = device_attr(object)?;
+    let fits = |wish: u8, most: u32| wish == ConnParam::MOST || u32::from(wish) <= most;
+    let all_fit =
+        fits(wish.responder_resources, attr.max_qp_rd_atom) && fits(wish.initiator_depth, attr.max_qp_init_rd_atom);
+    if all_fit { Ok(()) } else { Err(EINVAL) }
+}
+
+impl Depths {
+    const MOST: Self = Self { responder_resources: ConnParam::MOST, initiator_depth: ConnParam::MOST };
+
+    const fn of(wish: &rdma_conn_param) -> Self {
+        Self { responder_resources: wish.responder_resources, initiator_depth: wish.initiator_depth }
+    }
+
+    /// As many of them as the device can.
+    fn within(self, attr: &DeviceAttr) -> Self {
+        let least = |a: u8, b: u32| u8::try_from(b).map_or(a, |b| a.min(b));
+        Self {
+            responder_resources: least(self.responder_resources, attr.max_qp_rd_atom),
+            initiator_depth: least(self.initiator_depth, attr.max_qp_init_rd_atom),
+        }
+    }
+
+    /// The same, with the values of `other` for those that are to be as many as possible.
+    fn or(self, other: Self) -> Self {
+        let choose = |wish, most| if wish == ConnParam::MOST { most } else { wish };
+        Self {
+            responder_resources: choose(self.responder_resources, other.responder_resources),
+            initiator_depth: choose(self.initiator_depth, other.initiator_depth),
+        }
+    }
+}
+
+/// The terms as the provider has them; `data` goes in front of the program's private data.
+///
+/// # Safety
+/// The program's private data is NULL or as long as it says.
+unsafe fn conn_param(
+    object: &Object<CmId>,
+    wish: Option<&rdma_conn_param>,
+    depths: Depths,
+    mut data: Vec<u8>,
+) -> ConnParam {
+    if let Some(wish) = wish {
+        // SAFETY: this function's contract.
+        data.extend_from_slice(unsafe { bytes(wish.private_data, wish.private_data_len) });
+    }
+    let qp = queue_pair(object);
+    // SAFETY: a queue pair of the identifier, which the program destroys by `rdma_destroy_qp`.
+    let own = unsafe { qp.as_ref() }.map(|qp| (qp.qp_num, !qp.srq.is_null()));
+    let (qp_num, srq) = own.or_else(|| wish.map(|wish| (wish.qp_num, wish.srq != 0))).unwrap_or_default();
+    ConnParam {
+        private_data: data,
+        responder_resources: depths.responder_resources,
+        initiator_depth: depths.initiator_depth,
+        flow_control: wish.is_some_and(|wish| wish.flow_control != 0),
+        retry_count: wish.map_or(TRIES, |wish| wish.retry_count),
+        rnr_retry_count: wish.map_or(TRIES, |wish| wish.rnr_retry_count),
+        srq,
+        qp_num,
+    }
+}
+
+/// The bytes that a program passes.
+///
+/// # Safety
+/// `data` is NULL or points to `len` bytes, which live as long as the result is used.
+unsafe fn bytes<'a>(data: *const c_void, len: u8) -> &'a [u8] {
+    if data.is_null() {
+        return &[];
+    }
+    // SAFETY: not NULL, and this long by this function's contract.
+    unsafe { core::slice::from_raw_parts(data.cast(), len.into()) }
+}
+
+/// `man rdma_reject`.
+pub(crate) unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, private_data: *const c_void, len: u8) -> c_int {
+    // SAFETY: the program's private data is as long as it says.
+    minus_one(|| unsafe { reject(id, private_data, len, RejReason::ConsumerDefined) })
+}
+
+/// The same because the vendor options of the peer do not suit.
+pub(crate) unsafe extern "C" fn rdma_reject_ece(id: *mut rdma_cm_id, private_data: *const c_void, len: u8) -> c_int {
+    // SAFETY: the program's private data is as long as it says.
+    minus_one(|| unsafe { reject(id, private_data, len, RejReason::VendorOptionNotSupported) })
+}
+
+/// # Safety
+/// `data` is NULL or points to `len` bytes.
+unsafe fn reject(id: *mut rdma_cm_id, data: *const c_void, len: u8, reason: RejReason) -> Result<c_int> {
+    let object = live(id)?;
+    // SAFETY: this function's contract.
+    object.inner.id.reject(unsafe { bytes(data, len) }, reason)?;
+    // The request that a synchronous identifier still refers to has been dealt with.
+    release_event(id);
+    show(object).map(|()| 0)
+}
+
+/// `man rdma_establish`: EINVAL with a queue pair of the identifier's, which is confirmed by itself.
+pub(crate) unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
+    minus_one(|| {
+        let object = live(id)?;
+        if !queue_pair(object).is_null() {
+            return Err(EINVAL);
+        }
+        object.inner.id.establish()?;
+        Ok(0)
+    })
+}
+
+/// `man rdma_disconnect`.
+pub(crate) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
+    minus_one(|| {
+        live(id)?.inner.id.disconnect()?;
+        finish(id)
+    })
+}
+
+/// `man rdma_notify`: EISCONN if the connection is established already, EINVAL for events that are none of its business.
+pub(crate) unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: c_int) -> c_int {
+    const COMM_EST: c_int = AsyncEventKind::CommEst as c_int;
+    const PATH_MIG: c_int = AsyncEventKind::PathMig as c_int;
+    minus_one(|| {
+        let object = live(id)?;
+        let kind = match event {
+            COMM_EST => AsyncEventKind::CommEst,
+            PATH_MIG => AsyncEventKind::PathMig,
+            _ => return Err(EINVAL),
+        };
+        object.inner.id.notify(kind)?;
+        show(object).map(|()| 0)
+    })
+}

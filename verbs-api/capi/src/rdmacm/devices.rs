@@ -1,0 +1,135 @@
+//! The devices of librdmacm: open already, and the same for the whole process. What identifiers have on a device when the
+//! program gives them nothing of its own lives here too: a protection domain, and an XRC domain.
+
+use crate::abi::{ibv_context, ibv_pd, ibv_xrcd, ibv_xrcd_init_attr};
+use crate::context;
+use crate::device::{self, c_array, handles};
+use crate::errno::{Errno, Result, pointer};
+use crate::memory::ibv_alloc_pd;
+use crate::xrc::open_xrcd;
+use core::ffi::c_int;
+use core::ptr::null_mut;
+use parking_lot::Mutex;
+use roxe_provider::Device;
+use std::sync::Arc;
+
+/// A context that stays open until the process ends, and what identifiers share on it.
+#[derive(Clone, Copy)]
+pub(super) struct Opened {
+    pub(super) context: *mut ibv_context,
+    /// NULL until somebody needs it.
+    pd: *mut ibv_pd,
+    /// NULL until somebody needs it.
+    xrcd: *mut ibv_xrcd,
+}
+
+// SAFETY: handles of verbs objects may be used by any thread.
+unsafe impl Send for Opened {}
+
+/// One for every device, in their order.
+static OPENED: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
+
+/// Opens what is not open; contexts that the program has closed, which it must not, are opened anew.
+fn open_all(opened: &mut Vec<Opened>) -> Result<()> {
+    for (at, device) in handles()?.into_iter().enumerate() {
+        if opened.get(at).is_some_and(|known| context::context(known.context).is_ok()) {
+            continue;
+        }
+        opened.truncate(at);
+        opened.push(Opened { context: context::open(device)?, pd: null_mut(), xrcd: null_mut() });
+    }
+    Ok(())
+}
+
+/// Calls `use_it` with what is open on a device; ENODEV for a device that is not in the list (any more).
+fn with_device<T>(device: &Arc<Device>, use_it: impl FnOnce(&mut Opened) -> Result<T>) -> Result<T> {
+    let mut opened = OPENED.lock();
+    open_all(&mut opened)?;
+    let at =
+        handles()?.into_iter().position(|handle| device::device(handle).is_ok_and(|ours| Arc::ptr_eq(&ours, device)));
+    use_it(at.and_then(|at| opened.get_mut(at)).ok_or(Errno(libc::ENODEV))?)
+}
+
+/// `pointer`, or what a call left in `errno`.
+pub(super) fn made<T>(pointer: *mut T) -> Result<*mut T> {
+    if pointer.is_null() {
+        return Err(Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)));
+    }
+    Ok(pointer)
+}
+
+/// The context of a device, and the protection domain of identifiers without one.
+pub(super) fn home(device: &Arc<Device>) -> Result<(*mut ibv_context, *mut ibv_pd)> {
+    with_device(device, |opened| {
+        if opened.pd.is_null() {
+            // SAFETY: an open context.
+            opened.pd = made(unsafe { ibv_alloc_pd(opened.context) })?;
+        }
+        Ok((opened.context, opened.pd))
+    })
+}
+
+/// The XRC domain of identifiers without one.
+pub(super) fn xrc_domain(device: &Arc<Device>) -> Result<*mut ibv_xrcd> {
+    with_device(device, |opened| {
+        if opened.xrcd.is_null() {
+            let mut init = ibv_xrcd_init_attr { comp_mask: 3, fd: -1, oflags: libc::O_CREAT };
+            // SAFETY: an open context and a whole structure.
+            opened.xrcd = made(unsafe { open_xrcd(opened.context, &raw mut init) })?;
+        }
+        Ok(opened.xrcd)
+    })
+}
+
+/// `man rdma_get_devices`. The number is 0 when it fails, because libfabric looks at the number first.
+pub(crate) unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context {
+    let count = |number: usize| {
+        if !num_devices.is_null() {
+            // SAFETY: not NULL, so the program passed a variable for the number.
+            unsafe { num_devices.write(c_int::try_from(number).unwrap_or(c_int::MAX)) };
+        }
+    };
+    count(0);
+    pointer(|| {
+        let mut opened = OPENED.lock();
+        open_all(&mut opened)?;
+        let contexts: Vec<_> = opened.iter().map(|known| known.context).collect();
+        if contexts.is_empty() {
+            return Err(Errno(libc::ENODEV));
+        }
+        let array = c_array(&contexts)?;
+        count(contexts.len());
+        Ok(array)
+    })
+}
+
+/// `man rdma_free_devices`: the array, not the devices.
+pub(crate) unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
+    // SAFETY: NULL or an array from `c_array`, which came from `calloc`.
+    unsafe { libc::free(list.cast()) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_open_contexts_come_every_time() {
+        let mut count = -1;
+        // SAFETY: a variable, or NULL.
+        let (first, second) = unsafe { (rdma_get_devices(&raw mut count), rdma_get_devices(null_mut())) };
+        assert!(count >= 1 && !first.is_null() && !second.is_null());
+        for at in 0..count.cast_unsigned() as usize {
+            // SAFETY: both arrays have this many entries.
+            let (one, other) = unsafe { (*first.add(at), *second.add(at)) };
+            assert!(core::ptr::eq(one, other) && context::context(one).is_ok());
+        }
+        // SAFETY: the arrays end with NULL, and are freed once.
+        unsafe {
+            assert!((*first.add(count.cast_unsigned() as usize)).is_null());
+            rdma_free_devices(first);
+            rdma_free_devices(second);
+            rdma_free_devices(null_mut());
+        }
+    }
+}

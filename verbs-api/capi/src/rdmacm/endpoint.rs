@@ -1,0 +1,166 @@
+//! Endpoints: identifiers made from what `rdma_getaddrinfo` found, with their queue pair, and the requests that come to a
+//! synchronous listener.
+
+use super::address::{read, read_optional};
+use super::addrinfo::PASSIVE;
+use super::id::{self, Template, complete, live, release_event};
+use super::queues::{create_qp, destroy_qp, destroy_srq};
+use super::resolve::{bind, resolve, resolve_route};
+use super::{channel, options};
+use crate::abi::{ibv_pd, ibv_qp_init_attr, rdma_addrinfo, rdma_cm_event, rdma_cm_id};
+use crate::errno::{EINVAL, Errno, Result, minus_one, silent};
+use core::ffi::c_int;
+use core::ptr::null_mut;
+use libc::{sockaddr, socklen_t};
+use roxe_provider::cm::EventKind;
+
+/// How long an endpoint looks for its way, in milliseconds.
+const PATIENCE: c_int = 2000;
+
+/// `man rdma_create_ep`: EINVAL without an address.
+pub(crate) unsafe extern "C" fn rdma_create_ep(
+    id: *mut *mut rdma_cm_id,
+    res: *mut rdma_addrinfo,
+    pd: *mut ibv_pd,
+    init: *mut ibv_qp_init_attr,
+) -> c_int {
+    minus_one(|| {
+        // SAFETY: NULL or whole structures of the program.
+        let (res, init) = unsafe { (res.as_ref().ok_or(EINVAL)?, init.as_mut()) };
+        if id.is_null() {
+            return Err(EINVAL);
+        }
+        let made = id::create(null_mut(), null_mut(), res.ai_port_space, res.ai_qp_type)?;
+        // SAFETY: the addresses and blocks are as long as the structure says.
+        unsafe { prepare(made, res, pd, init) }.inspect_err(|_| destroy(made).unwrap_or_default())?;
+        // SAFETY: not NULL; a variable of the program.
+        unsafe { id.write(made) };
+        Ok(0)
+    })
+}
+
+/// # Safety
+/// The addresses and blocks of `res` are as long as it says.
+unsafe fn prepare(
+    id: *mut rdma_cm_id,
+    res: &rdma_addrinfo,
+    pd: *mut ibv_pd,
+    init: Option<&mut ibv_qp_init_attr>,
+) -> Result<()> {
+    // SAFETY: this function's contract.
+    unsafe { if res.ai_flags & PASSIVE != 0 { passive(id, res, pd, init) } else { active(id, res, pd, init) } }
+}
+
+/// An address, if its length says that there is one.
+fn given(addr: *mut sockaddr, len: socklen_t) -> *const sockaddr {
+    if len == 0 { null_mut() } else { addr }
+}
+
+/// Binds the listener-to-be and keeps what its requests will need.
+///
+/// # Safety
+/// As for [`prepare`].
+unsafe fn passive(
+    id: *mut rdma_cm_id,
+    res: &rdma_addrinfo,
+    pd: *mut ibv_pd,
+    init: Option<&mut ibv_qp_init_attr>,
+) -> Result<()> {
+    // SAFETY: this function's contract.
+    bind(id, &unsafe { read(given(res.ai_src_addr, res.ai_src_len)) }?)?;
+    if !pd.is_null() {
+        // SAFETY: alive; the program does not know it yet.
+        unsafe { (*id).pd = pd };
+    }
+    let object = live(id)?;
+    // SAFETY: as above.
+    let qp_type = unsafe { (*id).qp_type };
+    object.inner.state.lock().template = init.map(|init| Template(ibv_qp_init_attr { qp_type, ..*init }));
+    Ok(())
+}
+
+/// Finds the way and makes the queue pair.
+///
+/// # Safety
+/// As for [`prepare`].
+unsafe fn active(
+    id: *mut rdma_cm_id,
+    res: &rdma_addrinfo,
+    pd: *mut ibv_pd,
+    init: Option<&mut ibv_qp_init_attr>,
+) -> Result<()> {
+    let (src, dst) = (given(res.ai_src_addr, res.ai_src_len), given(res.ai_dst_addr, res.ai_dst_len));
+    // SAFETY: this function's contract.
+    let (src, dst) = unsafe { (read_optional(src)?, read(dst)?) };
+    resolve(id, src.as_ref(), &dst, PATIENCE)?;
+    if res.ai_route_len > 0 {
+        // SAFETY: this function's contract.
+        unsafe { options::set_path(id, res.ai_route, res.ai_route_len) }?;
+        complete(id)?;
+    } else {
+        resolve_route(id, PATIENCE)?;
+    }
+    if let Some(init) = init {
+        // SAFETY: alive; the program does not know it yet.
+        init.qp_type = unsafe { (*id).qp_type };
+        create_qp(id, pd, init)?;
+    }
+    if res.ai_connect_len > 0 && !res.ai_connect.is_null() {
+        // SAFETY: this function's contract.
+        let data = unsafe { core::slice::from_raw_parts(res.ai_connect.cast::<u8>(), res.ai_connect_len) };
+        live(id)?.inner.state.lock().connect_data = data.to_vec();
+    }
+    Ok(())
+}
+
+/// `man rdma_destroy_ep`.
+pub(crate) unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
+    silent(|| destroy(id));
+}
+
+fn destroy(id: *mut rdma_cm_id) -> Result<()> {
+    live(id)?;
+    destroy_qp(id);
+    destroy_srq(id);
+    id::destroy(id)
+}
+
+/// `man rdma_get_request`: EINVAL for a listener that is not synchronous.
+pub(crate) unsafe extern "C" fn rdma_get_request(listen: *mut rdma_cm_id, id: *mut *mut rdma_cm_id) -> c_int {
+    minus_one(|| {
+        let synchronous = live(listen)?.inner.state.lock().synchronous;
+        if id.is_null() || !synchronous {
+            return Err(EINVAL);
+        }
+        release_event(listen);
+        // SAFETY: alive; a synchronous identifier belongs to one thread at a time.
+        let event = channel::next(unsafe { (*listen).channel })?;
+        // SAFETY: alive as above, and the event is the program's.
+        let request = unsafe { take_request(listen, event) }.inspect_err(|_| unsafe { (*listen).event = event })?;
+        // SAFETY: not NULL; a variable of the program.
+        unsafe { id.write(request) };
+        Ok(0)
+    })
+}
+
+/// The identifier of a request, with the queue pair that the listener has in mind for it.
+///
+/// # Safety
+/// The listener and the event are alive.
+unsafe fn take_request(listen: *mut rdma_cm_id, event: *mut rdma_cm_event) -> Result<*mut rdma_cm_id> {
+    // SAFETY: this function's contract.
+    let (kind, status, request, pd) = unsafe { ((*event).event, (*event).status, (*event).id, (*listen).pd) };
+    if status != 0 {
+        return Err(Errno(status.saturating_abs()));
+    }
+    if kind != EventKind::ConnectRequest as c_int {
+        return Err(EINVAL);
+    }
+    let template = live(listen)?.inner.state.lock().template;
+    if let Some(Template(mut init)) = template {
+        create_qp(request, pd, &mut init)?;
+    }
+    // SAFETY: this function's contract: the identifier came with the event.
+    unsafe { (*request).event = event };
+    Ok(request)
+}

@@ -1,0 +1,376 @@
+//! Communication identifiers: making, destroying and moving them, and keeping what programs read in them true.
+//!
+//! Programs read nearly every field of an identifier directly. [`show`] writes them when a call has changed something and
+//! when an event is handed out, which is when the library that this one replaces does.
+
+use super::channel::{self, ChannelInner};
+use super::{address, devices};
+use crate::abi::{
+    ibv_gid, ibv_qp_init_attr, ibv_sa_path_rec, rdma_addr, rdma_cm_id, rdma_event_channel, rdma_ib_addr, rdma_route,
+};
+use crate::errno::{EINVAL, Result, minus_one};
+use crate::object::{Exposed, Object, Token, Unacked};
+use crate::qp::{self, RC, UD, XRC_RECV, show_state};
+use core::ffi::{c_int, c_void};
+use core::ptr::null_mut;
+use parking_lot::Mutex;
+use roxe_provider::Service;
+use roxe_provider::cm::{Address, Event, EventData, Id, Path, PortSpace};
+use roxe_wire::Gid;
+use std::sync::Arc;
+
+/// The only P_Key.
+const PKEY: u16 = u16::MAX;
+/// What a path record says of a value: exactly this one (IBA §15.2.5.16).
+const EXACTLY: u8 = 2;
+
+/// An identifier as programs see it, with the path that it points to.
+#[repr(C)]
+pub(crate) struct CmId {
+    pub(super) public: rdma_cm_id,
+    path: ibv_sa_path_rec,
+}
+
+// SAFETY: the public structure is the first field.
+unsafe impl Exposed for CmId {
+    type Handle = rdma_cm_id;
+    type Inner = CmIdInner;
+}
+
+/// The Rust part of an identifier.
+pub(crate) struct CmIdInner {
+    pub(crate) id: Arc<Id>,
+    /// Its events that the program holds.
+    pub(super) events: Unacked,
+    pub(super) state: Mutex<State>,
+}
+
+/// What the library remembers of an identifier.
+#[derive(Default)]
+pub(super) struct State {
+    /// The channel is the identifier's own, and calls wait for their outcome.
+    pub(super) synchronous: bool,
+    /// What requests are given as a queue pair (`man rdma_create_ep`).
+    pub(super) template: Option<Template>,
+    /// What goes in front of the private data when it connects (`ai_connect`).
+    pub(super) connect_data: Vec<u8>,
+    /// READs and atomics that the peer of a request wants to have under way, and that it serves.
+    pub(super) proposal: Depths,
+}
+
+/// READs and atomics at a time.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Depths {
+    pub(super) responder_resources: u8,
+    pub(super) initiator_depth: u8,
+}
+
+/// The attributes of queue pairs to come.
+#[derive(Clone, Copy)]
+pub(super) struct Template(pub(super) ibv_qp_init_attr);
+
+// SAFETY: the handles in it may be used by any thread.
+unsafe impl Send for Template {}
+
+/// The identifier behind a pointer of the program; EINVAL if there is none.
+pub(super) fn live<'a>(handle: *mut rdma_cm_id) -> Result<&'a Object<CmId>> {
+    Object::live(handle)
+}
+
+/// The provider's identifier behind a pointer of the program.
+pub(super) fn provided<'a>(handle: *mut rdma_cm_id) -> Result<&'a Arc<Id>> {
+    live(handle).map(|object| &object.inner.id)
+}
+
+/// `enum rdma_port_space`; EINVAL for a number that is none.
+fn port_space(code: c_int) -> Result<PortSpace> {
+    let spaces = [PortSpace::Ipoib, PortSpace::Tcp, PortSpace::Udp, PortSpace::Ib];
+    spaces.into_iter().find(|space| c_int::from(space.code()) == code).ok_or(EINVAL)
+}
+
+/// The type of queue pair that an identifier is for unless somebody says another.
+fn usual_type(port_space: PortSpace) -> c_int {
+    match port_space {
+        PortSpace::Udp | PortSpace::Ipoib => UD,
+        PortSpace::Tcp | PortSpace::Ib => RC,
+    }
+}
+
+fn service(qp_type: c_int) -> Result<Service> {
+    match qp_type {
+        XRC_RECV => Ok(Service::XrcTgt),
+        other => qp::service(other),
+    }
+}
+
+/// What the program sees of an identifier that has nothing yet.
+fn exposed(channel: *mut rdma_event_channel, context: *mut c_void, port_space: PortSpace, qp_type: c_int) -> CmId {
+    let addr = rdma_addr { src: address::to_c(None), dst: address::to_c(None), ibaddr: rdma_ib_addr::default() };
+    let public = rdma_cm_id {
+        verbs: null_mut(),
+        channel,
+        context,
+        qp: null_mut(),
+        route: rdma_route { addr, path_rec: null_mut(), num_paths: 0 },
+        ps: port_space.code().into(),
+        port_num: 0,
+        event: null_mut(),
+        send_cq_channel: null_mut(),
+        send_cq: null_mut(),
+        recv_cq_channel: null_mut(),
+        recv_cq: null_mut(),
+        srq: null_mut(),
+        pd: null_mut(),
+        qp_type,
+    };
+    CmId { public, path: ibv_sa_path_rec::default() }
+}
+
+/// A channel for one identifier; destroyed unless taken.
+struct OwnChannel(*mut rdma_event_channel);
+
+impl OwnChannel {
+    fn new() -> Result<Self> {
+        channel::create().map(Self)
+    }
+
+    fn take(mut self) -> *mut rdma_event_channel {
+        core::mem::replace(&mut self.0, null_mut())
+    }
+}
+
+impl Drop for OwnChannel {
+    fn drop(&mut self) {
+        Object::<rdma_event_channel>::retire(self.0).ok();
+    }
+}
+
+fn inner_channel<'a>(handle: *mut rdma_event_channel) -> Result<&'a ChannelInner> {
+    Object::<rdma_event_channel>::live(handle).map(|object| &object.inner)
+}
+
+/// `man rdma_create_id`: without a channel the identifier is synchronous.
+pub(crate) unsafe extern "C" fn rdma_create_id(
+    channel: *mut rdma_event_channel,
+    id: *mut *mut rdma_cm_id,
+    context: *mut c_void,
+    ps: c_int,
+) -> c_int {
+    minus_one(|| {
+        if id.is_null() {
+            return Err(EINVAL);
+        }
+        let made = create(channel, context, ps, 0)?;
+        // SAFETY: not NULL; a variable of the program.
+        unsafe { id.write(made) };
+        Ok(0)
+    })
+}
+
+/// Makes an identifier for queue pairs of this type; 0: what is usual in the port space.
+pub(super) fn create(
+    channel: *mut rdma_event_channel,
+    context: *mut c_void,
+    ps: c_int,
+    qp_type: c_int,
+) -> Result<*mut rdma_cm_id> {
+    let port_space = port_space(ps)?;
+    let qp_type = if qp_type == 0 { usual_type(port_space) } else { qp_type };
+    if !channel.is_null() {
+        return create_on(channel, context, port_space, qp_type, false);
+    }
+    let own = OwnChannel::new()?;
+    let made = create_on(own.0, context, port_space, qp_type, true)?;
+    own.take();
+    Ok(made)
+}
+
+fn create_on(
+    channel: *mut rdma_event_channel,
+    context: *mut c_void,
+    port_space: PortSpace,
+    qp_type: c_int,
+    synchronous: bool,
+) -> Result<*mut rdma_cm_id> {
+    let token = Token::new();
+    let id = Id::create_for(&inner_channel(channel)?.channel, port_space, service(qp_type)?, token.0)?;
+    let state = State { synchronous, ..State::default() };
+    Ok(publish(token, exposed(channel, context, port_space, qp_type), id, state))
+}
+
+fn publish(token: Token, exposed: CmId, id: Arc<Id>, state: State) -> *mut rdma_cm_id {
+    Object::publish(token, exposed, CmIdInner { id, events: Unacked::default(), state: Mutex::new(state) })
+}
+
+/// Gives a request that was heard on `listener` an identifier. It takes after the listener: the same channel, or one of its
+/// own if the listener is synchronous, and the same context.
+pub(super) fn adopt(event: &Event, listener: *mut rdma_cm_id) -> Result<*mut rdma_cm_id> {
+    let object = live(listener)?;
+    let synchronous = object.inner.state.lock().synchronous;
+    // SAFETY: the listener is alive, with an event handed out.
+    let (channel, context, qp_type) = unsafe { ((*listener).channel, (*listener).context, (*listener).qp_type) };
+    let own = synchronous.then(OwnChannel::new).transpose()?;
+    let channel = own.as_ref().map_or(channel, |own| own.0);
+    if synchronous {
+        event.id.migrate(&inner_channel(channel)?.channel)?;
+    }
+    let token = Token::new();
+    let state = State { synchronous, proposal: proposal(&event.data), ..State::default() };
+    let handle =
+        publish(token, exposed(channel, context, event.id.port_space(), qp_type), Arc::clone(&event.id), state);
+    event.id.set_user(token.0);
+    own.map(OwnChannel::take);
+    show(live(handle)?)?;
+    Ok(handle)
+}
+
+fn proposal(data: &EventData) -> Depths {
+    match data {
+        EventData::Conn(conn) => {
+            Depths { responder_resources: conn.responder_resources, initiator_depth: conn.initiator_depth }
+        }
+        _ => Depths::default(),
+    }
+}
+
+/// `man rdma_destroy_id`: waits until the program gave back all events.
+pub(crate) unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
+    minus_one(|| destroy(id).map(|()| 0))
+}
+
+pub(super) fn destroy(handle: *mut rdma_cm_id) -> Result<()> {
+    let object = live(handle)?;
+    object.inner.id.destroy();
+    object.conceal();
+    release_event(handle);
+    object.inner.events.wait();
+    let object = Object::<CmId>::retire(handle)?;
+    if object.inner.state.lock().synchronous {
+        // SAFETY: the block is still ours.
+        drop(OwnChannel(unsafe { (*object.exposed()).public.channel }));
+    }
+    Ok(())
+}
+
+/// Gives back the event that a synchronous call left in the identifier.
+pub(super) fn release_event(handle: *mut rdma_cm_id) {
+    // SAFETY: the caller knows that the identifier is alive.
+    let event = unsafe { (&raw mut (*handle).event).replace(null_mut()) };
+    if !event.is_null() {
+        channel::give_back(event).ok();
+    }
+}
+
+/// `man rdma_migrate_id`: waits until the program gave back the events that it took from the old channel. EINVAL to make a
+/// synchronous identifier synchronous.
+pub(crate) unsafe extern "C" fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
+    minus_one(|| migrate(id, channel).map(|()| 0))
+}
+
+fn migrate(handle: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> Result<()> {
+    let object = live(handle)?;
+    let synchronous = channel.is_null();
+    let was_synchronous = object.inner.state.lock().synchronous;
+    if synchronous && was_synchronous {
+        return Err(EINVAL);
+    }
+    let own = synchronous.then(OwnChannel::new).transpose()?;
+    let channel = own.as_ref().map_or(channel, |own| own.0);
+    object.inner.id.migrate(&inner_channel(channel)?.channel)?;
+    if was_synchronous {
+        release_event(handle);
+    }
+    object.inner.state.lock().synchronous = synchronous;
+    // SAFETY: alive, and the program does not use it meanwhile.
+    let old = unsafe { (&raw mut (*handle).channel).replace(channel) };
+    own.map(OwnChannel::take);
+    if was_synchronous {
+        drop(OwnChannel(old));
+    }
+    object.inner.events.wait();
+    Ok(())
+}
+
+/// For a synchronous identifier: waits for the outcome of a call and leaves it in `id->event`. ECONNREFUSED if the peer
+/// rejects; otherwise the errno that the event says.
+pub(super) fn complete(handle: *mut rdma_cm_id) -> Result<()> {
+    if !live(handle)?.inner.state.lock().synchronous {
+        return Ok(());
+    }
+    release_event(handle);
+    // SAFETY: alive; a synchronous identifier belongs to one thread at a time.
+    let event = channel::next(unsafe { (*handle).channel })?;
+    // SAFETY: as above; the event is the program's from here on.
+    let (kind, status) = unsafe {
+        (*handle).event = event;
+        ((*event).event, (*event).status)
+    };
+    channel::verdict(kind, status)
+}
+
+/// Shows the program what its identifier has become: device, addresses, path, and the state of its queue pair.
+pub(super) fn show(object: &Object<CmId>) -> Result<()> {
+    let id = &object.inner.id;
+    show_addresses(object, id.local_addr(), id.peer_addr());
+    if let Some(path) = id.path() {
+        show_path(object, &path);
+    }
+    // SAFETY: alive; programs read this field and only we write it.
+    let qp = unsafe { (*object.exposed()).public.qp };
+    if !qp.is_null() {
+        // A program may have destroyed the queue pair by itself.
+        show_state(qp).ok();
+    }
+    show_device(object)
+}
+
+fn show_device(object: &Object<CmId>) -> Result<()> {
+    let Some(device) = object.inner.id.device() else { return Ok(()) };
+    let (context, pd) = devices::home(&device)?;
+    // SAFETY: alive; programs read these fields and only we write them.
+    unsafe {
+        let id = &raw mut (*object.exposed()).public;
+        (*id).verbs = context;
+        (*id).port_num = object.inner.id.port();
+        if (*id).pd.is_null() {
+            (*id).pd = pd;
+        }
+    }
+    Ok(())
+}
+
+fn show_addresses(object: &Object<CmId>, local: Option<Address>, peer: Option<Address>) {
+    let gid = |address: Option<&Address>| ibv_gid { raw: address.map_or_else(Gid::default, Address::gid).0 };
+    let (src, dst) = (address::to_c(local.as_ref()), address::to_c(peer.as_ref()));
+    let ibaddr = rdma_ib_addr { sgid: gid(local.as_ref()), dgid: gid(peer.as_ref()), pkey: PKEY.to_be() };
+    // SAFETY: alive; programs read these fields and only we write them.
+    unsafe { (*object.exposed()).public.route.addr = rdma_addr { src, dst, ibaddr } };
+}
+
+fn show_path(object: &Object<CmId>, path: &Path) {
+    let record = ibv_sa_path_rec {
+        dgid: ibv_gid { raw: path.dgid.0 },
+        sgid: ibv_gid { raw: path.sgid.0 },
+        flow_label: path.flow_label.to_be(),
+        hop_limit: path.hop_limit,
+        traffic_class: path.traffic_class,
+        reversible: 1,
+        numb_path: 1,
+        pkey: path.pkey.to_be(),
+        sl: path.sl,
+        mtu_selector: EXACTLY,
+        mtu: path.mtu as u8,
+        rate_selector: EXACTLY,
+        rate: path.rate,
+        packet_life_time_selector: EXACTLY,
+        packet_life_time: path.packet_life_time,
+        ..ibv_sa_path_rec::default()
+    };
+    // SAFETY: alive; programs read these fields and only we write them. The record lies in the same block.
+    unsafe {
+        let id = object.exposed();
+        (*id).path = record;
+        (*id).public.route.path_rec = &raw mut (*id).path;
+        (*id).public.route.num_paths = 1;
+    }
+}

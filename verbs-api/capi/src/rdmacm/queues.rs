@@ -1,0 +1,358 @@
+//! The queue pair and the shared receive queue of an identifier, and the completion queues that come with them.
+
+use super::devices::{made, xrc_domain};
+use super::id::{CmId, live, show};
+use crate::abi::{
+    ibv_comp_channel, ibv_context, ibv_cq, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr,
+    ibv_qp_init_attr_ex, ibv_rx_hash_conf, ibv_srq_init_attr, ibv_srq_init_attr_ex, ibv_xrcd, rdma_cm_id,
+};
+use crate::cq::{ibv_create_cq, ibv_destroy_cq};
+use crate::errno::{EINVAL, Result, minus_one, silent};
+use crate::event::{ibv_create_comp_channel, ibv_destroy_comp_channel};
+use crate::memory::context_of;
+use crate::object::Object;
+use crate::qp::{self, XRC_INI, XRC_RECV, create_qp_ex, ibv_destroy_qp};
+use crate::srq::{BASIC, XRC, create_srq_ex, ibv_destroy_srq};
+use core::ffi::c_int;
+use core::ptr::{null, null_mut};
+use roxe_provider::QpState;
+
+/// `IBV_QP_INIT_ATTR_PD` and `_XRCD`.
+const QP_PD: u32 = 1;
+const QP_XRCD: u32 = 1 << 1;
+/// `IBV_SRQ_INIT_ATTR_TYPE`, `_PD`, `_XRCD`, `_CQ`.
+const SRQ_TYPE: u32 = 1;
+const SRQ_PD: u32 = 1 << 1;
+const SRQ_XRCD: u32 = 1 << 2;
+const SRQ_CQ: u32 = 1 << 3;
+
+/// The structure of an identifier, and the context that it is bound to; EINVAL if it is bound to none.
+fn bound(object: &Object<CmId>) -> Result<(*mut rdma_cm_id, *mut ibv_context)> {
+    let id = object.handle();
+    // SAFETY: alive; programs only read the field.
+    let context = unsafe { (*id).verbs };
+    if context.is_null() { Err(EINVAL) } else { Ok((id, context)) }
+}
+
+/// `man rdma_create_qp`: EINVAL for a domain of another device, and for an identifier that has a queue pair or no device.
+pub(crate) unsafe extern "C" fn rdma_create_qp(
+    id: *mut rdma_cm_id,
+    pd: *mut ibv_pd,
+    init: *mut ibv_qp_init_attr,
+) -> c_int {
+    minus_one(|| {
+        // SAFETY: NULL or a whole structure of the program.
+        let init = unsafe { init.as_mut() }.ok_or(EINVAL)?;
+        create_qp(id, pd, init).map(|()| 0)
+    })
+}
+
+/// Makes the queue pair of an identifier and writes what it really takes back to `init`.
+pub(super) fn create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<()> {
+    let mut extended = extend(init, pd);
+    create_extended(id, &mut extended)?;
+    *init = ibv_qp_init_attr {
+        qp_context: extended.qp_context,
+        send_cq: extended.send_cq,
+        recv_cq: extended.recv_cq,
+        srq: extended.srq,
+        cap: extended.cap,
+        qp_type: extended.qp_type,
+        sq_sig_all: extended.sq_sig_all,
+    };
+    Ok(())
+}
+
+fn extend(init: &ibv_qp_init_attr, pd: *mut ibv_pd) -> ibv_qp_init_attr_ex {
+    ibv_qp_init_attr_ex {
+        qp_context: init.qp_context,
+        send_cq: init.send_cq,
+        recv_cq: init.recv_cq,
+        srq: init.srq,
+        cap: init.cap,
+        qp_type: init.qp_type,
+        sq_sig_all: init.sq_sig_all,
+        comp_mask: QP_PD,
+        pd,
+        xrcd: null_mut(),
+        create_flags: 0,
+        max_tso_header: 0,
+        rwq_ind_tbl: null_mut(),
+        rx_hash_conf: ibv_rx_hash_conf {
+            rx_hash_function: 0,
+            rx_hash_key_len: 0,
+            rx_hash_key: null(),
+            rx_hash_fields_mask: 0,
+        },
+        source_qpn: 0,
+        send_ops_flags: 0,
+    }
+}
+
+/// `man rdma_create_qp`, with the extended attributes of `man ibv_create_qp_ex`.
+pub(crate) unsafe extern "C" fn rdma_create_qp_ex(id: *mut rdma_cm_id, init: *mut ibv_qp_init_attr_ex) -> c_int {
+    minus_one(|| {
+        // SAFETY: NULL or a whole structure of the program.
+        let init = unsafe { init.as_mut() }.ok_or(EINVAL)?;
+        create_extended(id, init).map(|()| 0)
+    })
+}
+
+fn create_extended(id: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) -> Result<()> {
+    let object = live(id)?;
+    let (id, context) = bound(object)?;
+    // SAFETY: alive; programs only read the field.
+    if !unsafe { (*id).qp }.is_null() {
+        return Err(EINVAL);
+    }
+    fill_in(object, init)?;
+    let qp = create_on(id, context, init).inspect_err(|_| drop_cqs(id))?;
+    // SAFETY: alive; programs only read the field.
+    unsafe { (*id).qp = qp };
+    if let Err(errno) = attach(object, qp) {
+        // The reason is that the queue pair does not suit.
+        destroy_qp(id);
+        return Err(errno);
+    }
+    // SAFETY: alive; programs only read the field.
+    unsafe { (*id).pd = init.pd };
+    show(object)
+}
+
+/// Puts in the domains that the program leaves to us; EINVAL for one of another device.
+fn fill_in(object: &Object<CmId>, init: &mut ibv_qp_init_attr_ex) -> Result<()> {
+    let (id, context) = bound(object)?;
+    if init.comp_mask & QP_PD == 0 || init.pd.is_null() {
+        init.comp_mask |= QP_PD;
+        // SAFETY: alive; programs only read the field.
+        init.pd = unsafe { (*id).pd };
+    }
+    if context_of(init.pd)? != context {
+        return Err(EINVAL);
+    }
+    if init.qp_type == XRC_RECV && init.comp_mask & QP_XRCD == 0 {
+        init.comp_mask |= QP_XRCD;
+        init.xrcd = own_xrcd(object)?;
+    }
+    Ok(())
+}
+
+fn own_xrcd(object: &Object<CmId>) -> Result<*mut ibv_xrcd> {
+    xrc_domain(&object.inner.id.device().ok_or(EINVAL)?)
+}
+
+fn create_on(id: *mut rdma_cm_id, context: *mut ibv_context, init: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp> {
+    // A target has no queues, an initiator of XRC receives nothing.
+    let (sends, receives) = (init.qp_type != XRC_RECV, !matches!(init.qp_type, XRC_INI | XRC_RECV));
+    if init.send_cq.is_null() && sends {
+        // SAFETY: alive, with fields that only we write.
+        init.send_cq = unsafe { own_cq(id, context, init.cap.max_send_wr, Side::Send) }?;
+    }
+    if init.recv_cq.is_null() && receives {
+        // SAFETY: as above.
+        init.recv_cq = unsafe { own_cq(id, context, init.cap.max_recv_wr, Side::Receive) }?;
+    }
+    if init.srq.is_null() && receives {
+        // SAFETY: as above.
+        init.srq = unsafe { (*id).srq };
+    }
+    // SAFETY: an open context and a whole structure.
+    made(unsafe { create_qp_ex(context, init) })
+}
+
+/// From here on the provider moves the queue pair.
+fn attach(object: &Object<CmId>, qp: *mut ibv_qp) -> Result<()> {
+    let provided = &Object::<ibv_qp_ex>::live(qp)?.inner.qp;
+    Ok(object.inner.id.attach_qp(provided)?)
+}
+
+/// Which of the two completion queues of an identifier.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Send,
+    Receive,
+}
+
+/// Where the structure has the completion queue of a side, and its channel.
+///
+/// # Safety
+/// `id` is alive.
+unsafe fn cq_fields(id: *mut rdma_cm_id, side: Side) -> (*mut *mut ibv_cq, *mut *mut ibv_comp_channel) {
+    // SAFETY: alive by this function's contract; only addresses are taken.
+    unsafe {
+        match side {
+            Side::Send => (&raw mut (*id).send_cq, &raw mut (*id).send_cq_channel),
+            Side::Receive => (&raw mut (*id).recv_cq, &raw mut (*id).recv_cq_channel),
+        }
+    }
+}
+
+/// The completion queue of a side, made for `entries` if there is none yet. Its context is the identifier, as the inline
+/// functions of rdma_verbs.h expect.
+///
+/// # Safety
+/// `id` is alive, and no other call is making its queues.
+unsafe fn own_cq(id: *mut rdma_cm_id, context: *mut ibv_context, entries: u32, side: Side) -> Result<*mut ibv_cq> {
+    let entries = c_int::try_from(entries.max(1)).map_err(|_| EINVAL)?;
+    // SAFETY: this function's contract; an open context.
+    unsafe {
+        let (cq, channel) = cq_fields(id, side);
+        if !(*cq).is_null() {
+            return Ok(*cq);
+        }
+        *channel = made(ibv_create_comp_channel(context))?;
+        *cq = made(ibv_create_cq(context, entries, id.cast(), *channel, 0)).inspect_err(|_| drop_cq(id, side))?;
+        Ok(*cq)
+    }
+}
+
+/// Destroys the identifier's own completion queue of a side, unless another queue still uses it.
+fn drop_cq(id: *mut rdma_cm_id, side: Side) {
+    // SAFETY: the caller knows that the identifier is alive; the handles are ours.
+    unsafe {
+        let (cq, channel) = cq_fields(id, side);
+        if !(*cq).is_null() && ibv_destroy_cq(*cq) != 0 {
+            return;
+        }
+        *cq = null_mut();
+        if !(*channel).is_null() {
+            ibv_destroy_comp_channel(*channel);
+            *channel = null_mut();
+        }
+    }
+}
+
+fn drop_cqs(id: *mut rdma_cm_id) {
+    drop_cq(id, Side::Send);
+    drop_cq(id, Side::Receive);
+}
+
+/// `man rdma_destroy_qp`.
+pub(crate) unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
+    silent(|| live(id).map(|object| destroy_qp(object.handle())));
+}
+
+/// Destroys the queue pair of an identifier, if it has one, with the completion queues that were made for it.
+pub(super) fn destroy_qp(id: *mut rdma_cm_id) {
+    let Ok(object) = live(id) else { return };
+    object.inner.id.detach_qp();
+    // SAFETY: alive; the handle is ours.
+    unsafe {
+        if !(*id).qp.is_null() {
+            ibv_destroy_qp((*id).qp);
+            (*id).qp = null_mut();
+        }
+    }
+    drop_cqs(id);
+}
+
+/// `man rdma_create_srq`.
+pub(crate) unsafe extern "C" fn rdma_create_srq(
+    id: *mut rdma_cm_id,
+    pd: *mut ibv_pd,
+    init: *mut ibv_srq_init_attr,
+) -> c_int {
+    minus_one(|| {
+        // SAFETY: NULL or a whole structure of the program.
+        let init = unsafe { init.as_mut() }.ok_or(EINVAL)?;
+        let object = live(id)?;
+        // SAFETY: alive; programs only read the field.
+        let is_target = unsafe { (*object.exposed()).public.qp_type } == XRC_RECV;
+        let mut extended = ibv_srq_init_attr_ex {
+            srq_context: init.srq_context,
+            attr: init.attr,
+            comp_mask: SRQ_TYPE | SRQ_PD,
+            srq_type: if is_target { XRC } else { BASIC },
+            pd,
+            xrcd: null_mut(),
+            cq: null_mut(),
+            tm_cap: [0; 2],
+        };
+        create_srq(object, &mut extended)?;
+        init.attr = extended.attr;
+        Ok(0)
+    })
+}
+
+/// `man rdma_create_srq`, with the extended attributes of `man ibv_create_srq_ex`.
+pub(crate) unsafe extern "C" fn rdma_create_srq_ex(id: *mut rdma_cm_id, init: *mut ibv_srq_init_attr_ex) -> c_int {
+    minus_one(|| {
+        // SAFETY: NULL or a whole structure of the program.
+        let init = unsafe { init.as_mut() }.ok_or(EINVAL)?;
+        create_srq(live(id)?, init).map(|()| 0)
+    })
+}
+
+fn create_srq(object: &Object<CmId>, init: &mut ibv_srq_init_attr_ex) -> Result<()> {
+    let (id, context) = bound(object)?;
+    // SAFETY: alive; programs only read the fields.
+    let (has_one, own_pd) = unsafe { (!(*id).srq.is_null(), (*id).pd) };
+    if has_one || init.comp_mask & SRQ_TYPE == 0 {
+        return Err(EINVAL);
+    }
+    let is_given = |bit| init.comp_mask & bit != 0;
+    let (has_pd, has_xrcd, has_cq) = (is_given(SRQ_PD), is_given(SRQ_XRCD), is_given(SRQ_CQ));
+    if !has_pd || init.pd.is_null() {
+        init.comp_mask |= SRQ_PD;
+        init.pd = own_pd;
+    }
+    if context_of(init.pd)? != context {
+        return Err(EINVAL);
+    }
+    if init.srq_type == XRC && (!has_xrcd || init.xrcd.is_null()) {
+        init.comp_mask |= SRQ_XRCD;
+        init.xrcd = own_xrcd(object)?;
+    }
+    if init.srq_type == XRC && (!has_cq || init.cq.is_null()) {
+        init.comp_mask |= SRQ_CQ;
+        // SAFETY: alive, with fields that only we write.
+        init.cq = unsafe { own_cq(id, context, init.attr.max_wr, Side::Receive) }?;
+    }
+    // SAFETY: an open context and a whole structure.
+    let srq = made(unsafe { create_srq_ex(context, init) }).inspect_err(|_| drop_cq(id, Side::Receive))?;
+    // SAFETY: alive; programs only read the field.
+    unsafe { (*id).srq = srq };
+    Ok(())
+}
+
+/// `man rdma_destroy_srq`.
+pub(crate) unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
+    silent(|| live(id).map(|object| destroy_srq(object.handle())));
+}
+
+/// Destroys the shared receive queue of an identifier, if it has one.
+pub(super) fn destroy_srq(id: *mut rdma_cm_id) {
+    // SAFETY: the caller knows that the identifier is alive; the handle is ours.
+    unsafe {
+        if !(*id).srq.is_null() {
+            ibv_destroy_srq((*id).srq);
+            (*id).srq = null_mut();
+        }
+        if (*id).qp.is_null() {
+            drop_cqs(id);
+        }
+    }
+}
+
+/// `man rdma_init_qp_attr`: what a queue pair has to be given on its way to `attr->qp_state`.
+pub(crate) unsafe extern "C" fn rdma_init_qp_attr(
+    id: *mut rdma_cm_id,
+    attr: *mut ibv_qp_attr,
+    mask: *mut c_int,
+) -> c_int {
+    minus_one(|| {
+        let object = live(id)?;
+        if attr.is_null() || mask.is_null() {
+            return Err(EINVAL);
+        }
+        // SAFETY: not NULL; the program fills this field.
+        let state = QpState::from_code(unsafe { (*attr).qp_state }.cast_unsigned()).ok_or(EINVAL)?;
+        let (found, needed) = object.inner.id.init_qp_attr(state)?;
+        // SAFETY: not NULL; the program passes whole structures.
+        unsafe {
+            attr.write(ibv_qp_attr { qp_state: state as c_int, ..qp::to_c(&found, ibv_qp_cap::default()) });
+            mask.write(needed.bits().cast_signed());
+        }
+        Ok(0)
+    })
+}

@@ -1,0 +1,78 @@
+//! Where an identifier is and where it goes: binding, resolving, listening, ports.
+
+use super::address::{read, read_optional};
+use super::id::{complete, live, provided, show};
+use crate::abi::rdma_cm_id;
+use crate::errno::{Result, minus_one};
+use core::ffi::c_int;
+use libc::sockaddr;
+use roxe_provider::cm::Address;
+
+/// `man rdma_bind_addr`.
+pub(crate) unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
+    minus_one(|| {
+        // SAFETY: NULL or an address of the program, as long as its family says.
+        let addr = unsafe { read(addr) }?;
+        bind(id, &addr).map(|()| 0)
+    })
+}
+
+/// Binds, and shows the device and the port that were chosen.
+pub(super) fn bind(id: *mut rdma_cm_id, addr: &Address) -> Result<()> {
+    let object = live(id)?;
+    object.inner.id.bind(addr)?;
+    show(object)
+}
+
+/// `man rdma_resolve_addr`.
+pub(crate) unsafe extern "C" fn rdma_resolve_addr(
+    id: *mut rdma_cm_id,
+    src: *mut sockaddr,
+    dst: *mut sockaddr,
+    timeout_ms: c_int,
+) -> c_int {
+    minus_one(|| {
+        // SAFETY: NULL or addresses of the program, as long as their families say.
+        let (src, dst) = unsafe { (read_optional(src)?, read(dst)?) };
+        resolve(id, src.as_ref(), &dst, timeout_ms).map(|()| 0)
+    })
+}
+
+pub(super) fn resolve(id: *mut rdma_cm_id, src: Option<&Address>, dst: &Address, timeout_ms: c_int) -> Result<()> {
+    provided(id)?.resolve_addr(src, dst, timeout_ms.cast_unsigned())?;
+    complete(id)
+}
+
+/// `man rdma_resolve_route`.
+pub(crate) unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: c_int) -> c_int {
+    minus_one(|| resolve_route(id, timeout_ms).map(|()| 0))
+}
+
+pub(super) fn resolve_route(id: *mut rdma_cm_id, timeout_ms: c_int) -> Result<()> {
+    provided(id)?.resolve_route(timeout_ms.cast_unsigned())?;
+    complete(id)
+}
+
+/// `man rdma_listen`.
+pub(crate) unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
+    minus_one(|| {
+        let object = live(id)?;
+        object.inner.id.listen(backlog)?;
+        show(object).map(|()| 0)
+    })
+}
+
+/// The port of an address in network byte order; 0 for none.
+fn port(id: *mut rdma_cm_id, address: fn(&roxe_provider::cm::Id) -> Option<Address>) -> u16 {
+    provided(id).ok().and_then(|id| address(id)).map_or(0, |address| address.port()).to_be()
+}
+
+/// `man rdma_get_src_port`.
+pub(crate) unsafe extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> u16 {
+    port(id, roxe_provider::cm::Id::local_addr)
+}
+
+/// `man rdma_get_dst_port`.
+pub(crate) unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> u16 {
+    port(id, roxe_provider::cm::Id::peer_addr)
+}

@@ -1,0 +1,143 @@
+//! `rdma_getaddrinfo`, and what is made of its addresses.
+
+use super::*;
+use crate::rdmacm::{rdma_freeaddrinfo, rdma_getaddrinfo};
+use core::ffi::CStr;
+use libc::{sockaddr_in, sockaddr_in6};
+
+const PASSIVE: c_int = 1;
+const NUMERICHOST: c_int = 2;
+const FAMILY: c_int = 8;
+const AF_IB: c_int = 27;
+const PS_TCP: c_int = 0x106;
+const PS_UDP: c_int = 0x111;
+const PS_IB: c_int = 0x13f;
+
+/// No wish at all.
+pub(super) fn hints() -> rdma_addrinfo {
+    // SAFETY: all-zero is an empty structure: null pointers and numbers.
+    unsafe { MaybeUninit::zeroed().assume_init() }
+}
+
+/// What is found, given back at the end.
+pub(super) struct Found(pub(super) *mut rdma_addrinfo);
+
+impl Found {
+    pub(super) fn all(&self) -> Vec<rdma_addrinfo> {
+        // SAFETY: a list of the library that ends with NULL.
+        let next = |entry: &rdma_addrinfo| unsafe { entry.ai_next.as_ref() }.copied();
+        // SAFETY: as above.
+        core::iter::successors(unsafe { self.0.as_ref() }.copied(), next).collect()
+    }
+
+    fn first(&self) -> rdma_addrinfo {
+        self.all()[0]
+    }
+}
+
+impl Drop for Found {
+    fn drop(&mut self) {
+        // SAFETY: a list of the library, given back once.
+        unsafe { rdma_freeaddrinfo(self.0) };
+    }
+}
+
+pub(super) fn find(node: Option<&CStr>, service: Option<&CStr>, hints: Option<&rdma_addrinfo>) -> Result<Found, c_int> {
+    let mut list = null_mut();
+    let text = |text: Option<&CStr>| text.map_or(ptr::null(), CStr::as_ptr);
+    let hints = hints.map_or(ptr::null(), ptr::from_ref);
+    // SAFETY: strings or NULL, a whole structure or NULL, and a variable.
+    match unsafe { rdma_getaddrinfo(text(node), text(service), hints, &raw mut list) } {
+        0 => Ok(Found(list)),
+        code => Err(code),
+    }
+}
+
+fn v4(addr: *mut libc::sockaddr) -> sockaddr_in {
+    // SAFETY: an address of the list, of this family.
+    unsafe { addr.cast::<sockaddr_in>().read_unaligned() }
+}
+
+#[test]
+fn a_number_becomes_an_address_and_a_port() {
+    let rai = hints();
+    let found = find(Some(c"127.0.0.1"), Some(c"7471"), Some(&rdma_addrinfo { ai_port_space: PS_TCP, ..rai })).unwrap();
+    let rai = found.first();
+    assert_eq!((rai.ai_family, rai.ai_qp_type, rai.ai_port_space), (libc::AF_INET, RC, PS_TCP));
+    assert_eq!((rai.ai_dst_len, rai.ai_src_len, rai.ai_flags), (16, 0, 0));
+    assert!(rai.ai_src_addr.is_null() && rai.ai_next.is_null() && rai.ai_route_len == 0);
+    let addr = v4(rai.ai_dst_addr);
+    assert_eq!((addr.sin_port, addr.sin_addr.s_addr), (7471_u16.to_be(), 0x7f00_0001_u32.to_be()));
+}
+
+#[test]
+fn who_listens_gets_a_source_address() {
+    let wish = rdma_addrinfo { ai_flags: PASSIVE, ai_port_space: PS_UDP, ai_qp_type: UD, ..hints() };
+    let found = find(None, Some(c"7471"), Some(&wish)).unwrap();
+    for rai in found.all() {
+        assert_eq!((rai.ai_flags, rai.ai_qp_type, rai.ai_port_space, rai.ai_dst_len), (PASSIVE, UD, PS_UDP, 0));
+        assert!(rai.ai_src_len > 0 && rai.ai_dst_addr.is_null());
+    }
+}
+
+#[test]
+fn without_hints_both_kinds_of_service_come() {
+    let found = find(Some(c"127.0.0.1"), Some(c"7471"), None).unwrap();
+    let kinds: Vec<_> = found.all().iter().map(|rai| (rai.ai_qp_type, rai.ai_port_space)).collect();
+    assert_eq!(kinds, [(RC, PS_TCP), (UD, PS_UDP)]);
+}
+
+#[test]
+fn the_source_of_the_hints_is_kept() {
+    let own =
+        find(Some(c"127.0.0.9"), None, Some(&rdma_addrinfo { ai_flags: PASSIVE | NUMERICHOST, ..hints() })).unwrap();
+    let (addr, len) = (own.first().ai_src_addr, own.first().ai_src_len);
+    let wish = rdma_addrinfo { ai_port_space: PS_TCP, ai_src_addr: addr, ai_src_len: len, ..hints() };
+    let found = find(Some(c"127.0.0.1"), Some(c"1"), Some(&wish)).unwrap();
+    assert_eq!(v4(found.first().ai_src_addr).sin_addr.s_addr, 0x7f00_0009_u32.to_be());
+    assert_ne!(found.first().ai_src_addr, addr);
+    // From addresses alone nothing is looked up.
+    let wish = rdma_addrinfo { ai_family: libc::AF_INET, ai_dst_addr: addr, ai_dst_len: len, ..wish };
+    let found = find(None, None, Some(&wish)).unwrap();
+    assert_eq!((found.first().ai_dst_len, found.first().ai_src_len, found.first().ai_family), (16, 16, libc::AF_INET));
+}
+
+#[test]
+fn a_gid_becomes_an_address_with_a_service() {
+    let wish = rdma_addrinfo { ai_flags: FAMILY, ai_family: AF_IB, ai_port_space: PS_IB, ..hints() };
+    let found = find(Some(c"fe80::1"), Some(c"7471"), Some(&rdma_addrinfo { ai_qp_type: RC, ..wish })).unwrap();
+    let rai = found.first();
+    assert_eq!((rai.ai_family, rai.ai_dst_len), (AF_IB, 48));
+    // SAFETY: an address of this family.
+    let sib = unsafe { rai.ai_dst_addr.cast::<sockaddr_ib>().read_unaligned() };
+    assert_eq!((sib.sib_addr[0], sib.sib_addr[15], sib.sib_pkey), (0xfe, 1, 0xffff));
+    assert_eq!((u64::from_be(sib.sib_sid), sib.sib_sid_mask), (0x13f_0000 | 7471, u64::MAX));
+}
+
+#[test]
+fn a_family_can_be_asked_for() {
+    let wish = rdma_addrinfo { ai_flags: FAMILY, ai_family: libc::AF_INET6, ai_port_space: PS_TCP, ..hints() };
+    let found = find(Some(c"::1"), None, Some(&wish)).unwrap();
+    // SAFETY: an address of this family.
+    let addr = unsafe { found.first().ai_dst_addr.cast::<sockaddr_in6>().read_unaligned() };
+    assert_eq!((addr.sin6_addr.s6_addr[15], found.first().ai_dst_len), (1, 28));
+    let code = find(Some(c"127.0.0.1"), None, Some(&rdma_addrinfo { ai_flags: FAMILY | NUMERICHOST, ..wish })).err();
+    // `EAI_ADDRFAMILY`, which the libc crate has not.
+    assert_eq!(code, Some(-9));
+}
+
+#[test]
+fn what_cannot_be_found_has_the_resolvers_code() {
+    let wish = rdma_addrinfo { ai_flags: NUMERICHOST, ..hints() };
+    assert_eq!(find(Some(c"no number"), None, Some(&wish)).err(), Some(libc::EAI_NONAME));
+    assert_eq!(
+        find(Some(c"::1"), None, Some(&rdma_addrinfo { ai_flags: 1 << 20, ..wish })).err(),
+        Some(libc::EAI_BADFLAGS)
+    );
+    // A datagram service in the port space of connections.
+    let wish = rdma_addrinfo { ai_qp_type: UD, ai_port_space: PS_TCP, ..wish };
+    assert!(find(Some(c"127.0.0.1"), Some(c"1"), Some(&wish)).is_err());
+    assert_eq!((find(None, None, None).err(), errno()), (Some(-1), libc::EINVAL));
+    // SAFETY: NULL is allowed.
+    unsafe { rdma_freeaddrinfo(null_mut()) };
+}
