@@ -1,12 +1,13 @@
 //! The side that asks: REQ out, REP in, RTU out.
 
+use super::alternate::Loading;
 use super::conn::{Connection, Remote, State, Timer};
 use super::outbox::{EventKind, Outbox};
 use super::terms::{Connect, Ece, QpTerms};
 use super::times::{ack_timeout, wait};
 use super::{CmError, Ignored, Settings, fields};
 use crate::time::Instant;
-use roxe_wire::cm::{CommId, Message, Mra, PrivateData, Rep, TransactionId};
+use roxe_wire::cm::{CommId, Mra, PrivateData, Rep, TransactionId};
 use roxe_wire::{Psn, Qpn};
 
 impl Connection {
@@ -33,6 +34,11 @@ impl Connection {
             timer: Timer::new(answer, connect.max_cm_retries),
             last: None,
             orphan: false,
+            is_active: true,
+            alternate_offered: false,
+            takes_alternates: false,
+            loading: Loading::Nothing,
+            alternate: None,
         };
         conn.send_with(connect.ece.options, fields::req(id, connect, settings), out);
         conn.timer.start(now);
@@ -64,12 +70,10 @@ impl Connection {
     /// The peer has not got our answer yet, or our program did not give one.
     // clause: CM-REP-DUPLICATE
     pub(super) fn on_duplicate_rep(&mut self, settings: &Settings, out: &mut Outbox) -> Result<(), Ignored> {
-        let last = self.last.as_ref().map(|mad| &mad.message);
         match self.state {
             State::RepRcvd => self.delay(settings.service_timeout, out).map_err(|_| Ignored::State)?,
             State::MraRepSent => self.repeat(out),
-            // Of the passive side the last message is a REP.
-            State::Established if matches!(last, Some(Message::Rtu(_))) => self.repeat(out),
+            State::Established if self.is_active => self.repeat(out),
             _ => return Err(Ignored::State),
         }
         Ok(())

@@ -2,6 +2,7 @@
 //!
 //! What moves it is in `active.rs`, `passive.rs` and `teardown.rs`. It knows no other connection and no table.
 
+use super::alternate::Loading;
 use super::outbox::{EventKind, Outbox};
 use super::terms::{QpTerms, Refusal, Route};
 use super::times::wait;
@@ -110,6 +111,15 @@ pub(super) struct Connection {
     pub(super) last: Option<Mad>,
     /// Our program forgot it: nothing is told any more, and nothing waited for but the peer.
     pub(super) orphan: bool,
+    /// We asked for it.
+    pub(super) is_active: bool,
+    /// The request names an alternate path.
+    pub(super) alternate_offered: bool,
+    /// Our program wants to hear of alternate paths that the peer proposes.
+    pub(super) takes_alternates: bool,
+    pub(super) loading: Loading,
+    /// Another path that both ends know.
+    pub(super) alternate: Option<Route>,
 }
 
 impl Connection {
@@ -126,7 +136,7 @@ impl Connection {
     /// peer has accepted, nobody knows what it calls its end.
     // clause: CM-MATCH
     pub(super) fn check_sender(&self, route: Route, theirs: CommId) -> Result<(), Ignored> {
-        if self.route() != route {
+        if self.route() != route && self.alternate != Some(route) {
             return Err(Ignored::Address);
         }
         if self.remote.is_some_and(|remote| remote.id != theirs) { Err(Ignored::UnknownId) } else { Ok(()) }
@@ -180,6 +190,7 @@ impl Connection {
                     self.give_up(settings, out);
                 }
             }
+            State::Established => self.on_alternate_timeout(now, out),
             State::DreqSent => self.on_disconnect_timeout(now, out),
             State::TimeWait => {
                 self.tell(EventKind::TimeWaitExit, out);

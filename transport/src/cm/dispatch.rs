@@ -9,12 +9,12 @@ use super::conn::{Connection, State};
 use super::listen::{ListenId, Takes};
 use super::manager::{Cm, Cx};
 use super::outbox::{Origin, Outbox};
-use super::terms::{Resolution, Route};
+use super::terms::{AlternateAnswer, Resolution, Route};
 use super::{Ignored, Settings, fields, passive};
 use roxe_wire::PathMtu;
 use roxe_wire::cm::{
-    Answered, Apr, AprStatus, CommId, Dreq, Guid, Info, Lap, Mad, Message, Mra, PrivateData, Rej, RejReason, Rep, Req,
-    ServiceId, SidrReq, SidrStatus, TransactionId,
+    Answered, AprStatus, CommId, Dreq, Guid, Info, Lap, Mad, Message, Mra, Rej, RejReason, Rep, Req, ServiceId,
+    SidrReq, SidrStatus, TransactionId,
 };
 
 /// Who has to act on a message: what tells one machine of an address from another.
@@ -73,7 +73,10 @@ impl Cm {
             Message::SidrReq(request) => self.on_sidr_req(cx, (route, tid), request),
             Message::SidrRep(reply) => self.sidr.on_reply(route, reply, mad.modifier, &mut self.out),
             Message::Lap(lap) => self.on_lap((route, tid), lap),
-            Message::Apr(_) => Err(Ignored::State),
+            Message::Apr(apr) => {
+                let id = self.find(route, apr.remote_comm_id, apr.local_comm_id)?;
+                self.hand(id, |conn, _, out| conn.on_apr(tid, apr, out))
+            }
         }
     }
 
@@ -150,7 +153,8 @@ impl Cm {
         self.hand(id, |conn, _, _| match mra.answered {
             Answered::Req => conn.on_mra_of_req(cx.now, mra),
             Answered::Rep => conn.on_mra_of_rep(cx.now, mra),
-            _ => Err(Ignored::State),
+            Answered::Neither => conn.on_mra_of_lap(cx.now, mra),
+            Answered::Other(_) => Err(Ignored::State),
         })
     }
 
@@ -186,19 +190,16 @@ impl Cm {
         self.hand(id, |conn, _, out| conn.on_dreq(cx.now, tid, dreq, out))
     }
 
-    /// Alternate paths are not loaded by message; rdma_cm never does so.
+    /// Who proposes a path for a connection that we do not know need not repeat it.
     // clause: CM-LAP
     fn on_lap(&mut self, (route, tid): (Route, TransactionId), lap: &Lap) -> Result<(), Ignored> {
         let (ours, theirs) = (lap.remote_comm_id, lap.local_comm_id);
-        let (status, reason) = match self.find(route, ours, theirs) {
-            Ok(_) => (AprStatus::Unsupported, Ignored::Refused),
-            Err(Ignored::UnknownId) => (AprStatus::InvalidCommId, Ignored::UnknownId),
-            Err(other) => return Err(other),
-        };
-        let (info, private_data) = (Info::EMPTY, PrivateData::EMPTY);
-        let apr = Apr { local_comm_id: ours, remote_comm_id: theirs, info, status, private_data };
-        self.out.send(route, tid, apr);
-        Err(reason)
+        let found = self.find(route, ours, theirs);
+        if found == Err(Ignored::UnknownId) {
+            self.out.send(route, tid, fields::apr(ours, theirs, &AlternateAnswer::new(AprStatus::InvalidCommId)));
+        }
+        let id = found?;
+        self.hand(id, |conn, settings, out| conn.on_lap(tid, lap, settings, out))
     }
 }
 

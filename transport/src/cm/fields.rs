@@ -2,11 +2,11 @@
 
 use super::Settings;
 use super::conn::{Connection, State};
-use super::terms::{Accept, Connect, Refusal, Resolution, Resolve};
+use super::terms::{Accept, Alternate, AlternateAnswer, Connect, Refusal, Resolution, Resolve};
 use super::times::ack_timeout;
 use roxe_wire::cm::{
-    Answered, CommId, Drep, Dreq, Guid, Info, Mra, Path, PrivateData, Rej, RejReason, Rep, Req, Rtu, SidrRep, SidrReq,
-    SidrStatus, TimeCode, Transport,
+    Answered, Apr, CommId, Drep, Dreq, Guid, Info, Lap, Mra, Path, PrivateData, Rej, RejReason, Rep, Req, Rtu, SidrRep,
+    SidrReq, SidrStatus, Small, TimeCode, Transport,
 };
 use roxe_wire::{Pkey, Qkey, Qpn};
 
@@ -39,8 +39,7 @@ pub(super) fn req(id: CommId, connect: &Connect, settings: &Settings) -> Req {
 
 fn path(connect: &Connect, settings: &Settings) -> Path {
     let subnet_local = connect.hop_limit <= 1;
-    // No port of RoCE has a LID; 0xffff is the "permissive" one that a packet through routers carries.
-    let lid = if subnet_local { 0 } else { 0xffff };
+    let lid = lid(subnet_local);
     Path {
         local_lid: lid,
         remote_lid: lid,
@@ -54,6 +53,14 @@ fn path(connect: &Connect, settings: &Settings) -> Path {
         ..Path::default()
     }
 }
+
+/// No port of RoCE has a LID; 0xffff is the "permissive" one that a packet through routers carries.
+const fn lid(subnet_local: bool) -> u16 {
+    if subnet_local { 0 } else { 0xffff }
+}
+
+/// "Not supported", as a REP says of the alternate path of a REQ.
+const FAILOVER_UNSUPPORTED: Small<2> = Small::new(1);
 
 // clause: CM-FIELDS-REP
 pub(super) fn rep(conn: &Connection, accept: &Accept, settings: &Settings) -> Rep {
@@ -71,6 +78,8 @@ pub(super) fn rep(conn: &Connection, accept: &Accept, settings: &Settings) -> Re
         responder_resources: conn.terms.max_dest_rd_atomic,
         initiator_depth: conn.terms.max_rd_atomic,
         target_ack_delay: settings.ack_delay,
+        // clause: CM-FAILOVER
+        failover: if conn.alternate_offered { FAILOVER_UNSUPPORTED } else { Small::default() },
         flow_control: accept.flow_control,
         rnr_retry_count: accept.rnr_retry_count,
         srq: accept.srq || is_target,
@@ -97,6 +106,35 @@ pub(super) fn mra(conn: &Connection, service_timeout: TimeCode) -> Mra {
         service_timeout,
         private_data: PrivateData::EMPTY,
     }
+}
+
+// clause: CM-LAP
+pub(super) fn lap(conn: &Connection, alternate: &Alternate, settings: &Settings) -> Lap {
+    let subnet_local = alternate.hop_limit <= 1;
+    let lid = lid(subnet_local);
+    Lap {
+        local_comm_id: conn.id,
+        remote_comm_id: conn.remote_id(),
+        remote_qpn: conn.terms.dest_qpn,
+        remote_cm_response_timeout: alternate.response_timeout,
+        local_lid: lid,
+        remote_lid: lid,
+        local_gid: alternate.route.local,
+        remote_gid: alternate.route.remote,
+        flow_label: alternate.flow_label,
+        traffic_class: alternate.traffic_class,
+        hop_limit: alternate.hop_limit,
+        subnet_local,
+        local_ack_timeout: ack_timeout(settings.ack_delay, alternate.packet_lifetime),
+        private_data: alternate.private_data,
+        ..Lap::default()
+    }
+}
+
+/// The answer to a LAP, whether or not we know the connection it names.
+pub(super) const fn apr(ours: CommId, theirs: CommId, answer: &AlternateAnswer) -> Apr {
+    let AlternateAnswer { status, info, private_data } = *answer;
+    Apr { local_comm_id: ours, remote_comm_id: theirs, info, status, private_data }
 }
 
 pub(super) fn dreq(conn: &Connection) -> Dreq {

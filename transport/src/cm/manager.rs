@@ -1,11 +1,12 @@
 //! [`Cm`]: the whole machine, as programs use it. What becomes of messages is in `dispatch.rs`.
 
+use super::alternate::AlternateState;
 use super::conn::{Connection, State};
 use super::listen::{Listen, ListenId, Listeners};
 use super::outbox::{Event, Outbox, Outgoing};
 use super::sidr::Sidr;
 use super::table::Table;
-use super::terms::{Accept, Connect, QpTerms, Refusal, Resolution, Resolve};
+use super::terms::{Accept, Alternate, AlternateAnswer, Connect, QpTerms, Refusal, Resolution, Resolve};
 use super::{CmError, Settings};
 use crate::time::Instant;
 use core::fmt;
@@ -134,6 +135,45 @@ impl Cm {
         self.with(id, |conn, _, out| conn.disconnect(cx.now, tid, out))
     }
 
+    /// Whether the program wants to hear of alternate paths that the peer proposes. Without this verb they are refused.
+    /// Who takes them lets the peer choose where our packets may go one day: it should look at the addresses.
+    ///
+    /// # Errors
+    /// [`CmError::UnknownId`].
+    // clause: CM-LAP
+    pub fn take_alternates(&mut self, id: CommId, takes: bool) -> Result<(), CmError> {
+        self.with(id, |conn, _, _| {
+            conn.takes_alternates = takes;
+            Ok(())
+        })
+    }
+
+    /// Proposes another path to the peer. Comes to [`AlternateReply`](super::EventKind::AlternateReply) or
+    /// [`AlternateUnanswered`](super::EventKind::AlternateUnanswered), unless the connection ends before.
+    ///
+    /// # Errors
+    /// [`CmError::UnknownId`]; [`CmError::State`]: not established, or another proposal is under way.
+    pub fn load_alternate(&mut self, cx: &mut Cx<'_>, id: CommId, alternate: &Alternate) -> Result<(), CmError> {
+        let tid = cx.tid();
+        self.with(id, |conn, settings, out| conn.load_alternate(cx.now, tid, alternate, settings, out))
+    }
+
+    /// Answers what the peer proposed. For success the queue pair must have the path.
+    ///
+    /// # Errors
+    /// [`CmError::UnknownId`]; [`CmError::State`]: the peer proposed nothing, or was answered.
+    pub fn answer_alternate(&mut self, id: CommId, answer: &AlternateAnswer) -> Result<(), CmError> {
+        self.with(id, |conn, _, out| conn.answer_alternate(answer, out))
+    }
+
+    /// The queue pair has gone over to the alternate path; messages do, too.
+    ///
+    /// # Errors
+    /// [`CmError::UnknownId`]; [`CmError::State`]: there is none.
+    pub fn migrated(&mut self, id: CommId) -> Result<(), CmError> {
+        self.with(id, |conn, _, _| conn.migrate())
+    }
+
     /// Looks a datagram service up. Comes to [`LookupReply`](super::EventKind::LookupReply) or
     /// [`Unreachable`](super::EventKind::Unreachable).
     ///
@@ -232,6 +272,11 @@ impl Cm {
     /// Where a connection stands; `None` if it is over or was never there.
     pub fn state(&self, id: CommId) -> Option<State> {
         self.table.get(id).map(|conn| conn.state)
+    }
+
+    /// What is under way about an alternate path of a connection; `None` if it is over or was never there.
+    pub fn alternate_state(&self, id: CommId) -> Option<AlternateState> {
+        self.table.get(id).map(Connection::alternate_state)
     }
 
     /// What to give the queue pair, once the peer has spoken. Of a request that was not accepted yet the depths are

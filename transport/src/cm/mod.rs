@@ -4,9 +4,9 @@
 //! [`Cm`] holds all connections and lookups of one device. Like a queue pair it does no I/O, has no clock, and is
 //! driven from outside. It has four kinds of method:
 //!
-//! 1. getters: [`Cm::state`], [`Cm::qp_terms`], [`Cm::len`];
+//! 1. getters: [`Cm::state`], [`Cm::alternate_state`], [`Cm::qp_terms`], [`Cm::len`];
 //! 2. verbs of the program: `listen`, `connect`, `accept`, `confirm`, `reject`, `delay`, `establish`, `disconnect`,
-//!    `resolve`, `answer`, `destroy`;
+//!    `load_alternate`, `answer_alternate`, `migrated`, `resolve`, `answer`, `destroy`;
 //! 3. inputs: [`Cm::handle_message`] when a message arrived, [`Cm::handle_timeout`] when [`Cm::poll_timeout`] is due;
 //! 4. outputs: [`Cm::poll_transmit`], [`Cm::poll_event`], [`Cm::poll_timeout`]: after any verb or input fetch all of
 //!    them.
@@ -53,10 +53,11 @@
 //! # Files
 //!
 //! `terms` is what programs say and `outbox` what they hear; `conn`, `active`, `passive`, `teardown` are one
-//! connection; `sidr` is the lookup of datagram services; `table` finds connections, `listen` listeners; `dispatch`
+//! connection, `alternate` its alternate path; `sidr` is the lookup of datagram services; `table` finds connections, `listen` listeners; `dispatch`
 //! gives messages to them after `checks`; `manager` is [`Cm`] itself; `fields` fills messages in; `times` knows what time codes mean.
 
 mod active;
+mod alternate;
 mod checks;
 mod conn;
 mod dispatch;
@@ -74,12 +75,13 @@ mod times;
 #[cfg(test)]
 mod tests;
 
+pub use alternate::AlternateState;
 pub use conn::State;
 pub use dispatch::{Addressee, addressee};
 pub use listen::{Addresses, Listen, ListenId, Takes};
 pub use manager::{Cm, Cx};
 pub use outbox::{Ending, Event, EventKind, Origin, Outgoing};
-pub use terms::{Accept, Connect, Ece, QpTerms, Refusal, Resolution, Resolve, Route};
+pub use terms::{Accept, Alternate, AlternateAnswer, Connect, Ece, QpTerms, Refusal, Resolution, Resolve, Route};
 
 use roxe_wire::cm::{Guid, TimeCode};
 

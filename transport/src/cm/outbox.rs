@@ -2,7 +2,7 @@
 
 use super::listen::ListenId;
 use super::terms::{Ece, Route};
-use roxe_wire::cm::{CommId, Mad, Message, Rej, Rep, Req, SidrRep, SidrReq, TransactionId};
+use roxe_wire::cm::{Apr, CommId, Lap, Mad, Message, Rej, Rep, Req, SidrRep, SidrReq, TransactionId};
 use std::collections::VecDeque;
 
 /// A message to send from queue pair 1 at one address to that at another.
@@ -42,6 +42,12 @@ pub enum EventKind {
     Disconnected(Ending),
     /// No packet of the connection is on the way any more: its queue pair may be used again. The id is free.
     TimeWaitExit,
+    /// The peer proposes another path: load it and answer, or answer why not.
+    AlternateRequest(Box<Lap>),
+    /// The peer has loaded the path that we proposed, or says why not.
+    AlternateReply(Box<Apr>),
+    /// The peer does not say whether it has loaded the path that we proposed, or proposed one at the same time.
+    AlternateUnanswered,
     /// A peer looks for a datagram service: answer.
     LookupRequest(Origin, Box<SidrReq>),
     /// A datagram service answers. The id is free.

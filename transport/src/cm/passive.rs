@@ -1,5 +1,6 @@
 //! The side that is asked: REQ in, REP out, RTU in.
 
+use super::alternate::Loading;
 use super::conn::{Connection, Remote, State, Timer};
 use super::outbox::{EventKind, Origin, Outbox};
 use super::terms::{Accept, Ece, QpTerms, Route};
@@ -25,6 +26,11 @@ impl Connection {
             timer: Timer::new(wait(req.local_cm_response_timeout), req.max_cm_retries),
             last: None,
             orphan: false,
+            is_active: false,
+            alternate_offered: req.has_alternate(),
+            takes_alternates: false,
+            loading: Loading::Nothing,
+            alternate: None,
         }
     }
 

@@ -22,7 +22,7 @@ struct Entry {
     listener: Option<ListenId>,
     /// As the ways know it.
     due: Option<Instant>,
-    remote: Option<Remote>,
+    remote: Option<(Gid, Remote)>,
 }
 
 /// The connections.
@@ -80,15 +80,15 @@ impl Table {
         }
         let is_over = entry.conn.state == State::Idle;
         let due = entry.conn.timer.due.filter(|_| !is_over);
-        let remote = entry.conn.remote.filter(|_| !is_over);
         let gid = entry.conn.route().remote;
+        let remote = entry.conn.remote.filter(|_| !is_over).map(|remote| (gid, remote));
         let (old_due, old_remote) =
             (core::mem::replace(&mut entry.due, due), core::mem::replace(&mut entry.remote, remote));
         if is_over {
             self.entries.remove(&id);
         }
         self.set_due(id, old_due, due);
-        self.set_remote(id, gid, old_remote, remote);
+        self.set_remote(id, old_remote, remote);
     }
 
     fn set_due(&mut self, id: CommId, old: Option<Instant>, new: Option<Instant>) {
@@ -98,15 +98,15 @@ impl Table {
         }
     }
 
-    fn set_remote(&mut self, id: CommId, gid: Gid, old: Option<Remote>, new: Option<Remote>) {
+    fn set_remote(&mut self, id: CommId, old: Option<(Gid, Remote)>, new: Option<(Gid, Remote)>) {
         if old == new {
             return;
         }
-        if let Some(old) = old {
+        if let Some((gid, old)) = old {
             forget(&mut self.by_remote_id, (gid.0, old.guid, old.id.0), id);
             forget(&mut self.by_remote_qpn, (gid.0, old.guid, old.qpn.get()), id);
         }
-        if let Some(new) = new {
+        if let Some((gid, new)) = new {
             self.by_remote_id.insert((gid.0, new.guid, new.id.0), id);
             self.by_remote_qpn.insert((gid.0, new.guid, new.qpn.get()), id);
         }

@@ -22,12 +22,13 @@ impl Connection {
         self.finish();
     }
 
-    /// Our program needs longer to accept or confirm.
+    /// Our program needs longer to accept, to confirm, or to load a path.
     // clause: CM-MRA
     pub(super) fn delay(&mut self, service_timeout: TimeCode, out: &mut Outbox) -> Result<(), CmError> {
         self.state = match self.state {
             State::ReqRcvd => State::MraReqSent,
             State::RepRcvd => State::MraRepSent,
+            State::Established => return self.delay_alternate(service_timeout, out),
             _ => return Err(CmError::State),
         };
         self.send(fields::mra(self, service_timeout), out);

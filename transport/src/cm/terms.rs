@@ -3,7 +3,7 @@
 //! Plain data. The values that `new` fills in are those of the kernel's rdma_cm.
 
 use roxe_wire::cm::{
-    FlowLabel, Info, PrivateData, RejReason, ServiceId, SidrStatus, Small, TimeCode, Transport, VendorId,
+    AprStatus, FlowLabel, Info, PrivateData, RejReason, ServiceId, SidrStatus, Small, TimeCode, Transport, VendorId,
 };
 use roxe_wire::{Gid, PathMtu, Psn, Qkey, Qpn};
 
@@ -204,6 +204,58 @@ impl Resolution {
     /// There is no queue pair for the client.
     pub const fn refused(status: SidrStatus) -> Self {
         Self { service: Err(status), ece: Ece::NONE, private_data: PrivateData::EMPTY }
+    }
+}
+
+/// Another path that one end proposes for a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Alternate {
+    /// Between which addresses.
+    pub route: Route,
+    /// IPv6 flow label.
+    pub flow_label: FlowLabel,
+    /// Traffic class or TOS.
+    pub traffic_class: u8,
+    /// Hop limit; 1 says that the peer is on our subnet.
+    pub hop_limit: u8,
+    /// How long a packet lives on the way, a code.
+    pub packet_lifetime: TimeCode,
+    /// How long the peer may take to answer, a code.
+    pub response_timeout: TimeCode,
+    /// For the program at the other end.
+    pub private_data: PrivateData<168>,
+}
+
+impl Alternate {
+    /// A path like those of [`Connect::new`].
+    pub const fn new(route: Route) -> Self {
+        Self {
+            route,
+            flow_label: FlowLabel::new(0),
+            traffic_class: 0,
+            hop_limit: 64,
+            packet_lifetime: TimeCode::new(16),
+            response_timeout: TimeCode::new(20),
+            private_data: PrivateData::EMPTY,
+        }
+    }
+}
+
+/// What the other end answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AlternateAnswer {
+    /// Whether its queue pair has the path now, or why not.
+    pub status: AprStatus,
+    /// What goes with the status.
+    pub info: Info,
+    /// For the program that proposed it.
+    pub private_data: PrivateData<148>,
+}
+
+impl AlternateAnswer {
+    /// Just that.
+    pub const fn new(status: AprStatus) -> Self {
+        Self { status, info: Info::EMPTY, private_data: PrivateData::EMPTY }
     }
 }
 

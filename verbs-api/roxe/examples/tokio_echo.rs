@@ -7,15 +7,17 @@
 //! ```
 //!
 //! Nothing in the crate knows tokio, and another event loop does as well: a channel has a descriptor that is readable
-//! while something is pending, and a method that takes it without waiting. [`until`] is all that joins the two.
+//! while something is pending, and a method that takes it without waiting. [`watched`] and [`until`] are all that joins the
+//! two.
 
 use roxe::cm::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, PortSpace};
 use roxe::{
     Access, CompletionChannel, CompletionQueue, MemoryRegion, QueuePair, WcOpcode, WorkCompletion, WorkRequest,
 };
 use std::net::SocketAddr;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::Builder;
 
@@ -43,7 +45,7 @@ fn main() -> Result<()> {
 }
 
 /// A server and its clients, all on this thread. Returns how many messages came back right.
-pub async fn demo() -> Result<u32> {
+pub(crate) async fn demo() -> Result<u32> {
     let server = Server::bind("127.0.0.1:0".parse()?)?;
     let address = server.address()?;
     let serving = tokio::spawn(server.serve());
@@ -54,6 +56,12 @@ pub async fn demo() -> Result<u32> {
     }
     serving.abort();
     Ok(right)
+}
+
+/// Lets tokio watch the descriptor of `channel`.
+fn watched<T: AsFd + AsRawFd>(channel: T) -> Result<AsyncFd<T>> {
+    // SAFETY: `AsFd` promises that the descriptor is open as long as the channel lives, and both traits name the same one.
+    Ok(unsafe { AsyncFd::register_with_interest(channel, Interest::READABLE) }.map_err(std::io::Error::from)?)
 }
 
 /// Takes what `take` finds on `channel`, as soon as there is something; other tasks run meanwhile.
@@ -84,7 +92,7 @@ impl Server {
         let id = CmId::create(&channel, PortSpace::Tcp)?;
         id.bind(address)?;
         id.listen(0)?;
-        Ok(Self { id, events: AsyncFd::new(channel)? })
+        Ok(Self { id, events: watched(channel)? })
     }
 
     fn address(&self) -> Result<SocketAddr> {
@@ -110,7 +118,7 @@ impl Server {
 async fn echo(id: CmId, terms: ConnParam) -> Result<()> {
     let channel = EventChannel::create()?;
     id.migrate(&channel)?;
-    let events = AsyncFd::new(channel)?;
+    let events = watched(channel)?;
     let end = End::new(&id)?;
     end.post_recv()?;
     id.accept(&terms)?;
@@ -132,7 +140,7 @@ async fn echo(id: CmId, terms: ConnParam) -> Result<()> {
 async fn client(address: SocketAddr, seed: u8) -> Result<u32> {
     let channel = EventChannel::create()?;
     let id = CmId::create(&channel, PortSpace::Tcp)?;
-    let events = AsyncFd::new(channel)?;
+    let events = watched(channel)?;
     id.resolve_addr(None, address, LOOKUP)?;
     event(&events, CmEventKind::AddrResolved).await?;
     id.resolve_route(LOOKUP)?;
@@ -170,7 +178,7 @@ impl End {
         let cq = context.create_cq_with_channel(16, &channel)?;
         let qp = pd.create_qp(&cq, &cq).max_send_wr(8).max_recv_wr(8).build_on(id)?;
         let inbox = pd.alloc_mr(MESSAGE, Access::LOCAL_WRITE)?;
-        Ok(Self { qp, cq, completions: AsyncFd::new(channel)?, inbox })
+        Ok(Self { qp, cq, completions: watched(channel)?, inbox })
     }
 
     fn post_recv(&self) -> Result<()> {

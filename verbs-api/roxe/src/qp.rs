@@ -240,7 +240,7 @@ impl<'a> QueuePairBuilder<'a> {
 /// The own address of `cm`, and its place in the GID table: the first one for an id that is bound to all.
 fn own_address(context: &Context, cm: &CmId) -> (Gid, u8) {
     let (own, entries) = (cm.local_gid(), context.gid_entries());
-    let entry = entries.iter().find(|entry| Some(entry.gid) == own).or(entries.first());
+    let entry = entries.iter().find(|entry| Some(entry.gid) == own).or_else(|| entries.first());
     entry.map_or_else(Default::default, |entry| (entry.gid, entry.index))
 }
 

@@ -1,7 +1,8 @@
-//! Tests: scripts of one machine (`active`, `passive`, `ending`, `lookups`, `strangers`), the recorded packets of another
+//! Tests: scripts of one machine (`active`, `passive`, `alternate`, `ending`, `lookups`, `strangers`), the recorded packets of another
 //! (`captures`), one machine and a liar (`hostile`), and two machines over a bad network (`world`).
 
 mod active;
+mod alternate;
 mod captures;
 mod ending;
 mod hostile;

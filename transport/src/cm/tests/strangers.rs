@@ -140,14 +140,15 @@ fn one_service_may_have_a_listener_for_each_version_of_ip() {
 fn alternate_paths_are_refused() {
     let mut node = Node::new();
     let id = node.connected();
-    for (ours, status, why) in
-        [(id, AprStatus::Unsupported, Ignored::Refused), (NOBODY, AprStatus::InvalidCommId, Ignored::UnknownId)]
-    {
+    let unknown = (NOBODY, AprStatus::InvalidCommId, Ignored::UnknownId, Ignored::UnknownId);
+    for (ours, status, why, unasked) in [(id, AprStatus::Unsupported, Ignored::Refused, Ignored::State), unknown] {
         let lap = Lap { local_comm_id: PEER_ID, remote_comm_id: ours, ..Lap::default() };
         assert_eq!(node.takes(lap), Err(why));
         let Message::Apr(apr) = node.one_sent() else { panic!("no APR") };
         assert_eq!((apr.local_comm_id, apr.remote_comm_id, apr.status), (ours, PEER_ID, status));
-        assert_eq!(node.takes(Apr { status, ..apr }), Err(Ignored::State));
+        assert_eq!(node.takes(apr.clone()), Err(Ignored::UnknownId));
+        let back = Apr { local_comm_id: PEER_ID, remote_comm_id: ours, ..apr };
+        assert_eq!(node.takes(back), Err(unasked));
     }
     assert_eq!(node.state(id), State::Established);
 }

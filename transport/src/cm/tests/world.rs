@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::sim::rng::Choices;
-use roxe_wire::cm::SidrStatus;
+use roxe_wire::cm::{AprStatus, SidrStatus};
 use std::collections::BTreeMap;
 
 /// How bad the network is, and how hasty the programs.
@@ -33,6 +33,8 @@ enum Todo {
     Confirm,
     Disconnect,
     Destroy,
+    Propose,
+    AnswerProposal,
 }
 
 #[derive(Debug)]
@@ -61,6 +63,11 @@ struct Story {
     established: bool,
     terms: Option<QpTerms>,
     ends: Vec<End>,
+    /// Paths it proposed that wait for an answer, and how many the peer took.
+    proposed: u32,
+    loaded: u32,
+    /// Paths of the peer that it took.
+    taken: u32,
 }
 
 struct World {
@@ -187,6 +194,12 @@ impl World {
             }
             EventKind::Rejected(_) | EventKind::Unreachable | EventKind::Stale => story.ends.push(End::Told(kind)),
             EventKind::TimeWaitExit => assert_eq!(story.ends.len(), 1, "{story:?}"),
+            EventKind::AlternateRequest(_) => self.think(end, id, Todo::AnswerProposal),
+            EventKind::AlternateReply(apr) => {
+                story.proposed -= 1;
+                story.loaded += u32::from(apr.status == AprStatus::Success);
+            }
+            EventKind::AlternateUnanswered => story.proposed -= 1,
             EventKind::LookupRequest(..) => self.think(end, id, Todo::AnswerLookup),
             EventKind::LookupReply(..) => story.ends.push(End::Answered),
         }
@@ -196,6 +209,10 @@ impl World {
         let terms = self.ends[end].qp_terms(id);
         let story = self.stories[end].entry(id).or_default();
         (story.established, story.terms) = (true, terms);
+        self.ends[end].take_alternates(id, self.rng.chance(700)).unwrap();
+        if self.rng.chance(self.climate.whims) {
+            self.think(end, id, Todo::Propose);
+        }
         // Most often one of the programs ends it long before the other would.
         let todo = if self.rng.chance(self.climate.whims) { Todo::Destroy } else { Todo::Disconnect };
         let patience = self.rng.pick(&[1, 1, 20]);
@@ -219,6 +236,23 @@ impl World {
                 let _ = self.call(end, |cm, cx| cm.disconnect(cx, id));
             }
             Todo::Destroy => self.destroy(end, id),
+            Todo::Propose => self.propose(end, id),
+            Todo::AnswerProposal => self.answer_proposal(end, id, unwilling),
+        }
+    }
+
+    fn propose(&mut self, end: usize, id: CommId) {
+        let route = Route { local: address(11 + end as u8), remote: address(12 - end as u8) };
+        if self.call(end, |cm, cx| cm.load_alternate(cx, id, &Alternate::new(route))).is_ok() {
+            self.stories[end].entry(id).or_default().proposed += 1;
+            self.think(end, id, Todo::Propose);
+        }
+    }
+
+    fn answer_proposal(&mut self, end: usize, id: CommId, unwilling: bool) {
+        let status = if unwilling { AprStatus::Reject } else { AprStatus::Success };
+        if self.ends[end].answer_alternate(id, &AlternateAnswer::new(status)).is_ok() && !unwilling {
+            self.stories[end].entry(id).or_default().taken += 1;
         }
     }
 
@@ -292,6 +326,8 @@ impl World {
         assert!(active.is_active && !passive.is_active);
         assert!(active.established || !passive.established, "{active:?} {passive:?}");
         assert!(!active.established || passive.ends != [End::Refused], "{active:?} {passive:?}");
+        assert!(one.proposed <= 1 && one.loaded <= other.taken, "a path is loaded at both ends: {one:?} {other:?}");
+        assert!(other.proposed <= 1 && other.loaded <= one.taken, "a path is loaded at both ends: {one:?} {other:?}");
         let (Some(one), Some(other)) = (one.terms, other.terms) else { return };
         assert_eq!((one.rq_psn, one.sq_psn), (other.sq_psn, other.rq_psn));
         assert_eq!((one.route.local, one.path_mtu), (other.route.remote, other.path_mtu));
@@ -302,6 +338,11 @@ impl World {
     /// How many connections were established at both ends.
     fn successes(&self) -> usize {
         self.stories[0].values().filter(|story| story.established).count()
+    }
+
+    /// How many alternate paths both ends loaded.
+    fn loaded(&self) -> u32 {
+        self.stories.iter().flat_map(BTreeMap::values).map(|story| story.loaded).sum()
     }
 }
 
@@ -336,10 +377,10 @@ fn on_a_good_network_all_goes_as_both_programs_want() {
     }
 }
 
-// clause: CM-RETRIES, CM-SIDR, CM-REQ-DUPLICATE, CM-REP-DUPLICATE, CM-DREQ-UNKNOWN, CM-UNKNOWN
+// clause: CM-RETRIES, CM-SIDR, CM-REQ-DUPLICATE, CM-REP-DUPLICATE, CM-DREQ-UNKNOWN, CM-UNKNOWN, CM-LAP
 #[test]
 fn on_a_bad_network_every_connection_ends_once_at_both_ends() {
-    let mut successes = 0;
+    let (mut successes, mut loaded) = (0, 0);
     for seed in 0..3000 {
         let mut rng = Rng::new(seed);
         let climate = Climate {
@@ -350,8 +391,11 @@ fn on_a_bad_network_every_connection_ends_once_at_both_ends() {
             whims: rng.pick(&[0, 100, 300]),
             lookups: 200,
         };
-        successes += live(climate, seed, 8).successes();
+        let world = live(climate, seed, 8);
+        successes += world.successes();
+        loaded += world.loaded();
     }
+    assert!(loaded > 100, "{loaded} alternate paths: nothing was tried");
     assert!(successes > 3000, "{successes} of 12000: nothing was tried");
 }
 

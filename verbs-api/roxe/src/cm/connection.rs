@@ -60,21 +60,26 @@ impl Connection {
         &self.private_data
     }
 
-    /// Ends the connection, and waits until the peer knows or does not answer.
-    ///
-    /// # Errors
-    /// [`Error::Provider`] when the wait fails.
-    pub fn disconnect(self) -> Result<(), Error> {
-        // Refused if the peer was first and its event is still pending: that event ends the loop.
-        let _ = self.id.disconnect();
-        self.wait_disconnected()
-    }
-
-    /// Waits until the peer ends the connection.
+    /// Ends the connection, and waits until the peer agrees. It does so when its program ends the connection too, or has nothing
+    /// left of it; if it does not answer, the wait ends after a minute or so.
     ///
     /// # Errors
     /// [`Error::Provider`] when the wait fails, [`Error::Connection`] if the device is removed.
-    pub fn wait_disconnected(&self) -> Result<(), Error> {
+    pub fn disconnect(self) -> Result<(), Error> {
+        self.id.disconnect()?;
+        self.until_disconnected()
+    }
+
+    /// Waits until the peer ends the connection, and agrees.
+    ///
+    /// # Errors
+    /// As [`disconnect`](Self::disconnect).
+    pub fn wait_disconnected(self) -> Result<(), Error> {
+        self.until_disconnected()?;
+        self.id.disconnect()
+    }
+
+    fn until_disconnected(&self) -> Result<(), Error> {
         while self.channel.next()?.ok()?.kind() != CmEventKind::Disconnected {}
         Ok(())
     }

@@ -1,0 +1,243 @@
+//! Alternate paths by message.
+
+use super::*;
+use roxe_wire::cm::{Apr, AprStatus, Lap};
+
+fn other_route() -> Route {
+    Route { local: address(11), remote: address(12) }
+}
+
+/// The peer proposes a path for what we call `ours`.
+fn lap(ours: CommId) -> Lap {
+    Lap {
+        local_comm_id: PEER_ID,
+        remote_comm_id: ours,
+        remote_qpn: OUR_QPN,
+        local_gid: other_route().remote,
+        remote_gid: other_route().local,
+        local_ack_timeout: TimeCode::new(17),
+        ..Lap::default()
+    }
+}
+
+fn apr(ours: CommId, status: AprStatus) -> Apr {
+    fields::apr(PEER_ID, ours, &AlternateAnswer::new(status))
+}
+
+impl Node {
+    /// Proposes a path, and returns the transaction.
+    fn proposes(&mut self, id: CommId) -> TransactionId {
+        self.call(|cm, cx| cm.load_alternate(cx, id, &Alternate::new(other_route()))).unwrap();
+        let sent = self.cm.poll_transmit().expect("a LAP");
+        assert!(matches!(sent.mad.message, Message::Lap(_)));
+        sent.mad.tid
+    }
+
+    fn takes_with(&mut self, tid: TransactionId, message: impl Into<Message>) -> Result<(), Ignored> {
+        let mad = Mad { tid, modifier: 0, message: message.into() };
+        self.call(|cm, cx| cm.handle_message(cx, route(), &mad))
+    }
+
+    fn alternate(&self, id: CommId) -> AlternateState {
+        self.cm.alternate_state(id).unwrap()
+    }
+
+    /// A connection whose program wants to hear of paths.
+    fn willing(reach: fn(&mut Self) -> CommId) -> (Self, CommId) {
+        let mut node = Self::listening();
+        let id = reach(&mut node);
+        node.cm.take_alternates(id, true).unwrap();
+        (node, id)
+    }
+}
+
+// clause: CM-LAP
+#[test]
+fn a_path_is_proposed_and_loaded() {
+    for reach in [Node::connected, Node::established] {
+        let mut node = Node::listening();
+        let id = reach(&mut node);
+        let alternate = Alternate { traffic_class: 5, ..Alternate::new(other_route()) };
+        node.call(|cm, cx| cm.load_alternate(cx, id, &alternate)).unwrap();
+        let Outgoing { route: way, mad: Mad { tid, message: Message::Lap(lap), .. } } =
+            node.cm.poll_transmit().unwrap()
+        else {
+            panic!("no LAP")
+        };
+        assert_eq!((way, lap.local_comm_id, lap.remote_comm_id, lap.remote_qpn), (route(), id, PEER_ID, PEER_QPN));
+        assert_eq!((lap.local_gid, lap.remote_gid, lap.traffic_class), (address(11), address(12), 5));
+        assert_eq!(
+            (lap.hop_limit, lap.subnet_local, lap.local_lid, lap.local_ack_timeout.get()),
+            (64, false, 0xffff, 17)
+        );
+        assert_eq!(node.alternate(id), AlternateState::LapSent);
+        let again = node.call(|cm, cx| cm.load_alternate(cx, id, &alternate));
+        assert_eq!(again, Err(CmError::State), "one at a time");
+        let stale = node.takes_with(TransactionId(tid.0 ^ 1), apr(id, AprStatus::Success));
+        assert_eq!((stale, node.events()), (Err(Ignored::State), vec![]), "the answer to another question");
+        let answer = apr(id, AprStatus::Success);
+        assert_eq!(node.takes_with(tid, answer.clone()), Ok(()));
+        assert_eq!(node.events(), [EventKind::AlternateReply(Box::new(answer.clone()))]);
+        assert_eq!((node.alternate(id), node.cm.poll_timeout()), (AlternateState::Idle, None));
+        assert_eq!(node.takes_with(tid, answer), Err(Ignored::State));
+        node.proposes(id);
+    }
+}
+
+// clause: CM-LAP, CM-LAP-DUPLICATE, CM-MRA
+#[test]
+fn a_proposal_is_answered_once_and_its_repetitions_likewise() {
+    for reach in [Node::connected, Node::established] {
+        let (mut node, id) = Node::willing(reach);
+        assert_eq!(node.takes_with(TransactionId(1), lap(id)), Ok(()));
+        assert_eq!(node.events(), [EventKind::AlternateRequest(Box::new(lap(id)))]);
+        assert_eq!(node.alternate(id), AlternateState::LapRcvd);
+        assert_eq!(node.takes_with(TransactionId(2), lap(id)), Err(Ignored::State), "one at a time");
+        for _ in 0..2 {
+            assert_eq!(node.takes_with(TransactionId(1), lap(id)), Err(Ignored::Duplicate));
+            let Message::Mra(mra) = node.one_sent() else { panic!("no MRA") };
+            assert_eq!((mra.answered, mra.service_timeout.get(), mra.remote_comm_id), (Answered::Neither, 24, PEER_ID));
+            assert_eq!(node.alternate(id), AlternateState::MraLapSent);
+        }
+        node.cm.answer_alternate(id, &AlternateAnswer::new(AprStatus::Success)).unwrap();
+        let expected = Mad {
+            tid: TransactionId(1),
+            modifier: 0,
+            message: fields::apr(id, PEER_ID, &AlternateAnswer::new(AprStatus::Success)).into(),
+        };
+        assert_eq!(node.cm.poll_transmit(), Some(Outgoing { route: route(), mad: expected.clone() }));
+        assert_eq!(node.cm.answer_alternate(id, &AlternateAnswer::new(AprStatus::Success)), Err(CmError::State));
+        assert_eq!(node.takes_with(TransactionId(1), lap(id)), Err(Ignored::Duplicate));
+        assert_eq!(node.cm.poll_transmit().map(|out| out.mad), Some(expected));
+        assert_eq!(node.takes_with(TransactionId(2), lap(id)), Ok(()), "a new one");
+        assert_eq!(node.events().len(), 1);
+    }
+}
+
+// clause: CM-MRA
+#[test]
+fn a_program_may_ask_for_time_to_load_a_path() {
+    let (mut node, id) = Node::willing(Node::connected);
+    assert_eq!(node.cm.delay(id, TimeCode::new(20)), Err(CmError::State), "nobody asks");
+    assert_eq!(node.takes(lap(id)), Ok(()));
+    node.cm.delay(id, TimeCode::new(20)).unwrap();
+    let Message::Mra(mra) = node.one_sent() else { panic!("no MRA") };
+    assert_eq!((mra.service_timeout.get(), node.state(id)), (20, State::Established));
+}
+
+// clause: CM-LAP
+#[test]
+fn what_no_program_could_load_is_refused() {
+    let refused = |lap: Lap, status| {
+        let (mut node, _) = Node::willing(Node::connected);
+        assert_eq!(node.takes(lap), Err(Ignored::Refused));
+        let Message::Apr(apr) = node.one_sent() else { panic!("no APR") };
+        assert_eq!((apr.status, node.events()), (status, vec![]));
+    };
+    let id = Node::willing(Node::connected).1;
+    let current = Lap { local_gid: route().remote, remote_gid: route().local, ..lap(id) };
+    refused(current, AprStatus::IsCurrent);
+    refused(Lap { remote_qpn: PEER_QPN, ..lap(id) }, AprStatus::InvalidQpn);
+    refused(Lap { local_gid: Gid::default(), ..lap(id) }, AprStatus::InvalidGid);
+    refused(Lap { local_gid: Ipv4Addr::new(224, 0, 0, 1).into(), ..lap(id) }, AprStatus::InvalidGid);
+    let (mut node, id) = Node::willing(Node::connected);
+    node.cm.take_alternates(id, false).unwrap();
+    assert_eq!(node.takes(lap(id)), Err(Ignored::Refused));
+    assert_eq!(node.cm.answer_alternate(id, &AlternateAnswer::new(AprStatus::Success)), Err(CmError::State));
+}
+
+// clause: CM-LAP
+#[test]
+fn paths_are_of_established_connections_only() {
+    for reach in [Node::connects, Node::answered, Node::accepts] {
+        let (mut node, id) = Node::willing(reach);
+        let alternate = Alternate::new(other_route());
+        assert_eq!(node.call(|cm, cx| cm.load_alternate(cx, id, &alternate)), Err(CmError::State));
+        assert_eq!(
+            (node.takes(lap(id)), node.takes(apr(id, AprStatus::Success))),
+            (Err(Ignored::State), Err(Ignored::State))
+        );
+    }
+    let (mut node, id) = Node::willing(Node::connected);
+    assert_eq!(node.takes(lap(id)), Ok(()));
+    assert_eq!(node.takes(dreq(id)), Ok(()));
+    assert_eq!(node.cm.answer_alternate(id, &AlternateAnswer::new(AprStatus::Success)), Err(CmError::State));
+    assert_eq!((node.alternate(id), node.takes(lap(id))), (AlternateState::Idle, Err(Ignored::State)));
+    let (mut node, id) = Node::willing(Node::connected);
+    let tid = node.proposes(id);
+    node.disconnect(id).unwrap();
+    assert_eq!(node.takes_with(tid, apr(id, AprStatus::Success)), Err(Ignored::State));
+    assert_eq!(node.takes(mra(id, Answered::Neither)), Err(Ignored::State));
+    node.run_out();
+}
+
+// clause: CM-RETRIES, CM-MRA
+#[test]
+fn a_proposal_is_repeated_and_then_given_up() {
+    let mut node = Node::new();
+    let id = node.connected();
+    node.proposes(id);
+    let usual = node.wait();
+    assert_eq!(node.names(), ["LAP"]);
+    assert_eq!(node.takes(mra(id, Answered::Neither)), Ok(()));
+    assert_eq!(node.alternate(id), AlternateState::MraLapRcvd);
+    assert_eq!(node.takes(mra(id, Answered::Neither)), Err(Ignored::State), "it counts once");
+    assert!(node.wait() > usual * 3, "the peer has asked for 16 s");
+    let mut laps = node.names().len();
+    while node.cm.poll_timeout().is_some() {
+        assert_eq!(node.wait(), usual);
+        laps += node.names().len();
+    }
+    assert_eq!((laps, node.events()), (14, vec![EventKind::AlternateUnanswered]), "16 with the first two");
+    assert_eq!((node.state(id), node.alternate(id)), (State::Established, AlternateState::Idle));
+}
+
+// clause: CM-LAP-CROSSING
+#[test]
+fn of_two_proposals_at_once_that_of_the_active_side_stands() {
+    let (mut active, id) = Node::willing(Node::connected);
+    active.proposes(id);
+    assert_eq!((active.takes(lap(id)), active.events()), (Err(Ignored::State), vec![]));
+    let (mut passive, id) = Node::willing(Node::established);
+    let tid = passive.proposes(id);
+    assert_eq!(passive.takes(lap(id)), Ok(()));
+    assert!(matches!(passive.events()[..], [EventKind::AlternateUnanswered, EventKind::AlternateRequest(_)]));
+    assert_eq!(passive.takes_with(tid, apr(id, AprStatus::Success)), Err(Ignored::State));
+    assert_eq!(passive.cm.poll_timeout(), None);
+}
+
+// clause: CM-MIGRATED, CM-MATCH
+#[test]
+fn messages_go_over_with_the_queue_pair() {
+    let (mut node, id) = Node::willing(Node::established);
+    assert_eq!(node.cm.migrated(id), Err(CmError::State), "there is no other path");
+    assert_eq!(node.takes_from(other_route(), dreq(id)), Err(Ignored::Address));
+    assert_eq!(node.takes(lap(id)), Ok(()));
+    node.cm.answer_alternate(id, &AlternateAnswer::new(AprStatus::Success)).unwrap();
+    node.names();
+    assert_eq!(node.takes_from(Route { local: address(1), ..other_route() }, dreq(id)), Err(Ignored::Address));
+    node.cm.migrated(id).unwrap();
+    node.disconnect(id).unwrap();
+    assert_eq!(node.cm.poll_transmit().map(|out| (out.route, out.mad.message.name())), Some((other_route(), "DREQ")));
+    assert_eq!(node.takes(drep(id)), Ok(()), "the peer has not gone over yet");
+    node.run_out();
+    let (mut node, id) = Node::willing(Node::connected);
+    let tid = node.proposes(id);
+    assert_eq!(node.takes_with(tid, apr(id, AprStatus::Success)), Ok(()));
+    assert_eq!(node.takes_from(other_route(), dreq(id)), Ok(()), "the peer has gone over");
+    node.disconnect(id).unwrap();
+    node.run_out();
+}
+
+// clause: CM-FAILOVER
+#[test]
+fn the_alternate_path_of_a_req_is_not_loaded() {
+    let mut node = Node::listening();
+    let mut asks = req();
+    asks.alternate.local_gid = address(12);
+    assert_eq!(node.takes(asks), Ok(()));
+    let id = node.cm.poll_event().unwrap().id;
+    node.call(|cm, cx| cm.accept(cx, id, &accept())).unwrap();
+    let Message::Rep(rep) = node.one_sent() else { panic!("no REP") };
+    assert_eq!(rep.failover.get(), 1);
+}
