@@ -210,6 +210,7 @@ impl Cm {
             return Err(Ignored::Malformed);
         }
         if let Some(id) = self.table.by_remote_id(route.remote, req.local_ca_guid, req.local_comm_id) {
+            let id = self.find(route, id, req.local_comm_id)?;
             return self.hand(id, |conn, settings, out| {
                 conn.on_duplicate_req(mad.tid, req, settings, out);
                 Err(Ignored::Duplicate)

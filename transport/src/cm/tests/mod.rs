@@ -1,5 +1,6 @@
-//! Tests: scripts of one machine (`active`, `passive`, `alternate`, `ending`, `lookups`, `strangers`), the recorded packets of another
-//! (`captures`), one machine and a liar (`hostile`), and two machines over a bad network (`world`).
+//! Tests: scripts of one machine (`active`, `passive`, `alternate`, `ending`, `lookups`, `strangers`), every message in
+//! every state (`reactions`), the recorded packets of another machine (`captures`), one machine and a liar (`hostile`),
+//! and two machines over a bad network (`world`).
 
 mod active;
 mod alternate;
@@ -8,6 +9,7 @@ mod ending;
 mod hostile;
 mod lookups;
 mod passive;
+mod reactions;
 mod strangers;
 mod world;
 

@@ -1,0 +1,328 @@
+//! Every message in every state: what comes of it stands in `reactions.txt`, to be reviewed; and what comes of it if it is
+//! repeated, comes from elsewhere, or bears ids that are not those of the connection.
+
+use super::*;
+use roxe_wire::cm::{Apr, AprStatus, Lap, MadError, SidrReq, SidrStatus};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+/// A way into a state.
+type Reach = fn(&mut Node) -> CommId;
+
+/// Every state that there is, the two sides of one apart where they differ.
+const SITUATIONS: [(&str, Reach); 20] = [
+    ("nothing", |_| CommId(0x4242)),
+    ("ReqSent", Node::connects),
+    ("MraReqRcvd", |node| told(node, Node::connects, |id| mra(id, Answered::Req).into())),
+    ("RepRcvd", Node::answered),
+    ("MraRepSent", |node| delayed(node, Node::answered)),
+    ("ReqRcvd", Node::asked),
+    ("MraReqSent", |node| delayed(node, Node::asked)),
+    ("RepSent", Node::accepts),
+    ("MraRepRcvd", |node| told(node, Node::accepts, |id| mra(id, Answered::Rep).into())),
+    ("Established, active", Node::connected),
+    ("Established, passive", Node::established),
+    ("LapSent, active", |node| proposed(node, Node::connected)),
+    ("LapSent, passive", |node| proposed(node, Node::established)),
+    ("MraLapRcvd", |node| told(node, |node| proposed(node, Node::connected), |id| mra(id, Answered::Neither).into())),
+    ("LapRcvd", |node| told(node, Node::established, |id| lap(id).into())),
+    ("MraLapSent", |node| delayed(node, |node| told(node, Node::established, |id| lap(id).into()))),
+    ("DreqSent", |node| disconnected(node, Node::connected)),
+    ("DreqRcvd", |node| told(node, Node::connected, |id| dreq(id).into())),
+    ("TimeWait", |node| told(node, |node| disconnected(node, Node::connected), |id| drep(id).into())),
+    ("lookup", looks_up),
+];
+
+/// After `reach` the peer says something.
+fn told(node: &mut Node, reach: Reach, message: fn(CommId) -> Message) -> CommId {
+    let id = reach(node);
+    let _ = node.cm.take_alternates(id, true);
+    assert_eq!(node.takes(message(id)), Ok(()));
+    id
+}
+
+fn delayed(node: &mut Node, reach: Reach) -> CommId {
+    let id = reach(node);
+    node.cm.delay(id, TimeCode::new(20)).unwrap();
+    id
+}
+
+fn proposed(node: &mut Node, reach: Reach) -> CommId {
+    let id = reach(node);
+    let alternate = Alternate::new(Route { local: address(11), remote: address(12) });
+    let Node { cm, now, .. } = node;
+    // The transaction that the messages of the tests have.
+    cm.load_alternate(&mut Cx { now: *now, random: &mut || 9 }, id, &alternate).unwrap();
+    id
+}
+
+fn disconnected(node: &mut Node, reach: Reach) -> CommId {
+    let id = reach(node);
+    node.disconnect(id).unwrap();
+    id
+}
+
+fn looks_up(node: &mut Node) -> CommId {
+    node.call(|cm, cx| cm.resolve(cx, &Resolve::new(route(), SERVICE))).unwrap()
+}
+
+fn lap(ours: CommId) -> Lap {
+    let (local_gid, remote_gid) = (address(12), address(11));
+    Lap { local_comm_id: PEER_ID, remote_comm_id: ours, remote_qpn: OUR_QPN, local_gid, remote_gid, ..Lap::default() }
+}
+
+fn apr(ours: CommId) -> Apr {
+    fields::apr(PEER_ID, ours, &AlternateAnswer::new(AprStatus::Success))
+}
+
+/// A peer gives up that knows no name of ours.
+fn timed_out() -> Rej {
+    let info = Info::new(&PEER_GUID.0.to_be_bytes()).unwrap();
+    Rej { info, ..rej(CommId::NONE, Answered::Neither, RejReason::Timeout) }
+}
+
+fn sidr_req() -> SidrReq {
+    fields::sidr_req(PEER_ID, &Resolve::new(route(), SERVICE))
+}
+
+/// Every message that a peer may send about what we call `id`.
+fn messages(id: CommId) -> Vec<(&'static str, Message)> {
+    let reply = SidrReq { request_id: id, ..sidr_req() };
+    vec![
+        ("REQ", req().into()),
+        ("REQ of the same queue pair", Req { local_comm_id: CommId(0x8888), ..req() }.into()),
+        ("REP", rep(id).into()),
+        ("RTU", rtu(id).into()),
+        ("MRA(REQ)", mra(id, Answered::Req).into()),
+        ("MRA(REP)", mra(id, Answered::Rep).into()),
+        ("MRA(LAP)", mra(id, Answered::Neither).into()),
+        ("REJ(REQ)", rej(id, Answered::Req, RejReason::ConsumerDefined).into()),
+        ("REJ(REP)", rej(id, Answered::Rep, RejReason::ConsumerDefined).into()),
+        ("REJ(stale)", rej(id, Answered::Req, RejReason::StaleConnection).into()),
+        ("REJ(timeout)", timed_out().into()),
+        ("DREQ", dreq(id).into()),
+        ("DREP", drep(id).into()),
+        ("LAP", lap(id).into()),
+        ("APR", apr(id).into()),
+        ("SIDR_REQ", sidr_req().into()),
+        ("SIDR_REP", fields::sidr_rep(&reply, &Resolution::refused(SidrStatus::NoQp)).into()),
+    ]
+}
+
+/// A machine in a situation, all that led to it fetched.
+fn reached(reach: Reach) -> (Node, CommId) {
+    let mut node = Node::new();
+    node.listen(2);
+    let id = reach(&mut node);
+    let _ = node.cm.take_alternates(id, true);
+    drop((node.sent(), node.events()));
+    (node, id)
+}
+
+/// Where a connection stands, in one word or two.
+fn standing(node: &Node, id: CommId) -> String {
+    match (node.cm.state(id), node.cm.alternate_state(id)) {
+        (Some(state), None | Some(AlternateState::Idle)) => format!("{state:?}"),
+        (Some(_), Some(alternate)) => format!("{alternate:?}"),
+        (None, _) if node.cm.sidr.contains(id) => "lookup".into(),
+        (None, _) => "nothing".into(),
+    }
+}
+
+fn kind_of(event: &EventKind) -> String {
+    let all = format!("{event:?}");
+    match event {
+        EventKind::Disconnected(_) => all,
+        _ => all.split(['(', ' ']).next().unwrap_or_default().into(),
+    }
+}
+
+/// What came of a message, in a line; messages without any effect are told by the reason alone.
+fn reaction(node: &mut Node, id: CommId, before: &str, outcome: Result<(), Ignored>) -> Result<String, Ignored> {
+    let mut line = String::new();
+    let after = standing(node, id);
+    if after != before {
+        write!(line, " -> {after}").unwrap();
+    }
+    for message in node.sent() {
+        write!(line, ", sends {}", message.name()).unwrap();
+        if let Message::Rej(rej) = message {
+            write!(line, " ({})", rej.reason).unwrap();
+        }
+    }
+    for event in node.events() {
+        write!(line, ", tells {}", kind_of(&event)).unwrap();
+    }
+    match outcome {
+        Err(why) if line.is_empty() => Err(why),
+        Err(why) => Ok(format!("{line}, counted {}", why.name())),
+        Ok(()) => Ok(line),
+    }
+}
+
+fn render() -> String {
+    let mut text = String::new();
+    for (name, reach) in SITUATIONS {
+        writeln!(text, "{name}").unwrap();
+        let mut ignored = BTreeMap::<_, Vec<_>>::new();
+        for (index, (message, _)) in messages(CommId::NONE).into_iter().enumerate() {
+            let (mut node, id) = reached(reach);
+            let before = standing(&node, id);
+            let outcome = node.takes(messages(id).remove(index).1);
+            match reaction(&mut node, id, &before, outcome) {
+                Ok(line) => writeln!(text, "    {message}:{}", line.trim_start_matches(',')).unwrap(),
+                Err(why) => ignored.entry(why.name()).or_default().push(message),
+            }
+        }
+        for (why, messages) in ignored {
+            writeln!(text, "    ignored, {why}: {}", messages.join(", ")).unwrap();
+        }
+    }
+    text
+}
+
+// clause: CM-MATCH, CM-UNKNOWN, CM-DREQ-UNKNOWN, CM-LAP, CM-STALE, CM-REQ-DUPLICATE
+#[test]
+fn every_message_in_every_state_does_what_was_reviewed() {
+    let (now, reviewed) = (render(), include_str!("reactions.txt"));
+    assert!(now == reviewed, "the reactions changed; review them and update reactions.txt:\n{now}");
+}
+
+/// Lets `attack` work on every message in every situation.
+fn everywhere(mut attack: impl FnMut(&str, Node, CommId, Message)) {
+    for (name, reach) in SITUATIONS {
+        for index in 0..messages(CommId::NONE).len() {
+            let (node, id) = reached(reach);
+            let (message_name, message) = messages(id).remove(index);
+            attack(&format!("{message_name} in {name}"), node, id, message);
+        }
+    }
+}
+
+/// Who repeats what our program thinks about is told to be patient, once.
+fn patient(standing: String) -> String {
+    match standing.as_str() {
+        "ReqRcvd" | "RepRcvd" | "LapRcvd" => format!("Mra{}", standing.replace("Rcvd", "Sent")),
+        _ => standing,
+    }
+}
+
+// clause: CM-LAP-DUPLICATE, CM-REQ-DUPLICATE, CM-REP-DUPLICATE, CM-MRA, CM-TIMEWAIT
+#[test]
+fn a_message_that_comes_again_changes_nothing() {
+    everywhere(|name, mut node, id, message| {
+        let _ = node.takes(message.clone());
+        let (after, held) = (patient(standing(&node, id)), node.cm.len());
+        drop((node.sent(), node.events()));
+        for _ in 0..3 {
+            let _ = node.takes(message.clone());
+            assert!(node.sent().len() <= 1, "{name}");
+            let told: Vec<_> = node.events().iter().map(kind_of).collect();
+            assert_eq!((patient(standing(&node, id)), node.cm.len(), told), (after.clone(), held, vec![]), "{name}");
+        }
+    });
+}
+
+// clause: CM-MATCH
+#[test]
+fn a_message_from_or_to_another_address_changes_nothing() {
+    let elsewhere = Route { local: address(1), remote: address(3) };
+    let not_here = Route { local: address(4), remote: address(2) };
+    for route in [elsewhere, not_here] {
+        everywhere(|name, mut node, id, message| {
+            let (before, held) = (standing(&node, id), node.cm.len());
+            let is_request = matches!(message, Message::SidrReq(_));
+            let outcome = node.takes_from(route, message);
+            assert_eq!(outcome.is_ok(), is_request, "{name}: somebody else's lookup is welcome");
+            let answers: Vec<_> = std::iter::from_fn(|| node.cm.poll_transmit()).collect();
+            assert!(answers.len() <= 1 && answers.iter().all(|answer| answer.route == route), "{name}: {answers:?}");
+            assert_eq!((standing(&node, id), node.cm.len()), (before, held + usize::from(is_request)), "{name}");
+            assert!(node.cm.poll_event().is_none_or(|event| event.id != id), "{name}");
+        });
+    }
+}
+
+/// The same message with another name of the connection at one end.
+fn misnamed(message: &Message, ours: CommId, theirs: CommId) -> Option<Message> {
+    let mut message = message.clone();
+    let (local, remote) = match &mut message {
+        Message::Rep(rep) => (&mut rep.local_comm_id, &mut rep.remote_comm_id),
+        Message::Rtu(rtu) => (&mut rtu.local_comm_id, &mut rtu.remote_comm_id),
+        Message::Mra(mra) => (&mut mra.local_comm_id, &mut mra.remote_comm_id),
+        Message::Rej(rej) => (&mut rej.local_comm_id, &mut rej.remote_comm_id),
+        Message::Dreq(dreq) => (&mut dreq.local_comm_id, &mut dreq.remote_comm_id),
+        Message::Drep(drep) => (&mut drep.local_comm_id, &mut drep.remote_comm_id),
+        Message::Lap(lap) => (&mut lap.local_comm_id, &mut lap.remote_comm_id),
+        Message::Apr(apr) => (&mut apr.local_comm_id, &mut apr.remote_comm_id),
+        Message::SidrRep(reply) => {
+            reply.request_id = ours;
+            return Some(message);
+        }
+        Message::Req(_) | Message::SidrReq(_) => return None,
+    };
+    (*local, *remote) = (theirs, ours);
+    Some(message)
+}
+
+// clause: CM-MATCH, CM-UNKNOWN
+#[test]
+fn a_message_with_another_name_of_ours_changes_nothing() {
+    for wrong in [|id: CommId| CommId(id.0 ^ 1), |_| CommId::NONE, |_| PEER_ID] {
+        everywhere(|name, mut node, id, message| {
+            // Who gives up may know us by our GUID alone.
+            let Some(message) = misnamed(&message, wrong(id), PEER_ID).filter(|_| !name.contains("timeout")) else {
+                return;
+            };
+            let before = standing(&node, id);
+            assert_eq!(node.takes(message), Err(Ignored::UnknownId), "{name}");
+            assert!(node.sent().len() <= 1, "{name}");
+            assert_eq!((standing(&node, id), node.events()), (before, vec![]), "{name}");
+        });
+    }
+}
+
+// clause: CM-MATCH, CM-UNKNOWN
+#[test]
+fn a_message_with_another_name_of_the_peers_changes_nothing_once_that_is_known() {
+    for theirs in [CommId(PEER_ID.0 ^ 1), CommId::NONE] {
+        everywhere(|name, mut node, id, message| {
+            let Some(message) = misnamed(&message, id, theirs) else { return };
+            // Before the peer has answered any name may be its own.
+            let is_unknown = matches!(node.cm.state(id), Some(State::ReqSent | State::MraReqRcvd));
+            if is_unknown || matches!(message, Message::SidrRep(_)) {
+                return;
+            }
+            let before = standing(&node, id);
+            assert!(node.takes(message).is_err(), "{name}");
+            assert!(node.sent().len() <= 1, "{name}");
+            assert_eq!((standing(&node, id), node.events()), (before, vec![]), "{name}");
+        });
+    }
+}
+
+// clause: CM-MAD
+#[test]
+fn a_message_that_was_cut_or_made_longer_is_none() {
+    for (name, message) in messages(CommId(0x4242)) {
+        let bytes = Mad { tid: TransactionId(9), modifier: 0, message }.to_bytes();
+        for len in 0..bytes.len() {
+            assert_eq!(Mad::parse(&bytes[..len]), Err(MadError::Length), "{name} of {len} bytes");
+        }
+        let longer = [&bytes[..], &[0]].concat();
+        assert_eq!(Mad::parse(&longer), Err(MadError::Length), "{name}");
+    }
+}
+
+// clause: CM-BOUNDS, CM-TIMEWAIT, CM-DESTROY
+#[test]
+fn nothing_is_left_of_any_of_it() {
+    everywhere(|name, mut node, id, message| {
+        let _ = node.takes(message);
+        let _ = node.destroy(id);
+        while let Some(event) = node.cm.poll_event() {
+            let _ = node.destroy(event.id);
+        }
+        node.run_out();
+        assert!(node.cm.is_empty(), "{name}");
+    });
+}
