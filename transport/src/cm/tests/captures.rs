@@ -4,7 +4,7 @@ use super::*;
 use core::fmt::Debug;
 use roxe_wire::capture::{Frame, frames, ip_packet};
 use roxe_wire::cm::{SidrRep, SidrReq};
-use roxe_wire::{NetHeader, Packet};
+use roxe_wire::{Kind, NetHeader, Packet};
 use std::collections::BTreeMap;
 
 /// A recorded message, from the view of its receiver.
@@ -235,5 +235,28 @@ fn in_the_place_of_either_end_ours_says_what_was_recorded() {
     for (name, by_client, by_server) in captures {
         assert_eq!((replay(name, client), replay(name, server)), (by_client, by_server), "{name}");
     }
-    assert!(recorded("mckey").is_empty(), "multicast groups need no connection manager on RoCE");
+}
+
+/// On RoCE a group is joined by IGMP alone: what mckey has sent besides is data for the group's queue pair and Q_Key.
+#[test]
+fn a_group_needs_no_connection_manager() {
+    assert_eq!(recorded("mckey"), []);
+    let path = format!("{}/../tests/captures/mckey.pcap", env!("CARGO_MANIFEST_DIR"));
+    let file = std::fs::read(path).expect("a capture");
+    let (mut data, mut igmp) = (0, 0);
+    for frame in frames(&file).expect("a capture file") {
+        let Frame { link, data: bytes, .. } = frame.expect("a whole frame");
+        let ip = ip_packet(link, bytes).expect("an IP packet");
+        let Ok((net, datagram)) = NetHeader::parse_ip(ip) else {
+            assert_eq!(ip[9], 2, "neither UDP nor IGMP");
+            igmp += 1;
+            continue;
+        };
+        let packet = Packet::parse(datagram).expect("a RoCE packet");
+        let Kind::Ud { deth, .. } = packet.header.kind else { panic!("{packet:?}") };
+        assert_eq!((net.dst, packet.header.bth.dest_qpn), (Ipv4Addr::new(239, 1, 2, 3).into(), Qpn::MULTICAST));
+        assert_eq!(deth.qkey.0, 0x0123_4567);
+        data += 1;
+    }
+    assert_eq!((data, igmp), (4, 6));
 }
