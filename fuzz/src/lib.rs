@@ -12,6 +12,7 @@
 //! | responder | [`responder()`] | the requests of a peer | a model of the memory it guards |
 //! | requester | [`requester()`] | posted work and the responses to it | a model of what may complete |
 //! | hostile | [`hostile()`] | strangers and a mad peer, any state | what they must not change |
+//! | hostile | [`cm_machine()`] | a program's verbs, strangers and a mad peer | what they must not change, what must be left |
 //! | differential | [`qp_pair()`] | work of two queue pairs, faults between them | the promises of the simulation |
 //!
 //! `cargo test -p roxe-fuzz` runs each on its corpus (`corpus/NAME/`) and on some thousands of mutations of it, on the
@@ -19,6 +20,7 @@
 //! something becomes a file of the corpus. What the captures in `tests/captures` offer is in it: see [`seeds()`].
 
 mod capture;
+mod cm_machine;
 mod cm_mad;
 mod frame;
 mod icrc;
@@ -30,6 +32,7 @@ mod rules;
 mod seeds;
 
 pub use capture::capture;
+pub use cm_machine::cm_machine;
 pub use cm_mad::cm_mad;
 pub use frame::frame;
 pub use icrc::icrc;

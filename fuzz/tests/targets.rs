@@ -23,6 +23,11 @@ fn cm_mad() {
 }
 
 #[test]
+fn cm_machine() {
+    replay("cm_machine", roxe_fuzz::cm_machine, 20_000);
+}
+
+#[test]
 fn frame() {
     replay("frame", roxe_fuzz::frame, 20_000);
 }
