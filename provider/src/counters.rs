@@ -4,6 +4,7 @@
 
 use roxe_transport::cm::Ignored;
 use roxe_transport::qp::{CongestionCounts, DropReason, RetryCounts};
+use roxe_wire::cm::MadError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// One number that only grows.
@@ -50,8 +51,6 @@ pub(crate) struct Counters {
     pub(crate) sent_mads: Counter,
     /// Messages of connection managers taken from the link.
     pub(crate) received_mads: Counter,
-    /// Packets for queue pair 1 that are no message of a connection manager.
-    pub(crate) bad_mads: Counter,
     /// Messages for which there was no room.
     pub(crate) mads_lost: Counter,
     /// Raw packets handed to the interface.
@@ -92,12 +91,20 @@ pub(crate) struct Counters {
     send_rnr_err: Counter,
     drops: [Counter; DropReason::ALL.len()],
     ignored: [Counter; Ignored::ALL.len()],
+    bad_mads: [Counter; MadError::ALL.len()],
 }
 
 impl Counters {
     /// Counts a packet that a queue pair dropped.
     pub(crate) fn count_drop(&self, reason: DropReason) {
         if let Some(counter) = self.drops.get(reason as usize) {
+            counter.add(1);
+        }
+    }
+
+    /// Counts what came to queue pair 1 and is no message of a connection manager.
+    pub(crate) fn count_bad_mad(&self, reason: MadError) {
+        if let Some(counter) = self.bad_mads.get(reason as usize) {
             counter.add(1);
         }
     }
@@ -148,7 +155,6 @@ impl Counters {
             ("forward_errors", &self.forward_errors),
             ("sent_mads", &self.sent_mads),
             ("received_mads", &self.received_mads),
-            ("bad_mads", &self.bad_mads),
             ("mads_lost", &self.mads_lost),
             ("sent_frames", &self.sent_frames),
             ("received_frames", &self.received_frames),
@@ -172,7 +178,8 @@ impl Counters {
         let traffic = traffic.into_iter().map(|(name, counter)| (name, counter.get()));
         let drops = DropReason::ALL.iter().map(|&reason| (reason.name(), self.drops(reason)));
         let ignored = Ignored::ALL.iter().zip(&self.ignored).map(|(reason, counter)| (reason.name(), counter.get()));
-        traffic.chain(drops).chain(ignored).collect()
+        let bad = MadError::ALL.iter().zip(&self.bad_mads).map(|(reason, counter)| (reason.name(), counter.get()));
+        traffic.chain(drops).chain(ignored).chain(bad).collect()
     }
 }
 

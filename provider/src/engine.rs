@@ -8,6 +8,7 @@ pub(crate) mod clock;
 mod follow;
 mod frames;
 mod groups;
+mod gsi;
 mod letters;
 #[allow(unsafe_code)]
 mod poller;

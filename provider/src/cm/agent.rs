@@ -188,7 +188,7 @@ impl Core {
 
 impl Agent {
     /// Leaves a message for whoever calls [`Engine::run_cm`] next.
-    pub(super) fn leave_message(&self, engine: &Engine, route: Route, mad: Mad) {
+    pub(crate) fn leave_message(&self, engine: &Engine, route: Route, mad: Mad) {
         let mut inbox = self.inbox.lock();
         if inbox.messages.len() < MAX_INBOX {
             inbox.messages.push_back((route, mad));

@@ -23,7 +23,7 @@ mod id;
 mod options;
 mod route;
 
-pub(crate) use agent::{Agent, Session};
+pub(crate) use agent::{Agent, GSI_ORDINAL, Session};
 
 pub use address::{Address, IbAddress};
 pub use channel::Channel;

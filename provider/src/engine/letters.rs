@@ -8,6 +8,7 @@ use super::rx::RxState;
 use super::strays::Fate;
 use crate::fork::Lockable;
 use crate::net::forward::{Errand, ErrandId, ErrandKind, Frame};
+use crate::net::service::Mailbox;
 use crate::net::slot::Slot;
 use crate::xrcd;
 use parking_lot::Mutex;
@@ -63,7 +64,7 @@ impl Engine {
     pub(super) fn send_letters(&self, state: &mut RxState, now: Instant) {
         while let Some(first) = state.slots.first() {
             let Some(Letter { to, frame, body }) = self.letters.0.lock().pop_front() else { return };
-            let fate = state.strays.send(first, to, &frame, &body);
+            let fate = state.strays.send(first, Mailbox::Slot(to), &frame, &body);
             if let (Fate::Unowned, Frame::Errand(Errand { id, .. })) = (fate, frame)
                 && let Some(qp) = self.table.get(id.target)
             {

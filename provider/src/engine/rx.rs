@@ -13,6 +13,7 @@ use super::table::Lookup;
 use super::tx::peek_qpn;
 use crate::flow::{Key, Owed};
 use crate::net::forward::Frame;
+use crate::net::service::{Mailbox, ServiceSocket};
 use crate::net::slot::{Slot, SlotSocket};
 use crate::net::steer::{self, Steering};
 use crate::net::udp::UdpLink;
@@ -76,12 +77,14 @@ pub(super) struct RxState {
     pub(super) groups: Vec<Group>,
     /// The raw link, while there are flows.
     pub(super) frames: Option<FrameSide>,
+    /// Services that programs of this process offer, with their mailboxes.
+    pub(super) services: Vec<ServiceSocket>,
     /// For other processes.
     pub(super) strays: Strays,
     /// Visits for which the mailboxes are looked at every time.
     mail_visits: u32,
     touched: Vec<Touched>,
-    ident: IdentGuess,
+    pub(super) ident: IdentGuess,
     visits: u32,
     /// Whether the last visit found something.
     busy: bool,
@@ -238,22 +241,29 @@ impl Engine {
             for _ in 0..BUDGET {
                 let Some(Ok(Some(len))) = state.slots.get(at).map(|socket| socket.recv(buf)) else { break };
                 found = true;
-                state.mail_visits = MAIL_VISITS;
-                match Frame::parse(buf.get(..len).unwrap_or_default()) {
-                    Some((Frame::Packets(meta), body)) => self.dispatch(state, &meta, body, Way::Mailbox, now),
-                    Some((Frame::Credit { dst, slot, bytes }, _)) => {
-                        self.flows.credit(Key { dst, slot }, bytes, now);
-                    }
-                    Some((Frame::Errand(errand), body)) => self.run_errand(&errand, body, now),
-                    Some((Frame::Result(id, outcome), body)) => {
-                        self.take_result(state, (id, outcome, body), now);
-                    }
-                    // Answers to probes go to the builder's own mailbox.
-                    Some((Frame::ProbeSeen { .. }, _)) | None => self.counters().malformed.add(1),
-                }
+                self.take_frame(buf.get(..len).unwrap_or_default(), state, now);
+            }
+        }
+        for at in 0..state.services.len() {
+            for _ in 0..BUDGET {
+                let Some(Ok(Some(len))) = state.services.get(at).map(|socket| socket.recv(buf)) else { break };
+                found = true;
+                self.take_frame(buf.get(..len).unwrap_or_default(), state, now);
             }
         }
         found
+    }
+
+    fn take_frame(&self, frame: &[u8], state: &mut RxState, now: Instant) {
+        state.mail_visits = MAIL_VISITS;
+        match Frame::parse(frame) {
+            Some((Frame::Packets(meta), body)) => self.dispatch(state, &meta, body, Way::Mailbox, now),
+            Some((Frame::Credit { dst, slot, bytes }, _)) => self.flows.credit(Key { dst, slot }, bytes, now),
+            Some((Frame::Errand(errand), body)) => self.run_errand(&errand, body, now),
+            Some((Frame::Result(id, outcome), body)) => self.take_result(state, (id, outcome, body), now),
+            // Answers to probes go to the builder's own mailbox.
+            Some((Frame::ProbeSeen { .. }, _)) | None => self.counters().malformed.add(1),
+        }
     }
 
     /// Splits a receive into runs to one queue pair each and hands them out.
@@ -285,6 +295,8 @@ impl Engine {
         }
         match self.table.find(qpn) {
             Lookup::Found(qp) => self.hand_over(state, &qp, run, now),
+            Lookup::NotOurs if qpn == Qpn::GSI && way == Way::Address => self.route_mads(state, run, now),
+            Lookup::NotOurs if qpn == Qpn::GSI => self.take_mads(state, run, now),
             Lookup::NotOurs if way == Way::Address => self.forward(state, qpn, run, now),
             Lookup::Unknown | Lookup::NotOurs => {
                 self.counters().unknown_qp.add(run.packets().count() as u64);
@@ -298,7 +310,7 @@ impl Engine {
     pub(super) fn hand_over(&self, state: &mut RxState, qp: &Arc<QpCore>, run: Run<'_>, now: Instant) {
         match self.tap() {
             None => self.hand_in(state, qp, run, now),
-            Some(tap) => self.hand_in_tapped(tap, state, qp, run, now),
+            Some(tap) => self.hand_in_tapped(tap, state, Some(qp), run, now),
         }
     }
 
@@ -313,7 +325,7 @@ impl Engine {
         let (to, count) = (Slot::of(qpn), run.packets().count() as u64);
         let frame = Frame::Packets(RxMeta { first_index: run.index, ..*run.meta });
         let fate = match state.slots.first() {
-            Some(first) if to.can_be_owned() => state.strays.send(first, to, &frame, run.bytes),
+            Some(first) if to.can_be_owned() => state.strays.send(first, Mailbox::Slot(to), &frame, run.bytes),
             _ => Fate::Unowned,
         };
         match fate {

@@ -5,7 +5,8 @@
 //! comes later. Touches the mailboxes.
 
 use crate::net::forward::{Frame, HEADER};
-use crate::net::slot::{Slot, SlotSocket};
+use crate::net::service::Mailbox;
+use crate::net::slot::SlotSocket;
 use std::collections::VecDeque;
 use std::io;
 
@@ -17,7 +18,7 @@ const MAX_OWNERS: usize = 16;
 /// Frames that wait for one owner.
 #[derive(Debug)]
 struct Outbox {
-    to: Slot,
+    to: Mailbox,
     frames: VecDeque<Vec<u8>>,
     bytes: usize,
 }
@@ -33,18 +34,18 @@ pub(super) struct Strays {
 pub(super) enum Fate {
     /// With its owner, or waiting for it.
     Forwarded,
-    /// Nobody owns the slot.
+    /// Nobody owns the mailbox.
     Unowned,
     /// Lost: too much waits already, or the system refused.
     Lost,
 }
 
 impl Strays {
-    /// Sends `body` under `frame` to the owner of `to`, behind what waits for it already.
-    pub(super) fn send(&mut self, from: &SlotSocket, to: Slot, frame: &Frame, body: &[u8]) -> Fate {
+    /// Sends `body` under `frame` to `to`, behind what waits for it already.
+    pub(super) fn send(&mut self, from: &SlotSocket, to: Mailbox, frame: &Frame, body: &[u8]) -> Fate {
         let header = frame.header();
         let Some(outbox) = self.boxes.iter_mut().find(|outbox| outbox.to == to) else {
-            return match from.send(to, &header, body) {
+            return match from.send_to_mailbox(&to, &header, body) {
                 Ok(()) => Fate::Forwarded,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => self.open(to, &header, body),
                 Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => Fate::Unowned,
@@ -64,7 +65,7 @@ impl Strays {
         self.boxes.is_empty()
     }
 
-    fn open(&mut self, to: Slot, header: &[u8; HEADER], body: &[u8]) -> Fate {
+    fn open(&mut self, to: Mailbox, header: &[u8; HEADER], body: &[u8]) -> Fate {
         if self.boxes.len() >= MAX_OWNERS {
             return Fate::Lost;
         }
@@ -88,7 +89,7 @@ impl Outbox {
     /// Sends from the front; whether something still waits. What cannot be sent at all is lost.
     fn drain(&mut self, from: &SlotSocket) -> bool {
         while let Some(frame) = self.frames.front() {
-            match from.send(self.to, frame, &[]) {
+            match from.send_to_mailbox(&self.to, frame, &[]) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return true,
                 _ => self.bytes -= frame.len().saturating_sub(HEADER).min(self.bytes),
             }
@@ -114,7 +115,7 @@ mod tests {
         let (from, owner) = sockets();
         let mut strays = Strays::default();
         for n in 0..100u8 {
-            assert_eq!(strays.send(&from, owner.slot(), &FRAME, &[n]), Fate::Forwarded);
+            assert_eq!(strays.send(&from, Mailbox::Slot(owner.slot()), &FRAME, &[n]), Fate::Forwarded);
         }
         assert!(!strays.is_empty());
         let (mut buf, mut got) = ([0; 100], Vec::new());
@@ -133,12 +134,12 @@ mod tests {
         let (from, owner) = sockets();
         let mut strays = Strays::default();
         let body = vec![0; 60_000];
-        let fates: Vec<_> = (0..200).map(|_| strays.send(&from, owner.slot(), &FRAME, &body)).collect();
+        let fates: Vec<_> = (0..200).map(|_| strays.send(&from, Mailbox::Slot(owner.slot()), &FRAME, &body)).collect();
         assert_eq!((fates[0], fates[199]), (Fate::Forwarded, Fate::Lost));
         let slot = owner.slot();
         drop(owner);
         strays.retry(&from);
         assert!(strays.is_empty());
-        assert_eq!(strays.send(&from, slot, &FRAME, &body), Fate::Unowned);
+        assert_eq!(strays.send(&from, Mailbox::Slot(slot), &FRAME, &body), Fate::Unowned);
     }
 }

@@ -1,7 +1,7 @@
 //! How packets travel: links move datagrams and know no queue pairs.
 //!
 //! Lives here: the [`Link`] trait, the real link over a UDP socket ([`udp`]), the ownership of QPN ranges among processes
-//! ([`slot`]), the names of multicast groups ([`group`]), the kernel program that hands a packet to its owner ([`steer`]), the
+//! ([`slot`]), and of services ([`service`]), the names of multicast groups ([`group`]), the kernel program that hands a packet to its owner ([`steer`]), the
 //! frames that processes of one host send each other when it did not ([`forward`]), what the system tells about its
 //! interfaces ([`news`]), and the raw link, which moves whole Ethernet frames ([`frames`]). Nothing in this folder locks
 //! anything of the rest of the crate.
@@ -11,6 +11,7 @@ pub(crate) mod forward;
 pub(crate) mod frames;
 pub(crate) mod group;
 pub(crate) mod news;
+pub(crate) mod service;
 pub(crate) mod slot;
 pub(crate) mod steer;
 #[allow(unsafe_code)]

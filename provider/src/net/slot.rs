@@ -88,6 +88,11 @@ impl SlotSocket {
         self.slot
     }
 
+    /// Its interface.
+    pub(super) fn ifindex(&self) -> u32 {
+        self.ifindex
+    }
+
     /// The descriptor, to wait on.
     pub(crate) fn fd(&self) -> RawFd {
         self.socket.as_raw_fd()
@@ -140,7 +145,7 @@ pub(super) fn recv_from_same_user(fd: RawFd, buf: &mut [u8]) -> io::Result<Optio
 
 /// The address of an abstract name: a leading zero byte instead of a path (`man 7 unix`).
 /// Made without allocating, because credits are sent often.
-fn abstract_address(name: &impl fmt::Display) -> io::Result<SockAddr> {
+pub(super) fn abstract_address(name: &impl fmt::Display) -> io::Result<SockAddr> {
     let mut bytes = [0; 80];
     let mut rest = &mut bytes[1..];
     write!(rest, "{name}")?;

@@ -1,6 +1,7 @@
 //! Packets on their way into an engine with a tap: judged, recorded as they came, then spoiled where a rule says so.
 
 use super::{Run, RxState};
+use crate::cm::GSI_ORDINAL;
 use crate::engine::Engine;
 use crate::engine::tap::{self, Held, Incoming, Origin, Remark, Tap};
 use crate::net::RxMeta;
@@ -44,11 +45,14 @@ impl<'a> Arrival<'a> {
     }
 }
 
+/// The number of a queue pair, and which one of the process it is.
+type Name = (Qpn, u32);
+
 impl Tap {
     /// What the rules say of packets for `qp`. Damaged ones pass: what they say cannot be counted on.
-    fn judge_arrivals(&self, qp: &QpCore, arrivals: &[Arrival<'_>]) -> Vec<Verdict> {
+    fn judge_arrivals(&self, (qpn, ordinal): Name, arrivals: &[Arrival<'_>]) -> Vec<Verdict> {
         self.judge(arrivals.iter().map(|arrival| {
-            let (qpn, ordinal, peer) = (qp.qpn(), qp.ordinal(), arrival.net.src);
+            let peer = arrival.net.src;
             let packet = arrival.packet.as_ref().ok().filter(|_| arrival.is_whole)?;
             Some(Seen { dir: Direction::Rx, qpn, ordinal, peer, packet })
         }))
@@ -74,23 +78,34 @@ impl Tap {
 }
 
 impl Engine {
-    /// Gives a run to its queue pair, through `tap`.
-    pub(super) fn hand_in_tapped(&self, tap: &Tap, state: &mut RxState, qp: &Arc<QpCore>, run: Run<'_>, now: Instant) {
+    /// Gives a run to its queue pair (`None`: queue pair 1), through `tap`.
+    pub(in crate::engine) fn hand_in_tapped(
+        &self,
+        tap: &Tap,
+        state: &mut RxState,
+        qp: Option<&Arc<QpCore>>,
+        run: Run<'_>,
+        now: Instant,
+    ) {
         let arrivals = Arrival::all(run);
-        let verdicts = tap.judge_arrivals(qp, &arrivals);
-        tap.record_arrivals(qp.qpn(), &arrivals, &verdicts);
+        let name = qp.map_or((Qpn::GSI, GSI_ORDINAL), |qp| (qp.qpn(), qp.ordinal()));
+        let verdicts = tap.judge_arrivals(name, &arrivals);
+        tap.record_arrivals(name.0, &arrivals, &verdicts);
         if verdicts.iter().all(Verdict::is_pass) {
-            return self.hand_in(state, qp, run, now);
+            return match qp {
+                Some(qp) => self.hand_in(state, qp, run, now),
+                None => self.admit_mads(state, run),
+            };
         }
         for (arrival, verdict) in arrivals.iter().zip(verdicts) {
             tap::count(self.counters(), &verdict);
             if (verdict.drop || verdict.corrupt.is_some())
-                && let Ok(packet) = &arrival.packet
+                && let (Some(qp), Ok(packet)) = (qp, &arrival.packet)
             {
                 qp.return_credit(packet, arrival.net.dst, &state.tools(run.meta));
             }
             if !verdict.drop {
-                self.hand_in_spoiled(tap, state, qp, spoil(run.meta, arrival, qp.qpn(), &verdict), &verdict, now);
+                self.hand_in_spoiled(tap, state, qp, spoil(run.meta, arrival, name.0, &verdict), &verdict, now);
             }
         }
     }
@@ -100,7 +115,7 @@ impl Engine {
         &self,
         tap: &Tap,
         state: &mut RxState,
-        qp: &Arc<QpCore>,
+        qp: Option<&Arc<QpCore>>,
         packet: Incoming,
         verdict: &Verdict,
         now: Instant,
@@ -117,7 +132,7 @@ impl Engine {
         &self,
         tap: &Tap,
         state: &mut RxState,
-        qp: &Arc<QpCore>,
+        qp: Option<&Arc<QpCore>>,
         packet: Incoming,
         delay: Duration,
         now: Instant,
@@ -129,13 +144,15 @@ impl Engine {
         }
     }
 
-    fn hand_in_alone(&self, state: &mut RxState, qp: &Arc<QpCore>, packet: &Incoming, now: Instant) {
+    fn hand_in_alone(&self, state: &mut RxState, qp: Option<&Arc<QpCore>>, packet: &Incoming, now: Instant) {
         let Incoming { meta, bytes, rnr, is_copy, .. } = packet;
+        let run = Run { meta, bytes, index: meta.first_index };
+        let Some(qp) = qp else { return self.admit_mads(state, run) };
         let mut tools = state.tools(meta);
         tools.starved = *rnr;
         // The credit for a copy was never taken.
         tools.local_sender &= !is_copy;
-        let report = qp.receive(Run { meta, bytes, index: meta.first_index }, &mut tools, now);
+        let report = qp.receive(run, &mut tools, now);
         state.touch(qp, report);
     }
 
@@ -146,9 +163,10 @@ impl Engine {
             found = true;
             match held {
                 Held::Outgoing { net, bytes, remark } => self.send_held(tap, &net, &bytes, &remark),
+                Held::Incoming(packet) if packet.qpn == Qpn::GSI => self.hand_in_alone(state, None, &packet, now),
                 Held::Incoming(packet) => {
                     if let Some(qp) = self.table.get(packet.qpn) {
-                        self.hand_in_alone(state, &qp, &packet, now);
+                        self.hand_in_alone(state, Some(&qp), &packet, now);
                     }
                 }
             }

@@ -1,0 +1,138 @@
+//! Queue pair 1: messages of other connection managers on their way in, to the process that has to act on them.
+//!
+//! Runs under the engine's receive lock, so a message only goes into the agent's inbox ([`crate::cm`]). A request is for
+//! the process that listens for its service, everything else for the one whose slot is in the id that it names. What is for
+//! nobody stays here: our machine answers as one that knows neither the service nor the id, so the peer need not wait.
+//! Of a message for whoever has a connection with its sender (a REJ for timeout that names no id of ours) only this
+//! process hears; the others' retries end in time.
+
+use super::Engine;
+use super::poller::Watch;
+use super::rx::{Run, RxState};
+use super::strays::Fate;
+use crate::error::Error;
+use crate::net::RxMeta;
+use crate::net::forward::Frame;
+use crate::net::service::{Mailbox, Place, Scope, ServiceSocket};
+use crate::net::slot::Slot;
+use crate::qp::header_of;
+use roxe_transport::cm::{Addressee, Route, addressee};
+use roxe_transport::qp::DropReason;
+use roxe_transport::time::Instant;
+use roxe_wire::cm::{Mad, ServiceId};
+use roxe_wire::{Kind, Packet, Pkey, Qkey};
+
+impl Engine {
+    /// Gives packets that came to the address itself to the processes they are for.
+    pub(super) fn route_mads(&self, state: &mut RxState, run: Run<'_>, now: Instant) {
+        for (index, bytes) in run.packets() {
+            let alone = Run { bytes, index, ..run };
+            if !self.forward_mad(state, alone) {
+                self.take_mads(state, alone, now);
+            }
+        }
+    }
+
+    /// Takes packets for queue pair 1 in, through the tap if there is one.
+    pub(super) fn take_mads(&self, state: &mut RxState, run: Run<'_>, now: Instant) {
+        match self.tap() {
+            None => self.admit_mads(state, run),
+            Some(tap) => self.hand_in_tapped(tap, state, None, run, now),
+        }
+    }
+
+    /// Checks packets for queue pair 1 and leaves their messages in the agent's inbox.
+    // clause: CM-GSI, ICRC-WRONG
+    pub(super) fn admit_mads(&self, state: &mut RxState, run: Run<'_>) {
+        for (index, bytes) in run.packets() {
+            if !state.ident.verify(&header_of(run.meta, index), bytes, index) {
+                self.counters().icrc_errors.add(1);
+                continue;
+            }
+            let Ok(packet) = Packet::parse(bytes) else {
+                self.counters().malformed.add(1);
+                continue;
+            };
+            match check(&packet) {
+                Ok(()) => self.admit_mad(run.meta, packet.payload),
+                Err(reason) => self.counters().count_drop(reason),
+            }
+        }
+    }
+
+    fn admit_mad(&self, meta: &RxMeta, payload: &[u8]) {
+        self.counters().received_mads.add(1);
+        match Mad::parse(payload) {
+            Ok(mad) => self.agent().leave_message(self, Route { local: meta.dst, remote: meta.src }, mad),
+            // Other classes have no agent here, and nobody waits for their answers on RoCE.
+            Err(why) => self.counters().count_bad_mad(why),
+        }
+    }
+
+    /// Sends a message to the process that it is for, if that is another one.
+    fn forward_mad(&self, state: &mut RxState, run: Run<'_>) -> bool {
+        let Ok(packet) = Packet::parse(run.bytes) else { return false };
+        let Ok(mad) = Mad::parse(packet.payload) else { return false };
+        match addressee(&mad.message) {
+            Addressee::Id(id) => {
+                let slot = Slot::new(id.prefix());
+                let is_ours = !slot.can_be_owned() || state.slots.iter().any(|socket| socket.slot() == slot);
+                !is_ours && self.send_on(state, Mailbox::Slot(slot), run)
+            }
+            Addressee::Service(service) => self.forward_request(state, service, run),
+            Addressee::Anyone => false,
+        }
+    }
+
+    /// Sends a request to who listens, the listener at exactly this address first.
+    fn forward_request(&self, state: &mut RxState, service: ServiceId, run: Run<'_>) -> bool {
+        for scope in Scope::candidates(run.meta.dst) {
+            let place = Place { service, scope };
+            if state.services.iter().any(|socket| socket.place() == place) {
+                return false;
+            }
+            if self.send_on(state, Mailbox::Service(place), run) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Sends a packet to a mailbox; false if nobody has that.
+    fn send_on(&self, state: &mut RxState, to: Mailbox, run: Run<'_>) -> bool {
+        let Some(first) = state.slots.first() else { return false };
+        let len = run.bytes.len();
+        let frame = Frame::Packets(RxMeta { len, segment: len.max(1), first_index: run.index, ..*run.meta });
+        let fate = state.strays.send(first, to, &frame, run.bytes);
+        match fate {
+            Fate::Forwarded => self.counters().forwarded.add(1),
+            Fate::Lost => self.counters().forward_errors.add(1),
+            Fate::Unowned => {}
+        }
+        fate != Fate::Unowned
+    }
+
+    /// From now on requests for `place` that reach other processes come here. EADDRINUSE: another process listens.
+    pub(crate) fn open_service(&self, place: Place) -> Result<(), Error> {
+        let claim = |e| Error::os(format!("cannot listen for {}", place.service), &e);
+        let socket = ServiceSocket::open(self.ifindex(), place).map_err(claim)?;
+        self.poller()?.watch(socket.fd(), Watch::All).map_err(claim)?;
+        self.rx.lock().state().services.push(socket);
+        Ok(())
+    }
+
+    /// They do not any more.
+    pub(crate) fn close_service(&self, place: Place) {
+        self.rx.lock().state().services.retain(|socket| socket.place() != place);
+    }
+}
+
+/// Whether a packet carries a message between two queue pairs 1.
+// clause: CM-GSI, PKEY-MATCH
+fn check(packet: &Packet<'_>) -> Result<(), DropReason> {
+    let Kind::Ud { deth, imm: None } = &packet.header.kind else { return Err(DropReason::WrongService) };
+    if !Pkey::DEFAULT.matches(packet.header.bth.pkey) {
+        return Err(DropReason::Pkey);
+    }
+    if deth.qkey == Qkey::GSI { Ok(()) } else { Err(DropReason::Qkey) }
+}

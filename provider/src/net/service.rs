@@ -1,0 +1,207 @@
+//! Which program has which service of the connection manager, without a daemon.
+//!
+//! As with slots ([`super::slot`]), whoever has something holds an abstract Unix datagram socket with its name; the kernel
+//! sees to it that nobody else has it, and that the death of the process ends it. There are two kinds of names: that of a
+//! *claim* says that a program has bound a service at an address; that of a *mailbox* takes the requests for a service which
+//! reach other processes of the same interface. Only frames of the same user are taken out of it.
+
+use super::slot::{self, Slot, SlotSocket, abstract_address};
+use roxe_wire::Gid;
+use roxe_wire::cm::ServiceId;
+use socket2::{Domain, Socket, Type};
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsRawFd, RawFd};
+
+/// At which addresses a service is offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Scope {
+    /// At all.
+    All,
+    /// At all of IPv4.
+    V4,
+    /// At all of IPv6.
+    V6,
+    /// At this one.
+    At(Gid),
+}
+
+impl Scope {
+    /// All addresses of the family of `gid`.
+    pub(crate) fn family_of(gid: Gid) -> Self {
+        if gid.to_ip().is_ipv4() { Self::V4 } else { Self::V6 }
+    }
+
+    /// Who may have what comes to `gid`, best first.
+    pub(crate) fn candidates(gid: Gid) -> [Self; 3] {
+        [Self::At(gid), Self::family_of(gid), Self::All]
+    }
+}
+
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str("any"),
+            Self::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED).fmt(f),
+            Self::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED).fmt(f),
+            Self::At(gid) => gid.to_ip().fmt(f),
+        }
+    }
+}
+
+/// A service at some addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Place {
+    pub(crate) service: ServiceId,
+    pub(crate) scope: Scope,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}/{}", self.service.0, self.scope)
+    }
+}
+
+/// The name of a claim.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ClaimName {
+    pub(crate) place: Place,
+    /// `None`: for one alone. Programs that share it have a number each.
+    pub(crate) share: Option<u8>,
+}
+
+impl fmt::Display for ClaimName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "roxe/cm/1/b/{}", self.place)?;
+        self.share.map_or(Ok(()), |number| write!(f, "+{number}"))
+    }
+}
+
+impl ClaimName {
+    /// Takes it, for as long as the socket lives. `EADDRINUSE`: somebody has it.
+    pub(crate) fn hold(&self) -> io::Result<Socket> {
+        let socket = Socket::new(Domain::UNIX, Type::DGRAM, None)?;
+        socket.bind(&abstract_address(self)?)?;
+        Ok(socket)
+    }
+
+    /// Whether somebody has it.
+    pub(crate) fn is_held(&self) -> bool {
+        let connect = || Socket::new(Domain::UNIX, Type::DGRAM, None)?.connect(&abstract_address(self)?);
+        connect().is_ok()
+    }
+}
+
+/// The name of a mailbox.
+struct MailboxName {
+    ifindex: u32,
+    place: Place,
+}
+
+impl fmt::Display for MailboxName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "roxe/cm/1/l/{}/{}", self.ifindex, self.place)
+    }
+}
+
+/// The mailbox of a service that this process offers on one interface.
+#[derive(Debug)]
+pub(crate) struct ServiceSocket {
+    place: Place,
+    socket: Socket,
+}
+
+impl ServiceSocket {
+    /// Opens it. `EADDRINUSE`: another process has it.
+    pub(crate) fn open(ifindex: u32, place: Place) -> io::Result<Self> {
+        Ok(Self { place, socket: slot::mailbox(&MailboxName { ifindex, place })? })
+    }
+
+    /// Of what.
+    pub(crate) fn place(&self) -> Place {
+        self.place
+    }
+
+    /// The descriptor, to wait on.
+    pub(crate) fn fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+
+    /// As [`SlotSocket::recv`].
+    pub(crate) fn recv(&self, buf: &mut [u8]) -> io::Result<Option<usize>> {
+        slot::recv_from_same_user(self.fd(), buf)
+    }
+}
+
+/// Where a frame goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mailbox {
+    /// To the owner of a slot.
+    Slot(Slot),
+    /// To who offers a service.
+    Service(Place),
+}
+
+impl SlotSocket {
+    /// As [`SlotSocket::send`], to any mailbox of this interface.
+    pub(crate) fn send_to_mailbox(&self, to: &Mailbox, header: &[u8], body: &[u8]) -> io::Result<()> {
+        match *to {
+            Mailbox::Slot(slot) => self.send(slot, header, body),
+            Mailbox::Service(place) => self.send_to(&MailboxName { ifindex: self.ifindex(), place }, header, body),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOWHERE: u32 = 0x7000_0030;
+
+    fn place(service: u64, scope: Scope) -> Place {
+        Place { service: ServiceId(service), scope }
+    }
+
+    #[test]
+    fn a_claim_is_held_until_its_socket_is_closed() {
+        let name = ClaimName { place: place(0x7fff_0000_0001, Scope::V4), share: None };
+        assert!(!name.is_held());
+        let held = name.hold().unwrap();
+        assert!(name.is_held());
+        assert_eq!(name.hold().unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        assert!(!ClaimName { share: Some(0), ..name }.is_held());
+        drop(held);
+        assert!(!name.is_held());
+    }
+
+    #[test]
+    fn the_longest_names_have_room() {
+        let gid = Gid(*b"\xfe\x80roxeroxeroxe\xff\xff");
+        let place = place(u64::MAX, Scope::At(gid));
+        assert!(ClaimName { place, share: Some(u8::MAX) }.hold().is_ok());
+        assert!(ServiceSocket::open(u32::MAX, place).is_ok());
+    }
+
+    #[test]
+    fn a_mailbox_gets_what_is_for_its_service_on_its_interface() {
+        let sender = SlotSocket::claim(NOWHERE).unwrap();
+        let here = place(0x7fff_0000_0002, Scope::All);
+        let socket = ServiceSocket::open(NOWHERE, here).unwrap();
+        ServiceSocket::open(NOWHERE + 1, here).unwrap();
+        sender.send_to_mailbox(&Mailbox::Service(here), b"head", b"body").unwrap();
+        let mut buf = [0; 64];
+        assert_eq!((socket.recv(&mut buf).unwrap(), &buf[..8]), (Some(8), &b"headbody"[..]));
+        let other = place(0x7fff_0000_0002, Scope::V6);
+        let refused = sender.send_to_mailbox(&Mailbox::Service(other), b"", b"x").unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    #[test]
+    fn the_own_address_is_asked_first() {
+        let v4 = Gid::from(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        assert_eq!(Scope::candidates(v4), [Scope::At(v4), Scope::V4, Scope::All]);
+        let v6 = Gid::from(IpAddr::V6(Ipv6Addr::LOCALHOST));
+        assert_eq!(Scope::candidates(v6), [Scope::At(v6), Scope::V6, Scope::All]);
+    }
+}
