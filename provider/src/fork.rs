@@ -10,6 +10,7 @@
 //! What this cannot cover is another thread of the program that is inside a verb on a completion queue, a shared receive
 //! queue or a memory region at the moment of the fork; POSIX promises such programs nothing either.
 
+use crate::cm::ports;
 use crate::engine::Engine;
 use crate::engine::tap::process;
 use crate::qp::QpCore;
@@ -94,6 +95,7 @@ extern "C" fn before() {
     std::mem::forget(engines);
     process::outer_lock().lock_raw();
     process::inner_locks().for_each(Lockable::lock_raw);
+    ports::locks().into_iter().for_each(Lockable::lock_raw);
 }
 
 /// Takes every lock of an engine that its thread may hold.
@@ -110,6 +112,7 @@ fn lock_all(engine: Arc<Engine>) -> Held {
 fn release() -> Vec<Held> {
     // SAFETY: `before` took these locks and left them taken; there are no others as long as the outer one is held.
     unsafe {
+        ports::locks().into_iter().for_each(|lock| lock.unlock_raw());
         process::inner_locks().for_each(|lock| lock.unlock_raw());
         process::outer_lock().unlock_raw();
     }
@@ -135,6 +138,7 @@ extern "C" fn after_in_parent() {
 extern "C" fn after_in_child() {
     let held = release();
     process::abandon();
+    ports::abandon();
     for (engine, _) in held {
         engine.abandon();
     }

@@ -21,6 +21,7 @@ mod deliver;
 mod event;
 mod id;
 mod options;
+pub(crate) mod ports;
 mod route;
 
 pub(crate) use agent::{Agent, GSI_ORDINAL, Session};
