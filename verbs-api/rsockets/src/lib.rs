@@ -14,12 +14,17 @@
 //! Every error is an [`std::io::Error`] with the errno that the C call sets.
 #![deny(unsafe_code)]
 
+mod addr;
 mod config;
+mod errno;
 mod poll;
 mod proto;
+mod service;
 mod socket;
+mod stream;
 mod sys;
 mod table;
+mod wait;
 
 pub use poll::{PollFd, poll, select};
 pub use socket::{Socket, accept, close, open};

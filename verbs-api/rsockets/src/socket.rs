@@ -1,11 +1,17 @@
 //! The calls of `rsocket.h`, for both kinds of sockets.
 
-use crate::{sys, table};
+use crate::addr::{inward, outward, unspecified};
+use crate::errno::os;
+use crate::stream::{Drain, Fill, RecvMode, Stream};
+use crate::wait::{Source, Waker};
+use crate::{service, table};
 use roxe::{MemoryRegion, ProtectionDomain};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::time::Instant;
 
 /// Makes a socket and returns its number: `rsocket`. `domain` is AF_INET or AF_INET6, `kind` SOCK_STREAM or SOCK_DGRAM with
 /// SOCK_NONBLOCK and SOCK_CLOEXEC at will.
@@ -13,8 +19,13 @@ use std::sync::Arc;
 /// # Errors
 /// ENOTSUP for everything else; ENODEV if there is no device; EMFILE.
 pub fn open(domain: i32, kind: i32, protocol: i32) -> io::Result<RawFd> {
-    let _ = (domain, kind, protocol);
-    Ok(table::insert(Arc::new(Socket { fd: sys::eventfd()? })))
+    let (flags, kind) =
+        (kind & (libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC), kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC));
+    let kind = match (domain, kind, protocol) {
+        (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => Kind::Stream(Stream::new()?),
+        _ => return Err(os(libc::ENOTSUP)),
+    };
+    Ok(table::insert(Arc::new(Socket::new(kind, domain, flags))))
 }
 
 /// Takes the next connection of a listening socket: its number, and who it is. `raccept`.
@@ -22,8 +33,14 @@ pub fn open(domain: i32, kind: i32, protocol: i32) -> io::Result<RawFd> {
 /// # Errors
 /// EBADF, EINVAL if it does not listen, EAGAIN if it is non-blocking and there is none.
 pub fn accept(fd: RawFd) -> io::Result<(RawFd, SocketAddr)> {
-    let _ = table::get(fd)?;
-    Err(unsupported())
+    let listener = table::get(fd)?;
+    let stream = listener.stream().ok_or_else(|| os(libc::EOPNOTSUPP))?.accept(listener.waits(0))?;
+    let socket = Arc::new(Socket::new(Kind::Stream(stream), listener.domain, 0));
+    if socket.needs_service() {
+        service::join(&socket)?;
+    }
+    let peer = socket.peer_addr().unwrap_or_else(|_| unspecified(socket.domain));
+    Ok((table::insert(socket), peer))
 }
 
 /// Closes a socket: `rclose`. A connected stream delivers first what was sent.
@@ -31,25 +48,75 @@ pub fn accept(fd: RawFd) -> io::Result<(RawFd, SocketAddr)> {
 /// # Errors
 /// EBADF.
 pub fn close(fd: RawFd) -> io::Result<()> {
-    let _ = table::remove(fd)?;
+    match &table::remove(fd)?.kind {
+        Kind::Stream(stream) => stream.close(),
+    }
     Ok(())
-}
-
-fn unsupported() -> io::Error {
-    io::Error::from_raw_os_error(libc::EOPNOTSUPP)
 }
 
 /// A socket. [`find`](crate::find) gives it for its number; it stays valid when the number is closed meanwhile. `flags` are
 /// those of `recv(2)` and `send(2)`: MSG_PEEK, MSG_DONTWAIT, MSG_WAITALL; others are ignored.
 #[derive(Debug)]
 pub struct Socket {
-    fd: OwnedFd,
+    kind: Kind,
+    domain: i32,
+    nonblocking: AtomicBool,
+    descriptor_flags: AtomicI32,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Stream(Stream),
 }
 
 impl Socket {
+    fn new(kind: Kind, domain: i32, flags: i32) -> Self {
+        let close_on_exec = if flags & libc::SOCK_CLOEXEC != 0 { libc::FD_CLOEXEC } else { 0 };
+        Self {
+            kind,
+            domain,
+            nonblocking: AtomicBool::new(flags & libc::SOCK_NONBLOCK != 0),
+            descriptor_flags: AtomicI32::new(close_on_exec),
+        }
+    }
+
     /// Its number.
     pub fn fd(&self) -> RawFd {
-        self.fd.as_raw_fd()
+        match &self.kind {
+            Kind::Stream(stream) => stream.fd(),
+        }
+    }
+
+    const fn stream(&self) -> Option<&Stream> {
+        match &self.kind {
+            Kind::Stream(stream) => Some(stream),
+        }
+    }
+
+    /// Whether a call with these flags waits.
+    fn waits(&self, flags: i32) -> bool {
+        flags & libc::MSG_DONTWAIT == 0 && !self.nonblocking.load(Ordering::Relaxed)
+    }
+
+    /// Whether the background thread has to look after it.
+    pub(crate) fn needs_service(&self) -> bool {
+        match &self.kind {
+            Kind::Stream(stream) => stream.needs_service(),
+        }
+    }
+
+    /// On what and until when the background thread sleeps for it.
+    pub(crate) fn wants_service(&self) -> (Option<RawFd>, Option<Instant>) {
+        match &self.kind {
+            Kind::Stream(stream) => stream.wants_service(),
+        }
+    }
+
+    /// The background thread looks after it.
+    pub(crate) fn serve(&self, now: Instant) {
+        match &self.kind {
+            Kind::Stream(stream) => stream.serve(now),
+        }
     }
 
     /// Gives it a local address. Port 0 lets the system choose.
@@ -57,17 +124,19 @@ impl Socket {
     /// # Errors
     /// EADDRINUSE, EADDRNOTAVAIL, EINVAL if it has one, EAFNOSUPPORT.
     pub fn bind(&self, addr: SocketAddr) -> io::Result<()> {
-        let _ = addr;
-        Err(unsupported())
+        let addr = inward(addr, self.domain)?;
+        match &self.kind {
+            Kind::Stream(stream) => stream.bind(addr),
+        }
     }
 
     /// Waits for connections.
     ///
     /// # Errors
     /// EOPNOTSUPP on a datagram socket, EINVAL if it is connected.
-    pub fn listen(&self, backlog: i32) -> io::Result<()> {
-        let _ = backlog;
-        Err(unsupported())
+    pub fn listen(self: &Arc<Self>, backlog: i32) -> io::Result<()> {
+        self.stream().ok_or_else(|| os(libc::EOPNOTSUPP))?.listen(backlog)?;
+        service::join(self)
     }
 
     /// Connects a stream, or names the usual peer of a datagram socket.
@@ -75,8 +144,10 @@ impl Socket {
     /// # Errors
     /// EINPROGRESS if it is non-blocking, later EALREADY and EISCONN; ECONNREFUSED, ETIMEDOUT, EHOSTUNREACH, ENETUNREACH.
     pub fn connect(&self, addr: SocketAddr) -> io::Result<()> {
-        let _ = addr;
-        Err(unsupported())
+        let addr = inward(addr, self.domain)?;
+        match &self.kind {
+            Kind::Stream(stream) => stream.connect(addr, self.waits(0)),
+        }
     }
 
     /// Ends one direction or both: SHUT_RD, SHUT_WR, SHUT_RDWR.
@@ -84,8 +155,15 @@ impl Socket {
     /// # Errors
     /// ENOTCONN, EINVAL for other values.
     pub fn shutdown(&self, how: i32) -> io::Result<()> {
-        let _ = how;
-        Err(unsupported())
+        let (read, write) = match how {
+            libc::SHUT_RD => (true, false),
+            libc::SHUT_WR => (false, true),
+            libc::SHUT_RDWR => (true, true),
+            _ => return Err(os(libc::EINVAL)),
+        };
+        match &self.kind {
+            Kind::Stream(stream) => stream.shut_down(read, write),
+        }
     }
 
     /// Receives into `buf`.
@@ -109,8 +187,15 @@ impl Socket {
     /// # Errors
     /// As [`recv`](Self::recv).
     pub fn recv_vectored(&self, bufs: &mut [IoSliceMut<'_>], flags: i32) -> io::Result<(usize, Option<SocketAddr>)> {
-        let _ = (bufs, flags);
-        Err(unsupported())
+        let wait = self.waits(flags);
+        let mut room = Fill::new(bufs);
+        match &self.kind {
+            Kind::Stream(stream) => {
+                let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
+                let len = stream.recv(&mut room, RecvMode { wait, peek, all })?;
+                Ok((len, self.peer_addr().ok()))
+            }
+        }
     }
 
     /// Sends `buf`. A blocking stream returns when all of it is under way.
@@ -134,8 +219,12 @@ impl Socket {
     /// # Errors
     /// As [`send_to`](Self::send_to).
     pub fn send_vectored(&self, bufs: &[IoSlice<'_>], flags: i32, to: Option<SocketAddr>) -> io::Result<usize> {
-        let _ = (bufs, flags, to);
-        Err(unsupported())
+        let wait = self.waits(flags);
+        let mut data = Drain::new(bufs);
+        match &self.kind {
+            Kind::Stream(_) if to.is_some() => Err(os(libc::EISCONN)),
+            Kind::Stream(stream) => stream.send(&mut data, wait),
+        }
     }
 
     /// The own address.
@@ -143,7 +232,10 @@ impl Socket {
     /// # Errors
     /// Those of `getsockname(2)`.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        Err(unsupported())
+        let addr = match &self.kind {
+            Kind::Stream(stream) => stream.local_addr(),
+        };
+        Ok(addr.map_or_else(|| unspecified(self.domain), |addr| outward(addr, self.domain)))
     }
 
     /// The peer's address.
@@ -151,16 +243,21 @@ impl Socket {
     /// # Errors
     /// ENOTCONN.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        Err(unsupported())
+        let addr = match &self.kind {
+            Kind::Stream(stream) => stream.peer_addr()?,
+        };
+        Ok(outward(addr, self.domain))
     }
 
     /// Sets an option; `value` holds the bytes that `setsockopt(2)` is given.
     ///
     /// # Errors
     /// EINVAL if there are too few, or it comes too late; ENOTSUP for options that rsockets do not have.
-    pub fn set_option(&self, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
-        let _ = (level, name, value);
-        Err(unsupported())
+    pub fn set_option(self: &Arc<Self>, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
+        let needs_service = match &self.kind {
+            Kind::Stream(stream) => stream.set_option(level, name, value)?,
+        };
+        if needs_service { service::join(self) } else { Ok(()) }
     }
 
     /// An option, as the bytes that `getsockopt(2)` stores; at most `room` of them.
@@ -168,28 +265,33 @@ impl Socket {
     /// # Errors
     /// EINVAL if `room` is too small, ENOTSUP.
     pub fn option(&self, level: i32, name: i32, room: usize) -> io::Result<Vec<u8>> {
-        let _ = (level, name, room);
-        Err(unsupported())
+        let value = match (level, name, &self.kind) {
+            (libc::SOL_SOCKET, libc::SO_DOMAIN, _) => self.domain.to_ne_bytes().to_vec(),
+            (libc::SOL_SOCKET, libc::SO_TYPE, Kind::Stream(_)) => libc::SOCK_STREAM.to_ne_bytes().to_vec(),
+            (libc::SOL_SOCKET, libc::SO_PROTOCOL, Kind::Stream(_)) => libc::IPPROTO_TCP.to_ne_bytes().to_vec(),
+            (_, _, Kind::Stream(stream)) => stream.option(level, name)?,
+        };
+        if value.len() > room { Err(os(libc::EINVAL)) } else { Ok(value) }
     }
 
     /// What F_GETFL returns: O_RDWR, and O_NONBLOCK if it is.
     pub fn status_flags(&self) -> i32 {
-        libc::O_RDWR
+        libc::O_RDWR | if self.nonblocking.load(Ordering::Relaxed) { libc::O_NONBLOCK } else { 0 }
     }
 
     /// F_SETFL; only O_NONBLOCK has an effect.
     pub fn set_status_flags(&self, flags: i32) {
-        let _ = flags;
+        self.nonblocking.store(flags & libc::O_NONBLOCK != 0, Ordering::Relaxed);
     }
 
     /// What F_GETFD returns.
     pub fn descriptor_flags(&self) -> i32 {
-        0
+        self.descriptor_flags.load(Ordering::Relaxed)
     }
 
     /// F_SETFD.
     pub fn set_descriptor_flags(&self, flags: i32) {
-        let _ = flags;
+        self.descriptor_flags.store(flags & libc::FD_CLOEXEC, Ordering::Relaxed);
     }
 
     /// The protection domain of a connected stream, to register memory for [`iomap`](Self::iomap) in.
@@ -197,7 +299,7 @@ impl Socket {
     /// # Errors
     /// EINVAL if it is not connected or a datagram socket.
     pub fn protection_domain(&self) -> io::Result<ProtectionDomain> {
-        Err(unsupported())
+        self.stream().ok_or_else(|| os(libc::EINVAL))?.protection_domain()
     }
 
     /// Maps registered memory: with `shared` the peer may write to it by `offset` (-1: its address), which it learns before the next
@@ -206,8 +308,7 @@ impl Socket {
     /// # Errors
     /// EINVAL if it is not connected, ENOMEM if the peer has no room for one more (its RDMA_IOMAPSIZE).
     pub fn iomap(&self, region: MemoryRegion, shared: bool, offset: i64) -> io::Result<i64> {
-        let _ = (region, shared, offset);
-        Err(unsupported())
+        self.stream().ok_or_else(|| os(libc::EINVAL))?.iomap(region, shared, offset)
     }
 
     /// Ends a mapping, named by address and length of its memory.
@@ -215,8 +316,7 @@ impl Socket {
     /// # Errors
     /// EINVAL if there is none.
     pub fn iounmap(&self, addr: usize, len: usize) -> io::Result<()> {
-        let _ = (addr, len);
-        Err(unsupported())
+        self.stream().ok_or_else(|| os(libc::EINVAL))?.iounmap(addr, len)
     }
 
     /// Writes `buf` into what the peer has mapped at `offset`, in order with the bytes of the stream. Returns how much of it is
@@ -225,7 +325,29 @@ impl Socket {
     /// # Errors
     /// As [`send`](Self::send).
     pub fn iowrite(&self, buf: &[u8], offset: i64, flags: i32) -> io::Result<usize> {
-        let _ = (buf, offset, flags);
-        Err(unsupported())
+        let stream = self.stream().ok_or_else(|| os(libc::EINVAL))?;
+        let offset = u64::try_from(offset).map_err(|_| os(libc::EINVAL))?;
+        let bufs = [IoSlice::new(buf)];
+        stream.iowrite(&mut Drain::new(&bufs), offset, self.waits(flags))
+    }
+}
+
+impl Source for Socket {
+    fn ready(&self, events: i16) -> i16 {
+        match &self.kind {
+            Kind::Stream(stream) => stream.ready(events),
+        }
+    }
+
+    fn watch(&self, waker: &Waker, fds: &mut Vec<libc::pollfd>) {
+        match &self.kind {
+            Kind::Stream(stream) => stream.watch(waker, fds),
+        }
+    }
+
+    fn unwatch(&self, waker: &Waker) {
+        match &self.kind {
+            Kind::Stream(stream) => stream.unwatch(waker),
+        }
     }
 }

@@ -81,6 +81,11 @@ impl Outgoing {
         self.slots > 0 && self.buffer.free >= low_water(self.buffer.len)
     }
 
+    /// Free bytes of the send buffer.
+    pub(crate) const fn buffer_room(&self) -> u32 {
+        self.buffer.free
+    }
+
     /// The next `len` bytes, at most [`room`](Self::room), into the peer's buffer. `buffered` if they wait in the send buffer.
     pub(crate) fn data(&mut self, len: u32, buffered: bool) -> Write {
         let len = len.min(self.target.len);

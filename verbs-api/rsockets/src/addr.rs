@@ -1,0 +1,53 @@
+//! Addresses of programs and addresses of the fabric. A socket of AF_INET6 names IPv4 hosts by mapped addresses; underneath they
+//! are IPv4.
+
+use crate::errno::os;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// The address as the fabric knows it.
+///
+/// # Errors
+/// EAFNOSUPPORT if it is not of the family of the socket.
+pub(crate) fn inward(addr: SocketAddr, domain: i32) -> io::Result<SocketAddr> {
+    match (domain, addr) {
+        (libc::AF_INET, SocketAddr::V4(_)) => Ok(addr),
+        (libc::AF_INET6, SocketAddr::V6(v6)) => match v6.ip().to_ipv4_mapped() {
+            Some(ip) => Ok(SocketAddr::new(ip.into(), addr.port())),
+            None => Ok(addr),
+        },
+        _ => Err(os(libc::EAFNOSUPPORT)),
+    }
+}
+
+/// The address as a socket of `domain` shows it.
+pub(crate) fn outward(addr: SocketAddr, domain: i32) -> SocketAddr {
+    match (domain, addr) {
+        (libc::AF_INET6, SocketAddr::V4(v4)) => SocketAddr::new(v4.ip().to_ipv6_mapped().into(), addr.port()),
+        _ => addr,
+    }
+}
+
+/// No address of this family.
+pub(crate) fn unspecified(domain: i32) -> SocketAddr {
+    let ip: IpAddr = if domain == libc::AF_INET6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+    SocketAddr::new(ip, 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ipv6_socket_shows_ipv4_hosts_as_mapped() {
+        let (plain, mapped): (SocketAddr, SocketAddr) =
+            ("10.0.0.1:7".parse().unwrap(), "[::ffff:10.0.0.1]:7".parse().unwrap());
+        assert_eq!(inward(mapped, libc::AF_INET6).unwrap(), plain);
+        assert_eq!(outward(plain, libc::AF_INET6), mapped);
+        assert_eq!(outward(plain, libc::AF_INET), plain);
+        let v6: SocketAddr = "[fd00::1]:7".parse().unwrap();
+        assert_eq!(inward(v6, libc::AF_INET6).unwrap(), v6);
+        assert_eq!(inward(v6, libc::AF_INET).unwrap_err().raw_os_error(), Some(libc::EAFNOSUPPORT));
+        assert_eq!(inward(plain, libc::AF_INET6).unwrap_err().raw_os_error(), Some(libc::EAFNOSUPPORT));
+    }
+}

@@ -1,0 +1,31 @@
+//! Failures as errno: what a socket call would say.
+
+use roxe::cm::{CmEvent, CmEventKind};
+use std::io;
+
+/// An error of this errno.
+pub(crate) fn os(errno: i32) -> io::Error {
+    io::Error::from_raw_os_error(errno)
+}
+
+/// What went wrong in the card: its errno if it has one.
+pub(crate) fn of(error: roxe::Error) -> io::Error {
+    match error {
+        roxe::Error::Provider(error) => os(error.errno()),
+        roxe::Error::OutOfMemory { .. } => os(libc::ENOMEM),
+        roxe::Error::NoDevice { .. } => os(libc::ENODEV),
+        _ => os(libc::EIO),
+    }
+}
+
+/// Why a connection did not come about.
+pub(crate) fn of_event(event: &CmEvent) -> i32 {
+    match event.kind() {
+        _ if event.status() < 0 => event.status().saturating_neg(),
+        CmEventKind::Rejected => libc::ECONNREFUSED,
+        CmEventKind::Unreachable => libc::ETIMEDOUT,
+        CmEventKind::AddrError | CmEventKind::RouteError => libc::EHOSTUNREACH,
+        CmEventKind::DeviceRemoval => libc::ENODEV,
+        _ => libc::ECONNABORTED,
+    }
+}

@@ -1,0 +1,74 @@
+//! The background thread: accepts connections for listeners, looks after UDP sockets, sends keepalives. It runs as long as there
+//! is a socket that needs it; a forked child starts its own.
+
+use crate::Socket;
+use crate::wait::{self, Waker};
+use parking_lot::Mutex;
+use std::io;
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+/// Locked before any socket; nobody calls this module with a socket's lock held.
+static SERVICE: Mutex<Service> = Mutex::new(Service { members: Vec::new(), running: None });
+
+struct Service {
+    members: Vec<Weak<Socket>>,
+    /// The thread, and in which process: it does not outlive a fork.
+    running: Option<(u32, Waker)>,
+}
+
+/// Lets the thread look after `socket` from now on.
+///
+/// # Errors
+/// If it cannot be started.
+pub(crate) fn join(socket: &Arc<Socket>) -> io::Result<()> {
+    let mut service = SERVICE.lock();
+    if !service.members.iter().any(|member| std::ptr::eq(member.as_ptr(), Arc::as_ptr(socket))) {
+        service.members.push(Arc::downgrade(socket));
+    }
+    match &service.running {
+        Some((pid, waker)) if *pid == std::process::id() => waker.wake(),
+        _ => {
+            let waker = Waker::new()?;
+            let own = waker.clone();
+            std::thread::Builder::new().name("roxe-rsocket".into()).spawn(move || run(&own))?;
+            service.running = Some((std::process::id(), waker));
+        }
+    }
+    Ok(())
+}
+
+/// Lets the thread look at its sockets again: one of them has changed.
+pub(crate) fn wake() {
+    if let Some((_, waker)) = &SERVICE.lock().running {
+        waker.wake();
+    }
+}
+
+fn run(waker: &Waker) {
+    while let Some(members) = members() {
+        let mut fds = vec![wait::waiting_for(waker.fd())];
+        let mut deadline: Option<Instant> = None;
+        for socket in members.iter().filter_map(Weak::upgrade) {
+            let (fd, due) = socket.wants_service();
+            fds.extend(fd.map(wait::waiting_for));
+            deadline = deadline.into_iter().chain(due).min();
+        }
+        // Sockets are not kept alive meanwhile. An error is a signal: then everything is looked at, which does no harm.
+        let _ = crate::sys::poll(&mut fds, wait::millis_left(deadline));
+        waker.clear();
+        let now = Instant::now();
+        members.iter().filter_map(Weak::upgrade).for_each(|socket| socket.serve(now));
+    }
+}
+
+/// Who needs the thread; if nobody does, it ends.
+fn members() -> Option<Vec<Weak<Socket>>> {
+    let mut service = SERVICE.lock();
+    service.members.retain(|member| member.upgrade().is_some_and(|socket| socket.needs_service()));
+    if service.members.is_empty() {
+        service.running = None;
+        return None;
+    }
+    Some(service.members.clone())
+}

@@ -1,0 +1,192 @@
+//! The program's buffers, one after the other: what is still to be sent, and what is still to be filled.
+
+use roxe::MemoryRegion;
+use std::io::{IoSlice, IoSliceMut};
+use std::ops::Range;
+
+/// Bytes to be sent.
+#[derive(Debug)]
+pub(crate) struct Drain<'a> {
+    bufs: &'a [IoSlice<'a>],
+    /// Bytes of the first buffer that are taken.
+    at: usize,
+    left: usize,
+    taken: usize,
+}
+
+impl<'a> Drain<'a> {
+    pub(crate) fn new(bufs: &'a [IoSlice<'a>]) -> Self {
+        Self { bufs, at: 0, left: bufs.iter().map(|buf| buf.len()).sum(), taken: 0 }
+    }
+
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.left == 0
+    }
+
+    /// How many bytes were taken so far.
+    pub(crate) const fn taken(&self) -> usize {
+        self.taken
+    }
+
+    /// How many are left, but not more than `max`.
+    pub(crate) fn left(&self, max: u32) -> u32 {
+        u32::try_from(self.left).map_or(max, |left| left.min(max))
+    }
+
+    /// Takes `len` bytes: where they stand if they stand together, or copied to `scratch`.
+    pub(crate) fn take<'s>(&mut self, len: u32, scratch: &'s mut [u8]) -> &'s [u8]
+    where
+        'a: 's,
+    {
+        let len = len as usize;
+        let first = self.piece(len);
+        if first.len() == len {
+            self.advance(len);
+            return first;
+        }
+        let mut filled = 0;
+        while filled < len.min(scratch.len()) && !self.is_empty() {
+            let piece = self.piece(len.min(scratch.len()) - filled);
+            scratch[filled..filled + piece.len()].copy_from_slice(piece);
+            filled += piece.len();
+            self.advance(piece.len());
+        }
+        &scratch[..filled]
+    }
+
+    /// Copies as many bytes as `range` of `region` has.
+    pub(crate) fn write_to(&mut self, region: &MemoryRegion, range: Range<usize>) -> Result<(), roxe::Error> {
+        let mut at = range.start;
+        while at < range.end && !self.is_empty() {
+            let piece = self.piece(range.end - at);
+            region.write(at, piece)?;
+            at += piece.len();
+            self.advance(piece.len());
+        }
+        Ok(())
+    }
+
+    /// The next bytes that stand together, at most `max`.
+    fn piece(&mut self, max: usize) -> &'a [u8] {
+        while let [first, rest @ ..] = self.bufs
+            && self.at >= first.len()
+        {
+            self.bufs = rest;
+            self.at = 0;
+        }
+        let whole: &'a [u8] = self.bufs.first().map_or(&[], |first| first);
+        let rest = whole.get(self.at..).unwrap_or_default();
+        &rest[..rest.len().min(max)]
+    }
+
+    const fn advance(&mut self, len: usize) {
+        self.at += len;
+        self.left -= len;
+        self.taken += len;
+    }
+}
+
+/// Room for bytes that arrive.
+#[derive(Debug)]
+pub(crate) struct Fill<'a, 'b> {
+    bufs: &'a mut [IoSliceMut<'b>],
+    index: usize,
+    /// Bytes of that buffer that are full.
+    at: usize,
+    left: usize,
+    filled: usize,
+}
+
+impl<'a, 'b> Fill<'a, 'b> {
+    pub(crate) fn new(bufs: &'a mut [IoSliceMut<'b>]) -> Self {
+        let left = bufs.iter().map(|buf| buf.len()).sum();
+        Self { bufs, index: 0, at: 0, left, filled: 0 }
+    }
+
+    pub(crate) const fn is_full(&self) -> bool {
+        self.left == 0
+    }
+
+    /// How many bytes fit.
+    pub(crate) const fn left(&self) -> usize {
+        self.left
+    }
+
+    /// How many are there.
+    pub(crate) const fn filled(&self) -> usize {
+        self.filled
+    }
+
+    /// Takes the bytes of `range` of `region`, which fit.
+    pub(crate) fn read_from(&mut self, region: &MemoryRegion, range: Range<usize>) -> Result<(), roxe::Error> {
+        let mut at = range.start;
+        while at < range.end && !self.is_full() {
+            let room = self.room(range.end - at);
+            let len = room.len();
+            region.read(at, room)?;
+            at += len;
+            self.advance(len);
+        }
+        Ok(())
+    }
+
+    /// Takes as many of `bytes` as fit.
+    pub(crate) fn put(&mut self, bytes: &[u8]) {
+        let mut bytes = bytes;
+        while !bytes.is_empty() && !self.is_full() {
+            let room = self.room(bytes.len());
+            let (now, later) = bytes.split_at(room.len());
+            room.copy_from_slice(now);
+            self.advance(now.len());
+            bytes = later;
+        }
+    }
+
+    /// The next room that stands together, at most `max`.
+    fn room(&mut self, max: usize) -> &mut [u8] {
+        while self.bufs.get(self.index).is_some_and(|buf| self.at >= buf.len()) {
+            self.index += 1;
+            self.at = 0;
+        }
+        let rest = self.bufs.get_mut(self.index).and_then(|buf| buf.get_mut(self.at..)).unwrap_or_default();
+        let len = rest.len().min(max);
+        &mut rest[..len]
+    }
+
+    const fn advance(&mut self, len: usize) {
+        self.at += len;
+        self.left -= len;
+        self.filled += len;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_leave_in_order_across_buffers() {
+        let bufs = [IoSlice::new(b"abc"), IoSlice::new(b""), IoSlice::new(b"defgh")];
+        let mut data = Drain::new(&bufs);
+        let mut scratch = [0; 8];
+        assert_eq!(data.left(100), 8);
+        assert_eq!(data.take(2, &mut scratch), b"ab");
+        assert_eq!(data.take(3, &mut scratch), b"cde");
+        assert_eq!((data.taken(), data.left(2)), (5, 2));
+        assert_eq!(data.take(3, &mut scratch), b"fgh");
+        assert!(data.is_empty());
+        assert!(Drain::new(&[]).is_empty());
+    }
+
+    #[test]
+    fn bytes_arrive_in_order_across_buffers() {
+        let (mut a, mut b, mut c) = ([0; 2], [0; 0], [0; 4]);
+        let mut bufs = [IoSliceMut::new(&mut a), IoSliceMut::new(&mut b), IoSliceMut::new(&mut c)];
+        let mut room = Fill::new(&mut bufs);
+        room.put(b"xyz");
+        assert_eq!((room.filled(), room.left()), (3, 3));
+        room.put(b"12345");
+        assert!(room.is_full());
+        assert_eq!((&a, &c), (b"xy", b"z123"));
+    }
+}

@@ -1,0 +1,127 @@
+//! The end of a connection: queue pair, completion queue and the registered memory of a stream.
+
+use crate::errno;
+use crate::proto::conn::{ByteOrder, ConnData, IOMAP_LEN, Iomap, TARGET_LEN, TARGETS, Target};
+use crate::proto::stream::Sizes;
+use roxe::cm::CmId;
+use roxe::{Access, CompletionChannel, CompletionQueue, MemoryRegion, ProtectionDomain, QueuePair, RKey, RemoteAddr};
+use std::io;
+use std::ops::Range;
+
+/// Identifies completions of receives.
+pub(crate) const RECV: u64 = 1 << 63;
+
+/// Inline data that a queue pair always takes, so that messages about the connection need no memory of their own.
+const LEAST_INLINE: u32 = 32;
+
+/// Everything that a connection needs before it is one.
+#[derive(Debug)]
+pub(crate) struct Endpoint {
+    pub(crate) qp: QueuePair,
+    pub(crate) cq: CompletionQueue,
+    pub(crate) completions: CompletionChannel,
+    pub(crate) pd: ProtectionDomain,
+    pub(crate) send_buffer: MemoryRegion,
+    pub(crate) recv_buffer: MemoryRegion,
+    /// The list of targets, and behind it the table of mappings: the peer writes both.
+    lists: MemoryRegion,
+    pub(crate) sizes: Sizes,
+}
+
+impl Endpoint {
+    /// Makes all of it on the device of `id`, with receives posted. `inline` is the longest data to be sent inline.
+    pub(crate) fn build(id: &CmId, sizes: Sizes, inline: u32) -> io::Result<Self> {
+        Self::try_build(id, sizes, inline).map_err(errno::of)
+    }
+
+    fn try_build(id: &CmId, sizes: Sizes, inline: u32) -> Result<Self, roxe::Error> {
+        let context = id.context()?;
+        let pd = context.alloc_pd()?;
+        let completions = context.create_comp_channel()?;
+        let (sends, recvs) = (u32::from(sizes.send_queue), u32::from(sizes.recv_queue));
+        let cq = context.create_cq_with_channel(sends + recvs, &completions)?;
+        let qp = pd
+            .create_qp(&cq, &cq)
+            .max_send_wr(sends)
+            .max_recv_wr(recvs)
+            .max_send_sge(2)
+            .max_recv_sge(1)
+            .max_inline_data(inline.max(LEAST_INLINE))
+            .sq_sig_all()
+            .build_on(id)?;
+        let peers = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let lists = TARGETS * TARGET_LEN + usize::from(sizes.iomaps) * IOMAP_LEN;
+        let endpoint = Self {
+            send_buffer: pd.alloc_mr(sizes.send_buffer as usize, Access::LOCAL_WRITE)?,
+            recv_buffer: pd.alloc_mr(sizes.recv_buffer as usize, peers)?,
+            lists: pd.alloc_mr(lists, peers)?,
+            qp,
+            cq,
+            completions,
+            pd,
+            sizes,
+        };
+        for _ in 0..recvs {
+            endpoint.post_recv()?;
+        }
+        Ok(endpoint)
+    }
+
+    /// A receive for one message: all of it is immediate data.
+    pub(crate) fn post_recv(&self) -> Result<(), roxe::Error> {
+        self.qp.post_recv(RECV, &[])
+    }
+
+    /// What the peer is told while connecting.
+    pub(crate) fn conn_data(&self) -> ConnData {
+        let half = Target { len: self.sizes.recv_buffer / 2, ..self.buffer() };
+        ConnData {
+            order: ByteOrder::NATIVE,
+            credits: self.sizes.recv_queue,
+            iomaps: Some(self.sizes.iomaps),
+            targets: Target { len: TARGETS as u32, ..target(&self.lists) },
+            data: half,
+        }
+    }
+
+    /// The whole receive buffer, for the peer's eyes.
+    pub(crate) fn buffer(&self) -> Target {
+        target(&self.recv_buffer)
+    }
+
+    /// Takes the entry `index` out of the list of targets. Its length is looked at first, and is the last that the peer writes: an
+    /// entry that is being written is not seen in part.
+    pub(crate) fn take_target(&self, index: usize) -> Result<Target, roxe::Error> {
+        let at = index * TARGET_LEN;
+        let key_and_len = self.lists.load_u64(at + 8)?.to_ne_bytes();
+        if key_and_len[4..] == [0; 4] {
+            return Ok(Target::default());
+        }
+        let mut entry = [0; TARGET_LEN];
+        self.lists.read(at, &mut entry)?;
+        self.lists.write(at, &[0; TARGET_LEN])?;
+        Ok(Target::decode_native(entry))
+    }
+
+    /// The entry `index` of the table of mappings.
+    pub(crate) fn read_iomap(&self, index: u16) -> Result<Iomap, roxe::Error> {
+        let mut entry = [0; IOMAP_LEN];
+        self.lists.read(TARGETS * TARGET_LEN + usize::from(index) * IOMAP_LEN, &mut entry)?;
+        Ok(Iomap::decode_native(entry))
+    }
+}
+
+/// A place of the peer's, for a request.
+pub(crate) const fn remote(target: &Target) -> RemoteAddr {
+    RemoteAddr { addr: target.addr, rkey: RKey(target.rkey) }
+}
+
+/// Offsets in a region.
+pub(crate) const fn span(range: &Range<u32>) -> Range<usize> {
+    range.start as usize..range.end as usize
+}
+
+pub(crate) fn target(region: &MemoryRegion) -> Target {
+    let RemoteAddr { addr, rkey } = region.remote();
+    Target { addr, rkey: rkey.0, len: u32::try_from(region.len()).unwrap_or(u32::MAX) }
+}

@@ -1,0 +1,119 @@
+//! Listening: the background thread takes requests as they come and answers them; `accept` hands the connections out.
+
+use super::endpoint::Endpoint;
+use super::open::Open;
+use super::phase::Phase;
+use super::settings::Settings;
+use super::{Inner, Stream};
+use crate::errno::{self, os};
+use crate::proto::conn::ConnData;
+use crate::service;
+use crate::wait::Source;
+use roxe::cm::{CmEvent, CmId, ConnParam, EventChannel};
+use std::collections::VecDeque;
+use std::io;
+
+/// Connections that may wait for `accept`, whatever the program asks for: as the system limits it.
+const MOST_BACKLOG: usize = 4096;
+
+/// A listener.
+#[derive(Debug)]
+pub(crate) struct Listening {
+    id: CmId,
+    backlog: usize,
+    accepted: VecDeque<Stream>,
+}
+
+impl Listening {
+    pub(crate) const fn id(&self) -> &CmId {
+        &self.id
+    }
+
+    pub(crate) fn ready(&self) -> i16 {
+        if self.accepted.is_empty() { 0 } else { libc::POLLIN }
+    }
+
+    fn has_room(&self) -> bool {
+        self.accepted.len() < self.backlog
+    }
+}
+
+impl Stream {
+    pub(crate) fn listen(&self, backlog: i32) -> io::Result<()> {
+        let backlog = usize::try_from(backlog).unwrap_or(0).clamp(1, MOST_BACKLOG);
+        let mut inner = self.inner.lock();
+        match &mut inner.phase {
+            Phase::Idle(id) => {
+                // The manager holds those that come in while the own queue is full.
+                id.listen(backlog as u32).map_err(errno::of)?;
+                inner.phase = Phase::Listening(Listening { id: id.clone(), backlog, accepted: VecDeque::new() });
+            }
+            Phase::Listening(listening) => listening.backlog = backlog,
+            _ => return Err(os(libc::EINVAL)),
+        }
+        Ok(())
+    }
+
+    /// The next connection; waits for it if `wait`.
+    ///
+    /// # Errors
+    /// EINVAL if it does not listen, EAGAIN.
+    pub(crate) fn accept(&self, wait: bool) -> io::Result<Self> {
+        loop {
+            if let Some(stream) = self.next_accepted()? {
+                return Ok(stream);
+            }
+            if !wait {
+                return Err(os(libc::EAGAIN));
+            }
+            crate::wait::until(self, None, || self.ready(libc::POLLIN) != 0)?;
+        }
+    }
+
+    fn next_accepted(&self) -> io::Result<Option<Self>> {
+        let mut inner = self.inner.lock();
+        let Phase::Listening(listening) = &mut inner.phase else { return Err(os(libc::EINVAL)) };
+        let was_full = !listening.has_room();
+        let next = listening.accepted.pop_front();
+        drop(inner);
+        if was_full {
+            service::wake();
+        }
+        Ok(next)
+    }
+
+    /// Whether the background thread is to look at its events: it listens and has room.
+    pub(crate) fn takes_requests(&self) -> bool {
+        matches!(&self.inner.lock().phase, Phase::Listening(listening) if listening.has_room())
+    }
+
+    /// Takes the requests that have come, and accepts them.
+    pub(crate) fn take_requests(&self) {
+        let mut inner = self.inner.lock();
+        let Inner { phase: Phase::Listening(listening), settings, watchers, .. } = &mut *inner else { return };
+        while listening.has_room()
+            && let Some(mut event) = self.channel.try_next()
+        {
+            if let Some(id) = event.take_request()
+                // Who cannot be served is refused: the id is dropped.
+                && let Ok(stream) = admit(id, &event, settings)
+            {
+                listening.accepted.push_back(stream);
+                watchers.wake();
+            }
+        }
+    }
+}
+
+/// Accepts the request that `event` brought.
+fn admit(id: CmId, event: &CmEvent, settings: &Settings) -> io::Result<Stream> {
+    let peer = ConnData::decode(event.private_data()).map_err(|_| os(libc::EPROTO))?;
+    let channel = EventChannel::create().map_err(errno::of)?;
+    id.migrate(&channel).map_err(errno::of)?;
+    let endpoint = Endpoint::build(&id, settings.sizes(), settings.inline)?;
+    let terms = event.param().cloned().unwrap_or_default();
+    let private_data = endpoint.conn_data().encode().to_vec();
+    id.accept(&ConnParam { private_data, ..terms }).map_err(errno::of)?;
+    let open = Open::new(id, endpoint, peer, settings.inline, false);
+    Ok(Stream::in_phase(channel, Phase::Open(Box::new(open)), settings.clone()))
+}

@@ -1,0 +1,323 @@
+//! Streams: SOCK_STREAM over a connected queue pair.
+//!
+//! A [`Stream`] goes through the phases of a connection (`phase.rs`, `opening.rs`, `listening.rs`); once it is [`open::Open`] it moves
+//! bytes (`transfer.rs`). Everything of a stream is behind one lock that nobody holds while waiting. Besides, one thread at
+//! a time sends, and one receives, so that the bytes of a call stay together.
+
+mod cursor;
+mod endpoint;
+mod iomap;
+mod listening;
+mod open;
+mod opening;
+mod options;
+mod path;
+mod phase;
+mod settings;
+mod transfer;
+
+pub(crate) use cursor::{Drain, Fill};
+pub(crate) use transfer::RecvMode;
+
+use crate::errno::{self, os};
+use crate::proto::stream::Link;
+use crate::service;
+use crate::wait::{self, Source, Waker, Watchers};
+use opening::Opening;
+use parking_lot::{Mutex, MutexGuard};
+use phase::Phase;
+use roxe::cm::{CmId, EventChannel, IdOption, PortSpace};
+use settings::Settings;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, RawFd};
+use std::time::Instant;
+
+/// A SOCK_STREAM socket.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    /// Events of the connection; its descriptor is the number of the socket.
+    channel: EventChannel,
+    inner: Mutex<Inner>,
+    send_turn: Mutex<()>,
+    recv_turn: Mutex<()>,
+}
+
+/// What a lock guards.
+#[derive(Debug)]
+struct Inner {
+    phase: Phase,
+    settings: Settings,
+    watchers: Watchers,
+    /// What SO_ERROR tells once.
+    error: i32,
+    /// When the peer is asked for a sign of life, if SO_KEEPALIVE is on.
+    next_probe: Option<Instant>,
+    /// That the connection broke has been noted in `error`.
+    broken: bool,
+}
+
+impl Stream {
+    pub(crate) fn new() -> io::Result<Self> {
+        let channel = EventChannel::create().map_err(errno::of)?;
+        let id = CmId::create(&channel, PortSpace::Tcp).map_err(errno::of)?;
+        Ok(Self::in_phase(channel, Phase::Idle(id), Settings::new()))
+    }
+
+    fn in_phase(channel: EventChannel, phase: Phase, settings: Settings) -> Self {
+        let next_probe = settings.keepalive.then(|| Instant::now() + settings.keep_idle);
+        let watchers = Watchers::default();
+        let inner = Inner { phase, settings, watchers, error: 0, next_probe, broken: false };
+        Self { channel, inner: Mutex::new(inner), send_turn: Mutex::default(), recv_turn: Mutex::default() }
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.channel.as_raw_fd()
+    }
+
+    pub(crate) fn bind(&self, addr: SocketAddr) -> io::Result<()> {
+        match &self.inner.lock().phase {
+            Phase::Idle(id) => id.bind(addr).map_err(errno::of),
+            _ => Err(os(libc::EINVAL)),
+        }
+    }
+
+    /// Starts to connect; with `wait`, until it is done.
+    pub(crate) fn connect(&self, addr: SocketAddr, wait: bool) -> io::Result<()> {
+        self.start_to_connect(addr)?;
+        if !wait {
+            let mut inner = self.inner.lock();
+            inner.progress(&self.channel);
+            return inner.connected().unwrap_or_else(|| Err(os(libc::EINPROGRESS)));
+        }
+        self.wait(None, |inner| inner.connected().is_some())?;
+        let mut inner = self.inner.lock();
+        let result = inner.connected().unwrap_or(Ok(()));
+        inner.error = 0;
+        result
+    }
+
+    fn start_to_connect(&self, addr: SocketAddr) -> io::Result<()> {
+        let mut inner = self.inner.lock();
+        inner.progress(&self.channel);
+        let id = match &inner.phase {
+            Phase::Idle(id) => id.clone(),
+            Phase::Failed => CmId::create(&self.channel, PortSpace::Tcp).map_err(errno::of)?,
+            Phase::Opening(_) => return Err(os(libc::EALREADY)),
+            Phase::Open(_) => return Err(os(libc::EISCONN)),
+            Phase::Listening(_) | Phase::Closed => return Err(os(libc::EINVAL)),
+        };
+        inner.error = 0;
+        inner.phase = Phase::Opening(Box::new(Opening::start(id, addr)?));
+        Ok(())
+    }
+
+    /// Ends directions, and waits until the peer has what was sent before.
+    pub(crate) fn shut_down(&self, read: bool, write: bool) -> io::Result<()> {
+        {
+            let mut inner = self.inner.lock();
+            inner.progress(&self.channel);
+            let Phase::Open(open) = &mut inner.phase else { return Err(os(libc::ENOTCONN)) };
+            open.stream.shut_down(read, write);
+            open.post_notices();
+            inner.watchers.wake();
+        }
+        if write { self.settle(None) } else { Ok(()) }
+    }
+
+    /// Waits until everything sent has arrived, or never will; hangs up if both directions have ended.
+    fn settle(&self, deadline: Option<Instant>) -> io::Result<()> {
+        let settled =
+            self.wait(deadline, |inner| inner.open().is_none_or(|open| !open.established || open.stream.is_settled()));
+        if let Phase::Open(open) = &mut self.inner.lock().phase
+            && open.stream.link() != Link::Up
+        {
+            open.hang_up();
+        }
+        settled
+    }
+
+    /// Ends it: delivers what was sent, as SO_LINGER says, and lets everything go.
+    pub(crate) fn close(&self) {
+        let linger = self.inner.lock().settings.linger;
+        if linger.is_none_or(|linger| !linger.is_zero()) {
+            // Nothing connected, or it broke: then there is nothing to wait for.
+            let _ = self.begin_to_close();
+            let deadline = linger.and_then(|linger| Instant::now().checked_add(linger));
+            while matches!(self.settle(deadline), Err(e) if e.kind() == io::ErrorKind::Interrupted) {}
+        }
+        let mut inner = self.inner.lock();
+        if let Phase::Open(open) = &inner.phase {
+            open.hang_up();
+        }
+        inner.phase = Phase::Closed;
+        inner.watchers.wake();
+        drop(inner);
+        service::wake();
+    }
+
+    fn begin_to_close(&self) -> io::Result<()> {
+        let mut inner = self.inner.lock();
+        inner.progress(&self.channel);
+        let Phase::Open(open) = &mut inner.phase else { return Err(os(libc::ENOTCONN)) };
+        open.stream.shut_down(true, true);
+        open.post_notices();
+        inner.watchers.wake();
+        Ok(())
+    }
+
+    pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
+        self.inner.lock().phase.id()?.local_addr()
+    }
+
+    pub(crate) fn peer_addr(&self) -> io::Result<SocketAddr> {
+        let inner = self.inner.lock();
+        match &inner.phase {
+            Phase::Open(open) => open.id().peer_addr().ok_or_else(|| os(libc::ENOTCONN)),
+            _ => Err(os(libc::ENOTCONN)),
+        }
+    }
+
+    /// Whether the background thread has to look after it.
+    pub(crate) fn needs_service(&self) -> bool {
+        let inner = self.inner.lock();
+        match &inner.phase {
+            Phase::Closed => false,
+            Phase::Listening(_) => true,
+            _ => inner.next_probe.is_some(),
+        }
+    }
+
+    /// On what and until when the background thread sleeps for it.
+    pub(crate) fn wants_service(&self) -> (Option<RawFd>, Option<Instant>) {
+        (self.takes_requests().then(|| self.fd()), self.inner.lock().next_probe)
+    }
+
+    /// Looks after it: takes requests, asks a silent peer for a sign of life.
+    pub(crate) fn serve(&self, now: Instant) {
+        self.take_requests();
+        let mut inner = self.inner.lock();
+        if inner.next_probe.is_some_and(|due| due <= now) {
+            inner.next_probe = now.checked_add(inner.settings.keep_idle);
+            if let Phase::Open(open) = &mut inner.phase {
+                open.stream.keep_alive();
+            }
+            inner.progress(&self.channel);
+        }
+    }
+
+    /// Waits until `done` holds of a stream that has taken in what has happened.
+    fn wait(&self, deadline: Option<Instant>, mut done: impl FnMut(&mut Inner) -> bool) -> io::Result<()> {
+        wait::until(self, deadline, || {
+            let mut inner = self.inner.lock();
+            inner.progress(&self.channel);
+            done(&mut inner)
+        })
+    }
+
+    /// Locks it, with everything taken in that has happened.
+    fn current(&self) -> MutexGuard<'_, Inner> {
+        let mut inner = self.inner.lock();
+        inner.progress(&self.channel);
+        inner
+    }
+}
+
+impl Inner {
+    /// Takes in what has happened, and wakes those who wait for it.
+    fn progress(&mut self, channel: &EventChannel) {
+        let changed = match &mut self.phase {
+            Phase::Open(open) => open.progress(channel),
+            Phase::Opening(_) => self.go_on(channel),
+            Phase::Idle(_) | Phase::Listening(_) | Phase::Failed | Phase::Closed => false,
+        };
+        if changed {
+            self.note_break();
+            self.watchers.wake();
+        }
+    }
+
+    /// Goes on connecting.
+    fn go_on(&mut self, channel: &EventChannel) -> bool {
+        let mut changed = false;
+        while let Phase::Opening(opening) = &mut self.phase
+            && let Some(event) = channel.try_next()
+        {
+            changed = true;
+            match opening.handle(&event, &self.settings) {
+                Ok(None) => {}
+                Ok(Some(open)) => self.phase = Phase::Open(Box::new(open)),
+                Err(error) => {
+                    self.error = error.raw_os_error().unwrap_or(libc::EIO);
+                    self.phase = Phase::Failed;
+                }
+            }
+        }
+        if let Phase::Open(open) = &mut self.phase {
+            open.progress(channel);
+        }
+        changed
+    }
+
+    fn note_break(&mut self) {
+        if let Phase::Open(open) = &self.phase
+            && open.stream.link() == Link::Broken
+            && !std::mem::replace(&mut self.broken, true)
+        {
+            self.error = libc::ECONNRESET;
+        }
+    }
+
+    /// How connecting ended, if it has.
+    fn connected(&mut self) -> Option<io::Result<()>> {
+        match &self.phase {
+            Phase::Opening(_) => None,
+            Phase::Open(_) => Some(Ok(())),
+            _ => Some(Err(os(match self.error {
+                0 => libc::ECONNABORTED,
+                error => error,
+            }))),
+        }
+    }
+
+    const fn open(&mut self) -> Option<&mut open::Open> {
+        match &mut self.phase {
+            Phase::Open(open) => Some(open),
+            _ => None,
+        }
+    }
+
+    /// Tells the id, while it can still be told.
+    fn tell_id(&self, option: IdOption) -> io::Result<()> {
+        match self.phase.id() {
+            Some(id) => id.set_option(option).map_err(errno::of),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Source for Stream {
+    fn ready(&self, events: i16) -> i16 {
+        let mut inner = self.current();
+        inner.phase.ready() & (events | libc::POLLERR | libc::POLLHUP)
+    }
+
+    fn watch(&self, waker: &Waker, fds: &mut Vec<libc::pollfd>) {
+        let mut inner = self.inner.lock();
+        inner.watchers.add(waker);
+        match &mut inner.phase {
+            Phase::Open(open) => {
+                open.arm();
+                fds.push(wait::waiting_for(open.fd()));
+                fds.push(wait::waiting_for(self.fd()));
+            }
+            Phase::Opening(_) => fds.push(wait::waiting_for(self.fd())),
+            // A listener's events are the business of the background thread, which wakes.
+            Phase::Idle(_) | Phase::Listening(_) | Phase::Failed | Phase::Closed => {}
+        }
+    }
+
+    fn unwatch(&self, waker: &Waker) {
+        self.inner.lock().watchers.remove(waker);
+    }
+}

@@ -1,0 +1,319 @@
+//! A connected stream at work: posts what the protocol decides, and tells it what completes and arrives.
+
+use super::cursor::{Drain, Fill};
+use super::endpoint::{Endpoint, RECV, remote, span};
+use super::iomap::Mappings;
+use crate::proto::conn::{ConnData, Target};
+use crate::proto::message::Message;
+use crate::proto::outgoing::Write;
+use crate::proto::stream::{Asked, Done, Link, Notice, Stream};
+use roxe::cm::{CmEventKind, CmId, EventChannel};
+use roxe::{Sge, WcStatus, WorkCompletion, WorkRequest};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+
+/// The first write of a call, so that the peer has something to do early; each further one may be twice as long.
+const FIRST_WRITE: u32 = 2048;
+/// The longest write.
+const LONGEST_WRITE: u32 = 65536;
+/// The most data that goes inline, whatever the program asks for.
+pub(crate) const MOST_INLINE: u32 = 512;
+/// Completions taken at a time.
+const BATCH: usize = 16;
+
+/// What a request was, in the number of its completion.
+const NOTICE: u64 = 1 << 32;
+const DISCONNECT: u64 = 2 << 32;
+
+/// A connection that stands, or stood.
+#[derive(Debug)]
+pub(crate) struct Open {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) stream: Stream,
+    id: CmId,
+    /// Data up to this length goes inline.
+    inline: u32,
+    /// The connection manager has the peer's word that it stands.
+    pub(crate) established: bool,
+    /// The completion channel announces the next completion.
+    armed: bool,
+    pub(crate) maps: Mappings,
+}
+
+impl Open {
+    pub(crate) fn new(id: CmId, endpoint: Endpoint, peer: ConnData, inline: u32, established: bool) -> Self {
+        let stream = Stream::new(&endpoint.sizes, endpoint.buffer(), peer);
+        Self {
+            endpoint,
+            stream,
+            id,
+            inline: inline.min(MOST_INLINE),
+            established,
+            armed: false,
+            maps: Mappings::default(),
+        }
+    }
+
+    pub(crate) const fn id(&self) -> &CmId {
+        &self.id
+    }
+
+    /// Ends the connection for the connection manager as well.
+    pub(crate) fn hang_up(&self) {
+        // Refused if the peer was first and that has been answered.
+        let _ = self.id.disconnect();
+    }
+
+    /// Readable when something completes, after [`arm`](Self::arm).
+    pub(crate) fn fd(&self) -> RawFd {
+        self.endpoint.completions.as_fd().as_raw_fd()
+    }
+
+    /// Lets the next completion be announced. What is there already is not: look again after this.
+    pub(crate) fn arm(&mut self) {
+        if !std::mem::replace(&mut self.armed, true) {
+            self.endpoint.cq.req_notify(false);
+        }
+    }
+
+    /// Takes in what has happened and answers it. True if anything has.
+    pub(crate) fn progress(&mut self, channel: &EventChannel) -> bool {
+        let completed = self.take_completions();
+        let told = self.take_events(channel);
+        self.post_notices();
+        completed || told
+    }
+
+    fn take_events(&mut self, channel: &EventChannel) -> bool {
+        let mut told = false;
+        while let Some(event) = channel.try_next() {
+            told = true;
+            match event.kind() {
+                CmEventKind::Established => self.established = true,
+                CmEventKind::Disconnected => {
+                    // Data that came before the end was announced is in the queue by now.
+                    self.take_completions();
+                    self.stream.end();
+                    self.hang_up();
+                }
+                CmEventKind::Rejected | CmEventKind::Unreachable | CmEventKind::ConnectError => {
+                    self.stream.break_off();
+                }
+                CmEventKind::DeviceRemoval => self.stream.break_off(),
+                _ => {}
+            }
+        }
+        told
+    }
+
+    fn take_completions(&mut self) -> bool {
+        if self.armed {
+            while self.endpoint.completions.try_get_event().is_some() {
+                self.armed = false;
+            }
+        }
+        let mut any = false;
+        loop {
+            let mut batch = [WorkCompletion::default(); BATCH];
+            match self.endpoint.cq.poll(&mut batch) {
+                Ok([]) => return any,
+                Ok(done) => {
+                    any = true;
+                    let count = done.len();
+                    batch[..count].iter().for_each(|completion| self.completed(completion));
+                }
+                Err(_) => {
+                    self.stream.break_off();
+                    return true;
+                }
+            }
+        }
+    }
+
+    fn completed(&mut self, completion: &WorkCompletion) {
+        let success = completion.status() == WcStatus::Success;
+        match completion.wr_id() {
+            RECV if success => self.received(completion),
+            // Flushed, because the connection is over.
+            RECV => {}
+            id => {
+                self.stream.handle_done(done(id));
+                if !success {
+                    self.stream.break_off();
+                }
+            }
+        }
+    }
+
+    fn received(&mut self, completion: &WorkCompletion) {
+        // Who writes has heard that the connection stands.
+        self.established = true;
+        let Some(imm) = completion.imm_data() else { return self.stream.break_off() };
+        if let Ok(Asked::ReadIomap(index)) = self.stream.handle_message(imm)
+            && let Ok(iomap) = self.endpoint.read_iomap(index)
+        {
+            self.stream.set_iomap(index, iomap);
+        }
+        if self.stream.link() == Link::Up && self.endpoint.post_recv().is_err() {
+            self.stream.break_off();
+        }
+    }
+
+    /// Posts what the protocol has to say about the connection.
+    pub(crate) fn post_notices(&mut self) {
+        if !self.established {
+            return;
+        }
+        while let Some(notice) = self.stream.poll_notice() {
+            let id = if notice.done() == Done::Disconnect { DISCONNECT } else { NOTICE };
+            let nowhere = remote(&Target::default());
+            match notice {
+                Notice::Message(message) => self.post(WorkRequest::write(&[], nowhere).imm(message.encode()).wr_id(id)),
+                Notice::Entry { to, bytes, message } => {
+                    self.post(WorkRequest::write_inline(&bytes, remote(&to)).imm(message.encode()).wr_id(id));
+                }
+                Notice::Probe => self.post(WorkRequest::write(&[], nowhere).wr_id(id)),
+            }
+        }
+    }
+
+    fn post(&mut self, request: WorkRequest<'_>) {
+        if self.endpoint.qp.post_send(&request).is_err() {
+            self.stream.break_off();
+        }
+    }
+
+    /// Sends as much of `data` as may leave now.
+    pub(crate) fn send(&mut self, data: &mut Drain<'_>) {
+        let mut limit = FIRST_WRITE;
+        while !data.is_empty() && !self.stream.is_shut() && self.announce_maps() {
+            self.look_for_target();
+            let room = self.stream.outgoing().room();
+            if room == 0 {
+                return;
+            }
+            let len = data.left(room.min(limit));
+            let buffered = len > self.inline;
+            let write = self.stream.outgoing().data(len, buffered);
+            self.post_write(&write, data, Some(Message::Data(len)));
+            limit = (limit * 2).min(LONGEST_WRITE);
+        }
+    }
+
+    /// Whether a send would find room.
+    pub(crate) fn can_send(&mut self) -> bool {
+        self.look_for_target();
+        self.established && self.stream.can_send()
+    }
+
+    fn look_for_target(&mut self) {
+        if let Some(index) = self.stream.outgoing().wants_target() {
+            match self.endpoint.take_target(index) {
+                Ok(target) => self.stream.outgoing().set_target(target),
+                Err(_) => self.stream.break_off(),
+            }
+        }
+    }
+
+    /// Writes as much of `data` as may leave now to what the peer has mapped from `offset` on. False if nothing is mapped there.
+    pub(crate) fn write_mapped(&mut self, data: &mut Drain<'_>, offset: u64) -> bool {
+        let mut limit = FIRST_WRITE;
+        let mut offset = offset;
+        while !data.is_empty() && !self.stream.is_shut() && self.announce_maps() {
+            let Some(place) = self.stream.mapped(offset) else { return false };
+            if !self.stream.outgoing().may_write() {
+                return true;
+            }
+            let room = self.stream.outgoing().buffer_room();
+            let len = data.left(place.len.min(room).min(limit));
+            let write = self.stream.direct(Target { len, ..place }, len > self.inline);
+            self.post_write(&write, data, None);
+            offset = offset.wrapping_add(u64::from(len));
+            limit = (limit * 2).min(LONGEST_WRITE);
+        }
+        true
+    }
+
+    /// Takes the bytes of `write` from `data` and posts it.
+    fn post_write(&mut self, write: &Write, data: &mut Drain<'_>, message: Option<Message>) {
+        let to = remote(&write.to);
+        let held = u64::from(write.held());
+        let result = if held == 0 {
+            let mut scratch = [0; MOST_INLINE as usize];
+            let bytes = data.take(write.to.len, &mut scratch);
+            self.endpoint.qp.post_send(&announced(WorkRequest::write_inline(bytes, to).wr_id(held), message))
+        } else {
+            let mut sges = [Sge::default(); 2];
+            match self.fill(write, data, &mut sges) {
+                Ok(count) => {
+                    let request = WorkRequest::write(&sges[..count], to).wr_id(held);
+                    self.endpoint.qp.post_send(&announced(request, message))
+                }
+                Err(error) => Err(error),
+            }
+        };
+        if result.is_err() {
+            self.stream.break_off();
+        }
+    }
+
+    /// Copies the bytes of `write` into the send buffer; returns how many parts they have there.
+    fn fill(&self, write: &Write, data: &mut Drain<'_>, sges: &mut [Sge; 2]) -> Result<usize, roxe::Error> {
+        let mut count = 0;
+        for part in write.parts.iter().filter(|part| !part.is_empty()) {
+            let part = span(part);
+            sges[count] = self.endpoint.send_buffer.slice(part.clone())?;
+            data.write_to(&self.endpoint.send_buffer, part)?;
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// Tells the peer of mappings it does not know. False while that is not possible.
+    fn announce_maps(&mut self) -> bool {
+        while let Some((index, iomap)) = self.maps.unannounced() {
+            if !self.stream.outgoing().may_message() {
+                return false;
+            }
+            let (to, bytes, message) = self.stream.map(index, &iomap);
+            self.post(WorkRequest::write_inline(&bytes, remote(&to)).imm(message.encode()).wr_id(0));
+            self.maps.announced(index);
+        }
+        true
+    }
+
+    /// Copies what has arrived into `room` and, unless it is only a look, gives the place back to the peer.
+    pub(crate) fn recv(&mut self, room: &mut Fill<'_, '_>, peek: bool) {
+        let mut seen = 0;
+        while !room.is_full() {
+            let place = self.stream.incoming().peek(seen, room.left());
+            if place.is_empty() {
+                break;
+            }
+            if room.read_from(&self.endpoint.recv_buffer, span(&place)).is_err() {
+                return self.stream.break_off();
+            }
+            match peek {
+                true => seen += place.end - place.start,
+                false => self.stream.incoming().consume(place.end - place.start),
+            }
+        }
+        self.post_notices();
+    }
+}
+
+/// With the message that announces it, if it is announced.
+fn announced(request: WorkRequest<'_>, message: Option<Message>) -> WorkRequest<'_> {
+    match message {
+        Some(message) => request.imm(message.encode()),
+        None => request,
+    }
+}
+
+/// What the number of a completion says.
+const fn done(id: u64) -> Done {
+    match id {
+        NOTICE => Done::Notice,
+        DISCONNECT => Done::Disconnect,
+        held => Done::Data(held as u32),
+    }
+}

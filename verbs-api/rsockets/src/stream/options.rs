@@ -1,0 +1,193 @@
+//! Options of streams. What has no meaning over RDMA, as much of what TCP has, is taken and has no effect.
+
+use super::path;
+use super::phase::Phase;
+use super::{Inner, Stream};
+use crate::errno::os;
+use crate::{RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_ROUTE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA};
+use roxe::cm::IdOption;
+use std::io;
+use std::time::{Duration, Instant};
+
+/// TCP states, as TCP_INFO tells them.
+const TCP_ESTABLISHED: u8 = 1;
+const TCP_CLOSE: u8 = 7;
+/// Bytes of `struct tcp_info`, and where the congestion window stands in it.
+const TCP_INFO_LEN: usize = 104;
+const TCP_INFO_CWND: usize = 80;
+/// TCP_MAXSEG before the path is known.
+const DEFAULT_SEGMENT: i32 = 2048;
+
+impl Stream {
+    /// Sets an option. True if the background thread has to be told.
+    pub(crate) fn set_option(&self, level: i32, name: i32, value: &[u8]) -> io::Result<bool> {
+        let mut inner = self.current();
+        match level {
+            libc::SOL_SOCKET => inner.set_socket(name, value)?,
+            libc::IPPROTO_IP if name == libc::IP_TOS => {
+                let tos = number(value)?;
+                inner.tell_id(IdOption::Tos(tos as u8))?;
+                inner.settings.tos = tos as u8;
+            }
+            libc::IPPROTO_TCP => inner.set_tcp(name, value)?,
+            libc::IPPROTO_IPV6 if name == libc::IPV6_V6ONLY => {
+                let on = number(value)? != 0;
+                inner.tell_id(IdOption::AfOnly(on))?;
+                inner.settings.v6_only = on;
+            }
+            SOL_RDMA => inner.set_rdma(name, value)?,
+            _ => return Err(os(libc::ENOTSUP)),
+        }
+        Ok(inner.next_probe.is_some())
+    }
+
+    /// An option that is neither SO_TYPE, SO_DOMAIN nor SO_PROTOCOL.
+    pub(crate) fn option(&self, level: i32, name: i32) -> io::Result<Vec<u8>> {
+        let mut inner = self.current();
+        match level {
+            libc::SOL_SOCKET => inner.socket_option(name),
+            libc::IPPROTO_IP if name == libc::IP_TOS => Ok(int(inner.settings.tos.into())),
+            libc::IPPROTO_TCP => inner.tcp_option(name),
+            libc::IPPROTO_IPV6 if name == libc::IPV6_V6ONLY => Ok(flag(inner.settings.v6_only)),
+            SOL_RDMA => inner.rdma_option(name),
+            _ => Err(os(libc::ENOTSUP)),
+        }
+    }
+}
+
+impl Inner {
+    fn set_socket(&mut self, name: i32, value: &[u8]) -> io::Result<()> {
+        match name {
+            libc::SO_REUSEADDR => {
+                let on = number(value)? != 0;
+                self.tell_id(IdOption::ReuseAddr(on))?;
+                self.settings.reuse_addr = on;
+            }
+            libc::SO_RCVBUF => self.settings.set_recv_buffer(number(value)?),
+            libc::SO_SNDBUF => self.settings.set_send_buffer(number(value)?),
+            libc::SO_LINGER => {
+                let seconds = number(value.get(4..).unwrap_or_default())?;
+                self.settings.linger = (number(value)? != 0).then(|| Duration::from_secs(seconds.into()));
+            }
+            libc::SO_KEEPALIVE => {
+                self.settings.keepalive = number(value)? != 0;
+                self.schedule_probe();
+            }
+            libc::SO_OOBINLINE => self.settings.oob_inline = number(value)? != 0,
+            _ => return Err(os(libc::ENOTSUP)),
+        }
+        Ok(())
+    }
+
+    fn set_tcp(&mut self, name: i32, value: &[u8]) -> io::Result<()> {
+        match name {
+            libc::TCP_NODELAY => self.settings.no_delay = number(value)? != 0,
+            libc::TCP_KEEPIDLE => {
+                let seconds = number(value)?;
+                if !(1..=32767).contains(&seconds) {
+                    return Err(os(libc::EINVAL));
+                }
+                self.settings.keep_idle = Duration::from_secs(seconds.into());
+                self.schedule_probe();
+            }
+            libc::TCP_KEEPCNT | libc::TCP_KEEPINTVL | libc::TCP_MAXSEG | libc::TCP_CONGESTION => {}
+            _ => return Err(os(libc::ENOTSUP)),
+        }
+        Ok(())
+    }
+
+    fn schedule_probe(&mut self) {
+        let next = Instant::now().checked_add(self.settings.keep_idle);
+        self.next_probe = next.filter(|_| self.settings.keepalive);
+    }
+
+    fn set_rdma(&mut self, name: i32, value: &[u8]) -> io::Result<()> {
+        if !matches!(self.phase, Phase::Idle(_) | Phase::Listening(_)) {
+            return Err(os(libc::EINVAL));
+        }
+        match name {
+            RDMA_SQSIZE => self.settings.set_send_queue(number(value)?),
+            RDMA_RQSIZE => self.settings.set_recv_queue(number(value)?),
+            RDMA_INLINE => self.settings.inline = number(value)?,
+            RDMA_IOMAPSIZE => self.settings.set_iomaps(number(value)?),
+            RDMA_ROUTE => self.settings.path = Some(path::decode(value).ok_or_else(|| os(libc::EINVAL))?),
+            _ => return Err(os(libc::ENOTSUP)),
+        }
+        Ok(())
+    }
+
+    fn socket_option(&mut self, name: i32) -> io::Result<Vec<u8>> {
+        let settings = &self.settings;
+        Ok(match name {
+            libc::SO_REUSEADDR => flag(settings.reuse_addr),
+            libc::SO_KEEPALIVE => flag(settings.keepalive),
+            libc::SO_OOBINLINE => flag(settings.oob_inline),
+            libc::SO_RCVBUF => unsigned(settings.sizes.recv_buffer),
+            libc::SO_SNDBUF => unsigned(settings.sizes.send_buffer),
+            libc::SO_LINGER => {
+                let seconds = settings.linger.map_or(0, |linger| linger.as_secs() as i32);
+                [flag(settings.linger.is_some()), int(seconds)].concat()
+            }
+            libc::SO_ERROR => int(std::mem::take(&mut self.error)),
+            libc::SO_ACCEPTCONN => flag(matches!(self.phase, Phase::Listening(_))),
+            libc::SO_BROADCAST => flag(false),
+            _ => return Err(os(libc::ENOTSUP)),
+        })
+    }
+
+    fn tcp_option(&self, name: i32) -> io::Result<Vec<u8>> {
+        Ok(match name {
+            libc::TCP_NODELAY => flag(self.settings.no_delay),
+            libc::TCP_KEEPIDLE => int(self.settings.keep_idle.as_secs() as i32),
+            libc::TCP_KEEPCNT | libc::TCP_KEEPINTVL | libc::TCP_CONGESTION => int(1),
+            libc::TCP_MAXSEG => int(self
+                .phase
+                .id()
+                .and_then(roxe::cm::CmId::path)
+                .map_or(DEFAULT_SEGMENT, |path| path.mtu.bytes() as i32)),
+            libc::TCP_INFO => self.tcp_info(),
+            _ => return Err(os(libc::ENOTSUP)),
+        })
+    }
+
+    /// Of `struct tcp_info` the state, and the send queue as the congestion window.
+    fn tcp_info(&self) -> Vec<u8> {
+        let mut info = vec![0; TCP_INFO_LEN];
+        info[0] = if matches!(self.phase, Phase::Open(_)) { TCP_ESTABLISHED } else { TCP_CLOSE };
+        let window = u32::from(self.settings.sizes.send_queue).to_ne_bytes();
+        info[TCP_INFO_CWND..TCP_INFO_CWND + window.len()].copy_from_slice(&window);
+        info
+    }
+
+    fn rdma_option(&self, name: i32) -> io::Result<Vec<u8>> {
+        let sizes = &self.settings.sizes;
+        Ok(match name {
+            RDMA_SQSIZE => int(sizes.send_queue.into()),
+            RDMA_RQSIZE => int(sizes.recv_queue.into()),
+            RDMA_INLINE => unsigned(self.settings.inline),
+            RDMA_IOMAPSIZE => int(sizes.iomaps.into()),
+            RDMA_ROUTE => {
+                let path = self.settings.path.or_else(|| self.phase.id()?.path());
+                path.map_or_else(Vec::new, |path| path::encode(&path).to_vec())
+            }
+            _ => return Err(os(libc::ENOTSUP)),
+        })
+    }
+}
+
+/// The `int` that `value` begins with, as the unsigned number that sizes are.
+fn number(value: &[u8]) -> io::Result<u32> {
+    value.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes)).ok_or_else(|| os(libc::EINVAL))
+}
+
+fn int(value: i32) -> Vec<u8> {
+    value.to_ne_bytes().to_vec()
+}
+
+fn unsigned(value: u32) -> Vec<u8> {
+    value.to_ne_bytes().to_vec()
+}
+
+fn flag(on: bool) -> Vec<u8> {
+    int(on.into())
+}

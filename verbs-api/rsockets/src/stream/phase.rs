@@ -1,0 +1,63 @@
+//! Where a stream is between `socket` and `close`.
+
+use super::listening::Listening;
+use super::open::Open;
+use super::opening::Opening;
+use crate::proto::stream::Link;
+use roxe::cm::CmId;
+
+#[derive(Debug)]
+pub(crate) enum Phase {
+    /// New, or bound.
+    Idle(CmId),
+    Opening(Box<Opening>),
+    Listening(Listening),
+    /// Connected, or it was.
+    Open(Box<Open>),
+    /// It could not be connected.
+    Failed,
+    Closed,
+}
+
+impl Phase {
+    pub(crate) const fn id(&self) -> Option<&CmId> {
+        match self {
+            Self::Idle(id) => Some(id),
+            Self::Opening(opening) => Some(opening.id()),
+            Self::Listening(listening) => Some(listening.id()),
+            Self::Open(open) => Some(open.id()),
+            Self::Failed | Self::Closed => None,
+        }
+    }
+
+    /// What `poll(2)` would say.
+    pub(crate) fn ready(&mut self) -> i16 {
+        match self {
+            Self::Idle(_) => libc::POLLOUT | libc::POLLHUP,
+            Self::Opening(_) => 0,
+            Self::Listening(listening) => listening.ready(),
+            Self::Open(open) => Self::open_ready(open),
+            Self::Failed => libc::POLLIN | libc::POLLOUT | libc::POLLERR | libc::POLLHUP,
+            Self::Closed => libc::POLLNVAL,
+        }
+    }
+
+    fn open_ready(open: &mut Open) -> i16 {
+        let mut ready = 0;
+        let link = open.stream.link();
+        if open.stream.at_end() {
+            ready |= libc::POLLIN | libc::POLLRDHUP;
+        }
+        if open.stream.incoming().has_data() {
+            ready |= libc::POLLIN;
+        }
+        if open.stream.is_shut() || open.can_send() {
+            ready |= libc::POLLOUT;
+        }
+        match link {
+            Link::Up => ready,
+            Link::Down => ready | libc::POLLHUP,
+            Link::Broken => ready | libc::POLLHUP | libc::POLLERR,
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Moving bytes: the calls that send and receive, and those that write into mapped memory.
+
+use super::open::Open;
+use super::phase::Phase;
+use super::{Drain, Fill, Inner, Stream};
+use crate::errno::os;
+use parking_lot::{Mutex, MutexGuard};
+use roxe::{MemoryRegion, ProtectionDomain};
+use std::io;
+
+/// After these a call does not wait any more.
+const ENDED: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
+
+/// How a call receives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RecvMode {
+    pub(crate) wait: bool,
+    pub(crate) peek: bool,
+    /// Returns when the room is full, not as soon as something is there.
+    pub(crate) all: bool,
+}
+
+impl Stream {
+    /// Sends all of `data`; what may leave now if not to `wait`.
+    pub(crate) fn send(&self, data: &mut Drain<'_>, wait: bool) -> io::Result<usize> {
+        self.send_with(data, wait, |open, data| {
+            open.send(data);
+            true
+        })
+    }
+
+    /// Writes `data` to what the peer has mapped from `offset` on.
+    pub(crate) fn iowrite(&self, data: &mut Drain<'_>, offset: u64, wait: bool) -> io::Result<usize> {
+        self.send_with(data, wait, |open, data| {
+            let offset = offset.wrapping_add(data.taken() as u64);
+            open.write_mapped(data, offset)
+        })
+    }
+
+    /// Lets `step` take from `data` until it is empty or `step` says that it has taken what it can.
+    fn send_with(
+        &self,
+        data: &mut Drain<'_>,
+        wait: bool,
+        mut step: impl FnMut(&mut Open, &mut Drain<'_>) -> bool,
+    ) -> io::Result<usize> {
+        let _turn = turn(&self.send_turn, wait)?;
+        let result = loop {
+            match self.send_now(data, &mut step) {
+                Ok(true) => break Ok(()),
+                Ok(false) if !wait => break Err(os(libc::EAGAIN)),
+                Ok(false) => {}
+                Err(error) => break Err(error),
+            }
+            if let Err(error) = self.wait(None, Inner::can_send) {
+                break Err(error);
+            }
+        };
+        match data.taken() {
+            0 => result.map(|()| 0),
+            taken => Ok(taken),
+        }
+    }
+
+    /// One attempt, and a second one after a look at what has happened. True if the call is done.
+    fn send_now(
+        &self,
+        data: &mut Drain<'_>,
+        step: &mut impl FnMut(&mut Open, &mut Drain<'_>) -> bool,
+    ) -> io::Result<bool> {
+        let mut inner = self.inner.lock();
+        for look in [false, true] {
+            if look {
+                inner.progress(&self.channel);
+            }
+            let Some(open) = inner.writable()? else { continue };
+            if (!step(open, data) && look) || data.is_empty() {
+                return Ok(true);
+            }
+        }
+        // The connection may have ended on the way.
+        inner.writable().map(|_| false)
+    }
+
+    /// Receives what is there, or waits for it.
+    pub(crate) fn recv(&self, room: &mut Fill<'_, '_>, mode: RecvMode) -> io::Result<usize> {
+        let _turn = turn(&self.recv_turn, mode.wait)?;
+        if room.is_full() {
+            return Ok(0);
+        }
+        let result = loop {
+            match self.recv_now(room, mode) {
+                Ok(true) => break Ok(()),
+                Ok(false) if !mode.wait => break Err(os(libc::EAGAIN)),
+                Ok(false) => {}
+                Err(error) => break Err(error),
+            }
+            if let Err(error) = self.wait(None, |inner| inner.can_recv()) {
+                break Err(error);
+            }
+        };
+        match room.filled() {
+            0 => result.map(|()| 0),
+            filled => Ok(filled),
+        }
+    }
+
+    /// One attempt, after a look if nothing is there. True if the call is done.
+    fn recv_now(&self, room: &mut Fill<'_, '_>, mode: RecvMode) -> io::Result<bool> {
+        let mut inner = self.inner.lock();
+        for look in [false, true] {
+            if look {
+                inner.progress(&self.channel);
+            }
+            let Some(open) = inner.readable()? else { continue };
+            open.recv(room, mode.peek);
+            if room.is_full() || room.filled() > 0 && (!mode.all || mode.peek) {
+                return Ok(true);
+            }
+        }
+        inner.ended()
+    }
+
+    /// The domain of an open connection.
+    pub(crate) fn protection_domain(&self) -> io::Result<ProtectionDomain> {
+        match &self.current().phase {
+            Phase::Open(open) => Ok(open.endpoint.pd.clone()),
+            _ => Err(os(libc::EINVAL)),
+        }
+    }
+
+    pub(crate) fn iomap(&self, region: MemoryRegion, shared: bool, offset: i64) -> io::Result<i64> {
+        let mut inner = self.current();
+        let open = inner.open().ok_or_else(|| os(libc::EINVAL))?;
+        let room = open.stream.mappable();
+        open.maps.add(region, shared, offset, room)
+    }
+
+    pub(crate) fn iounmap(&self, addr: usize, len: usize) -> io::Result<()> {
+        let mut inner = self.current();
+        inner.open().ok_or_else(|| os(libc::EINVAL))?.maps.remove(addr, len)
+    }
+}
+
+/// Whose turn it is to send, or to receive.
+fn turn(turns: &Mutex<()>, wait: bool) -> io::Result<MutexGuard<'_, ()>> {
+    if wait { Ok(turns.lock()) } else { turns.try_lock().ok_or_else(|| os(libc::EAGAIN)) }
+}
+
+impl Inner {
+    /// The connection to send on; `None` while it is not established.
+    ///
+    /// # Errors
+    /// ENOTCONN, EPIPE if the program has ended its sending, ECONNRESET if the peer has ended everything.
+    fn writable(&mut self) -> io::Result<Option<&mut Open>> {
+        let error = std::mem::take(&mut self.error);
+        match &mut self.phase {
+            Phase::Opening(_) => Ok(None),
+            Phase::Open(open) if open.stream.shut_by_us() => Err(os(libc::EPIPE)),
+            Phase::Open(open) if open.stream.is_shut() => Err(os(libc::ECONNRESET)),
+            Phase::Open(open) => Ok(open.established.then_some(open)),
+            Phase::Closed => Err(os(libc::EBADF)),
+            _ if error != 0 => Err(os(error)),
+            _ => Err(os(libc::ENOTCONN)),
+        }
+    }
+
+    /// The connection to receive on; `None` while there is none yet.
+    fn readable(&mut self) -> io::Result<Option<&mut Open>> {
+        match &mut self.phase {
+            Phase::Opening(_) => Ok(None),
+            Phase::Open(open) => Ok(Some(open)),
+            Phase::Closed => Err(os(libc::EBADF)),
+            _ if self.error != 0 => Err(os(std::mem::take(&mut self.error))),
+            _ => Err(os(libc::ENOTCONN)),
+        }
+    }
+
+    /// True if nothing more will come.
+    ///
+    /// # Errors
+    /// ECONNRESET, once, if it broke.
+    fn ended(&mut self) -> io::Result<bool> {
+        match &self.phase {
+            Phase::Open(open) if !open.stream.at_end() => Ok(false),
+            Phase::Open(_) => match std::mem::take(&mut self.error) {
+                0 => Ok(true),
+                error => Err(os(error)),
+            },
+            _ => Ok(false),
+        }
+    }
+
+    /// Whether a call that sends should try again.
+    fn can_send(&mut self) -> bool {
+        self.phase.ready() & (libc::POLLOUT | ENDED) != 0
+    }
+
+    /// Whether a call that receives should try again.
+    fn can_recv(&mut self) -> bool {
+        self.phase.ready() & (libc::POLLIN | ENDED) != 0
+    }
+}

@@ -1,0 +1,160 @@
+//! Waiting: each thread has a descriptor by which other threads wake it.
+//!
+//! A thread that wants to sleep leaves its [`Waker`] with the sockets it waits for, looks once more, and sleeps on their
+//! descriptors and on its own. Several threads may sleep on one socket; the descriptors of a socket wake all of them, but the
+//! one that comes first takes the event, and with it maybe the change that another one waits for. So whoever changes a
+//! socket wakes the others, who look again.
+
+use crate::config::Config;
+use crate::sys;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// By which a thread is woken. Clones wake the same thread.
+#[derive(Clone, Debug)]
+pub(crate) struct Waker(Arc<File>);
+
+thread_local! {
+    static OWN: std::cell::RefCell<Option<Waker>> = const { std::cell::RefCell::new(None) };
+}
+
+impl Waker {
+    /// One of its own.
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self(Arc::new(File::from(sys::eventfd()?))))
+    }
+
+    /// That of this thread.
+    pub(crate) fn current() -> io::Result<Self> {
+        OWN.with_borrow_mut(|own| {
+            if own.is_none() {
+                *own = Some(Self::new()?);
+            }
+            Ok(own.as_ref().expect("made above").clone())
+        })
+    }
+
+    /// Readable after [`wake`](Self::wake).
+    pub(crate) fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    pub(crate) fn wake(&self) {
+        // A full counter has woken it already.
+        let _ = (&*self.0).write(&1u64.to_ne_bytes());
+    }
+
+    /// Takes back every wake so far.
+    pub(crate) fn clear(&self) {
+        // Empty if nobody called.
+        let _ = (&*self.0).read(&mut [0; 8]);
+    }
+}
+
+/// The threads that wait for a socket.
+#[derive(Debug, Default)]
+pub(crate) struct Watchers(Vec<Waker>);
+
+impl Watchers {
+    pub(crate) fn add(&mut self, waker: &Waker) {
+        self.0.push(waker.clone());
+    }
+
+    pub(crate) fn remove(&mut self, waker: &Waker) {
+        if let Some(at) = self.0.iter().position(|other| Arc::ptr_eq(&other.0, &waker.0)) {
+            self.0.swap_remove(at);
+        }
+    }
+
+    /// Lets all of them look again. A thread that wakes itself only looks once more.
+    pub(crate) fn wake(&self) {
+        for waker in &self.0 {
+            waker.wake();
+        }
+    }
+}
+
+/// Something to wait for.
+pub(crate) trait Source {
+    /// Takes in what has happened, and says which of `events`, and of POLLERR and POLLHUP, hold now.
+    fn ready(&self, events: i16) -> i16;
+
+    /// Lets changes be announced from now on, to `waker` and on the descriptors that are added to `fds`.
+    fn watch(&self, waker: &Waker, fds: &mut Vec<libc::pollfd>);
+
+    /// Ends what [`watch`](Self::watch) began.
+    fn unwatch(&self, waker: &Waker);
+}
+
+/// Waits until `done` says so, for ever without a `deadline`: looks for a short while, then sleeps until something changes.
+/// `done` has to take in what has happened.
+///
+/// # Errors
+/// EINTR when a signal came, ETIMEDOUT.
+pub(crate) fn until(source: &impl Source, deadline: Option<Instant>, mut done: impl FnMut() -> bool) -> io::Result<()> {
+    let start = Instant::now();
+    while !done() {
+        if start.elapsed() >= Config::get().polling_time {
+            return sleep_until(source, deadline, done);
+        }
+        std::hint::spin_loop();
+    }
+    Ok(())
+}
+
+fn sleep_until(source: &impl Source, deadline: Option<Instant>, mut done: impl FnMut() -> bool) -> io::Result<()> {
+    let waker = Waker::current()?;
+    loop {
+        let mut fds = vec![waiting_for(waker.fd())];
+        source.watch(&waker, &mut fds);
+        let slept = if done() { Ok(true) } else { sys::poll(&mut fds, millis_left(deadline)).map(|_| false) };
+        source.unwatch(&waker);
+        waker.clear();
+        match slept? {
+            true => return Ok(()),
+            false if done() => return Ok(()),
+            false if deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
+                return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT));
+            }
+            false => {}
+        }
+    }
+}
+
+/// The entry of `poll(2)` for something to read.
+pub(crate) const fn waiting_for(fd: RawFd) -> libc::pollfd {
+    libc::pollfd { fd, events: libc::POLLIN, revents: 0 }
+}
+
+/// Milliseconds for `poll(2)`, rounded up; negative for ever.
+pub(crate) fn millis_left(deadline: Option<Instant>) -> i32 {
+    let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()).as_micros().div_ceil(1000));
+    left.map_or(-1, |ms| i32::try_from(ms).unwrap_or(i32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_readable(fd: RawFd) -> bool {
+        let mut fds = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
+        sys::poll(&mut fds, 0).unwrap() == 1
+    }
+
+    #[test]
+    fn watchers_are_woken_until_they_leave() {
+        let (waker, mut watchers) = (Waker::current().unwrap(), Watchers::default());
+        watchers.add(&waker);
+        watchers.wake();
+        assert!(is_readable(waker.fd()));
+        waker.clear();
+        assert!(!is_readable(waker.fd()));
+        watchers.remove(&Waker::current().unwrap());
+        watchers.wake();
+        assert!(!is_readable(waker.fd()));
+        waker.clear();
+    }
+}
