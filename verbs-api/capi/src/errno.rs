@@ -20,6 +20,12 @@ impl From<roxe_provider::Error> for Errno {
     }
 }
 
+impl From<std::io::Error> for Errno {
+    fn from(error: std::io::Error) -> Self {
+        Self(error.raw_os_error().unwrap_or(libc::EIO))
+    }
+}
+
 /// Sets the calling thread's `errno`.
 pub(crate) fn set_errno(value: c_int) {
     // SAFETY: glibc returns the address of this thread's errno, which lives as long as the thread.
@@ -42,6 +48,17 @@ pub(crate) fn minus_one(body: impl FnOnce() -> Result<c_int>) -> c_int {
         set_errno(errno.0);
         -1
     })
+}
+
+/// For calls that return how much they moved, or where, or -1 with `errno` set.
+pub(crate) fn length(body: impl FnOnce() -> Result<usize>) -> isize {
+    contained(body).map_or_else(
+        |errno| {
+            set_errno(errno.0);
+            -1
+        },
+        usize::cast_signed,
+    )
 }
 
 /// For calls that return a number, or a negative errno value.
@@ -73,6 +90,7 @@ mod tests {
         assert_eq!(minus_one(|| Ok(7)), 7);
         assert_eq!(minus_one(|| Err(EINVAL)), -1);
         assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
+        assert_eq!((length(|| Ok(usize::MAX >> 1)), length(|| Err(EOPNOTSUPP))), (isize::MAX, -1));
         assert!(pointer::<u8>(|| Err(EOPNOTSUPP)).is_null());
         assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EOPNOTSUPP));
     }

@@ -93,6 +93,9 @@ export! {
         rdma_free_devices rdma_freeaddrinfo rdma_get_cm_event rdma_get_devices rdma_get_dst_port rdma_get_request
         rdma_get_src_port rdma_getaddrinfo rdma_join_multicast rdma_leave_multicast rdma_listen rdma_migrate_id
         rdma_notify rdma_reject rdma_resolve_addr rdma_resolve_route rdma_set_option;
+    "RDMACM_1.0", rsocket: raccept rbind rclose rconnect rfcntl rgetpeername rgetsockname rgetsockopt riomap riounmap riowrite
+        rlisten rpoll rread rreadv rrecv rrecvfrom rrecvmsg rselect rsend rsendmsg rsendto rsetsockopt rshutdown rsocket rwrite
+        rwritev;
     "RDMACM_1.1", rdmacm: rdma_join_multicast_ex;
     "RDMACM_1.2", rdmacm: rdma_establish rdma_init_qp_attr;
     "RDMACM_1.3", rdmacm: rdma_get_remote_ece rdma_reject_ece rdma_set_local_ece;
@@ -116,9 +119,6 @@ refuse! {
         ibv_cmd_post_send ibv_cmd_post_srq_recv ibv_cmd_query_context ibv_cmd_query_device_any ibv_cmd_query_mr
         ibv_cmd_query_port ibv_cmd_query_qp ibv_cmd_query_srq ibv_cmd_read_counters ibv_cmd_reg_dm_mr
         ibv_cmd_reg_dmabuf_mr ibv_cmd_reg_mr ibv_cmd_req_notify_cq ibv_cmd_rereg_mr ibv_cmd_resize_cq;
-    "RDMACM_1.0", minus_one: raccept rbind rclose rconnect
-        rfcntl rgetpeername rgetsockname rgetsockopt riomap riounmap riowrite rlisten rpoll rread
-        rreadv rrecv rrecvfrom rrecvmsg rselect rsend rsendmsg rsendto rsetsockopt rshutdown rsocket rwrite rwritev;
 }
 
 // The one exported variable: `bool verbs_allow_disassociate_destroy`, which provider libraries read; always false.

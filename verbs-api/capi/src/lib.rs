@@ -39,6 +39,7 @@ mod qp_ex;
 mod query;
 mod rate;
 mod rdmacm;
+mod rsocket;
 mod srq;
 mod tags;
 #[cfg(test)]

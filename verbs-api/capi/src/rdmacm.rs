@@ -8,7 +8,7 @@
 //! - `devices.rs`: open devices and what identifiers share on them; `address.rs`, `addrinfo.rs`: addresses;
 //! - `resolve.rs`, `connect.rs`, `endpoint.rs`, `queues.rs`, `multicast.rs`, `options.rs`, `ece.rs`: the calls.
 
-mod address;
+pub(crate) mod address;
 mod addrinfo;
 mod channel;
 mod connect;

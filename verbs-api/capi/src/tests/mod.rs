@@ -18,6 +18,7 @@ mod misuse;
 mod multicast;
 mod rates;
 mod regions;
+mod rsocket;
 mod states;
 mod statuses;
 mod table;
