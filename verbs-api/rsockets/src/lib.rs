@@ -16,6 +16,7 @@
 
 mod addr;
 mod config;
+mod datagram;
 mod errno;
 mod poll;
 mod proto;

@@ -1,6 +1,7 @@
 //! The calls of `rsocket.h`, for both kinds of sockets.
 
 use crate::addr::{inward, outward, unspecified};
+use crate::datagram::Datagram;
 use crate::errno::os;
 use crate::stream::{Drain, Fill, RecvMode, Stream};
 use crate::wait::{Source, Waker};
@@ -23,9 +24,16 @@ pub fn open(domain: i32, kind: i32, protocol: i32) -> io::Result<RawFd> {
         (kind & (libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC), kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC));
     let kind = match (domain, kind, protocol) {
         (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => Kind::Stream(Stream::new()?),
+        (libc::AF_INET | libc::AF_INET6, libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => {
+            Kind::Datagram(Datagram::new(domain)?)
+        }
         _ => return Err(os(libc::ENOTSUP)),
     };
-    Ok(table::insert(Arc::new(Socket::new(kind, domain, flags))))
+    let socket = Arc::new(Socket::new(kind, domain, flags));
+    if socket.needs_service() {
+        service::join(&socket)?;
+    }
+    Ok(table::insert(socket))
 }
 
 /// Takes the next connection of a listening socket: its number, and who it is. `raccept`.
@@ -50,6 +58,7 @@ pub fn accept(fd: RawFd) -> io::Result<(RawFd, SocketAddr)> {
 pub fn close(fd: RawFd) -> io::Result<()> {
     match &table::remove(fd)?.kind {
         Kind::Stream(stream) => stream.close(),
+        Kind::Datagram(datagram) => datagram.close(),
     }
     Ok(())
 }
@@ -67,6 +76,7 @@ pub struct Socket {
 #[derive(Debug)]
 enum Kind {
     Stream(Stream),
+    Datagram(Datagram),
 }
 
 impl Socket {
@@ -84,12 +94,14 @@ impl Socket {
     pub fn fd(&self) -> RawFd {
         match &self.kind {
             Kind::Stream(stream) => stream.fd(),
+            Kind::Datagram(datagram) => datagram.fd(),
         }
     }
 
     const fn stream(&self) -> Option<&Stream> {
         match &self.kind {
             Kind::Stream(stream) => Some(stream),
+            Kind::Datagram(_) => None,
         }
     }
 
@@ -102,6 +114,7 @@ impl Socket {
     pub(crate) fn needs_service(&self) -> bool {
         match &self.kind {
             Kind::Stream(stream) => stream.needs_service(),
+            Kind::Datagram(datagram) => datagram.needs_service(),
         }
     }
 
@@ -109,6 +122,7 @@ impl Socket {
     pub(crate) fn wants_service(&self) -> (Option<RawFd>, Option<Instant>) {
         match &self.kind {
             Kind::Stream(stream) => stream.wants_service(),
+            Kind::Datagram(datagram) => (datagram.wants_service(), None),
         }
     }
 
@@ -116,6 +130,7 @@ impl Socket {
     pub(crate) fn serve(&self, now: Instant) {
         match &self.kind {
             Kind::Stream(stream) => stream.serve(now),
+            Kind::Datagram(datagram) => datagram.serve(),
         }
     }
 
@@ -127,6 +142,7 @@ impl Socket {
         let addr = inward(addr, self.domain)?;
         match &self.kind {
             Kind::Stream(stream) => stream.bind(addr),
+            Kind::Datagram(datagram) => datagram.bind(addr),
         }
     }
 
@@ -147,6 +163,7 @@ impl Socket {
         let addr = inward(addr, self.domain)?;
         match &self.kind {
             Kind::Stream(stream) => stream.connect(addr, self.waits(0)),
+            Kind::Datagram(datagram) => datagram.connect(addr),
         }
     }
 
@@ -163,6 +180,7 @@ impl Socket {
         };
         match &self.kind {
             Kind::Stream(stream) => stream.shut_down(read, write),
+            Kind::Datagram(datagram) => datagram.shut_down(read, write),
         }
     }
 
@@ -189,11 +207,12 @@ impl Socket {
     pub fn recv_vectored(&self, bufs: &mut [IoSliceMut<'_>], flags: i32) -> io::Result<(usize, Option<SocketAddr>)> {
         let wait = self.waits(flags);
         let mut room = Fill::new(bufs);
+        let mode = RecvMode { wait, peek: flags & libc::MSG_PEEK != 0, all: flags & libc::MSG_WAITALL != 0 };
         match &self.kind {
-            Kind::Stream(stream) => {
-                let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
-                let len = stream.recv(&mut room, RecvMode { wait, peek, all })?;
-                Ok((len, self.peer_addr().ok()))
+            Kind::Stream(stream) => Ok((stream.recv(&mut room, mode)?, self.peer_addr().ok())),
+            Kind::Datagram(datagram) => {
+                let (len, from) = datagram.recv(&mut room, mode)?;
+                Ok((len, from.map(|from| outward(from, self.domain))))
             }
         }
     }
@@ -224,6 +243,10 @@ impl Socket {
         match &self.kind {
             Kind::Stream(_) if to.is_some() => Err(os(libc::EISCONN)),
             Kind::Stream(stream) => stream.send(&mut data, wait),
+            Kind::Datagram(datagram) => {
+                let to = to.map(|to| inward(to, self.domain)).transpose()?;
+                datagram.send(&mut data, to, wait)
+            }
         }
     }
 
@@ -234,6 +257,7 @@ impl Socket {
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         let addr = match &self.kind {
             Kind::Stream(stream) => stream.local_addr(),
+            Kind::Datagram(datagram) => datagram.local_addr(),
         };
         Ok(addr.map_or_else(|| unspecified(self.domain), |addr| outward(addr, self.domain)))
     }
@@ -245,6 +269,7 @@ impl Socket {
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         let addr = match &self.kind {
             Kind::Stream(stream) => stream.peer_addr()?,
+            Kind::Datagram(datagram) => datagram.peer_addr()?,
         };
         Ok(outward(addr, self.domain))
     }
@@ -256,6 +281,10 @@ impl Socket {
     pub fn set_option(self: &Arc<Self>, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
         let needs_service = match &self.kind {
             Kind::Stream(stream) => stream.set_option(level, name, value)?,
+            Kind::Datagram(datagram) => {
+                datagram.set_option(level, name, value)?;
+                false
+            }
         };
         if needs_service { service::join(self) } else { Ok(()) }
     }
@@ -270,6 +299,7 @@ impl Socket {
             (libc::SOL_SOCKET, libc::SO_TYPE, Kind::Stream(_)) => libc::SOCK_STREAM.to_ne_bytes().to_vec(),
             (libc::SOL_SOCKET, libc::SO_PROTOCOL, Kind::Stream(_)) => libc::IPPROTO_TCP.to_ne_bytes().to_vec(),
             (_, _, Kind::Stream(stream)) => stream.option(level, name)?,
+            (_, _, Kind::Datagram(datagram)) => datagram.option(level, name, room)?,
         };
         if value.len() > room { Err(os(libc::EINVAL)) } else { Ok(value) }
     }
@@ -336,18 +366,21 @@ impl Source for Socket {
     fn ready(&self, events: i16) -> i16 {
         match &self.kind {
             Kind::Stream(stream) => stream.ready(events),
+            Kind::Datagram(datagram) => datagram.ready(events),
         }
     }
 
     fn watch(&self, waker: &Waker, fds: &mut Vec<libc::pollfd>) {
         match &self.kind {
             Kind::Stream(stream) => stream.watch(waker, fds),
+            Kind::Datagram(datagram) => datagram.watch(waker, fds),
         }
     }
 
     fn unwatch(&self, waker: &Waker) {
         match &self.kind {
             Kind::Stream(stream) => stream.unwatch(waker),
+            Kind::Datagram(datagram) => datagram.unwatch(waker),
         }
     }
 }

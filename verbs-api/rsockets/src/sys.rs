@@ -27,20 +27,20 @@ pub(crate) fn eventfd() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Makes reading from `fd` return at once, or wait.
-pub(crate) fn set_nonblocking(fd: RawFd, on: bool) -> io::Result<()> {
-    // SAFETY: no memory is passed.
-    let old = check(unsafe { libc::fcntl(fd, libc::F_GETFL) })?;
-    let new = if on { old | libc::O_NONBLOCK } else { old & !libc::O_NONBLOCK };
-    // SAFETY: no memory is passed.
-    check(unsafe { libc::fcntl(fd, libc::F_SETFL, new) })?;
-    Ok(())
-}
-
 /// Sets an option of an ordinary socket.
 pub(crate) fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
     let len = value.len() as libc::socklen_t;
     // SAFETY: pointer and length are those of a slice; the system only reads it.
     check(unsafe { libc::setsockopt(fd, level, name, value.as_ptr().cast(), len) })?;
     Ok(())
+}
+
+/// An option of an ordinary socket, at most `room` bytes.
+pub(crate) fn option(fd: RawFd, level: i32, name: i32, room: usize) -> io::Result<Vec<u8>> {
+    let mut value = vec![0; room];
+    let mut len = libc::socklen_t::try_from(room).unwrap_or(libc::socklen_t::MAX);
+    // SAFETY: pointer and length are those of the vector; the system writes at most so many bytes.
+    check(unsafe { libc::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &raw mut len) })?;
+    value.truncate(len as usize);
+    Ok(value)
 }

@@ -44,14 +44,21 @@ impl<'a> Drain<'a> {
             self.advance(len);
             return first;
         }
+        let len = len.min(scratch.len());
+        let filled = self.copy_to(&mut scratch[..len]);
+        &scratch[..filled]
+    }
+
+    /// Copies as many bytes as there are and `out` holds; returns how many.
+    pub(crate) fn copy_to(&mut self, out: &mut [u8]) -> usize {
         let mut filled = 0;
-        while filled < len.min(scratch.len()) && !self.is_empty() {
-            let piece = self.piece(len.min(scratch.len()) - filled);
-            scratch[filled..filled + piece.len()].copy_from_slice(piece);
+        while filled < out.len() && !self.is_empty() {
+            let piece = self.piece(out.len() - filled);
+            out[filled..filled + piece.len()].copy_from_slice(piece);
             filled += piece.len();
             self.advance(piece.len());
         }
-        &scratch[..filled]
+        filled
     }
 
     /// Copies as many bytes as `range` of `region` has.

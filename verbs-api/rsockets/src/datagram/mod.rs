@@ -1,0 +1,384 @@
+//! Datagrams: SOCK_DGRAM over UD queue pairs.
+//!
+//! The socket is a UDP socket, and has for each own address that it uses a [`Port`]. The first datagram to a peer goes over UDP and
+//! says which queue pair it comes from; the peer answers with its own, and from then on datagrams go from queue pair to queue pair.
+//! The background thread reads the UDP socket; datagrams that came that way wait in the same line as the others.
+
+mod options;
+mod port;
+
+use crate::addr::{inward, outward, unspecified};
+use crate::config::Config;
+use crate::errno::{self, os};
+use crate::proto::datagram::{self, MAX_DATAGRAM, MAX_HEADER, UdpHeader};
+use crate::stream::{Drain, Fill, RecvMode};
+use crate::wait::{self, Source, Waker, Watchers};
+use crate::{service, sys};
+use options::Settings;
+use parking_lot::{Mutex, MutexGuard};
+use port::{Arrived, Port};
+use roxe::{AddressHandle, Qpn};
+use socket2::{Domain, Socket, Type};
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::{AsRawFd, RawFd};
+use std::time::{Duration, Instant};
+
+/// Peers that a socket remembers; the first datagram to a forgotten one goes over UDP again.
+const MOST_PEERS: usize = 4096;
+/// UDP datagrams taken at a time.
+const UDP_BATCH: usize = 64;
+/// How long `close` waits for what is still in the card.
+const SETTLE: Duration = Duration::from_secs(1);
+
+/// A SOCK_DGRAM socket.
+#[derive(Debug)]
+pub(crate) struct Datagram {
+    /// Never waits; its descriptor is the number of the socket.
+    udp: UdpSocket,
+    domain: i32,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    settings: Settings,
+    ports: Vec<Port>,
+    peers: HashMap<SocketAddr, Peer>,
+    /// Whom `connect` named: nobody else is heard.
+    usual: Option<SocketAddr>,
+    inbox: VecDeque<Message>,
+    shut: Shut,
+    closed: bool,
+    watchers: Watchers,
+}
+
+/// Which directions the program has ended.
+#[derive(Clone, Copy, Debug, Default)]
+struct Shut {
+    read: bool,
+    write: bool,
+}
+
+/// A socket that was sent to or heard of.
+#[derive(Debug)]
+struct Peer {
+    /// Which own address leads there.
+    port: usize,
+    /// Its queue pair, once it has named it.
+    queue: Option<(AddressHandle, Qpn)>,
+}
+
+/// A datagram that has not been read.
+#[derive(Debug)]
+enum Message {
+    /// It waits in the memory of a port.
+    Arrived { port: usize, arrived: Arrived },
+    /// It came over UDP.
+    Told { from: SocketAddr, bytes: Vec<u8> },
+}
+
+impl Message {
+    const fn from(&self) -> SocketAddr {
+        match self {
+            Self::Arrived { arrived, .. } => arrived.from,
+            Self::Told { from, .. } => *from,
+        }
+    }
+}
+
+impl Datagram {
+    pub(crate) fn new(domain: i32) -> io::Result<Self> {
+        let socket = Socket::new(Domain::from(domain), Type::DGRAM, None)?;
+        socket.set_nonblocking(true)?;
+        let inner = Inner {
+            settings: Settings::new(),
+            ports: Vec::new(),
+            peers: HashMap::new(),
+            usual: None,
+            inbox: VecDeque::new(),
+            shut: Shut::default(),
+            closed: false,
+            watchers: Watchers::default(),
+        };
+        Ok(Self { udp: socket.into(), domain, inner: Mutex::new(inner) })
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.udp.as_raw_fd()
+    }
+
+    pub(crate) fn bind(&self, addr: SocketAddr) -> io::Result<()> {
+        socket2::SockRef::from(&self.udp).bind(&outward(addr, self.domain).into())
+    }
+
+    pub(crate) fn connect(&self, addr: SocketAddr) -> io::Result<()> {
+        self.udp.connect(outward(addr, self.domain))?;
+        let mut inner = self.inner.lock();
+        self.peer(&mut inner, addr)?;
+        inner.usual = Some(addr);
+        Ok(())
+    }
+
+    pub(crate) fn shut_down(&self, read: bool, write: bool) -> io::Result<()> {
+        let mut inner = self.inner.lock();
+        if inner.usual.is_none() {
+            return Err(os(libc::ENOTCONN));
+        }
+        inner.shut.read |= read;
+        inner.shut.write |= write;
+        inner.watchers.wake();
+        Ok(())
+    }
+
+    /// Ends it, when what was sent has left.
+    pub(crate) fn close(&self) {
+        let settled = |inner: &Inner| inner.ports.iter().all(Port::is_settled);
+        // What is still there after that is lost, as datagrams may be.
+        let _ = wait::until(self, Instant::now().checked_add(SETTLE), || settled(&self.current()));
+        let mut inner = self.inner.lock();
+        inner.closed = true;
+        inner.watchers.wake();
+        drop(inner);
+        service::wake();
+    }
+
+    pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
+        self.udp.local_addr().ok().and_then(|addr| inward(addr, self.domain).ok())
+    }
+
+    pub(crate) fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.inner.lock().usual.ok_or_else(|| os(libc::ENOTCONN))
+    }
+
+    /// Whether the background thread has to look after it.
+    pub(crate) fn needs_service(&self) -> bool {
+        !self.inner.lock().closed
+    }
+
+    /// On what the background thread sleeps for it.
+    pub(crate) fn wants_service(&self) -> Option<RawFd> {
+        self.needs_service().then(|| self.fd())
+    }
+
+    /// Takes in what has come over UDP.
+    pub(crate) fn serve(&self) {
+        let mut packet = [0; MAX_DATAGRAM + MAX_HEADER];
+        for _ in 0..UDP_BATCH {
+            match self.udp.recv_from(&mut packet) {
+                Ok((len, from)) => self.told(&packet[..len], from),
+                // An error is an ICMP message about something sent earlier: UDP tells, datagrams here do not.
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// A peer has told where it is.
+    // clause: RSOCK-UDP-ANSWER
+    fn told(&self, packet: &[u8], from: SocketAddr) {
+        let Ok(from) = inward(from, self.domain) else { return };
+        let Some((header, data)) = UdpHeader::decode(packet, from) else { return };
+        let mut inner = self.inner.lock();
+        let Ok(port) = self.peer(&mut inner, from) else { return };
+        if header.data {
+            // Lost like any datagram if it cannot be sent now: the peer tells again with its next.
+            let _ = self.tell(&inner.ports[port], from, false, &mut Drain::new(&[]));
+        }
+        let queue = Qpn::new(header.qpn);
+        let known = inner.peers.get(&from).and_then(|peer| peer.queue).is_some_and(|(_, known)| known == queue);
+        if !known
+            && let Ok(way) = inner.ports[port].way_to(from.ip())
+            && let Some(peer) = inner.peers.get_mut(&from)
+        {
+            peer.queue = Some((way, queue));
+        }
+        if header.data && inner.takes_from(from) {
+            inner.inbox.push_back(Message::Told { from, bytes: data.to_vec() });
+            inner.watchers.wake();
+        }
+    }
+
+    /// Sends over UDP where this side is, with `data` behind it.
+    fn tell(&self, port: &Port, to: SocketAddr, with_data: bool, data: &mut Drain<'_>) -> io::Result<()> {
+        let header = UdpHeader { data: with_data, qpn: port.qpn(), addr: port.ip() }.encode();
+        let mut packet = [0; MAX_DATAGRAM + MAX_HEADER];
+        let (head, body) = packet.split_at_mut(header.as_slice().len());
+        head.copy_from_slice(header.as_slice());
+        let len = head.len() + data.copy_to(body);
+        self.udp.send_to(&packet[..len], outward(to, self.domain)).map(drop)
+    }
+
+    /// Sends one datagram.
+    pub(crate) fn send(&self, data: &mut Drain<'_>, to: Option<SocketAddr>, wait: bool) -> io::Result<usize> {
+        loop {
+            match self.send_now(data, to) {
+                Err(e) if wait && e.kind() == io::ErrorKind::WouldBlock => self.wait_to_send()?,
+                result => return result,
+            }
+        }
+    }
+
+    fn wait_to_send(&self) -> io::Result<()> {
+        let mut fds = [libc::pollfd { fd: self.fd(), events: libc::POLLOUT, revents: 0 }];
+        sys::poll(&mut fds, -1)?;
+        wait::until(self, None, || self.ready(libc::POLLOUT) != 0)
+    }
+
+    fn send_now(&self, data: &mut Drain<'_>, to: Option<SocketAddr>) -> io::Result<usize> {
+        let mut inner = self.current();
+        let to = to.or(inner.usual).ok_or_else(|| os(libc::EDESTADDRREQ))?;
+        if inner.shut.write {
+            return Err(os(libc::EPIPE));
+        }
+        let at = self.peer(&mut inner, to)?;
+        let Inner { ports, peers, .. } = &mut *inner;
+        let port = &mut ports[at];
+        let source = SocketAddr::new(port.ip(), self.udp.local_addr()?.port());
+        let header = datagram::encode_source(source);
+        let len = data.left(u32::MAX) as usize;
+        if len > port.longest(header.as_slice().len()) {
+            return Err(os(libc::EMSGSIZE));
+        }
+        match peers.get(&to).and_then(|peer| peer.queue) {
+            Some(queue) if !port.send(queue, &header, data).map_err(errno::of)? => return Err(os(libc::EAGAIN)),
+            Some(_) => {}
+            None => self.tell(port, to, true, data)?,
+        }
+        Ok(len)
+    }
+
+    /// The own port that leads to `to`, which is remembered.
+    fn peer(&self, inner: &mut Inner, to: SocketAddr) -> io::Result<usize> {
+        if let Some(peer) = inner.peers.get(&to) {
+            return Ok(peer.port);
+        }
+        let ip = self.source_towards(to)?;
+        let port = inner.port(ip)?;
+        if inner.peers.len() >= MOST_PEERS {
+            inner.peers.clear();
+        }
+        inner.peers.insert(to, Peer { port, queue: None });
+        Ok(port)
+    }
+
+    /// The own address from which `to` is reached: that which the socket is bound to, or what the system would choose.
+    fn source_towards(&self, to: SocketAddr) -> io::Result<IpAddr> {
+        let own = self.local_addr().map(|own| own.ip()).filter(|ip| !ip.is_unspecified());
+        if let Some(ip) = own {
+            return Ok(ip);
+        }
+        let family = if to.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+        let probe = UdpSocket::bind(unspecified(family))?;
+        probe.connect(to)?;
+        Ok(probe.local_addr()?.ip())
+    }
+
+    /// Receives one datagram; what does not fit is lost.
+    pub(crate) fn recv(&self, room: &mut Fill<'_, '_>, mode: RecvMode) -> io::Result<(usize, Option<SocketAddr>)> {
+        loop {
+            if let Some(received) = self.current().recv(room, mode.peek)? {
+                return Ok(received);
+            }
+            if !mode.wait {
+                return Err(os(libc::EAGAIN));
+            }
+            wait::until(self, None, || self.ready(libc::POLLIN) != 0)?;
+        }
+    }
+
+    /// Locks it, with everything taken in that has happened.
+    fn current(&self) -> MutexGuard<'_, Inner> {
+        let mut inner = self.inner.lock();
+        inner.progress();
+        inner
+    }
+}
+
+impl Inner {
+    /// The port of an own address.
+    fn port(&mut self, ip: IpAddr) -> io::Result<usize> {
+        if let Some(at) = self.ports.iter().position(|port| port.ip() == ip) {
+            return Ok(at);
+        }
+        self.ports.push(Port::open(ip, self.settings.depth())?);
+        // Whoever sleeps does not know its descriptor.
+        self.watchers.wake();
+        Ok(self.ports.len() - 1)
+    }
+
+    /// Whether a datagram from there is for the program, and has room.
+    fn takes_from(&self, from: SocketAddr) -> bool {
+        let room = self.inbox.len() < usize::from(self.settings.depth().recvs);
+        room && !self.shut.read && self.usual.is_none_or(|usual| usual == from)
+    }
+
+    fn progress(&mut self) {
+        let mut ports = std::mem::take(&mut self.ports);
+        let mut changed = false;
+        for (at, port) in ports.iter_mut().enumerate() {
+            changed |= port.take_completions(|arrived| {
+                let takes = self.takes_from(arrived.from);
+                if takes {
+                    self.inbox.push_back(Message::Arrived { port: at, arrived });
+                }
+                takes
+            });
+        }
+        self.ports = ports;
+        if changed {
+            self.watchers.wake();
+        }
+    }
+
+    /// The next datagram, and from whom; nothing from nobody if there will be none.
+    fn recv(&mut self, room: &mut Fill<'_, '_>, peek: bool) -> io::Result<Option<(usize, Option<SocketAddr>)>> {
+        let Some(message) = self.inbox.front() else {
+            return match self {
+                Self { closed: true, .. } => Err(os(libc::EBADF)),
+                Self { shut: Shut { read: true, .. }, .. } => Ok(Some((0, None))),
+                _ => Ok(None),
+            };
+        };
+        let from = message.from();
+        match message {
+            Message::Told { bytes, .. } => room.put(bytes),
+            Message::Arrived { port, arrived } => room.put(&self.ports[*port].bytes(arrived).map_err(errno::of)?),
+        }
+        if !peek && let Some(Message::Arrived { port, arrived }) = self.inbox.pop_front() {
+            self.ports[port].give_back(arrived.slot);
+        }
+        Ok(Some((room.filled(), Some(from))))
+    }
+}
+
+impl Source for Datagram {
+    fn ready(&self, events: i16) -> i16 {
+        let inner = self.current();
+        let mut ready = 0;
+        if !inner.inbox.is_empty() || inner.shut.read {
+            ready |= libc::POLLIN;
+        }
+        if inner.ports.iter().all(Port::can_send) || inner.shut.write {
+            ready |= libc::POLLOUT;
+        }
+        if inner.closed {
+            return libc::POLLNVAL;
+        }
+        ready & events
+    }
+
+    fn watch(&self, waker: &Waker, fds: &mut Vec<libc::pollfd>) {
+        let mut inner = self.inner.lock();
+        inner.watchers.add(waker);
+        for port in &mut inner.ports {
+            port.arm();
+            fds.push(wait::waiting_for(port.fd()));
+        }
+    }
+
+    fn unwatch(&self, waker: &Waker) {
+        self.inner.lock().watchers.remove(waker);
+    }
+}

@@ -1,0 +1,239 @@
+//! One own address on the fabric: a UD queue pair with the memory for what it sends and receives.
+
+use crate::errno::{self, os};
+use crate::proto::datagram::{self, HeaderBytes, MAX_DATAGRAM};
+use crate::stream::Drain;
+use roxe::{
+    Access, AddressHandle, CompletionChannel, CompletionQueue, Gid, MemoryRegion, ProtectionDomain, Qkey, Qpn,
+    QueuePair, Service, WcStatus, WorkCompletion, WorkRequest,
+};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+
+/// The key of datagrams between sockets (`RDMA_UDP_QKEY`).
+const QKEY: Qkey = Qkey(0x0123_4567);
+/// The network header that the card puts in front of each datagram.
+const GRH: usize = 40;
+/// Room for one datagram that arrives.
+const SLOT: usize = GRH + MAX_DATAGRAM;
+/// Marks completions of receives.
+const RECV: u64 = 1 << 63;
+const BATCH: usize = 16;
+
+/// How many datagrams may wait, and how long those are that need no memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Depth {
+    pub(crate) sends: u16,
+    pub(crate) recvs: u16,
+    pub(crate) inline: u32,
+}
+
+/// A datagram that has arrived and not been read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrived {
+    pub(crate) slot: u16,
+    pub(crate) from: SocketAddr,
+    len: usize,
+    header: usize,
+}
+
+/// An own address.
+#[derive(Debug)]
+pub(crate) struct Port {
+    ip: IpAddr,
+    qp: QueuePair,
+    cq: CompletionQueue,
+    completions: CompletionChannel,
+    pd: ProtectionDomain,
+    gid_index: u8,
+    send_buffer: MemoryRegion,
+    recv_buffer: MemoryRegion,
+    /// Places of the send buffer that nothing stands in.
+    free: Vec<u16>,
+    depth: Depth,
+    /// Longest datagram, with its header.
+    longest: usize,
+    armed: bool,
+}
+
+impl Port {
+    /// Opens the device that has the address `ip`.
+    ///
+    /// # Errors
+    /// EADDRNOTAVAIL if none has.
+    pub(crate) fn open(ip: IpAddr, depth: Depth) -> io::Result<Self> {
+        let gid = Gid::from(ip);
+        for device in roxe::devices().map_err(errno::of)?.iter() {
+            let context = device.open().map_err(errno::of)?;
+            if let Some(entry) = context.gid_entries().iter().find(|entry| entry.gid == gid) {
+                return Self::build(&context, ip, entry.index, depth).map_err(errno::of);
+            }
+        }
+        Err(os(libc::EADDRNOTAVAIL))
+    }
+
+    fn build(context: &roxe::Context, ip: IpAddr, gid_index: u8, depth: Depth) -> Result<Self, roxe::Error> {
+        let pd = context.alloc_pd()?;
+        let completions = context.create_comp_channel()?;
+        let (sends, recvs) = (u32::from(depth.sends), u32::from(depth.recvs));
+        let cq = context.create_cq_with_channel(sends + recvs, &completions)?;
+        let qp = pd
+            .create_qp(&cq, &cq)
+            .service(Service::Ud)
+            .qkey(QKEY)
+            .gid_index(gid_index)
+            .max_send_wr(sends)
+            .max_recv_wr(recvs)
+            .max_send_sge(1)
+            .max_recv_sge(1)
+            .max_inline_data(depth.inline)
+            .sq_sig_all()
+            .build()?;
+        let longest = context.port_attr()?.active_mtu.bytes() as usize;
+        let port = Self {
+            send_buffer: pd.alloc_mr(usize::from(depth.sends) * MAX_DATAGRAM, Access::LOCAL_WRITE)?,
+            recv_buffer: pd.alloc_mr(usize::from(depth.recvs) * SLOT, Access::LOCAL_WRITE)?,
+            free: (0..depth.sends).collect(),
+            longest: longest.min(MAX_DATAGRAM),
+            armed: false,
+            ip,
+            qp,
+            cq,
+            completions,
+            pd,
+            gid_index,
+            depth,
+        };
+        for slot in 0..depth.recvs {
+            port.post_recv(slot)?;
+        }
+        port.qp.activate()?;
+        Ok(port)
+    }
+
+    /// Its address.
+    pub(crate) const fn ip(&self) -> IpAddr {
+        self.ip
+    }
+
+    pub(crate) fn qpn(&self) -> u32 {
+        self.qp.qp_num().get()
+    }
+
+    /// The most bytes of a program's datagram.
+    pub(crate) const fn longest(&self, header: usize) -> usize {
+        self.longest.saturating_sub(header)
+    }
+
+    pub(crate) const fn can_send(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    /// Whether everything that was sent has left.
+    pub(crate) const fn is_settled(&self) -> bool {
+        self.free.len() == self.depth.sends as usize
+    }
+
+    /// The way to a host.
+    pub(crate) fn way_to(&self, ip: IpAddr) -> io::Result<AddressHandle> {
+        self.pd.create_ah(Gid::from(ip), self.gid_index).map_err(errno::of)
+    }
+
+    /// Readable when something completes, after [`arm`](Self::arm).
+    pub(crate) fn fd(&self) -> RawFd {
+        self.completions.as_fd().as_raw_fd()
+    }
+
+    /// Lets the next completion be announced. What is there already is not: look again after this.
+    pub(crate) fn arm(&mut self) {
+        if !std::mem::replace(&mut self.armed, true) {
+            self.cq.req_notify(false);
+        }
+    }
+
+    /// Sends `data` behind `header`. False if nothing is free to send it with.
+    pub(crate) fn send(
+        &mut self,
+        to: (AddressHandle, Qpn),
+        header: &HeaderBytes,
+        data: &mut Drain<'_>,
+    ) -> Result<bool, roxe::Error> {
+        let Some(slot) = self.free.pop() else { return Ok(false) };
+        let start = usize::from(slot) * MAX_DATAGRAM;
+        let body = start + header.as_slice().len();
+        let end = body + data.left(u32::MAX) as usize;
+        self.send_buffer.write(start, header.as_slice())?;
+        data.write_to(&self.send_buffer, body..end)?;
+        let sges = [self.send_buffer.slice(start..end)?];
+        let sent = self.qp.post_send(&WorkRequest::send(&sges).to(&to.0, to.1, QKEY).wr_id(slot.into()));
+        if sent.is_err() {
+            self.free.push(slot);
+        }
+        sent.map(|()| true)
+    }
+
+    /// Takes in what has completed; hands each datagram to `arrived`, which says whether it keeps it. True if anything has.
+    pub(crate) fn take_completions(&mut self, mut arrived: impl FnMut(Arrived) -> bool) -> bool {
+        if self.armed {
+            while self.completions.try_get_event().is_some() {
+                self.armed = false;
+            }
+        }
+        let mut any = false;
+        loop {
+            let mut batch = [WorkCompletion::default(); BATCH];
+            let count = self.cq.poll(&mut batch).map_or(0, <[_]>::len);
+            if count == 0 {
+                return any;
+            }
+            any = true;
+            for completion in &batch[..count] {
+                match completion.wr_id() {
+                    id if id & RECV == 0 => self.free.push(id as u16),
+                    id => self.received(id as u16, completion, &mut arrived),
+                }
+            }
+        }
+    }
+
+    fn received(&self, slot: u16, completion: &WorkCompletion, arrived: &mut impl FnMut(Arrived) -> bool) {
+        let len = (completion.byte_len() as usize).saturating_sub(GRH);
+        let kept = completion.status() == WcStatus::Success && self.arrived_in(slot, len).is_some_and(&mut *arrived);
+        if !kept {
+            self.give_back(slot);
+        }
+    }
+
+    /// What has arrived in `slot`, if it is a datagram of a socket.
+    fn arrived_in(&self, slot: u16, len: usize) -> Option<Arrived> {
+        let mut start = [0; datagram::MAX_HEADER];
+        let seen = len.min(start.len());
+        self.recv_buffer.read(place(slot), &mut start[..seen]).ok()?;
+        let (from, rest) = datagram::decode_source(&start[..seen])?;
+        let header = seen - rest.len();
+        Some(Arrived { slot, from, len: len - header, header })
+    }
+
+    /// The bytes of a datagram.
+    pub(crate) fn bytes(&self, arrived: &Arrived) -> Result<Vec<u8>, roxe::Error> {
+        let start = place(arrived.slot) + arrived.header;
+        self.recv_buffer.to_vec(start..start + arrived.len)
+    }
+
+    /// Lets the next datagram arrive in `slot`.
+    pub(crate) fn give_back(&self, slot: u16) {
+        // Refused only by a queue pair that is broken, which receives nothing any more.
+        let _ = self.post_recv(slot);
+    }
+
+    fn post_recv(&self, slot: u16) -> Result<(), roxe::Error> {
+        let start = usize::from(slot) * SLOT;
+        self.qp.post_recv(RECV | u64::from(slot), &[self.recv_buffer.slice(start..start + SLOT)?])
+    }
+}
+
+/// Where the datagram in a slot begins.
+fn place(slot: u16) -> usize {
+    usize::from(slot) * SLOT + GRH
+}

@@ -1,0 +1,55 @@
+//! What the tests of sockets share.
+#![allow(dead_code)] // Each test program uses a part.
+
+use roxe_rsockets::{PollFd, Socket, accept, close, find, open, poll};
+use std::io;
+use std::net::SocketAddr;
+use std::ops::Deref;
+use std::sync::Arc;
+
+/// How long a test waits for what must come.
+pub const PATIENCE_MS: i32 = 20_000;
+
+/// A socket that is closed at the end.
+#[derive(Debug)]
+pub struct Sock(Arc<Socket>);
+
+impl Sock {
+    pub fn open(domain: i32, kind: i32) -> Self {
+        Self::of(open(domain, kind, 0).unwrap())
+    }
+
+    fn of(fd: i32) -> Self {
+        Self(find(fd).unwrap())
+    }
+
+    pub fn accept(&self) -> io::Result<(Self, SocketAddr)> {
+        accept(self.fd()).map(|(fd, peer)| (Self::of(fd), peer))
+    }
+
+    /// Waits for events, and says which came; none after the patience is over.
+    pub fn poll(&self, events: i16) -> i16 {
+        let mut fds = [PollFd { fd: self.fd(), events, revents: 0 }];
+        poll(&mut fds, PATIENCE_MS).unwrap();
+        fds[0].revents
+    }
+}
+
+impl Deref for Sock {
+    type Target = Arc<Socket>;
+
+    fn deref(&self) -> &Arc<Socket> {
+        &self.0
+    }
+}
+
+impl Drop for Sock {
+    fn drop(&mut self) {
+        let _ = close(self.fd());
+    }
+}
+
+/// The errno of what must fail.
+pub fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> i32 {
+    result.unwrap_err().raw_os_error().unwrap()
+}
