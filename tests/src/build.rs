@@ -21,12 +21,27 @@ fn workspace() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
+/// Path of the release build of the program that walks the hot paths; builds it on first use.
+pub fn hot_paths() -> PathBuf {
+    static BIN: OnceLock<PathBuf> = OnceLock::new();
+    BIN.get_or_init(|| {
+        release(&["-p", "roxe-tests", "--example", "hot_paths"]);
+        target_dir().join("release/examples/hot_paths")
+    })
+    .clone()
+}
+
 fn build() -> PathBuf {
+    release(&["-p", "roxe-cli", "-p", "roxe-capi", "-p", "roxe-preload"]);
+    target_dir().join("release/roxe")
+}
+
+fn release(what: &[&str]) {
     let status = Command::new(env!("CARGO"))
-        .args(["build", "--release", "--quiet", "-p", "roxe-cli", "-p", "roxe-capi", "-p", "roxe-preload"])
+        .args(["build", "--release", "--quiet"])
+        .args(what)
         .current_dir(workspace())
         .status()
         .unwrap_or_else(|e| panic!("cannot start cargo to build the product: {e}"));
     assert!(status.success(), "the release build failed; run `cargo build --release` to see why");
-    target_dir().join("release/roxe")
 }

@@ -1,0 +1,105 @@
+//! How many instructions a message costs on the hot paths, counted by valgrind and compared with `tests/instructions.txt`.
+//!
+//! Clocks drift from run to run, instructions hardly do: a change that makes a path longer shows up here. Counted is what the
+//! process executes, not the kernel: the walk of `tests/examples/hot_paths.rs`, as the difference of a long and a short run.
+//! Who made a path longer on purpose, or shorter, writes the file anew with `-- --write`.
+
+use roxe_tests::build;
+use roxe_tests::guest::link;
+use roxe_tests::pair::installed;
+use roxe_tests::report::{self, Check, Verdict};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+/// Messages of the short and the long run.
+const MESSAGES: [u64; 2] = [200, 1200];
+/// The smallest of this many counts is taken: the background thread adds to some of them.
+const ROUNDS: usize = 3;
+/// How much longer a path may be than the file says, percent. What the background thread adds is below that.
+const TOLERANCE: u64 = 15;
+/// The paths.
+const PATHS: [&str; 5] = ["rc_send_64", "ud_send_64", "rc_write_64", "rc_write_64k", "rc_read_64k"];
+
+fn main() -> ExitCode {
+    // Nobody else's packets.
+    if let Err(e) = link::isolate() {
+        println!("FAILED   instructions: {e}");
+        return ExitCode::FAILURE;
+    }
+    if std::env::args().any(|word| word == "--write") {
+        return write();
+    }
+    report::main(PATHS.map(|path| Check::new(format!("instructions: {path}"), move || judge(path))).into())
+}
+
+/// Where the numbers are kept.
+fn file() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("instructions.txt")
+}
+
+fn write() -> ExitCode {
+    let line = |path| count(path).map(|count| format!("{path} {count}\n"));
+    let text = PATHS.into_iter().map(line).collect::<Result<String, String>>();
+    match text.and_then(|text| fs::write(file(), text).map_err(|e| e.to_string())) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            println!("FAILED   instructions: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The numbers that are kept.
+fn kept() -> BTreeMap<String, u64> {
+    let text = fs::read_to_string(file()).unwrap_or_default();
+    let words = text.lines().filter_map(|line| line.split_once(' '));
+    words.filter_map(|(path, count)| Some((path.to_owned(), count.parse().ok()?))).collect()
+}
+
+fn judge(path: &str) -> Verdict {
+    if !installed("valgrind") {
+        return Verdict::Skipped("valgrind is not installed".to_owned());
+    }
+    let Some(&kept) = kept().get(path) else {
+        return Verdict::Failed(format!("tests/instructions.txt has no line for {path}; write it with `-- --write`"));
+    };
+    match count(path) {
+        Err(why) => Verdict::Failed(why),
+        Ok(now) if now * 100 > kept * (100 + TOLERANCE) => Verdict::Failed(format!(
+            "a message costs {now} instructions, and {kept} when tests/instructions.txt was written; \
+             if that has to be, write it anew with `-- --write`"
+        )),
+        Ok(now) => {
+            println!("         {path}: {now} instructions per message, kept {kept}");
+            Verdict::Passed
+        }
+    }
+}
+
+/// Instructions per message.
+fn count(path: &str) -> Result<u64, String> {
+    let one = || {
+        let [short, long] = MESSAGES.map(|messages| run(path, messages));
+        Ok((long?.saturating_sub(short?)) / (MESSAGES[1] - MESSAGES[0]))
+    };
+    let counts = (0..ROUNDS).map(|_| one()).collect::<Result<Vec<u64>, String>>()?;
+    counts.into_iter().min().ok_or_else(|| "nothing was counted".to_owned())
+}
+
+/// Instructions of one whole run.
+fn run(path: &str, messages: u64) -> Result<u64, String> {
+    let mut command = Command::new("valgrind");
+    command.args(["--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]);
+    command.arg(build::hot_paths()).args([path, &messages.to_string()]);
+    // A thread that spins counts time, not work.
+    let output = command.env("ROXE_SPIN_US", "0").output().map_err(|e| format!("valgrind: {e}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let count =
+        said.lines().find_map(|line| line.split_once("I   refs:")).map(|(_, count)| count.replace([',', ' '], ""));
+    match count.and_then(|count| count.parse().ok()) {
+        Some(count) if output.status.success() => Ok(count),
+        _ => Err(format!("{path} under valgrind: {}\n{said}", output.status)),
+    }
+}
