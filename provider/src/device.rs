@@ -200,6 +200,11 @@ impl Device {
         Interface { index: self.ifindex, mac: port.mac, max_frame }
     }
 
+    /// Whether its interface was removed.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.port.read().is_gone()
+    }
+
     /// The GID table now.
     pub(crate) fn gids(&self) -> GidTable {
         self.port.read().gids

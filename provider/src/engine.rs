@@ -481,7 +481,7 @@ impl Engine {
     }
 
     /// Whether the sockets are open in this process.
-    fn is_started(&self) -> bool {
+    pub(crate) fn is_started(&self) -> bool {
         self.started.load(Ordering::Acquire)
     }
 

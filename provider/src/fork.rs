@@ -10,7 +10,7 @@
 //! What this cannot cover is another thread of the program that is inside a verb on a completion queue, a shared receive
 //! queue or a memory region at the moment of the fork; POSIX promises such programs nothing either.
 
-use crate::cm::ports;
+use crate::cm::{ids, ports};
 use crate::engine::Engine;
 use crate::engine::tap::process;
 use crate::qp::QpCore;
@@ -96,6 +96,7 @@ extern "C" fn before() {
     process::outer_lock().lock_raw();
     process::inner_locks().for_each(Lockable::lock_raw);
     ports::locks().into_iter().for_each(Lockable::lock_raw);
+    ids().lock_raw();
 }
 
 /// Takes every lock of an engine that its thread may hold.
@@ -112,6 +113,7 @@ fn lock_all(engine: Arc<Engine>) -> Held {
 fn release() -> Vec<Held> {
     // SAFETY: `before` took these locks and left them taken; there are no others as long as the outer one is held.
     unsafe {
+        ids().unlock_raw();
         ports::locks().into_iter().for_each(|lock| lock.unlock_raw());
         process::inner_locks().for_each(|lock| lock.unlock_raw());
         process::outer_lock().unlock_raw();

@@ -230,6 +230,11 @@ impl Port {
         Self { attr: netdev.port_attr(), gids, line_rate: netdev.line_rate(), mac, mtu, is_gone: false }
     }
 
+    /// Whether the interface was removed.
+    pub(crate) const fn is_gone(&self) -> bool {
+        self.is_gone
+    }
+
     /// Takes over what the interface is like now, `None` if it was removed, and says which events that is. An interface
     /// that was removed is the end of the device: one that comes with the same name is another one.
     pub(crate) fn follow(&mut self, now: Option<&Netdev>) -> Vec<AsyncEventKind> {

@@ -1,7 +1,7 @@
 //! Addresses of ids: IP, or the `AF_IB` form that names a service outright.
 
 use roxe_wire::Gid;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 /// An address of an id (`struct sockaddr`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -66,6 +66,37 @@ impl Address {
                 Self::Ip(ip)
             }
             Self::Ib(ib) => Self::Ib(IbAddress { sid: ib.sid & !0xffff | u64::from(port), ..ib }),
+        }
+    }
+
+    /// All addresses of its family, at no port.
+    pub(super) fn any(&self) -> Self {
+        match self {
+            Self::Ip(SocketAddr::V4(_)) => Self::Ip((Ipv4Addr::UNSPECIFIED, 0).into()),
+            Self::Ip(SocketAddr::V6(_)) => Self::Ip((Ipv6Addr::UNSPECIFIED, 0).into()),
+            Self::Ib(_) => Self::Ib(IbAddress::default()),
+        }
+    }
+
+    /// Whether it is of the same family.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Ip(a), Self::Ip(b)) => a.is_ipv4() == b.is_ipv4(),
+            (Self::Ib(_), Self::Ib(_)) => true,
+            _ => false,
+        }
+    }
+
+    /// The same port or service at `ip`, which is an address on the network interface `ifindex`.
+    pub(super) fn at(self, ip: IpAddr, ifindex: u32) -> Self {
+        match (self, ip) {
+            (Self::Ip(old), IpAddr::V6(v6)) => {
+                let scope = if v6.is_unicast_link_local() { ifindex } else { 0 };
+                let flow = if let SocketAddr::V6(old) = old { old.flowinfo() } else { 0 };
+                Self::Ip(SocketAddrV6::new(v6, old.port(), flow, scope).into())
+            }
+            (Self::Ip(old), ip) => Self::Ip(SocketAddr::new(ip, old.port())),
+            (Self::Ib(ib), ip) => Self::Ib(IbAddress { gid: ip.into(), ..ib }),
         }
     }
 

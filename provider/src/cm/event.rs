@@ -141,6 +141,18 @@ impl Default for ConnParam {
 impl ConnParam {
     /// `RDMA_MAX_RESP_RES` and `RDMA_MAX_INIT_DEPTH`.
     pub const MOST: u8 = 0xff;
+
+    /// No terms, for events that have none.
+    pub(super) const NOTHING: Self = Self {
+        private_data: Vec::new(),
+        responder_resources: 0,
+        initiator_depth: 0,
+        flow_control: false,
+        retry_count: 0,
+        rnr_retry_count: 0,
+        srq: false,
+        qp_num: 0,
+    };
 }
 
 /// Where a datagram service or a group is (`struct rdma_ud_param`).

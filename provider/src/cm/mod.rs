@@ -19,12 +19,16 @@ mod agent;
 mod channel;
 mod deliver;
 mod event;
+mod follow;
 mod id;
+mod multicast;
 mod options;
+mod place;
 pub(crate) mod ports;
 mod route;
 
 pub(crate) use agent::{Agent, GSI_ORDINAL, Session};
+pub(crate) use follow::{follow, ids};
 
 pub use address::{Address, IbAddress};
 pub use channel::Channel;

@@ -3,6 +3,7 @@
 //! Sockets of addresses that go stay open: an address may come back, as IPv6 addresses do when a link comes up again.
 
 use super::Engine;
+use crate::cm;
 
 impl Engine {
     /// Looks at the interface, and lets the background thread follow it from now on. If that cannot be, the device works all
@@ -14,11 +15,20 @@ impl Engine {
         self.look();
     }
 
+    /// The same, unless the thread follows it already.
+    pub(crate) fn keep_watching(&self) {
+        if self.poller().is_err() {
+            self.watch();
+        }
+    }
+
     /// Takes the news, and what follows from them. Background thread only.
     pub(super) fn follow_interface(&self) {
         let news = self.starting.lock();
         if news.as_ref().is_some_and(|news| news.are_about(self.ifindex())) {
             self.look();
+            drop(news);
+            cm::follow(&self.device);
         }
     }
 

@@ -1,6 +1,7 @@
 //! What the tests over real sockets share: an opened device with memory, queue pairs, and patient polling.
 #![allow(dead_code, reason = "each test program uses a part")]
 
+pub(crate) mod ends;
 pub(crate) mod namespace;
 pub(crate) mod peer;
 

@@ -1,34 +1,160 @@
 //! [`Id`]: one end of a connection, a listener, or a user of datagram services.
+//!
+//! Here: what it is made of, its life, its options and getters. How it gets addresses is in `address.rs`, its connection in
+//! `connect.rs`, its queue pair in `pair.rs`; what it hears in `cm/deliver.rs`.
+//!
+//! ```text
+//!   Idle ── bind ─► Bound ── resolve_addr ─► AddrResolved ── resolve_route ─► RouteResolved ── connect ─► Connected ─┐
+//!                     └──── listen ─► Listening ── a request ─► another id, Connected ───────────────────────────────┤
+//!                                                                            DISCONNECTED ─► Disconnected ◄──────────┘
+//! ```
+//!
+//! `Connected` means that the connection manager knows it: from `connect` or the request on.
+
+mod connect;
+mod pair;
+mod resolve;
 
 use super::address::Address;
 use super::channel::Channel;
-use super::event::ConnParam;
-use super::options::{IdOption, JoinFlags};
+use super::event::{Event, EventData, EventKind};
+use super::follow;
+use super::options::IdOption;
+use super::place::Place;
+use super::ports::{Claim, Ephemeral};
 use super::route::Path;
-use super::{Ece, PortSpace, RejReason};
+use super::{Ece, PortSpace, Session};
 use crate::device::Device;
+use crate::engine::Engine;
 use crate::error::Error;
-use crate::event::AsyncEventKind;
+use crate::limits;
 use crate::qp::Qp;
-use roxe_transport::qp::{AttrMask, QpAttr, QpState, Service};
-use std::sync::Arc;
+use crate::uses::ObjectId;
+use parking_lot::{Mutex, MutexGuard};
+use roxe_transport::cm::ListenId;
+use roxe_transport::qp::Service;
+use roxe_wire::Psn;
+use roxe_wire::cm::CommId;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 /// `struct rdma_cm_id`: what a program binds, connects and listens with.
 ///
 /// Ends with [`Id::destroy`] only: the connection manager and pending events hold it too.
-#[derive(Debug)]
 pub struct Id {
+    me: Weak<Self>,
+    name: ObjectId,
     port_space: PortSpace,
     service: Service,
     user: AtomicU64,
+    inner: Mutex<Inner>,
 }
 
-/// What is not there yet.
-fn not_yet<T>() -> Result<T, Error> {
-    Err(Error::new(libc::EOPNOTSUPP, "not there yet"))
+/// Where an id stands; the picture is on the first page of the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::cm) enum State {
+    Idle,
+    Bound,
+    AddrResolved,
+    RouteResolved,
+    Connected,
+    Disconnected,
+    Listening,
+    /// Its device is gone.
+    Removed,
+    Destroyed,
 }
 
+/// What the machine calls its connection or lookup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::cm) enum Link {
+    /// There was none yet.
+    None,
+    /// This.
+    Alive(CommId),
+    /// It is over, and the name may be another one's.
+    Over,
+}
+
+/// Which end it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::cm) enum Side {
+    Active,
+    Passive,
+}
+
+/// A port that it has for itself.
+#[derive(Debug)]
+pub(in crate::cm) enum Port {
+    /// Known to all processes.
+    Claimed(Arc<Claim>),
+    /// To this one.
+    Ephemeral(#[expect(dead_code, reason = "gives the port back when dropped")] Ephemeral),
+}
+
+/// What the lock guards.
+#[derive(Debug)]
+pub(in crate::cm) struct Inner {
+    pub(in crate::cm) state: State,
+    pub(in crate::cm) side: Side,
+    pub(in crate::cm) channel: Arc<Channel>,
+    pub(in crate::cm) place: Option<Place>,
+    pub(in crate::cm) local: Option<Address>,
+    pub(in crate::cm) peer: Option<Address>,
+    /// TTL or hop limit of the way to the peer.
+    hop_limit: u8,
+    pub(in crate::cm) path: Option<Path>,
+    pub(in crate::cm) link: Link,
+    port: Option<Port>,
+    listens: Vec<(Arc<Engine>, ListenId)>,
+    /// Requests that may wait for the program to hear of them, and how many do.
+    backlog: usize,
+    unheard: usize,
+    options: Options,
+    local_ece: Ece,
+    pub(in crate::cm) remote_ece: Ece,
+    qp: Option<Arc<Qp>>,
+    /// The PSN that the peer starts with.
+    psn: Psn,
+    /// The program was told that its address is gone.
+    pub(in crate::cm) address_lost: bool,
+}
+
+/// What a program set.
+#[derive(Clone, Copy, Debug, Default)]
+struct Options {
+    tos: Option<u8>,
+    reuse: bool,
+    /// `None`: as the system's default.
+    af_only: Option<bool>,
+    ack_timeout: Option<u8>,
+}
+
+impl Inner {
+    /// EINVAL unless it is in one of these states.
+    pub(in crate::cm) fn check(&self, allowed: &[State]) -> Result<(), Error> {
+        if allowed.contains(&self.state) {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("the id is in the state {:?}; this needs {allowed:?}", self.state)))
+    }
+
+    /// Its port, if other processes know of it.
+    fn claim(&self) -> Option<Arc<Claim>> {
+        match &self.port {
+            Some(Port::Claimed(claim)) => Some(Arc::clone(claim)),
+            _ => None,
+        }
+    }
+
+    /// The device, or EINVAL.
+    fn placed(&self) -> Result<&Place, Error> {
+        self.place.as_ref().ok_or_else(|| Error::invalid("the id is not bound to a device"))
+    }
+}
+
+/// Life.
 impl Id {
     /// An id whose events come to `channel`, for connections (RC) or, in the UDP and IPoIB port spaces, for datagrams. `user`
     /// is the program's own name of it.
@@ -40,16 +166,164 @@ impl Id {
         Self::create_for(channel, port_space, service, user)
     }
 
-    /// The same for queue pairs of another service: UC, the two sides of XRC, or UD in the IB port space.
+    /// The same for queue pairs of another service: UC, the two sides of XRC, or UD in the IB port space. EINVAL: raw packets
+    /// have no connections.
     pub fn create_for(
-        _channel: &Arc<Channel>,
+        channel: &Arc<Channel>,
         port_space: PortSpace,
         service: Service,
         user: u64,
     ) -> Result<Arc<Self>, Error> {
-        Ok(Arc::new(Self { port_space, service, user: AtomicU64::new(user) }))
+        if service == Service::Raw {
+            return Err(Error::invalid("raw packets have no connections"));
+        }
+        let psn = getrandom::u32().map_err(|e| Error::os("cannot draw a random number", &std::io::Error::other(e)))?;
+        Ok(Self::make(channel, port_space, service, user, psn))
     }
 
+    pub(in crate::cm) fn make(
+        channel: &Arc<Channel>,
+        port_space: PortSpace,
+        service: Service,
+        user: u64,
+        psn: u32,
+    ) -> Arc<Self> {
+        let inner = Inner {
+            state: State::Idle,
+            side: Side::Active,
+            channel: Arc::clone(channel),
+            place: None,
+            local: None,
+            peer: None,
+            hop_limit: 0,
+            path: None,
+            link: Link::None,
+            port: None,
+            listens: vec![],
+            backlog: 0,
+            unheard: 0,
+            options: Options::default(),
+            local_ece: Ece::NONE,
+            remote_ece: Ece::NONE,
+            qp: None,
+            psn: Psn::new(psn),
+            address_lost: false,
+        };
+        let (name, user, inner) = (ObjectId::next(), AtomicU64::new(user), Mutex::new(inner));
+        let id = Arc::new_cyclic(|me| Self { me: Weak::clone(me), name, port_space, service, user, inner });
+        follow::add(&id);
+        id
+    }
+
+    /// Moves it to another channel, with its pending events.
+    pub fn migrate(&self, to: &Arc<Channel>) -> Result<(), Error> {
+        let mut inner = self.lock();
+        if !Arc::ptr_eq(&inner.channel, to) {
+            let from = std::mem::replace(&mut inner.channel, Arc::clone(to));
+            from.take_of(self).into_iter().for_each(|event| to.push(event));
+        }
+        Ok(())
+    }
+
+    /// Ends it: no event of it comes any more, pending ones are dropped, requests that nobody has heard of are rejected. The
+    /// peer is told what it must know.
+    pub fn destroy(&self) {
+        let mut inner = self.lock();
+        if std::mem::replace(&mut inner.state, State::Destroyed) == State::Destroyed {
+            return;
+        }
+        let (place, link) = (inner.place.take(), std::mem::replace(&mut inner.link, Link::Over));
+        let (listens, claim) = (std::mem::take(&mut inner.listens), inner.claim());
+        let held = (inner.port.take(), inner.qp.take());
+        let channel = Arc::clone(&inner.channel);
+        drop(inner);
+        follow::remove(self);
+        for (engine, listen) in listens {
+            stop_listening(&engine, listen, claim.as_deref());
+        }
+        if let (Some(place), Link::Alive(comm)) = (place, link) {
+            end(&place.engine, comm);
+        }
+        drop((held, claim));
+        let pending = channel.take_of(self);
+        pending.iter().filter(|event| event.listener.is_some()).for_each(|event| event.id.destroy());
+    }
+
+    pub(in crate::cm) fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock()
+    }
+
+    pub(in crate::cm) fn name(&self) -> ObjectId {
+        self.name
+    }
+
+    /// Tells the program what happened.
+    pub(in crate::cm) fn raise(&self, kind: EventKind, status: i32, data: EventData) {
+        self.raise_in(&self.lock(), kind, status, data);
+    }
+
+    /// The same with the lock held.
+    pub(in crate::cm) fn raise_in(&self, inner: &Inner, kind: EventKind, status: i32, data: EventData) {
+        if let Some(id) = self.me.upgrade().filter(|_| inner.state != State::Destroyed) {
+            inner.channel.push(Event { kind, status, id, listener: None, data });
+        }
+    }
+
+    /// Tells the program that a peer wants to connect to this listener. False: it does not listen any more, or too many
+    /// wait already.
+    pub(in crate::cm) fn raise_request(&self, id: &Arc<Self>, data: EventData) -> bool {
+        let mut inner = self.lock();
+        let Some(me) = self.me.upgrade() else { return false };
+        if inner.state != State::Listening || inner.unheard >= inner.backlog {
+            return false;
+        }
+        inner.unheard += 1;
+        let (kind, id) = (EventKind::ConnectRequest, Arc::clone(id));
+        // The new id's events come where those of the listener do, which may have moved.
+        id.lock().channel = Arc::clone(&inner.channel);
+        inner.channel.push(Event { kind, status: 0, id, listener: Some(me), data });
+        true
+    }
+
+    /// A request that came to it was heard.
+    pub(super) fn request_fetched(&self) {
+        let mut inner = self.lock();
+        inner.unheard = inner.unheard.saturating_sub(1);
+    }
+}
+
+/// Takes no more requests.
+fn stop_listening(engine: &Engine, listen: ListenId, claim: Option<&Claim>) {
+    if let Some(claim) = claim {
+        claim.unwatch(engine);
+    }
+    with_machine(engine, |session| {
+        session.listeners.remove(&listen);
+        // It is unknown only in the child of a fork: it is the parent's.
+        let _ = session.cm.stop_listening(listen);
+    });
+}
+
+/// The program forgets a connection or lookup.
+fn end(engine: &Engine, comm: CommId) {
+    with_machine(engine, |session| {
+        session.ids.remove(&comm);
+        let (cm, mut cx) = session.cx();
+        // As above, or it ended meanwhile.
+        let _ = cm.destroy(&mut cx, comm);
+    });
+}
+
+/// Works on the machine if there is one: in the child of a fork there is nothing of the parent's.
+fn with_machine(engine: &Engine, verb: impl FnOnce(&mut Session<'_>)) {
+    if engine.is_started() {
+        // An engine that cannot start has no machine.
+        let _ = engine.cm(verb);
+    }
+}
+
+/// Options and getters.
+impl Id {
     /// The program's own name of it; 0 for the id of a request until [`Id::set_user`].
     pub fn user(&self) -> u64 {
         self.user.load(Ordering::Relaxed)
@@ -70,142 +344,76 @@ impl Id {
         self.service
     }
 
-    /// Gives it a local address: of a device, or unspecified for all; port 0 chooses one. EINVAL: it has one. EADDRNOTAVAIL:
-    /// not an address of this host. ENODEV: of no device. EADDRINUSE: taken.
-    pub fn bind(&self, _addr: &Address) -> Result<(), Error> {
-        not_yet()
-    }
-
-    /// Finds the way to `dst`: the source address, unless it is bound or `src` says, and the device. Comes to
-    /// [`EventKind::AddrResolved`](super::EventKind::AddrResolved) or [`EventKind::AddrError`](super::EventKind::AddrError).
-    /// EINVAL: wrong state, or addresses of two families; and as [`Id::bind`].
-    pub fn resolve_addr(&self, _src: Option<&Address>, _dst: &Address, _timeout_ms: u32) -> Result<(), Error> {
-        not_yet()
-    }
-
-    /// Finds the path. Comes to [`EventKind::RouteResolved`](super::EventKind::RouteResolved) or
-    /// [`EventKind::RouteError`](super::EventKind::RouteError). EINVAL: the address is not resolved.
-    pub fn resolve_route(&self, _timeout_ms: u32) -> Result<(), Error> {
-        not_yet()
-    }
-
-    /// Takes requests for its port from now on, at most `backlog` of them unheard (0 and less: 1024). Binds to all
-    /// addresses if it is not bound. EINVAL: wrong state. EADDRINUSE.
-    pub fn listen(&self, _backlog: i32) -> Result<(), Error> {
-        not_yet()
-    }
-
-    /// Asks the peer. EINVAL: the route is not resolved, or too much private data.
-    pub fn connect(&self, _param: &ConnParam) -> Result<(), Error> {
-        not_yet()
-    }
-
-    /// Accepts a request; of a datagram id with `qp_num` and private data only. On the side that asked: [`Id::establish`].
-    /// EINVAL: there is no request (any more), or too much private data.
-    pub fn accept(&self, _param: &ConnParam) -> Result<(), Error> {
-        not_yet()
-    }
-
-    /// Refuses a request, or what the peer answered. EINVAL: nothing to refuse, or too much private data.
-    pub fn reject(&self, _private_data: &[u8], _reason: RejReason) -> Result<(), Error> {
-        not_yet()
-    }
-
-    /// Confirms the peer's answer (`rdma_establish`), for programs that move their queue pair themselves. EINVAL: there is
-    /// none.
-    pub fn establish(&self) -> Result<(), Error> {
-        not_yet()
-    }
-
-    /// Ends the connection, or agrees with its end. EINVAL: never connected.
-    pub fn disconnect(&self) -> Result<(), Error> {
-        not_yet()
-    }
-
-    /// Tells of an event of its queue pair: with [`AsyncEventKind::CommEst`] an accepted connection is established. EISCONN:
-    /// it is already. EINVAL: any other event or state.
-    pub fn notify(&self, _event: AsyncEventKind) -> Result<(), Error> {
-        not_yet()
-    }
-
-    /// What a queue pair has to be given on its way to `state` (INIT, RTR or RTS). EINVAL: too early.
-    pub fn init_qp_attr(&self, _state: QpState) -> Result<(QpAttr, AttrMask), Error> {
-        not_yet()
-    }
-
-    /// Becomes a member of the group `addr`; see `multicast.rs`.
-    pub fn join_multicast(&self, _addr: &Address, _flags: JoinFlags, _user: u64) -> Result<(), Error> {
-        not_yet()
-    }
-
-    /// Ends what [`Id::join_multicast`] began.
-    pub fn leave_multicast(&self, _addr: &Address) -> Result<(), Error> {
-        not_yet()
+    /// Where its events come.
+    pub fn channel(&self) -> Arc<Channel> {
+        Arc::clone(&self.lock().channel)
     }
 
     /// Sets an option. EINVAL: not (any more) possible.
-    pub fn set_option(&self, _option: IdOption) -> Result<(), Error> {
-        not_yet()
+    pub fn set_option(&self, option: IdOption) -> Result<(), Error> {
+        let mut inner = self.lock();
+        match option {
+            IdOption::Tos(tos) => inner.options.tos = Some(tos),
+            IdOption::ReuseAddr(reuse) => {
+                if inner.state != State::Idle && (!reuse || inner.state == State::Listening) {
+                    return Err(Error::invalid("an address that is in use cannot be shared differently"));
+                }
+                inner.options.reuse = reuse;
+            }
+            IdOption::AfOnly(af_only) => {
+                inner.check(&[State::Idle, State::Bound])?;
+                inner.options.af_only = Some(af_only);
+            }
+            IdOption::AckTimeout(code) => {
+                if !matches!(self.service, Service::Rc | Service::XrcIni) || code > 31 {
+                    return Err(Error::invalid("an ACK timeout is a code up to 31, of a reliable connection"));
+                }
+                inner.options.ack_timeout = Some(code);
+            }
+            IdOption::Path(path) => self.set_path(&mut inner, path)?,
+        }
+        Ok(())
     }
 
     /// Sets the vendor options that the next message offers the peer (`rdma_set_local_ece`).
-    pub fn set_local_ece(&self, _ece: Ece) -> Result<(), Error> {
-        not_yet()
+    pub fn set_local_ece(&self, ece: Ece) -> Result<(), Error> {
+        self.lock().local_ece = ece;
+        Ok(())
     }
 
     /// The vendor options of the peer (`rdma_get_remote_ece`).
     pub fn remote_ece(&self) -> Ece {
-        Ece::NONE
-    }
-
-    /// Moves it to another channel, with its pending events.
-    pub fn migrate(&self, _to: &Arc<Channel>) -> Result<(), Error> {
-        not_yet()
+        self.lock().remote_ece
     }
 
     /// The device it is bound to.
     pub fn device(&self) -> Option<Arc<Device>> {
-        None
+        self.lock().place.as_ref().map(|place| Arc::clone(&place.device))
     }
 
     /// The port of the device; 0 without one.
     pub fn port(&self) -> u8 {
-        0
+        if self.lock().place.is_some() { limits::PORTS } else { 0 }
     }
 
     /// Its own address, once bound.
     pub fn local_addr(&self) -> Option<Address> {
-        None
+        self.lock().local
     }
 
     /// The peer's address, once known.
     pub fn peer_addr(&self) -> Option<Address> {
-        None
+        self.lock().peer
     }
 
     /// The path, once resolved or requested.
     pub fn path(&self) -> Option<Path> {
-        None
+        self.lock().path
     }
+}
 
-    /// The id moves this queue pair from now on: now to INIT, datagrams to RTS; then with connect, accept, reject and
-    /// disconnect. EINVAL: it has one, or no device.
-    pub fn attach_qp(&self, _qp: &Arc<Qp>) -> Result<(), Error> {
-        not_yet()
+impl fmt::Debug for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Id").field("port_space", &self.port_space).field("user", &self.user()).finish_non_exhaustive()
     }
-
-    /// Forgets the queue pair.
-    pub fn detach_qp(&self) {}
-
-    /// The queue pair.
-    pub fn qp(&self) -> Option<Arc<Qp>> {
-        None
-    }
-
-    /// Ends it: no event of it comes any more, pending ones are dropped, requests that nobody has heard of are rejected. The
-    /// peer is told what it must know.
-    pub fn destroy(&self) {}
-
-    /// A request that came to it was heard.
-    pub(super) fn request_fetched(&self) {}
 }
