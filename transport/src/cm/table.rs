@@ -117,9 +117,12 @@ impl Table {
         self.by_remote_id.get(&(remote.0, guid, theirs.0)).copied()
     }
 
-    /// The connection to this queue pair of this peer.
+    /// The connection to this queue pair of this peer. One in TimeWait is over for both, and who is quick may use the queue
+    /// pair again: the kernel forgets it here too.
+    // clause: CM-STALE
     pub(super) fn by_remote_qpn(&self, remote: Gid, guid: Guid, qpn: Qpn) -> Option<CommId> {
-        self.by_remote_qpn.get(&(remote.0, guid, qpn.get())).copied()
+        let id = self.by_remote_qpn.get(&(remote.0, guid, qpn.get())).copied()?;
+        self.get(id).is_some_and(|conn| conn.state != State::TimeWait).then_some(id)
     }
 
     /// When the next timer is due.

@@ -95,6 +95,23 @@ fn a_repeated_req_is_one_connection() {
     assert_eq!(node.takes(req()), Ok(()), "the name is free again");
 }
 
+// clause: CM-STALE
+#[test]
+fn the_queue_pair_of_a_connection_that_is_over_may_connect_again() {
+    let mut node = Node::listening();
+    let old = node.established();
+    assert_eq!(node.takes(dreq(old)), Ok(()));
+    node.disconnect(old).unwrap();
+    assert_eq!((node.state(old), node.names().len(), node.events().len()), (State::TimeWait, 1, 1));
+    let again = Req { local_comm_id: CommId(0x8888), ..req() };
+    assert_eq!((node.takes(again.clone()), node.names()), (Ok(()), vec![]));
+    let new = node.cm.poll_event().unwrap().id;
+    let other = Req { local_comm_id: CommId(0x9999), ..again };
+    assert_eq!(node.takes(other), Err(Ignored::Refused), "that one is not over");
+    node.destroy(new).unwrap();
+    node.run_out();
+}
+
 // clause: CM-MRA
 #[test]
 fn the_program_may_ask_for_patience_and_so_may_the_peer() {
