@@ -1,0 +1,215 @@
+//! Connections between two identifiers of one process over the loopback device: what a C program is told at each step, and
+//! what it can read in its identifiers.
+
+use super::cm_events::*;
+use super::*;
+use crate::rdmacm::*;
+
+/// The most private data of a request, an acceptance and a rejection.
+const REQUEST_DATA: u8 = 56;
+const ACCEPT_DATA: u8 = 196;
+const REJECT_DATA: u8 = 148;
+
+#[test]
+fn a_connection_is_made_and_ended() {
+    let wire = Wire::new();
+    let (listener, port) = wire.listener(TCP);
+    let active = wire.id(TCP);
+    wire.resolve(active, port);
+    let now = read(active);
+    assert!(!now.verbs.is_null() && !now.pd.is_null() && now.port_num == 1);
+    assert_eq!((now.route.num_paths, now.route.addr.dst.ss_family), (1, libc::AF_INET as u16));
+    // SAFETY: a living identifier whose path is resolved.
+    let path = unsafe { now.route.path_rec.read() };
+    assert_eq!((path.dgid.raw, path.pkey), (now.route.addr.ibaddr.dgid.raw, 0xffff));
+    assert!(path.mtu > 0);
+    create_qp(active);
+    assert_eq!(qp_state(active), INIT);
+    ask(active, Some(&with_data(b"hello")));
+    let request = wire.hears(CONNECT_REQUEST);
+    let passive = request.id;
+    assert_eq!((request.listen_id, read(passive).context), (listener, read(listener).context));
+    assert_eq!((request.conn().private_data_len, &request.data()[..6]), (REQUEST_DATA, &b"hello\0"[..]));
+    assert_eq!((request.conn().responder_resources, request.conn().initiator_depth), (3, 2), "seen from this side");
+    assert_eq!((request.conn().retry_count, request.conn().rnr_retry_count), (5, 6));
+    assert_eq!(request.conn().qp_num, number(read(active).qp));
+    create_qp(passive);
+    accept(passive, Some(&with_data(b"welcome")));
+    drop(request);
+    for _ in 0..2 {
+        let event = wire.hears(ESTABLISHED);
+        if event.id == active {
+            assert_eq!((event.conn().private_data_len, &event.data()[..8]), (ACCEPT_DATA, &b"welcome\0"[..]));
+        }
+    }
+    assert_eq!((qp_state(active), qp_state(passive)), (RTS, RTS));
+    // SAFETY: living identifiers.
+    unsafe {
+        assert_eq!(rdma_get_dst_port(active), port.to_be());
+        assert_eq!(rdma_get_src_port(passive), port.to_be());
+        assert_eq!(rdma_get_src_port(active), rdma_get_dst_port(passive));
+        assert_eq!(rdma_disconnect(active), 0);
+    }
+    assert_eq!(qp_state(active), ERR);
+    for _ in 0..2 {
+        let event = wire.hears(DISCONNECTED);
+        if event.id == passive {
+            // SAFETY: a living identifier.
+            assert_eq!(unsafe { rdma_disconnect(passive) }, 0);
+        }
+    }
+    assert_eq!(qp_state(passive), ERR);
+    wire.end(&[active, passive, listener]);
+}
+
+#[test]
+fn a_rejection_has_a_reason_and_data() {
+    let wire = Wire::new();
+    let (listener, port) = wire.listener(TCP);
+    let active = wire.id(TCP);
+    wire.resolve(active, port);
+    create_qp(active);
+    ask(active, None);
+    let passive = wire.hears(CONNECT_REQUEST).id;
+    // SAFETY: a living identifier and as many bytes as said.
+    assert_eq!(unsafe { rdma_reject(passive, b"no".as_ptr().cast(), 2) }, 0);
+    let event = wire.hears(REJECTED);
+    assert_eq!((event.id, event.status), (active, 28));
+    assert_eq!((event.conn().private_data_len, &event.data()[..3]), (REJECT_DATA, &b"no\0"[..]));
+    assert_eq!(qp_state(active), ERR);
+    drop(event);
+    wire.end(&[active, passive, listener]);
+}
+
+#[test]
+fn without_a_word_as_much_as_possible_is_agreed_on() {
+    let wire = Wire::new();
+    let (listener, port) = wire.listener(TCP);
+    let active = wire.id(TCP);
+    wire.resolve(active, port);
+    create_qp(active);
+    ask(active, None);
+    let request = wire.hears(CONNECT_REQUEST);
+    let passive = request.id;
+    let most = device_most(active);
+    assert_eq!((request.conn().responder_resources, request.conn().initiator_depth), (most, most));
+    assert_eq!((request.conn().retry_count, request.conn().rnr_retry_count, request.conn().flow_control), (7, 7, 0));
+    create_qp(passive);
+    accept(passive, None);
+    drop(request);
+    wire.hears(ESTABLISHED);
+    wire.hears(ESTABLISHED);
+    for id in [active, passive] {
+        let attr = query(read(id).qp);
+        assert_eq!((attr.max_rd_atomic, attr.max_dest_rd_atomic), (most, most));
+    }
+    wire.end(&[active, passive, listener]);
+}
+
+#[test]
+fn more_than_the_device_can_is_refused() {
+    let wire = Wire::new();
+    let (listener, port) = wire.listener(TCP);
+    let active = wire.id(TCP);
+    wire.resolve(active, port);
+    // SAFETY: a living identifier, and whole structures or NULL.
+    unsafe {
+        assert_eq!((rdma_connect(active, null_mut()), errno()), (-1, libc::EINVAL), "no word about a queue pair");
+        create_qp(active);
+        let most = device_most(active);
+        let mut param = with_data(&[0; 57]);
+        assert_eq!((rdma_connect(active, &raw mut param), errno()), (-1, libc::EINVAL), "too much data");
+        param = rdma_conn_param { responder_resources: most + 1, ..with_data(b"") };
+        assert_eq!((rdma_connect(active, &raw mut param), errno()), (-1, libc::EINVAL));
+        param = rdma_conn_param { initiator_depth: most + 1, ..with_data(b"") };
+        assert_eq!((rdma_connect(active, &raw mut param), errno()), (-1, libc::EINVAL));
+        assert_eq!((rdma_establish(active), errno()), (-1, libc::EINVAL));
+    }
+    wire.end(&[active, listener]);
+}
+
+#[test]
+fn a_program_can_move_its_queue_pair_itself() {
+    let wire = Wire::new();
+    let (listener, port) = wire.listener(TCP);
+    let active = wire.id(TCP);
+    wire.resolve(active, port);
+    let rig = OwnQueues::new(active);
+    let mut ece = ibv_ece { vendor_id: 0x1234, options: 0x56, comp_mask: 0 };
+    // SAFETY: a living identifier and a whole structure.
+    assert_eq!(unsafe { rdma_set_local_ece(active, &raw mut ece) }, 0);
+    ask(active, Some(&rdma_conn_param { qp_num: number(rig.qps[0]), ..with_data(b"") }));
+    let request = wire.hears(CONNECT_REQUEST);
+    let passive = request.id;
+    assert_eq!(request.conn().qp_num, number(rig.qps[0]));
+    drop(request);
+    // SAFETY: a living identifier and a whole structure.
+    assert_eq!(unsafe { rdma_get_remote_ece(passive, &raw mut ece) }, 0);
+    assert_eq!((ece.vendor_id, ece.options), (0x1234, 0x56));
+    move_up(passive, rig.qps[1]);
+    accept(passive, Some(&rdma_conn_param { qp_num: number(rig.qps[1]), ..with_data(b"") }));
+    let response = wire.hears(CONNECT_RESPONSE);
+    assert_eq!((response.id, response.conn().qp_num), (active, number(rig.qps[1])));
+    drop(response);
+    move_up(active, rig.qps[0]);
+    // SAFETY: a living identifier.
+    assert_eq!(unsafe { rdma_establish(active) }, 0);
+    assert_eq!(wire.hears(ESTABLISHED).id, passive);
+    for (qp, peer) in [(rig.qps[0], rig.qps[1]), (rig.qps[1], rig.qps[0])] {
+        assert_eq!((state(qp), query(qp).dest_qp_num), (RTS, number(peer)));
+    }
+    wire.end(&[active, passive, listener]);
+    rig.end();
+}
+
+#[test]
+fn a_datagram_service_is_looked_up() {
+    let wire = Wire::new();
+    let (listener, port) = wire.listener(UDP);
+    let active = wire.id(UDP);
+    wire.resolve(active, port);
+    create_qp(active);
+    assert_eq!(qp_state(active), RTS, "datagrams need no connection");
+    ask(active, Some(&with_data(b"where")));
+    let request = wire.hears(CONNECT_REQUEST);
+    let passive = request.id;
+    assert_eq!((request.ud().private_data_len, &request.data()[..6]), (180, &b"where\0"[..]));
+    drop(request);
+    create_qp(passive);
+    accept(passive, Some(&with_data(b"here")));
+    let event = wire.hears(ESTABLISHED);
+    assert_eq!((event.id, event.ud().qkey, event.ud().qp_num), (active, 0x0123_4567, number(read(passive).qp)));
+    assert_eq!((event.ud().private_data_len, &event.data()[..5]), (136, &b"here\0"[..]));
+    let ah = event.ud().ah_attr;
+    assert_eq!((ah.is_global, ah.port_num, ah.grh.dgid.raw), (1, 1, read(active).route.addr.ibaddr.dgid.raw));
+    drop(event);
+    wire.end(&[active, passive, listener]);
+}
+
+#[test]
+fn nobody_listens() {
+    let wire = Wire::new();
+    let (listener, port) = wire.listener(TCP);
+    wire.end(&[listener]);
+    let active = wire.id(TCP);
+    wire.resolve(active, port);
+    create_qp(active);
+    ask(active, None);
+    assert_eq!(wire.hears(REJECTED).status, 8, "invalid service id");
+    wire.end(&[active]);
+}
+
+#[test]
+fn the_timeout_of_the_queue_pair_can_be_set() {
+    let wire = Wire::new();
+    let (listener, port) = wire.listener(TCP);
+    let (active, passive) = wire.connected(port, |id| {
+        let mut timeout = 19_u8;
+        // SAFETY: a living identifier and one byte.
+        assert_eq!(unsafe { rdma_set_option(id, 0, 3, (&raw mut timeout).cast(), 1) }, 0);
+    });
+    assert_eq!((query(read(active).qp).timeout, query(read(passive).qp).timeout), (19, 19));
+    // SAFETY: living identifiers; a queue pair that is connected already needs no word about it.
+    assert_eq!((unsafe { rdma_notify(passive, 4) }, errno()), (-1, libc::EISCONN));
+    wire.end(&[active, passive, listener]);
+}

@@ -1,0 +1,307 @@
+//! Synchronous endpoints, each side in a thread of its own, as `rdma_server` and `rdma_client` are written; and the queues
+//! that the library makes for them.
+
+use super::cm_addresses::{Found, find, hints};
+use super::cm_events::*;
+use super::*;
+use crate::event::{ibv_ack_cq_events, ibv_get_cq_event};
+use crate::rdmacm::*;
+
+const PASSIVE: c_int = 1;
+
+/// Address information for a port of the loopback interface.
+fn local(flags: c_int, port: u16, ps: c_int) -> Found {
+    let port = std::ffi::CString::new(port.to_string()).unwrap();
+    find(Some(c"127.0.0.1"), Some(&port), Some(&rdma_addrinfo { ai_flags: flags, ai_port_space: ps, ..hints() }))
+        .unwrap()
+}
+
+fn endpoint(found: &Found, mut init: ibv_qp_init_attr) -> *mut rdma_cm_id {
+    let mut id = null_mut();
+    // SAFETY: variables, a list of the library and a whole structure.
+    let rc = unsafe { rdma_create_ep(&raw mut id, found.0, null_mut(), &raw mut init) };
+    assert_eq!(rc, 0, "errno {}", errno());
+    id
+}
+
+/// A synchronous listener whose requests get queue pairs.
+fn listener() -> (*mut rdma_cm_id, u16) {
+    let id = endpoint(&local(PASSIVE, 0, TCP), small_qp(RC));
+    // SAFETY: a living identifier.
+    unsafe {
+        assert_eq!(rdma_listen(id, 0), 0);
+        (id, u16::from_be(rdma_get_src_port(id)))
+    }
+}
+
+fn request(listener: *mut rdma_cm_id) -> *mut rdma_cm_id {
+    let mut id = null_mut();
+    // SAFETY: a living listener and a variable.
+    assert_eq!(unsafe { rdma_get_request(listener, &raw mut id) }, 0, "errno {}", errno());
+    id
+}
+
+/// What `rdma_get_recv_comp` and `rdma_get_send_comp` do: sleeps on the channel until the queue has a completion.
+fn completion(id: *mut rdma_cm_id, cq: *mut ibv_cq, channel: *mut ibv_comp_channel) -> ibv_wc {
+    let (mut wc, mut from, mut context) = (ibv_wc::default(), null_mut(), null_mut());
+    // SAFETY: living handles, and variables.
+    unsafe {
+        let ops = &(*(*cq).context).ops;
+        loop {
+            if ops.poll_cq.unwrap()(cq, 1, &raw mut wc) == 1 {
+                return wc;
+            }
+            assert_eq!(ops.req_notify_cq.unwrap()(cq, 0), 0);
+            if ops.poll_cq.unwrap()(cq, 1, &raw mut wc) == 1 {
+                return wc;
+            }
+            assert_eq!(ibv_get_cq_event(channel, &raw mut from, &raw mut context), 0);
+            assert_eq!((from, context), (cq, id.cast()));
+            ibv_ack_cq_events(cq, 1);
+        }
+    }
+}
+
+/// Eight bytes of memory that an identifier's domain knows.
+struct Message {
+    memory: Box<u64>,
+    mr: *mut ibv_mr,
+}
+
+impl Message {
+    fn new(id: *mut rdma_cm_id, value: u64) -> Self {
+        let mut memory = Box::new(value);
+        // SAFETY: a living domain, and memory that this object keeps.
+        let mr = unsafe { ibv_reg_mr(read(id).pd, (&raw mut *memory).cast(), 8, ALL_ACCESS) };
+        assert!(!mr.is_null());
+        Self { memory, mr }
+    }
+
+    fn sge(&self) -> ibv_sge {
+        // SAFETY: a living region.
+        ibv_sge { addr: (&raw const *self.memory).addr() as u64, length: 8, lkey: unsafe { (*self.mr).lkey } }
+    }
+
+    fn send(&self, id: *mut rdma_cm_id) {
+        let sge = [self.sge()];
+        let (mut wr, mut bad) = (send_wr(1, SEND, &sge), null_mut());
+        let qp = read(id).qp;
+        // SAFETY: a living queue pair and a whole structure.
+        unsafe { assert_eq!((*(*qp).context).ops.post_send.unwrap()(qp, &raw mut wr, &raw mut bad), 0) };
+    }
+
+    fn expect(&self, id: *mut rdma_cm_id) {
+        let sge = self.sge();
+        let (mut wr, mut bad) =
+            (ibv_recv_wr { wr_id: 2, next: null_mut(), sg_list: &raw const sge, num_sge: 1 }, null_mut());
+        let qp = read(id).qp;
+        // SAFETY: a living queue pair and a whole structure.
+        unsafe { assert_eq!((*(*qp).context).ops.post_recv.unwrap()(qp, &raw mut wr, &raw mut bad), 0) };
+    }
+
+    fn value(self) -> u64 {
+        // SAFETY: a living region, and memory of this object.
+        unsafe {
+            assert_eq!(ibv_dereg_mr(self.mr), 0);
+            (&raw const *self.memory).read_volatile()
+        }
+    }
+}
+
+fn client(port: u16) {
+    let id = endpoint(&local(0, port, TCP), small_qp(RC));
+    let (question, answer) = (Message::new(id, 6), Message::new(id, 0));
+    answer.expect(id);
+    ask(id, None);
+    assert_eq!((event_of(id), qp_state(id)), (ESTABLISHED, RTS));
+    question.send(id);
+    let now = read(id);
+    assert_eq!(completion(id, now.send_cq, now.send_cq_channel).status, 0);
+    assert_eq!(completion(id, now.recv_cq, now.recv_cq_channel).byte_len, 8);
+    assert_eq!((question.value(), answer.value()), (6, 42));
+    // SAFETY: a living identifier.
+    unsafe {
+        assert_eq!(rdma_disconnect(id), 0);
+        rdma_destroy_ep(id);
+    }
+}
+
+/// The kind of the event that a synchronous call left.
+fn event_of(id: *mut rdma_cm_id) -> c_int {
+    // SAFETY: a living identifier with an event.
+    unsafe { (*read(id).event).event }
+}
+
+#[test]
+fn synchronous_endpoints_wait_for_each_other() {
+    let (listen, port) = listener();
+    let client = std::thread::spawn(move || client(port));
+    let id = request(listen);
+    assert_eq!(event_of(id), CONNECT_REQUEST);
+    assert!(!read(id).qp.is_null() && read(id).channel != read(listen).channel);
+    let (question, answer) = (Message::new(id, 0), Message::new(id, 42));
+    question.expect(id);
+    accept(id, None);
+    assert_eq!((event_of(id), qp_state(id)), (ESTABLISHED, RTS));
+    let now = read(id);
+    assert_eq!(completion(id, now.recv_cq, now.recv_cq_channel).byte_len, 8);
+    answer.send(id);
+    assert_eq!(completion(id, now.send_cq, now.send_cq_channel).status, 0);
+    assert_eq!((question.value(), answer.value()), (6, 42));
+    // SAFETY: living identifiers.
+    unsafe {
+        assert_eq!(rdma_disconnect(id), 0);
+        rdma_destroy_ep(id);
+        rdma_destroy_ep(listen);
+    }
+    client.join().unwrap();
+}
+
+#[test]
+fn a_refused_connection_is_econnrefused() {
+    let (listen, port) = listener();
+    let client = std::thread::spawn(move || {
+        let id = endpoint(&local(0, port, TCP), small_qp(RC));
+        // SAFETY: a living identifier.
+        let refused = unsafe { (rdma_connect(id, null_mut()), errno()) };
+        assert_eq!((refused, event_of(id)), ((-1, libc::ECONNREFUSED), REJECTED));
+        // SAFETY: as above.
+        unsafe { rdma_destroy_ep(id) };
+    });
+    let id = request(listen);
+    // SAFETY: living identifiers.
+    unsafe {
+        assert_eq!(rdma_reject(id, ptr::null(), 0), 0);
+        assert!(read(id).event.is_null());
+        rdma_destroy_ep(id);
+        rdma_destroy_ep(listen);
+    }
+    client.join().unwrap();
+}
+
+#[test]
+fn only_synchronous_listeners_have_requests_to_get() {
+    let wire = Wire::new();
+    let (listener, _) = wire.listener(TCP);
+    let mut id = null_mut();
+    // SAFETY: a living listener and a variable.
+    assert_eq!((unsafe { rdma_get_request(listener, &raw mut id) }, errno()), (-1, libc::EINVAL));
+    wire.end(&[listener]);
+}
+
+#[test]
+fn an_endpoint_of_a_passive_side_is_bound() {
+    let (mut id, rai) = (null_mut(), local(PASSIVE, 0, UDP));
+    // SAFETY: variables, and a list of the library.
+    unsafe {
+        assert_eq!(rdma_create_ep(&raw mut id, rai.0, null_mut(), null_mut()), 0);
+        assert_ne!(rdma_get_src_port(id), 0);
+        assert_eq!((read(id).qp_type, read(id).port_num), (UD, 1));
+        assert!(read(id).qp.is_null() && !read(id).pd.is_null());
+        rdma_destroy_ep(id);
+    }
+}
+
+/// An identifier that is bound to the device.
+fn bound(wire: &Wire) -> *mut rdma_cm_id {
+    let id = wire.id(TCP);
+    // SAFETY: a living identifier and an address.
+    assert_eq!(unsafe { rdma_bind_addr(id, here(0).as_mut_ptr()) }, 0);
+    id
+}
+
+#[test]
+fn queues_come_and_go_with_the_queue_pair() {
+    let wire = Wire::new();
+    let id = bound(&wire);
+    let mut init = small_qp(RC);
+    // SAFETY: a living identifier and whole structures.
+    unsafe {
+        assert_eq!(rdma_create_qp(id, null_mut(), &raw mut init), 0);
+        let now = read(id);
+        assert_eq!((init.send_cq, init.recv_cq), (now.send_cq, now.recv_cq));
+        assert!(init.cap.max_send_wr >= 4 && !now.send_cq.is_null() && now.send_cq != now.recv_cq);
+        assert_eq!(((*now.recv_cq).channel, (*now.recv_cq).cq_context), (now.recv_cq_channel, id.cast()));
+        assert_eq!((rdma_create_qp(id, null_mut(), &raw mut init), errno()), (-1, libc::EINVAL), "one is enough");
+        rdma_destroy_qp(id);
+        let now = read(id);
+        assert!(now.qp.is_null() && now.send_cq.is_null() && now.recv_cq.is_null());
+        assert!(now.send_cq_channel.is_null() && now.recv_cq_channel.is_null());
+        assert_eq!(rdma_create_qp(id, null_mut(), &mut small_qp(RC)), 0, "once more");
+    }
+    wire.end(&[id]);
+}
+
+#[test]
+fn queues_of_the_program_are_used_and_kept() {
+    let wire = Wire::new();
+    let id = bound(&wire);
+    let now = read(id);
+    // SAFETY: living handles and whole structures.
+    unsafe {
+        let cq = ibv_create_cq(now.verbs, 4, null_mut(), null_mut(), 0);
+        let pd = ibv_alloc_pd(now.verbs);
+        let mut init = ibv_qp_init_attr { send_cq: cq, recv_cq: cq, ..small_qp(RC) };
+        assert_eq!(rdma_create_qp(id, pd, &raw mut init), 0);
+        assert!(read(id).send_cq.is_null() && read(id).recv_cq_channel.is_null() && read(id).pd == pd);
+        rdma_destroy_qp(id);
+        assert_eq!((ibv_destroy_cq(cq), ibv_dealloc_pd(pd)), (0, 0));
+    }
+    wire.end(&[id]);
+}
+
+#[test]
+fn a_domain_of_another_context_is_refused() {
+    let (wire, rig) = (Wire::new(), Rig::new());
+    let id = bound(&wire);
+    let mut srq =
+        ibv_srq_init_attr { srq_context: null_mut(), attr: ibv_srq_attr { max_wr: 4, max_sge: 1, srq_limit: 0 } };
+    // SAFETY: living handles and whole structures.
+    unsafe {
+        assert_eq!((rdma_create_qp(id, rig.pd, &mut small_qp(RC)), errno()), (-1, libc::EINVAL));
+        assert_eq!((rdma_create_srq(id, rig.pd, &raw mut srq), errno()), (-1, libc::EINVAL));
+    }
+    assert!(read(id).send_cq.is_null() && read(id).srq.is_null());
+    wire.end(&[id]);
+}
+
+#[test]
+fn a_shared_queue_serves_the_queue_pair() {
+    let wire = Wire::new();
+    let id = bound(&wire);
+    let mut srq =
+        ibv_srq_init_attr { srq_context: null_mut(), attr: ibv_srq_attr { max_wr: 4, max_sge: 1, srq_limit: 0 } };
+    // SAFETY: a living identifier and whole structures.
+    unsafe {
+        assert_eq!(rdma_create_srq(id, null_mut(), &raw mut srq), 0);
+        assert!(srq.attr.max_wr >= 4 && !read(id).srq.is_null());
+        assert_eq!((rdma_create_srq(id, null_mut(), &raw mut srq), errno()), (-1, libc::EINVAL), "one is enough");
+        create_qp(id);
+        assert_eq!((*read(id).qp).srq, read(id).srq);
+        rdma_destroy_qp(id);
+        rdma_destroy_srq(id);
+    }
+    assert!(read(id).srq.is_null() && read(id).recv_cq.is_null());
+    wire.end(&[id]);
+}
+
+#[test]
+fn an_xrc_target_has_a_domain_of_the_librarys() {
+    const XRC_RECV: c_int = 10;
+    let wish = rdma_addrinfo { ai_qp_type: XRC_RECV, ai_port_space: 0x13f, ai_flags: PASSIVE, ..hints() };
+    let rai = find(Some(c"127.0.0.1"), Some(c"0"), Some(&wish)).unwrap();
+    let mut id = null_mut();
+    let mut srq =
+        ibv_srq_init_attr { srq_context: null_mut(), attr: ibv_srq_attr { max_wr: 4, max_sge: 1, srq_limit: 0 } };
+    let mut number = 0;
+    // SAFETY: variables, a list of the library, whole structures.
+    unsafe {
+        assert_eq!(rdma_create_ep(&raw mut id, rai.0, null_mut(), null_mut()), 0, "errno {}", errno());
+        assert_eq!(rdma_create_srq(id, null_mut(), &raw mut srq), 0);
+        assert_eq!(crate::xrc::get_srq_num(read(id).srq, &raw mut number), 0);
+        assert!(!read(id).recv_cq.is_null());
+        assert_eq!(rdma_create_qp(id, null_mut(), &mut small_qp(XRC_RECV)), 0, "errno {}", errno());
+        rdma_destroy_ep(id);
+    }
+    assert_ne!(number, 0);
+}

@@ -1,0 +1,365 @@
+//! What the tests of connections are written with, and tests of channels and events.
+
+use super::*;
+use crate::rdmacm::*;
+use core::ops::Deref;
+
+pub(super) const TCP: c_int = 0x106;
+pub(super) const UDP: c_int = 0x111;
+/// `enum rdma_cm_event_type`.
+pub(super) const ADDR_RESOLVED: c_int = 0;
+pub(super) const ROUTE_RESOLVED: c_int = 2;
+pub(super) const CONNECT_REQUEST: c_int = 4;
+pub(super) const CONNECT_RESPONSE: c_int = 5;
+pub(super) const REJECTED: c_int = 8;
+pub(super) const ESTABLISHED: c_int = 9;
+pub(super) const DISCONNECTED: c_int = 10;
+
+/// An address of the program's.
+pub(super) struct Here(libc::sockaddr_in);
+
+impl Here {
+    pub(super) fn as_mut_ptr(&mut self) -> *mut libc::sockaddr {
+        (&raw mut self.0).cast()
+    }
+}
+
+/// 127.0.0.1.
+pub(super) fn here(port: u16) -> Here {
+    // SAFETY: all bits zero are an address of no family.
+    let mut addr: libc::sockaddr_in = unsafe { MaybeUninit::zeroed().assume_init() };
+    addr.sin_family = libc::AF_INET as u16;
+    addr.sin_port = port.to_be();
+    addr.sin_addr.s_addr = 0x7f00_0001_u32.to_be();
+    Here(addr)
+}
+
+/// What a program reads in its identifier.
+pub(super) fn read(id: *mut rdma_cm_id) -> rdma_cm_id {
+    // SAFETY: the tests pass living identifiers.
+    unsafe { id.read() }
+}
+
+/// An event that is given back when it is dropped.
+pub(super) struct Heard {
+    held: *mut rdma_cm_event,
+    copy: rdma_cm_event,
+}
+
+impl Deref for Heard {
+    type Target = rdma_cm_event;
+
+    fn deref(&self) -> &rdma_cm_event {
+        &self.copy
+    }
+}
+
+impl Heard {
+    /// The next event, waited for.
+    pub(super) fn on(channel: *mut rdma_event_channel) -> Self {
+        let mut event = null_mut();
+        // SAFETY: a living channel and a variable.
+        unsafe {
+            assert!(is_readable((*channel).fd, PATIENCE), "no event comes");
+            assert_eq!(rdma_get_cm_event(channel, &raw mut event), 0);
+            Self { held: event, copy: event.read() }
+        }
+    }
+
+    pub(super) fn conn(&self) -> rdma_conn_param {
+        // SAFETY: of a connection, which the test knows.
+        unsafe { self.copy.param.conn }
+    }
+
+    pub(super) fn ud(&self) -> rdma_ud_param {
+        // SAFETY: of a datagram service, which the test knows.
+        unsafe { self.copy.param.ud }
+    }
+
+    /// What the peer said.
+    pub(super) fn data(&self) -> &[u8] {
+        let conn = self.conn();
+        // SAFETY: the event says how much there is, and holds it.
+        unsafe { core::slice::from_raw_parts(conn.private_data.cast(), conn.private_data_len.into()) }
+    }
+}
+
+impl Drop for Heard {
+    fn drop(&mut self) {
+        // SAFETY: taken from a channel, and given back once.
+        assert_eq!(unsafe { rdma_ack_cm_event(self.held) }, 0);
+    }
+}
+
+/// A channel that hears of all identifiers of a test.
+pub(super) struct Wire {
+    pub(super) channel: *mut rdma_event_channel,
+}
+
+impl Wire {
+    pub(super) fn new() -> Self {
+        // SAFETY: takes nothing.
+        let channel = unsafe { rdma_create_event_channel() };
+        assert!(!channel.is_null());
+        Self { channel }
+    }
+
+    pub(super) fn id(&self, ps: c_int) -> *mut rdma_cm_id {
+        let mut id = null_mut();
+        // SAFETY: a living channel and a variable.
+        assert_eq!(unsafe { rdma_create_id(self.channel, &raw mut id, null_mut(), ps) }, 0);
+        id
+    }
+
+    /// An identifier that listens on a port of the library's choice.
+    pub(super) fn listener(&self, ps: c_int) -> (*mut rdma_cm_id, u16) {
+        let id = self.id(ps);
+        // SAFETY: a living identifier and an address.
+        unsafe {
+            assert_eq!(rdma_bind_addr(id, here(0).as_mut_ptr()), 0);
+            assert_eq!(rdma_listen(id, 4), 0);
+            let port = u16::from_be(rdma_get_src_port(id));
+            assert_ne!(port, 0);
+            (id, port)
+        }
+    }
+
+    /// The next event, which is of this kind.
+    pub(super) fn hears(&self, kind: c_int) -> Heard {
+        let event = Heard::on(self.channel);
+        assert_eq!(event.event, kind, "status {}", event.status);
+        event
+    }
+
+    /// Finds the way to a port of ours.
+    pub(super) fn resolve(&self, id: *mut rdma_cm_id, port: u16) {
+        // SAFETY: a living identifier and an address.
+        unsafe {
+            assert_eq!(rdma_resolve_addr(id, null_mut(), here(port).as_mut_ptr(), 2000), 0);
+            assert_eq!(self.hears(ADDR_RESOLVED).id, id);
+            assert_eq!(rdma_resolve_route(id, 2000), 0);
+            assert_eq!(self.hears(ROUTE_RESOLVED).id, id);
+        }
+    }
+
+    /// Two identifiers with a connection; `prepare` is called for both before.
+    pub(super) fn connected(&self, port: u16, prepare: impl Fn(*mut rdma_cm_id)) -> (*mut rdma_cm_id, *mut rdma_cm_id) {
+        let active = self.id(TCP);
+        self.resolve(active, port);
+        prepare(active);
+        create_qp(active);
+        ask(active, None);
+        let passive = self.hears(CONNECT_REQUEST).id;
+        prepare(passive);
+        create_qp(passive);
+        accept(passive, None);
+        self.hears(ESTABLISHED);
+        self.hears(ESTABLISHED);
+        (active, passive)
+    }
+
+    /// Destroys identifiers with their queue pairs.
+    pub(super) fn end(&self, ids: &[*mut rdma_cm_id]) {
+        for &id in ids {
+            // SAFETY: living identifiers, each named once.
+            unsafe {
+                rdma_destroy_qp(id);
+                assert_eq!(rdma_destroy_id(id), 0);
+            }
+        }
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        // SAFETY: a living channel without identifiers.
+        unsafe { rdma_destroy_event_channel(self.channel) };
+    }
+}
+
+/// A queue pair of the identifier's, with queues of the library's.
+pub(super) fn create_qp(id: *mut rdma_cm_id) {
+    let mut init = small_qp(read(id).qp_type);
+    // SAFETY: a living identifier that is bound to a device, and a whole structure.
+    let rc = unsafe { rdma_create_qp(id, null_mut(), &raw mut init) };
+    assert_eq!(rc, 0, "errno {}", errno());
+}
+
+pub(super) fn small_qp(qp_type: c_int) -> ibv_qp_init_attr {
+    let cap = ibv_qp_cap { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+    ibv_qp_init_attr {
+        qp_context: null_mut(),
+        send_cq: null_mut(),
+        recv_cq: null_mut(),
+        srq: null_mut(),
+        cap,
+        qp_type,
+        sq_sig_all: 1,
+    }
+}
+
+pub(super) fn qp_state(id: *mut rdma_cm_id) -> c_int {
+    state(read(id).qp)
+}
+
+/// Terms with numbers of their own, and private data.
+pub(super) fn with_data(data: &[u8]) -> rdma_conn_param {
+    rdma_conn_param {
+        private_data: data.as_ptr().cast(),
+        private_data_len: data.len() as u8,
+        responder_resources: 2,
+        initiator_depth: 3,
+        flow_control: 1,
+        retry_count: 5,
+        rnr_retry_count: 6,
+        srq: 0,
+        qp_num: 0,
+    }
+}
+
+fn pointer_to(param: &mut Option<rdma_conn_param>) -> *mut rdma_conn_param {
+    param.as_mut().map_or(null_mut(), ptr::from_mut)
+}
+
+pub(super) fn ask(id: *mut rdma_cm_id, param: Option<&rdma_conn_param>) {
+    // SAFETY: a living identifier, and a whole structure or NULL.
+    let rc = unsafe { rdma_connect(id, pointer_to(&mut param.copied())) };
+    assert_eq!(rc, 0, "errno {}", errno());
+}
+
+pub(super) fn accept(id: *mut rdma_cm_id, param: Option<&rdma_conn_param>) {
+    // SAFETY: a living identifier, and a whole structure or NULL.
+    let rc = unsafe { rdma_accept(id, pointer_to(&mut param.copied())) };
+    assert_eq!(rc, 0, "errno {}", errno());
+}
+
+/// READs at a time that the device can.
+pub(super) fn device_most(id: *mut rdma_cm_id) -> u8 {
+    let mut attr = MaybeUninit::<ibv_device_attr>::uninit();
+    // SAFETY: an open context, and room for a whole structure.
+    let attr = unsafe {
+        assert_eq!(crate::query::ibv_query_device(read(id).verbs, attr.as_mut_ptr()), 0);
+        attr.assume_init()
+    };
+    attr.max_qp_rd_atom as u8
+}
+
+/// Two queue pairs that no identifier knows.
+pub(super) struct OwnQueues {
+    cq: *mut ibv_cq,
+    pub(super) qps: [*mut ibv_qp; 2],
+}
+
+impl OwnQueues {
+    pub(super) fn new(id: *mut rdma_cm_id) -> Self {
+        let now = read(id);
+        // SAFETY: an open context, its domain, and a whole structure.
+        unsafe {
+            let cq = ibv_create_cq(now.verbs, 16, null_mut(), null_mut(), 0);
+            let init = ibv_qp_init_attr { send_cq: cq, recv_cq: cq, ..small_qp(RC) };
+            Self { cq, qps: [(); 2].map(|()| ibv_create_qp(now.pd, &mut init.clone())) }
+        }
+    }
+
+    pub(super) fn end(self) {
+        destroy(&self.qps);
+        // SAFETY: a living queue that nobody uses.
+        assert_eq!(unsafe { ibv_destroy_cq(self.cq) }, 0);
+    }
+}
+
+/// Takes a queue pair to RTS as its identifier says.
+pub(super) fn move_up(id: *mut rdma_cm_id, qp: *mut ibv_qp) {
+    for state in [INIT, RTR, RTS] {
+        let (mut attr, mut mask) = (ibv_qp_attr { qp_state: state, ..ibv_qp_attr::default() }, 0);
+        // SAFETY: a living identifier and variables.
+        assert_eq!(unsafe { rdma_init_qp_attr(id, &raw mut attr, &raw mut mask) }, 0);
+        modify(qp, attr, mask);
+    }
+}
+
+#[test]
+fn an_empty_channel_that_does_not_block_says_so() {
+    let wire = Wire::new();
+    let mut event = null_mut();
+    // SAFETY: a living channel and a variable.
+    unsafe {
+        assert_eq!(libc::fcntl((*wire.channel).fd, libc::F_SETFL, libc::O_NONBLOCK), 0);
+        assert_eq!((rdma_get_cm_event(wire.channel, &raw mut event), errno()), (-1, libc::EAGAIN));
+        assert_eq!((rdma_get_cm_event(wire.channel, null_mut()), errno()), (-1, libc::EINVAL));
+    }
+}
+
+#[test]
+fn an_event_is_given_back_once() {
+    let wire = Wire::new();
+    let id = wire.id(TCP);
+    // SAFETY: a living identifier and an address; the event is looked up when it is given back.
+    unsafe {
+        assert_eq!(rdma_resolve_addr(id, null_mut(), here(9).as_mut_ptr(), 2000), 0);
+        let event = wire.hears(ADDR_RESOLVED).held;
+        assert_eq!((rdma_ack_cm_event(event), errno()), (-1, libc::EINVAL));
+    }
+    wire.end(&[id]);
+}
+
+/// A handle that another thread may use.
+struct Sent(*mut rdma_cm_id);
+
+// SAFETY: identifiers may be used by any thread.
+unsafe impl Send for Sent {}
+
+#[test]
+fn destroying_waits_for_the_program_to_give_back_events() {
+    let wire = Wire::new();
+    let id = wire.id(TCP);
+    // SAFETY: a living identifier and an address.
+    assert_eq!(unsafe { rdma_resolve_addr(id, null_mut(), here(9).as_mut_ptr(), 2000) }, 0);
+    let held = wire.hears(ADDR_RESOLVED);
+    let (sent, (tell, told)) = (Sent(id), std::sync::mpsc::channel());
+    let destroyer = std::thread::spawn(move || {
+        let Sent(id) = { sent };
+        // SAFETY: a living identifier that nobody else uses.
+        assert_eq!(unsafe { rdma_destroy_id(id) }, 0);
+        tell.send(()).unwrap();
+    });
+    assert_eq!(told.try_recv(), Err(std::sync::mpsc::TryRecvError::Empty));
+    assert_eq!(held.status, 0);
+    drop(held);
+    destroyer.join().unwrap();
+    told.recv().unwrap();
+}
+
+#[test]
+fn pending_events_move_with_their_identifier() {
+    let (from, to) = (Wire::new(), Wire::new());
+    let id = from.id(TCP);
+    // SAFETY: a living identifier, an address, a living channel.
+    unsafe {
+        assert_eq!(rdma_resolve_addr(id, null_mut(), here(9).as_mut_ptr(), 2000), 0);
+        assert!(is_readable((*from.channel).fd, PATIENCE));
+        assert_eq!(rdma_migrate_id(id, to.channel), 0);
+        assert!(!is_readable((*from.channel).fd, Duration::ZERO));
+    }
+    assert_eq!(read(id).channel, to.channel);
+    assert_eq!(to.hears(ADDR_RESOLVED).id, id);
+    to.end(&[id]);
+}
+
+#[test]
+fn an_identifier_becomes_synchronous_and_back() {
+    let wire = Wire::new();
+    let id = wire.id(TCP);
+    // SAFETY: a living identifier, an address, a living channel.
+    unsafe {
+        assert_eq!(rdma_migrate_id(id, null_mut()), 0);
+        assert_eq!(rdma_resolve_addr(id, null_mut(), here(9).as_mut_ptr(), 2000), 0);
+        let event = read(id).event;
+        assert_eq!(((*event).event, (*event).status, (*event).id), (ADDR_RESOLVED, 0, id));
+        assert_eq!(rdma_resolve_route(id, 2000), 0);
+        assert_eq!((*read(id).event).event, ROUTE_RESOLVED);
+        assert_eq!(rdma_migrate_id(id, wire.channel), 0);
+    }
+    assert!(read(id).event.is_null() && read(id).channel == wire.channel);
+    wire.end(&[id]);
+}
