@@ -210,6 +210,11 @@ impl Agent {
         std::mem::take(&mut *inbox)
     }
 
+    /// How many connections and lookups there are, those included that are over but for late packets.
+    pub(super) fn len(&self) -> usize {
+        self.core.lock().as_ref().map_or(0, |core| core.cm.len())
+    }
+
     /// In the child of a fork: connections and listeners are the parent's.
     pub(crate) fn abandon(&self) {
         // What the child holds itself stays; nothing is told to anybody.

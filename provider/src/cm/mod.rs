@@ -30,6 +30,10 @@ mod route;
 pub(crate) use agent::{Agent, GSI_ORDINAL, Session};
 pub(crate) use follow::{follow, ids};
 
+use crate::device::Device;
+use crate::engine::Engine;
+use std::sync::Arc;
+
 pub use address::{Address, IbAddress};
 pub use channel::Channel;
 pub use event::{ConnParam, Event, EventData, EventKind, UdParam};
@@ -59,3 +63,8 @@ pub mod private_data {
 
 /// The Q_Key of datagram ids and of groups (`RDMA_UDP_QKEY`).
 pub const UDP_QKEY: roxe_wire::Qkey = roxe_wire::Qkey(0x0123_4567);
+
+/// How many connections and lookups of `device` this process has, those included that are over but for late packets.
+pub fn connections(device: &Arc<Device>) -> usize {
+    Engine::get(device).map_or(0, |engine| engine.agent().len())
+}

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test program uses a part")]
 
 pub(crate) mod ends;
+pub(crate) mod ids;
 pub(crate) mod namespace;
 pub(crate) mod peer;
 

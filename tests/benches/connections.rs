@@ -1,0 +1,151 @@
+//! Connections opened and closed per second, between two processes over the loopback device, as programs of the Rust API
+//! make them: address, path, queue pair, request, answer, disconnect, and everything is freed.
+//!
+//! `cargo bench -p roxe-tests --bench connections -- [SECONDS]`
+
+use roxe::cm::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, PortSpace};
+use roxe::{CompletionQueue, ObjectId, ProtectionDomain, QueuePair};
+use std::collections::HashMap;
+use std::error::Error;
+use std::io::{BufRead, BufReader, Write};
+use std::net::SocketAddr;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// How many connections are under way at a time.
+const WIDTHS: [usize; 3] = [1, 8, 64];
+/// How long the system may look for an address.
+const LOOKUP: Duration = Duration::from_secs(2);
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let result = match words.first().map(String::as_str) {
+        Some("serve") => serve(),
+        _ => compare(words.iter().find_map(|word| word.parse().ok()).unwrap_or(5)),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("connections: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn compare(seconds: u64) -> Result<()> {
+    println!("connections opened and closed by two processes over the loopback device, {seconds} s each");
+    for width in WIDTHS {
+        let (mut server, address) = start_server()?;
+        let mut client = Client { end: End::new()?, address };
+        let begun = Instant::now();
+        let count = client.run(width, begun + Duration::from_secs(seconds))?;
+        println!("{width:3} at a time: {:7.0} per second", f64::from(count) / begun.elapsed().as_secs_f64());
+        server.kill()?;
+        server.wait()?;
+    }
+    Ok(())
+}
+
+/// This very program as a server, and where it listens.
+fn start_server() -> Result<(Child, SocketAddr)> {
+    let mut server = Command::new(std::env::current_exe()?).arg("serve").stdout(Stdio::piped()).spawn()?;
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().ok_or("no output")?).read_line(&mut line)?;
+    Ok((server, line.trim().parse()?))
+}
+
+/// What both sides have.
+struct End {
+    channel: EventChannel,
+    /// Where queue pairs are made, once a device is known.
+    home: Option<(ProtectionDomain, CompletionQueue)>,
+    connections: HashMap<ObjectId, (CmId, QueuePair)>,
+}
+
+impl End {
+    fn new() -> Result<Self> {
+        Ok(Self { channel: EventChannel::create()?, home: None, connections: HashMap::new() })
+    }
+
+    /// Gives `id` a queue pair.
+    fn equip(&mut self, id: CmId) -> Result<CmId> {
+        if self.home.is_none() {
+            let context = id.context()?;
+            self.home = Some((context.alloc_pd()?, context.create_cq(16)?));
+        }
+        let (pd, cq) = self.home.as_ref().ok_or("no home")?;
+        let qp = pd.create_qp(cq, cq).max_send_wr(1).max_recv_wr(1).build_on(&id)?;
+        self.connections.insert(id.id(), (id.clone(), qp));
+        Ok(id)
+    }
+}
+
+fn serve() -> Result<()> {
+    let mut end = End::new()?;
+    let listener = CmId::create(&end.channel, PortSpace::Tcp)?;
+    listener.bind(SocketAddr::from(([127, 0, 0, 1], 0)))?;
+    listener.listen(1024)?;
+    println!("{}", listener.local_addr().ok_or("not bound")?);
+    std::io::stdout().flush()?;
+    loop {
+        let mut event = end.channel.next()?;
+        match event.kind() {
+            CmEventKind::ConnectRequest => {
+                let id = event.take_request().ok_or("a request without an id")?;
+                end.equip(id)?.accept(&ConnParam::default())?;
+            }
+            CmEventKind::Disconnected => {
+                if let Some((id, _qp)) = end.connections.remove(&event.id()) {
+                    id.disconnect()?;
+                }
+            }
+            CmEventKind::Established | CmEventKind::TimewaitExit => {}
+            _ => return Err(event.ok().err().map_or("unexpected".into(), Into::into)),
+        }
+    }
+}
+
+struct Client {
+    end: End,
+    address: SocketAddr,
+}
+
+impl Client {
+    /// Opens and closes connections, `width` at a time, until then. Returns how many.
+    fn run(&mut self, width: usize, until: Instant) -> Result<u32> {
+        let mut resolving = HashMap::new();
+        let (mut under_way, mut done) = (0, 0);
+        while under_way > 0 || Instant::now() < until {
+            while under_way < width && Instant::now() < until {
+                let id = CmId::create(&self.end.channel, PortSpace::Tcp)?;
+                id.resolve_addr(None, self.address, LOOKUP)?;
+                resolving.insert(id.id(), id);
+                under_way += 1;
+            }
+            let event = self.end.channel.next()?;
+            if self.act(&mut resolving, event)? {
+                (under_way, done) = (under_way - 1, done + 1);
+            }
+        }
+        Ok(done)
+    }
+
+    /// Takes the next step after an event. Whether the connection is over.
+    fn act(&mut self, resolving: &mut HashMap<ObjectId, CmId>, event: CmEvent) -> Result<bool> {
+        let name = event.id();
+        match event.kind() {
+            CmEventKind::AddrResolved => resolving.get(&name).ok_or("unknown")?.resolve_route(LOOKUP)?,
+            CmEventKind::RouteResolved => {
+                let id = self.end.equip(resolving.remove(&name).ok_or("unknown")?)?;
+                id.connect(&ConnParam::default())?;
+            }
+            CmEventKind::Established => self.end.connections.get(&name).ok_or("unknown")?.0.disconnect()?,
+            CmEventKind::Disconnected => return Ok(self.end.connections.remove(&name).is_some()),
+            CmEventKind::TimewaitExit => {}
+            _ => return Err(event.ok().err().map_or("unexpected".into(), Into::into)),
+        }
+        Ok(false)
+    }
+}
