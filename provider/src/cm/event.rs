@@ -96,8 +96,15 @@ pub enum EventData {
     None,
     /// Of a connection.
     Conn(ConnParam),
-    /// Of a datagram service or a group.
+    /// Of a datagram service.
     Ud(UdParam),
+    /// Of a group.
+    Group {
+        /// What the program calls its membership.
+        user: u64,
+        /// Where the group is.
+        ud: UdParam,
+    },
 }
 
 /// Terms of a connection (`struct rdma_conn_param`).

@@ -19,6 +19,7 @@ use super::address::Address;
 use super::channel::Channel;
 use super::event::{Event, EventData, EventKind};
 use super::follow;
+use super::multicast::Groups;
 use super::options::IdOption;
 use super::place::Place;
 use super::ports::{Claim, Ephemeral};
@@ -115,6 +116,7 @@ pub(in crate::cm) struct Inner {
     local_ece: Ece,
     pub(in crate::cm) remote_ece: Ece,
     qp: Option<Arc<Qp>>,
+    groups: Groups,
     /// The PSN that the peer starts with.
     psn: Psn,
     /// The program was told that its address is gone.
@@ -148,8 +150,25 @@ impl Inner {
         }
     }
 
+    /// TOS or traffic class that the program wants.
+    pub(in crate::cm) fn traffic_class(&self) -> u8 {
+        self.options.tos.unwrap_or(0)
+    }
+
+    /// The groups, and the queue pair that is in them.
+    pub(in crate::cm) fn groups(&mut self) -> (&mut Groups, Option<&Qp>) {
+        (&mut self.groups, self.qp.as_deref())
+    }
+
+    /// The queue pair is about to be forgotten: it leaves the groups that the id has brought it into.
+    fn leave_groups(&mut self) {
+        if let (groups, Some(qp)) = self.groups() {
+            groups.detach_all(qp);
+        }
+    }
+
     /// The device, or EINVAL.
-    fn placed(&self) -> Result<&Place, Error> {
+    pub(in crate::cm) fn placed(&self) -> Result<&Place, Error> {
         self.place.as_ref().ok_or_else(|| Error::invalid("the id is not bound to a device"))
     }
 }
@@ -206,6 +225,7 @@ impl Id {
             local_ece: Ece::NONE,
             remote_ece: Ece::NONE,
             qp: None,
+            groups: Groups::default(),
             psn: Psn::new(psn),
             address_lost: false,
         };
@@ -234,6 +254,7 @@ impl Id {
         }
         let (place, link) = (inner.place.take(), std::mem::replace(&mut inner.link, Link::Over));
         let (listens, claim) = (std::mem::take(&mut inner.listens), inner.claim());
+        inner.leave_groups();
         let held = (inner.port.take(), inner.qp.take());
         let channel = Arc::clone(&inner.channel);
         drop(inner);

@@ -39,13 +39,17 @@ impl Id {
             let (attr, mask) = init(Access::empty());
             qp.modify(&attr, mask)?;
         }
+        inner.groups.attach_all(qp)?;
         inner.qp = Some(Arc::clone(qp));
         Ok(())
     }
 
     /// Forgets the queue pair.
     pub fn detach_qp(&self) {
-        let forgotten = self.lock().qp.take();
+        let mut inner = self.lock();
+        inner.leave_groups();
+        let forgotten = inner.qp.take();
+        drop(inner);
         drop(forgotten);
     }
 

@@ -171,7 +171,7 @@ impl Inner {
             flow_label: flow_label(&local, &peer),
             // On one subnet there is nothing to go through.
             hop_limit: if is_ib { 1 } else { self.hop_limit },
-            traffic_class: self.options.tos.unwrap_or(0),
+            traffic_class: self.traffic_class(),
             sl: 0,
             pkey: Pkey::DEFAULT.0,
             mtu: place.device.active_mtu(),

@@ -164,6 +164,7 @@ fn private_data(data: &EventData) -> &[u8] {
         EventData::None => &[],
         EventData::Conn(conn) => &conn.private_data,
         EventData::Ud(ud) => &ud.private_data,
+        EventData::Group { .. } => &[],
     }
 }
 
@@ -175,6 +176,10 @@ fn param(data: &EventData) -> rdma_event_param {
         EventData::None => {}
         EventData::Conn(conn) => param.conn = conn_param(conn),
         EventData::Ud(ud) => param.ud = ud_param(ud),
+        EventData::Group { user, ud } => {
+            let context = std::ptr::with_exposed_provenance(*user as usize);
+            param.ud = rdma_ud_param { private_data: context, ..ud_param(ud) };
+        }
     }
     param
 }

@@ -52,7 +52,7 @@ impl CmEvent {
         match &self.data {
             cm::EventData::Conn(param) => &param.private_data,
             cm::EventData::Ud(param) => &param.private_data,
-            cm::EventData::None => &[],
+            cm::EventData::Group { .. } | cm::EventData::None => &[],
         }
     }
 
@@ -67,7 +67,7 @@ impl CmEvent {
     /// Where datagrams to the peer, or to the group, go.
     pub const fn ud_param(&self) -> Option<&UdParam> {
         match &self.data {
-            cm::EventData::Ud(param) => Some(param),
+            cm::EventData::Ud(param) | cm::EventData::Group { ud: param, .. } => Some(param),
             _ => None,
         }
     }
