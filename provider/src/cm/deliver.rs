@@ -164,19 +164,18 @@ impl Id {
                 (EventKind::TimewaitExit, 0, EventData::None)
             }
             machine::EventKind::LookupReply(rep, ece) => inner.take_service(session, &rep, ece),
-            // Requests are not for an id that is connected, and rdma_cm loads no alternate paths.
-            machine::EventKind::ConnectRequest(..)
-            | machine::EventKind::LookupRequest(..)
-            | machine::EventKind::AlternateRequest(_)
-            | machine::EventKind::AlternateReply(_)
-            | machine::EventKind::AlternateUnanswered => return,
+            machine::EventKind::AlternateRequest(lap) => return inner.take_alternate(session, comm, &lap),
+            machine::EventKind::AlternateReply(apr) => inner.take_answer(apr.status),
+            machine::EventKind::AlternateUnanswered => inner.no_alternate(-libc::ETIMEDOUT),
+            // Requests are not for an id that is connected.
+            machine::EventKind::ConnectRequest(..) | machine::EventKind::LookupRequest(..) => return,
         };
         self.raise_in(&inner, kind, status, data);
     }
 }
 
 /// What a program is told.
-type Told = (EventKind, i32, EventData);
+pub(super) type Told = (EventKind, i32, EventData);
 
 impl Inner {
     fn end(&mut self) {

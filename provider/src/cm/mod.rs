@@ -16,6 +16,7 @@
 
 mod address;
 mod agent;
+mod alternate;
 mod channel;
 mod deliver;
 mod event;

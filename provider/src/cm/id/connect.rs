@@ -159,11 +159,15 @@ impl Id {
     }
 
     /// Tells of an event of its queue pair: with [`AsyncEventKind::CommEst`] an accepted connection is established, if the
-    /// peer's confirmation was lost. EISCONN: it is already. EINVAL: any other event or state.
+    /// peer's confirmation was lost; with [`AsyncEventKind::PathMig`] it goes on over its alternate path. EISCONN: it is
+    /// established already. EINVAL: any other event or state.
     // clause: CM-ESTABLISH
     pub fn notify(&self, event: AsyncEventKind) -> Result<(), Error> {
         let engine = self.engine()?;
         let comm = self.lock().alive()?;
+        if event == AsyncEventKind::PathMig {
+            return engine.cm(|session| self.lock().migrated(session))?;
+        }
         if event != AsyncEventKind::CommEst {
             return Err(Error::invalid(format!("{event:?} does not change a connection")));
         }
@@ -176,14 +180,14 @@ impl Id {
     }
 
     /// The engine of its device, or EINVAL.
-    fn engine(&self) -> Result<Arc<Engine>, Error> {
+    pub(in crate::cm) fn engine(&self) -> Result<Arc<Engine>, Error> {
         Ok(Arc::clone(&self.lock().placed()?.engine))
     }
 }
 
 impl Inner {
     /// The machine's name of the connection, or EINVAL.
-    pub(super) fn alive(&self) -> Result<CommId, Error> {
+    pub(in crate::cm) fn alive(&self) -> Result<CommId, Error> {
         match self.link {
             Link::Alive(comm) => Ok(comm),
             Link::None => Err(Error::invalid("the id has not been connected")),

@@ -15,7 +15,10 @@ mod connect;
 mod pair;
 mod resolve;
 
+pub(super) use resolve::refused;
+
 use super::address::Address;
+use super::alternate::Alternates;
 use super::channel::Channel;
 use super::event::{Event, EventData, EventKind};
 use super::follow;
@@ -117,6 +120,7 @@ pub(in crate::cm) struct Inner {
     pub(in crate::cm) remote_ece: Ece,
     qp: Option<Arc<Qp>>,
     groups: Groups,
+    pub(in crate::cm) alternates: Alternates,
     /// The PSN that the peer starts with.
     psn: Psn,
     /// The program was told that its address is gone.
@@ -226,6 +230,7 @@ impl Id {
             remote_ece: Ece::NONE,
             qp: None,
             groups: Groups::default(),
+            alternates: Alternates::default(),
             psn: Psn::new(psn),
             address_lost: false,
         };
@@ -278,12 +283,7 @@ impl Id {
         self.name
     }
 
-    /// Tells the program what happened.
-    pub(in crate::cm) fn raise(&self, kind: EventKind, status: i32, data: EventData) {
-        self.raise_in(&self.lock(), kind, status, data);
-    }
-
-    /// The same with the lock held.
+    /// Tells the program what happened; `inner` is what the id's lock guards.
     pub(in crate::cm) fn raise_in(&self, inner: &Inner, kind: EventKind, status: i32, data: EventData) {
         if let Some(id) = self.me.upgrade().filter(|_| inner.state != State::Destroyed) {
             inner.channel.push(Event { kind, status, id, listener: None, data });

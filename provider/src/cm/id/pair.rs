@@ -98,6 +98,11 @@ impl Inner {
         self.qp.is_some()
     }
 
+    /// Gives the queue pair attributes, if there is one.
+    pub(in crate::cm) fn modify_qp(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), Error> {
+        self.qp.as_ref().map_or(Ok(()), |qp| qp.modify(attr, mask))
+    }
+
     /// The peer does not want it, or it was given up.
     pub(in crate::cm) fn fail_qp(&self) {
         if let Some(qp) = &self.qp {

@@ -291,7 +291,7 @@ impl Id {
 }
 
 /// What a refusal of the machine is to programs.
-pub(super) fn refused(error: &CmError) -> Error {
+pub(in crate::cm) fn refused(error: &CmError) -> Error {
     let errno = match error {
         CmError::UnknownId | CmError::State => libc::EINVAL,
         CmError::InUse => libc::EADDRINUSE,
