@@ -120,7 +120,7 @@ impl<'a> Host<'a> {
     fn id(&mut self) -> CommId {
         let which = self.script.below(20) as usize;
         let newest = self.known.keys().rev().nth(which).copied();
-        newest.unwrap_or(CommId::with_prefix(0x123, which as u32))
+        newest.unwrap_or_else(|| CommId::with_prefix(0x123, which as u32))
     }
 
     /// The program does something to a connection, possible or not.
