@@ -8,7 +8,7 @@
 //!
 //! [`Listener`] and [`Connection`] are for programs that can wait; they are used like the TCP types of the standard library:
 //!
-//! ```no_run
+//! ```
 //! use roxe::cm::{Connection, Listener};
 //! use roxe::{Access, WorkRequest};
 //! use std::time::Duration;

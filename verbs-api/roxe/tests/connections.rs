@@ -1,0 +1,456 @@
+//! Connection management of the Rust API over the loopback device, both ends in this process.
+
+use roxe::cm::{
+    CmEvent, CmEventKind, CmId, ConnParam, Connection, EventChannel, IdOption, Incoming, Listener, Outgoing, PortSpace,
+    UdPeer,
+};
+use roxe::{
+    Access, CompletionQueue, Context, Error, MemoryRegion, ProtectionDomain, QpState, QueuePair, Service, WorkRequest,
+};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+const LOOKUP: Duration = Duration::from_secs(2);
+const HERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+/// Private data that says `text`, in an answer.
+fn saying(param: ConnParam, text: &[u8]) -> ConnParam {
+    ConnParam { private_data: text.to_vec(), ..param }
+}
+
+/// What the peer said: `text`, and zeros up to `len`.
+fn said(text: &[u8], len: usize) -> Vec<u8> {
+    let mut all = text.to_vec();
+    all.resize(len, 0);
+    all
+}
+
+/// What the card refused it with.
+fn errno<T>(result: Result<T, Error>) -> i32 {
+    match result {
+        Err(Error::Provider(error)) => error.errno(),
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("not refused"),
+    }
+}
+
+/// A queue pair on `id`, with a completion queue of its own.
+fn queue_pair(id: &CmId) -> QueuePair {
+    let pd = id.context().unwrap().alloc_pd().unwrap();
+    let cq = pd.context().create_cq(32).unwrap();
+    pd.create_qp(&cq, &cq).build_on(id).unwrap()
+}
+
+/// One message from one queue pair to the other.
+fn send(from: &QueuePair, to: &QueuePair) {
+    let inbox = to.pd().alloc_mr(64, Access::LOCAL_WRITE).unwrap();
+    to.post_recv(1, &[inbox.slice(..).unwrap()]).unwrap();
+    from.post_send(&WorkRequest::send_inline(b"a message").signaled()).unwrap();
+    from.send_cq().wait(PATIENCE).unwrap().ok().unwrap();
+    assert_eq!(to.recv_cq().wait(PATIENCE).unwrap().ok().unwrap().byte_len(), 9);
+    assert_eq!(inbox.to_vec(..9).unwrap(), b"a message");
+}
+
+/// Both ends of a connection of the types that wait; the first one asked for it.
+fn connected() -> (Connection, Connection) {
+    let listener = Listener::bind(HERE).unwrap();
+    let address = listener.local_addr();
+    let server = std::thread::spawn(move || listener.accept().unwrap());
+    let client = Connection::connect(address).unwrap();
+    (client, server.join().unwrap())
+}
+
+#[test]
+fn everything_can_be_shared_between_threads() {
+    fn shared<T: Send + Sync>() {}
+    shared::<(EventChannel, CmId, CmEvent, Connection, Listener, Incoming, Outgoing)>();
+}
+
+#[test]
+fn messages_pass_both_ways() {
+    let (client, server) = connected();
+    assert_eq!((client.qp().state(), server.qp().state()), (QpState::Rts, QpState::Rts));
+    assert_eq!(client.id().peer_addr(), server.id().local_addr());
+    assert_eq!(server.id().peer_addr(), client.id().local_addr());
+    send(client.qp(), server.qp());
+    send(server.qp(), client.qp());
+}
+
+#[test]
+fn a_client_may_read_and_write_at_once() {
+    let (client, server) = connected();
+    let region =
+        server.qp().pd().alloc_mr(64, Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ).unwrap();
+    let own = client.qp().pd().alloc_mr(64, Access::LOCAL_WRITE).unwrap();
+    let parts = [own.slice(..4).unwrap()];
+    for request in [WorkRequest::write_inline(b"four", region.remote()), WorkRequest::read(&parts, region.remote())] {
+        client.qp().post_send(&request.signaled()).unwrap();
+        client.qp().send_cq().wait(PATIENCE).unwrap().ok().unwrap();
+    }
+    assert_eq!(own.to_vec(..4).unwrap(), b"four");
+    let terms = client.qp().query();
+    assert!(terms.max_rd_atomic >= 16 && terms.max_dest_rd_atomic >= 16, "{terms:?}");
+}
+
+#[test]
+fn both_sides_bring_private_data() {
+    let listener = Listener::bind(HERE).unwrap();
+    let address = listener.local_addr();
+    let server = std::thread::spawn(move || {
+        let request = listener.next().unwrap();
+        assert_eq!(request.private_data(), said(b"who is there?", 56));
+        assert_eq!((request.param().responder_resources, request.param().initiator_depth), (5, 3), "as seen from here");
+        let (qp, answer) = (queue_pair(request.id()), saying(request.answer(), b"the server"));
+        request.accept(qp, &answer).unwrap()
+    });
+    let request = Outgoing::resolve(address).unwrap();
+    let param = ConnParam { responder_resources: 3, initiator_depth: 5, ..ConnParam::default() };
+    let qp = queue_pair(request.id());
+    let client = request.connect(qp, &saying(param, b"who is there?")).unwrap();
+    let server = server.join().unwrap();
+    assert_eq!(client.private_data(), said(b"the server", 196));
+    let (own, peers) = (client.qp().query(), server.qp().query());
+    assert_eq!((own.max_rd_atomic, own.max_dest_rd_atomic), (5, 3));
+    assert_eq!((peers.max_rd_atomic, peers.max_dest_rd_atomic), (3, 5));
+}
+
+#[test]
+fn a_refusal_says_why() {
+    let listener = Listener::bind(HERE).unwrap();
+    let address = listener.local_addr();
+    let server = std::thread::spawn(move || {
+        listener.next().unwrap().reject(b"no room").unwrap();
+        drop(listener.next().unwrap()); // as good as a refusal
+    });
+    for why in [&b"no room"[..], b""] {
+        let Err(Error::Connection { kind, status, private_data }) = Connection::connect(address) else {
+            panic!("nobody accepted");
+        };
+        assert_eq!((kind, status, private_data), (CmEventKind::Rejected, 28, said(why, 148)));
+    }
+    server.join().unwrap();
+    let Err(error @ Error::Connection { kind: CmEventKind::Rejected, status: 8, .. }) = Connection::connect(address)
+    else {
+        panic!("nobody listens any more");
+    };
+    assert_eq!(error.to_string(), "the connection was refused: nobody listens on that port there");
+}
+
+#[test]
+fn private_data_has_its_limits() {
+    let listener = Listener::bind(HERE).unwrap();
+    let outgoing = Outgoing::resolve(listener.local_addr()).unwrap();
+    let qp = queue_pair(outgoing.id());
+    let too_long = saying(ConnParam::default(), &[1; 57]);
+    assert_eq!(errno(outgoing.id().connect(&too_long)), libc::EINVAL);
+    outgoing.id().connect(&saying(ConnParam::default(), &[1; 56])).unwrap();
+    let incoming = listener.next().unwrap();
+    assert_eq!(incoming.private_data(), [1; 56]);
+    assert_eq!(errno(incoming.reject(&[2; 149])), libc::EINVAL);
+    drop(qp);
+}
+
+#[test]
+fn hanging_up_is_heard_at_the_other_end() {
+    let (client, server) = connected();
+    let hearing = std::thread::spawn(move || server.wait_disconnected().unwrap());
+    client.disconnect().unwrap();
+    hearing.join().unwrap();
+
+    let (client, server) = connected();
+    drop(client);
+    server.wait_disconnected().unwrap();
+
+    let (client, server) = connected();
+    let both = [client, server].map(|end| std::thread::spawn(move || end.disconnect().unwrap()));
+    both.into_iter().for_each(|end| end.join().unwrap());
+}
+
+#[test]
+fn a_queue_pair_keeps_its_connection() {
+    let listener = Listener::bind(HERE).unwrap();
+    let (id, events) = parts(listener.local_addr());
+    let qp = queue_pair(&id);
+    id.connect(&ConnParam::default()).unwrap();
+    let accepting = std::thread::spawn(move || listener.accept().unwrap());
+    events.next().unwrap().expect(CmEventKind::Established).unwrap();
+    let server = accepting.join().unwrap();
+    drop((id, events));
+    send(&qp, server.qp());
+    drop(qp);
+    server.wait_disconnected().unwrap();
+}
+
+/// An id that is ready to connect to `address`, and its channel.
+fn parts(address: SocketAddr) -> (CmId, EventChannel) {
+    let channel = EventChannel::create().unwrap();
+    let id = CmId::create(&channel, PortSpace::Tcp).unwrap();
+    resolve(&id, &channel, address);
+    (id, channel)
+}
+
+fn resolve(id: &CmId, channel: &EventChannel, address: SocketAddr) {
+    id.resolve_addr(None, address, LOOKUP).unwrap();
+    channel.next().unwrap().expect(CmEventKind::AddrResolved).unwrap();
+    id.resolve_route(LOOKUP).unwrap();
+    channel.next().unwrap().expect(CmEventKind::RouteResolved).unwrap();
+}
+
+/// A listener on `channel`, and its address.
+fn listening(channel: &EventChannel, port_space: PortSpace) -> (CmId, SocketAddr) {
+    let listener = CmId::create(channel, port_space).unwrap();
+    listener.bind(HERE).unwrap();
+    listener.listen(0).unwrap();
+    let address = listener.local_addr().unwrap();
+    assert_ne!(address.port(), 0);
+    (listener, address)
+}
+
+#[test]
+fn events_name_their_ids() {
+    let (servers, clients) = (EventChannel::create().unwrap(), EventChannel::create().unwrap());
+    assert!(servers.try_next().is_none(), "nothing has happened, and nobody waits");
+    assert_eq!(servers.as_fd().as_raw_fd(), servers.as_raw_fd());
+    let (listener, address) = listening(&servers, PortSpace::Tcp);
+    let ids = [(); 2].map(|()| CmId::create(&clients, PortSpace::Tcp).unwrap());
+    let mut ends = vec![];
+    for id in &ids {
+        resolve(id, &clients, address);
+        ends.push(queue_pair(id));
+        id.connect(&ConnParam::default()).unwrap();
+        let mut request = servers.next().unwrap().expect(CmEventKind::ConnectRequest).unwrap();
+        assert_eq!(request.id(), listener.id());
+        let taken = request.take_request().unwrap();
+        assert!(request.take_request().is_none());
+        ends.push(queue_pair(&taken));
+        taken.accept(&saying(request.param().unwrap().clone(), b"")).unwrap();
+        assert_eq!(servers.next().unwrap().expect(CmEventKind::Established).unwrap().id(), taken.id());
+        assert_eq!(clients.next().unwrap().expect(CmEventKind::Established).unwrap().id(), id.id());
+        id.disconnect().unwrap();
+        assert_eq!(servers.next().unwrap().expect(CmEventKind::Disconnected).unwrap().id(), taken.id());
+        taken.disconnect().unwrap();
+        assert_eq!(clients.next().unwrap().expect(CmEventKind::Disconnected).unwrap().id(), id.id());
+    }
+    assert!(ends.iter().all(|qp| qp.state() == QpState::Err));
+}
+
+#[test]
+fn pending_events_move_with_their_id() {
+    let (old, new) = (EventChannel::create().unwrap(), EventChannel::create().unwrap());
+    let (_listener, address) = listening(&old, PortSpace::Tcp);
+    let (moves, stays) = (CmId::create(&old, PortSpace::Tcp).unwrap(), CmId::create(&old, PortSpace::Tcp).unwrap());
+    for id in [&moves, &stays] {
+        id.resolve_addr(None, address, LOOKUP).unwrap();
+    }
+    moves.migrate(&new).unwrap();
+    assert_eq!(new.next().unwrap().id(), moves.id());
+    let left = old.next().unwrap();
+    assert_eq!((left.kind(), left.id()), (CmEventKind::AddrResolved, stays.id()));
+    moves.resolve_route(LOOKUP).unwrap();
+    assert_eq!(new.next().unwrap().expect(CmEventKind::RouteResolved).unwrap().id(), moves.id());
+    assert!(old.try_next().is_none());
+}
+
+#[test]
+fn a_program_may_move_its_queue_pair_itself() {
+    let (servers, clients) = (EventChannel::create().unwrap(), EventChannel::create().unwrap());
+    let (_listener, address) = listening(&servers, PortSpace::Tcp);
+    let id = CmId::create(&clients, PortSpace::Tcp).unwrap();
+    resolve(&id, &clients, address);
+    let [own, peers] = [&id; 2].map(|id| {
+        let pd = id.context().unwrap().alloc_pd().unwrap();
+        let cq = pd.context().create_cq(32).unwrap();
+        pd.create_qp(&cq, &cq).build().unwrap()
+    });
+    let walk = |qp: &QueuePair, id: &CmId| {
+        for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+            let (attr, mask) = id.init_qp_attr(state).unwrap();
+            qp.modify(&attr, mask).unwrap();
+        }
+    };
+    id.connect(&ConnParam { qp_num: own.qp_num().get(), ..ConnParam::default() }).unwrap();
+    let mut request = servers.next().unwrap().expect(CmEventKind::ConnectRequest).unwrap();
+    let taken = request.take_request().unwrap();
+    walk(&peers, &taken);
+    let terms = request.param().unwrap().clone();
+    taken.accept(&ConnParam { qp_num: peers.qp_num().get(), ..saying(terms, b"") }).unwrap();
+    clients.next().unwrap().expect(CmEventKind::ConnectResponse).unwrap();
+    walk(&own, &id);
+    id.establish().unwrap();
+    servers.next().unwrap().expect(CmEventKind::Established).unwrap();
+    send(&own, &peers);
+}
+
+#[test]
+fn unreliable_connections_are_made_for_their_service() {
+    let (servers, clients) = (EventChannel::create().unwrap(), EventChannel::create().unwrap());
+    let listener = CmId::create_for(&servers, PortSpace::Tcp, Service::Uc).unwrap();
+    listener.bind(HERE).unwrap();
+    listener.listen(0).unwrap();
+    let id = CmId::create_for(&clients, PortSpace::Tcp, Service::Uc).unwrap();
+    resolve(&id, &clients, listener.local_addr().unwrap());
+    let own = queue_pair(&id);
+    assert_eq!(own.service(), Service::Uc);
+    id.connect(&ConnParam::default()).unwrap();
+    let mut request = servers.next().unwrap().expect(CmEventKind::ConnectRequest).unwrap();
+    let taken = request.take_request().unwrap();
+    let peers = queue_pair(&taken);
+    assert_eq!(peers.service(), Service::Uc);
+    taken.accept(&saying(request.param().unwrap().clone(), b"")).unwrap();
+    clients.next().unwrap().expect(CmEventKind::Established).unwrap();
+    servers.next().unwrap().expect(CmEventKind::Established).unwrap();
+    send(&own, &peers);
+}
+
+/// A member of a datagram service: its queue pair and what that needs.
+struct Datagrams {
+    pd: ProtectionDomain,
+    cq: CompletionQueue,
+    qp: QueuePair,
+    inbox: MemoryRegion,
+}
+
+impl Datagrams {
+    fn new(id: &CmId) -> Self {
+        let pd = id.context().unwrap().alloc_pd().unwrap();
+        let cq = pd.context().create_cq(32).unwrap();
+        let qp = pd.create_qp(&cq, &cq).build_on(id).unwrap();
+        let inbox = pd.alloc_mr(200, Access::LOCAL_WRITE).unwrap();
+        qp.post_recv(1, &[inbox.slice(..).unwrap()]).unwrap();
+        assert_eq!((qp.service(), qp.state()), (Service::Ud, QpState::Rts));
+        Self { pd, cq, qp, inbox }
+    }
+
+    fn say(&self, text: &[u8], peer: &UdPeer) {
+        self.qp.post_send(&WorkRequest::send_inline(text).to(&peer.ah, peer.qpn, peer.qkey)).unwrap();
+    }
+
+    fn hears(&self, text: &[u8]) {
+        let received = *self.cq.wait(PATIENCE).unwrap().ok().unwrap();
+        assert_eq!(received.byte_len() as usize, 40 + text.len());
+        assert_eq!(self.inbox.to_vec(40..40 + text.len()).unwrap(), text);
+    }
+}
+
+#[test]
+fn a_datagram_service_is_found_by_its_port() {
+    let (servers, clients) = (EventChannel::create().unwrap(), EventChannel::create().unwrap());
+    let (_listener, address) = listening(&servers, PortSpace::Udp);
+    let id = CmId::create(&clients, PortSpace::Udp).unwrap();
+    resolve(&id, &clients, address);
+    let client = Datagrams::new(&id);
+    id.connect(&saying(ConnParam::default(), b"where?")).unwrap();
+
+    let mut request = servers.next().unwrap().expect(CmEventKind::ConnectRequest).unwrap();
+    assert_eq!(request.private_data(), said(b"where?", 180));
+    let taken = request.take_request().unwrap();
+    let server = Datagrams::new(&taken);
+    taken.accept(&saying(ConnParam::default(), b"here")).unwrap();
+
+    let found = clients.next().unwrap().expect(CmEventKind::Established).unwrap();
+    assert_eq!(found.private_data(), said(b"here", 136));
+    let peer = found.ud_peer(&client.pd).unwrap();
+    assert_eq!(peer.qpn, server.qp.qp_num());
+    client.say(b"datagram", &peer);
+    server.hears(b"datagram");
+}
+
+#[test]
+fn a_datagram_service_may_refuse() {
+    let (servers, clients) = (EventChannel::create().unwrap(), EventChannel::create().unwrap());
+    let (_listener, address) = listening(&servers, PortSpace::Udp);
+    let id = CmId::create(&clients, PortSpace::Udp).unwrap();
+    resolve(&id, &clients, address);
+    let _client = Datagrams::new(&id);
+    id.connect(&ConnParam::default()).unwrap();
+    let mut request = servers.next().unwrap().expect(CmEventKind::ConnectRequest).unwrap();
+    request.take_request().unwrap().reject(b"not you").unwrap();
+    let answer = clients.next().unwrap();
+    assert_eq!((answer.kind(), answer.status()), (CmEventKind::Unreachable, 2));
+    assert!(matches!(answer.ok(), Err(Error::Connection { kind: CmEventKind::Unreachable, .. })));
+}
+
+#[test]
+fn what_an_event_does_not_tell_is_an_error() {
+    let channel = EventChannel::create().unwrap();
+    let (_listener, address) = listening(&channel, PortSpace::Tcp);
+    let id = CmId::create(&channel, PortSpace::Tcp).unwrap();
+    id.resolve_addr(None, address, LOOKUP).unwrap();
+    let event = channel.next().unwrap();
+    let pd = id.context().unwrap().alloc_pd().unwrap();
+    assert!(matches!(event.ud_peer(&pd), Err(Error::NotThisEvent { kind: CmEventKind::AddrResolved, .. })));
+    assert!(event.param().is_none() && event.private_data().is_empty());
+    assert!(matches!(event.expect(CmEventKind::Established), Err(Error::Connection { .. })));
+}
+
+#[test]
+fn a_port_belongs_to_one_listener() {
+    let listener = Listener::bind(HERE).unwrap();
+    let taken = listener.local_addr();
+    assert_eq!(errno(Listener::bind(taken)), libc::EADDRINUSE);
+    // What the kernel says where the same port of all addresses cannot be had.
+    assert_eq!(errno(Listener::bind((Ipv4Addr::UNSPECIFIED, taken.port()))), libc::EADDRNOTAVAIL);
+    drop(listener);
+    Listener::bind(taken).unwrap();
+    // Nobody may use these addresses; they are for documentation.
+    let foreign: SocketAddr = (Ipv4Addr::new(192, 0, 2, 1), 0).into();
+    assert_eq!(errno(Listener::bind(foreign)), libc::EADDRNOTAVAIL);
+}
+
+#[test]
+fn a_listener_of_all_addresses_hears_both_families() {
+    let listener = Listener::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap();
+    let port = listener.local_addr().port();
+    let context = Context::open_first().unwrap();
+    let has_ipv6 = context.gid_entries().iter().any(|entry| entry.gid == IpAddr::from(Ipv6Addr::LOCALHOST).into());
+    let mut addresses = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, port))];
+    addresses.extend(has_ipv6.then(|| SocketAddr::from((Ipv6Addr::LOCALHOST, port))));
+    for address in addresses {
+        let (id, events) = parts(address);
+        let qp = queue_pair(&id);
+        id.connect(&ConnParam::default()).unwrap();
+        let incoming = listener.next().unwrap();
+        assert_eq!(incoming.id().local_addr(), Some(address));
+        let accepting = std::thread::spawn(move || {
+            let (peers, answer) = (queue_pair(incoming.id()), incoming.answer());
+            incoming.accept(peers, &answer).unwrap()
+        });
+        events.next().unwrap().expect(CmEventKind::Established).unwrap();
+        send(&qp, accepting.join().unwrap().qp());
+    }
+}
+
+#[test]
+fn options_have_their_time() {
+    let channel = EventChannel::create().unwrap();
+    let (listener, address) = listening(&channel, PortSpace::Tcp);
+    let id = CmId::create(&channel, PortSpace::Tcp).unwrap();
+    id.set_option(IdOption::Tos(0x20)).unwrap();
+    id.set_option(IdOption::AckTimeout(19)).unwrap();
+    resolve(&id, &channel, address);
+    let qp = queue_pair(&id);
+    id.connect(&ConnParam::default()).unwrap();
+    let mut request = channel.next().unwrap().expect(CmEventKind::ConnectRequest).unwrap();
+    let taken = request.take_request().unwrap();
+    let peers = queue_pair(&taken);
+    taken.accept(&saying(request.param().unwrap().clone(), b"")).unwrap();
+    for _ in 0..2 {
+        channel.next().unwrap().expect(CmEventKind::Established).unwrap();
+    }
+    let terms = qp.query();
+    assert_eq!((terms.av.traffic_class, terms.timeout), (0x20, 19));
+    drop(peers);
+    assert!(matches!(listener.set_option(IdOption::ReuseAddr(true)), Err(Error::Provider(_))), "it is bound");
+}
+
+#[test]
+fn an_id_without_an_address_has_no_device() {
+    let channel = EventChannel::create().unwrap();
+    let id = CmId::create(&channel, PortSpace::Tcp).unwrap();
+    assert!(id.device().is_none() && id.local_addr().is_none() && id.peer_addr().is_none());
+    assert!(matches!(id.context(), Err(Error::NoDevice { .. })));
+    id.bind(HERE).unwrap();
+    assert_eq!(id.device().unwrap().name(), Context::open_first().unwrap().device().name());
+}
