@@ -210,11 +210,6 @@ impl Agent {
         std::mem::take(&mut *inbox)
     }
 
-    /// How many connections and lookups there are, those included that are over but for late packets.
-    pub(super) fn len(&self) -> usize {
-        self.core.lock().as_ref().map_or(0, |core| core.cm.len())
-    }
-
     /// In the child of a fork: connections and listeners are the parent's.
     pub(crate) fn abandon(&self) {
         // What the child holds itself stays; nothing is told to anybody.
@@ -252,9 +247,21 @@ impl Engine {
             core.ask_for_call(self);
             value
         };
+        self.look_again();
+        Ok(value)
+    }
+
+    /// How many connections and lookups there are, those included that are over but for late packets.
+    pub(super) fn connections(&self) -> usize {
+        let count = self.agent().core.lock().as_ref().map_or(0, |core| core.cm.len());
+        self.look_again();
+        count
+    }
+
+    /// The agent was let go of: who came for it meanwhile has left again.
+    fn look_again(&self) {
         fence(Ordering::SeqCst);
         self.run_cm();
-        Ok(value)
     }
 
     /// Works off what waits for the agent, unless another thread that holds it will. Call without any lock.

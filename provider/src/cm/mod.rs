@@ -67,5 +67,5 @@ pub const UDP_QKEY: roxe_wire::Qkey = roxe_wire::Qkey(0x0123_4567);
 
 /// How many connections and lookups of `device` this process has, those included that are over but for late packets.
 pub fn connections(device: &Arc<Device>) -> usize {
-    Engine::get(device).map_or(0, |engine| engine.agent().len())
+    Engine::get(device).map_or(0, |engine| engine.connections())
 }
