@@ -9,7 +9,9 @@
 //!                                 +-> Cq             completions                    (cq)
 //!                                 +-> Dm             memory of the card             (dm)
 //!                                 +-> CompChannel    descriptors to wait on         (event)
-//!              Engine, one per device and process: sockets, timers, one thread      (engine, net)
+//! cm::Channel -> cm::Id          connections, listeners, datagram services           (cm)
+//!              Engine, one per device and process: sockets, timers, one thread,     (engine, net)
+//!                                                  its connection manager
 //! ```
 //!
 //! # Who runs what
@@ -24,15 +26,18 @@
 //!
 //! From the outside in; a lock is only taken while locks further out are held:
 //!
-//! 1. the start of the engine, which is also held while the port follows its interface,
-//! 2. the list of contexts of a device,
-//! 3. the engine's receive side (tried, never waited for, by a poller),
-//! 4. one queue pair,
-//! 5. one of: a completion queue, a shared receive queue (around a completion queue where it matches tags), the memory
-//!    table (read), a flow's window, the description of the port,
-//! 6. the event queue of a channel or context.
+//! 1. the connection manager of an engine (tried, never waited for, by who receives),
+//! 2. one id of a connection,
+//! 3. the start of the engine, which is also held while the port follows its interface,
+//! 4. the list of contexts of a device,
+//! 5. the engine's receive side (tried, never waited for, by a poller),
+//! 6. one queue pair,
+//! 7. one of: a completion queue, a shared receive queue (around a completion queue where it matches tags), the memory
+//!    table (read), a flow's window, the description of the port, the inbox of the connection manager,
+//! 8. the event queue of a channel or context, the names of the ports that the process holds.
 //!
-//! No lock is held while a program's thread waits. A queue pair's lock is held while its own packets are handed to the
+//! Messages for the connection manager arrive under the lock of the receive side, which is inside of its own: they wait in
+//! its inbox until that is free. No lock is held while a program's thread waits. A queue pair's lock is held while its own packets are handed to the
 //! socket, which keeps them in order; completion channels are written to after it is dropped. The memory table is held
 //! for reading while bytes are copied, so a deregistration that has returned means that nobody touches the memory.
 //!
