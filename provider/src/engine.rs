@@ -496,10 +496,11 @@ impl Engine {
         }
         self.tap().map_or(Ok(()), Tap::resume)?;
         let poller = self.ensure_thread(&mut starting)?;
-        // Who needs an address is told why there is none.
-        let _ = self.open_links(&poller);
+        // Before the sockets, which may bring packets of others at once: they are sent on from here.
         let claimed = self.claim_slot(&mut self.rx.lock(), &poller);
         claimed.inspect_err(|_| self.forget_sockets())?;
+        // Who needs an address is told why there is none.
+        let _ = self.open_links(&poller);
         self.started.store(true, Ordering::Release);
         Ok(())
     }

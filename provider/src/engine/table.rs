@@ -1,13 +1,14 @@
 //! Queue pairs by number.
 //!
 //! A process owns one or more slots of 4096 numbers each ([`crate::net::slot`]). Within a slot numbers are drawn at random,
-//! so that a peer cannot guess them and a number is not soon used again. Finding a QP is a scan over the few slots and one
-//! index.
+//! so that a peer cannot guess them. A number that was given back rests: peers may remember for a while that it had a
+//! connection with them, and refuse another one as stale. Finding a QP is a scan over the few slots and one index.
 
 use crate::net::slot::{QPNS_PER_SLOT, Slot};
 use crate::qp::QpCore;
 use parking_lot::RwLock;
 use roxe_wire::Qpn;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// A slot takes no more QPs than this, so that a random number is soon found to be free.
@@ -28,7 +29,63 @@ pub(super) enum Lookup {
 struct Owned {
     slot: Slot,
     used: usize,
-    qps: Vec<Option<Arc<QpCore>>>,
+    numbers: Vec<Number>,
+    /// Those that rest, in the order in which they were given back.
+    resting: VecDeque<usize>,
+}
+
+/// What becomes of one number.
+#[derive(Clone, Debug)]
+enum Number {
+    Free,
+    Resting,
+    Used(Arc<QpCore>),
+}
+
+impl Owned {
+    fn new(slot: Slot) -> Self {
+        Self { slot, used: 0, numbers: vec![Number::Free; QPNS_PER_SLOT as usize], resting: VecDeque::new() }
+    }
+
+    fn qps(&self) -> impl Iterator<Item = &Arc<QpCore>> {
+        self.numbers.iter().filter_map(|number| match number {
+            Number::Used(qp) => Some(qp),
+            Number::Free | Number::Resting => None,
+        })
+    }
+
+    /// Takes a free number; the search begins at a random one.
+    fn take(&mut self, random: u32, make: impl FnOnce(Qpn) -> Arc<QpCore>) -> Option<Arc<QpCore>> {
+        let index = (0..QPNS_PER_SLOT)
+            .map(|step| random.wrapping_add(step) % QPNS_PER_SLOT)
+            .find(|&index| matches!(self.numbers.get(index as usize), Some(Number::Free)))?;
+        let qp = make(self.slot.qpn(index));
+        *self.numbers.get_mut(index as usize)? = Number::Used(Arc::clone(&qp));
+        self.used += 1;
+        self.wake();
+        Some(qp)
+    }
+
+    fn give_back(&mut self, index: usize) {
+        if let Some(number @ Number::Used(_)) = self.numbers.get_mut(index) {
+            *number = Number::Resting;
+            self.used -= 1;
+            self.resting.push_back(index);
+            self.wake();
+        }
+    }
+
+    /// Of the unused numbers three quarters may rest, so that the others can still not be guessed: a process with few queue
+    /// pairs uses a number again when 3,000 others have been given back after it.
+    fn wake(&mut self) {
+        let most = (self.numbers.len() - self.used) * 3 / 4;
+        while self.resting.len() > most {
+            let Some(index) = self.resting.pop_front() else { return };
+            if let Some(number) = self.numbers.get_mut(index) {
+                *number = Number::Free;
+            }
+        }
+    }
 }
 
 /// All queue pairs of an engine.
@@ -43,8 +100,8 @@ impl QpTable {
     pub(super) fn find(&self, qpn: Qpn) -> Lookup {
         let slots = self.slots.read();
         let Some(owned) = slots.iter().find(|owned| owned.slot == Slot::of(qpn)) else { return Lookup::NotOurs };
-        match owned.qps.get(index_of(qpn)) {
-            Some(Some(qp)) => Lookup::Found(Arc::clone(qp)),
+        match owned.numbers.get(index_of(qpn)) {
+            Some(Number::Used(qp)) => Lookup::Found(Arc::clone(qp)),
             _ => Lookup::Unknown,
         }
     }
@@ -64,45 +121,33 @@ impl QpTable {
 
     /// Gives the table a slot that this process has claimed.
     pub(super) fn add_slot(&self, slot: Slot) {
-        let mut qps = Vec::new();
-        qps.resize_with(QPNS_PER_SLOT as usize, || None);
-        self.slots.write().push(Owned { slot, used: 0, qps });
+        self.slots.write().push(Owned::new(slot));
     }
 
     /// Stores what `make` returns under a free number. `None`: all slots are full; add one.
     pub(super) fn insert(&self, random: u32, make: impl FnOnce(Qpn) -> Arc<QpCore>) -> Option<Arc<QpCore>> {
         let mut slots = self.slots.write();
-        let owned = slots.iter_mut().find(|owned| owned.used < MAX_PER_SLOT)?;
-        let index = (0..QPNS_PER_SLOT)
-            .map(|step| random.wrapping_add(step) % QPNS_PER_SLOT)
-            .find(|&index| owned.qps.get(index as usize).is_some_and(Option::is_none))?;
-        let qp = make(owned.slot.qpn(index));
-        *owned.qps.get_mut(index as usize)? = Some(Arc::clone(&qp));
-        owned.used += 1;
-        Some(qp)
+        slots.iter_mut().find(|owned| owned.used < MAX_PER_SLOT)?.take(random, make)
     }
 
     /// Forgets `qpn`.
     pub(super) fn remove(&self, qpn: Qpn) {
         let mut slots = self.slots.write();
-        let Some(owned) = slots.iter_mut().find(|owned| owned.slot == Slot::of(qpn)) else { return };
-        if let Some(entry) = owned.qps.get_mut(index_of(qpn))
-            && entry.take().is_some()
-        {
-            owned.used -= 1;
+        if let Some(owned) = slots.iter_mut().find(|owned| owned.slot == Slot::of(qpn)) {
+            owned.give_back(index_of(qpn));
         }
     }
 
     /// Takes everything out, the slots too.
     pub(super) fn drain(&self) -> Vec<Arc<QpCore>> {
         let slots = std::mem::take(&mut *self.slots.write());
-        slots.into_iter().flat_map(|owned| owned.qps.into_iter().flatten()).collect()
+        slots.iter().flat_map(Owned::qps).map(Arc::clone).collect()
     }
 
     /// Takes the lock for the fork handlers, which release it through [`QpTable::raw`], and lists the queue pairs.
     pub(super) fn lock_and_list(&self) -> Vec<Arc<QpCore>> {
         let slots = self.slots.write();
-        let qps = slots.iter().flat_map(|owned| owned.qps.iter().flatten().map(Arc::clone)).collect();
+        let qps = slots.iter().flat_map(Owned::qps).map(Arc::clone).collect();
         std::mem::forget(slots);
         qps
     }

@@ -5,6 +5,7 @@ use roxe::{
     MemoryWindow, PathMtu, PostError, ProtectionDomain, Qkey, QpState, QueuePair, Service, SharedReceiveQueue,
     WcOpcode, WcStatus, WindowKind, WorkCompletion, WorkRequest,
 };
+use std::collections::HashSet;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
@@ -262,6 +263,16 @@ fn threads_post_to_one_queue_pair() {
     ids.sort_unstable();
     assert_eq!(ids, (0..4 * EACH).collect::<Vec<_>>());
     assert_eq!(bob.region.to_vec(..80).unwrap(), [1; 80]);
+}
+
+/// Peers remember a queue pair for some time after its end, and take the next one of its number for stale.
+#[test]
+fn numbers_of_queue_pairs_are_not_soon_used_again() {
+    let pd = Context::open_first().unwrap().alloc_pd().unwrap();
+    let cq = pd.context().create_cq(8).unwrap();
+    let number = || pd.create_qp(&cq, &cq).max_send_wr(1).max_recv_wr(1).build().unwrap().qp_num();
+    let numbers: HashSet<_> = (0..1000).map(|_| number()).collect();
+    assert_eq!(numbers.len(), 1000);
 }
 
 #[test]
