@@ -10,7 +10,7 @@ use std::fmt::Write;
 type Reach = fn(&mut Node) -> CommId;
 
 /// Every state that there is, the two sides of one apart where they differ.
-const SITUATIONS: [(&str, Reach); 20] = [
+const SITUATIONS: [(&str, Reach); 21] = [
     ("nothing", |_| CommId(0x4242)),
     ("ReqSent", Node::connects),
     ("MraReqRcvd", |node| told(node, Node::connects, |id| mra(id, Answered::Req).into())),
@@ -27,6 +27,11 @@ const SITUATIONS: [(&str, Reach); 20] = [
     ("MraLapRcvd", |node| told(node, |node| proposed(node, Node::connected), |id| mra(id, Answered::Neither).into())),
     ("LapRcvd", |node| told(node, Node::established, |id| lap(id).into())),
     ("MraLapSent", |node| delayed(node, |node| told(node, Node::established, |id| lap(id).into()))),
+    ("Established, a LAP answered", |node| {
+        let id = told(node, Node::established, |id| lap(id).into());
+        node.cm.answer_alternate(id, &AlternateAnswer::new(AprStatus::Reject)).unwrap();
+        id
+    }),
     ("DreqSent", |node| disconnected(node, Node::connected)),
     ("DreqRcvd", |node| told(node, Node::connected, |id| dreq(id).into())),
     ("TimeWait", |node| told(node, |node| disconnected(node, Node::connected), |id| drep(id).into())),
