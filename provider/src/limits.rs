@@ -6,6 +6,9 @@ pub const MAX_QP_WR: u32 = 16_384;
 pub const MAX_SGE: u32 = 32;
 /// Bytes of inline data. Programs probe upwards until creation fails, so it must not be absurd.
 pub const MAX_INLINE_DATA: u32 = 1024;
+/// As much of it has every send request, asked for or not: stock programs (`rdma_xclient`) take it for granted, because cards
+/// put inline what would be the first element of a list.
+pub const MIN_INLINE_DATA: u32 = 16;
 /// READs and atomics one QP has under way, as requester and as responder, as far as is promised. Cards promise 16, and their
 /// programs set what we promise. A program here sets what its peer promises, 128 with rxe: the transport takes that too.
 pub const MAX_QP_RD_ATOM: u8 = 16;

@@ -84,13 +84,14 @@ impl Qp {
     /// Makes a queue pair in RESET. EINVAL: beyond the limits of the device, or queues of another context. The first one
     /// opens the sockets of the engine: EADDRINUSE if another user has the port.
     pub(crate) fn create(pd: &Arc<Pd>, init: QpInit) -> Result<Arc<Self>, Error> {
+        let caps = QpCaps { max_inline_data: init.caps.max_inline_data.max(limits::MIN_INLINE_DATA), ..init.caps };
         let init = match init.service {
             Service::XrcTgt => return Err(Error::invalid("an XRC target is made in an XRC domain")),
             Service::XrcIni => {
-                let caps = QpCaps { max_recv_wr: 0, max_recv_sge: 0, ..init.caps };
+                let caps = QpCaps { max_recv_wr: 0, max_recv_sge: 0, ..caps };
                 QpInit { caps, srq: None, ..init }
             }
-            _ => init,
+            _ => QpInit { caps, ..init },
         };
         Self::create_in(pd, init, Part::None)
     }

@@ -220,6 +220,7 @@ fn queues_come_and_go_with_the_queue_pair() {
         assert_eq!(rdma_create_qp(id, null_mut(), &raw mut init), 0);
         let now = read(id);
         assert_eq!((init.send_cq, init.recv_cq), (now.send_cq, now.recv_cq));
+        assert_eq!(init.cap.max_inline_data, 16, "the least that there is");
         assert!(init.cap.max_send_wr >= 4 && !now.send_cq.is_null() && now.send_cq != now.recv_cq);
         assert_eq!(((*now.recv_cq).channel, (*now.recv_cq).cq_context), (now.recv_cq_channel, id.cast()));
         assert_eq!((rdma_create_qp(id, null_mut(), &raw mut init), errno()), (-1, libc::EINVAL), "one is enough");
