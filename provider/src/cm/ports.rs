@@ -10,7 +10,7 @@
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::fork::Lockable;
-use crate::net::service::{ClaimName, Place, Scope};
+use crate::net::service::{ClaimName, Place, Probe, Scope};
 use crate::port::Netdev;
 use parking_lot::Mutex;
 use roxe_wire::Gid;
@@ -155,16 +155,17 @@ struct Own {
 impl Own {
     /// Whether the names that others hold allow these.
     fn check_others(&self) -> Result<(), Error> {
-        match overlapping(self.place.scope).into_iter().find(|scope| self.is_barred_at(*scope)) {
+        let probe = Probe::new().map_err(|e| not_held(self.place, &e))?;
+        match overlapping(self.place.scope).into_iter().find(|scope| self.is_barred_at(*scope, &probe)) {
             Some(scope) => Err(taken(self.place, scope)),
             None => Ok(()),
         }
     }
 
-    fn is_barred_at(&self, scope: Scope) -> bool {
+    fn is_barred_at(&self, scope: Scope, probe: &Probe) -> bool {
         let (place, mine) = (Place { scope, ..self.place }, scope == self.place.scope);
-        let one = || !(mine && self.alone) && ClaimName { place, share: None }.is_held();
-        let sharing = || shares(place).filter(ClaimName::is_held).count() > usize::from(mine && self.shared);
+        let one = || !(mine && self.alone) && ClaimName { place, share: None }.is_held(probe);
+        let sharing = || shares(place).filter(|name| name.is_held(probe)).count() > usize::from(mine && self.shared);
         one() || self.alone && sharing()
     }
 }

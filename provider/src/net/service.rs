@@ -86,10 +86,18 @@ impl ClaimName {
         Ok(socket)
     }
 
-    /// Whether somebody has it.
-    pub(crate) fn is_held(&self) -> bool {
-        let connect = || Socket::new(Domain::UNIX, Type::DGRAM, None)?.connect(&abstract_address(self)?);
-        connect().is_ok()
+    /// Whether somebody has it, as `probe` finds out.
+    pub(crate) fn is_held(&self, probe: &Probe) -> bool {
+        abstract_address(self).and_then(|address| probe.0.connect(&address)).is_ok()
+    }
+}
+
+/// Looks whether names are held: any number of them with one descriptor, as a datagram socket may change its peer.
+pub(crate) struct Probe(Socket);
+
+impl Probe {
+    pub(crate) fn new() -> io::Result<Self> {
+        Socket::new(Domain::UNIX, Type::DGRAM, None).map(Self)
     }
 }
 
@@ -165,14 +173,15 @@ mod tests {
 
     #[test]
     fn a_claim_is_held_until_its_socket_is_closed() {
+        let probe = Probe::new().unwrap();
         let name = ClaimName { place: place(0x7fff_0000_0001, Scope::V4), share: None };
-        assert!(!name.is_held());
+        assert!(!name.is_held(&probe));
         let held = name.hold().unwrap();
-        assert!(name.is_held());
+        assert!(name.is_held(&probe));
         assert_eq!(name.hold().unwrap_err().kind(), io::ErrorKind::AddrInUse);
-        assert!(!ClaimName { share: Some(0), ..name }.is_held());
+        assert!(!ClaimName { share: Some(0), ..name }.is_held(&probe));
         drop(held);
-        assert!(!name.is_held());
+        assert!(!name.is_held(&probe));
     }
 
     #[test]
