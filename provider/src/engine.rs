@@ -370,7 +370,7 @@ impl Engine {
             match who {
                 Due::Qp(qpn) => self.table.get(qpn).into_iter().for_each(|qp| qp.on_timer(deadline, now)),
                 Due::Cq(cq) => cq.upgrade().into_iter().for_each(|cq| cq.on_deadline(deadline)),
-                Due::Cm => self.agent.note_due(),
+                Due::Cm => self.agent.note_call(deadline),
             }
         }
     }

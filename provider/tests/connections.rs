@@ -7,9 +7,12 @@ use common::ends::{saying, terms};
 use common::ids::{Party, here};
 use common::namespace;
 use common::peer::{MARK, Peer, ROLE};
-use roxe_provider::Qp;
-use roxe_provider::cm::{Event, EventKind, Id, RejReason, connections};
+use roxe_provider::cm::{Address, ConnParam, Event, EventData, EventKind, Id, PortSpace, RejReason, connections};
+use roxe_provider::wire::cm::SidrStatus;
+use roxe_provider::{Qp, Service};
+use std::io::{Read, Write};
 use std::net::SocketAddr;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -69,6 +72,9 @@ impl Puppet {
             "cycle" => self.cycle(number(1) as u16, number(2)),
             "descriptors" => descriptors(),
             "left" => self.left(),
+            "fork" => self.fork(),
+            "serve_lookup" => self.serve_lookup(number(1)),
+            "look_up" => self.look_up(number(1) as u16),
             "counter" => common::counter(&self.party.node.context, words[1]),
             other => panic!("unknown command {other}"),
         }
@@ -179,6 +185,69 @@ impl Puppet {
         count
     }
 
+    /// Lets a child connect, which goes on living, and returns its process id; 0 if it could not.
+    fn fork(&mut self) -> u64 {
+        let (mut heard, mut said) = std::io::pipe().unwrap();
+        // SAFETY: the child uses only what the fork handlers promise to work, and never returns.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            let worked = std::panic::catch_unwind(AssertUnwindSafe(|| self.connect_in_child()));
+            said.write_all(&[u8::from(worked.is_ok())]).unwrap();
+            loop {
+                // SAFETY: waits for the signal that ends this process.
+                unsafe { libc::pause() };
+            }
+        }
+        let mut worked = [0];
+        heard.read_exact(&mut worked).unwrap();
+        u64::from(worked[0]) * u64::from(pid.unsigned_abs())
+    }
+
+    /// The port of the parent is not the child's, nor are its requests.
+    fn connect_in_child(&self) {
+        let party = &self.party;
+        assert_eq!(party.listen(here(7001), 1).err(), Some(libc::EADDRINUSE));
+        let listener = party.listen(here(7002), 1).unwrap();
+        let (active, _qp) = party.asking(here(7002));
+        let passive = party.expect(EventKind::ConnectRequest).id;
+        let _qp = party.attach(&passive);
+        passive.accept(&saying(b"")).unwrap();
+        let connected = [party.expect(EventKind::Established).id, party.expect(EventKind::Established).id];
+        assert!(connected.iter().any(|id| Arc::ptr_eq(id, &active)));
+        [active, passive, listener].iter().for_each(|id| id.destroy());
+    }
+
+    /// Answers `count` lookups of a datagram service at port 7001, all with one queue pair, whose number it returns.
+    fn serve_lookup(&mut self, count: u64) -> u64 {
+        let listener = Id::create(&self.party.channel, PortSpace::Udp, 0).unwrap();
+        listener.bind(&Address::Ip(here(7001))).unwrap();
+        listener.listen(8).unwrap();
+        let qp = self.party.node.qp(Service::Ud);
+        println!("\n{MARK}0");
+        for _ in 0..count {
+            let id = self.party.expect(EventKind::ConnectRequest).id;
+            id.accept(&ConnParam { qp_num: qp.qpn().get(), ..saying(b"here") }).unwrap();
+            id.destroy();
+        }
+        qp.qpn().get().into()
+    }
+
+    /// Looks a datagram service up.
+    fn look_up(&mut self, port: u16) -> u64 {
+        let id = Id::create(&self.party.channel, PortSpace::Udp, 0).unwrap();
+        id.resolve_addr(None, &Address::Ip(here(port)), 2000).unwrap();
+        self.party.expect(EventKind::AddrResolved);
+        id.resolve_route(2000).unwrap();
+        self.party.expect(EventKind::RouteResolved);
+        id.connect(&saying(b"who")).unwrap();
+        let event = self.party.event();
+        id.destroy();
+        match event.data {
+            EventData::Ud(found) if event.kind == EventKind::Established => found.qp_num.into(),
+            _ => heard(event.kind, event.status),
+        }
+    }
+
     /// What is left of ids, queue pairs and connections when those are over whose late packets are waited for.
     fn left(&mut self) -> u64 {
         let start = Instant::now();
@@ -242,8 +311,7 @@ fn twenty_processes_connect_to_each_other() {
         let mut servers: Vec<_> = (0..EACH).map(|_| start()).collect();
         let mut clients: Vec<_> = (0..EACH).map(|_| start()).collect();
         for (n, server) in (0..).zip(&mut servers) {
-            // Every second one listens at all addresses.
-            let address = if n % 2 == 0 { "127.0.0.1" } else { "0.0.0.0" };
+            let address = ["127.0.0.1", "0.0.0.0", "[::]"][n as usize % 3];
             assert_eq!(ask(server, &format!("listen {address}:{}", 7001 + n)), 0);
             server.tell(&format!("serve {EACH} {n}"));
         }
@@ -255,6 +323,37 @@ fn twenty_processes_connect_to_each_other() {
             clients.iter_mut().for_each(|client| assert_eq!(client.hear(), "0"));
         }
         assert!(servers.iter_mut().all(|server| server.hear() == EACH.to_string()));
+    });
+}
+
+#[test]
+fn a_lookup_finds_the_process_that_serves() {
+    alone("a_lookup_finds_the_process_that_serves", || {
+        let [mut server, mut other, mut client] = [start(), start(), start()];
+        assert_eq!(ask(&mut other, "listen 127.0.0.1:7001"), 0, "another port space");
+        assert_eq!(ask(&mut server, "serve_lookup 3"), 0);
+        let found = [0; 3].map(|_| ask(&mut client, "look_up 7001"));
+        let answered: u64 = server.hear().parse().unwrap();
+        assert_eq!(found, [answered; 3]);
+        let refused = heard(EventKind::Unreachable, SidrStatus::Unsupported.code().into());
+        assert_eq!(ask(&mut client, "look_up 7009"), refused);
+    });
+}
+
+#[test]
+fn a_child_has_ports_of_its_own_and_leaves_its_parents_alone() {
+    alone("a_child_has_ports_of_its_own_and_leaves_its_parents_alone", || {
+        let [mut first, mut second, mut client] = [start(), start(), start()];
+        assert_eq!(ask(&mut first, "listen 127.0.0.1:7001"), 0);
+        let child = ask(&mut first, "fork");
+        assert_ne!(child, 0, "the child could not connect");
+        first.tell("serve 1 1");
+        assert_eq!([ask(&mut client, "connect 7001"), ask(&mut client, "disconnect")], [1, 0]);
+        assert_eq!(first.hear(), "1");
+        kill(first);
+        assert_eq!(ask(&mut second, "listen 127.0.0.1:7001"), 0, "a child does not hold the port of its parent");
+        // SAFETY: a child of our child, which is still there: nobody else ends it.
+        assert_eq!(unsafe { libc::kill(child as i32, libc::SIGKILL) }, 0);
     });
 }
 

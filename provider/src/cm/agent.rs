@@ -61,8 +61,8 @@ struct Door {
 #[derive(Debug, Default)]
 struct Inbox {
     messages: VecDeque<(Route, Mad)>,
-    /// Whether a timer of the machine is due.
-    is_due: bool,
+    /// The engine's timers have called for this time.
+    call: Option<Instant>,
 }
 
 /// What a verb or a delivery works with, under the agent's lock. It must not wait, and must not call [`Engine::cm`].
@@ -123,7 +123,7 @@ impl Session<'_> {
             }
             self.settle();
         }
-        if inbox.is_due {
+        if inbox.call.is_some() {
             self.cm.handle_timeout(self.now);
             self.settle();
         }
@@ -177,8 +177,10 @@ impl Core {
         }
     }
 
-    fn work_off(&mut self, engine: &Engine, inbox: Inbox) {
-        if inbox.is_due {
+    fn work_off(&mut self, engine: &Engine, mut inbox: Inbox) {
+        // A call that an earlier one has overtaken means nothing.
+        inbox.call = inbox.call.filter(|call| self.called_at.is_some_and(|at| at <= *call));
+        if inbox.call.is_some() {
             self.called_at = None;
         }
         self.session(engine).take_in(inbox);
@@ -198,9 +200,10 @@ impl Agent {
         }
     }
 
-    /// A timer of the machine is due: the next call of [`Engine::run_cm`] acts on it.
-    pub(crate) fn note_due(&self) {
-        self.inbox.lock().is_due = true;
+    /// The call that was asked for `deadline`: the next one of [`Engine::run_cm`] acts on it.
+    pub(crate) fn note_call(&self, deadline: Instant) {
+        let mut inbox = self.inbox.lock();
+        inbox.call = inbox.call.max(Some(deadline));
         self.is_waiting.store(true, Ordering::SeqCst);
     }
 
