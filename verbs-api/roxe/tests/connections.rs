@@ -1,11 +1,12 @@
 //! Connection management of the Rust API over the loopback device, both ends in this process.
 
 use roxe::cm::{
-    CmEvent, CmEventKind, CmId, ConnParam, Connection, EventChannel, IdOption, Incoming, Listener, Outgoing, PortSpace,
-    UdPeer,
+    CmEvent, CmEventKind, CmId, ConnParam, Connection, EventChannel, IdOption, Incoming, JoinFlags, Listener, Outgoing,
+    Path, PortSpace, UdPeer,
 };
 use roxe::{
-    Access, CompletionQueue, Context, Error, MemoryRegion, ProtectionDomain, QpState, QueuePair, Service, WorkRequest,
+    Access, AsyncEventKind, CompletionQueue, Context, Error, Gid, MemoryRegion, MigState, ProtectionDomain, QpState,
+    QueuePair, Service, WorkRequest,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd};
@@ -291,6 +292,64 @@ fn a_program_may_move_its_queue_pair_itself() {
     id.establish().unwrap();
     servers.next().unwrap().expect(CmEventKind::Established).unwrap();
     send(&own, &peers);
+}
+
+#[test]
+fn both_ends_load_an_alternate_path() {
+    let (servers, clients) = (EventChannel::create().unwrap(), EventChannel::create().unwrap());
+    let (_listener, address) = listening(&servers, PortSpace::Tcp);
+    let id = CmId::create(&clients, PortSpace::Tcp).unwrap();
+    resolve(&id, &clients, address);
+    let own = queue_pair(&id);
+    assert_eq!(errno(id.take_alternates(true)), libc::EINVAL, "not connected");
+    id.connect(&ConnParam::default()).unwrap();
+    let mut request = next(&servers, CmEventKind::ConnectRequest);
+    let taken = request.take_request().unwrap();
+    let peers = queue_pair(&taken);
+    taken.accept(&saying(request.param().unwrap().clone(), b"")).unwrap();
+    next(&clients, CmEventKind::Established);
+    next(&servers, CmEventKind::Established);
+    let here = Gid::from(IpAddr::V6(Ipv6Addr::LOCALHOST));
+    if !id.context().unwrap().gid_entries().iter().any(|entry| entry.gid == here) {
+        return;
+    }
+    let path = Path { sgid: here, dgid: here, ..id.path().unwrap() };
+    id.load_alternate(&path).unwrap();
+    assert_eq!(next(&clients, CmEventKind::RouteError).status(), -libc::EOPNOTSUPP);
+    taken.take_alternates(true).unwrap();
+    id.load_alternate(&path).unwrap();
+    next(&clients, CmEventKind::RouteResolved);
+    send(&own, &peers);
+    send(&peers, &own);
+    assert_eq!((own.path_state(), peers.path_state()), (MigState::Armed, MigState::Armed));
+    own.migrate().unwrap();
+    send(&own, &peers);
+    assert_eq!(peers.path_state(), MigState::Migrated);
+    for id in [&id, &taken] {
+        id.notify(AsyncEventKind::PathMig).unwrap();
+        assert_eq!(id.path().unwrap().sgid, here);
+    }
+}
+
+#[test]
+fn a_group_is_joined_by_its_address() {
+    let channel = EventChannel::create().unwrap();
+    let id = CmId::create(&channel, PortSpace::Udp).unwrap();
+    id.bind(HERE).unwrap();
+    let qp = queue_pair(&id);
+    let [a, b, ..] = std::process::id().to_le_bytes();
+    let group = SocketAddr::from(([239, b, a, 77], 0));
+    assert_eq!(errno(id.join_multicast(HERE, JoinFlags::default())), libc::EINVAL);
+    id.join_multicast(group, JoinFlags::default()).unwrap();
+    let event = next(&channel, CmEventKind::MulticastJoin);
+    let peer = event.ud_peer(&qp.pd()).unwrap();
+    let inbox = qp.pd().alloc_mr(64, Access::LOCAL_WRITE).unwrap();
+    qp.post_recv(1, &[inbox.slice(..).unwrap()]).unwrap();
+    qp.post_send(&WorkRequest::send_inline(b"to all").to(&peer.ah, peer.qpn, peer.qkey).signaled()).unwrap();
+    let lengths = [(); 2].map(|()| qp.send_cq().wait(PATIENCE).unwrap().ok().unwrap().byte_len());
+    assert!(lengths.contains(&46), "it hears itself, behind a GRH: {lengths:?}");
+    id.leave_multicast(group).unwrap();
+    assert_eq!(errno(id.leave_multicast(group)), libc::EADDRNOTAVAIL);
 }
 
 #[test]

@@ -23,6 +23,7 @@ use std::time::Duration;
 /// | [`listen`](Self::listen) | `ConnectRequest` for each request; it carries a new id on the same channel |
 /// | [`accept`](Self::accept) | `Established`, or `Rejected`, `Unreachable`, `ConnectError`; none for datagrams |
 /// | [`disconnect`](Self::disconnect) | `Disconnected` at both ends, `TimewaitExit` later |
+/// | [`load_alternate`](Self::load_alternate) | `RouteResolved`, or `RouteError` |
 /// | [`join_multicast`](Self::join_multicast) | `MulticastJoin`, or `MulticastError` |
 ///
 /// The connection ends, and the peer is told, when the last clone is dropped, and the [`QueuePair`](crate::QueuePair) that was
@@ -178,11 +179,32 @@ impl CmId {
 
     /// Tells of an event of a queue pair that is not built on the id: with
     /// [`CommEst`](crate::AsyncEventKind::CommEst) an accepted connection is established, though the peer's confirmation is lost.
+    /// With [`PathMig`](crate::AsyncEventKind::PathMig), of any queue pair, messages follow it to the alternate path.
     ///
     /// # Errors
-    /// [`Error::Provider`] for any other event, or if it is established already.
+    /// [`Error::Provider`] for any other event, or if it is established already, or there is no such path.
     pub fn notify(&self, event: AsyncEventKind) -> Result<(), Error> {
         Ok(self.0.id.notify(event)?)
+    }
+
+    /// Whether the queue pair on this id loads alternate paths that the peer proposes from now on; by itself it does not. It
+    /// lets the peer choose where packets may go.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if it is not connected, or has no queue pair.
+    pub fn take_alternates(&self, takes: bool) -> Result<(), Error> {
+        Ok(self.0.id.take_alternates(takes)?)
+    }
+
+    /// Proposes another path to the peer, between other addresses of the same devices. `RouteResolved` tells that both queue
+    /// pairs have it: when packets have gone both ways they may [`migrate`](crate::QueuePair::migrate), and do so when the first
+    /// path fails. The status of `RouteError` is `-EOPNOTSUPP` if the peer does not want any.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if it is not connected, has no queue pair, has another proposal under way, or `path` does not begin
+    /// at an address of its device.
+    pub fn load_alternate(&self, path: &Path) -> Result<(), Error> {
+        Ok(self.0.id.load_alternate(path)?)
     }
 
     /// Offers the peer options of a vendor with the next message (enhanced connection establishment).
