@@ -5,7 +5,7 @@ use crate::datagram::Datagram;
 use crate::errno::os;
 use crate::stream::{Drain, Fill, RecvMode, Stream};
 use crate::wait::{Source, Waker};
-use crate::{service, table};
+use crate::{service, sys, table};
 use roxe::{MemoryRegion, ProtectionDomain};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
@@ -51,12 +51,20 @@ pub fn accept(fd: RawFd) -> io::Result<(RawFd, SocketAddr)> {
     Ok((table::insert(socket), peer))
 }
 
-/// Closes a socket: `rclose`. A connected stream delivers first what was sent.
+/// Closes a socket: `rclose`. A connected stream delivers first what was sent. In a forked child only the number is given up, and
+/// the connection goes on in the parent.
 ///
 /// # Errors
 /// EBADF.
 pub fn close(fd: RawFd) -> io::Result<()> {
-    match &table::remove(fd)?.kind {
+    let socket = table::remove(fd)?;
+    if socket.process != std::process::id() {
+        // Of the parent, who goes on using it: here only the number is given up. The rest stays as the fork found it.
+        sys::close(fd);
+        std::mem::forget(socket);
+        return Ok(());
+    }
+    match &socket.kind {
         Kind::Stream(stream) => stream.close(),
         Kind::Datagram(datagram) => datagram.close(),
     }
@@ -71,6 +79,8 @@ pub struct Socket {
     domain: i32,
     nonblocking: AtomicBool,
     descriptor_flags: AtomicI32,
+    /// Whose it is: a forked child has only a copy.
+    process: u32,
 }
 
 #[derive(Debug)]
@@ -87,6 +97,7 @@ impl Socket {
             domain,
             nonblocking: AtomicBool::new(flags & libc::SOCK_NONBLOCK != 0),
             descriptor_flags: AtomicI32::new(close_on_exec),
+            process: std::process::id(),
         }
     }
 

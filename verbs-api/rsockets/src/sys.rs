@@ -27,6 +27,12 @@ pub(crate) fn eventfd() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Gives up a descriptor number whose owner is never dropped.
+pub(crate) fn close(fd: RawFd) {
+    // SAFETY: no memory is passed; the caller forgets who owns it.
+    unsafe { libc::close(fd) };
+}
+
 /// Sets an option of an ordinary socket.
 pub(crate) fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
     let len = value.len() as libc::socklen_t;

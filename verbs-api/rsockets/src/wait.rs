@@ -69,6 +69,10 @@ impl Watchers {
         }
     }
 
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Lets all of them look again. A thread that wakes itself only looks once more.
     pub(crate) fn wake(&self) {
         for waker in &self.0 {

@@ -227,8 +227,12 @@ impl Datagram {
     }
 
     fn send_now(&self, data: &mut Drain<'_>, to: Option<SocketAddr>) -> io::Result<usize> {
+        let to = to.or_else(|| self.inner.lock().usual).ok_or_else(|| os(libc::EDESTADDRREQ))?;
+        if !self.knows(to) {
+            // The answer may be here already: then what follows need not overtake what went over UDP.
+            self.serve();
+        }
         let mut inner = self.current();
-        let to = to.or(inner.usual).ok_or_else(|| os(libc::EDESTADDRREQ))?;
         if inner.shut.write {
             return Err(os(libc::EPIPE));
         }
@@ -247,6 +251,11 @@ impl Datagram {
             None => self.tell(port, to, true, data)?,
         }
         Ok(len)
+    }
+
+    /// Whether the peer's queue pair is known.
+    fn knows(&self, to: SocketAddr) -> bool {
+        self.inner.lock().peers.get(&to).is_some_and(|peer| peer.queue.is_some())
     }
 
     /// The own port that leads to `to`, which is remembered.
@@ -318,6 +327,7 @@ impl Inner {
         let mut ports = std::mem::take(&mut self.ports);
         let mut changed = false;
         for (at, port) in ports.iter_mut().enumerate() {
+            port.take_announcements(!self.watchers.is_empty());
             changed |= port.take_completions(|arrived| {
                 let takes = self.takes_from(arrived.from);
                 if takes {

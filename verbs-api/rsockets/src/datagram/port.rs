@@ -173,13 +173,21 @@ impl Port {
         sent.map(|()| true)
     }
 
+    /// Takes the events of completions. With `watched`, somebody sleeps or is about to: then one is asked for anew.
+    pub(crate) fn take_announcements(&mut self, watched: bool) {
+        if !self.armed {
+            return;
+        }
+        while self.completions.try_get_event().is_some() {
+            self.armed = false;
+        }
+        if watched {
+            self.arm();
+        }
+    }
+
     /// Takes in what has completed; hands each datagram to `arrived`, which says whether it keeps it. True if anything has.
     pub(crate) fn take_completions(&mut self, mut arrived: impl FnMut(Arrived) -> bool) -> bool {
-        if self.armed {
-            while self.completions.try_get_event().is_some() {
-                self.armed = false;
-            }
-        }
         let mut any = false;
         loop {
             let mut batch = [WorkCompletion::default(); BATCH];

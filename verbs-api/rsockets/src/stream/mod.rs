@@ -226,8 +226,9 @@ impl Stream {
 impl Inner {
     /// Takes in what has happened, and wakes those who wait for it.
     fn progress(&mut self, channel: &EventChannel) {
+        let watched = !self.watchers.is_empty();
         let changed = match &mut self.phase {
-            Phase::Open(open) => open.progress(channel),
+            Phase::Open(open) => open.progress(channel, watched),
             Phase::Opening(_) => self.go_on(channel),
             Phase::Idle(_) | Phase::Listening(_) | Phase::Failed | Phase::Closed => false,
         };
@@ -254,7 +255,7 @@ impl Inner {
             }
         }
         if let Phase::Open(open) = &mut self.phase {
-            open.progress(channel);
+            open.progress(channel, !self.watchers.is_empty());
         }
         changed
     }

@@ -75,8 +75,10 @@ impl Open {
         }
     }
 
-    /// Takes in what has happened and answers it. True if anything has.
-    pub(crate) fn progress(&mut self, channel: &EventChannel) -> bool {
+    /// Takes in what has happened and answers it. True if anything has. With `watched`, somebody sleeps or is about to: an event
+    /// that is taken here is asked for anew, because what it announced may not be what that one waits for.
+    pub(crate) fn progress(&mut self, channel: &EventChannel, watched: bool) -> bool {
+        self.take_announcements(watched);
         let completed = self.take_completions();
         let told = self.take_events(channel);
         self.post_notices();
@@ -105,12 +107,19 @@ impl Open {
         told
     }
 
-    fn take_completions(&mut self) -> bool {
-        if self.armed {
-            while self.endpoint.completions.try_get_event().is_some() {
-                self.armed = false;
-            }
+    fn take_announcements(&mut self, watched: bool) {
+        if !self.armed {
+            return;
         }
+        while self.endpoint.completions.try_get_event().is_some() {
+            self.armed = false;
+        }
+        if watched {
+            self.arm();
+        }
+    }
+
+    fn take_completions(&mut self) -> bool {
         let mut any = false;
         loop {
             let mut batch = [WorkCompletion::default(); BATCH];

@@ -44,18 +44,20 @@ impl Phase {
 
     fn open_ready(open: &mut Open) -> i16 {
         let mut ready = 0;
-        let link = open.stream.link();
-        if open.stream.at_end() {
-            ready |= libc::POLLIN | libc::POLLRDHUP;
-        }
-        if open.stream.incoming().has_data() {
+        let has_data = open.stream.incoming().has_data();
+        if has_data || open.stream.at_end() {
             ready |= libc::POLLIN;
+        }
+        if open.stream.at_end() {
+            ready |= libc::POLLRDHUP;
         }
         if open.stream.is_shut() || open.can_send() {
             ready |= libc::POLLOUT;
         }
-        match link {
+        match open.stream.link() {
             Link::Up => ready,
+            // Many programs take a hang-up for the end of everything: it waits until they have read all that came before.
+            Link::Down if has_data => ready,
             Link::Down => ready | libc::POLLHUP,
             Link::Broken => ready | libc::POLLHUP | libc::POLLERR,
         }
