@@ -28,6 +28,13 @@ pub(crate) trait Lockable {
     /// # Safety
     /// This thread, or the one it is a copy of, took it with [`Lockable::lock_raw`] and did not release it since.
     unsafe fn unlock_raw(&self);
+
+    /// Takes it back from a thread that waited for it at the moment of the fork: a lock that is released may be handed over
+    /// to who has waited long, and in the child there is nobody to take it.
+    ///
+    /// # Safety
+    /// As for [`Lockable::unlock_raw`], which was just called, in the child of a fork.
+    unsafe fn take_back(&self);
 }
 
 impl<T> Lockable for Mutex<T> {
@@ -39,6 +46,13 @@ impl<T> Lockable for Mutex<T> {
         // SAFETY: the caller holds the lock, whose guard was forgotten.
         unsafe { self.force_unlock() }
     }
+
+    unsafe fn take_back(&self) {
+        while self.is_locked() {
+            // SAFETY: this thread is alone, so whoever has the lock does not exist.
+            unsafe { self.force_unlock() }
+        }
+    }
 }
 
 impl<T> Lockable for RwLock<T> {
@@ -49,6 +63,19 @@ impl<T> Lockable for RwLock<T> {
     unsafe fn unlock_raw(&self) {
         // SAFETY: the caller holds the lock for writing, and the guard was forgotten.
         unsafe { self.force_unlock_write() }
+    }
+
+    unsafe fn take_back(&self) {
+        while self.is_locked() {
+            // SAFETY: this thread is alone, so whoever has the lock, for reading or writing, does not exist.
+            unsafe {
+                if self.is_locked_exclusive() {
+                    self.force_unlock_write();
+                } else {
+                    self.force_unlock_read();
+                }
+            }
+        }
     }
 }
 
@@ -110,38 +137,90 @@ fn lock_all(engine: Arc<Engine>) -> Held {
 }
 
 /// Releases what [`before`] took, in this thread or in the one this is a copy of, and returns the engines.
-fn release() -> Vec<Held> {
-    // SAFETY: `before` took these locks and left them taken; there are no others as long as the outer one is held.
-    unsafe {
-        ids().unlock_raw();
-        ports::locks().into_iter().for_each(|lock| lock.unlock_raw());
-        process::inner_locks().for_each(|lock| lock.unlock_raw());
-        process::outer_lock().unlock_raw();
-    }
+fn release(unlock: fn(&dyn Lockable)) -> Vec<Held> {
+    unlock(ids());
+    ports::locks().into_iter().for_each(unlock);
+    process::inner_locks().for_each(&unlock);
+    unlock(process::outer_lock());
     let held = HELD.take();
     for (engine, qps) in &held {
-        let (inner, outer) = (engine.inner_locks(), engine.outer_locks());
-        // SAFETY: `lock_all` took exactly these locks, for exactly these queue pairs, and left them taken.
-        unsafe {
-            inner.for_each(|lock| lock.unlock_raw());
-            qps.iter().for_each(|qp| qp.raw().unlock_raw());
-            outer.iter().for_each(|lock| lock.unlock_raw());
-        }
+        engine.inner_locks().for_each(&unlock);
+        qps.iter().for_each(|qp| unlock(qp.raw()));
+        engine.outer_locks().into_iter().for_each(unlock);
     }
-    // SAFETY: taken in `before`, where the guard was forgotten.
-    unsafe { ENGINES.unlock_raw() };
+    unlock(&ENGINES);
     held
 }
 
+fn unlock_in_parent(lock: &dyn Lockable) {
+    // SAFETY: `release` passes the locks that `before` took, for the same engines and queue pairs, whose lists nobody can
+    // change until they are unlocked.
+    unsafe { lock.unlock_raw() }
+}
+
+fn unlock_in_child(lock: &dyn Lockable) {
+    // SAFETY: as in the parent, and this is the only thread.
+    unsafe {
+        lock.unlock_raw();
+        lock.take_back();
+    }
+}
+
 extern "C" fn after_in_parent() {
-    drop(release());
+    drop(release(unlock_in_parent));
 }
 
 extern "C" fn after_in_child() {
-    let held = release();
+    let held = release(unlock_in_child);
     process::abandon();
     ports::abandon();
     for (engine, _) in held {
         engine.abandon();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicI32, Ordering};
+
+    /// Whether a thread of this process sleeps.
+    fn sleeps(thread: i32) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap_or_default();
+        stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('S'))
+    }
+
+    #[test]
+    fn a_lock_comes_back_from_a_thread_that_the_child_lacks() {
+        static LOCK: Mutex<()> = Mutex::new(());
+        static WAITER: AtomicI32 = AtomicI32::new(0);
+        LOCK.lock_raw();
+        let waiter = std::thread::spawn(|| {
+            // SAFETY: takes nothing.
+            WAITER.store(unsafe { libc::gettid() }, Ordering::SeqCst);
+            drop(LOCK.lock());
+        });
+        while !sleeps(WAITER.load(Ordering::SeqCst)) {
+            std::thread::yield_now();
+        }
+        // SAFETY: the child has the lock as this thread has it, hands it over to the copy of who waits, which nobody runs, and
+        // ends with `_exit`.
+        let pid = unsafe {
+            let pid = libc::fork();
+            if pid == 0 {
+                LOCK.force_unlock_fair();
+                let was_handed_over = LOCK.is_locked();
+                LOCK.take_back();
+                libc::_exit(i32::from(!was_handed_over || LOCK.is_locked()));
+            }
+            pid
+        };
+        let mut status = -1;
+        // SAFETY: a child of this test, whose status outlives the call.
+        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+        assert_eq!(status, 0);
+        // SAFETY: taken above.
+        unsafe { LOCK.unlock_raw() };
+        waiter.join().unwrap();
     }
 }
