@@ -13,6 +13,7 @@ mod letters;
 #[allow(unsafe_code)]
 mod poller;
 mod rx;
+mod start;
 mod strays;
 mod table;
 pub(crate) mod tap;
@@ -35,7 +36,7 @@ use crate::flow::{Flows, Key, Receiver};
 use crate::fork::{self, Lockable};
 use crate::live::{self, Live, Turn};
 use crate::net::news::News;
-use crate::net::slot::{self, Slot, SlotSocket};
+use crate::net::slot::{self, Slot};
 use crate::net::steer::Steering;
 use crate::net::udp::UdpLink;
 use crate::qp::QpCore;
@@ -272,15 +273,6 @@ impl Engine {
         }
     }
 
-    /// Starts the engine if need be, and sees to it that it has an address.
-    pub(crate) fn start_with_links(&self) -> Result<(), Error> {
-        self.start()?;
-        if self.links.read().is_empty() {
-            self.open_links(&self.poller()?)?;
-        }
-        Ok(())
-    }
-
     /// A slot of this process: numbers that begin with it are ours alone. Starts the engine if need be.
     pub(crate) fn slot(&self) -> Result<Slot, Error> {
         self.start()?;
@@ -314,17 +306,6 @@ impl Engine {
     /// A queue pair is gone or in RESET: what fault rules counted for it has no meaning any more.
     pub(crate) fn forget_packets(&self, qp: &QpCore) {
         self.tap().into_iter().for_each(|tap| tap.forget(qp.ordinal()));
-    }
-
-    /// Makes sure that packets can leave from and arrive at `gid`.
-    pub(crate) fn ensure_link(&self, gid: Gid) -> Result<(), Error> {
-        self.start()?;
-        let _starting = self.starting.lock();
-        if self.link(gid).is_some() {
-            return Ok(());
-        }
-        let poller = self.poller()?;
-        self.open_link(gid).and_then(|link| self.add_link(link, &poller)).map_err(|e| explain(gid, &e))
     }
 
     /// The link with the local address `gid`.
@@ -480,122 +461,6 @@ impl Engine {
         poller.ok_or_else(|| Error::new(libc::ENODEV, "the engine of this device is not running"))
     }
 
-    /// Whether the sockets are open in this process.
-    pub(crate) fn is_started(&self) -> bool {
-        self.started.load(Ordering::Acquire)
-    }
-
-    /// Opens sockets and starts the thread, unless that was done in this process.
-    fn start(&self) -> Result<(), Error> {
-        if self.is_started() {
-            return Ok(());
-        }
-        let mut starting = self.starting.lock();
-        if self.is_started() {
-            return Ok(());
-        }
-        self.tap().map_or(Ok(()), Tap::resume)?;
-        let poller = self.ensure_thread(&mut starting)?;
-        // Before the sockets, which may bring packets of others at once: they are sent on from here.
-        let claimed = self.claim_slot(&mut self.rx.lock(), &poller);
-        claimed.inspect_err(|_| self.forget_sockets())?;
-        // Who needs an address is told why there is none.
-        let _ = self.open_links(&poller);
-        self.started.store(true, Ordering::Release);
-        Ok(())
-    }
-
-    /// What the background thread sleeps on; both come to exist here the first time.
-    fn ensure_thread(&self, news: &mut Option<News>) -> Result<Arc<Poller>, Error> {
-        if let Ok(poller) = self.poller() {
-            return Ok(poller);
-        }
-        let poller = Arc::new(Poller::new().map_err(|e| Error::os("cannot create an epoll instance", &e))?);
-        // Where the system tells nothing (a sandbox may forbid it), the port is looked at when the device is opened.
-        let heard = News::open().and_then(|news| poller.watch_news(news.fd()).map(|()| news));
-        let (me, sleeper) = (Weak::clone(&self.me), Arc::clone(&poller));
-        poller::spawn_without_signals("roxe", move || background::run(&me, &sleeper))
-            .map_err(|e| Error::os("cannot start the background thread", &e))?;
-        *news = heard.ok();
-        *self.poller.write() = Some(Arc::clone(&poller));
-        Ok(poller)
-    }
-
-    /// Opens every address of the device. Fails if none can be opened; a single one that cannot is reported to whoever
-    /// wants to use it.
-    fn open_links(&self, poller: &Arc<Poller>) -> Result<(), Error> {
-        let mut failure = None;
-        for (_, gid) in self.device.gids().used() {
-            let opened = self.open_link(gid).and_then(|link| self.add_link(link, poller));
-            if let Err(e) = opened {
-                failure.get_or_insert_with(|| explain(gid, &e));
-            }
-        }
-        let links = self.links.read();
-        let Some(rcvbuf) = links.iter().map(|link| link.rcvbuf()).min() else {
-            let name = self.device.netdev();
-            return Err(failure.unwrap_or_else(|| Error::new(libc::ENETDOWN, format!("{name} has no address"))));
-        };
-        self.flows.set_window(self.config.window, rcvbuf);
-        Ok(())
-    }
-
-    fn open_link(&self, gid: Gid) -> io::Result<Arc<UdpLink>> {
-        UdpLink::open(gid, self.ifindex(), self.config.gso, self.config.gro).map(Arc::new)
-    }
-
-    fn add_link(&self, link: Arc<UdpLink>, poller: &Poller) -> io::Result<()> {
-        poller.watch(link.fd(), Watch::All)?;
-        if self.config.steering {
-            let mut rx = self.rx.lock();
-            let steering = Steering::new(Arc::clone(&link), self.ifindex(), clock::now());
-            rx.state().steering.push(steering);
-            self.publish_steering(rx.state());
-        }
-        self.links.write().push(link);
-        self.links_version.fetch_add(1, Ordering::Release);
-        Ok(())
-    }
-
-    fn claim_slot(&self, rx: &mut Rx, poller: &Poller) -> Result<(), Error> {
-        let claim = |e| Error::os("cannot claim a range of queue pair numbers", &e);
-        let socket = SlotSocket::claim(self.ifindex()).map_err(claim)?;
-        poller.watch(socket.fd(), Watch::All).map_err(claim)?;
-        self.table.add_slot(socket.slot());
-        rx.state().slots.push(socket);
-        Ok(())
-    }
-
-    /// Closes all sockets; queue pairs that exist are cut off.
-    fn forget_sockets(&self) {
-        self.rx.lock().clear();
-        self.links.write().clear();
-        self.links_version.fetch_add(1, Ordering::Release);
-        self.table.drain().iter().for_each(|qp| qp.cut_off());
-        self.timers.clear();
-        self.flows.clear();
-        self.tap().into_iter().for_each(|tap| tap.delayed.clear());
-        self.letters.clear();
-        self.publish(&self.steer_at, None);
-        self.publish(&self.retry_at, None);
-        self.publish(&self.tell_at, None);
-    }
-
-    /// In the child of a fork: gives up what belongs to the parent. The next opening of the device starts the thread again,
-    /// the next queue pair all of the engine.
-    pub(crate) fn abandon(&self) {
-        self.started.store(false, Ordering::Release);
-        *self.starting.lock() = None;
-        if let Some(poller) = self.poller.write().take() {
-            poller.close();
-        }
-        if let Some(live) = self.device.live() {
-            live.leave_to_parent(self.counters());
-        }
-        self.forget_sockets();
-        self.agent.abandon();
-    }
-
     /// The locks outside of those of the queue pairs, outermost first, for the fork handlers. The last one is that of the
     /// table: whoever takes it lists the queue pairs with [`Engine::lock_table`] instead.
     pub(crate) fn outer_locks(&self) -> [&dyn Lockable; 5] {
@@ -633,22 +498,4 @@ impl Drop for Engine {
 
 fn instant(deadline: &AtomicU64) -> Option<Instant> {
     Some(deadline.load(Ordering::SeqCst)).filter(|&at| at != NEVER).map(Instant)
-}
-
-/// Why an address cannot be used, and what to do.
-fn explain(gid: Gid, cause: &io::Error) -> Error {
-    let address = gid.to_ip();
-    match cause.raw_os_error() {
-        Some(errno @ libc::EADDRINUSE) => Error::new(
-            errno,
-            format!(
-                "UDP port 4791 of {address} belongs to another user, or to a program that does not share it; \
-                 stop that program or choose another interface with ROXE_NETDEV"
-            ),
-        ),
-        Some(errno @ libc::EADDRNOTAVAIL) => {
-            Error::new(errno, format!("{address} is no longer an address of this host; query the GID table again"))
-        }
-        _ => Error::os(format!("cannot open UDP port 4791 of {address}"), cause),
-    }
 }

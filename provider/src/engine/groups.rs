@@ -8,7 +8,8 @@
 //! Groups belong to the receive side of the engine and are changed under its lock.
 
 use super::rx::{Run, RxState};
-use super::{Engine, explain, poller::Watch};
+use super::start::explain;
+use super::{Engine, poller::Watch};
 use crate::error::Error;
 use crate::limits;
 use crate::net::group;
