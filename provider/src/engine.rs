@@ -107,6 +107,8 @@ enum Due {
     Cq(Weak<Cq>),
     /// Connection management.
     Cm,
+    /// Requests that nobody listens for yet.
+    Requests,
 }
 
 impl std::fmt::Debug for Engine {
@@ -339,6 +341,11 @@ impl Engine {
         self.wait_for(deadline, Due::Cm);
     }
 
+    /// Registers the requests that nobody listens for yet for another look.
+    fn look_for_listeners_at(&self, deadline: Instant) {
+        self.wait_for(deadline, Due::Requests);
+    }
+
     fn wait_for(&self, deadline: Instant, who: Due) {
         self.timers.add(deadline, who);
         if self.presence.oversleeps(deadline) {
@@ -352,6 +359,7 @@ impl Engine {
                 Due::Qp(qpn) => self.table.get(qpn).into_iter().for_each(|qp| qp.on_timer(deadline, now)),
                 Due::Cq(cq) => cq.upgrade().into_iter().for_each(|cq| cq.on_deadline(deadline)),
                 Due::Cm => self.agent.note_call(deadline),
+                Due::Requests => self.look_for_listeners(now),
             }
         }
     }

@@ -139,6 +139,23 @@ fn a_rejection_says_why() {
     assert_eq!(terms(&event).private_data, padded(b"changed my mind", private_data::REJECT));
 }
 
+#[test]
+fn a_request_waits_a_moment_for_its_listener() {
+    let late = End::new(PortSpace::Tcp);
+    late.id.bind(&address("127.0.0.1:0")).unwrap();
+    let active = End::before(PortSpace::Tcp, &late.id.local_addr().unwrap());
+    active.id.connect(&saying(b"early")).unwrap();
+    // When a request that was sent later is heard, the first has found nobody.
+    let other = End::listening(PortSpace::Tcp, HERE);
+    let second = End::before(PortSpace::Tcp, &other.address());
+    second.id.connect(&saying(b"")).unwrap();
+    other.request();
+    late.id.listen(1).unwrap();
+    let (passive, _) = late.request();
+    passive.id.accept(&saying(b"")).unwrap();
+    active.expect(EventKind::ConnectResponse);
+}
+
 // clause: CM-LISTEN
 #[test]
 fn nobody_listens() {

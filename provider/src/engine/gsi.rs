@@ -2,7 +2,9 @@
 //!
 //! Runs under the engine's receive lock, so a message only goes into the agent's inbox ([`crate::cm`]). A request is for
 //! the process that listens for its service, everything else for the one whose slot is in the id that it names. What is for
-//! nobody stays here: our machine answers as one that knows neither the service nor the id, so the peer need not wait.
+//! nobody stays here: our machine answers as one that knows neither the service nor the id, so the peer need not wait. A
+//! request waits a moment for its listener ([`PATIENCE`]): stock programs (perftest) agree over one connection to make the
+//! next, and the one that shall listen may not have had a processor since.
 //! Of a message for whoever has a connection with its sender (a REJ for timeout that names no id of ours) only this
 //! process hears; the others' retries end in time.
 
@@ -21,14 +23,88 @@ use roxe_transport::qp::DropReason;
 use roxe_transport::time::Instant;
 use roxe_wire::cm::{Mad, ServiceId};
 use roxe_wire::{Kind, Packet, Pkey, Qkey};
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// How long a request waits for somebody to listen before it is refused.
+const PATIENCE: Duration = Duration::from_millis(150);
+/// How soon it is looked after first; from then on when it has waited twice as long.
+const FIRST_LOOK: Duration = Duration::from_millis(1);
+/// Requests that wait; more are refused at once.
+const MAX_WAITING: usize = 64;
+
+/// Requests that nobody listens for, the oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Unclaimed(VecDeque<Request>);
+
+/// A packet with a request.
+#[derive(Debug)]
+struct Request {
+    meta: RxMeta,
+    index: u16,
+    bytes: Box<[u8]>,
+    since: Instant,
+    /// When it is looked after next.
+    next: Instant,
+}
+
+impl Request {
+    fn run(&self) -> Run<'_> {
+        Run { meta: &self.meta, bytes: &self.bytes, index: self.index }
+    }
+}
+
+/// Who a message is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// This process.
+    Ours,
+    /// Another, which has it now.
+    Sent,
+    /// A listener that there is not.
+    Nobody,
+}
 
 impl Engine {
     /// Gives packets that came to the address itself to the processes they are for.
     pub(super) fn route_mads(&self, state: &mut RxState, run: Run<'_>, now: Instant) {
         for (index, bytes) in run.packets() {
             let alone = Run { bytes, index, ..run };
-            if !self.forward_mad(state, alone) {
-                self.take_mads(state, alone, now);
+            match self.forward_mad(state, alone) {
+                Way::Sent => {}
+                Way::Nobody if state.unclaimed.0.len() < MAX_WAITING => self.let_wait(state, alone, now),
+                Way::Ours | Way::Nobody => self.take_mads(state, alone, now),
+            }
+        }
+    }
+
+    fn let_wait(&self, state: &mut RxState, run: Run<'_>, now: Instant) {
+        let Run { meta, bytes, index } = run;
+        let next = now.after(FIRST_LOOK);
+        state.unclaimed.0.push_back(Request { meta: *meta, index, bytes: bytes.into(), since: now, next });
+        self.look_for_listeners_at(next);
+    }
+
+    /// Looks whether somebody listens now for the requests that wait. Those that have waited long enough go to our machine,
+    /// which refuses them.
+    pub(super) fn look_for_listeners(&self, now: Instant) {
+        // Whoever receives now would be held up.
+        let Some(mut rx) = self.rx.try_lock() else { return self.look_for_listeners_at(now.after(FIRST_LOOK)) };
+        let state = rx.state();
+        for mut request in std::mem::take(&mut state.unclaimed.0) {
+            if request.next > now {
+                state.unclaimed.0.push_back(request);
+                continue;
+            }
+            let waited = now.since(request.since);
+            match self.forward_mad(state, request.run()) {
+                Way::Sent => {}
+                Way::Nobody if waited < PATIENCE => {
+                    request.next = now.after(waited.max(FIRST_LOOK));
+                    self.look_for_listeners_at(request.next);
+                    state.unclaimed.0.push_back(request);
+                }
+                Way::Ours | Way::Nobody => self.take_mads(state, request.run(), now),
             }
         }
     }
@@ -70,32 +146,32 @@ impl Engine {
     }
 
     /// Sends a message to the process that it is for, if that is another one.
-    fn forward_mad(&self, state: &mut RxState, run: Run<'_>) -> bool {
-        let Ok(packet) = Packet::parse(run.bytes) else { return false };
-        let Ok(mad) = Mad::parse(packet.payload) else { return false };
+    fn forward_mad(&self, state: &mut RxState, run: Run<'_>) -> Way {
+        let Ok(packet) = Packet::parse(run.bytes) else { return Way::Ours };
+        let Ok(mad) = Mad::parse(packet.payload) else { return Way::Ours };
         match addressee(&mad.message) {
             Addressee::Id(id) => {
                 let slot = Slot::new(id.prefix());
                 let is_ours = !slot.can_be_owned() || state.slots.iter().any(|socket| socket.slot() == slot);
-                !is_ours && self.send_on(state, Mailbox::Slot(slot), run)
+                if !is_ours && self.send_on(state, Mailbox::Slot(slot), run) { Way::Sent } else { Way::Ours }
             }
             Addressee::Service(service) => self.forward_request(state, service, run),
-            Addressee::Anyone => false,
+            Addressee::Anyone => Way::Ours,
         }
     }
 
     /// Sends a request to who listens, the listener at exactly this address first.
-    fn forward_request(&self, state: &mut RxState, service: ServiceId, run: Run<'_>) -> bool {
+    fn forward_request(&self, state: &mut RxState, service: ServiceId, run: Run<'_>) -> Way {
         for scope in Scope::candidates(run.meta.dst) {
             let place = Place { service, scope };
             if state.services.iter().any(|socket| socket.place() == place) {
-                return false;
+                return Way::Ours;
             }
             if self.send_on(state, Mailbox::Service(place), run) {
-                return true;
+                return Way::Sent;
             }
         }
-        false
+        Way::Nobody
     }
 
     /// Sends a packet to a mailbox; false if nobody has that.

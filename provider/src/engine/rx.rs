@@ -8,6 +8,7 @@ mod tapped;
 use super::Engine;
 use super::frames::FrameSide;
 use super::groups::Group;
+use super::gsi::Unclaimed;
 use super::strays::{Fate, Strays};
 use super::table::Lookup;
 use super::tx::peek_qpn;
@@ -79,6 +80,8 @@ pub(super) struct RxState {
     pub(super) frames: Option<FrameSide>,
     /// Services that programs of this process offer, with their mailboxes.
     pub(super) services: Vec<ServiceSocket>,
+    /// Requests for services that nobody offers yet.
+    pub(super) unclaimed: Unclaimed,
     /// For other processes.
     pub(super) strays: Strays,
     /// Visits for which the mailboxes are looked at every time.
