@@ -225,7 +225,7 @@ impl Cm {
             }
             Err((reason, info)) => {
                 self.out.send(route, mad.tid, fields::no(req, reason, info));
-                Err(Ignored::Refused)
+                Err(if reason == RejReason::StaleConnection { Ignored::Stale } else { Ignored::Refused })
             }
         }
     }

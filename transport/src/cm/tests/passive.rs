@@ -107,7 +107,7 @@ fn the_queue_pair_of_a_connection_that_is_over_may_connect_again() {
     assert_eq!((node.takes(again.clone()), node.names()), (Ok(()), vec![]));
     let new = node.cm.poll_event().unwrap().id;
     let other = Req { local_comm_id: CommId(0x9999), ..again };
-    assert_eq!(node.takes(other), Err(Ignored::Refused), "that one is not over");
+    assert_eq!(node.takes(other), Err(Ignored::Stale), "that one is not over");
     node.destroy(new).unwrap();
     node.run_out();
 }
@@ -213,11 +213,11 @@ fn a_req_from_the_queue_pair_of_another_connection_ends_that_one() {
     let mut node = Node::listening();
     let old = node.established();
     let again = Req { local_comm_id: CommId(0x8888), ..req() };
-    assert_eq!(node.takes(again.clone()), Err(Ignored::Refused));
+    assert_eq!(node.takes(again.clone()), Err(Ignored::Stale));
     let mut names = node.names();
     names.sort_unstable();
     assert_eq!((names, node.state(old)), (vec!["DREQ", "REJ"], State::DreqSent));
-    assert_eq!((node.takes(again.clone()), node.names()), (Err(Ignored::Refused), vec!["REJ"]));
+    assert_eq!((node.takes(again.clone()), node.names()), (Err(Ignored::Stale), vec!["REJ"]));
     assert_eq!(node.takes(drep(old)), Ok(()));
     assert_eq!(node.events(), [EventKind::Disconnected(Ending::Agreed)]);
     node.run_out();
