@@ -114,6 +114,24 @@ fn many_small_messages_use_no_more_credits_than_there_are() {
 }
 
 #[test]
+fn no_message_is_slept_through() {
+    let (a, b) = pair();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for i in 0..3000u32 {
+                send_all(&a, &i.to_ne_bytes());
+                assert_eq!(recv_all(&a, 4), i.to_ne_bytes());
+            }
+        });
+        for i in 0..3000u32 {
+            assert_eq!(b.poll(POLLIN), POLLIN);
+            assert_eq!(recv_all(&b, 4), i.to_ne_bytes());
+            send_all(&b, &i.to_ne_bytes());
+        }
+    });
+}
+
+#[test]
 fn the_end_comes_behind_the_data() {
     let (a, b) = pair();
     send_all(&a, &pattern(60_000));
@@ -135,7 +153,12 @@ fn a_half_closed_stream_still_goes_the_other_way() {
     assert_eq!(errno(a.send(b"more", 0)), libc::EPIPE);
     send_all(&b, b"answer");
     assert_eq!(recv_all(&a, 6), b"answer");
+    send_all(&b, b"bye");
     b.shutdown(SHUT_RDWR).unwrap();
+    // Both have arrived, but the hang-up waits until the bytes before it were read.
+    assert_eq!(a.poll(POLLIN), POLLIN);
+    assert_eq!(recv_all(&a, 3), b"bye");
+    assert_eq!(a.poll(POLLIN), POLLIN | POLLHUP);
     assert_eq!(a.recv(&mut [0; 10], 0).unwrap(), 0);
 }
 

@@ -48,3 +48,42 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Path> {
         packet_life_time: bytes[64] & SELECTED,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Path {
+        Path {
+            dgid: Gid([0xd; 16]),
+            sgid: Gid([0x5; 16]),
+            flow_label: 0x1_2345,
+            hop_limit: 64,
+            traffic_class: 0x20,
+            pkey: 0xffff,
+            sl: 3,
+            mtu: PathMtu::Mtu1024,
+            rate: 7,
+            packet_life_time: 16,
+        }
+    }
+
+    #[test]
+    fn every_field_of_a_path_stands_where_it_belongs() {
+        let bytes = encode(&sample());
+        assert_eq!((bytes[16], bytes[31], bytes[32], bytes[47]), (0xd, 0xd, 0x5, 0x5));
+        assert_eq!(
+            bytes[52..],
+            [0x01, 0x23, 0x45, 64, 0x20, 0x81, 0xff, 0xff, 0, 3, 0x83, 0x87, 0x90, 0, 0, 0, 0, 0, 0, 0]
+        );
+        assert_eq!(decode(&bytes), Some(sample()));
+    }
+
+    #[test]
+    fn what_is_no_path_is_refused() {
+        let mut bytes = encode(&sample());
+        assert_eq!(decode(&bytes[..71]), None);
+        bytes[62] = 0x80 | 9;
+        assert_eq!(decode(&bytes), None);
+    }
+}

@@ -8,14 +8,14 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 /// How long a test waits for what must come.
-pub const PATIENCE_MS: i32 = 20_000;
+pub(crate) const PATIENCE_MS: i32 = 20_000;
 
 /// A socket that is closed at the end.
 #[derive(Debug)]
-pub struct Sock(Arc<Socket>);
+pub(crate) struct Sock(Arc<Socket>);
 
 impl Sock {
-    pub fn open(domain: i32, kind: i32) -> Self {
+    pub(crate) fn open(domain: i32, kind: i32) -> Self {
         Self::of(open(domain, kind, 0).unwrap())
     }
 
@@ -23,12 +23,12 @@ impl Sock {
         Self(find(fd).unwrap())
     }
 
-    pub fn accept(&self) -> io::Result<(Self, SocketAddr)> {
+    pub(crate) fn accept(&self) -> io::Result<(Self, SocketAddr)> {
         accept(self.fd()).map(|(fd, peer)| (Self::of(fd), peer))
     }
 
     /// Waits for events, and says which came; none after the patience is over.
-    pub fn poll(&self, events: i16) -> i16 {
+    pub(crate) fn poll(&self, events: i16) -> i16 {
         let mut fds = [PollFd { fd: self.fd(), events, revents: 0 }];
         poll(&mut fds, PATIENCE_MS).unwrap();
         fds[0].revents
@@ -50,6 +50,6 @@ impl Drop for Sock {
 }
 
 /// The errno of what must fail.
-pub fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> i32 {
+pub(crate) fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> i32 {
     result.unwrap_err().raw_os_error().unwrap()
 }
