@@ -468,6 +468,20 @@ fn a_port_belongs_to_one_listener() {
     assert_eq!(errno(Listener::bind(foreign)), libc::EADDRNOTAVAIL);
 }
 
+/// `localhost`, for a program whose devices are elsewhere.
+// clause: CM-LOOPBACK
+#[test]
+fn a_loopback_address_without_device_stands_for_this_host() {
+    let nowhere = |port| SocketAddr::from((Ipv4Addr::new(127, 77, 0, 1), port));
+    let listener = Listener::bind(nowhere(0)).unwrap();
+    let port = listener.local_addr().port();
+    assert_eq!(listener.local_addr(), (Ipv4Addr::UNSPECIFIED, port).into());
+    let server = std::thread::spawn(move || listener.accept().unwrap());
+    let client = Connection::connect(nowhere(port)).unwrap();
+    assert_eq!(client.id().peer_addr(), Some((Ipv4Addr::LOCALHOST, port).into()));
+    send(client.qp(), server.join().unwrap().qp());
+}
+
 #[test]
 fn a_listener_of_all_addresses_hears_both_families() {
     let listener = Listener::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap();

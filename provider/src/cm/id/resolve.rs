@@ -24,7 +24,8 @@ const SPACE_MASK: u64 = !0xffff;
 
 /// Addresses.
 impl Id {
-    /// Gives it a local address: of a device, or unspecified for all; port 0 chooses one. Ports below 1024 need no privilege:
+    /// Gives it a local address: of a device, or unspecified for all; port 0 chooses one. An address of the loopback interface
+    /// that no device has stands for all, too: programs look `localhost` up when they mean this host. Ports below 1024 need no privilege:
     /// without a privileged process there is nobody to guard them.
     ///
     /// EINVAL: it has one. EADDRNOTAVAIL: not an address of this host. ENODEV: of no device. EADDRINUSE, EADDRNOTAVAIL:
@@ -36,7 +37,7 @@ impl Id {
     }
 
     fn bind_in(&self, inner: &mut Inner, addr: &Address) -> Result<(), Error> {
-        let addr = self.within_port_space(addr)?;
+        let addr = or_all(self.within_port_space(addr)?);
         let place = if addr.is_any() { None } else { Some(Place::of(addr.gid())?) };
         let claim = self.claim(inner, &addr)?;
         inner.local = Some(addr.with_port(claim.port()));
@@ -72,12 +73,14 @@ impl Id {
         }
     }
 
-    /// Finds the way to `dst`: the source address, unless it is bound or `src` says, and the device. Comes to
+    /// Finds the way to `dst`: the source address, unless it is bound or `src` says, and the device. An address of the loopback
+    /// interface that no device has is this host, at the address of a device. Comes to
     /// [`EventKind::AddrResolved`], or to [`EventKind::AddrError`] after which it may be tried again. The time is not needed:
     /// the system knows its routes.
     ///
     /// EINVAL: wrong state, or addresses of two families; and as [`Id::bind`] for `src`.
     pub fn resolve_addr(&self, src: Option<&Address>, dst: &Address, _timeout_ms: u32) -> Result<(), Error> {
+        let dst = &or_all(*dst);
         let mut inner = self.lock();
         inner.check(&[State::Idle, State::Bound])?;
         let from = inner.local.or_else(|| src.copied()).unwrap_or_else(|| dst.any());
@@ -103,7 +106,7 @@ impl Id {
         if from.port() != 0 {
             return self.bind_in(inner, from);
         }
-        let from = self.within_port_space(from)?;
+        let from = or_all(self.within_port_space(from)?);
         inner.place = if from.is_any() { None } else { Some(Place::of(from.gid())?) };
         let port = Ephemeral::take(self.port_space())?;
         inner.local = Some(from.with_port(port.port()));
@@ -137,6 +140,15 @@ impl Id {
         inner.state = State::RouteResolved;
         self.raise_in(inner, EventKind::RouteResolved, 0, EventData::None);
         Ok(())
+    }
+}
+
+/// All addresses, instead of one of the loopback interface that no device has.
+// clause: CM-LOOPBACK
+fn or_all(addr: Address) -> Address {
+    match addr {
+        Address::Ip(ip) if ip.ip().is_loopback() && Place::of(addr.gid()).is_err() => addr.any().with_port(addr.port()),
+        _ => addr,
     }
 }
 
