@@ -284,7 +284,7 @@ impl<'a> Host<'a> {
 
     /// A message arrives.
     fn take(&mut self, route: Route, mad: &Mad) {
-        let others = self.others(route);
+        let others = self.others(route, &mad.message);
         // The outcome is for counters.
         let _ = self.call(|cm, cx| cm.handle_message(cx, route, mad));
         for (id, before) in others {
@@ -294,9 +294,12 @@ impl<'a> Host<'a> {
         assert!(self.cm.len() <= MOST, "held after {mad}");
     }
 
-    /// How the connections stand that `route` has no say in.
-    fn others(&self, route: Route) -> Vec<(CommId, Option<State>)> {
-        let strange = |known: &Known| !known.is_over && known.route.is_some_and(|own| own != route);
+    /// How the connections stand that nobody at `route` has a say in. A peer that begins something new with a queue pair ends
+    /// what it had with it, at whichever of our addresses.
+    fn others(&self, route: Route, message: &Message) -> Vec<(CommId, Option<State>)> {
+        let is_new = matches!(message, Message::Req(_) | Message::Rep(_));
+        let is_strange = |own: Route| own != route && !(is_new && own.remote == route.remote);
+        let strange = |known: &Known| !known.is_over && known.route.is_some_and(is_strange);
         // Those with an alternate path may be spoken of from there.
         let spoken = [address(11), address(12)];
         let elsewhere = !spoken.contains(&route.local) && !spoken.contains(&route.remote);
