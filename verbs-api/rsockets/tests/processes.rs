@@ -1,0 +1,66 @@
+//! Streams between processes: what is left of a connection when the other process is killed.
+
+mod common;
+
+use common::{Sock, errno};
+use libc::{AF_INET, MSG_WAITALL, POLLIN, SOCK_STREAM};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+
+/// Set in the other process: where to connect to.
+const PEER: &str = "ROXE_TEST_PEER";
+
+/// Runs this program again, as a peer that connects to `at` and then lives until it is killed.
+fn peer(at: SocketAddr) -> Child {
+    let program = std::env::current_exe().unwrap();
+    let mut command = Command::new(program);
+    command.args(["--exact", "the_other_process", "--nocapture"]).env(PEER, at.to_string());
+    command.stdout(Stdio::null()).spawn().unwrap()
+}
+
+/// Not a test: what the other process does.
+#[test]
+fn the_other_process() {
+    let Ok(at) = std::env::var(PEER) else { return };
+    let sock = Sock::open(AF_INET, SOCK_STREAM);
+    sock.connect(at.parse().unwrap()).unwrap();
+    sock.send(b"alive", 0).unwrap();
+    loop {
+        std::thread::park();
+    }
+}
+
+/// A connection whose other end is a process that has just been killed.
+fn orphan() -> Sock {
+    let listener = Sock::open(AF_INET, SOCK_STREAM);
+    listener.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    listener.listen(1).unwrap();
+    let mut peer = peer(listener.local_addr().unwrap());
+    let (sock, _) = listener.accept().unwrap();
+    let mut hello = [0; 5];
+    assert_eq!(sock.recv(&mut hello, MSG_WAITALL).unwrap(), 5);
+    peer.kill().unwrap();
+    peer.wait().unwrap();
+    sock
+}
+
+#[test]
+fn a_killed_peer_is_noticed_by_who_sends() {
+    let sock = orphan();
+    // The first call may still find room in the buffers of the two sides.
+    let bytes = vec![7; 1 << 20];
+    let _ = sock.send(&bytes, 0);
+    assert_eq!(errno(sock.send(&bytes, 0)), libc::ECONNRESET);
+    assert_ne!(sock.poll(POLLIN) & libc::POLLHUP, 0);
+}
+
+// clause: RSOCK-KEEPALIVE
+#[test]
+fn a_killed_peer_is_noticed_by_who_waits_with_keepalives() {
+    let sock = orphan();
+    for (level, name) in [(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE), (libc::SOL_SOCKET, libc::SO_KEEPALIVE)] {
+        sock.set_option(level, name, &1i32.to_ne_bytes()).unwrap();
+    }
+    assert_eq!(errno(sock.recv(&mut [0; 1], 0)), libc::ECONNRESET);
+    assert_eq!(sock.recv(&mut [0; 1], 0).unwrap(), 0);
+}
