@@ -531,6 +531,26 @@ fn services_can_be_named_outright() {
     assert_eq!(local.sid, 0x013f_4321);
 }
 
+// clause: CM-IB-SERVICE
+#[test]
+fn a_service_without_a_port_gets_one() {
+    let listener = End::new(PortSpace::Ib);
+    listener.id.bind(&ib(HERE, 0x013f_0000, !0xffff)).unwrap();
+    listener.id.listen(1).unwrap();
+    let Some(Address::Ib(local)) = listener.id.local_addr() else { panic!("{:?}", listener.id.local_addr()) };
+    assert_eq!((local.sid >> 16, local.sid_mask), (0x013f, !0), "the kernel makes it one service");
+    assert_ne!(local.sid & 0xffff, 0);
+    let asks = |sid| {
+        let active = End::new(PortSpace::Ib);
+        active.resolve(&ib(HERE, sid, !0));
+        active.id.connect(&ConnParam { qp_num: sid as u32, ..saying(b"") }).unwrap();
+        active
+    };
+    assert_eq!(asks(local.sid ^ 1).expect(EventKind::Rejected).status, 8);
+    let _active = asks(local.sid);
+    listener.request();
+}
+
 #[test]
 fn other_services_connect_too() {
     let node = Node::open();

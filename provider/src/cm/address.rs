@@ -58,14 +58,14 @@ impl Address {
         }
     }
 
-    /// The same with another port.
+    /// The same with another port; an `AF_IB` address is for exactly that service then.
     pub fn with_port(self, port: u16) -> Self {
         match self {
             Self::Ip(mut ip) => {
                 ip.set_port(port);
                 Self::Ip(ip)
             }
-            Self::Ib(ib) => Self::Ib(IbAddress { sid: ib.sid & !0xffff | u64::from(port), ..ib }),
+            Self::Ib(ib) => Self::Ib(IbAddress { sid: ib.sid & !0xffff | u64::from(port), sid_mask: !0, ..ib }),
         }
     }
 
