@@ -291,6 +291,11 @@ impl Engine {
         slot::is_owned(self.ifindex(), Slot::of(qpn))
     }
 
+    /// Whether some process owns `slot`.
+    pub(crate) fn is_owned(&self, slot: Slot) -> bool {
+        slot::is_owned(self.ifindex(), slot)
+    }
+
     /// Whether another process of this interface owns the number `qpn`.
     pub(crate) fn is_foreign(&self, qpn: Qpn) -> bool {
         matches!(self.table.find(qpn), Lookup::NotOurs) && slot::is_owned(self.ifindex(), Slot::of(qpn))

@@ -471,6 +471,20 @@ fn who_is_left_of_a_connection_ends_it_alone() {
     });
 }
 
+// clause: CM-PEER-GONE
+#[test]
+fn a_death_is_noticed_although_nobody_says_anything() {
+    alone("a_death_is_noticed_although_nobody_says_anything", || {
+        let over = heard(EventKind::Disconnected, 0);
+        let (server, mut client) = connected();
+        kill(server);
+        assert_eq!(ask(&mut client, "hear"), over);
+        let (mut server, client) = connected();
+        kill(client);
+        assert_eq!(ask(&mut server, "hear"), over);
+    });
+}
+
 /// `ROXE_TEST_CONNECTIONS` in the environment: how many instead of a few.
 #[test]
 fn connections_leave_nothing_behind() {

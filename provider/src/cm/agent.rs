@@ -46,6 +46,8 @@ struct Core {
     door: Door,
     /// When the engine's timers call next.
     called_at: Option<Instant>,
+    /// When to look after peers.
+    look_at: Option<Instant>,
 }
 
 /// The way out of queue pair 1.
@@ -77,6 +79,8 @@ pub(crate) struct Session<'a> {
     pub(crate) listeners: &'a mut HashMap<ListenId, Arc<Id>>,
     /// The time.
     pub(crate) now: Instant,
+    /// When to look after peers.
+    pub(super) look_at: &'a mut Option<Instant>,
     random: fn() -> u64,
     door: &'a mut Door,
 }
@@ -110,6 +114,7 @@ impl Session<'_> {
         loop {
             self.send();
             let Some(event) = self.cm.poll_event() else { return };
+            self.note_peer(&event.kind);
             deliver(self, event);
         }
     }
@@ -125,6 +130,7 @@ impl Session<'_> {
         }
         if inbox.call.is_some() {
             self.cm.handle_timeout(self.now);
+            self.look_after_peers();
             self.settle();
         }
     }
@@ -160,17 +166,17 @@ impl Core {
         let settings = Settings { prefix: engine.slot()?.get(), ..Settings::new(Guid(engine.node_guid())) };
         let door = Door { psn: Psn::new(draw() as u32), link: None };
         let (ids, listeners) = (HashMap::new(), HashMap::new());
-        Ok(Self { cm: Cm::new(settings), ids, listeners, door, called_at: None })
+        Ok(Self { cm: Cm::new(settings), ids, listeners, door, called_at: None, look_at: None })
     }
 
     fn session<'a>(&'a mut self, engine: &'a Engine) -> Session<'a> {
-        let Self { cm, ids, listeners, door, .. } = self;
-        Session { cm, engine, ids, listeners, now: clock::now(), random: draw, door }
+        let Self { cm, ids, listeners, door, look_at, .. } = self;
+        Session { cm, engine, ids, listeners, now: clock::now(), look_at, random: draw, door }
     }
 
-    /// Asks the engine to call when the machine's next timer is due.
+    /// Asks the engine to call when the machine's next timer is due, or peers are to be looked after.
     fn ask_for_call(&mut self, engine: &Engine) {
-        let Some(due) = self.cm.poll_timeout() else { return };
+        let Some(due) = self.cm.poll_timeout().into_iter().chain(self.look_at).min() else { return };
         if self.called_at.is_none_or(|at| due < at) {
             self.called_at = Some(due);
             engine.add_cm_timer(due);

@@ -27,6 +27,7 @@ mod options;
 mod place;
 pub(crate) mod ports;
 mod route;
+mod vigil;
 
 pub(crate) use agent::{Agent, GSI_ORDINAL, Session};
 pub(crate) use follow::{follow, ids};

@@ -54,6 +54,17 @@ pub(super) struct Remote {
     pub(super) qpn: Qpn,
 }
 
+/// A connection that lives as long as the process at its other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Our name of the connection.
+    pub id: CommId,
+    /// Between which addresses.
+    pub route: Route,
+    /// The peer's name of it.
+    pub theirs: CommId,
+}
+
 /// When to act if nothing comes, and how often to do so.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timer {
@@ -220,6 +231,12 @@ impl Connection {
             State::DreqSent | State::TimeWait | State::Idle => {}
             _ => self.send_rejection(&Refusal::new(PrivateData::EMPTY), out),
         }
+    }
+
+    /// Who has to be there for the connection not to end, once it is accepted.
+    pub(super) fn peer(&self) -> Option<Peer> {
+        let depends = matches!(self.state, State::RepSent | State::MraRepRcvd | State::Established | State::DreqSent);
+        self.remote.filter(|_| depends).map(|remote| Peer { id: self.id, route: self.route(), theirs: remote.id })
     }
 
     /// Refuses what the program asks for in the wrong state.

@@ -1,7 +1,7 @@
 //! [`Cm`]: the whole machine, as programs use it. What becomes of messages is in `dispatch.rs`.
 
 use super::alternate::AlternateState;
-use super::conn::{Connection, State};
+use super::conn::{Connection, Peer, State};
 use super::listen::{Listen, ListenId, Listeners};
 use super::outbox::{Event, Outbox, Outgoing};
 use super::sidr::Sidr;
@@ -10,7 +10,7 @@ use super::terms::{Accept, Alternate, AlternateAnswer, Connect, QpTerms, Refusal
 use super::{CmError, Settings};
 use crate::time::Instant;
 use core::fmt;
-use roxe_wire::cm::{CommId, PrivateData, TimeCode, TransactionId};
+use roxe_wire::cm::{CommId, Dreq, Mad, PrivateData, TimeCode, TransactionId};
 
 /// What a call takes from outside.
 pub struct Cx<'a> {
@@ -174,6 +174,21 @@ impl Cm {
         self.with(id, |conn, _, _| conn.migrate())
     }
 
+    /// The process at the other end is gone: what its own system would tell us comes from here. Comes to
+    /// [`Disconnected`](super::EventKind::Disconnected).
+    ///
+    /// # Errors
+    /// [`CmError::UnknownId`], [`CmError::State`]: the connection does not depend on it (any more).
+    // clause: CM-PEER-GONE
+    pub fn lose_peer(&mut self, cx: &mut Cx<'_>, id: CommId) -> Result<(), CmError> {
+        let (Some(conn), tid) = (self.table.get(id), cx.tid()) else { return Err(CmError::UnknownId) };
+        let (remote_qpn, route) = (conn.qpn, conn.route());
+        let theirs = conn.peer().ok_or(CmError::State)?.theirs;
+        let dreq = Dreq { local_comm_id: theirs, remote_comm_id: id, remote_qpn, private_data: PrivateData::EMPTY };
+        let mad = Mad { tid, modifier: 0, message: dreq.into() };
+        self.handle_message(cx, route, &mad).map_err(|_| CmError::State)
+    }
+
     /// Looks a datagram service up. Comes to [`LookupReply`](super::EventKind::LookupReply) or
     /// [`Unreachable`](super::EventKind::Unreachable).
     ///
@@ -284,6 +299,11 @@ impl Cm {
     pub fn qp_terms(&self, id: CommId) -> Option<QpTerms> {
         let conn = self.table.get(id).filter(|conn| !conn.awaits_rep())?;
         Some(conn.terms)
+    }
+
+    /// The connections that end with the process at their other end.
+    pub fn peers(&self) -> impl Iterator<Item = Peer> {
+        self.table.iter().filter_map(Connection::peer)
     }
 
     /// How many connections and lookups there are, those included that wait for the end of their time.

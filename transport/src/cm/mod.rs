@@ -76,7 +76,7 @@ mod times;
 mod tests;
 
 pub use alternate::AlternateState;
-pub use conn::State;
+pub use conn::{Peer, State};
 pub use dispatch::{Addressee, addressee};
 pub use listen::{Addresses, Listen, ListenId, Takes};
 pub use manager::{Cm, Cx};

@@ -52,6 +52,11 @@ impl Table {
         self.entries.get(&id).map(|entry| &entry.conn)
     }
 
+    /// All connections.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Connection> {
+        self.entries.values().map(|entry| &entry.conn)
+    }
+
     /// Takes a new connection; `listener` is whose backlog it fills.
     pub(super) fn insert(&mut self, conn: Connection, listener: Option<ListenId>, listeners: &mut Listeners) {
         let id = conn.id;

@@ -18,6 +18,29 @@ fn a_disconnect_is_answered_and_then_waits_for_late_packets() {
     assert!(node.cm.is_empty());
 }
 
+// clause: CM-PEER-GONE
+#[test]
+fn a_connection_ends_with_the_process_at_its_other_end() {
+    let mut node = Node::listening();
+    let id = node.asked();
+    let lose = |node: &mut Node| node.call(|cm, cx| cm.lose_peer(cx, id));
+    assert_eq!((node.cm.peers().count(), lose(&mut node)), (0, Err(CmError::State)), "not accepted yet");
+    node.call(|cm, cx| cm.accept(cx, id, &accept())).unwrap();
+    assert_eq!(node.names(), ["REP"]);
+    assert!(node.cm.peers().eq([Peer { id, route: route(), theirs: PEER_ID }]));
+    assert_eq!((lose(&mut node), node.names()), (Ok(()), vec![]));
+    assert_eq!(node.events(), [EventKind::Disconnected(Ending::Asked)]);
+    assert_eq!((node.cm.peers().count(), lose(&mut node)), (0, Err(CmError::State)), "it is known");
+    node.disconnect(id).unwrap();
+    node.run_out();
+    assert_eq!(lose(&mut node), Err(CmError::UnknownId));
+    let mut node = Node::new();
+    let id = node.connected();
+    node.disconnect(id).unwrap();
+    assert_eq!(node.call(|cm, cx| cm.lose_peer(cx, id)), Ok(()), "nobody will answer");
+    assert_eq!((node.events(), node.state(id)), (vec![EventKind::Disconnected(Ending::Agreed)], State::TimeWait));
+}
+
 // clause: CM-RETRIES, CM-TIMEWAIT
 #[test]
 fn a_disconnect_that_nobody_answers_ends_all_the_same() {
