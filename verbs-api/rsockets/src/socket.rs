@@ -58,7 +58,7 @@ pub fn accept(fd: RawFd) -> io::Result<(RawFd, SocketAddr)> {
 /// EBADF.
 pub fn close(fd: RawFd) -> io::Result<()> {
     let socket = table::remove(fd)?;
-    if socket.process != std::process::id() {
+    if !socket.is_own() {
         // Of the parent, who goes on using it: here only the number is given up. The rest stays as the fork found it.
         sys::close(fd);
         std::mem::forget(socket);
@@ -121,12 +121,18 @@ impl Socket {
         flags & libc::MSG_DONTWAIT == 0 && !self.nonblocking.load(Ordering::Relaxed)
     }
 
-    /// Whether the background thread has to look after it.
+    /// Whether the background thread of this process has to look after it.
     pub(crate) fn needs_service(&self) -> bool {
-        match &self.kind {
+        let needs = || match &self.kind {
             Kind::Stream(stream) => stream.needs_service(),
             Kind::Datagram(datagram) => datagram.needs_service(),
-        }
+        };
+        self.is_own() && needs()
+    }
+
+    /// Not what a forked child inherited.
+    fn is_own(&self) -> bool {
+        self.process == std::process::id()
     }
 
     /// On what and until when the background thread sleeps for it.

@@ -56,6 +56,7 @@ impl Incoming {
     ///
     /// # Errors
     /// The peer had no room for them, or no credit.
+    // clause: RSOCK-OVERRUN
     pub(crate) fn arrived(&mut self, len: u32) -> Result<(), Violation> {
         self.open = self.open.checked_sub(u64::from(len)).ok_or(Violation)?;
         if self.unread.len() >= usize::from(self.credits) {

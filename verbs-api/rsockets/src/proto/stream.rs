@@ -243,7 +243,8 @@ impl Stream {
         }
     }
 
-    /// The peer has shown for long that it lives, or not at all: ask it.
+    /// The peer has been silent for long: ask whether it lives.
+    // clause: RSOCK-KEEPALIVE
     pub(crate) const fn keep_alive(&mut self) {
         self.probe = true;
     }
