@@ -1,6 +1,6 @@
 # In the guest: brings up eth0 and the kernel's RDMA device rxe0 on it, then obeys the lines of the virtio port.
 #
-#   start ID COMMAND   runs COMMAND beside everything else; its output goes to /mnt/out.ID
+#   start ID COMMAND   runs COMMAND beside everything else; what it prints goes to /mnt/out.ID and /mnt/out.ID.err
 #   stop ID            ends that command and all that it started
 #   end of the port    the host is gone or done: power off
 #
@@ -24,7 +24,7 @@ echo ready >&3
 while read -r verb id command <&3; do
     case $verb in
         start)
-            (bash -c "$command" >"/mnt/out.$id" 2>&1 </dev/null 3>&-; echo "done $id $?" >&3) &
+            (bash -c "$command" >"/mnt/out.$id" 2>"/mnt/out.$id.err" </dev/null 3>&-; echo "done $id $?" >&3) &
             group[$id]=$! ;;
         stop) kill -KILL -- "-${group[$id]}" ;;
     esac

@@ -9,6 +9,7 @@ pub mod kernel;
 pub mod link;
 pub mod sides;
 
+use crate::pair;
 use kernel::Kernel;
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -50,7 +51,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// The file its output goes to, readable while it runs.
+    /// The file its standard output goes to, readable while it runs.
     pub fn output(&self) -> &Path {
         &self.output
     }
@@ -133,7 +134,7 @@ impl Guest {
     pub fn run(&mut self, command: &str) -> io::Result<String> {
         let job = self.start(command)?;
         let status = self.wait(&job, Instant::now() + SHORT_LIMIT)?;
-        let output = String::from_utf8_lossy(&fs::read(&job.output)?).into_owned();
+        let output = pair::both(&job.output);
         match status {
             Some(0) => Ok(output),
             Some(status) => Err(io::Error::other(format!("in the guest: {command}: status {status}\n{output}"))),

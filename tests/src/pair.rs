@@ -26,7 +26,8 @@ pub struct Outcome {
     pub output: String,
 }
 
-/// A running program with its output in a file; killed when dropped.
+/// A running program; killed when dropped. Its standard output goes to a file and its standard error to another: in one,
+/// the second would land in the middle of a line of the first, which programs write in blocks.
 pub(crate) struct Running {
     command: String,
     child: Child,
@@ -35,7 +36,7 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) fn start(Program { name, args }: &Program, place: &Place, log: PathBuf) -> io::Result<Self> {
-        let file = File::create(&log)?;
+        let (output, errors) = (File::create(&log)?, File::create(errors(&log))?);
         let roxe = build::roxe().into_os_string();
         let mut words = place.prefix.iter().map(OsString::from).chain([roxe]);
         let child = Command::new(words.next().unwrap_or_default())
@@ -44,8 +45,8 @@ impl Running {
             .args(args)
             .envs(place.envs.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
-            .stdout(file.try_clone()?)
-            .stderr(file)
+            .stdout(output)
+            .stderr(errors)
             .spawn()?;
         Ok(Self { command: format!("{name} {}", args.join(" ")), child, log })
     }
@@ -69,7 +70,7 @@ impl Running {
 
     /// What it has printed.
     pub(crate) fn so_far(&self) -> String {
-        fs::read(&self.log).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default()
+        both(&self.log)
     }
 }
 
@@ -81,7 +82,23 @@ impl Drop for Running {
         }
         let _ = self.child.wait();
         let _ = fs::remove_file(&self.log);
+        let _ = fs::remove_file(errors(&self.log));
     }
+}
+
+/// The file for standard error beside the one for standard output.
+pub(crate) fn errors(output: &Path) -> PathBuf {
+    output.with_added_extension("err")
+}
+
+/// What is in both files, standard output first.
+pub(crate) fn both(output: &Path) -> String {
+    let read = |file: &Path| fs::read(file).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default();
+    let (mut text, errors) = (read(output), read(&errors(output)));
+    if !text.is_empty() && !text.ends_with('\n') && !errors.is_empty() {
+        text.push('\n');
+    }
+    text + &errors
 }
 
 /// One command line.

@@ -10,6 +10,9 @@ pub mod local;
 use crate::matrix::Ip;
 use judge::Says;
 use std::fmt;
+use std::fs;
+use std::io;
+use std::path::Path;
 
 /// How one sees that a server may be asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,10 +34,10 @@ pub enum Carrier {
     Groups,
 }
 
-/// Programs that meet: servers first, then clients, all clients at once.
+/// Programs that meet: servers first, then clients.
 ///
 /// In the command lines `OWN` stands for the address of who is told, `SERVER` for that of the servers, `GROUP` for a
-/// multicast group, `PORT` for a number that nobody else uses.
+/// multicast group, `PORT` for a number that nobody else uses, `COPY` for a file of the servers that is not there yet.
 #[derive(Clone, Debug)]
 pub struct Exchange {
     /// What a server is told.
@@ -45,6 +48,11 @@ pub struct Exchange {
     pub servers: usize,
     /// How many clients.
     pub clients: usize,
+    /// Whether a client starts when the one before has ended. A persistent rping has one place for the client that asks, and
+    /// serves some twice and others never if two ask at once.
+    pub one_by_one: bool,
+    /// The port, of programs that can be told no other.
+    pub port: Option<u16>,
     /// When the clients may start.
     pub ready: Ready,
     /// Whether the servers go on when the clients have ended.
@@ -72,6 +80,8 @@ pub struct Words<'a> {
     pub group: &'a str,
     /// The port.
     pub port: u16,
+    /// The file, as the servers see it.
+    pub copy: &'a str,
 }
 
 impl Words<'_> {
@@ -80,6 +90,7 @@ impl Words<'_> {
         let words = line.split_whitespace().map(|word| match word {
             "OWN" => self.own.to_owned(),
             "SERVER" => self.server.to_owned(),
+            "SERVER:COPY" => format!("{}:{}", self.server, self.copy),
             "GROUP" => self.group.to_owned(),
             "PORT" => self.port.to_string(),
             word => word.to_owned(),
@@ -89,10 +100,30 @@ impl Words<'_> {
 }
 
 impl Exchange {
+    /// Whether it leaves a file behind.
+    pub fn copies(&self) -> bool {
+        self.client.contains("COPY")
+    }
+
     /// The two programs.
     pub fn tools(&self) -> [&str; 2] {
         [&self.server, &self.client].map(|line| line.split_whitespace().next().unwrap_or_default())
     }
+}
+
+/// The file that is copied: there on this machine and in the guest, which has its root.
+pub const ORIGINAL: &str = "/bin/busybox";
+
+/// Whether `copy`, as this machine sees it, has the bytes of [`ORIGINAL`]; it is removed.
+pub fn take_copy(copy: &Path) -> judge::Judged {
+    let same = || Ok::<_, io::Error>(fs::read(ORIGINAL)? == fs::read(copy)?);
+    let judged = match same() {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(format!("{} is not {ORIGINAL}", copy.display())),
+        Err(e) => Err(format!("{}: {e}", copy.display())),
+    };
+    let _ = fs::remove_file(copy);
+    judged
 }
 
 /// The group of the tests.
@@ -111,12 +142,18 @@ pub fn group_table(ip: Ip) -> &'static str {
     }
 }
 
-/// How that file writes [`group`]: an IPv4 address as a number of this machine.
-pub fn group_word(ip: Ip) -> &'static str {
-    match ip {
+/// How many members the group has in such a file: the column behind it.
+pub fn members_in(table: &str, ip: Ip) -> usize {
+    // An IPv4 address is written as a number of this machine.
+    let word = match ip {
         Ip::V4 => "02014DEF",
         Ip::V6 => "ff0e0000000000000000000000770102",
-    }
+    };
+    let users = |line: &str| {
+        let mut columns = line.split_whitespace().skip_while(|column| *column != word).skip(1);
+        columns.next().and_then(|users| users.parse::<usize>().ok())
+    };
+    table.lines().filter_map(users).sum()
 }
 
 /// What the client is told.

@@ -3,7 +3,7 @@
 use super::{Guest, Job, link};
 use crate::build;
 use crate::pair::{self, KILLED, LOOK, Outcome};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -57,7 +57,12 @@ impl Process {
         }
     }
 
-    /// The file with its standard output and standard error, which grows while it runs.
+    /// What it has printed.
+    pub fn so_far(&self) -> String {
+        pair::both(self.output())
+    }
+
+    /// The file with its standard output, which grows while it runs.
     pub fn output(&self) -> &Path {
         match self {
             Self::Roxe(local) => &local.output,
@@ -76,7 +81,7 @@ impl Process {
         if let (None, Self::Rxe(job)) = (&status, &self) {
             guest.stop(job)?;
         }
-        let output = String::from_utf8_lossy(&fs::read(self.output())?).into_owned();
+        let output = self.so_far();
         let (ok, note) = match status {
             Some(status) if status == "0" => (true, String::new()),
             Some(status) => (false, format!("[ended with {status}]")),
@@ -109,6 +114,7 @@ impl Local {
     fn start(guest: &mut Guest, command: &str, envs: &[(String, String)]) -> io::Result<Self> {
         let output = guest.fresh_output()?;
         let file = File::options().append(true).open(&output)?;
+        let errors = File::create(pair::errors(&output))?;
         // setpriv ends the program with this process even if that one is killed.
         let child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL"])
@@ -118,8 +124,8 @@ impl Local {
             .env("ROXE_NETDEV", link::NETDEV)
             .envs(envs.iter().map(|(k, v)| (k, v)))
             .stdin(Stdio::null())
-            .stdout(file.try_clone()?)
-            .stderr(file)
+            .stdout(file)
+            .stderr(errors)
             .spawn()?;
         Ok(Self { command: command.to_owned(), child, output })
     }

@@ -14,8 +14,12 @@ pub enum Says {
     Words(&'static [&'static str]),
     /// cmtime: the client prints what each step took.
     Steps,
+    /// Programs of rsockets: each end that does not stay prints one line of results, with this in its first column.
+    Row(&'static str),
     /// perftest: each end prints one line, for this number of iterations.
     Figures(u32),
+    /// The same where only the client measures: latency of what the server does not notice.
+    ClientFigures(u32),
 }
 
 /// The steps of cmtime.
@@ -51,17 +55,17 @@ impl Says {
                 return Err(format!("`{}` did not end well", end.command));
             }
             servers.iter().chain(clients).try_for_each(nothing_bad)?;
-            self.said(servers, clients)
+            self.said(servers, clients, stays)
         };
         judge().map_err(|why| servers.iter().chain(clients).fold(why, |text, end| text + "\n" + &shown(end)))
     }
 
     /// Whether a server that stays has told of the end of all its clients; of those that tell nothing nobody waits.
-    pub(super) fn has_seen_all(self, output: &str, clients: usize) -> bool {
+    pub fn has_seen_all(self, output: &str, clients: usize) -> bool {
         !matches!(self, Self::PingsOfMany(_)) || output.matches(LEFT).count() >= clients
     }
 
-    fn said(self, servers: &[Outcome], clients: &[Outcome]) -> Judged {
+    fn said(self, servers: &[Outcome], clients: &[Outcome], stays: bool) -> Judged {
         let mut all = servers.iter().chain(clients);
         match self {
             Self::Pings(count) => all.try_for_each(|end| pings(end, count)),
@@ -70,8 +74,11 @@ impl Says {
                 servers.iter().try_for_each(|end| ends_of(end, clients.len()))
             }
             Self::Words(words) => all.try_for_each(|end| contains(end, words)),
+            Self::Row(name) if stays => clients.iter().try_for_each(|end| row(end, name)),
+            Self::Row(name) => all.try_for_each(|end| row(end, name)),
             Self::Steps => clients.iter().try_for_each(steps),
             Self::Figures(iterations) => all.try_for_each(|end| figures(end, iterations)),
+            Self::ClientFigures(iterations) => clients.iter().try_for_each(|end| figures(end, iterations)),
         }
     }
 }
@@ -141,6 +148,19 @@ fn steps(end: &Outcome) -> Judged {
     }
 }
 
+/// `custom    4k      20      5       800k        0.37s      0.02    1839.96`, once.
+fn row(end: &Outcome, name: &str) -> Judged {
+    let is_row = |line: &&str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        matches!(words.as_slice(), [first, .., time, rate, each] if first.contains(name) && time.ends_with('s')
+            && numbers(&format!("{rate} {each}")).len() == 2)
+    };
+    match end.output.lines().filter(is_row).count() {
+        1 => Ok(()),
+        rows => Err(format!("`{}` prints {rows} lines of results", end.command)),
+    }
+}
+
 fn numbers(text: &str) -> Vec<f64> {
     text.split_whitespace().filter_map(|word| word.parse().ok()).collect()
 }
@@ -200,6 +220,16 @@ mod tests {
         assert!(says.judge(&good, &[end("return status 28")], false).is_err());
         assert!(says.judge(&good, &[end("cmatose: event: X, error: 28\nreturn status 0")], false).is_err());
         assert!(says.judge(&good, &[Outcome { ok: false, ..end("return status 0") }], false).is_err());
+    }
+
+    #[test]
+    fn a_stream_prints_one_line() {
+        const LINE: &str = "custom    4k      20      5       800k        0.37s      0.02    1839.96\n";
+        let head = "name      bytes   xfers   iters   total       time     Gb/sec    usec/xfer\n";
+        assert_eq!(row(&end(&format!("{head}{LINE}")), "custom"), Ok(()));
+        assert!(row(&end(head), "custom").is_err());
+        assert!(row(&end(&LINE.repeat(2)), "custom").is_err());
+        assert!(row(&end(LINE), "64_lat").is_err());
     }
 
     #[test]

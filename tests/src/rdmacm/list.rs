@@ -1,7 +1,7 @@
 //! Which programs there are, with their options.
 
 use super::judge::Says;
-use super::{Carrier, Exchange, Ready};
+use super::{Carrier, Exchange, ORIGINAL, Ready};
 use crate::matrix::Ip;
 
 /// How large a run is: the peer in the guest has a slow processor.
@@ -41,6 +41,8 @@ fn pair(server: String, client: String, says: Says, packets: usize) -> Exchange 
         client,
         servers: 1,
         clients: 1,
+        one_by_one: false,
+        port: None,
         ready: Ready::Listens,
         stays: false,
         carrier: Carrier::Reliable,
@@ -68,6 +70,7 @@ fn rpings(scale: Scale) -> Vec<Exchange> {
     let persistent = Exchange {
         server: "rping -s -P -a OWN -p PORT".to_owned(),
         clients: 20,
+        one_by_one: true,
         stays: true,
         says: Says::PingsOfMany(short),
         note: ", 20 clients",
@@ -94,8 +97,8 @@ fn matoses(scale: Scale) -> Vec<Exchange> {
         matose(" -S 0", Says::Words(&["test complete", "return status 0"])),
         matose(" -S 100000 -t 0x20 -a 17", DONE),
     ];
-    // Nothing but the connections.
-    list[5].packets = 3 * many as u64;
+    // Nothing but the answers to its requests.
+    list[5].packets = 2 * many as u64;
     list
 }
 
@@ -105,23 +108,23 @@ fn daddies(scale: Scale) -> Vec<Exchange> {
     let (many, count) = (scale.of(16, 4), scale.of(10, 4));
     let daddy = |options: &str| {
         let args = format!("-c {many} -C {count}{options}");
-        Exchange { carrier: Carrier::Datagrams, ..twins("udaddy", &args, DONE, many * count) }
+        Exchange { carrier: Carrier::Datagrams, port: Some(7174), ..twins("udaddy", &args, DONE, many * count) }
     };
-    // Its -p is a port space: it has one port for all, and IPOIB has no use without IP over InfiniBand.
+    // Its -p is no port but a port space; that of IPoIB is for IP over InfiniBand.
     vec![daddy(""), daddy(" -S 1000"), daddy(" -f ip")]
 }
 
 /// Its server never ends.
 fn time(scale: Scale) -> Exchange {
     let many = scale.of(1000, 50);
-    Exchange { stays: true, ..twins("cmtime", &format!("-p PORT -c {many}"), Says::Steps, 3 * many) }
+    Exchange { stays: true, ..twins("cmtime", &format!("-p PORT -c {many}"), Says::Steps, 2 * many) }
 }
 
 /// Both wait for three seconds after they have joined, then each receiver waits for each message.
 fn keys() -> Vec<Exchange> {
     const COUNT: usize = 10;
     const DONE: Says = Says::Words(&["joined dgid: ", "data transfers complete", "test complete", "return status 0"]);
-    let key = |servers: usize, options: &str| Exchange {
+    let key = |servers: usize, options: &str, sender: &str| Exchange {
         servers,
         note: if servers > 1 { ", 2 receivers" } else { "" },
         ready: Ready::Joined,
@@ -129,12 +132,12 @@ fn keys() -> Vec<Exchange> {
         // The sender need not receive anything.
         ..pair(
             format!("mckey -m GROUP -b OWN -C {COUNT}{options}"),
-            format!("mckey -m GROUP -b OWN -s -C {COUNT}{options}"),
+            format!("mckey -m GROUP -b OWN -s -C {COUNT}{options}{sender}"),
             DONE,
             0,
         )
     };
-    vec![key(1, ""), key(2, ""), key(2, " -c 3"), key(1, " -o")]
+    vec![key(1, "", ""), key(2, "", ""), key(2, " -c 3", ""), key(1, "", " -o")]
 }
 
 /// Programs that use synchronous ids and `rdma_create_ep`.
@@ -156,6 +159,30 @@ fn endpoints() -> Vec<Exchange> {
         x("r"),
         x("x"),
     ]
+}
+
+/// The programs of rsockets, whose protocol has to be that of librdmacm between roxe and rxe. `-T v` verifies each byte.
+pub fn sockets(scale: Scale) -> Vec<Exchange> {
+    let (many, count) = (scale.of(100, 10), scale.of(10, 3));
+    let stream = |tool: &str, size: usize, options: &str| {
+        let args = format!("-p PORT -S {size} -C {many} -I {count} -T v{options}");
+        twins(tool, &args, Says::Row("custom"), 4)
+    };
+    let mut list: Vec<Exchange> = ["", " -T b", " -T n", " -T a", " -T r", " -f ip", " -i 0", " -k 5"]
+        .map(|options| stream("rstream", 4096, options))
+        .into();
+    list.extend([1, 64, 65_536, 1_000_000].map(|size| stream("rstream", size, "")));
+    list.extend(["", " -T b", " -T n", " -T a"].map(|options| stream("riostream", 64, options)));
+    list.push(stream("riostream", 4096, ""));
+    let pong = |options: &str| {
+        let args = format!("-p PORT{options}");
+        let exchange = twins("udpong", &format!("{args} -C {many} -S 64"), Says::Row("_"), 4);
+        Exchange { server: format!("udpong -b OWN {args}"), stays: true, carrier: Carrier::Datagrams, ..exchange }
+    };
+    list.extend(["", " -T e", " -T a"].map(pong));
+    let copy = (format!("rcopy {ORIGINAL} SERVER:COPY -p PORT"), Says::Words(&["transferring", "done"]));
+    list.push(Exchange { stays: true, ips: &[Ip::V4], ..pair("rcopy -p PORT".to_owned(), copy.0, copy.1, 4) });
+    list
 }
 
 /// Every program of perftest on every service it knows. Those that librdmacm or perftest cannot do say so themselves.
@@ -203,7 +230,11 @@ fn perftest(tool: &str, options: &str, service: &str, count: usize, rows: usize)
     let line = format!("{tool} -F -R {options} -n {count} -p PORT");
     let iterations = u32::try_from(rows).unwrap_or(u32::MAX);
     let carrier = if service == "UD" { Carrier::Datagrams } else { Carrier::Reliable };
-    let exchange = pair(line.clone(), format!("{line} SERVER"), Says::Figures(iterations), 4);
+    let says = match tool {
+        "ib_read_lat" | "ib_atomic_lat" => Says::ClientFigures(iterations),
+        _ => Says::Figures(iterations),
+    };
+    let exchange = pair(line.clone(), format!("{line} SERVER"), says, 4);
     Exchange { carrier, ips: &[Ip::V4], ..exchange }
 }
 

@@ -1,19 +1,20 @@
 //! Runs the programs on this machine, roxe with roxe: over the loopback device, or between two namespaces.
 
 use super::judge::{self, Judged};
-use super::{Carrier, Exchange, Ready, Words, group, group_table, group_word};
+use super::{Carrier, Exchange, Ready, Words, group, group_table, members_in, take_copy};
 use crate::matrix::Ip;
 use crate::pair::{self, LOOK, Outcome, Place, Program, Running};
 use crate::report::Verdict;
 use std::fs;
 use std::io;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// Longest time for one exchange without losses; a lost connection message costs seconds.
 const LIMIT: Duration = Duration::from_secs(60);
-const LOSSY_LIMIT: Duration = Duration::from_secs(180);
+const LOSSY_LIMIT: Duration = Duration::from_secs(600);
 /// How long servers may take to end after their clients have.
 const PARTING: Duration = Duration::from_secs(15);
 
@@ -83,7 +84,7 @@ pub fn run(site: &Site, weather: Weather, exchange: &Exchange) -> Verdict {
     if let Some(tool) = exchange.tools().into_iter().find(|tool| !pair::installed(tool)) {
         return Verdict::Skipped(format!("{tool} is not installed (tests/run installs it)"));
     }
-    let meeting = Meeting { site, weather, exchange, port: port() };
+    let meeting = Meeting { site, weather, exchange, port: exchange.port.unwrap_or_else(port) };
     match meeting.hold() {
         Err(e) => Verdict::Failed(e.to_string()),
         Ok([servers, clients]) => meeting.judge(&servers, &clients),
@@ -114,8 +115,12 @@ impl Meeting<'_> {
         while !self.ready() && Instant::now() < deadline && !servers.iter_mut().any(Running::exited) {
             thread::sleep(LOOK);
         }
-        let clients = self.start(&site.client, &exchange.client, exchange.clients, 'c')?;
-        let clients: Vec<Outcome> = clients.into_iter().map(|client| client.wait(deadline)).collect();
+        let mut clients = Vec::new();
+        while clients.len() < exchange.clients {
+            let next = if exchange.one_by_one { 1 } else { exchange.clients };
+            let started = self.start(&site.client, &exchange.client, next, 'c')?;
+            clients.extend(started.into_iter().map(|client| client.wait(deadline)));
+        }
         // Servers whose client failed wait for ever: they get a moment to say why, no more.
         let good = clients.iter().all(|client| client.ok);
         let patience = match exchange.stays {
@@ -140,14 +145,25 @@ impl Meeting<'_> {
     }
 
     fn start(&self, end: &End, line: &str, count: usize, tag: char) -> io::Result<Vec<Running>> {
-        let own =
-            Words { own: &end.address, server: &self.site.server.address, group: group(self.site.ip), port: self.port };
-        let line = own.fill(line);
+        let copy = self.copy();
+        let words = Words {
+            own: &end.address,
+            server: &self.site.server.address,
+            group: group(self.site.ip),
+            port: self.port,
+            copy: &copy.to_string_lossy(),
+        };
+        let line = words.fill(line);
         let mut words = line.split_whitespace().map(str::to_owned);
         let program = Program { name: words.next().unwrap_or_default(), args: words.collect() };
         let place = self.place(end);
         let log = |n: usize| pair::log_path(&format!("{tag}{}.{n}", self.port));
         (0..count).map(|n| Running::start(&program, &place, log(n))).collect()
+    }
+
+    /// The file that servers may leave behind.
+    fn copy(&self) -> PathBuf {
+        pair::log_path(&format!("copy{}", self.port))
     }
 
     fn place(&self, end: &End) -> Place {
@@ -161,7 +177,7 @@ impl Meeting<'_> {
     fn ready(&self) -> bool {
         let (witness, ip) = (self.site.server.witness, self.site.ip);
         match self.exchange.ready {
-            Ready::Listens => claimed(witness, self.port),
+            Ready::Listens => listens(witness, self.port),
             Ready::Joined => members(witness, ip) >= self.exchange.servers,
         }
     }
@@ -172,6 +188,8 @@ impl Meeting<'_> {
         }
         let judged = self.exchange.says.judge(servers, clients, self.exchange.stays);
         let judged = judged.and_then(|()| self.traffic(servers, clients));
+        let copied = if self.exchange.copies() { take_copy(&self.copy()) } else { Ok(()) };
+        let judged = judged.and(copied);
         judged.map_or_else(Verdict::Failed, |()| Verdict::Passed)
     }
 
@@ -194,21 +212,17 @@ impl Meeting<'_> {
     }
 }
 
-/// Whether some process has claimed `port` for connections: its name among the Unix sockets.
-fn claimed(witness: u32, port: u16) -> bool {
+/// Whether some process listens on `port`: the Unix socket where others leave requests for it has the service in its
+/// name, which ends with the port.
+pub(crate) fn listens(witness: u32, port: u16) -> bool {
     let table = fs::read_to_string(format!("/proc/{witness}/net/unix")).unwrap_or_default();
-    let word = format!("/{port}/");
-    table.lines().any(|line| line.split_once("@roxe/cm/").is_some_and(|(_, name)| name.contains(&word)))
+    let of_port = |name: &str| name.split('/').nth(1).is_some_and(|service| service.ends_with(&format!("{port:04x}")));
+    table.lines().any(|line| line.split_once("@roxe/cm/1/l/").is_some_and(|(_, name)| of_port(name)))
 }
 
-/// How many sockets are members of the group: the column behind it.
-fn members(witness: u32, ip: Ip) -> usize {
-    let table = fs::read_to_string(format!("/proc/{witness}/net/{}", group_table(ip))).unwrap_or_default();
-    let users = |line: &str| {
-        let mut columns = line.split_whitespace().skip_while(|column| *column != group_word(ip)).skip(1);
-        columns.next().and_then(|users| users.parse::<usize>().ok())
-    };
-    table.lines().filter_map(users).sum()
+/// How many sockets are members of the group.
+pub(crate) fn members(witness: u32, ip: Ip) -> usize {
+    members_in(&fs::read_to_string(format!("/proc/{witness}/net/{}", group_table(ip))).unwrap_or_default(), ip)
 }
 
 /// The packets that roxe counts at the end of a process.
