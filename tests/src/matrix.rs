@@ -6,6 +6,7 @@
 pub mod capture;
 pub mod peer_bugs;
 pub mod plan;
+pub mod rdmacm;
 pub mod report;
 pub mod run;
 pub mod stock;

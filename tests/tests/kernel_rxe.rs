@@ -14,6 +14,7 @@
 
 use roxe_tests::build;
 use roxe_tests::guest::{Guest, kernel::Kernel, link};
+use roxe_tests::matrix::rdmacm::{self, Meeting};
 use roxe_tests::matrix::report::{self, Count, Results};
 use roxe_tests::matrix::run::Runner;
 use roxe_tests::matrix::stock::{self, Shown, Stock};
@@ -57,24 +58,32 @@ impl Options {
 struct Plan {
     groups: Vec<plan::Planned>,
     stock: Vec<Stock>,
+    rdmacm: Vec<Meeting>,
 }
 
 impl Plan {
     fn new(options: &Options) -> Self {
-        let (groups, mut stock) = if options.all || !options.words.is_empty() {
-            (plan::all(), stock::all())
+        let (groups, mut stock, mut rdmacm) = if options.all || !options.words.is_empty() {
+            (plan::all(), stock::all(), rdmacm::all())
         } else {
-            (plan::slice(), stock::slice())
+            (plan::slice(), stock::slice(), rdmacm::slice())
         };
-        stock.retain(|s| options.words.iter().all(|word| s.name().contains(word)));
-        Self { groups: plan::only(groups, &options.words), stock }
+        let wanted = |name: &str| options.words.iter().all(|word| name.contains(word));
+        stock.retain(|s| wanted(&s.name()));
+        rdmacm.retain(|m| wanted(&m.name()));
+        Self { groups: plan::only(groups, &options.words), stock, rdmacm }
+    }
+
+    /// The names of all programs.
+    fn programs(&self) -> impl Iterator<Item = String> {
+        self.stock.iter().map(Stock::name).chain(self.rdmacm.iter().map(Meeting::name))
     }
 
     fn list(&self) {
         for (group, cells) in &self.groups {
             cells.iter().for_each(|cell| println!("{group} {cell}: test"));
         }
-        self.stock.iter().for_each(|stock| println!("{}: test", stock.name()));
+        self.programs().for_each(|name| println!("{name}: test"));
     }
 }
 
@@ -113,12 +122,12 @@ fn main() -> ExitCode {
 }
 
 fn skipped(plan: &Plan, why: &str) -> ExitCode {
-    let mut count = plan.stock.len();
+    let mut count = plan.programs().count();
     for (group, cells) in &plan.groups {
         println!("skipped  {group} ({} cells): {why}", cells.len());
         count += cells.len();
     }
-    plan.stock.iter().for_each(|stock| println!("skipped  {}: {why}", stock.name()));
+    plan.programs().for_each(|name| println!("skipped  {name}: {why}"));
     println!("0 passed, 0 failed, {count} skipped");
     ExitCode::SUCCESS
 }
@@ -137,9 +146,10 @@ fn run(options: &Options, plan: &Plan, kernel: &Kernel) -> io::Result<Results> {
         results.groups.push(judged);
     }
     for stock in &plan.stock {
-        let shown = stock.run(&mut runner);
-        tell_stock(&shown);
-        results.stock.push(shown);
+        results.stock.push(told(stock.run(&mut runner)));
+    }
+    for meeting in &plan.rdmacm {
+        results.stock.push(told(meeting.run(&mut runner)));
     }
     println!("took {:.0} s", start.elapsed().as_secs_f32());
     Ok(results)
@@ -155,12 +165,14 @@ fn tell_group(judged: &Judged) {
     tell_capture(judged.capture.as_ref());
 }
 
-fn tell_stock(shown: &Shown) {
+/// Tells how a program ended.
+fn told(shown: Shown) -> Shown {
     if shown.ending == Ending::Passed {
         println!("ok       {} ({:.1} s)", shown.name, shown.seconds);
     }
     print!("{}", report::exception(&shown.name, &shown.ending));
     tell_capture(shown.capture.as_ref());
+    shown
 }
 
 fn tell_capture(capture: Option<&capture::Verdict>) {

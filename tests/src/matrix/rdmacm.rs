@@ -1,0 +1,275 @@
+//! Programs that connect through librdmacm between roxe and rxe, both ways.
+
+use super::run::{self, Runner};
+use super::stock::Shown;
+use super::{Condition, Direction, Ending, Ip, capture};
+use crate::guest::Guest;
+use crate::guest::sides::{Process, Side};
+use crate::pair::{self, KILLED, LOOK, Outcome};
+use crate::rdmacm::judge::{self, Judged};
+use crate::rdmacm::list::{self, Scale};
+use crate::rdmacm::{Carrier, Exchange, Ready, Words, group, group_table, local, members_in, take_copy};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Longest time for one exchange; the guest's processor is emulated, and a lost connection message costs seconds.
+const LIMIT: Duration = Duration::from_secs(120);
+/// How long servers may take until they are ready.
+const READY_LIMIT: Duration = Duration::from_secs(20);
+/// How long servers may take to end after their clients have.
+const PARTING: Duration = Duration::from_secs(15);
+
+/// An exchange between the two sides.
+#[derive(Clone, Debug)]
+pub struct Meeting {
+    /// Who is the client.
+    pub direction: Direction,
+    /// IP version.
+    pub ip: Ip,
+    /// Whether netem interferes.
+    pub condition: Condition,
+    /// The programs.
+    pub exchange: Exchange,
+}
+
+/// A way in which an exchange is known to fail because of the peer.
+struct Limit {
+    name: &'static str,
+    touches: fn(&Meeting) -> bool,
+    /// What rxe's side then says.
+    seen: &'static str,
+}
+
+/// What `-R` of perftest comes to when the server is the slower one.
+const TOO_EARLY: &str = "perftest's client connects before its server listens, and tries again with what it has freed";
+
+/// With `-R`, server and client of perftest agree over a first connection that the one listens again and the other
+/// connects again, and do both at once.
+fn is_too_early(client: &Outcome) -> bool {
+    const REFUSED: [&str; 2] = ["RDMA_CM_EVENT_REJECTED; error: 8.", "RDMA_CM_EVENT_UNREACHABLE; error: 1."];
+    client.output.contains("Failed to resolve RDMA CM address")
+        && REFUSED.iter().any(|words| client.output.contains(words))
+}
+
+/// Seen with Linux 6.1, also between two programs in the guest.
+const LIMITS: [Limit; 3] = [
+    Limit {
+        name: "rxe refuses IPv6 groups",
+        touches: |m| m.exchange.ready == Ready::Joined && m.ip == Ip::V6,
+        seen: "failure joining: Unknown error 524",
+    },
+    Limit { name: "rxe has no XRC", touches: |m| m.exchange.client.contains("-c x"), seen: "Operation not supported" },
+    Limit {
+        name: "rxe receives multicast unreliably",
+        touches: |m| m.exchange.ready == Ready::Joined && m.direction == Direction::RoxeToRxe,
+        seen: KILLED,
+    },
+];
+
+/// Everything. What repeats nothing would wait for ever on a link with losses.
+pub fn all() -> Vec<Meeting> {
+    let mut meetings = Vec::new();
+    for condition in [Condition::Clean, Condition::Netem] {
+        for ip in Ip::ALL {
+            for direction in Direction::ALL {
+                let list = list::all(Scale::Small)
+                    .into_iter()
+                    .chain(list::sockets(Scale::Small))
+                    .filter(|e| e.ips.contains(&ip));
+                let list = list.filter(|e| e.carrier == Carrier::Reliable || condition == Condition::Clean);
+                meetings.extend(list.map(|exchange| Meeting { direction, ip, condition, exchange }));
+            }
+        }
+    }
+    meetings
+}
+
+/// A few for every push: each kind of connection, both ways, one of them with losses.
+pub fn slice() -> Vec<Meeting> {
+    const FEW: [(Condition, Ip, &str); 4] = [
+        (Condition::Clean, Ip::V6, "rping -c -a SERVER -V -v -C 100"),
+        (Condition::Clean, Ip::V4, "ucmatose -s SERVER -c 4 -C 4"),
+        (Condition::Clean, Ip::V4, "udaddy -s SERVER -c 4 -C 4"),
+        (Condition::Netem, Ip::V4, "rdma_client -s SERVER"),
+    ];
+    let mut list = all();
+    list.retain(|m| FEW.contains(&(m.condition, m.ip, m.exchange.to_string().as_str())));
+    list
+}
+
+impl Meeting {
+    /// Direction, condition and what the client is told.
+    pub fn name(&self) -> String {
+        format!("rdmacm {} {} {} {}", self.direction, self.ip, self.condition, self.exchange)
+    }
+
+    /// Runs it.
+    pub fn run(&self, runner: &mut Runner) -> Shown {
+        let (name, start) = (self.name(), Instant::now());
+        let missing = self.exchange.tools().into_iter().find(|tool| !pair::installed(tool));
+        let (ending, capture) = match missing {
+            Some(tool) => (Ending::Skipped(format!("{tool} is not installed")), None),
+            None => self.try_run(runner, &name).unwrap_or_else(|e| (Ending::Failed(e.to_string()), None)),
+        };
+        Shown { name, ending, seconds: start.elapsed().as_secs_f32(), capture }
+    }
+
+    fn try_run(&self, runner: &mut Runner, name: &str) -> io::Result<(Ending, Option<capture::Verdict>)> {
+        runner.set(self.condition)?;
+        let file = runner.capture_file(name)?;
+        let port = self.exchange.port.unwrap_or_else(|| runner.fresh_port());
+        let [servers, clients] = self.hold(runner, port, file.as_deref())?;
+        let copied = if self.exchange.copies() { take_copy(&copy(&runner.guest, port)) } else { Ok(()) };
+        match self.judge(&servers, &clients, copied) {
+            Ending::Passed => Ok((Ending::Passed, file.as_deref().map(capture::judge).transpose()?)),
+            // It may have sent nothing; what it says matters more.
+            other => Ok((other, None)),
+        }
+    }
+
+    /// Servers' side first.
+    fn sides(&self) -> [Side; 2] {
+        match self.direction {
+            Direction::RoxeToRxe => [Side::Rxe, Side::Roxe],
+            Direction::RxeToRoxe => [Side::Roxe, Side::Rxe],
+        }
+    }
+
+    /// What servers and clients left behind.
+    fn hold(&self, runner: &mut Runner, port: u16, capture: Option<&Path>) -> io::Result<[Vec<Outcome>; 2]> {
+        let envs = runner.environment(self.condition, capture);
+        let ([server_side, client_side], exchange) = (self.sides(), &self.exchange);
+        let deadline = Instant::now() + LIMIT;
+        let guest = &mut runner.guest;
+        let start = |guest: &mut Guest, side: Side, line: &str, count: usize| {
+            let server = run::address(server_side, self.ip);
+            let copy = &copy_as_seen(guest, server_side, port);
+            let words = Words { own: run::address(side, self.ip), server, group: group(self.ip), port, copy };
+            let line = words.fill(line);
+            (0..count).map(|_| Process::start(guest, side, &line, &envs)).collect::<io::Result<Vec<_>>>()
+        };
+        let mut servers = start(guest, server_side, &exchange.server, exchange.servers)?;
+        self.await_ready(guest, &mut servers, port)?;
+        let mut clients = Vec::new();
+        while clients.len() < exchange.clients {
+            let next = if exchange.one_by_one { 1 } else { exchange.clients };
+            for client in start(guest, client_side, &exchange.client, next)? {
+                clients.push(client.wait(guest, deadline)?);
+            }
+        }
+        let good = clients.iter().all(|client| client.ok);
+        self.await_farewells(guest, &mut servers, good)?;
+        // What still runs now has nobody to wait for, or does not end by itself.
+        let servers = servers.into_iter().map(|s| s.wait(guest, Instant::now())).collect::<io::Result<Vec<_>>>()?;
+        Ok([servers, clients])
+    }
+
+    /// Until the servers may be asked, or one of them has ended.
+    fn await_ready(&self, guest: &mut Guest, servers: &mut [Process], port: u16) -> io::Result<()> {
+        let deadline = Instant::now() + READY_LIMIT;
+        while !self.is_ready(guest, port)? && Instant::now() < deadline {
+            for server in servers.iter_mut() {
+                if server.ended(guest, LOOK)? {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn is_ready(&self, guest: &mut Guest, port: u16) -> io::Result<bool> {
+        let ([side, _], exchange) = (self.sides(), &self.exchange);
+        match (side, exchange.ready) {
+            (Side::Roxe, Ready::Listens) => Ok(local::listens(std::process::id(), port)),
+            (Side::Roxe, Ready::Joined) => Ok(local::members(std::process::id(), self.ip) >= exchange.servers),
+            (Side::Rxe, Ready::Listens) => {
+                let ids = guest.run("rdma resource show cm_id")?;
+                let listens = |line: &str| line.contains("LISTEN") && line.contains(&format!(":{port} "));
+                Ok(ids.lines().any(listens))
+            }
+            (Side::Rxe, Ready::Joined) => {
+                let table = guest.run(&format!("cat /proc/net/{}", group_table(self.ip)))?;
+                Ok(members_in(&table, self.ip) >= exchange.servers)
+            }
+        }
+    }
+
+    /// Until the servers have ended, or those that stay have told of the end of their clients; not for long if the
+    /// clients are not `good`.
+    fn await_farewells(&self, guest: &mut Guest, servers: &mut [Process], good: bool) -> io::Result<()> {
+        let exchange = &self.exchange;
+        let deadline = Instant::now() + if good { PARTING } else { Duration::from_secs(1) };
+        for server in servers {
+            let seen_all =
+                |server: &Process| exchange.stays && exchange.says.has_seen_all(&server.so_far(), exchange.clients);
+            while !seen_all(server) && Instant::now() < deadline && !server.ended(guest, LOOK)? {}
+        }
+        Ok(())
+    }
+
+    fn judge(&self, servers: &[Outcome], clients: &[Outcome], copied: Judged) -> Ending {
+        if let Some(why) = servers.iter().chain(clients).find_map(judge::refusal) {
+            return Ending::Skipped(format!("the program says: {why}"));
+        }
+        if clients.iter().any(is_too_early) {
+            return Ending::Skipped(TOO_EARLY.to_owned());
+        }
+        match self.exchange.says.judge(servers, clients, self.exchange.stays).and(copied) {
+            Ok(()) => Ending::Passed,
+            Err(why) => match self.explained(servers, clients) {
+                Some(limit) => Ending::PeerBug(limit.to_owned()),
+                None => Ending::Failed(why),
+            },
+        }
+    }
+
+    /// The limit of rxe that shows in what its side says.
+    fn explained(&self, servers: &[Outcome], clients: &[Outcome]) -> Option<&'static str> {
+        let theirs = if self.direction == Direction::RoxeToRxe { servers } else { clients };
+        let shows = |limit: &&Limit| (limit.touches)(self) && theirs.iter().any(|end| end.output.contains(limit.seen));
+        LIMITS.iter().find(shows).map(|limit| limit.name)
+    }
+}
+
+/// The file that servers may leave behind, as this machine sees it: in the folder that both sides share.
+fn copy(guest: &Guest, port: u16) -> PathBuf {
+    guest.folder().join(format!("copy.{port}"))
+}
+
+/// The same as `side` sees it.
+fn copy_as_seen(guest: &Guest, side: Side, port: u16) -> String {
+    match side {
+        Side::Roxe => copy(guest, port).display().to_string(),
+        Side::Rxe => format!("/mnt/copy.{port}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slice_goes_both_ways() {
+        let names: Vec<String> = slice().iter().map(Meeting::name).collect();
+        assert_eq!(names.len(), 8, "{names:#?}");
+    }
+
+    #[test]
+    fn limits_excuse_nothing_else() {
+        let end = |ok, output: &str| Outcome { command: String::new(), ok, output: output.to_owned() };
+        let of = |ip, tool: &str| {
+            let fits =
+                |m: &Meeting| m.ip == ip && m.direction == Direction::RoxeToRxe && m.exchange.client.starts_with(tool);
+            all().into_iter().find(fits).expect("a meeting")
+        };
+        let refused = [end(false, "mckey: failure joining: Unknown error 524")];
+        let other = [end(false, "return status -1")];
+        let key = of(Ip::V6, "mckey");
+        assert!(matches!(key.judge(&refused, &other, Ok(())), Ending::PeerBug(_)));
+        // The same words of ours are no limit of the peer.
+        assert!(matches!(key.judge(&other, &refused, Ok(())), Ending::Failed(_)));
+        assert!(matches!(of(Ip::V4, "mckey").judge(&refused, &other, Ok(())), Ending::Failed(_)));
+        assert!(matches!(of(Ip::V6, "rping").judge(&refused, &other, Ok(())), Ending::Failed(_)));
+    }
+}
