@@ -28,7 +28,11 @@ pub(crate) fn ids() -> &'static impl Lockable {
 /// The interface of `device` has changed. Call without any lock.
 pub(crate) fn follow(device: &Device) {
     let ids: Vec<_> = IDS.lock().values().filter_map(Weak::upgrade).collect();
-    ids.iter().for_each(|id| look(id, device));
+    for id in &ids {
+        look(id, device);
+        // What keeps it from listening there kept others before; nobody waits to be told.
+        let _ = id.listen_where_possible();
+    }
 }
 
 fn look(id: &Id, device: &Device) {

@@ -10,7 +10,13 @@
 //! comes of it is an [`Event`] on the channel of the id. A verb in the wrong state is EINVAL, as with the kernel.
 //!
 //! An id knows its device as soon as it has an address that is one of a device: it sends and receives there. An id that
-//! is bound to all addresses listens on all devices.
+//! is bound to all addresses listens on all devices, on those without an address as soon as they get one.
+//!
+//! # Files
+//!
+//! `id` is what programs hold: its life, and in files of its own how it gets addresses (`resolve`), connects (`connect`) and
+//! moves its queue pair (`pair`); `multicast` and `alternate` belong to it. `deliver` is what it hears of the machine, `follow`
+//! of the interface. `place` finds devices and routes, `ports` gives out ports; `agent` runs the machine of a device.
 //!
 //! Lock order: a channel's lock is inside of an id's lock, which is inside of the agent's.
 

@@ -22,6 +22,11 @@ impl Engine {
         }
     }
 
+    /// Whether the device has an address.
+    pub(crate) fn has_address(&self) -> bool {
+        self.device.gids().used().next().is_some()
+    }
+
     /// Takes the news, and what follows from them. Background thread only.
     pub(super) fn follow_interface(&self) {
         let news = self.starting.lock();

@@ -112,6 +112,8 @@ pub(in crate::cm) struct Inner {
     pub(in crate::cm) link: Link,
     port: Option<Port>,
     listens: Vec<(Arc<Engine>, ListenId)>,
+    /// Where to listen once there is an address.
+    later: Vec<Arc<Engine>>,
     /// Requests that may wait for the program to hear of them, and how many do.
     backlog: usize,
     unheard: usize,
@@ -223,6 +225,7 @@ impl Id {
             link: Link::None,
             port: None,
             listens: vec![],
+            later: vec![],
             backlog: 0,
             unheard: 0,
             options: Options::default(),
@@ -260,7 +263,7 @@ impl Id {
         let (place, link) = (inner.place.take(), std::mem::replace(&mut inner.link, Link::Over));
         let (listens, claim) = (std::mem::take(&mut inner.listens), inner.claim());
         inner.leave_groups();
-        let held = (inner.port.take(), inner.qp.take());
+        let held = (inner.port.take(), inner.qp.take(), std::mem::take(&mut inner.later));
         let channel = Arc::clone(&inner.channel);
         drop(inner);
         follow::remove(self);

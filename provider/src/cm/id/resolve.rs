@@ -247,35 +247,43 @@ impl Id {
     ///
     /// EINVAL: wrong state. EADDRINUSE: another id listens.
     pub fn listen(&self, backlog: i32) -> Result<(), Error> {
-        let (claim, listen) = self.begin_to_listen(backlog)?;
-        let listened = self
-            .engines()
-            .and_then(|engines| engines.iter().try_for_each(|engine| self.listen_on(engine, &claim, listen)));
-        listened.inspect_err(|_| self.stop_listening())
+        self.begin_to_listen(backlog)?;
+        self.listen_where_possible().inspect_err(|_| self.stop_listening())
     }
 
-    fn begin_to_listen(&self, backlog: i32) -> Result<(Arc<Claim>, Listen), Error> {
+    fn begin_to_listen(&self, backlog: i32) -> Result<(), Error> {
         let mut inner = self.lock();
         if inner.state == State::Idle {
             self.bind_in(&mut inner, &Address::Ip(([0, 0, 0, 0], 0).into()))?;
         }
         inner.check(&[State::Bound])?;
-        let (Some(claim), Some(local)) = (inner.claim(), inner.local) else {
+        if inner.claim().is_none() {
             return Err(Error::invalid("the id was bound to connect, not to listen"));
+        }
+        inner.later = match &inner.place {
+            Some(place) => vec![Arc::clone(&place.engine)],
+            None => all_engines()?,
         };
         let wanted = usize::try_from(backlog).unwrap_or(0);
         inner.backlog = if wanted == 0 { MAX_BACKLOG } else { wanted.min(MAX_BACKLOG) };
         inner.state = State::Listening;
-        let listen = Listen { service_id: claim.service(), ..inner.listen(self.service(), &local) };
-        Ok((claim, listen))
+        Ok(())
     }
 
-    /// Where it listens.
-    fn engines(&self) -> Result<Vec<Arc<Engine>>, Error> {
-        match &self.lock().place {
-            Some(place) => Ok(vec![Arc::clone(&place.engine)]),
-            None => all_engines(),
+    /// Listens on the devices that have an address and where it does not yet: those that come to one later follow.
+    pub(in crate::cm) fn listen_where_possible(&self) -> Result<(), Error> {
+        while let Some((engine, claim, listen)) = self.next_to_listen_on() {
+            self.listen_on(&engine, &claim, listen)?;
         }
+        Ok(())
+    }
+
+    fn next_to_listen_on(&self) -> Option<(Arc<Engine>, Arc<Claim>, Listen)> {
+        let mut inner = self.lock();
+        let at = inner.later.iter().position(|engine| engine.has_address())?;
+        let (claim, local) = (inner.claim()?, inner.local?);
+        let listen = Listen { service_id: claim.service(), ..inner.listen(self.service(), &local) };
+        Some((inner.later.swap_remove(at), claim, listen))
     }
 
     fn listen_on(&self, engine: &Arc<Engine>, claim: &Claim, listen: Listen) -> Result<(), Error> {
@@ -295,9 +303,10 @@ impl Id {
         if inner.state == State::Listening {
             inner.state = State::Bound;
         }
-        let listens = std::mem::take(&mut inner.listens);
+        let (listens, later) = (std::mem::take(&mut inner.listens), std::mem::take(&mut inner.later));
         let claim = inner.claim();
         drop(inner);
+        drop(later);
         listens.iter().for_each(|(engine, listen)| super::stop_listening(engine, *listen, claim.as_deref()));
     }
 }
