@@ -8,6 +8,7 @@ mod cm_addresses;
 mod cm_connections;
 mod cm_endpoints;
 mod cm_events;
+mod cm_groups;
 mod cm_misuse;
 mod completions;
 mod dm;
