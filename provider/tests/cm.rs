@@ -10,7 +10,7 @@ use roxe_provider::cm::{
 };
 use roxe_provider::wire::cm::VendorId;
 use roxe_provider::wire::{PathMtu, Qpn};
-use roxe_provider::{AsyncEventKind, AttrMask, Error, QpAttr, QpState, Service};
+use roxe_provider::{AsyncEventKind, AttrMask, Error, QpAttr, QpState, Service, XrcdInit};
 use std::sync::Arc;
 
 fn errno(result: Result<(), Error>) -> i32 {
@@ -576,6 +576,40 @@ fn other_services_connect_too() {
     sender.id.connect(&saying(b"")).unwrap();
     assert_eq!(sender.expect(EventKind::Rejected).status, 8, "of another port space");
     assert_eq!(Id::create_for(&active.channel, PortSpace::Ib, Service::Raw, 0).unwrap_err().errno(), libc::EINVAL);
+}
+
+// clause: CM-XRC
+#[test]
+fn an_xrc_initiator_connects_to_a_target() {
+    let node = Node::open();
+    let xrcd = node.context.open_xrcd(XrcdInit { file: None, create: true, exclusive: false }).unwrap();
+    let new = |service| {
+        let channel = Channel::create().unwrap();
+        let id = Id::create_for(&channel, PortSpace::Ib, service, 0).unwrap();
+        End { channel, id, qp: None }
+    };
+    let listener = new(Service::XrcTgt);
+    listener.id.bind(&address(HERE)).unwrap();
+    listener.id.listen(1).unwrap();
+    let sender = new(Service::XrcIni);
+    sender.resolve(&listener.address());
+    let sender = sender.with_qp(&node);
+    sender.id.connect(&saying(b"")).unwrap();
+    let (receiver, _) = listener.request();
+    assert_eq!(receiver.id.service(), Service::XrcTgt);
+    let target = xrcd.create_target(0).unwrap();
+    receiver.id.attach_qp(&target).unwrap();
+    receiver.id.accept(&saying(b"")).unwrap();
+    assert_eq!(terms(&sender.expect(EventKind::Established)).qp_num, target.qpn().get());
+    receiver.expect(EventKind::Established);
+    let ((ini, _), (tgt, _)) = (sender.qp().query(), target.query());
+    assert_eq!((ini.state, ini.dest_qpn, ini.sq_psn), (QpState::Rts, target.qpn(), tgt.rq_psn));
+    assert_eq!((tgt.state, tgt.dest_qpn, tgt.sq_psn), (QpState::Rts, sender.qp().qpn(), ini.rq_psn));
+
+    let plain = new(Service::Rc);
+    plain.resolve(&listener.address());
+    plain.id.connect(&saying(b"")).unwrap();
+    assert_eq!(plain.expect(EventKind::Rejected).status, 28, "who listens for XRC wants nothing else");
 }
 
 #[test]
