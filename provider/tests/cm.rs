@@ -363,7 +363,9 @@ fn ids_move_with_their_events() {
     assert_eq!(unsafe { libc::poll(&raw mut poll, 1, 20_000) }, 1);
     listener.id.migrate(&new_home).unwrap();
     assert!(listener.is_quiet());
-    assert_eq!(next(&new_home).kind, EventKind::ConnectRequest);
+    let request = next(&new_home);
+    assert_eq!(request.kind, EventKind::ConnectRequest);
+    assert!(Arc::ptr_eq(&request.id.channel(), &new_home), "what comes of it comes there too");
     assert!(Arc::ptr_eq(&listener.id.channel(), &new_home));
 }
 

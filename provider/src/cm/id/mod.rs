@@ -243,12 +243,16 @@ impl Id {
         id
     }
 
-    /// Moves it to another channel, with its pending events.
+    /// Moves it to another channel, with its pending events, and the ids of requests that nobody has heard of.
     pub fn migrate(&self, to: &Arc<Channel>) -> Result<(), Error> {
         let mut inner = self.lock();
         if !Arc::ptr_eq(&inner.channel, to) {
             let from = std::mem::replace(&mut inner.channel, Arc::clone(to));
-            from.take_of(self).into_iter().for_each(|event| to.push(event));
+            for event in from.take_of(self) {
+                let new = event.listener.is_some().then(|| Arc::clone(&event.id));
+                to.push(event);
+                new.map_or(Ok(()), |id| id.migrate(to))?;
+            }
         }
         Ok(())
     }
