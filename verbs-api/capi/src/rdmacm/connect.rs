@@ -19,10 +19,11 @@ pub(crate) unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, param: *mut rd
         let object = live(id)?;
         check(object, wish)?;
         let depths = wish.map_or(Depths::MOST, Depths::of);
-        let data = core::mem::take(&mut object.inner.state.lock().connect_data);
+        let data = object.inner.state.lock().connect_data.clone();
         // SAFETY: the program's private data is as long as it says.
         let param = unsafe { conn_param(object, wish, depths, data) };
         object.inner.id.connect(&param)?;
+        object.inner.state.lock().connect_data.clear();
         finish(id)
     })
 }

@@ -219,8 +219,12 @@ pub(super) fn adopt(event: &Event, listener: *mut rdma_cm_id) -> Result<*mut rdm
     let handle =
         publish(token, exposed(channel, context, event.id.port_space(), qp_type), Arc::clone(&event.id), state);
     event.id.set_user(token.0);
+    if let Err(errno) = live(handle).and_then(show) {
+        // The program has not seen it.
+        drop(Object::<CmId>::retire(handle)?);
+        return Err(errno);
+    }
     own.map(OwnChannel::take);
-    show(live(handle)?)?;
     Ok(handle)
 }
 
