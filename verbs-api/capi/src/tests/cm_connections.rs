@@ -213,3 +213,47 @@ fn the_timeout_of_the_queue_pair_can_be_set() {
     assert_eq!((unsafe { rdma_notify(passive, 4) }, errno()), (-1, libc::EISCONN));
     wire.end(&[active, passive, listener]);
 }
+
+#[test]
+fn a_path_of_the_programs_resolves_the_route() {
+    let wire = Wire::new();
+    let (listener, port) = wire.listener(TCP);
+    let active = wire.id(TCP);
+    // SAFETY: a living identifier and an address.
+    assert_eq!(unsafe { rdma_resolve_addr(active, null_mut(), here(port).as_mut_ptr(), 2000) }, 0);
+    wire.hears(ADDR_RESOLVED);
+    let ends = read(active).route.addr.ibaddr;
+    let path = ibv_path_record {
+        dgid: ends.dgid,
+        sgid: ends.sgid,
+        flowlabel_hoplimit: (0x12345_u32 << 8 | 7).to_be(),
+        tclass: 32,
+        pkey: u16::MAX,
+        // MTU 1024 and a lifetime, each with the selector "exactly".
+        mtu: 2 << 6 | 3,
+        packetlifetime: 2 << 6 | 17,
+        ..ibv_path_record::default()
+    };
+    // The first is not for a connection; the second is GMP, primary and for both directions.
+    let mut paths = [1, 0x2b].map(|flags| ibv_path_data { flags, reserved: 0, path });
+    let (at, len) = (paths.as_mut_ptr().cast::<c_void>(), size_of_val(&paths));
+    // SAFETY: a living identifier and as many bytes as said.
+    unsafe {
+        assert_eq!((rdma_set_option(active, 1, 1, at, len / 2), errno()), (-1, libc::EINVAL), "no path to take");
+        assert_eq!(rdma_set_option(active, 1, 1, at, len), 0);
+    }
+    assert_eq!(wire.hears(ROUTE_RESOLVED).id, active);
+    // SAFETY: a living identifier whose path is resolved.
+    let shown = unsafe { read(active).route.path_rec.read() };
+    assert_eq!((shown.mtu, shown.packet_life_time, shown.hop_limit, shown.traffic_class), (3, 17, 7, 32));
+    assert_eq!((shown.flow_label, shown.dgid.raw), (0x12345_u32.to_be(), ends.dgid.raw));
+    create_qp(active);
+    ask(active, None);
+    let passive = wire.hears(CONNECT_REQUEST).id;
+    create_qp(passive);
+    accept(passive, None);
+    wire.hears(ESTABLISHED);
+    wire.hears(ESTABLISHED);
+    assert_eq!([active, passive].map(|id| query(read(id).qp).path_mtu), [3, 3]);
+    wire.end(&[active, passive, listener]);
+}

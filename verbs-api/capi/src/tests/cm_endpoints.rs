@@ -180,6 +180,28 @@ fn a_refused_connection_is_econnrefused() {
 }
 
 #[test]
+fn connection_data_goes_in_front_of_private_data() {
+    let wire = Wire::new();
+    let (listener, port) = wire.listener(TCP);
+    let found = local(0, port, TCP);
+    // SAFETY: a block of this size, which goes back with the list that it hangs on.
+    unsafe {
+        (*found.0).ai_connect = libc::calloc(1, 4);
+        (*found.0).ai_connect.cast::<[u8; 4]>().write(*b"data");
+        (*found.0).ai_connect_len = 4;
+    }
+    let id = endpoint(&found, small_qp(RC));
+    // SAFETY: a living identifier and channel.
+    assert_eq!(unsafe { rdma_migrate_id(id, wire.channel) }, 0);
+    ask(id, Some(&with_data(b" and more")));
+    let request = wire.hears(CONNECT_REQUEST);
+    assert_eq!(&request.data()[..14], b"data and more\0");
+    let passive = request.id;
+    drop(request);
+    wire.end(&[id, passive, listener]);
+}
+
+#[test]
 fn only_synchronous_listeners_have_requests_to_get() {
     let wire = Wire::new();
     let (listener, _) = wire.listener(TCP);
