@@ -49,3 +49,19 @@ fn look(id: &Id, device: &Device) {
         id.raise_in(&inner, EventKind::AddrChange, 0, EventData::None);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cm::{Channel, PortSpace};
+
+    #[test]
+    fn ids_are_listed_as_long_as_they_live() {
+        let channel = Channel::create().unwrap();
+        let id = Id::create(&channel, PortSpace::Tcp, 0).unwrap();
+        let name = id.name();
+        assert!(IDS.lock().contains_key(&name));
+        drop(id);
+        assert!(!IDS.lock().contains_key(&name));
+    }
+}

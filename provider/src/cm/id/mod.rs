@@ -270,7 +270,6 @@ impl Id {
         let held = (inner.port.take(), inner.qp.take(), std::mem::take(&mut inner.later));
         let channel = Arc::clone(&inner.channel);
         drop(inner);
-        follow::remove(self);
         for (engine, listen) in listens {
             stop_listening(&engine, listen, claim.as_deref());
         }
@@ -437,6 +436,12 @@ impl Id {
     /// The path, once resolved or requested.
     pub fn path(&self) -> Option<Path> {
         self.lock().path
+    }
+}
+
+impl Drop for Id {
+    fn drop(&mut self) {
+        follow::remove(self);
     }
 }
 
