@@ -1,4 +1,4 @@
-//! Streams between processes: what is left of a connection when the other process is killed.
+//! Streams between processes: what is left of a connection when the other process is killed or does not answer.
 
 mod common;
 
@@ -30,15 +30,21 @@ fn the_other_process() {
     }
 }
 
-/// A connection whose other end is a process that has just been killed.
-fn orphan() -> Sock {
+/// A connection to another process.
+fn with_peer() -> (Sock, Child) {
     let listener = Sock::open(AF_INET, SOCK_STREAM);
     listener.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     listener.listen(1).unwrap();
-    let mut peer = peer(listener.local_addr().unwrap());
+    let peer = peer(listener.local_addr().unwrap());
     let (sock, _) = listener.accept().unwrap();
     let mut hello = [0; 5];
     assert_eq!(sock.recv(&mut hello, MSG_WAITALL).unwrap(), 5);
+    (sock, peer)
+}
+
+/// A connection whose other end is a process that has just been killed.
+fn orphan() -> Sock {
+    let (sock, mut peer) = with_peer();
     peer.kill().unwrap();
     peer.wait().unwrap();
     sock
@@ -54,13 +60,23 @@ fn a_killed_peer_is_noticed_by_who_sends() {
     assert_ne!(sock.poll(POLLIN) & libc::POLLHUP, 0);
 }
 
+#[test]
+fn a_killed_peer_is_noticed_by_who_waits() {
+    let sock = orphan();
+    assert_eq!(sock.recv(&mut [0; 1], 0).unwrap(), 0);
+}
+
 // clause: RSOCK-KEEPALIVE
 #[test]
-fn a_killed_peer_is_noticed_by_who_waits_with_keepalives() {
-    let sock = orphan();
+fn a_peer_that_does_not_answer_is_noticed_by_keepalives() {
+    let (sock, mut peer) = with_peer();
+    let stopped = Command::new("kill").args(["-STOP", &peer.id().to_string()]).status().unwrap();
+    assert!(stopped.success());
     for (level, name) in [(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE), (libc::SOL_SOCKET, libc::SO_KEEPALIVE)] {
         sock.set_option(level, name, &1i32.to_ne_bytes()).unwrap();
     }
     assert_eq!(errno(sock.recv(&mut [0; 1], 0)), libc::ECONNRESET);
     assert_eq!(sock.recv(&mut [0; 1], 0).unwrap(), 0);
+    peer.kill().unwrap();
+    peer.wait().unwrap();
 }
