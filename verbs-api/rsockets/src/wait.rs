@@ -7,6 +7,7 @@
 
 use crate::config::Config;
 use crate::sys;
+use std::cell::RefCell;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
@@ -18,7 +19,8 @@ use std::time::Instant;
 pub(crate) struct Waker(Arc<File>);
 
 thread_local! {
-    static OWN: std::cell::RefCell<Option<Waker>> = const { std::cell::RefCell::new(None) };
+    /// With the process that made it: a forked child must not answer calls for its parent.
+    static OWN: RefCell<Option<(u32, Waker)>> = const { RefCell::new(None) };
 }
 
 impl Waker {
@@ -29,11 +31,14 @@ impl Waker {
 
     /// That of this thread.
     pub(crate) fn current() -> io::Result<Self> {
-        OWN.with_borrow_mut(|own| {
-            if own.is_none() {
-                *own = Some(Self::new()?);
+        let process = std::process::id();
+        OWN.with_borrow_mut(|own| match own {
+            Some((of, waker)) if *of == process => Ok(waker.clone()),
+            _ => {
+                let waker = Self::new()?;
+                *own = Some((process, waker.clone()));
+                Ok(waker)
             }
-            Ok(own.as_ref().expect("made above").clone())
         })
     }
 

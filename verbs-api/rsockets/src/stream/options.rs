@@ -60,7 +60,8 @@ impl Inner {
         match name {
             libc::SO_REUSEADDR => {
                 let on = number(value)? != 0;
-                self.tell_id(IdOption::ReuseAddr(on))?;
+                // Once it is bound this changes nothing, and is no error: as with other sockets.
+                let _ = self.tell_id(IdOption::ReuseAddr(on));
                 self.settings.reuse_addr = on;
             }
             libc::SO_RCVBUF => self.settings.set_recv_buffer(number(value)?),
