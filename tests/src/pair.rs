@@ -55,6 +55,13 @@ impl Running {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
+    /// Ends a program that never ends by itself; the outcome says whether it lived until now.
+    fn stop(mut self) -> Outcome {
+        let ok = !self.exited();
+        let note = if ok { "[stopped]" } else { "[ended too early]" };
+        Outcome { command: self.command.clone(), ok, output: self.so_far() + note }
+    }
+
     pub(crate) fn wait(mut self, deadline: Instant) -> Outcome {
         while !self.exited() && Instant::now() < deadline {
             thread::sleep(LOOK);
@@ -142,6 +149,23 @@ pub fn run_pair(
 ) -> io::Result<[Outcome; 2]> {
     let here = Place::here(envs);
     run_pair_at([(server, &here), (client, &here)], &port.to_string(), || listens(port), limit)
+}
+
+/// Starts `server`, which serves for ever, waits until what it has printed is `ready`, runs `client`, and ends the server.
+pub fn run_client(
+    server: &Program,
+    client: &Program,
+    envs: &[(&str, &str)],
+    ready: impl Fn(&str) -> bool,
+    limit: Duration,
+) -> io::Result<[Outcome; 2]> {
+    let (deadline, here) = (deadline(limit), Place::here(envs));
+    let mut first = Running::start(server, &here, log_path("server"))?;
+    while !ready(&first.so_far()) && !first.exited() && Instant::now() < deadline {
+        thread::sleep(LOOK);
+    }
+    let client = Running::start(client, &here, log_path("client"))?.wait(deadline);
+    Ok([first.stop(), client])
 }
 
 /// Starts the first program, waits until it is `ready`, runs the second, and waits for both. `tag` names their output.

@@ -44,8 +44,20 @@ const UCT: [(&str, &str); 7] = [
     ("ud_verbs", "-t am_bw -n 500 -s 1024 -D bcopy"),
 ];
 
-/// Options of fi_pingpong. What connects (`-e msg`, and `ofi_rxm` over it) needs more of librdmacm than there is.
-const FABRIC: [&str; 4] = [
+/// Options of io_demo, the same for both sides. Of Debian's UCX it is the program that connects by address and port, which UCX
+/// leaves to librdmacm; ucx_perftest tells its peer over TCP where it is. `-q` checks every byte.
+const IO_DEMO: [&str; 3] =
+    ["-q -i 100 -d 64:8000", "-q -i 100 -d 64:100000 -o read,write -w 4", "-q -i 100 -d 64:100000 -o read,write -A"];
+
+/// Options of fi_pingpong. Endpoints of type `msg` are connections of librdmacm, and `ofi_rxm` is made of them.
+const FABRIC: [&str; 11] = [
+    "-p verbs -e msg -c -I 100",
+    "-p verbs -e msg -c -I 1000 -S 1024",
+    "-p verbs -e msg -c -I 20 -S 1048576",
+    "-p verbs;ofi_rxm -e rdm -c -I 100",
+    "-p verbs;ofi_rxm -e rdm -c -I 1000 -S 1024",
+    "-p verbs;ofi_rxm -e rdm -c -I 20 -S 1048576",
+    "-p verbs;ofi_rxm -e rdm -c -I 200 -S 4096 -m tagged",
     "-p verbs -e dgram -c -I 1000",
     "-p verbs -e dgram -c -I 1000 -S 1024",
     "-p verbs;ofi_rxd -e rdm -c -I 200 -S 4096",
@@ -76,7 +88,12 @@ fn main() -> ExitCode {
     for (transport, args) in UCT {
         checks.push(Check::new(format!("ucx_perftest -x {transport} {args}"), move || uct(transport, args)));
     }
-    checks.push(Check::new("fi_info lists datagrams of verbs", lists_datagrams));
+    for (transport, tls) in [("rc_verbs", "rc_v"), ("ud_verbs", "ud_v")] {
+        for args in IO_DEMO {
+            checks.push(Check::new(format!("io_demo {args} over {tls}"), move || io_demo(transport, tls, args)));
+        }
+    }
+    checks.push(Check::new("fi_info lists connections and datagrams of verbs", lists_endpoints));
     for args in FABRIC {
         checks.push(Check::new(format!("fi_pingpong {args}"), move || fabric(args)));
     }
@@ -144,6 +161,34 @@ fn uct(transport: &str, args: &str) -> Verdict {
     ucx_perftest(&format!("-d roxe0:1 -x {transport} {args}"), &[], |end| sent(&end.output) > 10)
 }
 
+/// Server and client of io_demo, which connect through librdmacm only. Its server serves until it is stopped.
+fn io_demo(transport: &str, tls: &str, args: &str) -> Verdict {
+    if !pair::installed("io_demo") {
+        return missing("io_demo");
+    }
+    let port = port();
+    let server = program("io_demo", &format!("{args} -p {port}"));
+    let client = program("io_demo", &format!("{args} -p {port} 127.0.0.1"));
+    let envs = [
+        ("UCX_TLS", tls),
+        ("UCX_NET_DEVICES", "roxe0:1"),
+        ("UCX_SOCKADDR_TLS_PRIORITY", "rdmacm"),
+        ("UCX_LOG_LEVEL", "info"),
+        ("ROXE_STATS", "on"),
+    ];
+    match pair::run_client(&server, &client, &envs, |said| said.contains("started listener"), LIMIT) {
+        Err(e) => Verdict::Failed(e.to_string()),
+        Ok(ends) if ends.iter().any(is_without_view) => no_view(),
+        Ok([server, client]) => {
+            let chosen = format!("{transport}/roxe0:1");
+            let good = client.output.contains("Client exit with status 'OK'")
+                && [&server, &client].iter().all(|end| end.output.contains(&chosen))
+                && sent(&client.output) > 100;
+            judge(&[server, client], |_| good)
+        }
+    }
+}
+
 /// Both sides must end well and be as `is_good` says.
 fn ucx_perftest(args: &str, envs: &[(&str, &str)], is_good: impl Fn(&Outcome) -> bool) -> Verdict {
     if !pair::installed("ucx_perftest") {
@@ -183,11 +228,13 @@ fn on_fabric(program: &str, check: impl FnOnce() -> Verdict) -> Verdict {
     }
 }
 
-fn lists_datagrams() -> Verdict {
+fn lists_endpoints() -> Verdict {
     on_fabric("fi_info", || match pair::run(&program("fi_info", "-p verbs"), &[("ROXE_NETDEV", NETDEV)], LIMIT) {
         Err(e) => Verdict::Failed(e.to_string()),
         Ok(end) => {
-            let words = ["domain: roxe0-dgram", "FI_EP_DGRAM", "FI_PROTO_IB_UD", "provider: verbs;ofi_rxd"];
+            let connections = ["domain: roxe0\n", "FI_EP_MSG", "FI_PROTO_RDMA_CM_IB_RC", "provider: verbs;ofi_rxm"];
+            let datagrams = ["domain: roxe0-dgram", "FI_EP_DGRAM", "FI_PROTO_IB_UD", "provider: verbs;ofi_rxd"];
+            let words = [connections, datagrams].concat();
             judge(&[end], |end| words.iter().all(|word| end.output.contains(word)))
         }
     })
