@@ -41,7 +41,9 @@ impl Running {
         let mut words = place.prefix.iter().map(OsString::from).chain([roxe]);
         let child = Command::new(words.next().unwrap_or_default())
             .args(words)
-            .args(["run", "--", name])
+            .arg("run")
+            .args(&place.options)
+            .args(["--", name])
             .args(args)
             .envs(place.envs.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
@@ -124,12 +126,14 @@ pub struct Place {
     pub prefix: Vec<String>,
     /// What the environment has besides.
     pub envs: Vec<(String, String)>,
+    /// Options of `roxe run`.
+    pub options: Vec<String>,
 }
 
 impl Place {
     fn here(envs: &[(&str, &str)]) -> Self {
         let envs = envs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        Self { prefix: Vec::new(), envs }
+        Self { envs, ..Self::default() }
     }
 }
 
@@ -170,21 +174,42 @@ pub fn run_client(
 
 /// Starts the first program, waits until it is `ready`, runs the second, and waits for both. `tag` names their output.
 pub fn run_pair_at(
-    [server, client]: [(&Program, &Place); 2],
+    programs: [(&Program, &Place); 2],
     tag: &str,
     ready: impl Fn() -> bool,
     limit: Duration,
 ) -> io::Result<[Outcome; 2]> {
     let deadline = deadline(limit);
+    let (server, client) = meet(programs, tag, ready, deadline)?;
+    // A client that failed leaves its server waiting for ever: give it a moment to say why, no more.
+    let patience = if client.ok { deadline } else { Instant::now() + Duration::from_secs(1) };
+    Ok([server.wait(patience), client])
+}
+
+/// The same with a server that never ends: it is killed when the client has ended.
+pub fn run_against(
+    programs: [(&Program, &Place); 2],
+    tag: &str,
+    ready: impl Fn() -> bool,
+    limit: Duration,
+) -> io::Result<[Outcome; 2]> {
+    let (server, client) = meet(programs, tag, ready, deadline(limit))?;
+    Ok([server.wait(Instant::now()), client])
+}
+
+/// Starts both in their order and waits for the second.
+fn meet(
+    [server, client]: [(&Program, &Place); 2],
+    tag: &str,
+    ready: impl Fn() -> bool,
+    deadline: Instant,
+) -> io::Result<(Running, Outcome)> {
     let mut first = Running::start(server.0, server.1, log_path(&format!("s{tag}")))?;
     while !ready() && !first.exited() && Instant::now() < deadline {
         thread::sleep(LOOK);
     }
     let second = Running::start(client.0, client.1, log_path(&format!("c{tag}")))?;
-    let client = second.wait(deadline);
-    // A client that failed leaves its server waiting for ever: give it a moment to say why, no more.
-    let server = first.wait(if client.ok { deadline } else { Instant::now() + Duration::from_secs(1) });
-    Ok([server, client])
+    Ok((first, second.wait(deadline)))
 }
 
 /// When `limit` from now is over. Whoever comes first builds the program, which may take longer than any limit.
@@ -199,7 +224,7 @@ pub(crate) fn log_path(tag: &str) -> PathBuf {
 
 /// Whether some process of this network namespace listens on TCP `port` (column 2 is the local address, column 4 the
 /// state, 0A is LISTEN).
-pub(crate) fn listens(port: u16) -> bool {
+pub fn listens(port: u16) -> bool {
     let suffix = format!(":{port:04X}");
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
         fs::read_to_string(table).is_ok_and(|text| {

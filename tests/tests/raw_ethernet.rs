@@ -57,7 +57,7 @@ impl World {
 
     fn place(&self, end: [&str; 3]) -> Place {
         let prefix = if end == THERE { self.0.prefix() } else { Vec::new() };
-        Place { prefix, envs: vec![("ROXE_NETDEV".into(), end[0].into())] }
+        Place { prefix, envs: vec![("ROXE_NETDEV".into(), end[0].into())], ..Place::default() }
     }
 
     /// Whether some process at `end` receives frames of all protocols (column 4 of the table of packet sockets).

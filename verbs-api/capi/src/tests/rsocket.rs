@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::rsocket::*;
-use libc::{iovec, msghdr, sockaddr, sockaddr_in, socklen_t};
+use libc::{iovec, msghdr, pollfd, sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
 use std::os::fd::AsRawFd;
 
 /// Whether a call answered -1 with this errno.
@@ -82,6 +82,103 @@ fn a_number_that_is_no_rsocket_is_ebadf() {
 }
 
 #[test]
+fn sorts_without_rsockets_are_refused() {
+    let refused = [
+        (libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0),
+        (libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK, 0),
+        (libc::AF_INET, libc::SOCK_RAW, 0),
+        (libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_UDP),
+        (libc::AF_INET6, libc::SOCK_DGRAM, libc::IPPROTO_TCP),
+        (libc::AF_UNIX, libc::SOCK_STREAM, 0),
+    ];
+    for (domain, kind, protocol) in refused {
+        // SAFETY: numbers only.
+        let fd = unsafe { rsocket(domain, kind, protocol) };
+        assert!(fails(fd, libc::EOPNOTSUPP), "{domain} {kind} {protocol}: {fd}, errno {}", errno());
+    }
+}
+
+#[test]
+fn addresses_need_their_length() {
+    let stream = Rsocket::new(libc::SOCK_STREAM);
+    let (addr, len) = loopback(0);
+    let addr = (&raw const addr).cast::<sockaddr>();
+    // SAFETY: an address with at most its length, or NULL.
+    unsafe {
+        for call in [rbind, rconnect] {
+            assert!(fails(call(stream.0, ptr::null(), len), libc::EFAULT));
+            assert!(fails(call(stream.0, addr, 0), libc::EINVAL));
+            assert!(fails(call(stream.0, addr, len - 1), libc::EINVAL));
+        }
+        let mut other: sockaddr_in6 = MaybeUninit::zeroed().assume_init();
+        for (family, len, answer) in [
+            (libc::AF_UNIX, size_of::<sockaddr_in6>(), libc::EAFNOSUPPORT),
+            (libc::AF_INET6, size_of::<sockaddr_in6>() - 1, libc::EINVAL),
+        ] {
+            other.sin6_family = family as u16;
+            assert!(fails(rbind(stream.0, (&raw const other).cast(), len as socklen_t), answer));
+        }
+        assert!(fails(rgetsockname(stream.0, null_mut(), null_mut()), libc::EFAULT));
+    }
+}
+
+#[test]
+fn an_own_address_fits_into_the_room_there_is() {
+    let stream = Rsocket::new(libc::SOCK_STREAM);
+    let (addr, len) = loopback(0);
+    // SAFETY: variables of the sizes that are said.
+    unsafe {
+        assert_eq!(rbind(stream.0, (&raw const addr).cast(), len), 0, "errno {}", errno());
+        let mut found: sockaddr_in = MaybeUninit::zeroed().assume_init();
+        let mut room = 4;
+        assert_eq!(rgetsockname(stream.0, (&raw mut found).cast(), &raw mut room), 0);
+        assert_eq!(room as usize, size_of::<sockaddr_in>(), "how long it is");
+        assert_eq!((found.sin_family, found.sin_addr.s_addr), (libc::AF_INET as u16, 0), "4 bytes were room for this");
+        assert_ne!(found.sin_port, 0, "a port was chosen");
+        room = 0;
+        assert_eq!(rgetsockname(stream.0, null_mut(), &raw mut room), 0);
+        assert_eq!(room as usize, size_of::<sockaddr_in>());
+        assert_eq!(rgetsockname(stream.0, (&raw mut found).cast(), &raw mut room), 0);
+        assert_eq!(found.sin_addr.s_addr, addr.sin_addr.s_addr);
+    }
+}
+
+#[test]
+fn null_is_efault_where_bytes_have_to_be() {
+    let stream = Rsocket::new(libc::SOCK_STREAM);
+    let hole = iovec { iov_base: null_mut(), iov_len: 1 };
+    // SAFETY: NULL, or a list of one entry whose buffer is NULL.
+    unsafe {
+        let mut message: msghdr = MaybeUninit::zeroed().assume_init();
+        message.msg_iov = (&raw const hole).cast_mut();
+        message.msg_iovlen = 1;
+        let calls = [
+            rrecv(stream.0, null_mut(), 1, 0),
+            rsend(stream.0, ptr::null(), 1, 0),
+            rread(stream.0, null_mut(), 1),
+            rwrite(stream.0, ptr::null(), 1),
+            rreadv(stream.0, ptr::null(), 1),
+            rwritev(stream.0, ptr::null(), 1),
+            rreadv(stream.0, &raw const hole, 1),
+            rwritev(stream.0, &raw const hole, 1),
+            rrecvmsg(stream.0, null_mut(), 0),
+            rsendmsg(stream.0, ptr::null(), 0),
+            rrecvmsg(stream.0, &raw mut message, 0),
+            rsendmsg(stream.0, &raw const message, 0),
+            riowrite(stream.0, ptr::null(), 1, 0, 0),
+        ];
+        assert!(calls.iter().all(|&rc| fails(rc as i64, libc::EFAULT)), "{calls:?}, errno {}", errno());
+        assert!(fails(rsetsockopt(stream.0, libc::SOL_SOCKET, libc::SO_REUSEADDR, ptr::null(), 4), libc::EFAULT));
+        assert!(fails(
+            rgetsockopt(stream.0, libc::SOL_SOCKET, libc::SO_REUSEADDR, null_mut(), null_mut()),
+            libc::EFAULT
+        ));
+        assert!(fails(rpoll(null_mut(), 1, 0), libc::EFAULT));
+        assert_eq!(rpoll(null_mut(), 0, 0), 0);
+    }
+}
+
+#[test]
 fn lists_are_bounded() {
     let stream = Rsocket::new(libc::SOCK_STREAM);
     let mut byte = 0u8;
@@ -102,5 +199,61 @@ fn lists_are_bounded() {
         message.msg_control = (&raw mut byte).cast();
         message.msg_controllen = 1;
         assert!(fails(rsendmsg(stream.0, &raw const message, 0) as i64, libc::EOPNOTSUPP));
+    }
+}
+
+#[test]
+fn flags_are_kept_and_other_commands_refused() {
+    let stream = Rsocket::new(libc::SOCK_STREAM);
+    // SAFETY: numbers only.
+    unsafe {
+        assert_eq!(rfcntl(stream.0, libc::F_GETFL, 0), libc::O_RDWR);
+        assert_eq!(rfcntl(stream.0, libc::F_SETFL, libc::O_NONBLOCK.into()), 0);
+        assert_eq!(rfcntl(stream.0, libc::F_GETFL, 0), libc::O_RDWR | libc::O_NONBLOCK);
+        assert_eq!(rfcntl(stream.0, libc::F_SETFD, libc::FD_CLOEXEC.into()), 0);
+        assert_eq!(rfcntl(stream.0, libc::F_GETFD, 0), libc::FD_CLOEXEC);
+        assert!(fails(rfcntl(stream.0, libc::F_DUPFD, 0), libc::EOPNOTSUPP));
+        assert!(fails(riomap(stream.0, null_mut(), 1, libc::PROT_READ, 0, -1), libc::EINVAL));
+        assert!(fails(riomap(stream.0, null_mut(), 1, libc::PROT_WRITE, 0, -1), libc::EFAULT));
+    }
+}
+
+#[test]
+fn options_need_their_room() {
+    let stream = Rsocket::new(libc::SOCK_STREAM);
+    let (mut value, mut len) = (1, size_of::<c_int>() as socklen_t);
+    // SAFETY: a variable with at most its size.
+    unsafe {
+        let set = |level, name, value: *const c_int, len| rsetsockopt(stream.0, level, name, value.cast(), len);
+        assert_eq!(set(libc::SOL_SOCKET, libc::SO_REUSEADDR, &raw const value, len), 0);
+        assert!(fails(set(libc::SOL_SOCKET, libc::SO_REUSEADDR, &raw const value, 3), libc::EINVAL));
+        assert!(fails(set(libc::SOL_SOCKET, libc::SO_RCVTIMEO, &raw const value, len), libc::EOPNOTSUPP));
+        value = 0;
+        let get = |name, value: *mut c_int, len| rgetsockopt(stream.0, libc::SOL_SOCKET, name, value.cast(), len);
+        assert_eq!(get(libc::SO_REUSEADDR, &raw mut value, &raw mut len), 0);
+        assert_eq!((value, len as usize), (1, size_of::<c_int>()));
+        assert!(fails(get(libc::SO_RCVTIMEO, &raw mut value, &raw mut len), libc::EOPNOTSUPP));
+    }
+}
+
+#[test]
+fn ordinary_descriptors_can_be_waited_for() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    std::io::Write::write_all(&mut &writer, b"x").unwrap();
+    let entry = |fd, events| pollfd { fd, events, revents: 0 };
+    let mut entries =
+        [entry(reader.as_raw_fd(), libc::POLLIN), entry(-1, libc::POLLIN), entry(writer.as_raw_fd(), libc::POLLOUT)];
+    // SAFETY: an array and its length; a set that is named twice, and a variable.
+    unsafe {
+        assert_eq!(rpoll(entries.as_mut_ptr(), 3, -1), 2);
+        assert_eq!(entries.map(|entry| entry.revents), [libc::POLLIN, 0, libc::POLLOUT]);
+        let mut set: libc::fd_set = MaybeUninit::zeroed().assume_init();
+        libc::FD_SET(reader.as_raw_fd(), &raw mut set);
+        let mut time = libc::timeval { tv_sec: 0, tv_usec: 1 };
+        let (nfds, both) = (reader.as_raw_fd() + 1, &raw mut set);
+        assert_eq!(rselect(nfds, both, null_mut(), both, &raw mut time), 1);
+        time.tv_sec = -1;
+        assert!(fails(rselect(0, null_mut(), null_mut(), null_mut(), &raw mut time), libc::EINVAL));
+        assert!(fails(rselect(1025, both, null_mut(), null_mut(), null_mut()), libc::EINVAL));
     }
 }
