@@ -115,6 +115,7 @@ unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut sockle
     if let Some((rdma, listener)) = behind(fd) {
         // SAFETY: the caller's own arguments.
         let number = unsafe { rdma.raccept(listener, address, len) };
+        epoll::used(fd, libc::POLLIN);
         return if number < 0 { number } else { behind_new(rdma, number, domain(fd), SOCK_STREAM | flags) };
     }
     // SAFETY: as above.
@@ -140,6 +141,7 @@ unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t
     if let Some((rdma, number)) = behind(fd) {
         // SAFETY: the caller's own arguments.
         let status = unsafe { rdma.rconnect(number, address, len) };
+        epoll::used(fd, libc::POLLOUT);
         if status == 0 || [libc::EINPROGRESS, libc::EALREADY, libc::EISCONN, libc::EINTR].contains(&errno()) {
             return status;
         }
