@@ -214,7 +214,7 @@ impl Meeting<'_> {
 
 /// Whether some process listens on `port`: the Unix socket where others leave requests for it has the service in its
 /// name, which ends with the port.
-pub(crate) fn listens(witness: u32, port: u16) -> bool {
+pub fn listens(witness: u32, port: u16) -> bool {
     let table = fs::read_to_string(format!("/proc/{witness}/net/unix")).unwrap_or_default();
     let of_port = |name: &str| name.split('/').nth(1).is_some_and(|service| service.ends_with(&format!("{port:04x}")));
     table.lines().any(|line| line.split_once("@roxe/cm/1/l/").is_some_and(|(_, name)| of_port(name)))
@@ -226,7 +226,7 @@ pub(crate) fn members(witness: u32, ip: Ip) -> usize {
 }
 
 /// The packets that roxe counts at the end of a process.
-fn received(output: &str) -> u64 {
+pub fn received(output: &str) -> u64 {
     let number = |rest: &str| rest.split(|c: char| !c.is_ascii_digit()).next().and_then(|n| n.parse::<u64>().ok());
     output.split("received_packets=").skip(1).filter_map(number).sum()
 }
