@@ -10,6 +10,7 @@ mod frames;
 mod groups;
 mod gsi;
 mod letters;
+pub(crate) mod parting;
 #[allow(unsafe_code)]
 mod poller;
 mod rx;

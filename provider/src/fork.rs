@@ -104,6 +104,12 @@ pub(crate) fn find_or_insert<E>(ifindex: u32, make: impl FnOnce() -> Result<Arc<
     Ok(engine)
 }
 
+/// The engines of this process; none while a thread forks.
+pub(crate) fn engines() -> Vec<Arc<Engine>> {
+    let engines = ENGINES.try_lock();
+    engines.iter().flat_map(|engines| engines.iter().filter_map(|(_, engine)| engine.upgrade())).collect()
+}
+
 /// Installs the fork handlers, once. Without memory for them (the only failure) forks are as unsafe as in a program
 /// without handlers.
 fn install() {

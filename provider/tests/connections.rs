@@ -68,6 +68,7 @@ impl Puppet {
             "response" => self.response(),
             "establish" => self.establish(),
             "disconnect" => self.disconnect(),
+            "exit" => std::process::exit(0),
             "hear" => self.hear(),
             "cycle" => self.cycle(number(1) as u16, number(2)),
             "descriptors" => descriptors(),
@@ -471,6 +472,17 @@ fn who_is_left_of_a_connection_ends_it_alone() {
         let (mut server, client) = connected();
         kill(client);
         assert_eq!(ask(&mut server, "disconnect"), 0);
+    });
+}
+
+#[test]
+fn a_process_that_ends_takes_leave() {
+    alone("a_process_that_ends_takes_leave", || {
+        let (mut server, mut client) = asked();
+        server.tell("exit");
+        // Of one that died, nobody would know what it thought of the request.
+        let refused = heard(EventKind::Rejected, RejReason::ConsumerDefined.code().into());
+        assert_eq!(ask(&mut client, "hear"), refused);
     });
 }
 

@@ -5,8 +5,9 @@
 
 use super::Id;
 use super::deliver::deliver;
-use crate::engine::{Batch, Engine, clock};
+use crate::engine::{Batch, Engine, clock, parting};
 use crate::error::Error;
+use crate::exit::at_exit;
 use crate::fork::Lockable;
 use crate::net::HOP_LIMIT;
 use crate::net::udp::UdpLink;
@@ -21,6 +22,7 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::time::Duration;
 
 /// Messages that wait for the agent; more are lost, as on any network.
 const MAX_INBOX: usize = 4096;
@@ -219,6 +221,21 @@ impl Agent {
         std::mem::take(&mut *inbox)
     }
 
+    /// The process ends: the program forgets all connections and lookups. Takes the lock only if it gets it in time.
+    // clause: CM-DISCONNECT
+    pub(crate) fn end_all(&self, engine: &Engine, limit: Duration) {
+        let Some(mut guard) = self.core.try_lock_for(limit) else { return };
+        let Some(core) = guard.as_mut() else { return };
+        let mut session = core.session(engine);
+        let all: Vec<CommId> = session.ids.keys().copied().collect();
+        for id in all {
+            let (cm, mut cx) = session.cx();
+            // It may have ended by itself.
+            let _ = cm.destroy(&mut cx, id);
+        }
+        session.settle();
+    }
+
     /// In the child of a fork: connections and listeners are the parent's.
     pub(crate) fn abandon(&self) {
         // What the child holds itself stays; nothing is told to anybody.
@@ -301,6 +318,7 @@ impl Engine {
 fn ensure<'a>(core: &'a mut Option<Core>, engine: &Engine) -> Result<&'a mut Core, Error> {
     if core.is_none() {
         *core = Some(Core::new(engine)?);
+        at_exit(parting::part);
     }
     core.as_mut().ok_or_else(|| Error::new(libc::ENODEV, "connection management is not running"))
 }

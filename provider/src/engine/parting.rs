@@ -1,0 +1,46 @@
+//! The end of the process: peers hear of connections that the program did not end, and other processes get what came here
+//! for them. A kernel does both for a program that just stops; without us nobody would answer its peers for minutes.
+//!
+//! Bounded, because nobody waits gladly for a process that ends. One that is killed does none of it.
+
+use super::{DRAIN_ROUNDS, Engine, clock};
+use crate::fork;
+use std::thread;
+use std::time::Duration;
+
+/// Longest wait for a lock: the thread that holds it may be the one that ends the process.
+const LOCK_LIMIT: Duration = Duration::from_millis(50);
+/// Longest wait for processes that do not read what we have for them.
+const MAIL_LIMIT: Duration = Duration::from_millis(200);
+/// How long until the next look at a full mailbox.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// What [`crate::exit`] calls.
+pub(crate) fn part() {
+    fork::engines().iter().for_each(|engine| engine.part());
+}
+
+impl Engine {
+    fn part(&self) {
+        if self.is_started() {
+            self.agent().end_all(self, LOCK_LIMIT);
+            self.deliver_mail();
+        }
+    }
+
+    /// Receives until nothing is left, and sends on what is for others until their mailboxes have taken it.
+    fn deliver_mail(&self) {
+        let deadline = clock::now().after(MAIL_LIMIT);
+        while let Some(mut rx) = self.rx.try_lock_for(LOCK_LIMIT) {
+            let mut rounds = 0..DRAIN_ROUNDS;
+            while rounds.next().is_some() && self.receive(&mut rx, true, clock::now()) {}
+            let waits = !rx.state().strays.is_empty();
+            drop(rx);
+            self.run_cm();
+            if !waits || clock::now() >= deadline {
+                return;
+            }
+            thread::sleep(LOOK);
+        }
+    }
+}
