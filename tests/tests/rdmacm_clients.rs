@@ -136,7 +136,7 @@ type Named = (&'static str, Ip, Result<Site, &'static str>);
 
 fn lo(ip: Ip) -> Named {
     let address = if ip == Ip::V4 { "127.0.0.1" } else { "::1" };
-    let place = Place { prefix: Vec::new(), envs: vec![("ROXE_NETDEV".to_owned(), "lo".to_owned())] };
+    let place = Place { envs: vec![("ROXE_NETDEV".to_owned(), "lo".to_owned())], ..Place::default() };
     let end = local::End { place, address: address.to_owned(), witness: std::process::id() };
     ("lo", ip, Ok(Site { name: "lo", ip, server: end.clone(), client: end }))
 }
@@ -145,7 +145,7 @@ fn lo(ip: Ip) -> Named {
 fn between(veth: Option<&Veth>, ip: Ip) -> Named {
     let Some(veth) = veth else { return ("veth", ip, Err("needs root")) };
     let end = |[name, _, v4, v6]: [&str; 4], prefix, witness| local::End {
-        place: Place { prefix, envs: vec![("ROXE_NETDEV".to_owned(), name.to_owned())] },
+        place: Place { prefix, envs: vec![("ROXE_NETDEV".to_owned(), name.to_owned())], ..Place::default() },
         address: if ip == Ip::V4 { v4 } else { v6 }.to_owned(),
         witness,
     };

@@ -53,11 +53,21 @@ fn is_too_early(client: &Outcome) -> bool {
 }
 
 /// Seen with Linux 6.1, also between two programs in the guest.
-const LIMITS: [Limit; 3] = [
+const LIMITS: [Limit; 5] = [
     Limit {
         name: "rxe refuses IPv6 groups",
         touches: |m| m.exchange.ready == Ready::Joined && m.ip == Ip::V6,
         seen: "failure joining: Unknown error 524",
+    },
+    Limit {
+        name: "datagram rsockets find no device over rxe",
+        touches: |m| m.exchange.client.starts_with("udpong"),
+        seen: "rconnect: No such file or directory",
+    },
+    Limit {
+        name: "librdmacm's rpoll tells of a hang-up before its reader has the last bytes",
+        touches: |m| m.exchange.client.contains("-T a"),
+        seen: "[ended with 16]",
     },
     Limit { name: "rxe has no XRC", touches: |m| m.exchange.client.contains("-c x"), seen: "Operation not supported" },
     Limit {

@@ -65,13 +65,22 @@ impl Weather {
         self == Self::Clean || exchange.carrier != Carrier::Groups
     }
 
-    fn rules(self, carrier: Carrier) -> Option<String> {
-        match (self, carrier) {
-            (Self::Loss(seed), Carrier::Reliable) => Some(format!("seed={seed}; drop tx 3%")),
-            (Self::Loss(seed), Carrier::Datagrams) => Some(format!("seed={seed}; drop tx qp=1 3%")),
+    /// The fault rules of one side. Programs that look services up lose questions only: one whose answer is lost is asked
+    /// again, which is another question to the server's program, and it counts them.
+    fn rules(self, carrier: Carrier, role: Role) -> Option<String> {
+        match (self, carrier, role) {
+            (Self::Loss(seed), Carrier::Reliable, _) => Some(format!("seed={seed}; drop tx 3%")),
+            (Self::Loss(seed), Carrier::Datagrams, Role::Client) => Some(format!("seed={seed}; drop tx qp=1 10%")),
             _ => None,
         }
     }
+}
+
+/// Who a program is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Server,
+    Client,
 }
 
 /// The name of a cell: the site, the IP version, the weather, what the client is told.
@@ -111,14 +120,14 @@ impl Meeting<'_> {
         let limit = if self.weather == Weather::Clean { LIMIT } else { LOSSY_LIMIT };
         let deadline = pair::deadline(limit);
         let (site, exchange) = (self.site, self.exchange);
-        let mut servers = self.start(&site.server, &exchange.server, exchange.servers, 's')?;
+        let mut servers = self.start(&site.server, &exchange.server, exchange.servers, Role::Server)?;
         while !self.ready() && Instant::now() < deadline && !servers.iter_mut().any(Running::exited) {
             thread::sleep(LOOK);
         }
         let mut clients = Vec::new();
         while clients.len() < exchange.clients {
             let next = if exchange.one_by_one { 1 } else { exchange.clients };
-            let started = self.start(&site.client, &exchange.client, next, 'c')?;
+            let started = self.start(&site.client, &exchange.client, next, Role::Client)?;
             clients.extend(started.into_iter().map(|client| client.wait(deadline)));
         }
         // Servers whose client failed wait for ever: they get a moment to say why, no more.
@@ -144,7 +153,7 @@ impl Meeting<'_> {
         }
     }
 
-    fn start(&self, end: &End, line: &str, count: usize, tag: char) -> io::Result<Vec<Running>> {
+    fn start(&self, end: &End, line: &str, count: usize, role: Role) -> io::Result<Vec<Running>> {
         let copy = self.copy();
         let words = Words {
             own: &end.address,
@@ -156,8 +165,8 @@ impl Meeting<'_> {
         let line = words.fill(line);
         let mut words = line.split_whitespace().map(str::to_owned);
         let program = Program { name: words.next().unwrap_or_default(), args: words.collect() };
-        let place = self.place(end);
-        let log = |n: usize| pair::log_path(&format!("{tag}{}.{n}", self.port));
+        let place = self.place(end, role);
+        let log = |n: usize| pair::log_path(&format!("{role:?}{}.{n}", self.port));
         (0..count).map(|n| Running::start(&program, &place, log(n))).collect()
     }
 
@@ -166,10 +175,10 @@ impl Meeting<'_> {
         pair::log_path(&format!("copy{}", self.port))
     }
 
-    fn place(&self, end: &End) -> Place {
+    fn place(&self, end: &End, role: Role) -> Place {
         let mut place = end.place.clone();
         place.envs.push(("ROXE_STATS".to_owned(), "on".to_owned()));
-        let rules = self.weather.rules(self.exchange.carrier);
+        let rules = self.weather.rules(self.exchange.carrier, role);
         place.envs.extend(rules.map(|rules| ("ROXE_FAULTS".to_owned(), rules)));
         place
     }
@@ -196,9 +205,10 @@ impl Meeting<'_> {
     /// Those that ended by themselves tell how many packets they have received, and that faults were made.
     fn traffic(&self, servers: &[Outcome], clients: &[Outcome]) -> Judged {
         let servers = if self.exchange.stays { &[] } else { servers };
-        let mut all = servers.iter().chain(clients);
-        let lossy = self.weather.rules(self.exchange.carrier).is_some();
-        all.try_for_each(|end| {
+        let mut all =
+            servers.iter().map(|end| (Role::Server, end)).chain(clients.iter().map(|end| (Role::Client, end)));
+        all.try_for_each(|(role, end)| {
+            let lossy = self.weather.rules(self.exchange.carrier, role).is_some();
             if lossy && !end.output.contains("roxe: faults: ") {
                 return Err(format!("`{}` does not tell of faults\n{}", end.command, end.output));
             }
