@@ -37,7 +37,9 @@
 //! 8. the event queue of a channel or context, the names of the ports that the process holds.
 //!
 //! Messages for the connection manager arrive under the lock of the receive side, which is inside of its own: they wait in
-//! its inbox until that is free. No lock is held while a program's thread waits. A queue pair's lock is held while its own packets are handed to the
+//! its inbox until that is free.
+//!
+//! No lock is held while a program's thread waits. A queue pair's lock is held while its own packets are handed to the
 //! socket, which keeps them in order; completion channels are written to after it is dropped. The memory table is held
 //! for reading while bytes are copied, so a deregistration that has returned means that nobody touches the memory.
 //!
