@@ -102,7 +102,7 @@ fn serve() -> Result<()> {
                 }
             }
             CmEventKind::Established | CmEventKind::TimewaitExit => {}
-            _ => return Err(event.ok().err().map_or("unexpected".into(), Into::into)),
+            _ => return Err(event.ok().err().map_or_else(|| "unexpected".into(), Into::into)),
         }
     }
 }
@@ -144,7 +144,7 @@ impl Client {
             CmEventKind::Established => self.end.connections.get(&name).ok_or("unknown")?.0.disconnect()?,
             CmEventKind::Disconnected => return Ok(self.end.connections.remove(&name).is_some()),
             CmEventKind::TimewaitExit => {}
-            _ => return Err(event.ok().err().map_or("unexpected".into(), Into::into)),
+            _ => return Err(event.ok().err().map_or_else(|| "unexpected".into(), Into::into)),
         }
         Ok(false)
     }
