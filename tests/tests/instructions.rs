@@ -17,8 +17,9 @@ use std::process::{Command, ExitCode};
 const MESSAGES: [u64; 2] = [200, 1200];
 /// The smallest of this many counts is taken: the background thread adds to some of them.
 const ROUNDS: usize = 3;
-/// How much longer a path may be than the file says, percent. What the background thread adds is below that.
-const TOLERANCE: u64 = 15;
+/// How much longer a path may be than the file says, percent. On a quiet machine counts repeat to 1 %; eight builds beside
+/// it made the background thread add up to 32 %, and who lands a change must not fail for that.
+const TOLERANCE: u64 = 35;
 /// The paths.
 const PATHS: [&str; 5] = ["rc_send_64", "ud_send_64", "rc_write_64", "rc_write_64k", "rc_read_64k"];
 
