@@ -1,6 +1,7 @@
 //! Queue pairs, completion queues, shared receive queues, paths.
 
 use super::*;
+use core::ptr::{null, null_mut};
 
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
@@ -112,6 +113,48 @@ pub(crate) struct ibv_qp_init_attr_ex {
     pub(crate) rx_hash_conf: ibv_rx_hash_conf,
     pub(crate) source_qpn: u32,
     pub(crate) send_ops_flags: u64,
+}
+
+impl ibv_qp_init_attr_ex {
+    /// What a classic one says, with the members that `comp_mask` names, of which `pd` is one; the others are empty.
+    pub(crate) fn of(init: &ibv_qp_init_attr, comp_mask: u32, pd: *mut ibv_pd) -> Self {
+        Self {
+            qp_context: init.qp_context,
+            send_cq: init.send_cq,
+            recv_cq: init.recv_cq,
+            srq: init.srq,
+            cap: init.cap,
+            qp_type: init.qp_type,
+            sq_sig_all: init.sq_sig_all,
+            comp_mask,
+            pd,
+            xrcd: null_mut(),
+            create_flags: 0,
+            max_tso_header: 0,
+            rwq_ind_tbl: null_mut(),
+            rx_hash_conf: ibv_rx_hash_conf {
+                rx_hash_function: 0,
+                rx_hash_key_len: 0,
+                rx_hash_key: null(),
+                rx_hash_fields_mask: 0,
+            },
+            source_qpn: 0,
+            send_ops_flags: 0,
+        }
+    }
+
+    /// The part that a classic one has, too.
+    pub(crate) fn classic(&self) -> ibv_qp_init_attr {
+        ibv_qp_init_attr {
+            qp_context: self.qp_context,
+            send_cq: self.send_cq,
+            recv_cq: self.recv_cq,
+            srq: self.srq,
+            cap: self.cap,
+            qp_type: self.qp_type,
+            sq_sig_all: self.sq_sig_all,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Default)]

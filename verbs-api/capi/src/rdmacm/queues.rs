@@ -4,7 +4,7 @@ use super::devices::{made, xrc_domain};
 use super::id::{CmId, live, show};
 use crate::abi::{
     ibv_comp_channel, ibv_context, ibv_cq, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr,
-    ibv_qp_init_attr_ex, ibv_rx_hash_conf, ibv_srq_init_attr, ibv_srq_init_attr_ex, ibv_xrcd, rdma_cm_id,
+    ibv_qp_init_attr_ex, ibv_srq_init_attr, ibv_srq_init_attr_ex, ibv_xrcd, rdma_cm_id,
 };
 use crate::cq::{ibv_create_cq, ibv_destroy_cq};
 use crate::errno::{EINVAL, Result, minus_one, silent};
@@ -14,7 +14,7 @@ use crate::object::Object;
 use crate::qp::{self, XRC_INI, XRC_RECV, create_qp_ex, ibv_destroy_qp};
 use crate::srq::{BASIC, XRC, create_srq_ex, ibv_destroy_srq};
 use core::ffi::c_int;
-use core::ptr::{null, null_mut};
+use core::ptr::null_mut;
 use roxe_provider::QpState;
 
 /// `IBV_QP_INIT_ATTR_PD` and `_XRCD`.
@@ -49,44 +49,10 @@ pub(crate) unsafe extern "C" fn rdma_create_qp(
 
 /// Makes the queue pair of an identifier and writes what it really takes back to `init`.
 pub(super) fn create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<()> {
-    let mut extended = extend(init, pd);
+    let mut extended = ibv_qp_init_attr_ex::of(init, QP_PD, pd);
     create_extended(id, &mut extended)?;
-    *init = ibv_qp_init_attr {
-        qp_context: extended.qp_context,
-        send_cq: extended.send_cq,
-        recv_cq: extended.recv_cq,
-        srq: extended.srq,
-        cap: extended.cap,
-        qp_type: extended.qp_type,
-        sq_sig_all: extended.sq_sig_all,
-    };
+    *init = extended.classic();
     Ok(())
-}
-
-fn extend(init: &ibv_qp_init_attr, pd: *mut ibv_pd) -> ibv_qp_init_attr_ex {
-    ibv_qp_init_attr_ex {
-        qp_context: init.qp_context,
-        send_cq: init.send_cq,
-        recv_cq: init.recv_cq,
-        srq: init.srq,
-        cap: init.cap,
-        qp_type: init.qp_type,
-        sq_sig_all: init.sq_sig_all,
-        comp_mask: QP_PD,
-        pd,
-        xrcd: null_mut(),
-        create_flags: 0,
-        max_tso_header: 0,
-        rwq_ind_tbl: null_mut(),
-        rx_hash_conf: ibv_rx_hash_conf {
-            rx_hash_function: 0,
-            rx_hash_key_len: 0,
-            rx_hash_key: null(),
-            rx_hash_fields_mask: 0,
-        },
-        source_qpn: 0,
-        send_ops_flags: 0,
-    }
 }
 
 /// `man rdma_create_qp`, with the extended attributes of `man ibv_create_qp_ex`.

@@ -160,30 +160,8 @@ impl Rig {
 
     /// What makes a QP with the `ibv_wr_*` interface.
     fn init_ex(&self, qp_type: c_int) -> ibv_qp_init_attr_ex {
-        let base = self.init_attr(qp_type);
-        ibv_qp_init_attr_ex {
-            qp_context: base.qp_context,
-            send_cq: base.send_cq,
-            recv_cq: base.recv_cq,
-            srq: base.srq,
-            cap: base.cap,
-            qp_type,
-            sq_sig_all: 0,
-            comp_mask: 1 | 1 << 6,
-            pd: self.pd,
-            xrcd: null_mut(),
-            create_flags: 0,
-            max_tso_header: 0,
-            rwq_ind_tbl: null_mut(),
-            rx_hash_conf: ibv_rx_hash_conf {
-                rx_hash_function: 0,
-                rx_hash_key_len: 0,
-                rx_hash_key: ptr::null(),
-                rx_hash_fields_mask: 0,
-            },
-            source_qpn: 0,
-            send_ops_flags: 0x3ff,
-        }
+        let base = ibv_qp_init_attr_ex::of(&self.init_attr(qp_type), 1 | 1 << 6, self.pd);
+        ibv_qp_init_attr_ex { send_ops_flags: 0x3ff, ..base }
     }
 
     /// A QP with the `ibv_wr_*` interface.
