@@ -10,7 +10,8 @@
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::fork::Lockable;
-use crate::net::service::{ClaimName, Place, Probe, Scope};
+use crate::net::service::{ClaimName, Place, Scope};
+use crate::net::slot::Probe;
 use crate::port::Netdev;
 use parking_lot::Mutex;
 use roxe_wire::Gid;

@@ -5,7 +5,7 @@
 //! *claim* says that a program has bound a service at an address; that of a *mailbox* takes the requests for a service which
 //! reach other processes of the same interface. Only frames of the same user are taken out of it.
 
-use super::slot::{self, Slot, SlotSocket, abstract_address};
+use super::slot::{self, Probe, Slot, SlotSocket, abstract_address};
 use roxe_wire::Gid;
 use roxe_wire::cm::ServiceId;
 use socket2::{Domain, Socket, Type};
@@ -88,16 +88,7 @@ impl ClaimName {
 
     /// Whether somebody has it, as `probe` finds out.
     pub(crate) fn is_held(&self, probe: &Probe) -> bool {
-        abstract_address(self).and_then(|address| probe.0.connect(&address)).is_ok()
-    }
-}
-
-/// Looks whether names are held: any number of them with one descriptor, as a datagram socket may change its peer.
-pub(crate) struct Probe(Socket);
-
-impl Probe {
-    pub(crate) fn new() -> io::Result<Self> {
-        Socket::new(Domain::UNIX, Type::DGRAM, None).map(Self)
+        probe.finds(self)
     }
 }
 

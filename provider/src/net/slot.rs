@@ -118,8 +118,21 @@ impl SlotSocket {
 
 /// Whether some process owns `slot` of the interface `ifindex`.
 pub(crate) fn is_owned(ifindex: u32, slot: Slot) -> bool {
-    let connect = || Socket::new(Domain::UNIX, Type::DGRAM, None)?.connect(&abstract_address(&Name { ifindex, slot })?);
-    slot.can_be_owned() && connect().is_ok()
+    slot.can_be_owned() && Probe::new().is_ok_and(|probe| probe.finds(&Name { ifindex, slot }))
+}
+
+/// Looks whether names are held: any number of them with one descriptor, as a datagram socket may change its peer.
+pub(crate) struct Probe(Socket);
+
+impl Probe {
+    pub(crate) fn new() -> io::Result<Self> {
+        Socket::new(Domain::UNIX, Type::DGRAM, None).map(Self)
+    }
+
+    /// Whether some process holds the abstract name `name`.
+    pub(super) fn finds(&self, name: &impl fmt::Display) -> bool {
+        abstract_address(name).and_then(|address| self.0.connect(&address)).is_ok()
+    }
 }
 
 /// A new socket bound to the abstract name `name`; says who sent each datagram.
