@@ -1,6 +1,6 @@
 //! [`Id`]: one end of a connection, a listener, or a user of datagram services.
 //!
-//! Here: what it is made of, its life, its options and getters. How it gets addresses is in `address.rs`, its connection in
+//! Here: what it is made of, its life, its options and getters. How it gets addresses is in `resolve.rs`, its connection in
 //! `connect.rs`, its queue pair in `pair.rs`; what it hears in `cm/deliver.rs`.
 //!
 //! ```text
