@@ -26,6 +26,13 @@ pub(crate) fn next(channel: &Channel) -> Event {
     channel.try_next().expect("the descriptor is readable")
 }
 
+/// The next event of a channel, which has to be this one.
+pub(crate) fn expect(channel: &Channel, kind: EventKind) -> Event {
+    let event = next(channel);
+    assert_eq!(event.kind, kind, "{event:?}");
+    event
+}
+
 /// An id, where its events come, and its queue pair.
 pub(crate) struct End {
     pub(crate) channel: Arc<Channel>,
@@ -76,9 +83,7 @@ impl End {
 
     /// The next event, which has to be this one.
     pub(crate) fn expect(&self, kind: EventKind) -> Event {
-        let event = self.next();
-        assert_eq!(event.kind, kind, "{event:?}");
-        event
+        expect(&self.channel, kind)
     }
 
     pub(crate) fn is_quiet(&self) -> bool {

@@ -1,7 +1,7 @@
 //! A program that connects: a device with memory, a channel, and what every one of them does again and again.
 
 use super::Node;
-use super::ends::{next, saying};
+use super::ends::{expect, next, saying};
 use roxe_provider::cm::{Address, Channel, Event, EventKind, Id, PortSpace};
 use roxe_provider::{Qp, Service};
 use std::net::SocketAddr;
@@ -24,9 +24,7 @@ impl Party {
 
     /// The next event, which is of this kind.
     pub(crate) fn expect(&self, kind: EventKind) -> Event {
-        let event = self.event();
-        assert_eq!(event.kind, kind, "{event:?}");
-        event
+        expect(&self.channel, kind)
     }
 
     pub(crate) fn id(&self) -> Arc<Id> {
