@@ -66,7 +66,6 @@ fn who_does_not_want_an_alternate_path_gets_none() {
     let (active, passive) = connected(&node, &listener);
     let Some(path) = other_way(&node, &active.id.path().unwrap()) else { return };
     active.id.load_alternate(&path).unwrap();
-    assert_eq!(active.id.load_alternate(&path).unwrap_err().errno(), libc::EINVAL, "one at a time");
     assert_eq!(active.expect(EventKind::RouteError).status, -libc::EOPNOTSUPP);
     assert_eq!([&active, &passive].map(|end| state(end.qp())), [MigState::Migrated; 2]);
     assert_eq!(active.id.notify(AsyncEventKind::PathMig).unwrap_err().errno(), libc::EINVAL);
