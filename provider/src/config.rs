@@ -37,6 +37,11 @@ pub const KNOBS: &[Knob] = &[
         help: "Most bytes under way towards one receiving process, 65536 to 67108864. Use one value on both sides.",
     },
     Knob {
+        name: "ROXE_RCVBUF",
+        default: "4194304",
+        help: "Receive buffer to ask the system for, bytes, 4096 to 67108864; it gives net.core.rmem_max at most.",
+    },
+    Knob {
         name: "ROXE_SPIN_US",
         default: "50",
         help: "Microseconds the background thread keeps looking for packets before it sleeps, 0 to 10000.",
@@ -101,6 +106,8 @@ pub(crate) struct Config {
     pub(crate) vendor_part_id: u32,
     /// Bytes under way towards one receiving process; `None`: derive it from the receive buffer.
     pub(crate) window: Option<u32>,
+    /// Bytes of receive buffer to ask for.
+    pub(crate) rcvbuf: usize,
     /// Microseconds of looking before sleeping.
     pub(crate) spin_us: u32,
     /// Whether to attach the steering program.
@@ -157,6 +164,9 @@ fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
         })?,
         window: parse_with(&get, "ROXE_WINDOW", "it must be a number from 65536 to 67108864", None, |text| {
             text.parse().ok().filter(|bytes| (1 << 16..=1 << 26).contains(bytes)).map(Some)
+        })?,
+        rcvbuf: parse_with(&get, "ROXE_RCVBUF", "it must be a number from 4096 to 67108864", 4 << 20, |text| {
+            text.parse().ok().filter(|bytes| (1 << 12..=1 << 26).contains(bytes))
         })?,
         spin_us: parse_with(&get, "ROXE_SPIN_US", "it must be a number from 0 to 10000", 50, |text| {
             text.parse().ok().filter(|us| *us <= 10_000)
@@ -231,7 +241,7 @@ mod tests {
     fn nothing_set_gives_the_defaults() {
         let config = parse(|_| None).unwrap();
         assert_eq!(config.netdevs, ["lo"]);
-        assert_eq!((config.window, config.spin_us), (None, 50));
+        assert_eq!((config.window, config.rcvbuf, config.spin_us), (None, 4 << 20, 50));
         assert!(config.steering && config.gso && config.gro);
         assert_eq!((config.dcqcn, config.stats, config.faults, config.capture), (false, false, None, None));
         assert_eq!(config.counters, None);
@@ -243,6 +253,7 @@ mod tests {
         assert_eq!(with("ROXE_VENDOR_PART_ID", "4119").unwrap().vendor_part_id, 4119);
         assert_eq!(with("ROXE_WINDOW", "65536").unwrap().window, Some(65536));
         assert_eq!(with("ROXE_WINDOW", "67108864").unwrap().window, Some(1 << 26));
+        assert_eq!(with("ROXE_RCVBUF", "4096").unwrap().rcvbuf, 4096);
         assert_eq!(with("ROXE_SPIN_US", "0").unwrap().spin_us, 0);
         assert!(!with("ROXE_STEERING", "off").unwrap().steering);
         assert_eq!(with("ROXE_COUNTERS", "/x").unwrap().counters, Some("/x".into()));
@@ -268,6 +279,7 @@ mod tests {
             ("ROXE_NETDEV", "eth0,,lo"),
             ("ROXE_VENDOR_PART_ID", "connectx"),
             ("ROXE_WINDOW", "65535"),
+            ("ROXE_RCVBUF", "4095"),
             ("ROXE_SPIN_US", "10001"),
             ("ROXE_GSO", "maybe"),
             ("ROXE_FAULTS", "lose 3%"),

@@ -96,7 +96,8 @@ impl Engine {
     }
 
     pub(super) fn open_link(&self, gid: Gid) -> io::Result<Arc<UdpLink>> {
-        UdpLink::open(gid, self.ifindex(), self.config.gso, self.config.gro).map(Arc::new)
+        let link = UdpLink::open(gid, self.ifindex(), self.config.gso, self.config.gro)?;
+        link.with_rcvbuf(self.config.rcvbuf).map(Arc::new)
     }
 
     pub(super) fn add_link(&self, link: Arc<UdpLink>, poller: &Poller) -> io::Result<()> {

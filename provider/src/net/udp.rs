@@ -81,6 +81,12 @@ impl UdpLink {
         Ok(link)
     }
 
+    /// The same link with a receive buffer of this many bytes, or what the kernel gives of them.
+    pub(crate) fn with_rcvbuf(self, bytes: usize) -> io::Result<Self> {
+        self.socket.set_recv_buffer_size(bytes)?;
+        Ok(Self { rcvbuf: self.socket.recv_buffer_size()?, ..self })
+    }
+
     /// The local address; the group's, if it was joined.
     pub(crate) fn gid(&self) -> Gid {
         self.gid
@@ -317,6 +323,12 @@ mod tests {
         let mut buf = vec![0; 65_536];
         let lens: Vec<usize> = (0..3).map(|_| recv(&b, &mut buf).len).collect();
         assert_eq!(lens, [100, 100, 50]);
+    }
+
+    #[test]
+    fn a_smaller_receive_buffer_is_what_the_kernel_says_it_is() {
+        // It doubles what is asked for.
+        assert_eq!(link(7, true, true).with_rcvbuf(65_536).unwrap().rcvbuf(), 131_072);
     }
 
     #[test]
