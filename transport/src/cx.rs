@@ -237,11 +237,12 @@ impl PacketNote {
 
 /// The packets of one batch, in the order they must leave.
 pub trait TxBatch {
-    /// Room for one packet towards `av`: `len` bytes from the first byte of the BTH to the end of the pad. The batch
-    /// adds the ICRC behind it when it is closed. A raw packet QP fills the slot with a frame instead, to which nothing is
-    /// added, and `av` says nothing. `note` says where the packet comes from; nothing depends on it.
+    /// Room for one packet to the queue pair `to` behind `av`: `len` bytes from the first byte of the BTH to the end of the
+    /// pad. The batch adds the ICRC behind it when it is closed. A raw packet QP fills the slot with a frame instead, to
+    /// which nothing is added, and `av` and `to` say nothing. `note` says where the packet comes from; nothing depends on
+    /// it.
     /// `None`: the batch is full, send it and ask again.
-    fn slot(&mut self, av: &Av, len: usize, note: PacketNote) -> Option<&mut [u8]>;
+    fn slot(&mut self, av: &Av, to: Qpn, len: usize, note: PacketNote) -> Option<&mut [u8]>;
 
     /// Takes the last slot back: its payload could not be read.
     fn retract(&mut self);

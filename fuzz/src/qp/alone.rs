@@ -8,7 +8,7 @@ use roxe_transport::sim::setup::qpn;
 use roxe_transport::sim::{Choices, Peer, Script, Setup, XrcQueue};
 use roxe_transport::time::Instant;
 use roxe_transport::wr::{Av, Cqe, RecvRequest, SendRequest};
-use roxe_wire::{Header, NetHeader, Packet, icrc};
+use roxe_wire::{Header, NetHeader, Packet, Qpn, icrc};
 use std::num::NonZeroU64;
 use std::ops::Range;
 
@@ -197,7 +197,7 @@ impl Sent {
 }
 
 impl TxBatch for Sent {
-    fn slot(&mut self, _av: &Av, len: usize, note: PacketNote) -> Option<&mut [u8]> {
+    fn slot(&mut self, _av: &Av, _to: Qpn, len: usize, note: PacketNote) -> Option<&mut [u8]> {
         if self.packets.len() >= self.room {
             return None;
         }

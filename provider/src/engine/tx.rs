@@ -200,7 +200,7 @@ fn numbered(net: &NetHeader, index: usize) -> NetHeader {
 }
 
 impl TxBatch for Batch {
-    fn slot(&mut self, av: &Av, len: usize, note: PacketNote) -> Option<&mut [u8]> {
+    fn slot(&mut self, av: &Av, _to: Qpn, len: usize, note: PacketNote) -> Option<&mut [u8]> {
         let (start, total) = (self.used, len + icrc::LEN);
         if self.packets.len() >= MAX_PACKETS || start + total > MAX_BYTES {
             return None;
@@ -240,7 +240,7 @@ mod tests {
     }
 
     fn push(batch: &mut Batch, av: &Av, qpn: u32, len: usize) {
-        let packet = batch.slot(av, len, NOTE).unwrap();
+        let packet = batch.slot(av, Qpn::new(qpn), len, NOTE).unwrap();
         packet.fill(0);
         packet[4..8].copy_from_slice(&qpn.to_be_bytes());
     }
@@ -274,10 +274,10 @@ mod tests {
     #[test]
     fn a_batch_is_full_at_the_limits_of_one_send() {
         let mut batch = Batch::new();
-        let full = (0..100).take_while(|_| batch.slot(&av(1), 4108, NOTE).is_some()).count();
+        let full = (0..100).take_while(|_| batch.slot(&av(1), Qpn::new(0x1000), 4108, NOTE).is_some()).count();
         assert_eq!(full, 15);
         batch.clear();
-        let full = (0..100).take_while(|_| batch.slot(&av(1), 16, NOTE).is_some()).count();
+        let full = (0..100).take_while(|_| batch.slot(&av(1), Qpn::new(0x1000), 16, NOTE).is_some()).count();
         assert_eq!(full, MAX_PACKETS);
     }
 

@@ -449,7 +449,7 @@ impl Qp {
         let header = Header { bth, kind: Kind::Cnp };
         let av = Av { traffic_class: congestion::cnp_class(sh.path.traffic_class), ..sh.path };
         let note = PacketNote::answer(sh.config.qpn, Why::Cnp);
-        let Some(slot) = tx.slot(&av, header.padded_len(0), note) else { return TxState::BatchFull };
+        let Some(slot) = tx.slot(&av, bth.dest_qpn, header.padded_len(0), note) else { return TxState::BatchFull };
         // The slot is as long as the header.
         let _ = header.emit(0, slot);
         sh.congestion.on_notice_sent();

@@ -79,7 +79,7 @@ pub(crate) fn put<M: Memory, T: TxBatch>(
     note: PacketNote,
 ) -> Put {
     let len = packet.len as usize;
-    let Some(slot) = tx.slot(av, header.padded_len(len), note) else { return Put::Full };
+    let Some(slot) = tx.slot(av, header.bth.dest_qpn, header.padded_len(len), note) else { return Put::Full };
     let written = header.emit(len, slot).is_some_and(|room| payload.read(memory, packet.offset, room));
     if written {
         return Put::Done;

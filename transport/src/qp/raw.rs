@@ -78,7 +78,7 @@ impl Requester {
             return self.stop_with(sh, host, WcStatus::LocLenErr);
         }
         let (payload, note) = (self.sq.payload(self.cursor.wqe, wqe), self.note(sh, wqe));
-        let Some(slot) = tx.slot(&sh.path, len as usize, note) else { return Step::BatchFull };
+        let Some(slot) = tx.slot(&sh.path, sh.attr.dest_qpn, len as usize, note) else { return Step::BatchFull };
         if !payload.read(host, 0, slot) {
             tx.retract();
             return self.stop_with(sh, host, WcStatus::LocProtErr);
@@ -109,7 +109,7 @@ mod tests {
     struct Frames(Vec<Vec<u8>>);
 
     impl TxBatch for Frames {
-        fn slot(&mut self, _: &Av, len: usize, _: PacketNote) -> Option<&mut [u8]> {
+        fn slot(&mut self, _: &Av, _: Qpn, len: usize, _: PacketNote) -> Option<&mut [u8]> {
             self.0.push(vec![0xa5; len]);
             self.0.last_mut().map(Vec::as_mut_slice)
         }

@@ -340,6 +340,7 @@ fn slot<'t, T: TxBatch>(
         _ => Kind::XrcResponse(response),
     };
     let header = Header { bth, kind };
-    let slot = tx.slot(&sh.path, header.padded_len(len), PacketNote::answer(sh.config.qpn, why))?;
+    let note = PacketNote::answer(sh.config.qpn, why);
+    let slot = tx.slot(&sh.path, bth.dest_qpn, header.padded_len(len), note)?;
     header.emit(len, slot)
 }

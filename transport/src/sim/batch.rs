@@ -4,7 +4,7 @@
 
 use crate::cx::{PacketNote, TxBatch};
 use crate::wr::Av;
-use roxe_wire::{Header, NetHeader, icrc};
+use roxe_wire::{Header, NetHeader, Qpn, icrc};
 
 /// What a fresh slot holds, so that bytes a QP forgot to write are not zero by luck.
 const POISON: u8 = 0xa5;
@@ -85,7 +85,7 @@ pub struct OpenBatch<'b> {
 }
 
 impl TxBatch for OpenBatch<'_> {
-    fn slot(&mut self, av: &Av, len: usize, note: PacketNote) -> Option<&mut [u8]> {
+    fn slot(&mut self, av: &Av, _to: Qpn, len: usize, note: PacketNote) -> Option<&mut [u8]> {
         if self.batch.packets.len() >= self.batch.room {
             return None;
         }

@@ -7,7 +7,9 @@ use crate::sim::wire::net_header;
 use crate::time::rnr_wait;
 use crate::wr::Av;
 use core::num::NonZeroU64;
-use roxe_wire::{Aeth, AtomicAckEth, AtomicEth, Msn, NakCode, NetHeader, PathMtu, RKey, Reth, Syndrome, UcRequest};
+use roxe_wire::{
+    Aeth, AtomicAckEth, AtomicEth, Msn, NakCode, NetHeader, PathMtu, Qpn, RKey, Reth, Syndrome, UcRequest,
+};
 
 /// A positive acknowledgement with this credit code.
 fn ack(credits: u8) -> Response {
@@ -105,7 +107,7 @@ struct Counter {
 }
 
 impl TxBatch for Counter {
-    fn slot(&mut self, _av: &Av, len: usize, _note: PacketNote) -> Option<&mut [u8]> {
+    fn slot(&mut self, _av: &Av, _to: Qpn, len: usize, _note: PacketNote) -> Option<&mut [u8]> {
         self.sent += 1;
         self.slot.resize(len, 0);
         Some(&mut self.slot)

@@ -10,7 +10,7 @@ use crate::sim::SimHost;
 use crate::sim::wire::net_header;
 use crate::time::rnr_wait;
 use crate::wr::Av;
-use roxe_wire::{NakCode, NetHeader, Operation, Syndrome, icrc};
+use roxe_wire::{NakCode, NetHeader, Operation, Qpn, Syndrome, icrc};
 use std::collections::VecDeque;
 
 use Operation as O;
@@ -23,7 +23,7 @@ type Sent = (Peer, Operation, u32, Why, Option<u64>);
 struct Noted(Vec<(Av, PacketNote, Vec<u8>)>);
 
 impl TxBatch for Noted {
-    fn slot(&mut self, av: &Av, len: usize, note: PacketNote) -> Option<&mut [u8]> {
+    fn slot(&mut self, av: &Av, _to: Qpn, len: usize, note: PacketNote) -> Option<&mut [u8]> {
         self.0.push((*av, note, vec![0; len + icrc::LEN]));
         self.0.last_mut()?.2.get_mut(..len)
     }

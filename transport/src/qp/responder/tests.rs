@@ -32,7 +32,7 @@ struct Outbox {
 }
 
 impl TxBatch for Outbox {
-    fn slot(&mut self, _av: &Av, len: usize, _note: PacketNote) -> Option<&mut [u8]> {
+    fn slot(&mut self, _av: &Av, _to: Qpn, len: usize, _note: PacketNote) -> Option<&mut [u8]> {
         if self.packets.len() == self.room {
             return None;
         }
