@@ -72,17 +72,17 @@ impl Peer {
             Some(command) => (command.trim(), false),
             None => (command, true),
         };
-        let mut process = Process::start(&mut self.guest, side, command, &[])?;
+        let mut process = Process::start(&self.guest, side, command, &[])?;
         if waits {
             return self.finish(process);
         }
-        process.ended(&mut self.guest, MOMENT)?;
+        process.ended(&self.guest, MOMENT)?;
         self.background.push(process);
         Ok(())
     }
 
     fn finish(&mut self, process: Process) -> io::Result<()> {
-        let outcome = process.wait(&mut self.guest, Instant::now() + LIMIT)?;
+        let outcome = process.wait(&self.guest, Instant::now() + LIMIT)?;
         println!("$ {}\n{}", outcome.command, outcome.output.trim_end());
         Ok(())
     }
@@ -90,7 +90,7 @@ impl Peer {
     /// Shows what ended in the background.
     fn tell_ended(&mut self) -> Result<(), Box<dyn Error>> {
         for mut process in std::mem::take(&mut self.background) {
-            if process.ended(&mut self.guest, MOMENT)? {
+            if process.ended(&self.guest, MOMENT)? {
                 self.finish(process)?;
             } else {
                 self.background.push(process);
@@ -100,8 +100,8 @@ impl Peer {
     }
 
     fn tell_gids(&mut self, side: Side) -> io::Result<()> {
-        let process = Process::start(&mut self.guest, side, "ibv_devinfo -v", &[])?;
-        let outcome = process.wait(&mut self.guest, Instant::now() + LIMIT)?;
+        let process = Process::start(&self.guest, side, "ibv_devinfo -v", &[])?;
+        let outcome = process.wait(&self.guest, Instant::now() + LIMIT)?;
         outcome.output.lines().filter(|line| line.contains("GID[")).for_each(|line| println!("{}", line.trim()));
         Ok(())
     }

@@ -7,17 +7,18 @@
 
 pub mod kernel;
 pub mod link;
+mod news;
 pub mod sides;
 
 use crate::pair;
 use kernel::Kernel;
-use std::collections::HashMap;
+use news::News;
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::thread;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Longest time from power on to the first command; ten seconds are usual.
@@ -62,13 +63,12 @@ impl Job {
     }
 }
 
-/// A running guest; powered off when dropped.
+/// A running guest; powered off when dropped. Several threads may use it at once.
 pub struct Guest {
     qemu: Child,
-    orders: Option<ChildStdin>,
-    news: Receiver<String>,
-    ended: HashMap<u32, i32>,
-    jobs: u32,
+    orders: Mutex<ChildStdin>,
+    news: News,
+    jobs: AtomicU32,
     folder: PathBuf,
 }
 
@@ -80,11 +80,12 @@ impl Guest {
         fs::write(folder.join("guest.sh"), include_str!("../guest/guest.sh"))?;
         fs::write(folder.join("netem.sh"), include_str!("../guest/netem.sh"))?;
         let mut qemu = power_on(kernel, &folder)?;
-        let (orders, news) = (qemu.stdin.take(), listen(qemu.stdout.take()));
-        let mut guest = Self { qemu, orders, news, ended: HashMap::new(), jobs: 0, folder };
-        match guest.hear(Instant::now() + BOOT_LIMIT) {
-            Ok(word) if word == "ready" => Ok(guest),
-            Ok(word) => Err(io::Error::other(format!("the guest said {word:?} instead of being ready"))),
+        let (orders, words) = qemu.stdin.take().zip(qemu.stdout.take()).ok_or(io::ErrorKind::BrokenPipe)?;
+        let (orders, news) = (Mutex::new(orders), News::from(words));
+        let guest = Self { qemu, orders, news, jobs: AtomicU32::new(0), folder };
+        match guest.news.is_ready(Instant::now() + BOOT_LIMIT) {
+            Ok(true) => Ok(guest),
+            Ok(false) => Err(io::Error::other(format!("the guest did not come up\n{}", guest.console()))),
             Err(e) => Err(io::Error::other(format!("the guest did not come up: {e}\n{}", guest.console()))),
         }
     }
@@ -94,44 +95,35 @@ impl Guest {
         &self.folder
     }
 
-    /// A new empty file in [`Self::folder`] that nothing else writes to.
-    fn fresh_output(&mut self) -> io::Result<PathBuf> {
-        self.jobs += 1;
-        let file = self.folder.join(format!("out.{}", self.jobs));
+    /// A number that no other command has, and a new empty file in [`Self::folder`] for what that command prints.
+    fn fresh_output(&self) -> io::Result<(u32, PathBuf)> {
+        let id = self.jobs.fetch_add(1, Ordering::Relaxed);
+        let file = self.folder.join(format!("out.{id}"));
         File::create_new(&file)?;
-        Ok(file)
+        Ok((id, file))
     }
 
     /// Starts a shell command in the guest, one line.
-    pub fn start(&mut self, command: &str) -> io::Result<Job> {
+    pub fn start(&self, command: &str) -> io::Result<Job> {
         assert!(!command.contains('\n'), "one order is one line");
-        let output = self.fresh_output()?;
-        let id = self.jobs;
+        let (id, output) = self.fresh_output()?;
         self.order(&format!("start {id} {command}\n"))?;
         Ok(Job { id, command: command.to_owned(), output })
     }
 
     /// Waits for a command; its exit status, or `None` if it still runs at the deadline.
-    pub fn wait(&mut self, job: &Job, deadline: Instant) -> io::Result<Option<i32>> {
-        loop {
-            if let Some(status) = self.ended.get(&job.id) {
-                return Ok(Some(*status));
-            }
-            match self.hear(deadline) {
-                Ok(line) => self.note(&line)?,
-                Err(e) if e.kind() == io::ErrorKind::TimedOut => return Ok(None),
-                Err(e) => return Err(e),
-            }
-        }
+    pub fn wait(&self, job: &Job, deadline: Instant) -> io::Result<Option<i32>> {
+        let status = self.news.status(job.id, deadline);
+        status.map_err(|e| io::Error::new(e.kind(), format!("{e}\n{}", self.console())))
     }
 
     /// Ends a command and all that it started. Harmless if it has ended.
-    pub fn stop(&mut self, job: &Job) -> io::Result<()> {
+    pub fn stop(&self, job: &Job) -> io::Result<()> {
         self.order(&format!("stop {}\n", job.id))
     }
 
     /// Runs a short command; its output, or an error that shows it.
-    pub fn run(&mut self, command: &str) -> io::Result<String> {
+    pub fn run(&self, command: &str) -> io::Result<String> {
         let job = self.start(command)?;
         let status = self.wait(&job, Instant::now() + SHORT_LIMIT)?;
         let output = pair::both(&job.output);
@@ -143,34 +135,14 @@ impl Guest {
     }
 
     /// Lets netem treat RoCEv2 packets of both directions by `rules` (its own words); with none, leaves them alone.
-    pub fn netem(&mut self, rules: &str) -> io::Result<()> {
+    pub fn netem(&self, rules: &str) -> io::Result<()> {
         self.run(&format!("bash /mnt/netem.sh {rules}")).map(drop)
     }
 
-    fn order(&mut self, line: &str) -> io::Result<()> {
-        let orders = self.orders.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
+    fn order(&self, line: &str) -> io::Result<()> {
+        let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         orders.write_all(line.as_bytes())?;
         orders.flush()
-    }
-
-    fn note(&mut self, line: &str) -> io::Result<()> {
-        let mut words = line.split_whitespace();
-        let entry = match (words.next(), words.next(), words.next()) {
-            (Some("done"), Some(id), Some(status)) => id.parse().ok().zip(status.parse().ok()),
-            _ => None,
-        };
-        let (id, status) = entry.ok_or_else(|| io::Error::other(format!("the guest said {line:?}")))?;
-        self.ended.insert(id, status);
-        Ok(())
-    }
-
-    fn hear(&mut self, deadline: Instant) -> io::Result<String> {
-        self.news.recv_timeout(deadline.saturating_duration_since(Instant::now())).map_err(|e| match e {
-            RecvTimeoutError::Timeout => io::Error::new(io::ErrorKind::TimedOut, "no word from the guest"),
-            RecvTimeoutError::Disconnected => {
-                io::Error::new(io::ErrorKind::BrokenPipe, format!("the guest is gone\n{}", self.console()))
-            }
-        })
     }
 
     /// The last lines of the guest's console.
@@ -239,19 +211,4 @@ fn power_on(kernel: &Kernel, folder: &Path) -> io::Result<Child> {
         .stdout(Stdio::piped())
         .stderr(File::create(folder.join("qemu"))?)
         .spawn()
-}
-
-/// Hands on the lines the guest writes; the channel closes when QEMU ends.
-fn listen(port: Option<ChildStdout>) -> Receiver<String> {
-    let (sender, receiver) = mpsc::channel();
-    if let Some(port) = port {
-        thread::spawn(move || {
-            for line in BufReader::new(port).lines().map_while(Result::ok) {
-                if sender.send(line).is_err() {
-                    break;
-                }
-            }
-        });
-    }
-    receiver
 }

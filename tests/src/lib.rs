@@ -5,6 +5,7 @@
 pub mod build;
 pub mod counting;
 pub mod guest;
+pub mod lanes;
 pub mod matrix;
 pub mod pair;
 pub mod perftest;

@@ -1,10 +1,15 @@
-//! Runs named checks one after the other and prints a line for each and a closing count.
+//! Runs named checks one after the other, those that mostly wait beside each other, and prints a line for each and a
+//! closing count.
 
+use crate::lanes;
 use std::process::ExitCode;
 use std::time::Instant;
 
+/// How many checks that mostly wait run at once: their programs need some processor time each.
+const LANES: usize = 8;
+
 /// How a check ended.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Verdict {
     /// It holds.
     Passed,
@@ -19,13 +24,21 @@ pub struct Check {
     /// What a filter on the command line matches.
     pub name: String,
     /// Does the work.
-    pub run: Box<dyn Fn() -> Verdict>,
+    pub run: Box<dyn Fn() -> Verdict + Send + Sync>,
+    /// Whether it mostly waits, and shares nothing with others that do.
+    waits: bool,
 }
 
 impl Check {
     /// A check called `name`.
-    pub fn new(name: impl Into<String>, run: impl Fn() -> Verdict + 'static) -> Self {
-        Self { name: name.into(), run: Box::new(run) }
+    pub fn new(name: impl Into<String>, run: impl Fn() -> Verdict + Send + Sync + 'static) -> Self {
+        Self { name: name.into(), run: Box::new(run), waits: false }
+    }
+
+    /// One that mostly waits, if it `waits`, and shares nothing with others of that kind: it runs beside them, after all
+    /// that do not.
+    pub fn that_waits(self, waits: bool) -> Self {
+        Self { waits, ..self }
     }
 }
 
@@ -43,28 +56,28 @@ pub fn run(checks: Vec<Check>, words: &[String]) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let filters: Vec<&String> = words.iter().filter(|w| !w.starts_with('-')).collect();
-    let (mut passed, mut failed, mut skipped) = (0, 0, 0);
-    for check in checks.iter().filter(|c| filters.is_empty() || filters.iter().any(|f| c.name.contains(*f))) {
-        let start = Instant::now();
-        let verdict = (check.run)();
-        let seconds = start.elapsed().as_secs_f32();
-        match verdict {
-            Verdict::Passed => {
-                passed += 1;
-                println!("ok       {} ({seconds:.1} s)", check.name);
-            }
-            Verdict::Failed(why) => {
-                failed += 1;
-                println!("FAILED   {} ({seconds:.1} s)\n{}", check.name, indent(&why));
-            }
-            Verdict::Skipped(why) => {
-                skipped += 1;
-                println!("skipped  {}: {why}", check.name);
-            }
-        }
-    }
-    println!("{passed} passed, {failed} failed, {skipped} skipped");
+    let chosen = checks.into_iter().filter(|c| filters.is_empty() || filters.iter().any(|f| c.name.contains(*f)));
+    let (waiting, alone): (Vec<Check>, Vec<Check>) = chosen.partition(|check| check.waits);
+    let mut verdicts: Vec<Verdict> = alone.iter().map(tell).collect();
+    verdicts.extend(lanes::run(&waiting, LANES, tell));
+    let count = |of: fn(&Verdict) -> bool| verdicts.iter().filter(|verdict| of(verdict)).count();
+    let passed = count(|v| matches!(v, Verdict::Passed));
+    let failed = count(|v| matches!(v, Verdict::Failed(_)));
+    println!("{passed} passed, {failed} failed, {} skipped", verdicts.len() - passed - failed);
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Runs a check and says how it ended, in one piece.
+fn tell(check: &Check) -> Verdict {
+    let start = Instant::now();
+    let verdict = (check.run)();
+    let (name, seconds) = (&check.name, start.elapsed().as_secs_f32());
+    match &verdict {
+        Verdict::Passed => println!("ok       {name} ({seconds:.1} s)"),
+        Verdict::Failed(why) => println!("FAILED   {name} ({seconds:.1} s)\n{}", indent(why)),
+        Verdict::Skipped(why) => println!("skipped  {name}: {why}"),
+    }
+    verdict
 }
 
 fn indent(text: &str) -> String {

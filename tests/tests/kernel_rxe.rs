@@ -146,11 +146,11 @@ fn run(options: &Options, plan: &Plan, kernel: &Kernel) -> io::Result<Results> {
         results.groups.push(judged);
     }
     for stock in &plan.stock {
-        results.stock.push(told(stock.run(&mut runner)));
+        let shown = stock.run(&mut runner);
+        tell(&shown);
+        results.stock.push(shown);
     }
-    for meeting in &plan.rdmacm {
-        results.stock.push(told(meeting.run(&mut runner)));
-    }
+    results.stock.extend(rdmacm::run(&plan.rdmacm, &mut runner, tell)?);
     println!("took {:.0} s", start.elapsed().as_secs_f32());
     Ok(results)
 }
@@ -162,24 +162,22 @@ fn tell_group(judged: &Judged) {
     for t in &judged.tried {
         print!("{}", report::exception(&format!("{} {}", judged.group, t.cell), &t.ending));
     }
-    tell_capture(judged.capture.as_ref());
+    print!("{}", of_capture(judged.capture.as_ref()));
 }
 
-/// Tells how a program ended.
-fn told(shown: Shown) -> Shown {
-    if shown.ending == Ending::Passed {
-        println!("ok       {} ({:.1} s)", shown.name, shown.seconds);
-    }
-    print!("{}", report::exception(&shown.name, &shown.ending));
-    tell_capture(shown.capture.as_ref());
-    shown
+/// Tells how a program ended, in one piece: others may end at the same time.
+fn tell(shown: &Shown) {
+    let ending = match shown.ending {
+        Ending::Passed => format!("ok       {} ({:.1} s)\n", shown.name, shown.seconds),
+        _ => report::exception(&shown.name, &shown.ending),
+    };
+    print!("{ending}{}", of_capture(shown.capture.as_ref()));
 }
 
-fn tell_capture(capture: Option<&capture::Verdict>) {
-    if let Some(v) = capture {
-        println!("         {} packets, tshark objects to {}", v.packets, v.bad);
-        v.examples.lines().for_each(|line| println!("         | {line}"));
-    }
+fn of_capture(capture: Option<&capture::Verdict>) -> String {
+    let Some(v) = capture else { return String::new() };
+    let head = format!("         {} packets, tshark objects to {}\n", v.packets, v.bad);
+    v.examples.lines().fold(head, |text, line| format!("{text}         | {line}\n"))
 }
 
 fn conclude(results: &Results) -> ExitCode {

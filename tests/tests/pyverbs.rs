@@ -18,7 +18,7 @@ use roxe_tests::suite::{self, Run};
 use roxe_tests::unittest::Ending;
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -88,7 +88,7 @@ impl Options {
     }
 
     /// The runs that are asked for.
-    fn passes(&self) -> Vec<Rc<Pass>> {
+    fn passes(&self) -> Vec<Arc<Pass>> {
         let name = |kind: &str, n: u64| match (self.repeat, kind) {
             (1, "") => String::new(),
             (1, kind) => format!("{kind}: "),
@@ -102,7 +102,7 @@ impl Options {
             let kept = Pass::new(name("acknowledgements kept", n), Some(format!("seed={seed}; {ACKS_KEPT}")));
             [Pass { which: Which::AllButAnswered, ..lossy }, Pass { which: Which::Answered, ..kept }]
         });
-        plain.chain(bad.flatten()).map(Rc::new).collect()
+        plain.chain(bad.flatten()).map(Arc::new).collect()
     }
 }
 
@@ -223,14 +223,14 @@ impl Pass {
 }
 
 /// One check for each run and file, the scores, and the comparison.
-fn checks(passes: &[Rc<Pass>]) -> Vec<Check> {
+fn checks(passes: &[Arc<Pass>]) -> Vec<Check> {
     let mut checks = Vec::new();
     for pass in passes {
         for module in suite::modules().into_iter().filter(|module| pass.which.has_module(module)) {
-            let pass = Rc::clone(pass);
+            let pass = Arc::clone(pass);
             checks.push(Check::new(format!("{}{module}", pass.name), move || pass.judge(&module)));
         }
-        let pass = Rc::clone(pass);
+        let pass = Arc::clone(pass);
         checks.push(Check::new(format!("{}score", pass.name), move || pass.score()));
     }
     let passes = passes.to_vec();
@@ -239,7 +239,7 @@ fn checks(passes: &[Rc<Pass>]) -> Vec<Check> {
 }
 
 /// Every run ended every test as the first one did.
-fn agree(passes: &[Rc<Pass>]) -> Verdict {
+fn agree(passes: &[Arc<Pass>]) -> Verdict {
     let Some((first, others)) = passes.split_first() else { return Verdict::Passed };
     let mut wrong = Vec::new();
     for other in others {

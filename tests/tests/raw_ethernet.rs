@@ -10,7 +10,7 @@ use roxe_tests::veth::{End, Veth};
 use std::fs;
 use std::io;
 use std::process::ExitCode;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(40);
@@ -31,7 +31,7 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     let world = match World::build() {
-        Ok(world) => Rc::new(world),
+        Ok(world) => Arc::new(world),
         Err(e) => {
             println!("FAILED   raw_ethernet: cannot make two namespaces with a link: {e}");
             return ExitCode::FAILURE;
@@ -113,7 +113,7 @@ fn arrow(outwards: bool) -> &'static str {
 
 /// What both ends are told, what the server alone, what the client alone. Left out is `--raw_mcast`, whose server receives
 /// everything and then destroys a flow that it has never made.
-fn bandwidth(world: &Rc<World>, outwards: bool) -> Vec<Check> {
+fn bandwidth(world: &Arc<World>, outwards: bool) -> Vec<Check> {
     const UDP: &str = "-J TO -j FROM -K 5678 -k 1234";
     let cases = [
         ("-s 64", "", ""),
@@ -131,7 +131,7 @@ fn bandwidth(world: &Rc<World>, outwards: bool) -> Vec<Check> {
         ("-s 512", "--sniffer", ""),
     ];
     let check = |(both, server, client): (&str, &str, &str)| {
-        let (world, tool) = (Rc::clone(world), "raw_ethernet_bw");
+        let (world, tool) = (Arc::clone(world), "raw_ethernet_bw");
         let name = format!("{tool} {both} {server}{client}");
         let args = [format!("{both} -n {WANTED} {server}"), format!("{both} -n {SENT} {client}")];
         Check::new(format!("{} ({})", name.trim_end(), arrow(outwards)), move || {
@@ -142,9 +142,9 @@ fn bandwidth(world: &Rc<World>, outwards: bool) -> Vec<Check> {
 }
 
 /// One frame at a time, so none is lost.
-fn latency(world: &Rc<World>, outwards: bool) -> Vec<Check> {
+fn latency(world: &Arc<World>, outwards: bool) -> Vec<Check> {
     let check = |args: &'static str| {
-        let world = Rc::clone(world);
+        let world = Arc::clone(world);
         Check::new(format!("raw_ethernet_lat {args} ({})", arrow(outwards)), move || {
             world.run("raw_ethernet_lat", outwards, [args, args], figures)
         })

@@ -122,13 +122,16 @@ fn checks(options: &Options, veth: Option<&Veth>) -> Vec<Check> {
 
 fn check(cell: Cell) -> Check {
     let Cell { site, name, weather, exchange } = cell;
-    Check::new(name, move || match &site {
+    // With losses it waits for timeouts, unless there is a port that it would fight for.
+    let waits = weather != Weather::Clean && exchange.port.is_none();
+    let check = Check::new(name, move || match &site {
         Err(why) => Verdict::Skipped((*why).to_owned()),
         Ok(site) if site.name == "lo" && site.ip == Ip::V6 && exchange.ready == Ready::Joined => {
             Verdict::Skipped("Linux has no IPv6 groups on the loopback interface".to_owned())
         }
         Ok(site) => local::run(site, weather, &exchange),
-    })
+    });
+    check.that_waits(waits)
 }
 
 /// What a site is called, and the site, or why there is none.

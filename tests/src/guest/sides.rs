@@ -50,7 +50,7 @@ impl Drop for Local {
 
 impl Process {
     /// Starts a command line on `side`. `envs` are for roxe; the guest's programs have no use for them.
-    pub fn start(guest: &mut Guest, side: Side, command: &str, envs: &[(String, String)]) -> io::Result<Self> {
+    pub fn start(guest: &Guest, side: Side, command: &str, envs: &[(String, String)]) -> io::Result<Self> {
         match side {
             Side::Rxe => Ok(Self::Rxe(guest.start(&format!("exec {command}"))?)),
             Side::Roxe => Local::start(guest, command, envs).map(Self::Roxe),
@@ -71,12 +71,12 @@ impl Process {
     }
 
     /// Whether it ended within `patience`.
-    pub fn ended(&mut self, guest: &mut Guest, patience: Duration) -> io::Result<bool> {
+    pub fn ended(&mut self, guest: &Guest, patience: Duration) -> io::Result<bool> {
         Ok(self.status(guest, Instant::now() + patience)?.is_some())
     }
 
     /// Waits until `deadline`, ends it if it still runs then, and tells what it left.
-    pub fn wait(mut self, guest: &mut Guest, deadline: Instant) -> io::Result<Outcome> {
+    pub fn wait(mut self, guest: &Guest, deadline: Instant) -> io::Result<Outcome> {
         let status = self.status(guest, deadline)?;
         if let (None, Self::Rxe(job)) = (&status, &self) {
             guest.stop(job)?;
@@ -95,7 +95,7 @@ impl Process {
     }
 
     /// Its exit status in words ("0" is good), `None` if it still runs at the deadline.
-    fn status(&mut self, guest: &mut Guest, deadline: Instant) -> io::Result<Option<String>> {
+    fn status(&mut self, guest: &Guest, deadline: Instant) -> io::Result<Option<String>> {
         match self {
             Self::Rxe(job) => Ok(guest.wait(job, deadline)?.map(|status| status.to_string())),
             Self::Roxe(local) => loop {
@@ -111,8 +111,8 @@ impl Process {
 }
 
 impl Local {
-    fn start(guest: &mut Guest, command: &str, envs: &[(String, String)]) -> io::Result<Self> {
-        let output = guest.fresh_output()?;
+    fn start(guest: &Guest, command: &str, envs: &[(String, String)]) -> io::Result<Self> {
+        let (_, output) = guest.fresh_output()?;
         let file = File::options().append(true).open(&output)?;
         let errors = File::create(pair::errors(&output))?;
         // setpriv ends the program with this process even if that one is killed.
@@ -132,7 +132,7 @@ impl Local {
 }
 
 /// Waits until something on `side` listens on TCP `port`, or `server` has ended.
-pub fn await_listener(guest: &mut Guest, side: Side, port: u16, server: &mut Process) -> io::Result<()> {
+pub fn await_listener(guest: &Guest, side: Side, port: u16, server: &mut Process) -> io::Result<()> {
     let deadline = Instant::now() + LISTEN_LIMIT;
     if side == Side::Rxe {
         // Column 2 is the local address, column 4 the state; 0A is LISTEN. Bounded by the limit of guest.run.
@@ -147,7 +147,7 @@ pub fn await_listener(guest: &mut Guest, side: Side, port: u16, server: &mut Pro
 
 /// Starts `server` on the other side of `client_side`, then `client`, and waits for both.
 pub fn run_pair(
-    guest: &mut Guest,
+    guest: &Guest,
     client_side: Side,
     (server, client): (&str, &str),
     port: u16,

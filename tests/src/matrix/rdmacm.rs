@@ -5,6 +5,7 @@ use super::stock::Shown;
 use super::{Condition, Direction, Ending, Ip, capture};
 use crate::guest::Guest;
 use crate::guest::sides::{Process, Side};
+use crate::lanes;
 use crate::pair::{self, KILLED, LOOK, Outcome};
 use crate::rdmacm::judge::{self, Judged};
 use crate::rdmacm::list::{self, Scale};
@@ -13,8 +14,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Longest time for one exchange; the guest's processor is emulated, and a lost connection message costs seconds.
+/// Longest time for one client, or for all that run at once. The guest's processor is emulated; a lost packet costs up to
+/// the acknowledgement timeout of the kernel's connection manager, about a second, and a lost connection message 4 s.
 const LIMIT: Duration = Duration::from_secs(120);
+/// How many exchanges run at once where packets are lost and they mostly wait: more would make the emulated processor late.
+const LANES: usize = 6;
 /// How long servers may take until they are ready.
 const READY_LIMIT: Duration = Duration::from_secs(20);
 /// How long servers may take to end after their clients have.
@@ -110,14 +114,30 @@ pub fn slice() -> Vec<Meeting> {
     list
 }
 
+/// Runs `meetings`, those of each condition together, and tells of each when it has ended.
+pub fn run(meetings: &[Meeting], runner: &mut Runner, tell: impl Fn(&Shown) + Sync) -> io::Result<Vec<Shown>> {
+    let mut all = Vec::new();
+    for part in meetings.chunk_by(|a, b| a.condition == b.condition) {
+        let condition = part[0].condition;
+        runner.set(condition)?;
+        let lanes = if condition.lossy() { LANES } else { 1 };
+        let runner = &*runner;
+        all.extend(lanes::run(part, lanes, |meeting| {
+            let shown = meeting.run(runner);
+            tell(&shown);
+            shown
+        }));
+    }
+    Ok(all)
+}
+
 impl Meeting {
     /// Direction, condition and what the client is told.
     pub fn name(&self) -> String {
         format!("rdmacm {} {} {} {}", self.direction, self.ip, self.condition, self.exchange)
     }
 
-    /// Runs it.
-    pub fn run(&self, runner: &mut Runner) -> Shown {
+    fn run(&self, runner: &Runner) -> Shown {
         let (name, start) = (self.name(), Instant::now());
         let missing = self.exchange.tools().into_iter().find(|tool| !pair::installed(tool));
         let (ending, capture) = match missing {
@@ -127,8 +147,7 @@ impl Meeting {
         Shown { name, ending, seconds: start.elapsed().as_secs_f32(), capture }
     }
 
-    fn try_run(&self, runner: &mut Runner, name: &str) -> io::Result<(Ending, Option<capture::Verdict>)> {
-        runner.set(self.condition)?;
+    fn try_run(&self, runner: &Runner, name: &str) -> io::Result<(Ending, Option<capture::Verdict>)> {
         let file = runner.capture_file(name)?;
         let port = self.exchange.port.unwrap_or_else(|| runner.fresh_port());
         let [servers, clients] = self.hold(runner, port, file.as_deref())?;
@@ -149,12 +168,11 @@ impl Meeting {
     }
 
     /// What servers and clients left behind.
-    fn hold(&self, runner: &mut Runner, port: u16, capture: Option<&Path>) -> io::Result<[Vec<Outcome>; 2]> {
+    fn hold(&self, runner: &Runner, port: u16, capture: Option<&Path>) -> io::Result<[Vec<Outcome>; 2]> {
         let envs = runner.environment(self.condition, capture);
         let ([server_side, client_side], exchange) = (self.sides(), &self.exchange);
-        let deadline = Instant::now() + LIMIT;
-        let guest = &mut runner.guest;
-        let start = |guest: &mut Guest, side: Side, line: &str, count: usize| {
+        let guest = &runner.guest;
+        let start = |guest: &Guest, side: Side, line: &str, count: usize| {
             let server = run::address(server_side, self.ip);
             let copy = &copy_as_seen(guest, server_side, port);
             let words = Words { own: run::address(side, self.ip), server, group: group(self.ip), port, copy };
@@ -164,8 +182,10 @@ impl Meeting {
         let mut servers = start(guest, server_side, &exchange.server, exchange.servers)?;
         self.await_ready(guest, &mut servers, port)?;
         let mut clients = Vec::new();
-        while clients.len() < exchange.clients {
+        // After one that failed nobody needs to see more, each until its limit.
+        while clients.len() < exchange.clients && clients.iter().all(|client: &Outcome| client.ok) {
             let next = if exchange.one_by_one { 1 } else { exchange.clients };
+            let deadline = Instant::now() + LIMIT;
             for client in start(guest, client_side, &exchange.client, next)? {
                 clients.push(client.wait(guest, deadline)?);
             }
@@ -178,7 +198,7 @@ impl Meeting {
     }
 
     /// Until the servers may be asked, or one of them has ended.
-    fn await_ready(&self, guest: &mut Guest, servers: &mut [Process], port: u16) -> io::Result<()> {
+    fn await_ready(&self, guest: &Guest, servers: &mut [Process], port: u16) -> io::Result<()> {
         let deadline = Instant::now() + READY_LIMIT;
         while !self.is_ready(guest, port)? && Instant::now() < deadline {
             for server in servers.iter_mut() {
@@ -190,7 +210,7 @@ impl Meeting {
         Ok(())
     }
 
-    fn is_ready(&self, guest: &mut Guest, port: u16) -> io::Result<bool> {
+    fn is_ready(&self, guest: &Guest, port: u16) -> io::Result<bool> {
         let ([side, _], exchange) = (self.sides(), &self.exchange);
         match (side, exchange.ready) {
             (Side::Roxe, Ready::Listens) => Ok(local::listens(std::process::id(), port)),
@@ -209,7 +229,7 @@ impl Meeting {
 
     /// Until the servers have ended, or those that stay have told of the end of their clients; not for long if the
     /// clients are not `good`.
-    fn await_farewells(&self, guest: &mut Guest, servers: &mut [Process], good: bool) -> io::Result<()> {
+    fn await_farewells(&self, guest: &Guest, servers: &mut [Process], good: bool) -> io::Result<()> {
         let exchange = &self.exchange;
         let deadline = Instant::now() + if good { PARTING } else { Duration::from_secs(1) };
         for server in servers {

@@ -11,6 +11,7 @@ use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 /// Sources of the program both sides run.
@@ -52,7 +53,7 @@ pub struct Runner {
     /// Folder for captures, if the packets shall be judged too.
     pub captures: Option<PathBuf>,
     condition: Condition,
-    port: u16,
+    port: AtomicU16,
     gids: HashMap<(Side, Ip), u32>,
 }
 
@@ -60,19 +61,25 @@ impl Runner {
     /// Compiles the test program; both sides run the same file.
     pub fn new(guest: Guest, seed: u64, captures: Option<PathBuf>) -> io::Result<Self> {
         compile(&guest.folder().join("cells"))?;
-        Ok(Self { guest, seed, captures, condition: Condition::Clean, port: 18_700, gids: HashMap::new() })
+        Ok(Self {
+            guest,
+            seed,
+            captures,
+            condition: Condition::Clean,
+            port: AtomicU16::new(18_700),
+            gids: HashMap::new(),
+        })
     }
 
     /// A TCP port that nothing else of this run uses.
-    pub fn fresh_port(&mut self) -> u16 {
-        self.port += 1;
-        self.port
+    pub fn fresh_port(&self) -> u16 {
+        self.port.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Index of the GID that is the address of `side`.
     pub fn gid_index(&mut self, side: Side, ip: Ip) -> io::Result<u32> {
         if self.gids.is_empty() {
-            let (rxe, roxe) = (rxe_gids(&mut self.guest)?, roxe_gids()?);
+            let (rxe, roxe) = (rxe_gids(&self.guest)?, roxe_gids()?);
             for ip in Ip::ALL {
                 for (side, table) in [(Side::Rxe, &rxe), (Side::Roxe, &roxe)] {
                     let wanted = as_gid(address(side, ip));
@@ -160,13 +167,13 @@ impl Runner {
                 Direction::RxeToRoxe => LOSSY_FROM_RXE,
             }
         );
-        let mut first = Process::start(&mut self.guest, server_side, &server, envs)?;
-        sides::await_listener(&mut self.guest, server_side, port, &mut first)?;
-        let mut second = Process::start(&mut self.guest, client_side, &client, envs)?;
+        let mut first = Process::start(&self.guest, server_side, &server, envs)?;
+        sides::await_listener(&self.guest, server_side, port, &mut first)?;
+        let mut second = Process::start(&self.guest, client_side, &client, envs)?;
         self.watch(&mut second)?;
-        let client = second.wait(&mut self.guest, Instant::now())?;
+        let client = second.wait(&self.guest, Instant::now())?;
         let patience = Duration::from_secs(if client.ok { 10 } else { 1 });
-        let server = first.wait(&mut self.guest, Instant::now() + patience)?;
+        let server = first.wait(&self.guest, Instant::now() + patience)?;
         Ok([server, client])
     }
 
@@ -180,7 +187,7 @@ impl Runner {
     /// Returns when the client has ended or has said nothing for [`SILENCE`].
     fn watch(&mut self, client: &mut Process) -> io::Result<()> {
         let (mut said, mut since) = (0, Instant::now());
-        while !client.ended(&mut self.guest, LOOK)? && since.elapsed() < SILENCE {
+        while !client.ended(&self.guest, LOOK)? && since.elapsed() < SILENCE {
             let now = fs::metadata(client.output())?.len();
             if now != said {
                 (said, since) = (now, Instant::now());
@@ -209,7 +216,7 @@ fn as_gid(address: &str) -> Option<Ipv6Addr> {
 }
 
 /// The first GIDs of the guest's device.
-fn rxe_gids(guest: &mut Guest) -> io::Result<Vec<(u32, Ipv6Addr)>> {
+fn rxe_gids(guest: &Guest) -> io::Result<Vec<(u32, Ipv6Addr)>> {
     let text =
         guest.run("cd /sys/class/infiniband/rxe0/ports/1/gids; for i in 0 1 2 3 4 5; do echo $i $(cat $i); done")?;
     Ok(text.lines().filter_map(|line| line.split_once(' ')).filter_map(gid_entry).collect())

@@ -86,7 +86,7 @@ impl Stock {
         let server = self.command(runner, server_side, port)?;
         // The pingpongs' servers listen on IPv4 only; the GID, not this address, says what the packets travel on.
         let client = format!("{} {}", self.command(runner, client_side, port)?, run::address(server_side, Ip::V4));
-        sides::run_pair(&mut runner.guest, client_side, (&server, &client), port, &envs, LIMIT)
+        sides::run_pair(&runner.guest, client_side, (&server, &client), port, &envs, LIMIT)
     }
 
     fn command(&self, runner: &mut Runner, side: Side, port: u16) -> io::Result<String> {
