@@ -151,7 +151,7 @@ impl Meeting {
         let file = runner.capture_file(name)?;
         let port = self.exchange.port.unwrap_or_else(|| runner.fresh_port());
         let [servers, clients] = self.hold(runner, port, file.as_deref())?;
-        let copied = if self.exchange.copies() { take_copy(&copy(&runner.guest, port)) } else { Ok(()) };
+        let copied = if self.exchange.copies() { self.copied(&runner.guest, port) } else { Ok(()) };
         match self.judge(&servers, &clients, copied) {
             Ending::Passed => Ok((Ending::Passed, file.as_deref().map(capture::judge).transpose()?)),
             // It may have sent nothing; what it says matters more.
@@ -174,7 +174,7 @@ impl Meeting {
         let guest = &runner.guest;
         let start = |guest: &Guest, side: Side, line: &str, count: usize| {
             let server = run::address(server_side, self.ip);
-            let copy = &copy_as_seen(guest, server_side, port);
+            let copy = &copy_of(guest, server_side, port).display().to_string();
             let words = Words { own: run::address(side, self.ip), server, group: group(self.ip), port, copy };
             let line = words.fill(line);
             (0..count).map(|_| Process::start(guest, side, &line, &envs)).collect::<io::Result<Vec<_>>>()
@@ -240,6 +240,18 @@ impl Meeting {
         Ok(())
     }
 
+    /// Whether the servers' file is what the client was told to copy.
+    fn copied(&self, guest: &Guest, port: u16) -> Judged {
+        let [server_side, _] = self.sides();
+        let (seen, shared) = (copy_of(guest, server_side, port), copy_of(guest, Side::Roxe, port));
+        if server_side == Side::Rxe {
+            let (from, to) = (seen.display(), format!("/mnt/{COPY}.{port}"));
+            // Without a file, the next step says so.
+            guest.run(&format!("[ ! -e {from} ] || mv {from} {to}")).map_err(|e| e.to_string())?;
+        }
+        take_copy(&shared)
+    }
+
     fn judge(&self, servers: &[Outcome], clients: &[Outcome], copied: Judged) -> Ending {
         if let Some(why) = servers.iter().chain(clients).find_map(judge::refusal) {
             return Ending::Skipped(format!("the program says: {why}"));
@@ -264,16 +276,15 @@ impl Meeting {
     }
 }
 
-/// The file that servers may leave behind, as this machine sees it: in the folder that both sides share.
-fn copy(guest: &Guest, port: u16) -> PathBuf {
-    guest.folder().join(format!("copy.{port}"))
-}
+/// Name of the file that servers may leave behind.
+const COPY: &str = "copy";
 
-/// The same as `side` sees it.
-fn copy_as_seen(guest: &Guest, side: Side, port: u16) -> String {
+/// That file as `side` names it. Here it is in the folder that both sides share; there it is not, because rcopy writes to
+/// mapped memory, and what the guest maps of that folder it cannot write to.
+fn copy_of(guest: &Guest, side: Side, port: u16) -> PathBuf {
     match side {
-        Side::Roxe => copy(guest, port).display().to_string(),
-        Side::Rxe => format!("/mnt/copy.{port}"),
+        Side::Roxe => guest.folder().join(format!("{COPY}.{port}")),
+        Side::Rxe => format!("/tmp/{COPY}.{port}").into(),
     }
 }
 

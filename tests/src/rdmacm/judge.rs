@@ -60,9 +60,13 @@ impl Says {
         judge().map_err(|why| servers.iter().chain(clients).fold(why, |text, end| text + "\n" + &shown(end)))
     }
 
-    /// Whether a server that stays has told of the end of all its clients; of those that tell nothing nobody waits.
+    /// Whether a server that stays has told all it will tell of its clients; those that tell nothing have.
     pub fn has_seen_all(self, output: &str, clients: usize) -> bool {
-        !matches!(self, Self::PingsOfMany(_)) || output.matches(LEFT).count() >= clients
+        match self {
+            Self::PingsOfMany(_) => output.matches(LEFT).count() >= clients,
+            Self::Words(words) => words.iter().all(|words| output.contains(words)),
+            _ => true,
+        }
     }
 
     fn said(self, servers: &[Outcome], clients: &[Outcome], stays: bool) -> Judged {
@@ -83,11 +87,22 @@ impl Says {
     }
 }
 
-/// The command and the last of what it printed.
+/// The command and the last of what it printed. rping's lines can have 60,000 letters; how a program ended stands at the
+/// end of one.
 fn shown(end: &Outcome) -> String {
     const ENOUGH: usize = 25;
-    let lines: Vec<&str> = end.output.lines().collect();
+    let lines: Vec<String> = end.output.lines().map(shortened).collect();
     format!("$ {}\n{}", end.command, lines[lines.len().saturating_sub(ENOUGH)..].join("\n"))
+}
+
+fn shortened(line: &str) -> String {
+    const HALF: usize = 80;
+    let letters: Vec<char> = line.chars().collect();
+    if letters.len() <= 2 * HALF {
+        return line.to_owned();
+    }
+    let part = |letters: &[char]| letters.iter().collect::<String>();
+    format!("{} ... {}", part(&letters[..HALF]), part(&letters[letters.len() - HALF..]))
 }
 
 fn nothing_bad(end: &Outcome) -> Judged {
