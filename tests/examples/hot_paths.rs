@@ -11,6 +11,8 @@ use std::error::Error;
 
 const REMOTE: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ);
 const LARGEST: usize = 64 << 10;
+/// Requests of one list.
+const LIST: u32 = 16;
 const QKEY: Qkey = Qkey(0x1111_1111);
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -21,6 +23,8 @@ fn main() -> Outcome<()> {
     let messages = messages.parse()?;
     match name.as_str() {
         "rc_send_64" => Pair::new(Service::Rc)?.send(64, messages),
+        "rc_send_64_list" => Pair::new(Service::Rc)?.send_lists(64, messages),
+        "rc_write_64_list" => Pair::new(Service::Rc)?.write_lists(64, messages),
         "ud_send_64" => Pair::new(Service::Ud)?.send(64, messages),
         "rc_write_64" => Pair::new(Service::Rc)?.write(64, messages),
         "rc_write_64k" => Pair::new(Service::Rc)?.write(LARGEST, messages),
@@ -94,13 +98,38 @@ impl Pair {
         Ok(())
     }
 
+    /// Lists of messages, with their receives: what a program does that has many under way.
+    fn send_lists(&self, len: usize, messages: u32) -> Outcome<()> {
+        let (source, landing) = (self.source(len)?, [self.region.slice(LARGEST..LARGEST + len)?]);
+        let list = [WorkRequest::send(&source).signaled(); LIST as usize];
+        for _ in 0..messages / LIST {
+            (0..LIST).try_for_each(|_| self.to.post_recv(1, &landing))?;
+            self.from.post_send_list(&list)?;
+            self.finish(2 * list.len())?;
+        }
+        Ok(())
+    }
+
+    /// Lists of writes of which the last one tells that all are done.
+    fn write_lists(&self, len: usize, messages: u32) -> Outcome<()> {
+        let source = self.source(len)?;
+        let write = WorkRequest::write(&source, self.region.remote().offset(LARGEST as u64));
+        let mut list = [write; LIST as usize];
+        list[list.len() - 1] = write.signaled();
+        for _ in 0..messages / LIST {
+            self.from.post_send_list(&list)?;
+            self.finish(1)?;
+        }
+        Ok(())
+    }
+
     fn source(&self, len: usize) -> Outcome<[Sge; 1]> {
         Ok([self.region.slice(..len)?])
     }
 
     /// Polls until `count` requests are complete.
     fn finish(&self, count: usize) -> Outcome<()> {
-        let (mut done, mut out) = (0, [WorkCompletion::default(); 4]);
+        let (mut done, mut out) = (0, [WorkCompletion::default(); 16]);
         while done < count {
             let found = self.cq.poll(&mut out)?;
             if let Some(failed) = found.iter().find(|completion| completion.status() != WcStatus::Success) {
