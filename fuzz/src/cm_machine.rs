@@ -14,6 +14,7 @@ use roxe_wire::cm::{
 use roxe_wire::{Gid, PathMtu, Psn, Qkey, Qpn};
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
+use std::time::Duration;
 
 /// Services that the program listens for: by addresses, with a mask.
 const SERVICES: [ServiceId; 2] = [ServiceId(0x0106_1d2f), ServiceId(0x013f_0000)];
@@ -107,7 +108,8 @@ impl<'a> Host<'a> {
             self.call(|cm, cx| cm.resolve(cx, &Resolve::new(route, SERVICES[0])))
         } else {
             let transport = self.script.pick(&[Transport::Rc, Transport::Xrc]);
-            let connect = Connect { transport, ..Connect::new(route, SERVICES[0], qpn, psn) };
+            let patience = if transport == Transport::Rc { Duration::from_millis(300) } else { Duration::ZERO };
+            let connect = Connect { transport, patience, ..Connect::new(route, SERVICES[0], qpn, psn) };
             self.call(|cm, cx| cm.connect(cx, &connect))
         };
         let Ok(id) = asked else { return assert!(self.cm.len() >= MOST, "there was room") };

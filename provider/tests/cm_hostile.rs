@@ -9,7 +9,7 @@ mod common;
 use common::ends::*;
 use common::namespace;
 use common::*;
-use roxe_provider::cm::{EventKind, Id, PortSpace, RejReason, connections};
+use roxe_provider::cm::{EventKind, Id, IdOption, Path, PortSpace, RejReason, connections};
 use roxe_provider::wire::cm::{
     Answered, Apr, AprStatus, CommId, Drep, Dreq, Guid, Info, IpCmHeader, IpPair, Lap, Mad, Message, Mra, PrivateData,
     Rej, RejReason as Reason, Rep, Req, Rtu, ServiceId, SidrRep, SidrReq, SidrStatus, Small, TimeCode, TransactionId,
@@ -290,6 +290,38 @@ fn what_is_wrong_is_counted_and_changes_nothing() {
             ..Dreq::default()
         });
         friend.expect(EventKind::Disconnected);
+    });
+}
+
+// clause: CM-REQ-AGAIN
+#[test]
+fn a_request_outlasts_a_server_that_listens_again() {
+    alone("a_request_outlasts_a_server_that_listens_again", || {
+        let (server, there) = (Hostile::at(PEER), address("127.0.0.1:7001"));
+        let near = End::before(PortSpace::Tcp, &there).id.path().unwrap();
+        let active = End::new(PortSpace::Tcp);
+        active.id.resolve_addr(None, &there, 1).unwrap();
+        active.expect(EventKind::AddrResolved);
+        active.id.set_option(IdOption::Path(Path { dgid: PEER.into(), ..near })).unwrap();
+        active.expect(EventKind::RouteResolved);
+        active.id.connect(&saying(b"")).unwrap();
+        let ask = || {
+            let Message::Req(req) = server.hear("REQ") else { unreachable!() };
+            req
+        };
+        let refuse = |req: &Req| {
+            let (local_comm_id, remote_comm_id) = (CommId::NONE, req.local_comm_id);
+            let (answered, reason, private_data) = (Answered::Req, Reason::InvalidServiceId, PrivateData::EMPTY);
+            server.send(Rej { local_comm_id, remote_comm_id, answered, reason, info: Info::EMPTY, private_data });
+        };
+        let first = ask();
+        refuse(&first);
+        let again = ask();
+        assert_eq!(again, first, "nobody there knows of it any more");
+        refuse(&again);
+        let (local_comm_id, remote_comm_id) = (CommId(5), ask().local_comm_id);
+        server.send(Rep { local_comm_id, remote_comm_id, local_ca_guid: GUID, ..Rep::default() });
+        active.expect(EventKind::ConnectResponse);
     });
 }
 

@@ -3,6 +3,7 @@
 use super::alternate::Loading;
 use super::conn::{Connection, Remote, State, Timer};
 use super::outbox::{EventKind, Outbox};
+use super::patience::Patience;
 use super::terms::{Connect, Ece, QpTerms};
 use super::times::{ack_timeout, wait};
 use super::{CmError, Ignored, Settings, fields};
@@ -32,6 +33,7 @@ impl Connection {
             lifetime: connect.packet_lifetime,
             tid,
             timer: Timer::new(answer, connect.max_cm_retries),
+            patience: Patience::new(now, connect.patience),
             last: None,
             orphan: false,
             is_active: true,

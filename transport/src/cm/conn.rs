@@ -4,6 +4,7 @@
 
 use super::alternate::Loading;
 use super::outbox::{EventKind, Outbox};
+use super::patience::Patience;
 use super::terms::{QpTerms, Refusal, Route};
 use super::times::wait;
 use super::{CmError, Ignored, Settings, fields};
@@ -118,6 +119,8 @@ pub(super) struct Connection {
     /// Transaction of the request under way: ours, or the peer's that we answer.
     pub(super) tid: TransactionId,
     pub(super) timer: Timer,
+    /// With a peer where nobody listens.
+    pub(super) patience: Patience,
     /// What was sent last, for when it has to be sent again.
     pub(super) last: Option<Mad>,
     /// Our program forgot it: nothing is told any more, and nothing waited for but the peer.
@@ -194,6 +197,7 @@ impl Connection {
     /// The timer is due.
     pub(super) fn on_timeout(&mut self, now: Instant, settings: &Settings, out: &mut Outbox) {
         match self.state {
+            State::ReqSent if self.patience.is_pausing => self.ask_again(now, out),
             State::ReqSent | State::MraReqRcvd | State::RepSent | State::MraRepRcvd => {
                 if self.timer.again(now) {
                     self.repeat(out);

@@ -39,7 +39,7 @@
 //! ```
 //!
 //! `reject` in ReqRcvd or RepRcvd and their MRA states sends a REJ, and the connection is gone; so is that of who gets
-//! the REJ. REQ, REP and DREQ are repeated until their answer comes; after the last repetition a REQ or REP ends in
+//! the REJ; but a REQ that finds nobody listening may be told to have patience. REQ, REP and DREQ are repeated until their answer comes; after the last repetition a REQ or REP ends in
 //! `Unreachable` and a REJ for timeout, a DREQ in TimeWait. Both ends may send a DREQ at once: each answers the
 //! other's. A destroyed connection goes on without telling anybody until the peer knows.
 //!
@@ -53,7 +53,7 @@
 //! # Files
 //!
 //! `terms` is what programs say and `outbox` what they hear; `conn`, `active`, `passive`, `teardown` are one
-//! connection, `alternate` its alternate path; `sidr` is the lookup of datagram services; `table` finds connections, `listen` listeners; `dispatch`
+//! connection, `patience` its requests that find nobody, `alternate` its alternate path; `sidr` is the lookup of datagram services; `table` finds connections, `listen` listeners; `dispatch`
 //! gives messages to them after `checks`; `manager` is [`Cm`] itself; `fields` fills messages in; `times` knows what time codes mean.
 
 mod active;
@@ -67,6 +67,7 @@ mod manager;
 mod outbox;
 mod passive;
 mod sidr;
+mod patience;
 mod table;
 mod teardown;
 mod terms;

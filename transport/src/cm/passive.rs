@@ -3,6 +3,7 @@
 use super::alternate::Loading;
 use super::conn::{Connection, Remote, State, Timer};
 use super::outbox::{EventKind, Origin, Outbox};
+use super::patience::Patience;
 use super::terms::{Accept, Ece, QpTerms, Route};
 use super::times::wait;
 use super::{CmError, Ignored, Settings, fields};
@@ -24,6 +25,7 @@ impl Connection {
             lifetime: TimeCode::default(),
             tid,
             timer: Timer::new(wait(req.local_cm_response_timeout), req.max_cm_retries),
+            patience: Patience::NONE,
             last: None,
             orphan: false,
             is_active: false,

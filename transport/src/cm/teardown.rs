@@ -46,6 +46,10 @@ impl Connection {
     pub(super) fn on_rej(&mut self, now: Instant, rej: &Rej, out: &mut Outbox) -> Result<(), Ignored> {
         let was = self.state;
         match was {
+            State::ReqSent if rej.reason == RejReason::InvalidServiceId && self.patience.is_pausing => {
+                return Err(Ignored::Duplicate);
+            }
+            State::ReqSent if rej.reason == RejReason::InvalidServiceId && self.will_ask_again(now) => return Ok(()),
             State::TimeWait | State::DreqRcvd | State::Idle => return Err(Ignored::State),
             State::Established | State::DreqSent => {
                 self.enter_time_wait(now);

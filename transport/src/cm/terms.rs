@@ -2,6 +2,7 @@
 //!
 //! Plain data. The values that `new` fills in are those of the kernel's rdma_cm.
 
+use core::time::Duration;
 use roxe_wire::cm::{
     AprStatus, FlowLabel, Info, PrivateData, RejReason, ServiceId, SidrStatus, Small, TimeCode, Transport, VendorId,
 };
@@ -71,6 +72,8 @@ pub struct Connect {
     pub response_timeout: TimeCode,
     /// How often either connection manager repeats what is not answered.
     pub max_cm_retries: Small<4>,
+    /// How long the request is repeated, with pauses, while nobody listens at the peer; zero: the first refusal counts.
+    pub patience: Duration,
     /// For the program at the other end; librdmacm's begins with the addresses and the port.
     pub private_data: PrivateData<92>,
 }
@@ -98,6 +101,7 @@ impl Connect {
             packet_lifetime: TimeCode::new(16),
             response_timeout: TimeCode::new(20),
             max_cm_retries: Small::MAX,
+            patience: Duration::ZERO,
             private_data: PrivateData::EMPTY,
         }
     }

@@ -17,6 +17,11 @@ use roxe_wire::cm::{
     CommId, FlowLabel, Info, IpCmHeader, IpPair, PrivateData, ServiceId, SidrStatus, Small, TimeCode, Transport,
 };
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How long another host is asked while nobody listens there: short for a program that has to learn that nobody ever will,
+/// long enough for a slow server that closes its listener and opens it again, as perftest does.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Verbs.
 impl Id {
@@ -56,6 +61,7 @@ impl Id {
             traffic_class: path.traffic_class,
             hop_limit: path.hop_limit,
             packet_lifetime: TimeCode::new(path.packet_life_time),
+            patience: patience(session.engine, path),
             private_data: inner.with_addresses(&param.private_data)?,
             ..Connect::new(path.route(), service_id, inner.qpn(param), inner.psn)
         };
@@ -258,6 +264,13 @@ impl Inner {
     fn has_srq(&self, param: &ConnParam) -> bool {
         self.qp.as_ref().map_or(param.srq, |qp| qp.srq().is_some())
     }
+}
+
+/// How long to ask a peer where nobody listens. On this host every request waits for its listener as it is
+/// (`engine/gsi.rs`).
+// clause: CM-REQ-AGAIN
+fn patience(engine: &Engine, path: &Path) -> Duration {
+    if engine.link(path.dgid).is_some() { Duration::ZERO } else { PATIENCE }
 }
 
 /// What the program says, or EINVAL.

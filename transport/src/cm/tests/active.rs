@@ -124,6 +124,69 @@ fn a_rej_ends_the_request() {
     assert_eq!(node.takes(nameless(id)), Err(Ignored::UnknownId), "the peer has a name by now");
 }
 
+/// Nobody listens at the peer.
+fn nobody(id: CommId) -> Rej {
+    Rej { local_comm_id: CommId::NONE, ..rej(id, Answered::Req, RejReason::InvalidServiceId) }
+}
+
+/// Asks a peer for half a second if need be.
+fn insists(node: &mut Node) -> CommId {
+    let connect = Connect { patience: Duration::from_millis(500), ..connect() };
+    let id = node.call(|cm, cx| cm.connect(cx, &connect)).unwrap();
+    assert_eq!(node.names(), ["REQ"]);
+    id
+}
+
+// clause: CM-REQ-AGAIN
+#[test]
+fn a_request_that_finds_nobody_is_repeated_for_a_while() {
+    let mut node = Node::new();
+    let id = insists(&mut node);
+    let last = node.cm.state(id);
+    for pause in [10, 20, 40, 80, 160, 160] {
+        assert_eq!((node.takes(nobody(id)), node.cm.state(id)), (Ok(()), last));
+        assert_eq!(node.takes(nobody(id)), Err(Ignored::Duplicate), "the network repeated it");
+        assert_eq!((node.sent(), node.events()), (vec![], vec![]));
+        assert_eq!((node.wait().as_millis(), node.names()), (pause, vec!["REQ"]));
+    }
+    assert_eq!(node.takes(nobody(id)), Ok(()));
+    assert_eq!(node.events(), [EventKind::Rejected(Box::new(nobody(id)))]);
+    assert!(node.cm.is_empty());
+}
+
+// clause: CM-REQ-AGAIN, CM-RETRIES
+#[test]
+fn a_repeated_request_is_like_the_first() {
+    let mut node = Node::new();
+    let id = insists(&mut node);
+    assert_eq!(node.takes(nobody(id)), Ok(()));
+    node.wait();
+    assert_eq!(node.names(), ["REQ"]);
+    for _ in 0..15 {
+        assert_eq!((node.wait().as_millis(), node.names()), (4608, vec!["REQ"]), "nobody answers");
+    }
+    assert_eq!(node.takes(rep(id)), Ok(()));
+    assert!(matches!(node.events()[..], [EventKind::ConnectReply(..)]));
+}
+
+// clause: CM-REQ-AGAIN
+#[test]
+fn while_a_request_pauses_every_other_answer_counts() {
+    let mut node = Node::new();
+    let id = insists(&mut node);
+    assert_eq!(node.takes(nobody(id)), Ok(()));
+    assert_eq!((node.takes(rep(id)), node.state(id), node.cm.poll_timeout()), (Ok(()), State::RepRcvd, None));
+    let mut node = Node::new();
+    let id = insists(&mut node);
+    assert_eq!(node.takes(nobody(id)), Ok(()));
+    assert_eq!(node.takes(rej(id, Answered::Req, RejReason::ConsumerDefined)), Ok(()));
+    assert!(matches!(node.events()[..], [EventKind::Rejected(_)]) && node.cm.is_empty());
+    let mut node = Node::new();
+    let id = insists(&mut node);
+    assert_eq!((node.takes(nobody(id)), node.destroy(id), node.names()), (Ok(()), Ok(()), vec!["REJ"]));
+    assert!(node.cm.is_empty());
+}
+
 // clause: CM-REJECT
 #[test]
 fn the_program_may_refuse_the_answer() {

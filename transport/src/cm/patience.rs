@@ -1,0 +1,58 @@
+//! How a request is repeated that found nobody listening: a service may come into being at this very moment, or come back.
+//!
+//! Stock programs close their listener and open it again between two connections (perftest with `-R`), and agree with their
+//! client over the first one; the client may be quicker.
+
+use super::conn::Connection;
+use super::outbox::Outbox;
+use crate::time::Instant;
+use core::time::Duration;
+
+/// The first pause; each one after that is twice as long,
+const FIRST: Duration = Duration::from_millis(10);
+/// up to this.
+const LONGEST: Duration = Duration::from_millis(160);
+
+/// Until when a refused request is repeated, and how long the next pause is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    until: Instant,
+    pause: Duration,
+    /// The request was refused, and is not repeated yet.
+    pub(super) is_pausing: bool,
+}
+
+impl Patience {
+    /// Of who was asked.
+    pub(super) const NONE: Self = Self { until: Instant(0), pause: FIRST, is_pausing: false };
+
+    pub(super) fn new(now: Instant, patience: Duration) -> Self {
+        Self { until: now.after(patience), pause: FIRST, is_pausing: false }
+    }
+
+    /// When to ask again; `None` when it has been long enough.
+    fn next(&mut self, now: Instant) -> Option<Instant> {
+        let pause = self.pause;
+        self.pause = LONGEST.min(2 * pause);
+        Some(now.after(pause)).filter(|next| *next < self.until)
+    }
+}
+
+impl Connection {
+    /// Nobody listens where we asked: whether to ask again, after a pause. Who refuses so has forgotten the request, and takes
+    /// the same for a new one.
+    // clause: CM-REQ-AGAIN
+    pub(super) fn will_ask_again(&mut self, now: Instant) -> bool {
+        let next = self.patience.next(now);
+        self.patience.is_pausing = next.is_some();
+        self.timer.due = next.or(self.timer.due);
+        next.is_some()
+    }
+
+    /// The pause is over.
+    pub(super) fn ask_again(&mut self, now: Instant, out: &mut Outbox) {
+        self.patience.is_pausing = false;
+        self.repeat(out);
+        self.timer.start(now);
+    }
+}
