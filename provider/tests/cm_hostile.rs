@@ -8,6 +8,7 @@ mod common;
 
 use common::ends::*;
 use common::namespace;
+use common::peer::{MARK, Peer, ROLE};
 use common::*;
 use roxe_provider::cm::{EventKind, Id, IdOption, Path, PortSpace, RejReason, connections};
 use roxe_provider::wire::cm::{
@@ -290,6 +291,40 @@ fn what_is_wrong_is_counted_and_changes_nothing() {
             ..Dreq::default()
         });
         friend.expect(EventKind::Disconnected);
+    });
+}
+
+/// The program of a process that somebody else ends connections with: ends itself as soon as it has agreed.
+#[test]
+fn peer() {
+    if std::env::var_os(ROLE).is_none() {
+        return;
+    }
+    let (node, listener) = (Node::open(), End::listening(PortSpace::Tcp, HERE));
+    println!("\n{MARK}{}", listener.address().port());
+    let passive = listener.request().0.with_qp(&node);
+    passive.id.accept(&saying(b"")).unwrap();
+    passive.expect(EventKind::Established);
+    passive.expect(EventKind::Disconnected);
+    passive.id.disconnect().unwrap();
+    std::process::exit(0);
+}
+
+// clause: CM-PARTING
+#[test]
+fn who_has_gone_has_said_so_more_than_once() {
+    alone("who_has_gone_has_said_so_more_than_once", || {
+        let mut leaver = Peer::start("leaver", &[]);
+        let service = ServiceId::new(PortSpace::Tcp, leaver.hear().parse().unwrap());
+        let other = Hostile::at(PEER);
+        let req = other.req(service, 1);
+        other.send(req.clone());
+        let Message::Rep(rep) = other.hear("REP") else { unreachable!() };
+        let (local_comm_id, remote_comm_id) = (req.local_comm_id, rep.local_comm_id);
+        other.send(Rtu { local_comm_id, remote_comm_id, ..Rtu::default() });
+        other.send(Dreq { local_comm_id, remote_comm_id, remote_qpn: rep.local_qpn, ..Dreq::default() });
+        // One as ever, the others on the way out: the first three may be lost.
+        (0..4).for_each(|_| drop(other.hear("DREP")));
     });
 }
 

@@ -26,6 +26,10 @@ use std::time::Duration;
 
 /// Messages that wait for the agent; more are lost, as on any network.
 const MAX_INBOX: usize = 4096;
+/// How often a process that ends says what nobody will repeat for it.
+const PARTINGS: usize = 3;
+/// From how many at a time: the machine holds a few thousand messages.
+const MOST_PARTINGS: usize = 64;
 /// What stands for queue pair 1 where queue pairs of this process are counted.
 pub(crate) const GSI_ORDINAL: u32 = u32::MAX;
 
@@ -109,6 +113,17 @@ impl Session<'_> {
         }
         batch.flush(self.engine, GSI_ORDINAL, &mut self.door.link);
         batch.put_back();
+    }
+
+    /// The process ends, and with it these.
+    fn part(&mut self, from: &[(CommId, Route)]) {
+        for some in from.chunks(MOST_PARTINGS) {
+            for (id, _) in some {
+                let (cm, mut cx) = self.cx();
+                cm.part(&mut cx, *id);
+            }
+            self.send();
+        }
     }
 
     /// Lets everything leave that came of a verb or an input, until there is no more.
@@ -221,17 +236,20 @@ impl Agent {
         std::mem::take(&mut *inbox)
     }
 
-    /// The process ends: the program forgets all connections and lookups. Takes the lock only if it gets it in time.
-    // clause: CM-DISCONNECT
+    /// The process ends: the program forgets all connections and lookups, and peers are told so several times. Takes the lock
+    /// only if it gets it in time.
+    // clause: CM-DISCONNECT, CM-PARTING
     pub(crate) fn end_all(&self, engine: &Engine, limit: Duration) {
         let Some(mut guard) = self.core.try_lock_for(limit) else { return };
         let Some(core) = guard.as_mut() else { return };
         let mut session = core.session(engine);
-        let all: Vec<CommId> = session.ids.keys().copied().collect();
-        for id in all {
-            let (cm, mut cx) = session.cx();
-            // It may have ended by itself.
-            let _ = cm.destroy(&mut cx, id);
+        let everybody: Vec<_> = session.cm.all().collect();
+        session.part(&everybody);
+        // Nothing is lost on the way to other processes of this host, and those notice.
+        let is_far = |(_, route): &(CommId, Route)| engine.link(route.remote).is_none();
+        let far: Vec<_> = everybody.into_iter().filter(is_far).collect();
+        for _ in 1..PARTINGS {
+            session.part(&far);
         }
         session.settle();
     }

@@ -6,7 +6,7 @@ use super::listen::{Listen, ListenId, Listeners};
 use super::outbox::{Event, Outbox, Outgoing};
 use super::sidr::Sidr;
 use super::table::Table;
-use super::terms::{Accept, Alternate, AlternateAnswer, Connect, QpTerms, Refusal, Resolution, Resolve};
+use super::terms::{Accept, Alternate, AlternateAnswer, Connect, QpTerms, Refusal, Resolution, Resolve, Route};
 use super::{CmError, Settings};
 use crate::time::Instant;
 use core::fmt;
@@ -224,6 +224,17 @@ impl Cm {
         })
     }
 
+    /// The process ends: as [`destroy`](Self::destroy), of whatever [`all`](Self::all) names. Each further time what ends the
+    /// connection is said once more, so that it reaches the peer over a bad network though nobody will be there to repeat it.
+    // clause: CM-PARTING
+    pub fn part(&mut self, cx: &mut Cx<'_>, id: CommId) {
+        let tid = cx.tid();
+        let Self { table, listeners, settings, out, sidr } = self;
+        if !sidr.destroy(id, listeners, out) {
+            table.with(id, listeners, |conn| conn.part(cx.now, tid, settings, out));
+        }
+    }
+
     /// Lets the program's verb work on a connection that the program still has.
     fn with(
         &mut self,
@@ -299,6 +310,11 @@ impl Cm {
     pub fn qp_terms(&self, id: CommId) -> Option<QpTerms> {
         let conn = self.table.get(id).filter(|conn| !conn.awaits_rep())?;
         Some(conn.terms)
+    }
+
+    /// All connections and lookups and between which addresses they are, also those that their program has forgotten.
+    pub fn all(&self) -> impl Iterator<Item = (CommId, Route)> {
+        self.table.iter().map(|conn| (conn.id, conn.route())).chain(self.sidr.all())
     }
 
     /// The connections that end with the process at their other end.

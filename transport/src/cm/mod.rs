@@ -4,9 +4,10 @@
 //! [`Cm`] holds all connections and lookups of one device. Like a queue pair it does no I/O, has no clock, and is
 //! driven from outside. It has four kinds of method:
 //!
-//! 1. getters: [`Cm::state`], [`Cm::alternate_state`], [`Cm::qp_terms`], [`Cm::len`];
+//! 1. getters: [`Cm::state`], [`Cm::alternate_state`], [`Cm::qp_terms`], [`Cm::len`], [`Cm::all`];
 //! 2. verbs of the program: `listen`, `connect`, `accept`, `confirm`, `reject`, `delay`, `establish`, `disconnect`,
-//!    `load_alternate`, `answer_alternate`, `migrated`, `resolve`, `answer`, `destroy`;
+//!    `load_alternate`, `answer_alternate`, `migrated`, `resolve`, `answer`, `destroy`,
+//!    `part`;
 //! 3. inputs: [`Cm::handle_message`] when a message arrived, [`Cm::handle_timeout`] when [`Cm::poll_timeout`] is due;
 //! 4. outputs: [`Cm::poll_transmit`], [`Cm::poll_event`], [`Cm::poll_timeout`]: after any verb or input fetch all of
 //!    them.
@@ -66,8 +67,8 @@ mod listen;
 mod manager;
 mod outbox;
 mod passive;
-mod sidr;
 mod patience;
+mod sidr;
 mod table;
 mod teardown;
 mod terms;

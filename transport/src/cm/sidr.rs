@@ -50,6 +50,11 @@ impl Sidr {
         self.questions.len() + self.asked.len()
     }
 
+    pub(super) fn all(&self) -> impl Iterator<Item = (CommId, Route)> {
+        let questions = self.questions.iter().map(|(id, question)| (*id, question.route));
+        questions.chain(self.asked.iter().map(|(id, asked)| (*id, asked.route)))
+    }
+
     /// Whether nothing is left of any lookup.
     pub(super) fn is_empty(&self) -> bool {
         self.len() == 0 && self.due.is_empty() && self.by_client.is_empty()

@@ -4,9 +4,9 @@ use super::conn::{Connection, State};
 use super::outbox::{Ending, EventKind, Outbox};
 use super::terms::Refusal;
 use super::times::wait;
-use super::{CmError, Ignored, fields};
+use super::{CmError, Ignored, Settings, fields};
 use crate::time::Instant;
-use roxe_wire::cm::{Answered, CommId, Dreq, Info, Mra, Rej, RejReason, TimeCode, TransactionId};
+use roxe_wire::cm::{Answered, CommId, Dreq, Info, Mad, Message, Mra, Rej, RejReason, TimeCode, TransactionId};
 
 impl Connection {
     /// Our program does not want the connection: after a REQ or a REP of the peer.
@@ -96,12 +96,25 @@ impl Connection {
     }
 
     pub(super) fn send_drep(&mut self, now: Instant, tid: TransactionId, out: &mut Outbox) {
-        self.repeat_drep(tid, out);
+        self.answer_dreq(tid, out);
         self.enter_time_wait(now);
     }
 
-    fn repeat_drep(&self, tid: TransactionId, out: &mut Outbox) {
-        out.send(self.route(), tid, fields::drep(self.id, self.remote_id()));
+    fn answer_dreq(&mut self, tid: TransactionId, out: &mut Outbox) {
+        self.tid = tid;
+        self.send(fields::drep(self.id, self.remote_id()), out);
+    }
+
+    /// The process ends, and nobody will repeat what ends the connection if it is lost: it is said now, or said once more.
+    // clause: CM-PARTING
+    pub(super) fn part(&mut self, now: Instant, tid: TransactionId, settings: &Settings, out: &mut Outbox) {
+        self.orphan = true;
+        match self.state {
+            State::DreqSent => self.repeat(out),
+            // Unless the peer asked for nothing.
+            State::TimeWait if self.last.as_ref().is_some_and(is_drep) => self.repeat(out),
+            _ => self.destroy(now, tid, settings, out),
+        }
     }
 
     /// The peer ends the connection.
@@ -129,7 +142,7 @@ impl Connection {
                 self.send_drep(now, tid, out);
                 self.tell(EventKind::Disconnected(Ending::Agreed), out);
             }
-            State::TimeWait => self.repeat_drep(tid, out),
+            State::TimeWait => self.answer_dreq(tid, out),
             State::DreqRcvd => return Err(Ignored::Duplicate),
             _ => return Err(Ignored::State),
         }
@@ -155,4 +168,8 @@ impl Connection {
         self.enter_time_wait(now);
         self.tell(EventKind::Disconnected(Ending::TimedOut), out);
     }
+}
+
+const fn is_drep(mad: &Mad) -> bool {
+    matches!(mad.message, Message::Drep(_))
 }

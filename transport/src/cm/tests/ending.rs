@@ -122,6 +122,61 @@ fn a_destroyed_connection_tells_its_peer_and_nobody_else() {
     assert_eq!((node.names(), node.state(id)), (vec!["DREP"], State::TimeWait));
 }
 
+// clause: CM-PARTING
+#[test]
+fn a_process_that_ends_says_so_as_often_as_it_is_told() {
+    let agreed: Reached = (told_to_end, "DREP");
+    let reached: [Reached; 4] =
+        [(Node::connected, "DREQ"), (Node::established, "DREQ"), (disconnecting, "DREQ"), agreed];
+    for (reach, last_word) in reached {
+        let mut node = Node::listening();
+        let id = reach(&mut node);
+        assert!(node.cm.all().eq([(id, route())]));
+        for _ in 0..3 {
+            node.call(|cm, cx| cm.part(cx, id));
+            assert_eq!(node.names(), [last_word]);
+        }
+        node.run_out();
+        assert_eq!(node.events(), []);
+    }
+}
+
+fn disconnecting(node: &mut Node) -> CommId {
+    let id = node.connected();
+    node.disconnect(id).unwrap();
+    node.names();
+    id
+}
+
+/// The peer has ended it, and our program agreed.
+fn told_to_end(node: &mut Node) -> CommId {
+    let id = node.established();
+    assert_eq!(node.takes(dreq(id)), Ok(()));
+    node.disconnect(id).unwrap();
+    assert_eq!((node.names(), node.events().len(), node.state(id)), (vec!["DREP"], 1, State::TimeWait));
+    id
+}
+
+// clause: CM-PARTING
+#[test]
+fn who_knows_the_end_is_told_nothing_when_the_process_ends() {
+    let mut node = Node::new();
+    let id = disconnecting(&mut node);
+    assert_eq!(node.takes(drep(id)), Ok(()));
+    node.events();
+    node.listen(1);
+    let again = Req { local_comm_id: CommId(0x8888), local_qpn: Qpn::new(0x33), ..req() };
+    assert_eq!(node.takes(again), Ok(()));
+    let asked = node.cm.poll_event().expect("a request").id;
+    let lookup = node.call(|cm, cx| cm.resolve(cx, &Resolve::new(route(), SERVICE))).unwrap();
+    assert_eq!((node.names(), node.cm.all().count()), (vec!["SIDR_REQ"], 3));
+    for _ in 0..3 {
+        [id, asked, lookup].map(|id| node.call(|cm, cx| cm.part(cx, id)));
+    }
+    assert_eq!(node.names(), ["REJ"], "to who asked, once");
+    assert_eq!((node.state(id), node.cm.len()), (State::TimeWait, 1));
+}
+
 // clause: CM-MATCH
 #[test]
 fn both_ends_may_be_in_one_machine() {
