@@ -73,13 +73,18 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Boots a guest and waits until it obeys. The caller has called [`link::enter`].
+    /// Boots a guest with one processor and waits until it obeys. The caller has called [`link::enter`].
     pub fn boot(kernel: &Kernel) -> io::Result<Self> {
+        Self::boot_with(kernel, 1)
+    }
+
+    /// The same with so many processors.
+    pub fn boot_with(kernel: &Kernel, processors: u32) -> io::Result<Self> {
         link::build()?;
         let folder = fresh_folder()?;
         fs::write(folder.join("guest.sh"), include_str!("../guest/guest.sh"))?;
         fs::write(folder.join("netem.sh"), include_str!("../guest/netem.sh"))?;
-        let mut qemu = power_on(kernel, &folder)?;
+        let mut qemu = power_on(kernel, &folder, processors)?;
         let (orders, words) = qemu.stdin.take().zip(qemu.stdout.take()).ok_or(io::ErrorKind::BrokenPipe)?;
         let (orders, news) = (Mutex::new(orders), News::from(words));
         let guest = Self { qemu, orders, news, jobs: AtomicU32::new(0), folder };
@@ -88,6 +93,11 @@ impl Guest {
             Ok(false) => Err(io::Error::other(format!("the guest did not come up\n{}", guest.console()))),
             Err(e) => Err(io::Error::other(format!("the guest did not come up: {e}\n{}", guest.console()))),
         }
+    }
+
+    /// The process that emulates it.
+    pub fn pid(&self) -> u32 {
+        self.qemu.id()
     }
 
     /// Folder that the guest sees as `/mnt`.
@@ -180,7 +190,7 @@ fn fresh_folder() -> io::Result<PathBuf> {
 }
 
 /// Starts QEMU. It ends with this process even if that one is killed.
-fn power_on(kernel: &Kernel, folder: &Path) -> io::Result<Child> {
+fn power_on(kernel: &Kernel, folder: &Path, processors: u32) -> io::Result<Child> {
     let append = format!(
         "console=ttyS0 quiet panic=-1 mitigations=off net.ifnames=0 link_mtu={} link_ipv4={} link_ipv6={}",
         link::MTU,
@@ -195,7 +205,8 @@ fn power_on(kernel: &Kernel, folder: &Path) -> io::Result<Child> {
     let serial = format!("file:{}", folder.join("console").display());
     Command::new("setpriv")
         .args(["--pdeathsig", "KILL", "qemu-system-x86_64"])
-        .args(["-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max", "-smp", "1", "-m", "1200"])
+        .args(["-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max", "-m", "1200"])
+        .args(["-smp", &processors.to_string()])
         .args(["-nodefaults", "-display", "none", "-no-reboot", "-serial", &serial])
         .arg("-kernel")
         .arg(&kernel.image)

@@ -7,6 +7,7 @@ pub mod counting;
 pub mod guest;
 pub mod lanes;
 pub mod matrix;
+pub mod measure;
 pub mod pair;
 pub mod perftest;
 pub mod rdmacm;

@@ -37,13 +37,15 @@ pub(crate) struct Running {
 impl Running {
     pub(crate) fn start(Program { name, args }: &Program, place: &Place, log: PathBuf) -> io::Result<Self> {
         let (output, errors) = (File::create(&log)?, File::create(errors(&log))?);
-        let roxe = build::roxe().into_os_string();
-        let mut words = place.prefix.iter().map(OsString::from).chain([roxe]);
-        let child = Command::new(words.next().unwrap_or_default())
-            .args(words)
-            .arg("run")
-            .args(&place.options)
-            .args(["--", name])
+        let mut words: Vec<OsString> = place.prefix.iter().map(OsString::from).collect();
+        if !place.bare {
+            words.extend([build::roxe().into_os_string(), "run".into()]);
+            words.extend(place.options.iter().map(OsString::from));
+            words.push("--".into());
+        }
+        words.push(name.into());
+        let child = Command::new(&words[0])
+            .args(&words[1..])
             .args(args)
             .envs(place.envs.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
@@ -128,6 +130,8 @@ pub struct Place {
     pub envs: Vec<(String, String)>,
     /// Options of `roxe run`.
     pub options: Vec<String>,
+    /// Not under `roxe run`, but as the system starts it.
+    pub bare: bool,
 }
 
 impl Place {

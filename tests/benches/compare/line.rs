@@ -1,0 +1,188 @@
+//! What is measured: a line is one figure, taken again in every round.
+
+use std::fmt;
+
+/// What a figure counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unit {
+    /// 10^9 bytes of messages per second; more is better.
+    GigabytesPerSecond,
+    /// Microseconds one way; less is better.
+    Microseconds,
+    /// Million messages per second; more is better.
+    MillionsPerSecond,
+}
+
+impl fmt::Display for Unit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::GigabytesPerSecond => "GB/s",
+            Self::Microseconds => "us",
+            Self::MillionsPerSecond => "M/s",
+        })
+    }
+}
+
+/// How roxe's packets travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Link {
+    /// UDP with a receive buffer of 4 MiB.
+    Udp,
+    /// UDP with the receive buffer that most systems allow, 212,992 bytes.
+    UdpStock,
+    /// Rings in shared memory.
+    Shm,
+}
+
+impl Link {
+    /// The environment that chooses it.
+    pub(crate) fn envs(self) -> Vec<(String, String)> {
+        let words: &[(&str, &str)] = match self {
+            Self::Udp => &[("ROXE_LINK", "udp"), ("ROXE_RCVBUF", "4194304")],
+            Self::UdpStock => &[("ROXE_LINK", "udp"), ("ROXE_RCVBUF", "212992")],
+            Self::Shm => &[("ROXE_LINK", "auto")],
+        };
+        words.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+}
+
+impl fmt::Display for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Udp => "roxe udp",
+            Self::UdpStock => "roxe udp, stock buffer",
+            Self::Shm => "roxe shm",
+        })
+    }
+}
+
+/// A program of perftest and how it runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Verbs {
+    /// Its name; those that end with "_lat" take times.
+    pub(crate) tool: &'static str,
+    /// Path MTU.
+    pub(crate) mtu: u32,
+    /// Queue pairs.
+    pub(crate) qps: u32,
+    /// Whether it sleeps until an event tells of a completion.
+    pub(crate) events: bool,
+    /// The link.
+    pub(crate) link: Link,
+}
+
+impl Verbs {
+    /// One queue pair, MTU 4096, polling.
+    pub(crate) const fn new(tool: &'static str, link: Link) -> Self {
+        Self { tool, mtu: 4096, qps: 1, events: false, link }
+    }
+
+    /// With another path MTU.
+    pub(crate) const fn mtu(self, mtu: u32) -> Self {
+        Self { mtu, ..self }
+    }
+
+    /// With more queue pairs.
+    pub(crate) const fn qps(self, qps: u32) -> Self {
+        Self { qps, ..self }
+    }
+
+    /// Waiting for events.
+    pub(crate) const fn events(self) -> Self {
+        Self { events: true, ..self }
+    }
+
+    /// Whether it takes times.
+    pub(crate) fn is_latency(&self) -> bool {
+        self.tool.ends_with("_lat")
+    }
+}
+
+impl fmt::Display for Verbs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.link)?;
+        if self.mtu != 4096 {
+            write!(f, ", MTU {}", self.mtu)?;
+        }
+        if self.qps != 1 {
+            write!(f, ", {} QPs", self.qps)?;
+        }
+        if self.events {
+            write!(f, ", events")?;
+        }
+        Ok(())
+    }
+}
+
+/// Who does the work of a line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// perftest over roxe.
+    Verbs(Verbs),
+    /// The same over the kernel's rxe, in a guest; its link says nothing.
+    Rxe(Verbs),
+    /// `ucx_perftest -t TEST` over these transports.
+    Ucx(&'static str, &'static str),
+    /// `fi_pingpong` with this provider and type of endpoint.
+    Fabric(&'static str, &'static str),
+    /// Our own RoCE-shaped WRITE over UDP with this path MTU.
+    Yardstick(usize),
+    /// Datagrams one way, with or without segmentation offload.
+    UdpStream(bool),
+    /// A datagram there and back.
+    UdpLatency,
+    /// A TCP connection one way.
+    TcpStream,
+    /// A TCP connection there and back.
+    TcpLatency,
+    /// A ring in shared memory one way.
+    RingStream,
+    /// A ring in shared memory there and back.
+    RingLatency,
+}
+
+impl fmt::Display for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Verbs(verbs) => verbs.fmt(f),
+            Self::Rxe(_) => f.write_str("rxe"),
+            Self::Ucx(_, tls) => write!(f, "UCX {tls}"),
+            Self::Fabric(provider, _) => write!(f, "libfabric {provider}"),
+            Self::Yardstick(4096) => f.write_str("yardstick"),
+            Self::Yardstick(mtu) => write!(f, "yardstick, MTU {mtu}"),
+            Self::UdpStream(false) => f.write_str("raw UDP, a call each"),
+            Self::UdpStream(true) => f.write_str("raw UDP, GSO and GRO"),
+            Self::UdpLatency => f.write_str("raw UDP"),
+            Self::TcpStream | Self::TcpLatency => f.write_str("TCP"),
+            Self::RingStream | Self::RingLatency => f.write_str("shared ring"),
+        }
+    }
+}
+
+/// One figure of the benchmark.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Line {
+    /// The table it belongs to; the name of the program, where perftest does the work.
+    pub(crate) group: &'static str,
+    /// Bytes of a message.
+    pub(crate) size: usize,
+    /// What the figure counts.
+    pub(crate) unit: Unit,
+    /// Who does it.
+    pub(crate) work: Work,
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {}", self.group, human(self.size), self.work)
+    }
+}
+
+/// "64 B", "64 KB", "8 MB".
+pub(crate) fn human(size: usize) -> String {
+    match size {
+        0..1024 => format!("{size} B"),
+        1024..1_048_576 => format!("{} KB", size >> 10),
+        _ => format!("{} MB", size >> 20),
+    }
+}

@@ -1,0 +1,151 @@
+//! The same work over roxe's links beside what else this machine offers, interleaved in one run.
+//!
+//! ```text
+//! cargo bench -p roxe-tests --bench compare [-- [--quick | --rxe] [--seconds N] [WORD...]]
+//!   --quick       only what the promises of the README need, in two minutes; without it fifteen
+//!   --rxe         against the kernel's rxe instead, both in one guest
+//!   --seconds N   another time
+//!   WORD...       only lines that have every WORD in their name, such as 'ib_write_bw' 'udp' '64 KB'
+//! ```
+//!
+//! Stock perftest over roxe's links, raw UDP and TCP, a ring in shared memory, a RoCE-shaped yardstick (`yardstick.rs`), UCX
+//! and libfabric. Machines drift by a quarter within minutes: every line runs once in every round, medians and ratios
+//! count. What others took of the processors meanwhile is measured too: a disturbed run is repeated, and a figure that
+//! only has disturbed runs says so. A program that fails makes the benchmark fail; it never counts as a slow one.
+//! As root all of it happens in a network namespace of its own. Nobody is pinned to a processor.
+//! The result is printed and lies in `target/bench/`.
+
+mod line;
+mod peer;
+mod plan;
+mod plot;
+mod raw;
+mod report;
+mod ring;
+mod rounds;
+mod rxe;
+mod shows;
+mod sys;
+mod work;
+mod yardstick;
+
+use line::{Line, Link, Work};
+use rounds::{Measured, Rounds};
+use roxe_tests::build;
+use roxe_tests::guest::link;
+use roxe_tests::pair;
+use shows::Show;
+use std::fs;
+use std::io;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+/// What the command line asks for.
+struct Options {
+    quick: bool,
+    rxe: bool,
+    time: Duration,
+    words: Vec<String>,
+}
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let result = match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["udp-echo"] => raw::udp_echo().map(|()| true),
+        ["udp-sink"] => raw::udp_sink().map(|()| true),
+        ["tcp-echo"] => raw::tcp_echo().map(|()| true),
+        ["tcp-sink"] => raw::tcp_sink().map(|()| true),
+        ["ring-sink", fd] => ring::sink(fd).map(|()| true),
+        ["ring-echo", fd] => ring::echo(fd).map(|()| true),
+        ["write-sink", size] => size.parse().map_err(io::Error::other).and_then(yardstick::sink).map(|()| true),
+        _ => options(&words).and_then(|options| compare(&options)),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(e) => {
+            eprintln!("compare: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn options(words: &[String]) -> io::Result<Options> {
+    let mut options = Options { quick: false, rxe: false, time: Duration::ZERO, words: Vec::new() };
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        match word.as_str() {
+            "--quick" => options.quick = true,
+            "--rxe" => options.rxe = true,
+            "--seconds" => {
+                let value = words.next().and_then(|word| word.parse().ok());
+                options.time = Duration::from_secs(value.ok_or_else(|| io::Error::other("--seconds wants a number"))?);
+            }
+            // What `cargo bench` adds.
+            "--bench" => {}
+            flag if flag.starts_with('-') => return Err(io::Error::other(format!("{flag} is no option"))),
+            word => options.words.push(word.to_owned()),
+        }
+    }
+    if options.time.is_zero() {
+        options.time = Duration::from_secs(if options.quick || options.rxe { 120 } else { 900 });
+    }
+    Ok(options)
+}
+
+/// Measures and tells. Whether nothing failed.
+fn compare(options: &Options) -> io::Result<bool> {
+    build::roxe();
+    if options.rxe {
+        return rxe::compare(options.time).and_then(|all| conclude("rxe", &all, &shows::against_rxe(&all), &[]));
+    }
+    link::isolate()?;
+    let (lines, skipped) = choose(options)?;
+    skipped.iter().for_each(|what| println!("skipped  {what}"));
+    let most = if options.quick { 9 } else { 5 };
+    let rounds = Rounds { time: options.time, each: work::TIME, least: 3, most, beside: None };
+    let all = rounds::run(lines, &rounds, &mut work::once);
+    conclude("compare", &all, &shows::judge(&all), &skipped)
+}
+
+/// Tells what came out and writes it down under `name`. Whether nothing failed.
+fn conclude(name: &str, all: &[Measured], shows: &[Show], skipped: &[String]) -> io::Result<bool> {
+    let text = report::text(all) + &report::verdicts(shows);
+    print!("{text}");
+    let folder = build::target_dir().join("bench");
+    fs::create_dir_all(&folder)?;
+    fs::write(folder.join(format!("{name}.txt")), text)?;
+    fs::write(folder.join(format!("{name}.json")), report::json(all, shows, skipped))?;
+    fs::write(folder.join(format!("{name}.svg")), plot::svg(all))?;
+    println!("\nresult: {}/{name}.txt, {name}.json, {name}.svg", folder.display());
+    let failed = all.iter().filter(|measured| !measured.failures.is_empty()).count();
+    println!("{} lines, {failed} failed, {} skipped", all.len(), skipped.len());
+    Ok(failed == 0)
+}
+
+/// The lines to measure, and the names of what this machine cannot.
+fn choose(options: &Options) -> io::Result<(Vec<Line>, Vec<String>)> {
+    let mut lines = if options.quick { plan::quick() } else { plan::whole() };
+    lines.retain(|line| options.words.iter().all(|word| line.to_string().contains(word)));
+    let has_links = has_links()?;
+    let missing = |line: &Line| match &line.work {
+        Work::Verbs(verbs) if !pair::installed(verbs.tool) => {
+            Some(format!("{}: perftest is not installed", verbs.tool))
+        }
+        Work::Verbs(verbs) if verbs.link == Link::Shm && !has_links => Some("roxe shm: not in this build".to_owned()),
+        Work::Ucx(..) if !pair::installed("ucx_perftest") => Some("ucx_perftest: not installed".to_owned()),
+        Work::Fabric(..) if !pair::installed("fi_pingpong") => Some("fi_pingpong: not installed".to_owned()),
+        _ => None,
+    };
+    let mut skipped: Vec<String> = lines.iter().filter_map(missing).collect();
+    skipped.sort_unstable();
+    skipped.dedup();
+    lines.retain(|line| missing(line).is_none());
+    Ok((lines, skipped))
+}
+
+/// Whether this build of roxe has more links than UDP.
+pub(crate) fn has_links() -> io::Result<bool> {
+    let said = Command::new(build::roxe()).arg("config").output()?;
+    Ok(String::from_utf8_lossy(&said.stdout).contains("ROXE_LINK"))
+}

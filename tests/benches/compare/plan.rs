@@ -1,0 +1,127 @@
+//! Which lines a run has: those that the Shows quote, or all.
+
+use crate::line::{Line, Link, Unit, Verbs, Work};
+
+/// The group of what moves bytes one way without perftest.
+const WRITE_BW: &str = "ib_write_bw";
+const WRITE_LAT: &str = "ib_write_lat";
+/// Message sizes of bandwidths and of latencies.
+const STREAM_SIZES: [usize; 9] = [8, 64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 8 << 20];
+const LATENCY_SIZES: [usize; 6] = [8, 64, 512, 4 << 10, 16 << 10, 64 << 10];
+const MB: usize = 1 << 20;
+
+/// A program of perftest over roxe.
+pub(crate) fn verbs(size: usize, verbs: Verbs) -> Line {
+    let unit = match verbs.is_latency() {
+        true => Unit::Microseconds,
+        false if size <= 64 => Unit::MillionsPerSecond,
+        false => Unit::GigabytesPerSecond,
+    };
+    Line { group: verbs.tool, size, unit, work: Work::Verbs(verbs) }
+}
+
+/// Another way to move bytes, beside `ib_write_bw`.
+fn stream(size: usize, work: Work) -> Line {
+    Line { group: WRITE_BW, size, unit: Unit::GigabytesPerSecond, work }
+}
+
+/// Another way to get a message across, beside `ib_write_lat`.
+fn latency(size: usize, work: Work) -> Line {
+    Line { group: WRITE_LAT, size, unit: Unit::Microseconds, work }
+}
+
+/// What the Shows of the README quote, and what they are compared with.
+pub(crate) fn quick() -> Vec<Line> {
+    let mut lines = vec![
+        stream(MB, Work::Yardstick(4096)),
+        stream(MB, Work::Ucx("tag_bw", "tcp")),
+        stream(MB, Work::Ucx("tag_bw", "posix,cma")),
+        latency(8, Work::UdpLatency),
+        latency(8, Work::Ucx("tag_lat", "tcp")),
+        latency(8, Work::Ucx("tag_lat", "posix,cma")),
+    ];
+    for link in [Link::Udp, Link::UdpStock] {
+        lines.extend([
+            verbs(MB, Verbs::new(WRITE_BW, link)),
+            verbs(64 << 10, Verbs::new(WRITE_BW, link)),
+            verbs(MB, Verbs::new(WRITE_BW, link).mtu(1024)),
+            verbs(64, Verbs::new(WRITE_BW, link)),
+            verbs(8, Verbs::new(WRITE_LAT, link)),
+        ]);
+    }
+    lines.extend([
+        verbs(MB, Verbs::new(WRITE_BW, Link::Shm)),
+        verbs(4 << 10, Verbs::new(WRITE_BW, Link::Shm)),
+        verbs(64, Verbs::new(WRITE_BW, Link::Shm)),
+        verbs(8, Verbs::new(WRITE_LAT, Link::Shm)),
+    ]);
+    for link in [Link::Udp, Link::Shm] {
+        lines.extend([
+            verbs(64 << 10, Verbs::new("ib_send_bw", link).events()),
+            verbs(8, Verbs::new("ib_send_lat", link).events()),
+        ]);
+    }
+    lines
+}
+
+/// Every line.
+pub(crate) fn whole() -> Vec<Line> {
+    let mut lines = quick();
+    for size in STREAM_SIZES {
+        for tool in [WRITE_BW, "ib_read_bw", "ib_send_bw"] {
+            lines.extend([Link::Udp, Link::Shm].map(|link| verbs(size, Verbs::new(tool, link))));
+        }
+    }
+    for size in LATENCY_SIZES {
+        for tool in [WRITE_LAT, "ib_read_lat", "ib_send_lat"] {
+            lines.extend([Link::Udp, Link::Shm].map(|link| verbs(size, Verbs::new(tool, link))));
+        }
+    }
+    lines.extend([Link::Udp, Link::Shm].into_iter().flat_map(variations));
+    lines.extend(STREAM_SIZES[3..].iter().map(|&size| stream(size, Work::Yardstick(4096))));
+    lines.extend(others());
+    let mut all: Vec<Line> = Vec::new();
+    for line in lines {
+        if !all.contains(&line) {
+            all.push(line);
+        }
+    }
+    all.sort_by_key(|line| (line.group, line.size));
+    all
+}
+
+/// More queue pairs, another MTU, events.
+fn variations(link: Link) -> Vec<Line> {
+    let new = |tool| Verbs::new(tool, link);
+    let mut lines = Vec::new();
+    for size in [64, 4 << 10, 64 << 10, MB] {
+        lines.extend([4, 16].map(|qps| verbs(size, new(WRITE_BW).qps(qps))));
+        lines.push(verbs(size, new(WRITE_BW).mtu(1024)));
+        lines.push(verbs(size, new("ib_send_bw").events()));
+    }
+    lines.push(verbs(4 << 10, new("ib_send_lat").events()));
+    lines
+}
+
+/// What a user would take instead.
+fn others() -> Vec<Line> {
+    let mut lines = vec![
+        stream(MB, Work::Yardstick(1024)),
+        stream(4 << 10, Work::UdpStream(false)),
+        stream(4 << 10, Work::UdpStream(true)),
+        stream(MB, Work::TcpStream),
+        stream(MB, Work::RingStream),
+        latency(8, Work::TcpLatency),
+        latency(8, Work::RingLatency),
+        latency(8, Work::Yardstick(4096)),
+    ];
+    for tls in ["tcp", "posix,cma"] {
+        lines.extend([4 << 10, 64 << 10].map(|size| stream(size, Work::Ucx("tag_bw", tls))));
+        lines.extend([512, 4 << 10].map(|size| latency(size, Work::Ucx("tag_lat", tls))));
+    }
+    for (provider, endpoint) in [("tcp", "msg"), ("shm", "rdm"), ("udp;ofi_rxd", "rdm")] {
+        lines.extend([64 << 10, MB].map(|size| stream(size, Work::Fabric(provider, endpoint))));
+        lines.push(latency(8, Work::Fabric(provider, endpoint)));
+    }
+    lines
+}

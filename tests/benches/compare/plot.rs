@@ -1,0 +1,149 @@
+//! What came out as a picture (SVG): for every program a panel, figures over message sizes, one line for each way to do it.
+
+use crate::line::{Unit, human};
+use crate::rounds::Measured;
+use std::fmt::Write as _;
+
+/// A panel with its legend, and the part of it that the curves are drawn in.
+const PANEL: (f64, f64) = (760.0, 380.0);
+const LEFT: f64 = 64.0;
+const TOP: f64 = 34.0;
+const AREA: (f64, f64) = (460.0, 300.0);
+/// Colours that can be told apart, also by people who see few.
+const COLOURS: [&str; 9] =
+    ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999", "#8c510a"];
+
+/// The points of one way to do it.
+struct Curve {
+    name: String,
+    points: Vec<(f64, f64)>,
+}
+
+/// The picture of all groups.
+pub(crate) fn svg(all: &[Measured]) -> String {
+    let mut groups: Vec<&str> = all.iter().map(|m| m.line.group).collect();
+    groups.sort_unstable();
+    groups.dedup();
+    let panels: Vec<String> = groups.iter().enumerate().map(|(index, group)| panel(all, group, index)).collect();
+    #[expect(clippy::cast_precision_loss, reason = "few")]
+    let height = PANEL.1 * panels.len().div_ceil(2) as f64;
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{height}\" font-family=\"sans-serif\" font-size=\"12\">\n\
+         <rect width=\"{0}\" height=\"{height}\" fill=\"white\"/>\n{1}</svg>\n",
+        2.0 * PANEL.0,
+        panels.concat()
+    )
+}
+
+/// The curves of a group; message rates become bytes.
+fn curves(all: &[Measured], group: &str) -> Vec<Curve> {
+    let mut curves: Vec<Curve> = Vec::new();
+    for measured in all.iter().filter(|m| m.line.group == group && m.failures.is_empty()) {
+        let Some(median) = measured.counting().median() else { continue };
+        #[expect(clippy::cast_precision_loss, reason = "sizes are small")]
+        let size = measured.line.size as f64;
+        let value = if measured.line.unit == Unit::MillionsPerSecond { median * size / 1e3 } else { median };
+        let name = measured.line.work.to_string();
+        match curves.iter_mut().find(|curve| curve.name == name) {
+            Some(curve) => curve.points.push((size, value)),
+            None => curves.push(Curve { name, points: vec![(size, value)] }),
+        }
+    }
+    for curve in &mut curves {
+        curve.points.sort_by(|a, b| a.0.total_cmp(&b.0));
+    }
+    curves
+}
+
+/// A logarithmic axis from a power of its base to another.
+struct Axis {
+    base: f64,
+    first: f64,
+    last: f64,
+    length: f64,
+}
+
+impl Axis {
+    fn new(base: f64, values: impl Iterator<Item = f64> + Clone, length: f64) -> Self {
+        let least = values.clone().fold(f64::INFINITY, f64::min).log(base);
+        let most = values.fold(f64::NEG_INFINITY, f64::max).log(base);
+        // A hair of tolerance: the logarithm of a power is seldom whole.
+        let (first, last) = ((least + 1e-9).floor(), (most - 1e-9).ceil());
+        Self { base, first, last: last.max(first + 1.0), length }
+    }
+
+    fn place(&self, value: f64) -> f64 {
+        (value.log(self.base) - self.first) / (self.last - self.first) * self.length
+    }
+
+    /// The powers of the base on it.
+    fn marks(&self) -> impl Iterator<Item = f64> {
+        let (base, last) = (self.base, self.last);
+        std::iter::successors(Some(self.first), |power| Some(power + 1.0))
+            .take_while(move |power| *power <= last)
+            .map(move |power| base.powf(power))
+    }
+}
+
+fn panel(all: &[Measured], group: &str, index: usize) -> String {
+    let curves = curves(all, group);
+    let points = || curves.iter().flat_map(|curve| curve.points.iter().copied());
+    let (x, y) = (Axis::new(8.0, points().map(|p| p.0), AREA.0), Axis::new(10.0, points().map(|p| p.1), AREA.1));
+    #[expect(clippy::cast_precision_loss, reason = "few")]
+    let corner = ((index % 2) as f64 * PANEL.0 + LEFT, (index / 2) as f64 * PANEL.1 + TOP);
+    let unit = if group.ends_with("_lat") { "us one way" } else { "GB/s" };
+    let mut text = format!("<g transform=\"translate({},{})\">\n", corner.0, corner.1);
+    _ = writeln!(text, "<text x=\"0\" y=\"-12\" font-weight=\"bold\">{group}, {unit} over bytes of a message</text>");
+    grid(&mut text, &x, &y);
+    for (index, curve) in curves.iter().enumerate() {
+        draw(&mut text, curve, index, (&x, &y));
+    }
+    text + "</g>\n"
+}
+
+fn grid(text: &mut String, x: &Axis, y: &Axis) {
+    for mark in x.marks() {
+        let at = x.place(mark);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a size")]
+        let label = human(mark.round() as usize);
+        _ = writeln!(
+            text,
+            "<line x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"0\" y2=\"{}\" stroke=\"#ddd\"/><text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{label}</text>",
+            AREA.1,
+            AREA.1 + 16.0
+        );
+    }
+    for mark in y.marks() {
+        let at = AREA.1 - y.place(mark);
+        _ = writeln!(
+            text,
+            "<line x1=\"0\" x2=\"{}\" y1=\"{at:.1}\" y2=\"{at:.1}\" stroke=\"#ddd\"/><text x=\"-6\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
+            AREA.0,
+            at + 4.0,
+            // Powers of ten below one come out of the logarithm with a long tail of digits.
+            if mark < 1.0 { format!("{mark:.4}").trim_end_matches('0').to_owned() } else { format!("{mark:.0}") }
+        );
+    }
+}
+
+fn draw(text: &mut String, curve: &Curve, index: usize, (x, y): (&Axis, &Axis)) {
+    let colour = COLOURS[index % COLOURS.len()];
+    // What runs out of colours gets dashes.
+    let dash = if index < COLOURS.len() { "" } else { " stroke-dasharray=\"5 3\"" };
+    let places: Vec<(f64, f64)> = curve.points.iter().map(|p| (x.place(p.0), AREA.1 - y.place(p.1))).collect();
+    let line: String = places.iter().map(|(x, y)| format!("{x:.1},{y:.1} ")).collect();
+    _ = writeln!(text, "<polyline points=\"{line}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.8\"{dash}/>");
+    for (x, y) in &places {
+        _ = writeln!(text, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>");
+    }
+    #[expect(clippy::cast_precision_loss, reason = "few")]
+    let (left, top) = (AREA.0 + 14.0, 10.0 + index as f64 * 17.0);
+    _ = writeln!(
+        text,
+        "<line x1=\"{left}\" x2=\"{}\" y1=\"{top}\" y2=\"{top}\" stroke=\"{colour}\" stroke-width=\"2.5\"{dash}/><text x=\"{}\" y=\"{}\">{}</text>",
+        left + 20.0,
+        left + 26.0,
+        top + 4.0,
+        curve.name
+    );
+}

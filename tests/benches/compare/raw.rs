@@ -1,0 +1,180 @@
+//! What the system itself does between two processes over the loopback interface: datagrams and TCP, there and back and one way.
+
+use crate::peer::{Peer, say};
+use crate::sys;
+use roxe_tests::measure::Series;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
+
+/// Payload of a datagram, bytes.
+const DATAGRAM: usize = 4096;
+/// Datagrams in one segmented send: as many as fit below the 64 KiB limit of UDP.
+const SEGMENTS: usize = 15;
+/// What one write to a TCP stream holds.
+const CHUNK: usize = 1 << 20;
+/// Receive buffer of a sink of datagrams.
+const BUFFER: usize = 4 << 20;
+/// Bytes of a message that goes there and back.
+const SMALL: usize = 8;
+
+/// Half the median round trip of an 8-byte datagram, microseconds; both sides spin.
+pub(crate) fn udp_latency(time: Duration) -> io::Result<f64> {
+    let peer = Peer::start(&["udp-echo"])?;
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+    socket.connect((Ipv4Addr::LOCALHOST, peer.port))?;
+    socket.set_nonblocking(true)?;
+    half_round_trip(time, 1, || {
+        socket.send(&[7; SMALL])?;
+        while would_block(socket.recv(&mut [0; 64]))?.is_none() {}
+        Ok(())
+    })
+}
+
+/// Sends back every datagram of the first one that wrote, spinning, until killed.
+pub(crate) fn udp_echo() -> io::Result<()> {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+    say(socket.local_addr()?.port())?;
+    let mut buf = [0; 64];
+    let (mut len, from) = socket.recv_from(&mut buf)?;
+    socket.connect(from)?;
+    socket.set_nonblocking(true)?;
+    loop {
+        socket.send(&buf[..len])?;
+        len = loop {
+            if let Some(len) = would_block(socket.recv(&mut buf))? {
+                break len;
+            }
+        };
+    }
+}
+
+/// Half the median round trip of 8 bytes in a TCP connection without delay, microseconds; both sides spin.
+pub(crate) fn tcp_latency(time: Duration) -> io::Result<f64> {
+    let peer = Peer::start(&["tcp-echo"])?;
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, peer.port))?;
+    stream.set_nodelay(true)?;
+    stream.set_nonblocking(true)?;
+    half_round_trip(time, 1, || {
+        stream.write_all(&[7; SMALL])?;
+        read_spinning(&mut stream, &mut [0; SMALL])
+    })
+}
+
+/// Sends back what comes, until the peer is gone.
+pub(crate) fn tcp_echo() -> io::Result<()> {
+    let mut stream = accept()?;
+    stream.set_nodelay(true)?;
+    stream.set_nonblocking(true)?;
+    let mut buf = [0; SMALL];
+    loop {
+        read_spinning(&mut stream, &mut buf)?;
+        stream.write_all(&buf)?;
+    }
+}
+
+fn read_spinning(stream: &mut TcpStream, buf: &mut [u8]) -> io::Result<()> {
+    let mut filled = 0;
+    while filled < buf.len() {
+        match would_block(stream.read(&mut buf[filled..]))? {
+            Some(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            got => filled += got.unwrap_or(0),
+        }
+    }
+    Ok(())
+}
+
+fn accept() -> io::Result<TcpStream> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    say(listener.local_addr()?.port())?;
+    Ok(listener.accept()?.0)
+}
+
+/// Half of what `once` takes in the median, microseconds. The clock is read after so many at a time.
+pub(crate) fn half_round_trip(
+    time: Duration,
+    at_a_time: u32,
+    mut once: impl FnMut() -> io::Result<()>,
+) -> io::Result<f64> {
+    let (mut series, begun) = (Series::default(), Instant::now());
+    while begun.elapsed() < time {
+        let start = Instant::now();
+        for _ in 0..at_a_time {
+            once()?;
+        }
+        series.push(start.elapsed().as_secs_f64() * 1e6 / 2.0 / f64::from(at_a_time));
+    }
+    series.median().ok_or_else(|| io::Error::other("no round trip"))
+}
+
+/// Gigabytes per second that arrive of a stream of 4 KiB datagrams with one call each, or 15 with one.
+pub(crate) fn udp_stream(segmented: bool, time: Duration) -> io::Result<f64> {
+    let mut peer = Peer::start(&["udp-sink"])?;
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let len = if segmented { DATAGRAM * SEGMENTS } else { DATAGRAM };
+    sys::set_segment(&socket, if segmented { DATAGRAM } else { 0 })?;
+    let (data, begun) = (vec![0x5a; len], Instant::now());
+    while begun.elapsed() < time {
+        socket.send_to(&data, (Ipv4Addr::LOCALHOST, peer.port))?;
+    }
+    peer.line()?.parse().map_err(io::Error::other)
+}
+
+/// Counts what arrives and says the rate between the first and the last datagram once the stream pauses.
+pub(crate) fn udp_sink() -> io::Result<()> {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+    sys::set_rcvbuf(&socket, BUFFER)?;
+    sys::set_gro(&socket)?;
+    say(socket.local_addr()?.port())?;
+    let (mut buf, mut bytes) = (vec![0; 65536], 0);
+    socket.recv(&mut buf)?;
+    let start = Instant::now();
+    let mut last = start;
+    socket.set_nonblocking(true)?;
+    while last.elapsed() < Duration::from_millis(50) {
+        if let Some(len) = would_block(socket.recv(&mut buf))? {
+            bytes += len;
+            last = Instant::now();
+        }
+    }
+    say(gigabytes_per_second(bytes, last - start))
+}
+
+/// Gigabytes per second of a TCP connection, written 1 MiB at a time.
+pub(crate) fn tcp_stream(time: Duration) -> io::Result<f64> {
+    let mut peer = Peer::start(&["tcp-sink"])?;
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, peer.port))?;
+    let (data, begun) = (vec![0x5a; CHUNK], Instant::now());
+    while begun.elapsed() < time {
+        stream.write_all(&data)?;
+    }
+    drop(stream);
+    peer.line()?.parse().map_err(io::Error::other)
+}
+
+/// Reads a connection to its end and says the rate.
+pub(crate) fn tcp_sink() -> io::Result<()> {
+    let mut stream = accept()?;
+    let (mut buf, mut bytes, start) = (vec![0; CHUNK], 0, Instant::now());
+    loop {
+        match stream.read(&mut buf)? {
+            0 => return say(gigabytes_per_second(bytes, start.elapsed())),
+            len => bytes += len,
+        }
+    }
+}
+
+/// 10^9 bytes per second.
+#[expect(clippy::cast_precision_loss, reason = "a rate")]
+pub(crate) fn gigabytes_per_second(bytes: usize, time: Duration) -> f64 {
+    bytes as f64 / time.as_secs_f64() / 1e9
+}
+
+/// What a call on a socket that does not wait brought: `None` if it would have waited.
+pub(crate) fn would_block<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(e) if e.kind() == ErrorKind::WouldBlock => Ok(None),
+        Err(e) => Err(e),
+    }
+}

@@ -1,0 +1,103 @@
+//! What came out, as text and as JSON.
+
+use crate::line::human;
+use crate::rounds::Measured;
+use crate::shows::Show;
+use std::fmt::Write as _;
+
+/// Tables, one for each group.
+pub(crate) fn text(all: &[Measured]) -> String {
+    let mut text = String::new();
+    let mut groups: Vec<&str> = all.iter().map(|m| m.line.group).collect();
+    groups.dedup();
+    groups.sort_unstable();
+    groups.dedup();
+    for group in groups {
+        _ = writeln!(text, "\n{group:<14} {:<28} {:>10}      {:^23} runs  others", "", "median", "least .. most");
+        for measured in all.iter().filter(|m| m.line.group == group) {
+            text.push_str(&row(measured));
+        }
+    }
+    text
+}
+
+fn row(measured: &Measured) -> String {
+    let Measured { line, foreign, failures, .. } = measured;
+    let head = format!("{:>14} {:<28}", human(line.size), line.work.to_string());
+    let series = measured.counting();
+    let mark = if measured.is_disturbed() { "  disturbed" } else { "" };
+    match (series.median(), series.range()) {
+        _ if !failures.is_empty() => format!("{head}     FAILED\n"),
+        (Some(median), Some((least, most))) => format!(
+            "{head} {median:>10.3} {:<4} [{least:>9.3} .. {most:>9.3}] {:>4} {:>5.0} %{mark}\n",
+            line.unit.to_string(),
+            series.len(),
+            foreign * 100.0
+        ),
+        _ => format!("{head}     nothing measured\n"),
+    }
+}
+
+/// The verdicts.
+pub(crate) fn verdicts(shows: &[Show]) -> String {
+    let mut text = format!("\n{:<62} {:>10} {:>10} {:>7}\n", "show", "target", "reached", "ratio");
+    for show in shows {
+        _ = write!(text, "{:<62} ", show.name);
+        _ = match show.reached {
+            None => writeln!(text, "{:>10.3} {:>10}         not measured", show.target, "-"),
+            Some(reached) => writeln!(
+                text,
+                "{:>10.3} {reached:>10.3} {:>7.2} {}",
+                show.target,
+                reached / show.target,
+                if show.holds() { "ok" } else { "MISSED" }
+            ),
+        };
+    }
+    text
+}
+
+/// One object with every figure of every line, and the verdicts.
+pub(crate) fn json(all: &[Measured], shows: &[Show], skipped: &[String]) -> String {
+    let lines: Vec<String> = all
+        .iter()
+        .map(|m| {
+            format!(
+                "{{\"group\":\"{}\",\"size\":{},\"who\":\"{}\",\"unit\":\"{}\",\"median\":{},\"figures\":{:?},\"disturbed\":{:?},\
+                 \"others\":{:.3},\"failures\":{}}}",
+                m.line.group,
+                m.line.size,
+                m.line.work,
+                m.line.unit,
+                number(m.counting().median()),
+                m.clean.figures(),
+                m.disturbed.figures(),
+                m.foreign,
+                m.failures.len()
+            )
+        })
+        .collect();
+    let shows: Vec<String> = shows
+        .iter()
+        .map(|s| {
+            let (target, reached) = (number(Some(s.target)), number(s.reached));
+            format!(
+                "{{\"name\":\"{}\",\"target\":{target},\"reached\":{reached},\"holds\":{}}}",
+                s.name,
+                s.reached.is_some() && s.holds()
+            )
+        })
+        .collect();
+    let skipped: Vec<String> = skipped.iter().map(|name| format!("\"{name}\"")).collect();
+    format!(
+        "{{\"lines\":[\n{}\n],\n\"shows\":[\n{}\n],\n\"skipped\":[{}]}}\n",
+        lines.join(",\n"),
+        shows.join(",\n"),
+        skipped.join(",")
+    )
+}
+
+/// A number as JSON has it, which knows no infinities.
+fn number(value: Option<f64>) -> String {
+    value.filter(|value| value.is_finite()).map_or_else(|| "null".to_owned(), |value| value.to_string())
+}

@@ -1,0 +1,130 @@
+//! Rounds: every line once, one after the other, again and again, so that a slow minute of the machine slows all of them.
+
+use crate::line::Line;
+use crate::work;
+use roxe_tests::measure::Series;
+use roxe_tests::measure::load::{Foreign, Interval};
+use std::time::{Duration, Instant};
+
+/// A line that failed so often is not tried again.
+const PATIENCE: usize = 2;
+
+/// Does a line's work once, with about so many messages: the figure, or what went wrong.
+pub(crate) type Once<'a> = dyn FnMut(&Line, u64) -> Result<f64, String> + 'a;
+
+/// How long a run shall take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rounds {
+    /// All of it.
+    pub(crate) time: Duration,
+    /// One figure, without starting and ending programs.
+    pub(crate) each: Duration,
+    /// The least and the most rounds, whatever time they take.
+    pub(crate) least: usize,
+    pub(crate) most: usize,
+    /// A process whose work is ours, too.
+    pub(crate) beside: Option<u32>,
+}
+
+/// What became of a line.
+pub(crate) struct Measured {
+    pub(crate) line: Line,
+    /// Figures that nobody disturbed.
+    pub(crate) clean: Series,
+    /// Figures during which others took too much of the machine.
+    pub(crate) disturbed: Series,
+    /// The most that others took during a figure that counts.
+    pub(crate) foreign: f64,
+    /// What went wrong, each time.
+    pub(crate) failures: Vec<String>,
+    messages: u64,
+}
+
+impl Measured {
+    fn new(line: Line) -> Self {
+        let messages = work::first_guess(&line);
+        let (clean, disturbed) = (Series::default(), Series::default());
+        Self { line, clean, disturbed, foreign: 0.0, failures: Vec::new(), messages }
+    }
+
+    /// The figures that count: those that nobody disturbed, or all if there are none.
+    pub(crate) fn counting(&self) -> &Series {
+        if self.clean.is_empty() { &self.disturbed } else { &self.clean }
+    }
+
+    /// Whether all figures were disturbed.
+    pub(crate) fn is_disturbed(&self) -> bool {
+        self.clean.is_empty() && !self.disturbed.is_empty()
+    }
+
+    fn is_lost(&self) -> bool {
+        self.failures.len() >= PATIENCE
+    }
+
+    /// One run with the number of messages that the one before it suggests.
+    fn run(&mut self, rounds: &Rounds, once: &mut Once<'_>) -> Option<(f64, Foreign)> {
+        let measured = Interval::begin(rounds.beside).map_err(|e| e.to_string()).and_then(|interval| {
+            let figure = once(&self.line, self.messages)?;
+            Ok((figure, interval.end().map_err(|e| e.to_string())?))
+        });
+        match measured {
+            Ok((figure, foreign)) => {
+                self.messages = work::messages(&self.line, figure, rounds.each);
+                Some((figure, foreign))
+            }
+            Err(why) => {
+                eprintln!("FAILED   {}\n{why}", self.line);
+                self.failures.push(why);
+                None
+            }
+        }
+    }
+
+    /// A run that counts. Whether it is worth repeating.
+    fn take(&mut self, rounds: &Rounds, once: &mut Once<'_>) -> bool {
+        let Some((figure, foreign)) = self.run(rounds, once) else { return false };
+        if foreign.disturbs() {
+            self.disturbed.push(figure);
+            if self.clean.is_empty() {
+                self.foreign = self.foreign.max(foreign.used + foreign.stolen);
+            }
+            return true;
+        }
+        if self.clean.is_empty() {
+            self.foreign = 0.0;
+        }
+        self.clean.push(figure);
+        self.foreign = self.foreign.max(foreign.used + foreign.stolen);
+        false
+    }
+}
+
+/// Measures the lines in as many rounds as fit.
+pub(crate) fn run(lines: Vec<Line>, rounds: &Rounds, once: &mut Once<'_>) -> Vec<Measured> {
+    let (begun, mut all): (_, Vec<Measured>) = (Instant::now(), lines.into_iter().map(Measured::new).collect());
+    // Once for nothing: it finds out how many messages fill the time, and warms everything up.
+    all.iter_mut().for_each(|line| _ = line.run(rounds, once));
+    tell(0, begun);
+    for round in 1..=rounds.most {
+        let start = Instant::now();
+        let mut again = Vec::new();
+        for (index, line) in all.iter_mut().enumerate().filter(|(_, line)| !line.is_lost()) {
+            if line.take(rounds, once) {
+                again.push(index);
+            }
+        }
+        // What others disturbed gets one more chance in each round.
+        for index in again {
+            all[index].take(rounds, once);
+        }
+        tell(round, begun);
+        if round >= rounds.least && begun.elapsed() + start.elapsed() > rounds.time {
+            break;
+        }
+    }
+    all
+}
+
+fn tell(round: usize, begun: Instant) {
+    eprintln!("round {round} done after {:.0} s", begun.elapsed().as_secs_f32());
+}

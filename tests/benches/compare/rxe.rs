@@ -1,0 +1,92 @@
+//! roxe beside the Linux kernel's rxe: the same programs of perftest, two processes in one guest, over either.
+//!
+//! The guest is emulated, so its figures are small; what says something are their ratios, which compare how much work a
+//! message is. Needs what `tests/tests/kernel_rxe.rs` needs.
+
+use crate::line::{Line, Link, Unit, Verbs, Work};
+use crate::rounds::{self, Measured, Rounds};
+use crate::{has_links, work};
+use roxe_tests::build;
+use roxe_tests::guest::sides::{self, Process, Side};
+use roxe_tests::guest::{Guest, kernel::Kernel, link};
+use std::fs;
+use std::io;
+use std::time::{Duration, Instant};
+
+/// Processors of the guest: one for each process.
+const PROCESSORS: u32 = 2;
+/// Longest time for a pair of programs; emulated ones start slowly.
+const LIMIT: Duration = Duration::from_secs(60);
+/// How long one figure takes. An emulated processor needs a while to translate what it runs.
+const EACH: Duration = Duration::from_secs(2);
+
+/// Measures all lines in one guest.
+pub(crate) fn compare(time: Duration) -> io::Result<Vec<Measured>> {
+    let kernel = Kernel::prepare().map_err(|why| io::Error::other(why.0))?;
+    let has_links = has_links()?;
+    link::enter()?;
+    let guest = Guest::boot_with(&kernel, PROCESSORS)?;
+    eprintln!("guest with Linux {} is up", kernel.version);
+    install(&guest)?;
+    let rounds = Rounds { time, each: EACH, least: 3, most: 5, beside: Some(guest.pid()) };
+    let lines = lines().into_iter().filter(|line| has_links || !is_shm(line)).collect();
+    Ok(rounds::run(lines, &rounds, &mut |line, messages| once(&guest, line, messages)))
+}
+
+fn is_shm(line: &Line) -> bool {
+    matches!(&line.work, Work::Verbs(verbs) if verbs.link == Link::Shm)
+}
+
+fn lines() -> Vec<Line> {
+    let bandwidth = ["ib_write_bw", "ib_send_bw", "ib_read_bw"].map(|tool| (tool, 64 << 10, Unit::GigabytesPerSecond));
+    let latency = ["ib_write_lat", "ib_send_lat"].map(|tool| (tool, 8, Unit::Microseconds));
+    let line = |(group, size, unit), work| Line { group, size, unit, work };
+    let all = bandwidth.into_iter().chain(latency);
+    all.flat_map(|what| {
+        let new = |link| Verbs::new(what.0, link);
+        let rxe = line(what, Work::Rxe(new(Link::Udp)));
+        [rxe, line(what, Work::Verbs(new(Link::Udp))), line(what, Work::Verbs(new(Link::Shm)))]
+    })
+    .collect()
+}
+
+/// Puts roxe where the guest finds it: wherever it was built may be hidden there.
+fn install(guest: &Guest) -> io::Result<()> {
+    let roxe = build::roxe();
+    for name in ["roxe", "libroxe.so"] {
+        fs::copy(roxe.with_file_name(name), guest.folder().join(name))?;
+    }
+    Ok(())
+}
+
+fn once(guest: &Guest, line: &Line, messages: u64) -> Result<f64, String> {
+    let (verbs, prefix, gid, host) = match &line.work {
+        Work::Rxe(verbs) => (verbs, String::new(), 1, link::GUEST_V4),
+        Work::Verbs(verbs) => {
+            let envs: String = verbs.link.envs().iter().map(|(name, value)| format!("{name}={value} ")).collect();
+            (verbs, format!("env {envs}/mnt/roxe run -- "), 0, "127.0.0.1")
+        }
+        other => return Err(format!("{other} does not run in a guest")),
+    };
+    let (port, tool) = (work::port(), verbs.tool);
+    let server = format!("{prefix}{tool} -x {gid} -p {port} {}", work::arguments(verbs, line.size, messages));
+    let output = pair(guest, &server, &format!("{server} {host}"), port)?;
+    work::figure(&output, line.size, line.unit)
+}
+
+/// Runs a server and a client in the guest; what the client printed. Both must end well.
+fn pair(guest: &Guest, server: &str, client: &str, port: u16) -> Result<String, String> {
+    let deadline = Instant::now() + LIMIT;
+    let run = || {
+        let mut first = Process::start(guest, Side::Rxe, server, &[])?;
+        sides::await_listener(guest, Side::Rxe, port, &mut first)?;
+        let client = Process::start(guest, Side::Rxe, client, &[])?.wait(guest, deadline)?;
+        let patience = if client.ok { deadline } else { Instant::now() };
+        Ok::<_, io::Error>([first.wait(guest, patience)?, client])
+    };
+    let [server, client] = run().map_err(|e| e.to_string())?;
+    if server.ok && client.ok {
+        return Ok(client.output);
+    }
+    Err(format!("$ {}\n{}\n$ {}\n{}", server.command, server.output, client.command, client.output))
+}

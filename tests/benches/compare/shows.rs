@@ -1,0 +1,149 @@
+//! The promises, as ratios of what one run measured: what has to be reached, and what was.
+
+use crate::line::{Link, Verbs, Work};
+use crate::rounds::Measured;
+
+const WRITE_BW: &str = "ib_write_bw";
+const WRITE_LAT: &str = "ib_write_lat";
+const MB: usize = 1 << 20;
+/// The part of what 4 MiB of buffer reach that the stock limit must reach, too.
+const STOCK: f64 = 0.8;
+
+/// One promise.
+pub(crate) struct Show {
+    pub(crate) name: String,
+    /// What has to be reached; not a number if what it is made of could not be measured.
+    pub(crate) target: f64,
+    /// What was, if it could be measured.
+    pub(crate) reached: Option<f64>,
+    /// Whether less is better.
+    less: bool,
+}
+
+impl Show {
+    /// Whether the promise is kept.
+    pub(crate) fn holds(&self) -> bool {
+        self.reached.is_some_and(|reached| if self.less { reached <= self.target } else { reached >= self.target })
+    }
+}
+
+/// Figures by line.
+struct Figures<'a>(&'a [Measured]);
+
+impl Figures<'_> {
+    fn find(&self, group: &str, size: usize, work: &Work) -> Option<f64> {
+        let fits = |m: &&Measured| m.line.group == group && m.line.size == size && m.line.work == *work;
+        self.0.iter().find(fits).filter(|m| m.failures.is_empty())?.counting().median()
+    }
+
+    fn verbs(&self, size: usize, verbs: Verbs) -> Option<f64> {
+        self.find(verbs.tool, size, &Work::Verbs(verbs))
+    }
+
+    fn at_least(&self, name: &str, reached: Option<f64>, part: f64, of: Option<f64>) -> Show {
+        self.show(name, reached, part, of, false)
+    }
+
+    fn at_most(&self, name: &str, reached: Option<f64>, part: f64, of: Option<f64>) -> Show {
+        self.show(name, reached, part, of, true)
+    }
+
+    fn show(&self, name: &str, reached: Option<f64>, part: f64, of: Option<f64>, less: bool) -> Show {
+        Show { name: name.to_owned(), target: of.map_or(f64::NAN, |of| of * part), reached, less }
+    }
+}
+
+/// The verdicts on what was measured. Those that nothing was measured for are left out.
+pub(crate) fn judge(all: &[Measured]) -> Vec<Show> {
+    let figures = Figures(all);
+    let mut shows = udp(&figures);
+    shows.extend(stock(&figures));
+    shows.extend(shm(&figures));
+    shows.retain(|show| show.reached.is_some() || !show.target.is_nan());
+    shows
+}
+
+fn udp(figures: &Figures<'_>) -> Vec<Show> {
+    let of = |size, verbs| figures.verbs(size, verbs);
+    let (bw, lat) = (Verbs::new(WRITE_BW, Link::Udp), Verbs::new(WRITE_LAT, Link::Udp));
+    let yardstick = figures.find(WRITE_BW, MB, &Work::Yardstick(4096));
+    let raw = figures.find(WRITE_LAT, 8, &Work::UdpLatency);
+    let (ucx_bw, ucx_lat) = (Work::Ucx("tag_bw", "tcp"), Work::Ucx("tag_lat", "tcp"));
+    vec![
+        figures.at_least("udp: write 1 MB >= 0.75 yardstick, GB/s", of(MB, bw.clone()), 0.75, yardstick),
+        figures.at_least(
+            "udp: write 1 MB >= UCX tcp, GB/s",
+            of(MB, bw.clone()),
+            1.0,
+            figures.find(WRITE_BW, MB, &ucx_bw),
+        ),
+        figures.at_least("udp: write 64 KB >= 0.6 yardstick of 1 MB, GB/s", of(64 << 10, bw.clone()), 0.6, yardstick),
+        figures.at_least(
+            "udp: write 1 MB, MTU 1024 >= 0.8 MTU 4096, GB/s",
+            of(MB, bw.clone().mtu(1024)),
+            0.8,
+            of(MB, bw.clone()),
+        ),
+        figures.at_most("udp: write latency 8 B <= 1.4 raw UDP, us", of(8, lat.clone()), 1.4, raw),
+        figures.at_most("udp: write latency 8 B <= UCX tcp, us", of(8, lat), 1.0, figures.find(WRITE_LAT, 8, &ucx_lat)),
+        figures.at_least("udp: messages of 64 B, M/s", of(64, bw), 1.0, Some(0.5)),
+    ]
+}
+
+fn stock(figures: &Figures<'_>) -> Vec<Show> {
+    let pair =
+        |size, tool, mtu| [Link::UdpStock, Link::Udp].map(|link| figures.verbs(size, Verbs::new(tool, link).mtu(mtu)));
+    let at_least = |name: &str, [stock, full]: [Option<f64>; 2]| figures.at_least(name, stock, STOCK, full);
+    let [stock, full] = pair(8, WRITE_LAT, 4096);
+    vec![
+        at_least("stock buffer: write 1 MB >= 0.8 of 4 MiB, GB/s", pair(MB, WRITE_BW, 4096)),
+        at_least("stock buffer: write 64 KB >= 0.8 of 4 MiB, GB/s", pair(64 << 10, WRITE_BW, 4096)),
+        at_least("stock buffer: write 1 MB, MTU 1024 >= 0.8 of 4 MiB, GB/s", pair(MB, WRITE_BW, 1024)),
+        at_least("stock buffer: messages of 64 B >= 0.8 of 4 MiB, M/s", pair(64, WRITE_BW, 4096)),
+        figures.at_most("stock buffer: write latency 8 B <= 1.25 of 4 MiB, us", stock, 1.0 / STOCK, full),
+    ]
+}
+
+fn shm(figures: &Figures<'_>) -> Vec<Show> {
+    let of = |size, tool| figures.verbs(size, Verbs::new(tool, Link::Shm));
+    let event = |size, tool, link| figures.verbs(size, Verbs::new(tool, link).events());
+    let ucx = figures.find(WRITE_BW, MB, &Work::Ucx("tag_bw", "posix,cma"));
+    let given = |value, reached: Option<f64>| reached.map(|_| value);
+    let (mb, small, rate, lat) = (of(MB, WRITE_BW), of(4 << 10, WRITE_BW), of(64, WRITE_BW), of(8, WRITE_LAT));
+    let (send_bw, send_lat) = ("ib_send_bw", "ib_send_lat");
+    let events = |size, tool| [Link::Shm, Link::Udp].map(|link| event(size, tool, link));
+    let ([shm_bw, udp_bw], [shm_lat, udp_lat]) = (events(64 << 10, send_bw), events(8, send_lat));
+    let shows = vec![
+        figures.at_least("shm: write 1 MB, GB/s", mb, 1.0, given(10.0, mb)),
+        figures.at_least("shm: write 1 MB >= UCX posix,cma, GB/s", mb, 1.0, ucx),
+        figures.at_least("shm: write 4 KB, GB/s", small, 1.0, given(3.0, small)),
+        figures.at_most("shm: write latency 8 B, us", lat, 1.0, given(0.8, lat)),
+        figures.at_least("shm: messages of 64 B, M/s", rate, 1.0, given(3.0, rate)),
+        figures.at_least("shm: events, send 64 KB >= udp, GB/s", shm_bw, 1.0, udp_bw),
+        figures.at_most("shm: events, send latency 8 B <= udp, us", shm_lat, 1.0, udp_lat),
+    ];
+    shows.into_iter().filter(|show| show.reached.is_some()).collect()
+}
+
+/// The verdicts on roxe beside the kernel's rxe in one guest.
+pub(crate) fn against_rxe(all: &[Measured]) -> Vec<Show> {
+    let figures = Figures(all);
+    let of =
+        |size, verbs: Verbs| (figures.verbs(size, verbs.clone()), figures.find(verbs.tool, size, &Work::Rxe(verbs)));
+    let mut shows = Vec::new();
+    for tool in [WRITE_BW, "ib_send_bw", "ib_read_bw"] {
+        for (link, part) in [(Link::Udp, 1.0), (Link::Shm, 3.0)] {
+            let (roxe, _) = of(64 << 10, Verbs::new(tool, link));
+            let (_, rxe) = of(64 << 10, Verbs::new(tool, Link::Udp));
+            shows.push(figures.at_least(&format!("{link}: {tool} 64 KB >= {part} rxe, GB/s"), roxe, part, rxe));
+        }
+    }
+    for tool in [WRITE_LAT, "ib_send_lat"] {
+        for (link, part) in [(Link::Udp, 1.0), (Link::Shm, 1.0 / 3.0)] {
+            let (roxe, _) = of(8, Verbs::new(tool, link));
+            let (_, rxe) = of(8, Verbs::new(tool, Link::Udp));
+            shows.push(figures.at_most(&format!("{link}: {tool} 8 B <= {part:.2} rxe, us"), roxe, part, rxe));
+        }
+    }
+    shows.into_iter().filter(|show| show.reached.is_some()).collect()
+}

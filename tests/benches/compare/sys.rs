@@ -1,0 +1,86 @@
+//! The few system calls that the standard library does not have: socket options, and memory that two processes share.
+
+use std::fs::File;
+use std::io;
+use std::net::UdpSocket;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::ptr::NonNull;
+
+/// Segments of a datagram that is longer than this leave as datagrams of their own; 0 switches that off.
+pub(crate) fn set_segment(socket: &UdpSocket, bytes: usize) -> io::Result<()> {
+    set_option(socket, libc::SOL_UDP, libc::UDP_SEGMENT, bytes)
+}
+
+/// Segments of one send arrive together.
+pub(crate) fn set_gro(socket: &UdpSocket) -> io::Result<()> {
+    set_option(socket, libc::SOL_UDP, libc::UDP_GRO, 1)
+}
+
+/// Asks for a receive buffer of so many bytes.
+pub(crate) fn set_rcvbuf(socket: &UdpSocket, bytes: usize) -> io::Result<()> {
+    set_option(socket, libc::SOL_SOCKET, libc::SO_RCVBUF, bytes)
+}
+
+fn set_option(socket: &UdpSocket, level: libc::c_int, name: libc::c_int, value: usize) -> io::Result<()> {
+    let value = libc::c_int::try_from(value).map_err(io::Error::other)?;
+    // SAFETY: the descriptor is open for the life of `socket`, and the kernel reads four bytes from `value`, which is
+    // a C int on this stack.
+    let rc = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), 4) };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Memory that children inherit by the number of its descriptor.
+pub(crate) struct Shared {
+    file: File,
+    start: NonNull<u8>,
+    len: usize,
+}
+
+impl Shared {
+    /// New memory, all zero.
+    pub(crate) fn new(len: usize) -> io::Result<Self> {
+        // SAFETY: the name is a C string; without flags the descriptor is inherited, which is what it is for.
+        let fd = unsafe { libc::memfd_create(c"roxe-bench".as_ptr(), 0) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is new and nobody else's.
+        let file = unsafe { File::from_raw_fd(fd) };
+        file.set_len(len as u64)?;
+        Self::map(file, len)
+    }
+
+    /// The memory behind an inherited descriptor.
+    pub(crate) fn inherited(fd: libc::c_int, len: usize) -> io::Result<Self> {
+        // SAFETY: the parent opened this descriptor for us and says so on the command line; nothing else here owns it.
+        Self::map(unsafe { File::from_raw_fd(fd) }, len)
+    }
+
+    fn map(file: File, len: usize) -> io::Result<Self> {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::other("a mapping at address 0"))?;
+        Ok(Self { file, start, len })
+    }
+
+    /// The descriptor's number.
+    pub(crate) fn fd(&self) -> libc::c_int {
+        self.file.as_raw_fd()
+    }
+
+    /// Where it begins in this process: on a page of its own.
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, of this length, and nobody has a pointer into it any more.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}

@@ -1,0 +1,142 @@
+//! Doing the work of a line once: starts both programs, waits for them, reads the figure.
+
+use crate::line::{Line, Unit, Verbs, Work};
+use crate::{raw, ring, yardstick};
+use roxe_tests::pair::{self, Outcome, Place, Program};
+use roxe_tests::perftest;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+/// How long the work itself takes where that is ours to say.
+pub(crate) const TIME: Duration = Duration::from_millis(250);
+/// Longest time for a pair of programs.
+const LIMIT: Duration = Duration::from_secs(20);
+/// perftest and UCX count in MiB.
+const MIB: f64 = 1_048_576.0 / 1e9;
+
+/// Does a line's work with so many messages, or for [`TIME`] where that is ours to say.
+pub(crate) fn once(line: &Line, messages: u64) -> Result<f64, String> {
+    let Line { size, unit, .. } = *line;
+    let own = |figure: std::io::Result<f64>| figure.map_err(|e| e.to_string());
+    match &line.work {
+        Work::Verbs(verbs) => self::verbs(verbs, size, unit, messages),
+        Work::Ucx(test, tls) => ucx(test, tls, size, unit, messages),
+        Work::Fabric(provider, endpoint) => fabric(provider, endpoint, size, unit, messages),
+        Work::Yardstick(_) if unit == Unit::Microseconds => own(yardstick::latency(TIME)),
+        Work::Yardstick(mtu) => own(yardstick::stream(size, *mtu, TIME)),
+        Work::UdpStream(segmented) => own(raw::udp_stream(*segmented, TIME)),
+        Work::UdpLatency => own(raw::udp_latency(TIME)),
+        Work::TcpStream => own(raw::tcp_stream(TIME)),
+        Work::TcpLatency => own(raw::tcp_latency(TIME)),
+        Work::RingStream => own(ring::stream(TIME)),
+        Work::RingLatency => own(ring::latency(TIME)),
+        Work::Rxe(_) => Err("only a guest has rxe".to_owned()),
+    }
+}
+
+/// Messages for the first run of a line, of which nothing is known yet.
+pub(crate) fn first_guess(line: &Line) -> u64 {
+    match line.unit {
+        Unit::Microseconds => 500,
+        _ => (32 << 20 >> line.size.ilog2()).clamp(64, 10_000),
+    }
+}
+
+/// Messages that take so long at the rate of `figure`.
+pub(crate) fn messages(line: &Line, figure: f64, time: Duration) -> u64 {
+    #[expect(clippy::cast_precision_loss, reason = "sizes are small")]
+    let per_second = match line.unit {
+        Unit::Microseconds => 1e6 / figure / 2.0,
+        Unit::GigabytesPerSecond => figure * 1e9 / line.size as f64,
+        Unit::MillionsPerSecond => figure * 1e6,
+    };
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped before")]
+    let messages = (per_second * time.as_secs_f64()).clamp(64.0, 5e6) as u64;
+    messages
+}
+
+/// A port of its own for every pair: one that ended badly shall not meet the next.
+pub(crate) fn port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(20_000);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+fn verbs(verbs: &Verbs, size: usize, unit: Unit, messages: u64) -> Result<f64, String> {
+    let (port, place) = (port(), Place { envs: verbs.link.envs(), ..Place::default() });
+    let args = format!("-x 0 -p {port} {}", arguments(verbs, size, messages));
+    let output = run([&args, &format!("{args} 127.0.0.1")], verbs.tool, &place, port)?;
+    figure(&output, size, unit)
+}
+
+/// The arguments that server and client of a program of perftest have in common, but for the port and the GID.
+pub(crate) fn arguments(verbs: &Verbs, size: usize, messages: u64) -> String {
+    let mut args = format!("-F -s {size} -n {messages} -m {}", verbs.mtu);
+    if !verbs.is_latency() {
+        // Without the peak, which takes the time of every message.
+        args += " -N";
+    }
+    if verbs.qps > 1 {
+        args += &format!(" -q {}", verbs.qps);
+    }
+    if verbs.events {
+        args += " -e";
+    }
+    args
+}
+
+/// What a client of perftest found.
+pub(crate) fn figure(output: &str, size: usize, unit: Unit) -> Result<f64, String> {
+    // Bandwidth: iterations, peak, average, million messages. Latency: iterations, least, largest, typical, average.
+    let row = perftest::rows(output).pop().filter(|row| row.size == size as u64);
+    let column = if unit == Unit::GigabytesPerSecond { 2 } else { 3 };
+    let figure = row.and_then(|row| row.figures.get(column).copied()).filter(|figure| *figure > 0.0);
+    let scale = if unit == Unit::GigabytesPerSecond { MIB } else { 1.0 };
+    figure.map(|figure| figure * scale).ok_or_else(|| format!("no result:\n{output}"))
+}
+
+fn ucx(test: &str, tls: &str, size: usize, unit: Unit, messages: u64) -> Result<f64, String> {
+    let port = port();
+    let args = format!("-t {test} -s {size} -n {messages} -w 100 -f -p {port}");
+    let envs = [("UCX_TLS", tls), ("UCX_LOG_LEVEL", "error")];
+    let place = Place { bare: true, envs: envs.map(|(a, b)| (a.to_owned(), b.to_owned())).into(), ..Place::default() };
+    let output = run([&args, &format!("{args} 127.0.0.1")], "ucx_perftest", &place, port)?;
+    // Messages; typical, average and overall time; average and overall MiB per second; average and overall messages.
+    let row = perftest::rows(&output).pop();
+    let figure = |column: usize| row.as_ref().and_then(|row| row.figures.get(column).copied());
+    let figure = if unit == Unit::Microseconds { figure(0) } else { figure(4).map(|figure| figure * MIB) };
+    figure.filter(|figure| *figure > 0.0).ok_or_else(|| format!("ucx_perftest gave no result:\n{output}"))
+}
+
+fn fabric(provider: &str, endpoint: &str, size: usize, unit: Unit, messages: u64) -> Result<f64, String> {
+    let port = port();
+    let args = format!("-p {provider} -e {endpoint} -I {messages} -S {size}");
+    let place = Place { bare: true, ..Place::default() };
+    let output =
+        run([&format!("{args} -B {port}"), &format!("{args} -P {port} 127.0.0.1")], "fi_pingpong", &place, port)?;
+    // The last line ends with MB per second, microseconds and million messages, all one way.
+    let words: Vec<f64> = output
+        .lines()
+        .rfind(|line| line.contains('='))
+        .map(|line| line.split_whitespace().filter_map(|word| word.parse().ok()).collect())
+        .unwrap_or_default();
+    let figure = match (&words[..], unit) {
+        ([.., _, microseconds, _], Unit::Microseconds) => Some(*microseconds),
+        ([.., megabytes, _, _], _) => Some(megabytes / 1e3),
+        _ => None,
+    };
+    figure.filter(|figure| *figure > 0.0).ok_or_else(|| format!("fi_pingpong gave no result:\n{output}"))
+}
+
+/// Runs a server and a client; what the client printed. Both must end well.
+fn run([server, client]: [&str; 2], name: &str, place: &Place, port: u16) -> Result<String, String> {
+    let program =
+        |args: &str| Program { name: name.to_owned(), args: args.split_whitespace().map(str::to_owned).collect() };
+    let programs = [(&program(server), place), (&program(client), place)];
+    let ends = pair::run_pair_at(programs, &port.to_string(), || pair::listens(port), LIMIT);
+    let [server, client] = ends.map_err(|e| e.to_string())?;
+    if server.ok && client.ok {
+        return Ok(client.output);
+    }
+    let said = |end: &Outcome| format!("$ {}\n{}", end.command, end.output);
+    Err(format!("{}\n{}", said(&server), said(&client)))
+}

@@ -1,0 +1,232 @@
+//! What RDMA WRITE over UDP can reach on this machine: right headers, right ICRCs, real acknowledgements, and nothing else.
+//!
+//! One process writes messages of one size into the memory of another, a window ahead of the acknowledgements. A message
+//! is a FIRST packet alone and then runs of packets of equal size, each run one segmented send out of a staging buffer;
+//! the other side takes runs as they arrive, checks every packet and copies it to its place. There are no queues, no keys,
+//! no retries: a packet that is lost or wrong ends the measurement with an error.
+
+use crate::peer::{Peer, say};
+use crate::raw::{gigabytes_per_second, would_block};
+use crate::sys;
+use roxe_wire::{
+    Aeth, Bth, Gid, Header, Kind, Msn, NetHeader, Packet, Psn, Qpn, RKey, Request, Response, Reth, Syndrome, icrc,
+};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+/// Bytes that may be on their way.
+const WINDOW: usize = 1 << 20;
+/// Runs between two acknowledgements within a message.
+const RUNS_PER_ACK: usize = 4;
+/// Longest payload of a UDP datagram, so the longest run.
+const LONGEST: usize = 65_507;
+/// Longest packet: headers, payload and ICRC.
+const LARGEST: usize = Bth::LEN + Reth::LEN + 4096 + icrc::LEN;
+/// How long an acknowledgement may take before the measurement has failed.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Both queue pairs.
+const QPN: Qpn = Qpn::new(17);
+/// The port that the ICRC is made for; the sockets have others, which it does not matter to.
+const PORT: u16 = roxe_wire::UDP_PORT;
+
+/// Gigabytes per second of messages of `size` bytes.
+pub(crate) fn stream(size: usize, mtu: usize, time: Duration) -> io::Result<f64> {
+    let peer = Peer::start(&["write-sink", &size.to_string()])?;
+    let mut writer = Writer::new(peer.port, mtu)?;
+    let (source, begun) = (vec![0x5a; size], Instant::now());
+    let mut bytes = 0;
+    while begun.elapsed() < time {
+        writer.write(&source)?;
+        bytes += size;
+    }
+    writer.await_acks(0)?;
+    Ok(gigabytes_per_second(bytes, begun.elapsed()))
+}
+
+/// Half the median time from posting a message of 8 bytes to its acknowledgement, microseconds.
+pub(crate) fn latency(time: Duration) -> io::Result<f64> {
+    let peer = Peer::start(&["write-sink", "8"])?;
+    let mut writer = Writer::new(peer.port, 4096)?;
+    crate::raw::half_round_trip(time, 1, || {
+        writer.write(&[0x5a; 8])?;
+        writer.await_acks(0)
+    })
+}
+
+/// The requester.
+struct Writer {
+    socket: UdpSocket,
+    to: SocketAddr,
+    stage: Vec<u8>,
+    mtu: usize,
+    psn: Psn,
+    /// The first packet that is not acknowledged.
+    open: Psn,
+}
+
+impl Writer {
+    fn new(port: u16, mtu: usize) -> io::Result<Self> {
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+        socket.set_nonblocking(true)?;
+        let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        Ok(Self { socket, to, stage: vec![0; 1 << 16], mtu, psn: Psn::new(0), open: Psn::new(0) })
+    }
+
+    /// Sends one message.
+    fn write(&mut self, message: &[u8]) -> io::Result<()> {
+        let reth = Reth { va: 0, rkey: RKey(7), dma_len: u32::try_from(message.len()).map_err(io::Error::other)? };
+        if message.len() <= self.mtu {
+            return self.send_run(message, |_| Request::WriteOnly(reth, None), 0);
+        }
+        let (first, rest) = message.split_at(self.mtu);
+        self.send_run(first, |_| Request::WriteFirst(reth), 0)?;
+        let segment = Bth::LEN + self.mtu + icrc::LEN;
+        let run = LONGEST / segment * self.mtu;
+        let last = rest.len().div_ceil(run) - 1;
+        for (index, run) in rest.chunks(run).enumerate() {
+            let packets = run.len().div_ceil(self.mtu);
+            let kind = |packet| match index == last && packet + 1 == packets {
+                true => Request::WriteLast(None),
+                false => Request::WriteMiddle,
+            };
+            self.send_run(run, kind, segment)?;
+        }
+        Ok(())
+    }
+
+    /// Sends packets that hold `payload`, in segments of this size (0: it is one packet).
+    fn send_run(&mut self, payload: &[u8], kind: impl Fn(usize) -> Request, segment: usize) -> io::Result<()> {
+        self.await_acks(WINDOW.saturating_sub(payload.len()))?;
+        let mut end = 0;
+        for (index, part) in payload.chunks(self.mtu).enumerate() {
+            let request = kind(index);
+            let mut bth = Bth::new(QPN, self.psn);
+            bth.ack_req = matches!(request, Request::WriteLast(_) | Request::WriteOnly(..));
+            end += seal(Header { bth, kind: Kind::RcRequest(request) }, part, index, &mut self.stage[end..])?;
+            self.psn = self.psn.next();
+        }
+        sys::set_segment(&self.socket, segment)?;
+        self.socket.send_to(&self.stage[..end], self.to).map(drop)
+    }
+
+    /// Takes acknowledgements until at most `bytes` are on their way.
+    fn await_acks(&mut self, bytes: usize) -> io::Result<()> {
+        let mut begun = None;
+        let packets = i32::try_from(bytes / self.mtu).unwrap_or(i32::MAX);
+        while self.psn.distance(self.open) > packets {
+            let mut buf = [0; 64];
+            match would_block(self.socket.recv(&mut buf))? {
+                Some(len) => self.open = acknowledged(&buf[..len])?.next(),
+                None if begun.get_or_insert_with(Instant::now).elapsed() > PATIENCE => {
+                    return Err(io::Error::other("no acknowledgement: a packet was lost"));
+                }
+                None => std::hint::spin_loop(),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The packet that an acknowledgement names.
+fn acknowledged(datagram: &[u8]) -> io::Result<Psn> {
+    let packet = Packet::parse(datagram).map_err(io::Error::other)?;
+    match packet.header.kind {
+        Kind::RcResponse(Response::Ack(_)) if icrc::verify(&net(0), datagram) => Ok(packet.header.bth.psn),
+        other => Err(io::Error::other(format!("not an acknowledgement: {other:?}"))),
+    }
+}
+
+/// Writes a packet into the front of `out`; its length.
+fn seal(header: Header, payload: &[u8], index: usize, out: &mut [u8]) -> io::Result<usize> {
+    let covered = header.padded_len(payload.len());
+    let (packet, _) = out.split_at_mut(covered + icrc::LEN);
+    let area = header.emit(payload.len(), &mut packet[..covered]);
+    area.ok_or_else(|| io::Error::other("no such packet"))?.copy_from_slice(payload);
+    icrc::seal(&net(index), packet);
+    Ok(packet.len())
+}
+
+/// What the network header of packet `index` of a send says.
+fn net(index: usize) -> NetHeader {
+    let here = Gid::from(IpAddr::from(Ipv4Addr::LOCALHOST));
+    #[expect(clippy::cast_possible_truncation, reason = "at most 64 packets")]
+    NetHeader { src: here, dst: here, src_port: PORT, hop_limit: 64, ident: index as u16, ..NetHeader::default() }
+}
+
+/// The responder: takes messages of `size` bytes until killed.
+pub(crate) fn sink(size: usize) -> io::Result<()> {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+    sys::set_rcvbuf(&socket, 4 * WINDOW)?;
+    sys::set_gro(&socket)?;
+    say(socket.local_addr()?.port())?;
+    socket.set_nonblocking(true)?;
+    let mut memory = Memory { bytes: vec![0; size], filled: 0, expected: Psn::new(0) };
+    let (mut buf, mut runs) = (vec![0; 1 << 16], 0);
+    loop {
+        let Some((len, from)) = would_block(socket.recv_from(&mut buf))? else {
+            std::hint::spin_loop();
+            continue;
+        };
+        let asked = memory.take_run(&buf[..len])?;
+        runs += 1;
+        if asked || runs >= RUNS_PER_ACK {
+            runs = 0;
+            acknowledge(&socket, from, memory.expected.sub(1))?;
+        }
+    }
+}
+
+fn acknowledge(socket: &UdpSocket, to: SocketAddr, psn: Psn) -> io::Result<()> {
+    let aeth = Aeth { syndrome: Syndrome::Ack { credits: 31 }, msn: Msn::new(0) };
+    let mut packet = [0; 64];
+    let header = Header { bth: Bth::new(QPN, psn), kind: Kind::RcResponse(Response::Ack(aeth)) };
+    let len = seal(header, &[], 0, &mut packet)?;
+    socket.send_to(&packet[..len], to).map(drop)
+}
+
+/// Where messages land.
+struct Memory {
+    bytes: Vec<u8>,
+    /// How much of the message in progress is there.
+    filled: usize,
+    expected: Psn,
+}
+
+impl Memory {
+    /// Takes the packets of one receive. Whether one of them asks for an acknowledgement.
+    fn take_run(&mut self, run: &[u8]) -> io::Result<bool> {
+        // Runs have no other lengths: a packet with a RETH is alone, and those without are cut from the front.
+        let mut asked = false;
+        for (index, packet) in run.chunks(segment_of(run)).enumerate() {
+            asked |= self.take(packet, index)?;
+        }
+        Ok(asked)
+    }
+
+    fn take(&mut self, datagram: &[u8], index: usize) -> io::Result<bool> {
+        let packet = Packet::parse(datagram).map_err(io::Error::other)?;
+        if packet.header.bth.psn != self.expected || !icrc::verify(&net(index), datagram) {
+            return Err(io::Error::other(format!("a packet was lost or damaged at {:?}", self.expected)));
+        }
+        self.expected = self.expected.next();
+        if let Kind::RcRequest(Request::WriteFirst(_) | Request::WriteOnly(..)) = packet.header.kind {
+            self.filled = 0;
+        }
+        let end = self.filled + packet.payload.len();
+        let area = self.bytes.get_mut(self.filled..end).ok_or_else(|| io::Error::other("too long a message"))?;
+        area.copy_from_slice(packet.payload);
+        self.filled = end;
+        Ok(packet.header.bth.ack_req)
+    }
+}
+
+/// Length of the packets in a run: all of it, or what two path MTUs make without a RETH.
+fn segment_of(run: &[u8]) -> usize {
+    let of = |mtu| Bth::LEN + mtu + icrc::LEN;
+    match run.len() {
+        len if len <= LARGEST && len % of(1024) != 0 => len,
+        len if len % of(4096) == 0 => of(4096),
+        _ => of(1024),
+    }
+}

@@ -1,0 +1,327 @@
+//! What many of everything cost: connected queue pairs, registered regions, threads.
+//!
+//! ```text
+//! cargo bench -p roxe-tests --bench scale [-- [qps=N] [mrs=N] [threads=N] [rounds=N] [WORD...]]
+//!   WORD   only "qps", "mrs" or "threads"
+//! ```
+//!
+//! - `qps`: two processes; WRITEs go round all queue pairs, the same number under way with 16 of them and with N (10,000).
+//! - `mrs`: one process; every message uses other keys out of 1, 1,000, ... N (1,000,000) regions.
+//! - `threads`: one process; every thread has two queue pairs and a completion queue of its own.
+//!
+//! What is compared is interleaved in rounds, medians and ratios count, and what others took of the processors is told.
+//! `ROXE_*` variables reach all of it.
+
+use roxe::{
+    Access, CompletionQueue, Context, Endpoint, MemoryRegion, ProtectionDomain, QueuePair, RemoteAddr, WorkCompletion,
+    WorkRequest,
+};
+use roxe_tests::guest::link;
+use roxe_tests::measure::Series;
+use roxe_tests::measure::load::Interval;
+use std::error::Error;
+use std::io::{self, BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
+use std::ptr::NonNull;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// How long one figure is taken.
+const TIME: Duration = Duration::from_millis(300);
+/// Messages under way in all.
+const UNDER_WAY: usize = 64;
+/// Queue pairs that the many are compared with.
+const FEW: usize = 16;
+/// Message sizes, the last is the longest.
+const SIZES: [usize; 3] = [64, 4 << 10, 64 << 10];
+const LONGEST: usize = SIZES[SIZES.len() - 1];
+const REMOTE: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
+    let result = match words.first().map(String::as_str) {
+        Some("serve") => serve(words.get(1).and_then(|word| word.parse().ok()).unwrap_or(FEW)),
+        _ => link::isolate().map_err(Into::into).and_then(|()| Options::read(&words).run()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("scale: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The command line.
+struct Options {
+    qps: usize,
+    mrs: usize,
+    threads: usize,
+    rounds: usize,
+    only: Vec<String>,
+}
+
+impl Options {
+    fn read(words: &[String]) -> Self {
+        let value = |name: &str, default| {
+            let value = words.iter().find_map(|word| word.strip_prefix(name)?.strip_prefix('=')?.parse().ok());
+            value.unwrap_or(default)
+        };
+        let only = words.iter().filter(|word| !word.contains('=')).cloned().collect();
+        let [qps, mrs] = [value("qps", 10_000), value("mrs", 1_000_000)];
+        Self { qps, mrs, threads: value("threads", 2), rounds: value("rounds", 5), only }
+    }
+
+    fn run(&self) -> Result<()> {
+        let wants = |name: &str| self.only.is_empty() || self.only.iter().any(|word| word == name);
+        if wants("qps") {
+            queue_pairs(self.qps, self.rounds)?;
+        }
+        if wants("mrs") {
+            regions(self.mrs, self.rounds)?;
+        }
+        if wants("threads") {
+            threads(self.threads, self.rounds)?;
+        }
+        Ok(())
+    }
+}
+
+/// Alternatives of one comparison, measured in turns.
+fn compare(names: &[String], rounds: usize, mut measure: impl FnMut(usize) -> Result<f64>) -> Result<Vec<f64>> {
+    let mut all = vec![Series::default(); names.len()];
+    let mut foreign: f64 = 0.0;
+    for _ in 0..rounds {
+        for (index, series) in all.iter_mut().enumerate() {
+            let interval = Interval::begin(None)?;
+            series.push(measure(index)?);
+            foreign = foreign.max(interval.end()?.used);
+        }
+    }
+    let medians: Vec<f64> = all.iter().filter_map(Series::median).collect();
+    for ((name, series), median) in names.iter().zip(&all).zip(&medians) {
+        let (least, most) = series.range().unwrap_or_default();
+        println!("  {name:<28} {median:>9.3} M/s  [{least:.3} .. {most:.3}]  {:.2} of the first", median / medians[0]);
+    }
+    println!("  others took up to {:.0} % of the processors", foreign * 100.0);
+    Ok(medians)
+}
+
+/// The server process of a number of connected queue pairs, with the client's ends.
+struct Fleet {
+    qps: Vec<QueuePair>,
+    cq: CompletionQueue,
+    region: MemoryRegion,
+    target: RemoteAddr,
+    /// Which queue pair is next.
+    turn: usize,
+    server: Child,
+}
+
+impl Fleet {
+    fn launch(count: usize) -> Result<Self> {
+        let begun = Instant::now();
+        let count_word = count.to_string();
+        let mut server = Command::new(std::env::current_exe()?)
+            .args(["serve", &count_word])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let (mut input, output) = (server.stdin.take().ok_or("no input")?, server.stdout.take().ok_or("no output")?);
+        let (_, pd, cq) = open()?;
+        let region = pd.alloc_mr(LONGEST, REMOTE)?;
+        let qps = (0..count).map(|_| queue_pair(&pd, &cq)).collect::<Result<Vec<_>>>()?;
+        let target = meet(&qps, &mut input, output)?;
+        println!("  {count} queue pairs connected in {:.1} s", begun.elapsed().as_secs_f32());
+        Ok(Self { qps, cq, region, target, turn: 0, server })
+    }
+
+    /// Million messages per second that go round all queue pairs.
+    fn rate(&mut self, size: usize) -> Result<f64> {
+        let source = [self.region.slice(..size)?];
+        let (begun, mut posted, mut done) = (Instant::now(), 0_u32, 0);
+        let mut out = [WorkCompletion::default(); UNDER_WAY];
+        loop {
+            let open = begun.elapsed() < TIME;
+            while open && posted - done < UNDER_WAY as u32 {
+                let qp = &self.qps[self.turn % self.qps.len()];
+                qp.post_send(&WorkRequest::write(&source, self.target).signaled())?;
+                self.turn += 1;
+                posted += 1;
+            }
+            for completion in self.cq.poll(&mut out)? {
+                completion.ok()?;
+                done += 1;
+            }
+            if !open && posted == done {
+                return Ok(f64::from(done) / begun.elapsed().as_secs_f64() / 1e6);
+            }
+        }
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        // It may have ended by itself; then there is nothing to kill.
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
+fn open() -> Result<(Context, ProtectionDomain, CompletionQueue)> {
+    let context = Context::open_first()?;
+    let pd = context.alloc_pd()?;
+    let cq = context.create_cq(UNDER_WAY as u32 * 2)?;
+    Ok((context, pd, cq))
+}
+
+fn queue_pair(pd: &ProtectionDomain, cq: &CompletionQueue) -> Result<QueuePair> {
+    Ok(pd.create_qp(cq, cq).max_send_wr(UNDER_WAY as u32).max_recv_wr(1).build()?)
+}
+
+/// Connects all queue pairs with those of the server, which tells them on a line each, and its memory on the first.
+fn meet(qps: &[QueuePair], input: &mut ChildStdin, output: ChildStdout) -> Result<RemoteAddr> {
+    let mut lines = BufReader::new(output).lines();
+    let mut line = || lines.next().ok_or("the server ended early")?.map_err(Box::<dyn Error>::from);
+    let target = line()?.parse()?;
+    let peers = qps.iter().map(|_| Ok(line()?.parse()?)).collect::<Result<Vec<Endpoint>>>()?;
+    for (qp, peer) in qps.iter().zip(&peers) {
+        writeln!(input, "{}", qp.endpoint())?;
+        qp.connect(peer)?;
+    }
+    input.flush()?;
+    // "connected".
+    line()?;
+    Ok(target)
+}
+
+/// The passive side: its queue pairs and memory, until killed.
+fn serve(count: usize) -> Result<()> {
+    let (_context, pd, cq) = open()?;
+    let region = pd.alloc_mr(LONGEST, REMOTE)?;
+    let qps = (0..count).map(|_| queue_pair(&pd, &cq)).collect::<Result<Vec<_>>>()?;
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    writeln!(out, "{}", region.remote())?;
+    qps.iter().try_for_each(|qp| writeln!(out, "{}", qp.endpoint()))?;
+    out.flush()?;
+    let mut lines = io::stdin().lock().lines();
+    for qp in &qps {
+        qp.connect(&lines.next().ok_or("the client ended early")??.parse()?)?;
+    }
+    writeln!(out, "connected")?;
+    out.flush()?;
+    // Until it is killed, or the client ends. Polling is what a busy server does.
+    let mut completions = [WorkCompletion::default(); 4];
+    let parent = std::os::unix::process::parent_id();
+    while std::os::unix::process::parent_id() == parent {
+        for _ in 0..1000 {
+            cq.poll(&mut completions)?;
+        }
+    }
+    Ok(())
+}
+
+fn queue_pairs(many: usize, rounds: usize) -> Result<()> {
+    println!("WRITEs round all queue pairs of two processes, {UNDER_WAY} under way");
+    let mut fleets = [Fleet::launch(FEW)?, Fleet::launch(many)?];
+    for size in SIZES {
+        println!(" {size} bytes");
+        let names = fleets.each_ref().map(|fleet| format!("{} queue pairs", fleet.qps.len()));
+        let medians = compare(&names, rounds, |index| fleets[index].rate(size))?;
+        let ratio = medians[1] / medians[0];
+        println!("  show: {ratio:.2} of {FEW} (0.80 promised): {}", if ratio >= 0.8 { "ok" } else { "MISSED" });
+    }
+    Ok(())
+}
+
+/// Two queue pairs of this process that know each other, and what they need.
+struct Pair {
+    from: QueuePair,
+    /// Kept for `from`.
+    _to: QueuePair,
+    cq: CompletionQueue,
+}
+
+impl Pair {
+    fn new(pd: &ProtectionDomain, context: &Context) -> Result<Self> {
+        let cq = context.create_cq(UNDER_WAY as u32)?;
+        let (from, to) = (queue_pair(pd, &cq)?, queue_pair(pd, &cq)?);
+        from.connect(&to.endpoint())?;
+        to.connect(&from.endpoint())?;
+        Ok(Self { from, _to: to, cq })
+    }
+
+    /// Million messages of 64 bytes per second, one after the other, each with the regions of `turn`.
+    fn rate<'r>(&self, mut regions: impl FnMut() -> (&'r MemoryRegion, &'r MemoryRegion)) -> Result<f64> {
+        let (begun, mut done, mut out) = (Instant::now(), 0, [WorkCompletion::default(); 4]);
+        while begun.elapsed() < TIME {
+            let (source, target) = regions();
+            let source = [source.slice(..64)?];
+            self.from.post_send(&WorkRequest::write(&source, target.remote()).signaled())?;
+            loop {
+                let found = self.cq.poll(&mut out)?;
+                if let Some(completion) = found.first() {
+                    completion.ok()?;
+                    break;
+                }
+            }
+            done += 1;
+        }
+        Ok(f64::from(done) / begun.elapsed().as_secs_f64() / 1e6)
+    }
+}
+
+/// A page that regions are made on.
+#[repr(align(4096))]
+struct Page([u8; 4096]);
+
+fn regions(most: usize, rounds: usize) -> Result<()> {
+    println!("WRITEs of 64 bytes within a process, every one with other keys");
+    let (context, pd, _cq) = open()?;
+    let pair = Pair::new(&pd, &context)?;
+    let mut page = Box::new(Page([0; 4096]));
+    let start = NonNull::from(&mut page.0).cast::<u8>();
+    let begun = Instant::now();
+    // SAFETY: the page lives until the regions are gone, and nobody else looks at it.
+    let region = || unsafe { pd.register_raw(start, 64, REMOTE) };
+    let all = (0..most).map(|_| region()).collect::<std::result::Result<Vec<_>, _>>()?;
+    println!("  {most} regions registered in {:.1} s", begun.elapsed().as_secs_f32());
+    let counts: Vec<usize> = [1, 1000, 100_000, most].into_iter().filter(|count| *count <= most).collect();
+    let names: Vec<String> = counts.iter().map(|count| format!("keys of {count} regions")).collect();
+    compare(&names, rounds, |index| {
+        let (count, mut at) = (counts[index], 0_usize);
+        pair.rate(|| {
+            // A step that visits all of them, far apart.
+            at = (at + 7_919) % count;
+            (&all[at], &all[count - 1 - at])
+        })
+    })?;
+    let begun = Instant::now();
+    drop(all);
+    println!("  and deregistered in {:.1} s", begun.elapsed().as_secs_f32());
+    Ok(())
+}
+
+fn threads(most: usize, rounds: usize) -> Result<()> {
+    println!("WRITEs of 64 bytes within a process, every thread with queues of its own; the sum of all threads");
+    let context = Context::open_first()?;
+    let pd = context.alloc_pd()?;
+    let lane = || Ok((Pair::new(&pd, &context)?, pd.alloc_mr(4096, REMOTE)?));
+    let lanes = (0..most).map(|_| lane()).collect::<Result<Vec<_>>>()?;
+    let names: Vec<String> = (1..=most).map(|count| format!("{count} threads")).collect();
+    compare(&names, rounds, |index| {
+        let (lanes, barrier) = (&lanes[..=index], Barrier::new(index + 1));
+        let one = |(pair, region): &(Pair, MemoryRegion)| {
+            barrier.wait();
+            pair.rate(|| (region, region)).map_err(|e| e.to_string())
+        };
+        std::thread::scope(|scope| {
+            let running: Vec<_> = lanes.iter().map(|lane| scope.spawn(|| one(lane))).collect();
+            let rates = running.into_iter().map(|thread| thread.join().map_err(|_| "a thread panicked".to_owned())?);
+            Ok(rates.collect::<std::result::Result<Vec<f64>, String>>()?.iter().sum())
+        })
+    })?;
+    Ok(())
+}

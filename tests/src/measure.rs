@@ -1,0 +1,59 @@
+//! What benchmarks share: series of figures, and how much others disturbed them.
+//!
+//! Touches `/proc/stat` and the usage of this process and its children.
+
+pub mod load;
+
+/// Figures of the same thing, one per round.
+#[derive(Clone, Debug, Default)]
+pub struct Series(Vec<f64>);
+
+impl Series {
+    /// Adds a figure.
+    pub fn push(&mut self, figure: f64) {
+        self.0.push(figure);
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The figures as they came.
+    pub fn figures(&self) -> &[f64] {
+        &self.0
+    }
+
+    /// The middle one, and of two the mean; `None` without figures.
+    pub fn median(&self) -> Option<f64> {
+        let mut sorted = self.0.clone();
+        sorted.sort_by(f64::total_cmp);
+        let (low, high) = (sorted.get(sorted.len().checked_sub(1)? / 2)?, sorted.get(sorted.len() / 2)?);
+        Some(f64::midpoint(*low, *high))
+    }
+
+    /// The smallest and the largest.
+    pub fn range(&self) -> Option<(f64, f64)> {
+        let least = self.0.iter().copied().min_by(f64::total_cmp)?;
+        Some((least, self.0.iter().copied().max_by(f64::total_cmp)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_in_the_middle() {
+        let series = |figures: &[f64]| Series(figures.to_vec());
+        assert_eq!(series(&[]).median(), None);
+        assert_eq!(series(&[3.0, 1.0, 9.0]).median(), Some(3.0));
+        assert_eq!(series(&[4.0, 1.0, 9.0, 2.0]).median(), Some(3.0));
+        assert_eq!(series(&[4.0, 1.0, 9.0]).range(), Some((1.0, 9.0)));
+    }
+}

@@ -1,0 +1,145 @@
+//! How much of the machine others took while something was measured.
+//!
+//! What the processors did (`/proc/stat`) less what this process and its children did is what others did. Children count
+//! when they have been waited for, so all of them must have ended at both ends of the interval, but for one that is named.
+
+use std::fs;
+use std::io;
+use std::time::Instant;
+
+/// Up to this share of the machine's time others may take before a figure counts as disturbed. Below it lies what the system
+/// does by itself, and what the coarse clock of `/proc/stat` (10 ms) makes up.
+pub const TOLERATED: f64 = 0.08;
+
+/// What others took during an interval, as shares of the time of all processors.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Foreign {
+    /// Other processes.
+    pub used: f64,
+    /// The hypervisor, for other machines.
+    pub stolen: f64,
+}
+
+impl Foreign {
+    /// Whether a figure taken meanwhile says little.
+    pub fn disturbs(&self) -> bool {
+        self.used + self.stolen > TOLERATED
+    }
+}
+
+/// The beginning of an interval.
+#[derive(Debug)]
+pub struct Interval {
+    begun: Instant,
+    machine: Machine,
+    beside: Option<u32>,
+    ours: f64,
+}
+
+impl Interval {
+    /// Begins now. `beside` is a process that is ours as well, and goes on.
+    pub fn begin(beside: Option<u32>) -> io::Result<Self> {
+        Ok(Self { begun: Instant::now(), machine: Machine::now()?, beside, ours: ours(beside)? })
+    }
+
+    /// Ends now: what others took since it began.
+    pub fn end(self) -> io::Result<Foreign> {
+        let now = Machine::now()?;
+        let capacity = self.begun.elapsed().as_secs_f64() * now.processors;
+        let others = (now.busy - self.machine.busy) - (ours(self.beside)? - self.ours);
+        let stolen = now.stolen - self.machine.stolen;
+        Ok(Foreign { used: (others / capacity).max(0.0), stolen: stolen / capacity })
+    }
+}
+
+/// Seconds since the machine was started, over all processors.
+#[derive(Debug, PartialEq)]
+struct Machine {
+    busy: f64,
+    stolen: f64,
+    processors: f64,
+}
+
+impl Machine {
+    fn now() -> io::Result<Self> {
+        let text = fs::read_to_string("/proc/stat")?;
+        Self::parse(&text, ticks_per_second()).ok_or_else(|| io::Error::other("/proc/stat is not understood"))
+    }
+
+    /// The first line: user, nice, system, idle, waiting for disks, interrupts, soft interrupts, stolen.
+    fn parse(text: &str, per_second: f64) -> Option<Self> {
+        let ticks: Vec<f64> =
+            text.lines().next()?.strip_prefix("cpu ")?.split_whitespace().map_while(|word| word.parse().ok()).collect();
+        let [user, nice, system, _idle, _waiting, hard, soft, stolen, ..] = ticks[..] else { return None };
+        let one = |line: &&str| line.starts_with("cpu") && !line.starts_with("cpu ");
+        #[expect(clippy::cast_precision_loss, reason = "few")]
+        let processors = text.lines().filter(one).count() as f64;
+        Some(Self { busy: (user + nice + system + hard + soft) / per_second, stolen: stolen / per_second, processors })
+    }
+}
+
+/// What `/proc` counts in.
+fn ticks_per_second() -> f64 {
+    // SAFETY: takes no pointers.
+    let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+    #[expect(clippy::cast_precision_loss, reason = "a hundred")]
+    let ticks = ticks as f64;
+    ticks
+}
+
+/// Processor seconds of this process, of its children that have ended, and of the process `beside`.
+fn ours(beside: Option<u32>) -> io::Result<f64> {
+    let beside = beside.map_or(Ok(0.0), of_process)?;
+    Ok(usage(libc::RUSAGE_SELF)? + usage(libc::RUSAGE_CHILDREN)? + beside)
+}
+
+/// Processor seconds of a process with all its threads.
+fn of_process(pid: u32) -> io::Result<f64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // Behind the name, which may hold anything: state, ten numbers, and the time in the program and in the system.
+    let words = text.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ');
+    let ticks: Vec<f64> = words.skip(11).take(2).filter_map(|word| word.parse().ok()).collect();
+    Ok(ticks.iter().sum::<f64>() / ticks_per_second())
+}
+
+fn usage(whose: libc::c_int) -> io::Result<f64> {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::uninit();
+    // SAFETY: the kernel fills the structure whole, or the call fails.
+    let usage = unsafe {
+        if libc::getrusage(whose, usage.as_mut_ptr()) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        usage.assume_init()
+    };
+    #[expect(clippy::cast_precision_loss, reason = "microseconds of a process")]
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+    Ok(seconds(usage.ru_utime) + seconds(usage.ru_stime))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_line_of_stat_is_read() {
+        let text = "cpu  100 200 300 9000 50 1 2 40 0 0\ncpu0 1 2 3 4 5 6 7 8 0 0\ncpu1 1 2 3 4 5 6 7 8 0 0\nintr 5\n";
+        assert_eq!(Machine::parse(text, 100.0), Some(Machine { busy: 6.03, stolen: 0.4, processors: 2.0 }));
+        assert_eq!(Machine::parse("intr 5\n", 100.0), None);
+    }
+
+    #[test]
+    fn own_work_is_not_foreign() {
+        let interval = Interval::begin(None).unwrap();
+        let before = ours(None).unwrap();
+        while ours(None).unwrap() == before {}
+        let foreign = interval.end().unwrap();
+        assert!(foreign.used >= 0.0 && foreign.stolen >= 0.0, "{foreign:?}");
+    }
+
+    #[test]
+    fn a_process_has_used_what_it_says_itself() {
+        let before = of_process(std::process::id()).unwrap();
+        assert!(before <= usage(libc::RUSAGE_SELF).unwrap() + 0.02, "{before}");
+        assert!(of_process(u32::MAX).is_err());
+    }
+}
