@@ -58,6 +58,8 @@ pub(crate) struct Flow {
     window: u32,
     /// Unacknowledged bytes of RC.
     stream: AtomicU32,
+    /// RC was refused room and waits for more than a little.
+    is_full: AtomicBool,
     /// Bytes of UC and UD without credit.
     datagrams: AtomicU32,
     receiver: Mutex<Receiver>,
@@ -74,14 +76,28 @@ impl Flow {
         self.key
     }
 
-    /// Takes `bytes` of the RC window; never refuses a QP that has nothing under way (`own` = 0).
+    /// Takes `bytes` of the RC window; never refuses a QP that has nothing under way (`own` = 0). Once used up, the window
+    /// opens when a quarter of it is free: room of a few packets at a time would make short runs, and a system call costs
+    /// as much as 30 packets in it.
     pub(crate) fn reserve_stream(&self, bytes: u32, own: u32) -> bool {
-        let used = self.stream.fetch_add(bytes, Ordering::SeqCst);
-        if own == 0 || used.saturating_add(bytes) <= self.window {
+        let used = self.stream.fetch_add(bytes, Ordering::SeqCst).saturating_add(bytes);
+        let was_full = self.is_full.load(Ordering::Relaxed);
+        let limit = if was_full { self.window - self.window / 4 } else { self.window };
+        if used <= limit || own == 0 {
+            if was_full && used <= limit {
+                self.is_full.store(false, Ordering::Relaxed);
+            }
             return true;
         }
+        self.is_full.store(true, Ordering::Relaxed);
         self.stream.fetch_sub(bytes, Ordering::SeqCst);
         false
+    }
+
+    /// After how many bytes RC asks for an acknowledgement: four in a window, so that the sender need not stop for them,
+    /// and one for several superpackets, because each costs about as much as a superpacket.
+    pub(crate) fn ask_after(&self) -> u32 {
+        self.window / 4
     }
 
     /// Gives `bytes` of the RC window back.
@@ -197,6 +213,7 @@ impl Flows {
             key,
             window: self.window.load(Ordering::Relaxed),
             stream: AtomicU32::new(0),
+            is_full: AtomicBool::new(false),
             datagrams: AtomicU32::new(0),
             receiver: Mutex::new(look()),
             last_sign: AtomicU64::new(now.0),
@@ -342,7 +359,21 @@ mod tests {
         assert!(!flow.reserve_stream(1, 1000));
         assert!(flow.reserve_stream(600, 0));
         flow.release_stream(1200);
-        assert!(flow.reserve_stream(600, 400));
+        assert!(flow.reserve_stream(200, 400));
+        assert!(flow.reserve_stream(400, 600));
+        assert!(!flow.reserve_stream(1, 1000));
+    }
+
+    #[test]
+    fn a_full_window_opens_when_a_quarter_of_it_is_free() {
+        let flow = flows().get(key(1), T0, || Receiver::Remote);
+        assert!(flow.reserve_stream(1000, 0) && !flow.reserve_stream(1, 1000));
+        flow.release_stream(200);
+        assert!(!flow.reserve_stream(1, 800));
+        assert!(flow.reserve_stream(10, 0), "who has nothing under way is never refused, and opens it for nobody else");
+        assert!(!flow.reserve_stream(1, 10));
+        flow.release_stream(61);
+        assert!(flow.reserve_stream(1, 749) && flow.reserve_stream(250, 750));
         assert!(!flow.reserve_stream(1, 1000));
     }
 

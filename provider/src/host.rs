@@ -295,6 +295,10 @@ impl FlowControl for QpHost<'_> {
         flow.release_stream(bytes);
         engine.flows().wake(flow);
     }
+
+    fn ask_after(&mut self, av: &Av, qpn: Qpn) -> u32 {
+        self.path.flow(Key::of(av.dgid, qpn), self.qp.engine(), self.now).ask_after()
+    }
 }
 
 impl Host for QpHost<'_> {

@@ -169,6 +169,10 @@ pub trait FlowControl {
 
     /// `bytes` of earlier reservations towards `(av.dgid, qpn)` arrived or were given up (RC only).
     fn release(&mut self, av: &Av, qpn: Qpn, bytes: u32);
+
+    /// After how many reserved bytes towards `(av.dgid, qpn)` an RC QP asks for an acknowledgement: a part of what may be
+    /// under way, so that room comes back before it runs out, and no small one, because acknowledgements cost time.
+    fn ask_after(&mut self, av: &Av, qpn: Qpn) -> u32;
 }
 
 /// Everything a QP may reach while it works.

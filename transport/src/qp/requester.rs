@@ -33,6 +33,9 @@ const MAX_OUTSTANDING: i32 = 1 << 16;
 /// losing one of those does not stop everything until the timer runs out.
 const MIN_WINDOW: i32 = 64;
 
+/// Packets after which an acknowledgement is asked for, also where they count for few bytes.
+const ASK_PACKETS: i32 = 64;
+
 /// Another READ REQUEST is sent while no more than this is still to come. Its answers (128 KiB at most, see `segment`) and
 /// these must fit the receive buffer of our own socket, which drops silently; two requests keep the peer busy.
 const READ_AHEAD: u32 = 128 << 10;
@@ -77,6 +80,8 @@ pub(crate) struct Requester {
     /// further behind: a loss halves this, and what is acknowledged widens it again.
     window: i32,
     pub(crate) flight: Flight,
+    /// What was sent behind the last packet that asked for an acknowledgement.
+    unasked: Unasked,
     pub(crate) retry: Retry,
     /// The work request at the cursor failed here; it is reported when all before it are complete.
     pub(crate) fault: Option<WcStatus>,
@@ -99,6 +104,7 @@ impl Requester {
             bytes_due: 0,
             window: MAX_OUTSTANDING,
             flight: Flight::default(),
+            unasked: Unasked::default(),
             retry: Retry::default(),
             fault: None,
             burst: 0,
@@ -190,6 +196,9 @@ impl Requester {
     /// Sends what may be sent.
     pub(crate) fn poll_transmit<H: Host, T: TxBatch>(&mut self, sh: &mut Shared, host: &mut H, tx: &mut T) -> TxState {
         self.burst = 0;
+        if sh.config.service.is_reliable() && self.has_work(sh) {
+            self.unasked.limit = host.ask_after(&sh.attr.av, sh.attr.dest_qpn);
+        }
         // clause: DCQCN-PACING
         while !sh.failed && self.has_work(sh) && sh.congestion.may_send(host.now()) {
             let step = match sh.config.service {
@@ -261,8 +270,11 @@ impl Requester {
             return Step::Stop;
         }
         let bth = Bth {
-            // clause: SEND-ASK-STALL
-            ack_req: packet.asks_ack || room == Room::First || sh.congestion.pauses_after(host.now(), packet.len),
+            // clause: SEND-ASK-STALL, SEND-ASK-MIDDLE
+            ack_req: packet.asks_ack
+                || room == Room::First
+                || self.unasked.is_enough(cost, self.window)
+                || sh.congestion.pauses_after(host.now(), packet.len),
             solicited: packet.solicited,
             // clause: BTH-MIGRATED
             mig_req: sh.mig_req(),
@@ -284,6 +296,7 @@ impl Requester {
         self.reads_out += u32::from(wqe.awaits_response());
         self.bytes_due += packet.brings;
         self.flight.depart(cost);
+        self.unasked.add(cost, header.bth.ack_req);
         self.advance(packet.span);
         self.retry.on_sent(&sh.attr, host.now());
         Step::Sent(packet.len)
@@ -339,6 +352,7 @@ impl Requester {
     pub(crate) fn go_back<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F) {
         self.release_all(sh, flow);
         (self.reads_out, self.bytes_due) = (0, 0);
+        self.unasked = Unasked::default();
         self.fault = None;
         self.cursor = self.oldest();
     }
@@ -437,6 +451,28 @@ impl Requester {
     }
 }
 
+/// Packets on their way whose arrival nobody has asked about yet.
+#[derive(Clone, Copy, Debug, Default)]
+struct Unasked {
+    packets: i32,
+    bytes: u32,
+    /// [`FlowControl::ask_after`].
+    limit: u32,
+}
+
+impl Unasked {
+    /// Whether a packet of `bytes` more is to ask, when `window` PSNs may be under way. A quarter of them, so that losing
+    /// one packet that asks does not stop everything until the timer runs out.
+    fn is_enough(&self, bytes: u32, window: i32) -> bool {
+        self.bytes + bytes >= self.limit || self.packets + 1 >= ASK_PACKETS.min(window / 4)
+    }
+
+    /// A packet of `bytes` leaves, and asks if `asks`.
+    fn add(&mut self, bytes: u32, asks: bool) {
+        (self.packets, self.bytes) = if asks { (0, 0) } else { (self.packets + 1, self.bytes + bytes) };
+    }
+}
+
 /// Which packet of `wqe` has `psn`.
 pub(crate) fn index_of(psn: Psn, wqe: &SendWqe) -> u32 {
     psn.sub(wqe.first_psn.get()).get()
@@ -530,4 +566,27 @@ fn check_op(sh: &Shared, req: &SendRequest<'_>) -> Result<(), PostError> {
         return Err(PostError::MissingDestination);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // clause: SEND-ASK-MIDDLE
+    #[test]
+    fn an_acknowledgement_is_asked_for_by_bytes_by_packets_and_by_what_a_loss_has_left() {
+        let asks = |limit, bytes, window| {
+            let mut unasked = Unasked { limit, ..Unasked::default() };
+            let mut until = |_: &i32| {
+                let asks = unasked.is_enough(bytes, window);
+                unasked.add(bytes, asks);
+                !asks
+            };
+            [(); 2].map(|()| 1 + (0..1000).take_while(&mut until).count())
+        };
+        assert_eq!(asks(10_000, 1000, MAX_OUTSTANDING), [10, 10]);
+        assert_eq!(asks(u32::MAX, 1000, MAX_OUTSTANDING), [64, 64]);
+        assert_eq!(asks(u32::MAX, 1000, MIN_WINDOW), [16, 16]);
+        assert_eq!(asks(1, 1000, MAX_OUTSTANDING), [1, 1]);
+    }
 }

@@ -13,10 +13,6 @@ pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
 const READ_CHUNK_PACKETS: u32 = 64;
 const READ_CHUNK_BYTES: u32 = 128 << 10;
 
-/// Inside long messages the responder is asked for an acknowledgement every so many packets.
-// clause: SEND-ASK-MIDDLE
-const ACK_EVERY: u32 = 16;
-
 /// log2 of the payload bytes of a full packet.
 const fn shift(mtu: PathMtu) -> u32 {
     mtu.bytes().trailing_zeros()
@@ -65,11 +61,6 @@ impl Place {
     pub(crate) const fn ends(self) -> bool {
         matches!(self, Self::Only | Self::Last)
     }
-}
-
-/// Whether packet `index` is one of those inside a message that ask for an acknowledgement.
-pub(crate) const fn is_ack_point(index: u32) -> bool {
-    index % ACK_EVERY == ACK_EVERY - 1
 }
 
 /// Packet after the last one that a READ REQUEST for packet `index` of a READ covers. Requests end at fixed places also

@@ -249,6 +249,10 @@ impl FlowControl for SimHost {
         let left = self.flow.reserved.checked_sub(bytes);
         self.flow.reserved = left.expect("a QP released more than it had reserved");
     }
+
+    fn ask_after(&mut self, _av: &Av, _qpn: Qpn) -> u32 {
+        self.flow.limit.unwrap_or(64 << 10) / 4
+    }
 }
 
 impl Host for SimHost {

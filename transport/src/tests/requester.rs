@@ -373,7 +373,9 @@ fn long_messages_ask_for_acknowledgements_on_the_way() {
     let asked: Vec<_> = s.p.log.iter().map(|l| l.header.bth.ack_req).collect();
     assert_eq!(asked.len(), 32);
     assert!(asked[31], "always on the last packet");
-    assert!(asked.windows(16).all(|run| run.contains(&true)), "at least every 16 packets: {asked:?}");
+    // A quarter of the window of the simulated host, in packets that each count for 832 bytes.
+    assert!(asked.windows(16_384 / 832 + 1).all(|run| run.contains(&true)), "{asked:?}");
+    assert_eq!(asked.iter().filter(|asks| **asks).count(), 2, "and no more often: {asked:?}");
 }
 
 // clause: SEND-ASK-STALL
