@@ -168,7 +168,8 @@ fn tell_group(judged: &Judged) {
 /// Tells how a program ended, in one piece: others may end at the same time.
 fn tell(shown: &Shown) {
     let ending = match shown.ending {
-        Ending::Passed => format!("ok       {} ({:.1} s)\n", shown.name, shown.seconds),
+        Ending::Passed if shown.tries == 1 => format!("ok       {} ({:.1} s)\n", shown.name, shown.seconds),
+        Ending::Passed => format!("ok       {} ({:.1} s, {} tries)\n", shown.name, shown.seconds, shown.tries),
         _ => report::exception(&shown.name, &shown.ending),
     };
     print!("{ending}{}", of_capture(shown.capture.as_ref()));

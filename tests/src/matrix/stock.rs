@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// How often a pair is tried that ends as [`lost_goodbye`] says.
-const TRIES: usize = 3;
+pub(super) const TRIES: usize = 3;
 
 /// A stock program with its options.
 #[derive(Clone, Debug)]
@@ -39,6 +39,8 @@ pub struct Shown {
     pub ending: Ending,
     /// How long the pair took.
     pub seconds: f32,
+    /// How often it was tried, the last time included.
+    pub tries: usize,
     /// What tshark said of its packets, if there was a capture.
     pub capture: Option<capture::Verdict>,
 }
@@ -52,22 +54,27 @@ impl Stock {
     /// Runs it.
     pub fn run(&self, runner: &mut Runner) -> Shown {
         let (name, start) = (self.name(), Instant::now());
+        let mut tries = 1;
         let (ending, capture) = if pair::installed(self.tool) {
-            self.try_run(runner, &name).unwrap_or_else(|e| (Ending::Failed(e.to_string()), None))
+            self.try_run(runner, &name, &mut tries).unwrap_or_else(|e| (Ending::Failed(e.to_string()), None))
         } else {
             (Ending::Skipped(format!("{} is not installed", self.tool)), None)
         };
-        Shown { name, ending, seconds: start.elapsed().as_secs_f32(), capture }
+        Shown { name, ending, seconds: start.elapsed().as_secs_f32(), tries, capture }
     }
 
-    fn try_run(&self, runner: &mut Runner, name: &str) -> io::Result<(Ending, Option<capture::Verdict>)> {
+    fn try_run(
+        &self,
+        runner: &mut Runner,
+        name: &str,
+        tries: &mut usize,
+    ) -> io::Result<(Ending, Option<capture::Verdict>)> {
         runner.set(self.condition)?;
         let file = runner.capture_file(name)?;
         let mut outcomes = self.pair(runner, file.as_deref())?;
-        for _ in 1..TRIES {
-            if self.condition.lossy() && lost_goodbye(&outcomes) {
-                outcomes = self.pair(runner, file.as_deref())?;
-            }
+        while self.condition.lossy() && lost_goodbye(&outcomes) && *tries < TRIES {
+            *tries += 1;
+            outcomes = self.pair(runner, file.as_deref())?;
         }
         match self.judge(&outcomes) {
             // A program that failed may have sent nothing; what it says matters more.

@@ -39,6 +39,13 @@ const REFUSALS: [&str; 3] =
 /// What was seen was not right; the text says how.
 pub type Judged = Result<(), String>;
 
+/// Whether a program ended well, or was at least still there and complained of nothing but that its last message was not
+/// acknowledged.
+pub fn merely_waited(end: &Outcome) -> bool {
+    let unacknowledged = |line: &str| line.contains("status 12");
+    (end.ok || end.output.ends_with(KILLED)) && complaints(end).all(unacknowledged)
+}
+
 /// A limit that one of the programs says it has.
 pub fn refusal(end: &Outcome) -> Option<&'static str> {
     REFUSALS.into_iter().find(|words| end.output.contains(words))
@@ -105,9 +112,14 @@ fn shortened(line: &str) -> String {
     format!("{} ... {}", part(&letters[..HALF]), part(&letters[letters.len() - HALF..]))
 }
 
+/// The lines that no good run prints.
+fn complaints(end: &Outcome) -> impl Iterator<Item = &str> {
+    let theirs = end.output.lines().filter(|line| !line.contains("roxe: ") && !line.contains("(process "));
+    theirs.filter(|line| BAD.iter().any(|bad| line.contains(bad)))
+}
+
 fn nothing_bad(end: &Outcome) -> Judged {
-    let ours = |line: &&str| !line.contains("roxe: ") && !line.contains("(process ");
-    match end.output.lines().filter(ours).find(|line| BAD.iter().any(|bad| line.contains(bad))) {
+    match complaints(end).next() {
         Some(line) => Err(format!("`{}` says: {line}", end.command)),
         None => Ok(()),
     }
@@ -235,6 +247,15 @@ mod tests {
         assert!(says.judge(&good, &[end("return status 28")], false).is_err());
         assert!(says.judge(&good, &[end("cmatose: event: X, error: 28\nreturn status 0")], false).is_err());
         assert!(says.judge(&good, &[Outcome { ok: false, ..end("return status 0") }], false).is_err());
+    }
+
+    #[test]
+    fn who_complains_did_not_merely_wait() {
+        let killed = |output: &str| Outcome { ok: false, ..end(&format!("{output}{KILLED}")) };
+        assert!(merely_waited(&end("")) && merely_waited(&killed("ping 3\n")));
+        assert!(merely_waited(&killed("cq completion failed status 12\n")));
+        assert!(!merely_waited(&killed("cq completion failed status 12\ndata mismatch\n")));
+        assert!(!merely_waited(&Outcome { ok: false, ..end("[ended with 1]") }));
     }
 
     #[test]
