@@ -9,6 +9,11 @@ pub mod load;
 pub struct Series(Vec<f64>);
 
 impl Series {
+    /// Without figures.
+    pub const fn new() -> Self {
+        Self(Vec::new())
+    }
+
     /// Adds a figure.
     pub fn push(&mut self, figure: f64) {
         self.0.push(figure);
@@ -37,6 +42,13 @@ impl Series {
         Some(f64::midpoint(*low, *high))
     }
 
+    /// The mean; `None` without figures.
+    pub fn mean(&self) -> Option<f64> {
+        #[expect(clippy::cast_precision_loss, reason = "a count of figures")]
+        let len = self.0.len() as f64;
+        (!self.is_empty()).then(|| self.0.iter().sum::<f64>() / len)
+    }
+
     /// The smallest and the largest.
     pub fn range(&self) -> Option<(f64, f64)> {
         let least = self.0.iter().copied().min_by(f64::total_cmp)?;
@@ -55,5 +67,6 @@ mod tests {
         assert_eq!(series(&[3.0, 1.0, 9.0]).median(), Some(3.0));
         assert_eq!(series(&[4.0, 1.0, 9.0, 2.0]).median(), Some(3.0));
         assert_eq!(series(&[4.0, 1.0, 9.0]).range(), Some((1.0, 9.0)));
+        assert_eq!((series(&[4.0, 1.0, 10.0]).mean(), series(&[]).mean()), (Some(5.0), None));
     }
 }

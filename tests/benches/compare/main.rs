@@ -1,9 +1,10 @@
 //! The same work over roxe's links beside what else this machine offers, interleaved in one run.
 //!
 //! ```text
-//! cargo bench -p roxe-tests --bench compare [-- [--quick | --rxe] [--seconds N] [WORD...]]
+//! cargo bench -p roxe-tests --bench compare [-- [--quick | --rxe] [--free] [--seconds N] [WORD...]]
 //!   --quick       only what the promises of the README need, in two minutes; without it fifteen
 //!   --rxe         against the kernel's rxe instead, both in one guest
+//!   --free        without pinning servers to one processor and clients to another
 //!   --seconds N   another time
 //!   WORD...       only lines that have every WORD in their name, such as 'ib_write_bw' 'udp' '64 KB'
 //! ```
@@ -12,11 +13,13 @@
 //! and libfabric. Machines drift by a quarter within minutes: every line runs once in every round, medians and ratios
 //! count. What others took of the processors meanwhile is measured too: a disturbed run is repeated, and a figure that
 //! only has disturbed runs says so. A program that fails makes the benchmark fail; it never counts as a slow one.
-//! As root all of it happens in a network namespace of its own. Nobody is pinned to a processor.
+//! As root all of it happens in a network namespace of its own. Servers run on one processor, clients on another, whoever
+//! they are, with all their threads.
 //! The result is printed and lies in `target/bench/`.
 
 mod line;
 mod peer;
+mod pin;
 mod plan;
 mod plot;
 mod raw;
@@ -44,6 +47,7 @@ use std::time::Duration;
 struct Options {
     quick: bool,
     rxe: bool,
+    free: bool,
     time: Duration,
     words: Vec<String>,
 }
@@ -71,12 +75,13 @@ fn main() -> ExitCode {
 }
 
 fn options(words: &[String]) -> io::Result<Options> {
-    let mut options = Options { quick: false, rxe: false, time: Duration::ZERO, words: Vec::new() };
+    let mut options = Options { quick: false, rxe: false, free: false, time: Duration::ZERO, words: Vec::new() };
     let mut words = words.iter();
     while let Some(word) = words.next() {
         match word.as_str() {
             "--quick" => options.quick = true,
             "--rxe" => options.rxe = true,
+            "--free" => options.free = true,
             "--seconds" => {
                 let value = words.next().and_then(|word| word.parse().ok());
                 options.time = Duration::from_secs(value.ok_or_else(|| io::Error::other("--seconds wants a number"))?);
@@ -100,6 +105,8 @@ fn compare(options: &Options) -> io::Result<bool> {
         return rxe::compare(options.time).and_then(|all| conclude("rxe", &all, &shows::against_rxe(&all), &[]));
     }
     link::isolate()?;
+    let pinned = pin::begin(!options.free)?;
+    println!("servers and clients {}", if pinned { "on a processor each" } else { "wherever the system puts them" });
     let (lines, skipped) = choose(options)?;
     skipped.iter().for_each(|what| println!("skipped  {what}"));
     let most = if options.quick { 9 } else { 5 };

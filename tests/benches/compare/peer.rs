@@ -1,5 +1,6 @@
 //! The second process of what we measure without other people's programs: this very program in another role.
 
+use crate::pin::{self, End};
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
@@ -14,8 +15,11 @@ pub(crate) struct Peer {
 impl Peer {
     /// Starts `role` and waits until it is ready.
     pub(crate) fn start(role: &[&str]) -> io::Result<Self> {
+        let program = std::env::current_exe()?;
+        let mut words = pin::prefix(End::Server);
+        words.push(program.to_string_lossy().into_owned());
         let mut child =
-            Command::new(std::env::current_exe()?).args(role).stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+            Command::new(&words[0]).args(&words[1..]).args(role).stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
         let stdout = child.stdout.take().ok_or_else(|| io::Error::other("the peer has no output"))?;
         let mut peer = Self { child, lines: BufReader::new(stdout), port: 0 };
         peer.port = peer.line()?.parse().map_err(io::Error::other)?;

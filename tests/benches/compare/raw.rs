@@ -2,6 +2,7 @@
 
 use crate::peer::{Peer, say};
 use crate::sys;
+use crate::work::Sample;
 use roxe_tests::measure::Series;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
@@ -19,7 +20,7 @@ const BUFFER: usize = 4 << 20;
 const SMALL: usize = 8;
 
 /// Half the median round trip of an 8-byte datagram, microseconds; both sides spin.
-pub(crate) fn udp_latency(time: Duration) -> io::Result<f64> {
+pub(crate) fn udp_latency(time: Duration) -> io::Result<Sample> {
     let peer = Peer::start(&["udp-echo"])?;
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
     socket.connect((Ipv4Addr::LOCALHOST, peer.port))?;
@@ -50,7 +51,7 @@ pub(crate) fn udp_echo() -> io::Result<()> {
 }
 
 /// Half the median round trip of 8 bytes in a TCP connection without delay, microseconds; both sides spin.
-pub(crate) fn tcp_latency(time: Duration) -> io::Result<f64> {
+pub(crate) fn tcp_latency(time: Duration) -> io::Result<Sample> {
     let peer = Peer::start(&["tcp-echo"])?;
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, peer.port))?;
     stream.set_nodelay(true)?;
@@ -90,12 +91,12 @@ fn accept() -> io::Result<TcpStream> {
     Ok(listener.accept()?.0)
 }
 
-/// Half of what `once` takes in the median, microseconds. The clock is read after so many at a time.
+/// Half of what `once` takes, microseconds. The clock is read after so many at a time.
 pub(crate) fn half_round_trip(
     time: Duration,
     at_a_time: u32,
     mut once: impl FnMut() -> io::Result<()>,
-) -> io::Result<f64> {
+) -> io::Result<Sample> {
     let (mut series, begun) = (Series::default(), Instant::now());
     while begun.elapsed() < time {
         let start = Instant::now();
@@ -104,7 +105,8 @@ pub(crate) fn half_round_trip(
         }
         series.push(start.elapsed().as_secs_f64() * 1e6 / 2.0 / f64::from(at_a_time));
     }
-    series.median().ok_or_else(|| io::Error::other("no round trip"))
+    let figure = series.median().ok_or_else(|| io::Error::other("no round trip"))?;
+    Ok(Sample { figure, average: series.mean() })
 }
 
 /// Gigabytes per second that arrive of a stream of 4 KiB datagrams with one call each, or 15 with one.

@@ -13,7 +13,11 @@ pub(crate) fn text(all: &[Measured]) -> String {
     groups.sort_unstable();
     groups.dedup();
     for group in groups {
-        _ = writeln!(text, "\n{group:<14} {:<28} {:>10}      {:^23} runs  others", "", "median", "least .. most");
+        _ = writeln!(
+            text,
+            "\n{group:<14} {:<28} {:>10}      {:^24} {:>9} runs  others",
+            "", "median", "least .. most", "average"
+        );
         for measured in all.iter().filter(|m| m.line.group == group) {
             text.push_str(&row(measured));
         }
@@ -25,11 +29,12 @@ fn row(measured: &Measured) -> String {
     let Measured { line, foreign, failures, .. } = measured;
     let head = format!("{:>14} {:<28}", human(line.size), line.work.to_string());
     let series = measured.counting();
+    let average = measured.averages.median().map_or_else(|| "-".to_owned(), |average| format!("{average:.3}"));
     let mark = if measured.is_disturbed() { "  disturbed" } else { "" };
     match (series.median(), series.range()) {
         _ if !failures.is_empty() => format!("{head}     FAILED\n"),
         (Some(median), Some((least, most))) => format!(
-            "{head} {median:>10.3} {:<4} [{least:>9.3} .. {most:>9.3}] {:>4} {:>5.0} %{mark}\n",
+            "{head} {median:>10.3} {:<4} [{least:>9.3} .. {most:>9.3}] {average:>9} {:>4} {:>5.0} %{mark}\n",
             line.unit.to_string(),
             series.len(),
             foreign * 100.0
@@ -63,13 +68,14 @@ pub(crate) fn json(all: &[Measured], shows: &[Show], skipped: &[String]) -> Stri
         .iter()
         .map(|m| {
             format!(
-                "{{\"group\":\"{}\",\"size\":{},\"who\":\"{}\",\"unit\":\"{}\",\"median\":{},\"figures\":{:?},\"disturbed\":{:?},\
+                "{{\"group\":\"{}\",\"size\":{},\"who\":\"{}\",\"unit\":\"{}\",\"median\":{},\"average\":{},\"figures\":{:?},\"disturbed\":{:?},\
                  \"others\":{:.3},\"failures\":{}}}",
                 m.line.group,
                 m.line.size,
                 m.line.work,
                 m.line.unit,
                 number(m.counting().median()),
+                number(m.averages.median()),
                 m.clean.figures(),
                 m.disturbed.figures(),
                 m.foreign,

@@ -3,6 +3,7 @@
 use crate::peer::{Peer, say};
 use crate::raw::{gigabytes_per_second, half_round_trip};
 use crate::sys::Shared;
+use crate::work::Sample;
 use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -115,7 +116,7 @@ pub(crate) fn sink(fd: &str) -> io::Result<()> {
 }
 
 /// Half the median round trip of 8 bytes, microseconds.
-pub(crate) fn latency(time: Duration) -> io::Result<f64> {
+pub(crate) fn latency(time: Duration) -> io::Result<Sample> {
     let (rings, _peer) = start("ring-echo")?;
     half_round_trip(time, 64, || {
         rings.put(false, &[7; 8]);

@@ -1,7 +1,7 @@
 //! Rounds: every line once, one after the other, again and again, so that a slow minute of the machine slows all of them.
 
 use crate::line::Line;
-use crate::work;
+use crate::work::{self, Sample};
 use roxe_tests::measure::Series;
 use roxe_tests::measure::load::{Foreign, Interval};
 use std::time::{Duration, Instant};
@@ -9,8 +9,11 @@ use std::time::{Duration, Instant};
 /// A line that failed so often is not tried again.
 const PATIENCE: usize = 2;
 
+/// A run ends after so many times its time, even if there were too few rounds.
+const OVERTIME: u32 = 3;
+
 /// Does a line's work once, with about so many messages: the figure, or what went wrong.
-pub(crate) type Once<'a> = dyn FnMut(&Line, u64) -> Result<f64, String> + 'a;
+pub(crate) type Once<'a> = dyn FnMut(&Line, u64) -> Result<Sample, String> + 'a;
 
 /// How long a run shall take.
 #[derive(Clone, Copy, Debug)]
@@ -19,7 +22,7 @@ pub(crate) struct Rounds {
     pub(crate) time: Duration,
     /// One figure, without starting and ending programs.
     pub(crate) each: Duration,
-    /// The least and the most rounds, whatever time they take.
+    /// The least and the most rounds.
     pub(crate) least: usize,
     pub(crate) most: usize,
     /// A process whose work is ours, too.
@@ -33,6 +36,8 @@ pub(crate) struct Measured {
     pub(crate) clean: Series,
     /// Figures during which others took too much of the machine.
     pub(crate) disturbed: Series,
+    /// Averages of times, disturbed or not.
+    pub(crate) averages: Series,
     /// The most that others took during a figure that counts.
     pub(crate) foreign: f64,
     /// What went wrong, each time.
@@ -43,8 +48,8 @@ pub(crate) struct Measured {
 impl Measured {
     fn new(line: Line) -> Self {
         let messages = work::first_guess(&line);
-        let (clean, disturbed) = (Series::default(), Series::default());
-        Self { line, clean, disturbed, foreign: 0.0, failures: Vec::new(), messages }
+        let [clean, disturbed, averages] = [const { Series::new() }; 3];
+        Self { line, clean, disturbed, averages, foreign: 0.0, failures: Vec::new(), messages }
     }
 
     /// The figures that count: those that nobody disturbed, or all if there are none.
@@ -62,19 +67,23 @@ impl Measured {
     }
 
     /// One run with the number of messages that the one before it suggests.
-    fn run(&mut self, rounds: &Rounds, once: &mut Once<'_>) -> Option<(f64, Foreign)> {
+    fn run(&mut self, rounds: &Rounds, once: &mut Once<'_>) -> Option<(Sample, Foreign)> {
+        let begun = Instant::now();
         let measured = Interval::begin(rounds.beside).map_err(|e| e.to_string()).and_then(|interval| {
-            let figure = once(&self.line, self.messages)?;
-            Ok((figure, interval.end().map_err(|e| e.to_string())?))
+            let sample = once(&self.line, self.messages)?;
+            Ok((sample, interval.end().map_err(|e| e.to_string())?))
         });
         match measured {
-            Ok((figure, foreign)) => {
-                self.messages = work::messages(&self.line, figure, rounds.each);
-                Some((figure, foreign))
+            Ok((sample, foreign)) => {
+                self.messages =
+                    work::messages(&self.line, sample.figure, (self.messages, begun.elapsed()), rounds.each);
+                Some((sample, foreign))
             }
             Err(why) => {
                 eprintln!("FAILED   {}\n{why}", self.line);
                 self.failures.push(why);
+                // It may be that there was not enough time for all of them.
+                self.messages = (self.messages / 8).max(64);
                 None
             }
         }
@@ -82,7 +91,10 @@ impl Measured {
 
     /// A run that counts. Whether it is worth repeating.
     fn take(&mut self, rounds: &Rounds, once: &mut Once<'_>) -> bool {
-        let Some((figure, foreign)) = self.run(rounds, once) else { return false };
+        let Some((Sample { figure, average }, foreign)) = self.run(rounds, once) else { return false };
+        if let Some(average) = average {
+            self.averages.push(average);
+        }
         if foreign.disturbs() {
             self.disturbed.push(figure);
             if self.clean.is_empty() {
@@ -118,7 +130,8 @@ pub(crate) fn run(lines: Vec<Line>, rounds: &Rounds, once: &mut Once<'_>) -> Vec
             all[index].take(rounds, once);
         }
         tell(round, begun);
-        if round >= rounds.least && begun.elapsed() + start.elapsed() > rounds.time {
+        let next = begun.elapsed() + start.elapsed();
+        if round >= rounds.least && next > rounds.time || next > rounds.time * OVERTIME {
             break;
         }
     }

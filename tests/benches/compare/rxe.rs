@@ -4,6 +4,7 @@
 //! message is. Needs what `tests/tests/kernel_rxe.rs` needs.
 
 use crate::line::{Line, Link, Unit, Verbs, Work};
+use crate::pin::{self, End};
 use crate::rounds::{self, Measured, Rounds};
 use crate::{has_links, work};
 use roxe_tests::build;
@@ -59,7 +60,7 @@ fn install(guest: &Guest) -> io::Result<()> {
     Ok(())
 }
 
-fn once(guest: &Guest, line: &Line, messages: u64) -> Result<f64, String> {
+fn once(guest: &Guest, line: &Line, messages: u64) -> Result<work::Sample, String> {
     let (verbs, prefix, gid, host) = match &line.work {
         Work::Rxe(verbs) => (verbs, String::new(), 1, link::GUEST_V4),
         Work::Verbs(verbs) => {
@@ -69,8 +70,9 @@ fn once(guest: &Guest, line: &Line, messages: u64) -> Result<f64, String> {
         other => return Err(format!("{other} does not run in a guest")),
     };
     let (port, tool) = (work::port(), verbs.tool);
-    let server = format!("{prefix}{tool} -x {gid} -p {port} {}", work::arguments(verbs, line.size, messages));
-    let output = pair(guest, &server, &format!("{server} {host}"), port)?;
+    let args = format!("-x {gid} -p {port} {}", work::arguments(verbs, line.size, messages));
+    let command = |end| format!("{} {prefix}{tool} {args}", pin::always(end).join(" "));
+    let output = pair(guest, &command(End::Server), &format!("{} {host}", command(End::Client)), port)?;
     work::figure(&output, line.size, line.unit)
 }
 

@@ -1,9 +1,11 @@
 //! Doing the work of a line once: starts both programs, waits for them, reads the figure.
 
 use crate::line::{Line, Unit, Verbs, Work};
+use crate::pin::{self, End};
 use crate::{raw, ring, yardstick};
 use roxe_tests::pair::{self, Outcome, Place, Program};
 use roxe_tests::perftest;
+use std::io;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
@@ -11,25 +13,45 @@ use std::time::Duration;
 pub(crate) const TIME: Duration = Duration::from_millis(250);
 /// Longest time for a pair of programs.
 const LIMIT: Duration = Duration::from_secs(20);
+/// By how much the number of messages may grow from run to run.
+const STEP: f64 = 20.0;
+/// A run that takes so many times what it should, with starting and ending, had too many messages.
+const TOO_LONG: f64 = 8.0;
 /// perftest and UCX count in MiB.
 const MIB: f64 = 1_048_576.0 / 1e9;
 
+/// What one run of a line brought.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sample {
+    /// The figure; of times the typical one.
+    pub(crate) figure: f64,
+    /// Of times also the average, if it is known: it shows what the typical one hides.
+    pub(crate) average: Option<f64>,
+}
+
+impl From<f64> for Sample {
+    fn from(figure: f64) -> Self {
+        Self { figure, average: None }
+    }
+}
+
 /// Does a line's work with so many messages, or for [`TIME`] where that is ours to say.
-pub(crate) fn once(line: &Line, messages: u64) -> Result<f64, String> {
+pub(crate) fn once(line: &Line, messages: u64) -> Result<Sample, String> {
     let Line { size, unit, .. } = *line;
-    let own = |figure: std::io::Result<f64>| figure.map_err(|e| e.to_string());
+    let own = |figure: io::Result<f64>| figure.map(Sample::from).map_err(|e| e.to_string());
+    let timed = |times: io::Result<Sample>| times.map_err(|e| e.to_string());
     match &line.work {
         Work::Verbs(verbs) => self::verbs(verbs, size, unit, messages),
         Work::Ucx(test, tls) => ucx(test, tls, size, unit, messages),
         Work::Fabric(provider, endpoint) => fabric(provider, endpoint, size, unit, messages),
-        Work::Yardstick(_) if unit == Unit::Microseconds => own(yardstick::latency(TIME)),
+        Work::Yardstick(_) if unit == Unit::Microseconds => timed(yardstick::latency(TIME)),
         Work::Yardstick(mtu) => own(yardstick::stream(size, *mtu, TIME)),
         Work::UdpStream(segmented) => own(raw::udp_stream(*segmented, TIME)),
-        Work::UdpLatency => own(raw::udp_latency(TIME)),
+        Work::UdpLatency => timed(raw::udp_latency(TIME)),
         Work::TcpStream => own(raw::tcp_stream(TIME)),
-        Work::TcpLatency => own(raw::tcp_latency(TIME)),
+        Work::TcpLatency => timed(raw::tcp_latency(TIME)),
         Work::RingStream => own(ring::stream(TIME)),
-        Work::RingLatency => own(ring::latency(TIME)),
+        Work::RingLatency => timed(ring::latency(TIME)),
         Work::Rxe(_) => Err("only a guest has rxe".to_owned()),
     }
 }
@@ -37,22 +59,28 @@ pub(crate) fn once(line: &Line, messages: u64) -> Result<f64, String> {
 /// Messages for the first run of a line, of which nothing is known yet.
 pub(crate) fn first_guess(line: &Line) -> u64 {
     match line.unit {
-        Unit::Microseconds => 500,
-        _ => (32 << 20 >> line.size.ilog2()).clamp(64, 10_000),
+        Unit::Microseconds => 2000,
+        _ => (64 << 20 >> line.size.ilog2()).clamp(64, 20_000),
     }
 }
 
-/// Messages that take so long at the rate of `figure`.
-pub(crate) fn messages(line: &Line, figure: f64, time: Duration) -> u64 {
-    #[expect(clippy::cast_precision_loss, reason = "sizes are small")]
+/// Messages for the next run, which shall take `each`, after one of `messages` that took `wall` with starting and ending.
+///
+/// The figure says how many that are. But it may be a typical time of which others made most messages miss much, so it is
+/// believed in steps, and not at all after a run that took far too long.
+pub(crate) fn messages(line: &Line, figure: f64, (messages, wall): (u64, Duration), each: Duration) -> u64 {
+    #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+    let (size, messages) = (line.size as f64, messages as f64);
     let per_second = match line.unit {
         Unit::Microseconds => 1e6 / figure / 2.0,
-        Unit::GigabytesPerSecond => figure * 1e9 / line.size as f64,
+        Unit::GigabytesPerSecond => figure * 1e9 / size,
         Unit::MillionsPerSecond => figure * 1e6,
     };
+    let too_long = wall.as_secs_f64() / (each.as_secs_f64() * TOO_LONG);
+    let most = if too_long > 1.0 { messages / too_long } else { messages * STEP };
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped before")]
-    let messages = (per_second * time.as_secs_f64()).clamp(64.0, 5e6) as u64;
-    messages
+    let next = (per_second * each.as_secs_f64()).min(most).clamp(64.0, 5e6) as u64;
+    next
 }
 
 /// A port of its own for every pair: one that ended badly shall not meet the next.
@@ -61,7 +89,7 @@ pub(crate) fn port() -> u16 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-fn verbs(verbs: &Verbs, size: usize, unit: Unit, messages: u64) -> Result<f64, String> {
+fn verbs(verbs: &Verbs, size: usize, unit: Unit, messages: u64) -> Result<Sample, String> {
     let (port, place) = (port(), Place { envs: verbs.link.envs(), ..Place::default() });
     let args = format!("-x 0 -p {port} {}", arguments(verbs, size, messages));
     let output = run([&args, &format!("{args} 127.0.0.1")], verbs.tool, &place, port)?;
@@ -85,35 +113,44 @@ pub(crate) fn arguments(verbs: &Verbs, size: usize, messages: u64) -> String {
 }
 
 /// What a client of perftest found.
-pub(crate) fn figure(output: &str, size: usize, unit: Unit) -> Result<f64, String> {
+pub(crate) fn figure(output: &str, size: usize, unit: Unit) -> Result<Sample, String> {
     // Bandwidth: iterations, peak, average, million messages. Latency: iterations, least, largest, typical, average.
     let row = perftest::rows(output).pop().filter(|row| row.size == size as u64);
-    let column = if unit == Unit::GigabytesPerSecond { 2 } else { 3 };
-    let figure = row.and_then(|row| row.figures.get(column).copied()).filter(|figure| *figure > 0.0);
-    let scale = if unit == Unit::GigabytesPerSecond { MIB } else { 1.0 };
-    figure.map(|figure| figure * scale).ok_or_else(|| format!("no result:\n{output}"))
+    let sample = row.and_then(|row| {
+        let figure = |column: usize| row.figures.get(column).copied().filter(|figure| *figure > 0.0);
+        Some(match unit {
+            Unit::GigabytesPerSecond => Sample::from(figure(2)? * MIB),
+            Unit::MillionsPerSecond => Sample::from(figure(3)?),
+            Unit::Microseconds => Sample { figure: figure(3)?, average: figure(4) },
+        })
+    });
+    sample.ok_or_else(|| format!("no result:\n{output}"))
 }
 
-fn ucx(test: &str, tls: &str, size: usize, unit: Unit, messages: u64) -> Result<f64, String> {
+fn ucx(test: &str, tls: &str, size: usize, unit: Unit, messages: u64) -> Result<Sample, String> {
     let port = port();
     let args = format!("-t {test} -s {size} -n {messages} -w 100 -f -p {port}");
     let envs = [("UCX_TLS", tls), ("UCX_LOG_LEVEL", "error")];
     let place = Place { bare: true, envs: envs.map(|(a, b)| (a.to_owned(), b.to_owned())).into(), ..Place::default() };
     let output = run([&args, &format!("{args} 127.0.0.1")], "ucx_perftest", &place, port)?;
     // Messages; typical, average and overall time; average and overall MiB per second; average and overall messages.
-    let row = perftest::rows(&output).pop();
-    let figure = |column: usize| row.as_ref().and_then(|row| row.figures.get(column).copied());
-    let figure = if unit == Unit::Microseconds { figure(0) } else { figure(4).map(|figure| figure * MIB) };
-    figure.filter(|figure| *figure > 0.0).ok_or_else(|| format!("ucx_perftest gave no result:\n{output}"))
+    let sample = perftest::rows(&output).pop().and_then(|row| {
+        let figure = |column: usize| row.figures.get(column).copied().filter(|figure| *figure > 0.0);
+        Some(match unit {
+            Unit::Microseconds => Sample { figure: figure(0)?, average: figure(2) },
+            _ => Sample::from(figure(4)? * MIB),
+        })
+    });
+    sample.ok_or_else(|| format!("ucx_perftest gave no result:\n{output}"))
 }
 
-fn fabric(provider: &str, endpoint: &str, size: usize, unit: Unit, messages: u64) -> Result<f64, String> {
+fn fabric(provider: &str, endpoint: &str, size: usize, unit: Unit, messages: u64) -> Result<Sample, String> {
     let port = port();
     let args = format!("-p {provider} -e {endpoint} -I {messages} -S {size}");
     let place = Place { bare: true, ..Place::default() };
     let output =
         run([&format!("{args} -B {port}"), &format!("{args} -P {port} 127.0.0.1")], "fi_pingpong", &place, port)?;
-    // The last line ends with MB per second, microseconds and million messages, all one way.
+    // The last line ends with MB per second, microseconds and million messages, all one way and on average.
     let words: Vec<f64> = output
         .lines()
         .rfind(|line| line.contains('='))
@@ -124,14 +161,18 @@ fn fabric(provider: &str, endpoint: &str, size: usize, unit: Unit, messages: u64
         ([.., megabytes, _, _], _) => Some(megabytes / 1e3),
         _ => None,
     };
-    figure.filter(|figure| *figure > 0.0).ok_or_else(|| format!("fi_pingpong gave no result:\n{output}"))
+    figure
+        .filter(|figure| *figure > 0.0)
+        .map(Sample::from)
+        .ok_or_else(|| format!("fi_pingpong gave no result:\n{output}"))
 }
 
 /// Runs a server and a client; what the client printed. Both must end well.
 fn run([server, client]: [&str; 2], name: &str, place: &Place, port: u16) -> Result<String, String> {
     let program =
         |args: &str| Program { name: name.to_owned(), args: args.split_whitespace().map(str::to_owned).collect() };
-    let programs = [(&program(server), place), (&program(client), place)];
+    let at = |end| Place { prefix: pin::prefix(end), ..place.clone() };
+    let programs = [(&program(server), &at(End::Server)), (&program(client), &at(End::Client))];
     let ends = pair::run_pair_at(programs, &port.to_string(), || pair::listens(port), LIMIT);
     let [server, client] = ends.map_err(|e| e.to_string())?;
     if server.ok && client.ok {

@@ -8,6 +8,7 @@
 use crate::peer::{Peer, say};
 use crate::raw::{gigabytes_per_second, would_block};
 use crate::sys;
+use crate::work::Sample;
 use roxe_wire::{
     Aeth, Bth, Gid, Header, Kind, Msn, NetHeader, Packet, Psn, Qpn, RKey, Request, Response, Reth, Syndrome, icrc,
 };
@@ -45,7 +46,7 @@ pub(crate) fn stream(size: usize, mtu: usize, time: Duration) -> io::Result<f64>
 }
 
 /// Half the median time from posting a message of 8 bytes to its acknowledgement, microseconds.
-pub(crate) fn latency(time: Duration) -> io::Result<f64> {
+pub(crate) fn latency(time: Duration) -> io::Result<Sample> {
     let peer = Peer::start(&["write-sink", "8"])?;
     let mut writer = Writer::new(peer.port, 4096)?;
     crate::raw::half_round_trip(time, 1, || {
