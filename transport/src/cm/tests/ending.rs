@@ -171,7 +171,7 @@ fn who_knows_the_end_is_told_nothing_when_the_process_ends() {
     let lookup = node.call(|cm, cx| cm.resolve(cx, &Resolve::new(route(), SERVICE))).unwrap();
     assert_eq!((node.names(), node.cm.all().count()), (vec!["SIDR_REQ"], 3));
     for _ in 0..3 {
-        [id, asked, lookup].map(|id| node.call(|cm, cx| cm.part(cx, id)));
+        [id, asked, lookup].into_iter().for_each(|id| node.call(|cm, cx| cm.part(cx, id)));
     }
     assert_eq!(node.names(), ["REJ"], "to who asked, once");
     assert_eq!((node.state(id), node.cm.len()), (State::TimeWait, 1));
