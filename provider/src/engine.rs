@@ -11,6 +11,7 @@ mod groups;
 mod gsi;
 mod letters;
 pub(crate) mod parting;
+mod piggyback;
 #[allow(unsafe_code)]
 mod poller;
 mod rx;
@@ -93,6 +94,8 @@ pub(crate) struct Engine {
     retry_at: AtomicU64,
     /// When to write the counters to their files, nanoseconds.
     tell_at: AtomicU64,
+    /// When an acknowledgement that waits for the program's next packet leaves without it, nanoseconds.
+    ack_at: AtomicU64,
     /// For other processes, to be sent by whoever receives next.
     letters: Letters,
     /// Connection management.
@@ -148,6 +151,7 @@ impl Engine {
             tap,
             retry_at: AtomicU64::new(NEVER),
             tell_at: AtomicU64::new(NEVER),
+            ack_at: AtomicU64::new(NEVER),
             letters: Letters::default(),
             agent: Agent::default(),
         }
@@ -229,6 +233,7 @@ impl Engine {
         }
         let mut rounds = 0..DRAIN_ROUNDS;
         while rounds.next().is_some() && self.receive(&mut rx, true, clock::now()) {}
+        self.end_waiting(rx.state(), Instant(u64::MAX), clock::now());
         drop(rx);
         self.run_cm();
     }
@@ -382,7 +387,7 @@ impl Engine {
     fn next_deadline(&self) -> Option<Instant> {
         let held = self.tap().and_then(|tap| tap.delayed.next());
         let others = self.steering_deadline().into_iter().chain(instant(&self.retry_at)).chain(held);
-        let others = others.chain(instant(&self.tell_at));
+        let others = others.chain(instant(&self.tell_at)).chain(instant(&self.ack_at));
         self.timers.next().into_iter().chain(others).min()
     }
 

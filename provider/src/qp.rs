@@ -3,6 +3,7 @@
 //! [`Qp`] is what programs hold, [`QpCore`] what the engine finds by number.
 
 mod core;
+mod rhythm;
 
 pub(crate) use self::core::{QpCore, Report, header_of};
 
@@ -390,7 +391,8 @@ impl SendGuard<'_> {
 impl Drop for SendGuard<'_> {
     fn drop(&mut self) {
         let now = clock::now();
-        if let Some(inner) = self.inner.take() {
+        if let Some(mut inner) = self.inner.take() {
+            inner.rhythm.on_post(now);
             self.core.finish(inner, now);
         }
         self.core.engine().leave_after_send(now);

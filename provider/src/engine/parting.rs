@@ -5,6 +5,7 @@
 
 use super::{DRAIN_ROUNDS, Engine, clock};
 use crate::fork;
+use roxe_transport::time::Instant;
 use std::thread;
 use std::time::Duration;
 
@@ -34,6 +35,7 @@ impl Engine {
         while let Some(mut rx) = self.rx.try_lock_for(LOCK_LIMIT) {
             let mut rounds = 0..DRAIN_ROUNDS;
             while rounds.next().is_some() && self.receive(&mut rx, true, clock::now()) {}
+            self.end_waiting(rx.state(), Instant(u64::MAX), clock::now());
             let waits = !rx.state().strays.is_empty();
             drop(rx);
             self.run_cm();

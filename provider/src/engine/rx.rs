@@ -9,6 +9,7 @@ use super::Engine;
 use super::frames::FrameSide;
 use super::groups::Group;
 use super::gsi::Unclaimed;
+use super::piggyback::Waiting;
 use super::strays::{Fate, Strays};
 use super::table::Lookup;
 use super::tx::peek_qpn;
@@ -87,6 +88,7 @@ pub(super) struct RxState {
     /// Visits for which the mailboxes are looked at every time.
     mail_visits: u32,
     touched: Vec<Touched>,
+    pub(super) waiting: Option<Waiting>,
     pub(super) ident: IdentGuess,
     visits: u32,
     /// Whether the last visit found something.
@@ -186,6 +188,7 @@ impl Engine {
             found |= self.release_held(tap, state, now, now);
         }
         self.finish_batch(state, now);
+        self.end_waiting(state, now, now);
         self.retry_later(state, now);
         state.busy = found;
         found
@@ -386,7 +389,7 @@ impl Engine {
         let mut touched = std::mem::take(&mut state.touched);
         for Touched { qp, report } in touched.drain(..) {
             if report.has_work {
-                qp.serve(now);
+                self.serve_or_wait(&mut state.waiting, &qp, now);
             }
             qp.announce(report);
         }

@@ -135,6 +135,7 @@ impl Engine {
         self.publish(&self.steer_at, None);
         self.publish(&self.retry_at, None);
         self.publish(&self.tell_at, None);
+        self.publish(&self.ack_at, None);
     }
 
     /// In the child of a fork: gives up what belongs to the parent. The next opening of the device starts the thread again,

@@ -7,6 +7,7 @@ mod errands;
 mod frames;
 
 use super::QpInit;
+use super::rhythm::Rhythm;
 use crate::cq::Cq;
 use crate::device::Context;
 use crate::engine::{Batch, Engine, Run, RxTools, clock};
@@ -74,6 +75,8 @@ pub(super) struct Inner {
     link: Option<Arc<UdpLink>>,
     /// The link of raw packets.
     pub(super) frames: Option<FrameSender>,
+    /// How quickly the program answers its peer.
+    pub(super) rhythm: Rhythm,
     /// The deadline registered with the engine.
     registered: Option<Instant>,
     /// Destroyed, or inherited by the child of a fork.
@@ -134,6 +137,7 @@ impl QpCore {
                 parking: Parking::default(),
                 link: None,
                 frames: None,
+                rhythm: Rhythm::default(),
                 registered: None,
                 is_cut_off: false,
             }),
@@ -295,6 +299,26 @@ impl QpCore {
     /// Sends what there is to send.
     pub(crate) fn serve(&self, now: Instant) {
         self.visit(now, |_, _| {});
+    }
+
+    /// The same after packets came; but a lone acknowledgement may wait for what the program is about to send. Returns until
+    /// when, if it does.
+    pub(crate) fn serve_or_wait(&self, now: Instant) -> Option<Instant> {
+        let mut inner = self.inner.lock();
+        let until = if inner.machine.owes_only_ack() { inner.rhythm.on_request(now) } else { None };
+        if until.is_none() {
+            self.finish(inner, now);
+        }
+        until
+    }
+
+    /// An acknowledgement has waited long enough; if the program has taken it along, this does nothing.
+    pub(crate) fn end_waiting(&self, now: Instant) {
+        let mut inner = self.inner.lock();
+        if inner.machine.has_work() {
+            inner.rhythm.on_silence();
+            self.finish(inner, now);
+        }
     }
 
     /// The same for a queue pair that waited for room.

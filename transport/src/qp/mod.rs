@@ -142,6 +142,8 @@ pub struct Qp {
     responder: Responder,
     /// Work was posted in a state that flushes it; the next `poll_transmit` does.
     flush_due: bool,
+    /// The acknowledgement has let one batch of requests go first.
+    ack_has_waited: bool,
 }
 
 impl Qp {
@@ -152,6 +154,7 @@ impl Qp {
             responder: Responder::new(&config),
             shared: Shared::new(config),
             flush_due: false,
+            ack_has_waited: false,
         }
     }
 
@@ -368,7 +371,9 @@ impl Qp {
         self.settle(host);
     }
 
-    /// Writes into `tx` what may be sent now, answers to the peer first.
+    /// Writes into `tx` what may be sent now, answers to the peer first. A lone acknowledgement lets one batch of requests
+    /// go before it: it is shorter than they are, and a host that sends runs of packets whose last may be shorter then
+    /// sends both at once.
     ///
     /// When [`crate::cx::FlowControl::reserve`] refuses, the QP stops and [`TxState::Drained`] is returned; the host calls
     /// again when there is room.
@@ -377,15 +382,38 @@ impl Qp {
         if self.shared.congestion.is_notice_due() && self.notify(tx) == TxState::BatchFull {
             return TxState::BatchFull;
         }
-        // clause: RNR-OTHERS-GO-ON
-        if self.responder.poll_transmit(&mut self.shared, host, tx) == TxState::BatchFull {
-            self.settle(host);
-            return TxState::BatchFull;
+        // clause: ACK-BEHIND-REQUESTS
+        let ack_waits = !core::mem::take(&mut self.ack_has_waited) && self.responder.owes_only_ack();
+        if ack_waits {
+            self.ack_has_waited = self.send_requests(host, tx) == TxState::BatchFull;
+            return if self.ack_has_waited { TxState::BatchFull } else { self.send_answers(host, tx) };
         }
+        // clause: RNR-OTHERS-GO-ON
+        match self.send_answers(host, tx) {
+            TxState::BatchFull => TxState::BatchFull,
+            TxState::Drained => self.send_requests(host, tx),
+        }
+    }
+
+    fn send_answers<H: Host, T: TxBatch>(&mut self, host: &mut H, tx: &mut T) -> TxState {
+        let state = self.responder.poll_transmit(&mut self.shared, host, tx);
         self.settle(host);
+        state
+    }
+
+    fn send_requests<H: Host, T: TxBatch>(&mut self, host: &mut H, tx: &mut T) -> TxState {
         let state = self.requester.poll_transmit(&mut self.shared, host, tx);
         self.settle(host);
         state
+    }
+
+    /// Whether all there is to send is an acknowledgement. It may wait a little for a request to travel with: nothing depends
+    /// on it but the patience of the peer.
+    pub fn owes_only_ack(&self) -> bool {
+        self.responder.owes_only_ack()
+            && !self.flush_due
+            && !self.shared.congestion.is_notice_due()
+            && !self.requester.has_work(&self.shared)
     }
 
     /// Whether [`Qp::poll_transmit`] would do anything, given room at the peer: a QP that was refused by
@@ -461,7 +489,7 @@ impl Qp {
         self.shared = Shared::new(self.shared.config);
         self.requester.on_reset();
         self.responder.on_reset();
-        self.flush_due = false;
+        (self.flush_due, self.ack_has_waited) = (false, false);
     }
 
     /// Enters the state that a role asked for, and waits for nothing that is done.

@@ -83,6 +83,11 @@ impl Replies {
         self.ack || self.nak.is_some() || self.bounded.is_some() || self.ring.is_due()
     }
 
+    /// Whether all that is owed is an acknowledgement, which nothing depends on but the patience of the peer.
+    pub(crate) fn is_only_ack(&self) -> bool {
+        self.ack && self.nak.is_none() && self.bounded.is_none() && !self.ring.is_due()
+    }
+
     /// An executed SEND or WRITE asked for an acknowledgement.
     pub(crate) fn acknowledge(&mut self) {
         self.ack = true;

@@ -143,6 +143,11 @@ impl Responder {
         self.replies.is_due()
     }
 
+    /// Whether all that the peer is owed is an acknowledgement.
+    pub(crate) fn owes_only_ack(&self) -> bool {
+        self.replies.is_only_ack()
+    }
+
     /// Whether an answer may leave now.
     pub(crate) fn may_answer(&self, sh: &Shared) -> bool {
         self.replies.is_due() && !(sh.congestion.is_pausing() && self.replies.next_is_data(self.progress.e_psn))

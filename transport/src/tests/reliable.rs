@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::wr::{WcExtra, WcOpcode};
-use roxe_wire::{Aeth, PathMtu, RKey, Syndrome};
+use roxe_wire::{Aeth, PathMtu, RKey, Reth, Syndrome};
 
 fn pair_of(path_mtu: PathMtu) -> Pair {
     Pair::new(Setup { path_mtu, log: false, ..Setup::default() })
@@ -438,5 +438,30 @@ fn a_shared_receive_queue_serves_in_order_and_raises_its_limit_once() {
     assert_eq!((p.end(B).host.srq.limit_events, p.end(B).host.srq.len()), (1, 0));
     for id in 0..4 {
         assert_eq!(bytes(&p, B, dst)[1000 * id..1000 * id + 600], bytes(&p, A, src)[..]);
+    }
+}
+
+/// What one visit of B sends that has been sent a request and has `posted` writes of one packet to send.
+fn order_at_b(batch: usize, posted: u32) -> Vec<Kind> {
+    let mut p = alone(B, Setup { batch, ..Setup::default() });
+    let (mr, src) = (blank(&mut p, B, 64), filled(&mut p, B, 64));
+    let reth = Reth { va: mr.addr, rkey: mr.rkey(), dma_len: 4 };
+    p.inject(B, &request(B, 100, Request::WriteOnly(reth, None)), b"abcd");
+    for n in 0..posted {
+        post(&mut p, B, n.into(), write_to(mr), &[src.sge(0, 8)]);
+    }
+    p.transmit(B);
+    sent(&p, B).into_iter().map(|(kind, _)| kind).collect()
+}
+
+/// One shorter packet behind equal ones travels with them; what a peer waits for must not wait for all we have.
+// clause: ACK-BEHIND-REQUESTS
+#[test]
+fn a_lone_acknowledgement_lets_one_batch_of_requests_go_first() {
+    let is_ack = |kind: &Kind| matches!(kind, Kind::RcResponse(Response::Ack(_)));
+    for (batch, posted, place) in [(64, 0, 0), (64, 1, 1), (64, 5, 5), (4, 3, 3), (4, 4, 4), (4, 10, 4)] {
+        let kinds = order_at_b(batch, posted);
+        assert_eq!(kinds.iter().position(is_ack), Some(place), "{posted} requests in batches of {batch}");
+        assert_eq!(kinds.len() as u32, posted + 1);
     }
 }

@@ -495,3 +495,40 @@ fn devices_are_found_by_name() {
     let error = devices.by_name("mlx5_0").unwrap_err().to_string();
     assert!(error.contains("mlx5_0") && error.contains("roxe0"), "{error}");
 }
+
+/// A ping-pong of empty messages until both ends know that every message is answered at once.
+fn settle(alice: &End, bob: &End) {
+    for _ in 0..100 {
+        for (from, to) in [(alice, bob), (bob, alice)] {
+            to.qp.post_recv(1, &[]).unwrap();
+            from.qp.post_send(&WorkRequest::send(&[])).unwrap();
+            to.done();
+        }
+    }
+}
+
+/// The acknowledgement of a message may wait for its answer; it comes all the same when there is none. No retransmission
+/// asks for it: the timeout of the queue pairs is off.
+// clause: ACK-BEHIND-REQUESTS
+#[test]
+fn what_always_was_answered_and_is_not_any_more_is_acknowledged() {
+    let pd = Context::open_first().unwrap().alloc_pd().unwrap();
+    let end = || {
+        let cq = pd.context().create_cq(128).unwrap();
+        let qp = pd.create_qp(&cq, &cq).timeout(0).build().unwrap();
+        End { qp, cq, region: pd.alloc_mr(4096, REMOTE).unwrap() }
+    };
+    for is_destroyed in [false, true] {
+        let (alice, bob) = (end(), end());
+        alice.qp.connect(&bob.qp.endpoint()).unwrap();
+        bob.qp.connect(&alice.qp.endpoint()).unwrap();
+        settle(&alice, &bob);
+        bob.qp.post_recv(2, &[]).unwrap();
+        alice.qp.post_send(&WorkRequest::send(&[]).wr_id(3).signaled()).unwrap();
+        assert_eq!(bob.done().wr_id(), 2);
+        if is_destroyed {
+            drop(bob);
+        }
+        assert_eq!(alice.done().wr_id(), 3);
+    }
+}

@@ -1,0 +1,38 @@
+//! Acknowledgements that wait a little for the program's own next packet to travel with it.
+//!
+//! One at a time, under the receive lock: where several queue pairs are busy, waiting gains little. `qp/rhythm.rs` says
+//! which may wait and how long.
+
+use super::Engine;
+use super::rx::RxState;
+use crate::qp::QpCore;
+use roxe_transport::time::Instant;
+use std::sync::Arc;
+
+/// A queue pair whose acknowledgement waits.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    qp: Arc<QpCore>,
+    until: Instant,
+}
+
+impl Engine {
+    /// Lets a queue pair answer that packets have touched, or keeps its answer for its next packet.
+    pub(super) fn serve_or_wait(&self, waiting: &mut Option<Waiting>, qp: &Arc<QpCore>, now: Instant) {
+        let Some(until) = qp.serve_or_wait(now) else { return };
+        let next = Waiting { qp: Arc::clone(qp), until };
+        if let Some(before) = waiting.replace(next).filter(|before| !Arc::ptr_eq(&before.qp, qp)) {
+            before.qp.end_waiting(now);
+        }
+        self.publish(&self.ack_at, Some(until));
+    }
+
+    /// Sends an acknowledgement that has waited until `by`, if the program has not sent it along.
+    #[inline]
+    pub(super) fn end_waiting(&self, state: &mut RxState, by: Instant, now: Instant) {
+        if let Some(ended) = state.waiting.take_if(|waiting| waiting.until <= by) {
+            self.publish(&self.ack_at, None);
+            ended.qp.end_waiting(now);
+        }
+    }
+}
