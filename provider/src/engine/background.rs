@@ -5,7 +5,7 @@
 //! that waits for its memory to change instead of polling would never see a packet. So it *watches*: each time it wakes
 //! it looks whether a thread of the program is inside the engine right now. If so, one point is taken from the score; if
 //! not, and there was something to receive, two points are added. At zero points it mutes the sockets and only looks
-//! again every [`TICK`]. A busy poller is inside nearly always, so the score goes to zero; one that waits on memory is
+//! again after a tick. A busy poller is inside nearly always, so the score goes to zero; one that waits on memory is
 //! outside when its packets come, so it stays up. Arming a completion queue fills the score: the program is about to
 //! sleep.
 
@@ -17,8 +17,10 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::R
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// How often a muted thread looks whether the program still polls.
+/// How often a muted thread looks whether the program still polls, after it always did.
 const TICK: Duration = Duration::from_millis(1);
+/// The first look after muting comes so soon; each that finds the program polling doubles the time to the next.
+const FIRST_TICK: Duration = Duration::from_micros(62);
 /// How long it watches for a thread of the program, which leaves the engine for some nanoseconds between two polls.
 const WATCH: Duration = Duration::from_micros(1);
 /// Score: what a served and an unneeded wake-up change, and its maximum.
@@ -27,13 +29,17 @@ const UNNEEDED: i32 = 1;
 const FULL: i32 = 32;
 /// A look, with what it found, that takes longer than this was interrupted by somebody else's turn.
 const CROWDED: Duration = Duration::from_micros(500);
+/// After that the thread goes to sleep without looking around for so many rounds, and for twice as many each time it
+/// happens again.
+const CROWDED_ROUNDS: u32 = 16;
+const MAX_CROWDED_ROUNDS: u32 = 4096;
 /// A program that polls more often than this after arming is not waiting for the event.
 const POLLS_AFTER_ARMING: u32 = 4;
 /// The thread is awake, or will look soon of its own accord.
 const AWAKE: u64 = 0;
 
 /// What threads of the program and the background thread tell each other. All of it is advice, but for `sleeps_until`.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Presence {
     /// When a thread of the program last came in, nanoseconds.
     last_poll: AtomicU64,
@@ -44,6 +50,20 @@ pub(super) struct Presence {
     muted: AtomicBool,
     /// The deadline that the sleeping thread will wake up for; [`AWAKE`] if there is nothing to tell it.
     sleeps_until: AtomicU64,
+}
+
+impl Default for Presence {
+    /// Nobody is there, and nobody waits for an event.
+    fn default() -> Self {
+        Self {
+            last_poll: AtomicU64::new(0),
+            inside: AtomicBool::new(false),
+            polls_since_arming: AtomicU32::new(u32::MAX),
+            score: AtomicI32::new(0),
+            muted: AtomicBool::new(false),
+            sleeps_until: AtomicU64::new(AWAKE),
+        }
+    }
 }
 
 impl Presence {
@@ -107,18 +127,55 @@ impl Presence {
     }
 }
 
+/// What the thread has learnt.
+#[derive(Debug, Default)]
+struct Experience {
+    /// Looks in a row that found the program polling since the thread was muted.
+    muted_looks: u32,
+    /// Rounds that still end without spinning, and how many there will be the next time.
+    hasty_rounds: u32,
+    penalty: u32,
+}
+
+impl Experience {
+    /// How long the thread stays muted until its next look.
+    fn next_tick(&mut self) -> Duration {
+        let looks = self.muted_looks;
+        self.muted_looks = looks.saturating_add(1);
+        FIRST_TICK.saturating_mul(1 << looks.min(8)).min(TICK)
+    }
+
+    /// Whether to keep looking for a while after this round, for a program that waits for its memory to change.
+    fn may_spin(&mut self) -> bool {
+        let may = self.hasty_rounds == 0;
+        self.hasty_rounds = self.hasty_rounds.saturating_sub(1);
+        may
+    }
+
+    /// Somebody else wanted the processor while the thread was spinning.
+    fn note_crowd(&mut self) {
+        self.penalty = (self.penalty * 2).clamp(CROWDED_ROUNDS, MAX_CROWDED_ROUNDS);
+        self.hasty_rounds = self.penalty;
+    }
+
+    /// Spinning was of use.
+    fn note_find(&mut self) {
+        self.penalty = 0;
+    }
+}
+
 /// How the thread sleeps next.
 struct Sleep {
     watch: Watch,
     until: Option<Instant>,
     now: Instant,
-    longest: Option<Duration>,
 }
 
 impl Sleep {
-    /// Until the next tick, undisturbed by packets.
-    fn muted(until: Option<Instant>, now: Instant) -> Self {
-        Self { watch: Watch::Quiet, until, now, longest: Some(TICK) }
+    /// For `tick` at most, undisturbed by packets.
+    fn muted(until: Option<Instant>, now: Instant, tick: Duration) -> Self {
+        let until = until.into_iter().chain([now.after(tick)]).min();
+        Self { watch: Watch::Quiet, until, now }
     }
 }
 
@@ -127,27 +184,27 @@ pub(super) fn run(engine: &Weak<Engine>, poller: &Arc<Poller>) {
     poller::prefer_short_slices();
     // The buffer of this thread exists from now on, not from its first packet on.
     Batch::put_back(Batch::take());
-    let mut has_news = false;
+    let (mut has_news, mut experience) = (false, Experience::default());
     while let Some(engine) = engine.upgrade() {
         let awake = || {
             if has_news {
                 engine.follow_interface();
             }
-            engine.round()
+            engine.round(&mut experience)
         };
         let sleep = catch_unwind(AssertUnwindSafe(awake)).unwrap_or_else(|_| {
             // A bug of ours must not silence the device; the packet that met it is lost.
             engine.counters().panics.add(1);
-            Sleep::muted(None, clock::now())
+            Sleep::muted(None, clock::now(), TICK)
         });
         drop(engine);
-        has_news = poller.sleep(sleep.watch, sleep.until, sleep.now, sleep.longest);
+        has_news = poller.sleep(sleep.watch, sleep.until, sleep.now);
     }
 }
 
 impl Engine {
     /// One awakening: serve what there is, unless the program does it, and decide how to sleep.
-    fn round(&self) -> Sleep {
+    fn round(&self, experience: &mut Experience) -> Sleep {
         let presence = &self.presence;
         presence.sleeps_until.store(AWAKE, Relaxed);
         let now = clock::now();
@@ -159,7 +216,7 @@ impl Engine {
                 presence.muted.store(true, SeqCst);
                 // Whoever arms now finds `muted` and wakes us; whoever armed just before has filled the score.
                 if presence.score.load(SeqCst) == 0 {
-                    return Sleep::muted(self.steering_deadline(), now);
+                    return Sleep::muted(self.steering_deadline(), now, experience.next_tick());
                 }
             }
         } else {
@@ -167,11 +224,12 @@ impl Engine {
             if found && polled_recently {
                 presence.add_score(SERVED);
             }
-            if found && (!polled_recently || presence.waits_for_event()) {
-                self.spin();
+            if found && (presence.waits_for_event() || !polled_recently && experience.may_spin()) {
+                self.spin(experience);
             }
         }
         presence.muted.store(false, SeqCst);
+        experience.muted_looks = 0;
         self.plan_sleep()
     }
 
@@ -185,9 +243,9 @@ impl Engine {
     }
 
     /// Keeps looking for a while: a peer that is about to answer must not pay for waking us. Gives the processor to
-    /// whoever wants it after every look; if somebody does, sleeping is better: who wakes up goes first, who only waits
-    /// for his turn does not.
-    fn spin(&self) {
+    /// whoever wants it after every look; if somebody does, sleeping is better, the next times as well: who wakes up goes
+    /// first, who only waits for his turn does not, and who yields has less of it later.
+    fn spin(&self, experience: &mut Experience) {
         let patience = Duration::from_micros(self.config.spin_us.into());
         let mut last_found = clock::now();
         let mut last_look = last_found;
@@ -196,11 +254,12 @@ impl Engine {
             std::thread::yield_now();
             let now = clock::now();
             if now.since(last_look) >= CROWDED {
-                return;
+                return experience.note_crowd();
             }
             last_look = now;
             if self.serve(now) {
                 last_found = now;
+                experience.note_find();
             }
             self.tell_counters(now);
             let taken_over = self.presence.last_poll.load(Relaxed) != seen && !self.presence.waits_for_event();
@@ -218,7 +277,7 @@ impl Engine {
             let until = self.next_deadline();
             self.presence.sleeps_until.store(until.map_or(u64::MAX, |until| until.0), SeqCst);
             if self.next_deadline() == until {
-                return Sleep { watch: Watch::All, until, now: clock::now(), longest: None };
+                return Sleep { watch: Watch::All, until, now: clock::now() };
             }
         }
     }
@@ -250,6 +309,29 @@ mod tests {
         assert!(presence.waits_for_event());
         (0..=POLLS_AFTER_ARMING).for_each(|_| presence.enter(Instant(1)));
         assert!(!presence.waits_for_event());
+    }
+
+    #[test]
+    fn ticks_grow_while_the_program_polls() {
+        let mut experience = Experience::default();
+        let ticks: Vec<Duration> = (0..20).map(|_| experience.next_tick()).collect();
+        assert_eq!((ticks[0], ticks[1], ticks[19]), (FIRST_TICK, 2 * FIRST_TICK, TICK));
+        assert!(ticks.is_sorted());
+    }
+
+    #[test]
+    fn who_was_in_the_way_spins_less_and_less_until_it_pays() {
+        let mut experience = Experience::default();
+        assert!(experience.may_spin());
+        for rounds in [CROWDED_ROUNDS, 2 * CROWDED_ROUNDS, 4 * CROWDED_ROUNDS] {
+            experience.note_crowd();
+            assert_eq!((0..).take_while(|_| !experience.may_spin()).count() as u32, rounds);
+        }
+        experience.note_find();
+        experience.note_crowd();
+        assert_eq!(experience.hasty_rounds, CROWDED_ROUNDS);
+        (0..40).for_each(|_| experience.note_crowd());
+        assert_eq!(experience.hasty_rounds, MAX_CROWDED_ROUNDS);
     }
 
     #[test]
