@@ -37,6 +37,20 @@ pub(crate) fn read(addr: u64, out: &mut [u8]) -> Result<(), Fault> {
     arch::read(addr, out)
 }
 
+/// Copies `out.len()` bytes at `addr` of the application and sums them up on the way where the processor can do both as
+/// fast as one of them: the sum of the first bytes, if so.
+#[inline]
+pub(crate) fn read_summed(addr: u64, out: &mut [u8]) -> Result<Option<Sum>, Fault> {
+    arch::read_summed(addr, out)
+}
+
+/// The sum of the first `blocks` times [`roxe_wire::icrc::BLOCK`] bytes of a copy, as [`roxe_wire::icrc::remainder`] has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sum {
+    pub(crate) blocks: u8,
+    pub(crate) remainder: u32,
+}
+
 /// Copies `data` to `addr` of the application, in increasing order. The bytes in the last aligned 8-byte word land
 /// last, each naturally aligned integer at the very end with one store, because programs wait for them to change.
 #[inline]

@@ -10,6 +10,7 @@ pub(crate) use errands::MAX_FETCH;
 use crate::cq::Cq;
 use crate::engine::Engine;
 use crate::flow::{Flow, Key, STALL};
+use crate::guard::Sum;
 use crate::mr::{MemoryTable, Reach};
 use crate::net::slot::Slot;
 use crate::qp::{QpCore, Report};
@@ -87,6 +88,15 @@ impl Path {
     }
 }
 
+/// A payload that was summed up while it was copied into a packet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Copied {
+    /// The address it was copied to.
+    pub(crate) to: usize,
+    /// The sum of its first bytes.
+    pub(crate) sum: Sum,
+}
+
 /// The surroundings of one queue pair during one visit.
 #[derive(Debug)]
 pub(crate) struct QpHost<'a> {
@@ -98,12 +108,31 @@ pub(crate) struct QpHost<'a> {
     selected: Option<Arc<Srq>>,
     /// Or the process that may have it.
     elsewhere: Option<Slot>,
+    /// What was summed up on its way into packets; `None`: nobody wants to know.
+    copied: Option<Vec<Copied>>,
 }
 
 impl<'a> QpHost<'a> {
     /// For one visit to `qp` at `now`.
     pub(crate) fn new(qp: &'a QpCore, path: &'a mut Path, now: Instant) -> Self {
-        Self { qp, path, now, report: Report::default(), selected: None, elsewhere: None }
+        Self { qp, path, now, report: Report::default(), selected: None, elsewhere: None, copied: None }
+    }
+
+    /// From now on payloads are summed up on their way into packets, and `copied` says which: one pass over the data instead
+    /// of two, where the processor can.
+    pub(crate) fn sum_into(&mut self, copied: Vec<Copied>) {
+        self.copied = Some(copied);
+    }
+
+    /// Which payloads were summed up, if they were to be.
+    pub(crate) fn take_copied(&mut self) -> Option<Vec<Copied>> {
+        self.copied.take()
+    }
+
+    fn note_copy(&mut self, to: usize, sum: Option<Sum>) {
+        if let (Some(copied), Some(sum)) = (&mut self.copied, sum) {
+            copied.push(Copied { to, sum });
+        }
     }
 
     /// What is to be done once the lock is dropped.
@@ -151,7 +180,12 @@ impl<'a> QpHost<'a> {
 impl Memory for QpHost<'_> {
     fn gather(&mut self, sges: &[Sge], offset: u32, out: &mut [u8]) -> Result<(), MemError> {
         let (memory, own) = self.memory();
-        memory.gather(own.pd, sges, offset, out)
+        if self.copied.is_none() {
+            return memory.gather(own.pd, sges, offset, out);
+        }
+        let sum = memory.gather_summed(own.pd, sges, offset, out)?;
+        self.note_copy(out.as_ptr().addr(), sum);
+        Ok(())
     }
 
     fn scatter(&mut self, side: Side, sges: &[Sge], offset: u32, data: &[u8]) -> Result<(), MemError> {
@@ -178,7 +212,12 @@ impl Memory for QpHost<'_> {
             return self.read_fetched(va, out);
         }
         let (memory, reach) = self.memory();
-        memory.read_remote(reach, rkey, va, out)
+        if self.copied.is_none() {
+            return memory.read_remote(reach, rkey, va, out);
+        }
+        let sum = memory.read_remote_summed(reach, rkey, va, out)?;
+        self.note_copy(out.as_ptr().addr(), sum);
+        Ok(())
     }
 
     fn write_remote(&mut self, rkey: RKey, va: u64, data: &[u8]) -> Result<(), MemError> {

@@ -5,7 +5,7 @@
 //! [`crate::guard`] only.
 
 use crate::error::Error;
-use crate::guard::{self, Fault};
+use crate::guard::{self, Fault, Sum};
 use crate::limits::MAX_MR;
 use crate::pd::PdId;
 use crate::table::Slots;
@@ -76,6 +76,13 @@ impl From<PdId> for Reach {
     }
 }
 
+/// Copies out of memory of the application, and sums up on the way or not.
+type Copier = fn(u64, &mut [u8]) -> Result<Option<Sum>, Fault>;
+
+fn plain_copy(addr: u64, out: &mut [u8]) -> Result<Option<Sum>, Fault> {
+    guard::read(addr, out).map(|()| None)
+}
+
 impl Region {
     /// Where `len` bytes at `va` are, if the region holds them and grants `access` to lists of `pd`.
     #[inline]
@@ -100,15 +107,15 @@ impl Region {
         if granted { self.locate(va, len, access) } else { Err(MemError::WrongDomain) }
     }
 
-    /// Copies out for a list of `pd`.
+    /// Copies out for a list of `pd`, and says the sum if the copy found it.
     #[inline]
-    fn read(&self, pd: PdId, va: u64, out: &mut [u8]) -> Result<(), MemError> {
+    fn read(&self, pd: PdId, va: u64, out: &mut [u8], copy: Copier) -> Result<Option<Sum>, MemError> {
         // clause: KEY-NULL
         if self.users == Users::Null(pd) {
             out.fill(0);
-            return Ok(());
+            return Ok(None);
         }
-        Ok(guard::read(self.resolve(pd, va, out.len() as u64, Access::empty())?, out)?)
+        Ok(copy(self.resolve(pd, va, out.len() as u64, Access::empty())?, out)?)
     }
 
     /// Copies in for a list of `pd`.
@@ -160,11 +167,38 @@ impl MemoryTable {
 
     /// Copies out of the list `sges`, from `offset` bytes into it.
     pub(crate) fn gather(&self, pd: PdId, sges: &[Sge], offset: u32, out: &mut [u8]) -> Result<(), MemError> {
-        let regions = self.regions.read();
+        self.gather_by(plain_copy, pd, sges, offset, out).map(drop)
+    }
+
+    /// The same, with the sum of the first bytes if the copy finds it on the way.
+    pub(crate) fn gather_summed(
+        &self,
+        pd: PdId,
+        sges: &[Sge],
+        offset: u32,
+        out: &mut [u8],
+    ) -> Result<Option<Sum>, MemError> {
+        self.gather_by(guard::read_summed, pd, sges, offset, out)
+    }
+
+    fn gather_by(
+        &self,
+        copy: Copier,
+        pd: PdId,
+        sges: &[Sge],
+        offset: u32,
+        out: &mut [u8],
+    ) -> Result<Option<Sum>, MemError> {
+        let (regions, mut sum) = (self.regions.read(), None);
         walk(sges, offset, out.len(), |sge, part| {
+            let is_first = part.start == 0;
             let out = out.get_mut(part).ok_or(MemError::Range)?;
-            find(&regions, sge.lkey.0)?.read(pd, sge.addr, out)
-        })
+            let copy = if is_first { copy } else { plain_copy };
+            let found = find(&regions, sge.lkey.0)?.read(pd, sge.addr, out, copy)?;
+            sum = sum.or(found);
+            Ok(())
+        })?;
+        Ok(sum)
     }
 
     /// Copies into the list `sges`, from `offset` bytes into it.
@@ -199,12 +233,34 @@ impl MemoryTable {
         va: u64,
         out: &mut [u8],
     ) -> Result<(), MemError> {
+        self.read_remote_by(plain_copy, reach.into(), rkey, va, out).map(drop)
+    }
+
+    /// The same, with the sum of the first bytes if the copy finds it on the way.
+    pub(crate) fn read_remote_summed(
+        &self,
+        reach: Reach,
+        rkey: RKey,
+        va: u64,
+        out: &mut [u8],
+    ) -> Result<Option<Sum>, MemError> {
+        self.read_remote_by(guard::read_summed, reach, rkey, va, out)
+    }
+
+    fn read_remote_by(
+        &self,
+        copy: Copier,
+        reach: Reach,
+        rkey: RKey,
+        va: u64,
+        out: &mut [u8],
+    ) -> Result<Option<Sum>, MemError> {
         if out.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
         let regions = self.regions.read();
-        let addr = find(&regions, rkey.0)?.resolve_remote(reach.into(), va, out.len() as u64, Access::REMOTE_READ)?;
-        Ok(guard::read(addr, out)?)
+        let addr = find(&regions, rkey.0)?.resolve_remote(reach, va, out.len() as u64, Access::REMOTE_READ)?;
+        Ok(copy(addr, out)?)
     }
 
     /// Copies into memory for a peer.

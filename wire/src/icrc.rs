@@ -35,6 +35,97 @@ pub fn compute(net: &NetHeader, packet: &[u8]) -> u32 {
     hasher.finalize()
 }
 
+/// Bytes that [`Summed`] counts in.
+pub const BLOCK: usize = 256;
+
+/// A stretch of a packet whose sum is known before the packet is sealed: whoever copied it computed it on the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Summed {
+    /// Where it starts, counted from the BTH; behind that.
+    pub start: usize,
+    /// Its length in blocks of [`BLOCK`] bytes.
+    pub blocks: u8,
+    /// Its [`remainder`].
+    pub remainder: u32,
+}
+
+/// What a CRC-32 register that was 0 holds behind `bytes`. It is the same for any bytes that are equal modulo the
+/// polynomial, such as the last block of a folded copy.
+pub fn remainder(bytes: &[u8]) -> u32 {
+    let mut hasher = Hasher::new_with_initial(!0);
+    hasher.update(bytes);
+    !hasher.finalize()
+}
+
+/// Seals the packets of a run: the sum over the headers in front of the BTH is computed for the first one of a length.
+#[derive(Clone, Copy, Debug)]
+pub struct Sealer {
+    /// With the identification 0.
+    net: NetHeader,
+    udp_payload_len: usize,
+    /// The register behind the UDP header of a packet of this length.
+    register: u32,
+}
+
+impl Sealer {
+    /// For packets between the addresses of `net`.
+    pub fn new(net: &NetHeader) -> Self {
+        Self { net: NetHeader { ident: 0, ..*net }, udp_payload_len: 0, register: 0 }
+    }
+
+    /// Writes the ICRC into the last 4 bytes of a UDP payload, of a packet with this identification if it is IPv4. Does
+    /// nothing if there are no 4 bytes. What `summed` says of a stretch of it is taken for true.
+    // clause: ICRC-SUM
+    pub fn seal(&mut self, ident: u8, udp_payload: &mut [u8], summed: Option<&Summed>) {
+        let Some((packet, icrc)) = udp_payload.split_last_chunk_mut::<LEN>() else { return };
+        let sum = match packet.split_first_chunk::<{ Bth::LEN }>() {
+            Some((bth, rest)) => {
+                let register = bits::update(self.behind_udp(ident, packet.len() + LEN), &masked_bth(*bth));
+                summed.and_then(|summed| around(register, rest, summed)).unwrap_or_else(|| finish(register, rest))
+            }
+            None => compute(&self.net, packet),
+        };
+        *icrc = sum.to_le_bytes();
+    }
+
+    /// The register behind the UDP header.
+    fn behind_udp(&mut self, ident: u8, udp_payload_len: usize) -> u32 {
+        if self.udp_payload_len != udp_payload_len {
+            self.udp_payload_len = udp_payload_len;
+            let mut hasher = Hasher::new_with_initial(AFTER_PREFIX);
+            if self.net.is_ipv4() {
+                hasher.update(&masked_ipv4(&self.net, udp_payload_len, [0; Bth::LEN])[..28]);
+            } else {
+                hasher.update(&masked_ipv6(&self.net, udp_payload_len, [0; Bth::LEN])[..48]);
+            }
+            self.register = !hasher.finalize();
+        }
+        if self.net.is_ipv4() { self.register ^ bits::IDENT[usize::from(ident)] } else { self.register }
+    }
+}
+
+/// Congestion bits do not count.
+const fn masked_bth(mut bth: [u8; Bth::LEN]) -> [u8; Bth::LEN] {
+    bth[4] = 0xff;
+    bth
+}
+
+/// The ICRC when `register` is behind the BTH and `rest` follows.
+fn finish(register: u32, rest: &[u8]) -> u32 {
+    let mut hasher = Hasher::new_with_initial(!register);
+    hasher.update(rest);
+    hasher.finalize()
+}
+
+/// The same without looking at what is summed already; `None` if that does not lie in `rest`.
+fn around(register: u32, rest: &[u8], summed: &Summed) -> Option<u32> {
+    let (before, rest) = rest.split_at_checked(summed.start.checked_sub(Bth::LEN)?)?;
+    let after = rest.get(usize::from(summed.blocks) * BLOCK..)?;
+    let register = gf2::shift(bits::update(register, before), summed.blocks)? ^ summed.remainder;
+    // Most packets have no pad, and no update is faster than one with nothing.
+    Some(if after.is_empty() { !register } else { finish(register, after) })
+}
+
 /// IPv4, UDP and base transport header with ones for what routers change.
 fn masked_ipv4(net: &NetHeader, udp_payload_len: usize, bth: [u8; Bth::LEN]) -> [u8; 40] {
     let mut headers = [0; 40];
@@ -108,6 +199,31 @@ mod gf2 {
     /// x^(-8·i) for i below 256, and x^(-8·256·i) for i below 256.
     const LOW: [u32; 256] = powers(divide_by_x(ONE, 8));
     const HIGH: [u32; 256] = powers(divide_by_x(ONE, 8 * 256));
+    /// x^(8·256).
+    const BLOCK: u32 = power_of_x(8 * 256);
+    /// What each bit of a register, the lowest first, becomes up to 16 times 256 zero bytes later.
+    static LATER: [[u32; 32]; 17] = later();
+
+    /// What the register holds `blocks` times 256 zero bytes after it held `register`; `None` if that is too many.
+    pub(super) fn shift(register: u32, blocks: u8) -> Option<u32> {
+        let bits = LATER.get(usize::from(blocks))?.iter().enumerate();
+        Some(bits.fold(0, |sum, (bit, later)| sum ^ later & (register >> bit & 1).wrapping_neg()))
+    }
+
+    const fn later() -> [[u32; 32]; 17] {
+        let mut table = [[0; 32]; 17];
+        let mut bit = 0;
+        while bit < 32 {
+            let (mut blocks, mut value) = (0, 1 << bit);
+            while blocks < 17 {
+                table[blocks][bit] = value;
+                value = multiply(BLOCK, value);
+                blocks += 1;
+            }
+            bit += 1;
+        }
+        table
+    }
 
     /// What the register held `bytes` zero bytes before it came to hold `register`.
     pub(super) fn unshift(register: u32, bytes: u16) -> u32 {
@@ -115,7 +231,7 @@ mod gf2 {
         multiply(multiply(HIGH[usize::from(high)], LOW[usize::from(low)]), register)
     }
 
-    const fn multiply(a: u32, b: u32) -> u32 {
+    pub(super) const fn multiply(a: u32, b: u32) -> u32 {
         let (mut product, mut b, mut bit) = (0, b, 32);
         while bit > 0 {
             bit -= 1;
@@ -135,12 +251,54 @@ mod gf2 {
         value
     }
 
+    pub(super) const fn power_of_x(n: u32) -> u32 {
+        let (mut value, mut left) = (ONE, n);
+        while left > 0 {
+            value = value >> 1 ^ POLYNOMIAL & (value & 1).wrapping_neg();
+            left -= 1;
+        }
+        value
+    }
+
     const fn powers(base: u32) -> [u32; 256] {
         let mut table = [ONE; 256];
         let mut i = 1;
         while i < table.len() {
             table[i] = multiply(table[i - 1], base);
             i += 1;
+        }
+        table
+    }
+}
+
+/// The CRC of a few bytes, for which setting up anything wide takes longer.
+mod bits {
+    use super::gf2::{multiply, power_of_x};
+
+    /// What a byte in front of 0 to 3 others does to the register.
+    static BYTES: [[u32; 256]; 4] = [bytes(8), bytes(16), bytes(24), bytes(32)];
+    /// What the low byte of an IPv4 identification does to the register behind the UDP header, 22 bytes further.
+    pub(super) static IDENT: [u32; 256] = bytes(8 * 23);
+
+    /// The register behind `data`.
+    pub(super) fn update(register: u32, data: &[u8]) -> u32 {
+        let (words, rest) = data.as_chunks::<4>();
+        let register = words.iter().fold(register, |register, word| {
+            let [a, b, c, d] = (register ^ u32::from_le_bytes(*word)).to_le_bytes().map(usize::from);
+            BYTES[3][a] ^ BYTES[2][b] ^ BYTES[1][c] ^ BYTES[0][d]
+        });
+        let step = |register: u32, byte: &u8| register >> 8 ^ BYTES[0][usize::from(register as u8 ^ byte)];
+        rest.iter().fold(register, step)
+    }
+
+    /// Every byte times x^`n`.
+    const fn bytes(n: u32) -> [u32; 256] {
+        let power = power_of_x(n);
+        let mut table = [0; 256];
+        let mut byte = 0;
+        while byte < 256 {
+            table[byte] = multiply(power, byte as u32);
+            byte += 1;
         }
         table
     }
@@ -159,6 +317,53 @@ mod tests {
                 shifted = shifted >> 1 ^ if shifted & 1 == 0 { 0 } else { 0xedb8_8320 };
             }
             assert_eq!(gf2::unshift(shifted, count), register, "{count} bytes");
+        }
+    }
+
+    #[test]
+    fn shift_is_what_unshift_undoes() {
+        for blocks in 0..=16 {
+            let shifted = gf2::shift(0x1234_5678, blocks).expect("small");
+            assert_eq!(gf2::unshift(shifted, u16::from(blocks) * 256), 0x1234_5678, "{blocks}");
+        }
+        assert_eq!(gf2::shift(1, 17), None);
+    }
+
+    #[test]
+    fn a_few_bytes_sum_up_as_many_do() {
+        let data: [u8; 40] = core::array::from_fn(|i| (i * 37) as u8);
+        for len in 0..=40 {
+            assert_eq!(!bits::update(!7, &data[..len]), finish(!7, &data[..len]), "{len}");
+            assert_eq!(bits::update(0, &data[..len]), remainder(&data[..len]), "{len}");
+        }
+    }
+
+    #[test]
+    fn a_sealer_seals_every_packet_of_a_run_with_and_without_a_known_sum() {
+        let loopback = core::net::Ipv4Addr::LOCALHOST.into();
+        let nets =
+            [loopback, crate::Gid([0xfd; 16])].map(|dst| NetHeader { src: loopback, dst, ..NetHeader::default() });
+        let mut bytes: [u8; 4160] = core::array::from_fn(|i| (i * 7 + i / 256) as u8);
+        for net in nets {
+            let mut sealer = Sealer::new(&net);
+            let lens = [4160, 4160, 4112, 300, 16, 15, 4, 3, 4160];
+            for (ident, len) in (0..).zip(lens).chain([(200, 4160), (255, 4112)]) {
+                for (start, blocks) in
+                    [(12, 0), (12, 16), (28, 16), (60, 15), (12, 1), (13, 1), (11, 1), (5000, 1), (12, 17)]
+                {
+                    let datagram = &mut bytes[..len];
+                    let end = start + usize::from(blocks) * BLOCK;
+                    let remainder = datagram.get(start..end).map_or(1, remainder);
+                    let fits = start >= 12 && end + LEN <= len;
+                    sealer.seal(ident, datagram, fits.then_some(&Summed { start, blocks, remainder }));
+                    let as_sent = NetHeader { ident: if net.is_ipv4() { ident.into() } else { 0 }, ..net };
+                    assert_eq!(verify(&as_sent, datagram), len >= LEN, "{ident} {len} {start} {blocks}");
+                }
+            }
+            // What does not lie in the packet cannot be known.
+            sealer.seal(0, &mut bytes, Some(&Summed { start: 4100, blocks: 1, remainder: 1 }));
+            sealer.seal(0, &mut bytes, Some(&Summed { start: 2, blocks: 1, remainder: 1 }));
+            assert!(verify(&NetHeader { ident: 0, ..net }, &bytes));
         }
     }
 

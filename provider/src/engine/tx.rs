@@ -2,19 +2,23 @@
 //!
 //! A run is what one system call sends: packets of one size (the last may be shorter) to one process. The size bounds are
 //! those of a segmented UDP send. Copying into the buffer and sending from there beats gathering from application memory,
-//! and the ICRC is computed on the copy, so memory that changes meanwhile cannot spoil it.
+//! and the ICRC is that of the copy, so memory that changes meanwhile cannot spoil it. Where the processor can, payloads
+//! are summed up while they are copied, and sealing only adds the headers.
 
 mod frames;
 mod tapped;
 
 use super::Engine;
 use crate::counters::Counters;
+use crate::guard::Sum;
+use crate::host::Copied;
 use crate::net::slot::Slot;
 use crate::net::udp::UdpLink;
 use crate::net::{Link, MAX_BYTES, MAX_SEGMENTS, ROCE_PORT, SendError, TxMeta};
 use roxe_transport::cx::{PacketNote, TxBatch};
 use roxe_transport::wr::Av;
-use roxe_wire::{Gid, NetHeader, Qpn, icrc};
+use roxe_wire::icrc::{self, Sealer, Summed};
+use roxe_wire::{Gid, NetHeader, Qpn};
 use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
@@ -35,6 +39,8 @@ struct Entry {
     av: usize,
     /// Where it comes from, for a tap.
     note: PacketNote,
+    /// The part of it that was summed up when it was copied.
+    summed: Option<Summed>,
 }
 
 /// The packets of one visit to a queue pair.
@@ -46,6 +52,8 @@ pub(crate) struct Batch {
     avs: Vec<Av>,
     /// The first packet of the newest run.
     newest: usize,
+    /// Room for what [`Batch::lend_copied`] lends.
+    copied: Vec<Copied>,
 }
 
 thread_local! {
@@ -73,6 +81,7 @@ impl Batch {
             packets: Vec::with_capacity(MAX_PACKETS),
             avs: Vec::with_capacity(MAX_PACKETS),
             newest: 0,
+            copied: Vec::with_capacity(MAX_PACKETS),
         }
     }
 
@@ -80,6 +89,26 @@ impl Batch {
         (self.used, self.newest) = (0, 0);
         self.packets.clear();
         self.avs.clear();
+    }
+
+    /// An empty list for [`Batch::note_copied`].
+    pub(crate) fn lend_copied(&mut self) -> Vec<Copied> {
+        std::mem::take(&mut self.copied)
+    }
+
+    /// These payloads were summed up on their way into packets, in their order.
+    pub(crate) fn note_copied(&mut self, mut copied: Vec<Copied>) {
+        let base = self.bytes.as_ptr().addr();
+        let mut entries = self.packets.iter_mut().peekable();
+        for Copied { to, sum } in copied.drain(..) {
+            let at = to.wrapping_sub(base);
+            while entries.next_if(|entry| entry.start + entry.len <= at).is_some() {}
+            if let Some(entry) = entries.peek_mut().filter(|entry| entry.start <= at) {
+                let Sum { blocks, remainder } = sum;
+                entry.summed = Some(Summed { start: at - entry.start, blocks, remainder });
+            }
+        }
+        self.copied = copied;
     }
 
     /// Whether a packet of `len` bytes to `av` is of the size and the way of the newest run.
@@ -161,9 +190,11 @@ impl Batch {
 
     /// Writes the ICRCs of a run.
     fn seal(&mut self, run: Range<usize>, net: &NetHeader) {
-        for (index, entry) in self.packets.get(run).unwrap_or_default().iter().enumerate() {
+        let mut sealer = Sealer::new(net);
+        // A run has no more than MAX_SEGMENTS packets; the kernel counts their identifications from 0.
+        for (ident, entry) in (0..=u8::MAX).zip(self.packets.get(run).unwrap_or_default()) {
             if let Some(packet) = self.bytes.get_mut(entry.start..entry.start + entry.len) {
-                icrc::seal(&numbered(net, index), packet);
+                sealer.seal(ident, packet, entry.summed.as_ref());
             }
         }
     }
@@ -236,7 +267,7 @@ impl TxBatch for Batch {
         if self.avs.last() != Some(av) {
             self.avs.push(*av);
         }
-        self.packets.push(Entry { start, len: total, av: self.avs.len() - 1, note });
+        self.packets.push(Entry { start, len: total, av: self.avs.len() - 1, note, summed: None });
         self.used += total;
         self.bytes.get_mut(start..start + len)
     }

@@ -3,6 +3,7 @@
 use super::{Fault, portable, x86};
 use crate::testing::{PAGE, Pages};
 use roxe_transport::cx::AtomicOp;
+use roxe_wire::icrc::BLOCK;
 
 struct Arch {
     name: &'static str,
@@ -42,6 +43,31 @@ fn every_length_at_every_alignment_is_copied_exactly() {
             assert_eq!(&whole[start..start + len], &data[..len], "{name} len {len} skew {skew}");
             assert!(whole[..start].iter().chain(&whole[start + len..]).all(|&byte| byte == 0), "{name} {len} {skew}");
         }
+    }
+}
+
+#[test]
+fn a_summed_copy_is_exact_and_so_is_its_sum() {
+    super::install();
+    let pages = Pages::new(4);
+    let data: Vec<u8> = (0..9000u32).map(|i| (i * 7 + i / 256) as u8).collect();
+    for (len, skew) in
+        [0, 1, 256, 1023, 1024, 1025, 1280, 2048, 4096, 4097, 8000].into_iter().flat_map(|len| [(len, 0), (len, 5)])
+    {
+        x86::write(pages.addr() + skew, &data[..len]).unwrap();
+        let mut out = vec![0xaa; len];
+        let sum = super::read_summed(pages.addr() + skew, &mut out).unwrap();
+        assert_eq!(out, data[..len], "{len} {skew}");
+        if let Some(super::Sum { blocks, remainder }) = sum {
+            let end = usize::from(blocks) * BLOCK;
+            assert_eq!(end, len - len % BLOCK);
+            assert_eq!(remainder, roxe_wire::icrc::remainder(&data[..end]), "{len} {skew}");
+        }
+    }
+    pages.unmap(1, 1);
+    for before in [0, 1, 256, 700, 4095] {
+        let mut out = vec![0; 4096];
+        assert_eq!(super::read_summed(pages.addr() + PAGE - before, &mut out), Err(Fault), "{before}");
     }
 }
 

@@ -385,7 +385,13 @@ impl QpCore {
         let mut host = QpHost::new(self, path, now);
         let mut batch = Batch::take();
         loop {
+            if frames.is_none() {
+                host.sum_into(batch.lend_copied());
+            }
             let state = machine.poll_transmit(&mut host, &mut *batch);
+            if let Some(copied) = host.take_copied() {
+                batch.note_copied(copied);
+            }
             match frames {
                 None => batch.flush(self.engine(), self.ordinal, link),
                 Some(frames) => batch.flush_frames(frames, self.engine().counters()),
