@@ -7,6 +7,7 @@ mod common;
 
 use common::peer::program;
 use common::*;
+use parking_lot::Mutex;
 use roxe_provider::wire::{Bth, Gid, Header, Kind, NetHeader, PathMtu, Pkey, Psn, Request, SendTail, icrc};
 use roxe_provider::{Av, Qp, Service};
 use socket2::SockRef;
@@ -19,6 +20,10 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const CE: u8 = 0x68 | 0b11;
 /// RoCEv2's UDP port.
 const PORT: u16 = 4791;
+
+/// Held by a test: the process of one ends beside the other, and what its sockets have received for that may be lost. Nothing
+/// repeats a notification.
+static ONE_TEST: Mutex<()> = Mutex::new(());
 
 /// Drives the device until a counter has reached `least`.
 fn until(node: &Node, name: &str, least: u64) -> u64 {
@@ -50,6 +55,7 @@ fn marked_pair(a: &Node, b: &Node, service: Service, index: u8) -> (Arc<Qp>, Arc
 #[test]
 fn marked_packets_are_answered_over_both_families() {
     const PACKETS: u64 = 256;
+    let _alone = ONE_TEST.lock();
     let (a, b) = (Node::open(), Node::open());
     let (mut marked, mut notified) = (0, 0);
     for service in [Service::Rc, Service::Uc] {
@@ -71,6 +77,7 @@ fn marked_packets_are_answered_over_both_families() {
 
 #[test]
 fn unmarked_packets_are_not_answered_and_notifications_limit_the_rate_if_asked_for() {
+    let _alone = ONE_TEST.lock();
     let output = program("limited").envs([("ROXE_DCQCN", "on"), ("ROXE_STATS", "on")]).output().unwrap();
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{told}");

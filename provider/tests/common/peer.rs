@@ -1,6 +1,7 @@
 //! Another process of a test: this very program, started again, talks through its standard input and output, one line at a
 //! time.
 
+use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
@@ -8,6 +9,10 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 pub(crate) const ROLE: &str = "ROXE_TEST_ROLE";
 /// What peers put in front of their lines, because the test harness writes to the same pipe.
 pub(crate) const MARK: &str = "peer: ";
+
+/// Held by the test that has peers. A process that is killed takes along what its sockets had received for others, as the
+/// numbers of the sockets move; what is sent only once (a datagram, a NAK) must not have the peers of other tests beside it.
+static ONE_TEST: ReentrantMutex<()> = ReentrantMutex::new(());
 
 /// This very program, to be started again for one of its tests alone.
 pub(crate) fn program(test: &str) -> Command {
@@ -21,11 +26,14 @@ pub(crate) struct Peer {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
+    /// Let go of when the child is over.
+    _alone: ReentrantMutexGuard<'static, ()>,
 }
 
 impl Peer {
-    /// Starts the test `peer` of this program.
+    /// Starts the test `peer` of this program, when those of other tests are over.
     pub(crate) fn start(role: &str, knobs: &[(&str, &str)]) -> Self {
+        let _alone = ONE_TEST.lock();
         let mut child = program("peer")
             .env(ROLE, role)
             .envs(knobs.iter().copied())
@@ -34,7 +42,7 @@ impl Peer {
             .spawn()
             .unwrap();
         let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
-        Self { child, input, output }
+        Self { child, input, output, _alone }
     }
 
     pub(crate) fn tell(&mut self, line: &str) {
