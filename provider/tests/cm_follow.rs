@@ -3,7 +3,7 @@
 mod common;
 
 use common::ends::*;
-use common::namespace;
+use common::namespace::{self, LINKED};
 use roxe_provider::Error;
 use roxe_provider::cm::{EventKind, PortSpace};
 use std::process::Command;
@@ -86,5 +86,5 @@ fn follow() {
 fn ids_follow_their_interface() {
     let make = "ip link set lo up && ip link add x0 type veth peer name x1 && ip addr add 10.77.0.1/24 dev x0 && \
                 ip link set x1 addrgenmode none && ip link set x1 up && ip link set x0 up";
-    namespace::run("follow", make, "x0,x1");
+    namespace::run("follow", &format!("{make} && {LINKED}"), "x0,x1");
 }

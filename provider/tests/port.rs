@@ -2,7 +2,8 @@
 
 mod common;
 
-use common::{Node, activate, datagram, namespace, post_recv};
+use common::namespace::{self, LINKED};
+use common::{Node, activate, datagram, post_recv};
 use roxe_provider::wire::Gid;
 use roxe_provider::{AsyncEventKind, Context, Service, WcStatus, devices};
 use std::net::{IpAddr, Ipv4Addr};
@@ -86,5 +87,5 @@ fn follows() {
 fn the_port_follows_its_interface() {
     let make = "ip link set lo up && ip link add x0 type veth peer name x1 && ip addr add 10.77.0.1/24 dev x0 && \
                 ip link set x1 up && ip link set x0 up";
-    namespace::run("follows", make, "x0");
+    namespace::run("follows", &format!("{make} && {LINKED}"), "x0");
 }

@@ -3,6 +3,7 @@
 
 mod common;
 
+use common::namespace::LINKED;
 use common::peer::MARK;
 use common::*;
 use roxe_provider::wire::Gid;
@@ -104,13 +105,14 @@ fn inside(name: &str, wrap: &str) {
         command.args(["--map-root-user", "--net", "--", "sh", "-c", script]).args(args);
         command
     };
-    if !in_namespace(MAKE, &[]).status().is_ok_and(|status| status.success()) {
+    let make = format!("{MAKE} && {LINKED}");
+    if !in_namespace(&make, &[]).status().is_ok_and(|status| status.success()) {
         eprintln!("skipped: no network namespace with a veth pair can be made here");
         return;
     }
     let me = std::env::current_exe().unwrap();
     let args = [me.to_str().unwrap(), "--exact", name, "--nocapture"];
-    let script = format!("{MAKE} && exec {wrap} \"$0\" \"$@\"");
+    let script = format!("{make} && exec {wrap} \"$0\" \"$@\"");
     let output = in_namespace(&script, &args).env(INSIDE, "1").env("ROXE_NETDEV", "lo,x0,x1").output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains(&format!("{MARK}done")), "{said}{}", String::from_utf8_lossy(&output.stderr));

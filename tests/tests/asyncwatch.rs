@@ -15,9 +15,10 @@ use std::time::Duration;
 const INSIDE: &str = "ROXE_TEST_INSIDE";
 /// Longer than any event takes.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// What the namespace needs.
+/// What the namespace needs. The link is there some time after both ends were told to be up.
 const MAKE: &str = "ip link set lo up && ip link add x0 type veth peer name x1 && ip addr add 10.77.0.1/24 dev x0 && \
-                    ip link set x1 up && ip link set x0 up";
+                    ip link set x1 up && ip link set x0 up && \
+                    until [ $(ip -o link | grep -c ' state UP') = 2 ]; do :; done";
 /// What is done to the interface, and what is printed for it.
 const STEPS: [(&str, &str); 7] = [
     ("ip link set x0 down", "IBV_EVENT_PORT_ERR (10), port 1"),

@@ -6,6 +6,10 @@ use std::process::Command;
 /// Set inside the namespace.
 const INSIDE: &str = "ROXE_TEST_INSIDE";
 
+/// What waits, behind commands that make and raise the veth pair `x0` and `x1`, until both ends carry frames: they drop them
+/// in silence while the system has not noticed yet that both are up.
+pub(crate) const LINKED: &str = "until [ $(ip -o link | grep -c 'noqueue.* state UP') = 2 ]; do :; done";
+
 /// Whether this is the program inside; one outside has nothing to do.
 pub(crate) fn is_inside() -> bool {
     std::env::var_os(INSIDE).is_some()
