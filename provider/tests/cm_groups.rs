@@ -5,6 +5,7 @@
 mod common;
 
 use common::ends::*;
+use common::peer::{ROLE, program};
 use common::*;
 use roxe_provider::cm::{
     Address, Event, EventData, EventKind, IbAddress, Id, IdOption, JoinFlags, PortSpace, UDP_QKEY, UdParam,
@@ -154,6 +155,16 @@ fn the_way_to_a_group_is_of_the_class_that_the_program_wants() {
 // clause: CM-MULTICAST
 #[test]
 fn what_cannot_be_joined_is_an_event_too() {
+    let output = program("all_groups").env(ROLE, "joins all").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Not a test of its own: joins all groups that a device has, in a process that has no other tests.
+#[test]
+fn all_groups() {
+    if std::env::var_os(ROLE).is_none() {
+        return;
+    }
     let node = Node::open();
     let member = end(&node);
     let most = usize::try_from(node.context.device().attr().max_mcast_grp).unwrap();

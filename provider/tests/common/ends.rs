@@ -17,12 +17,19 @@ pub(crate) fn address(text: &str) -> Address {
     Address::Ip(text.parse::<SocketAddr>().unwrap())
 }
 
+/// Waits until one of these channels has an event; which one.
+pub(crate) fn first_of(channels: &[&Channel]) -> usize {
+    let entry = |channel: &&Channel| libc::pollfd { fd: channel.fd(), events: libc::POLLIN, revents: 0 };
+    let mut polls: Vec<_> = channels.iter().map(entry).collect();
+    let (count, wait) = (polls.len().try_into().unwrap(), i32::try_from(PATIENCE.as_millis()).unwrap());
+    // SAFETY: as many entries as it says, which outlive the call.
+    assert!(unsafe { libc::poll(polls.as_mut_ptr(), count, wait) } > 0, "no event came");
+    polls.iter().position(|poll| poll.revents != 0).unwrap()
+}
+
 /// The next event of a channel.
 pub(crate) fn next(channel: &Channel) -> Event {
-    let mut poll = libc::pollfd { fd: channel.fd(), events: libc::POLLIN, revents: 0 };
-    let wait = i32::try_from(PATIENCE.as_millis()).unwrap();
-    // SAFETY: one entry, which outlives the call.
-    assert_eq!(unsafe { libc::poll(&raw mut poll, 1, wait) }, 1, "no event came");
+    first_of(&[channel]);
     channel.try_next().expect("the descriptor is readable")
 }
 
