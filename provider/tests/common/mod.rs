@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) const QKEY: Qkey = Qkey(0x1234_5678);
 pub(crate) const LEN: usize = 4 << 20;
+/// How long a peer may be silent, 268 ms; eight times: a busy machine lets a process wait that long for a processor.
+const ACK_TIMEOUT: u8 = 16;
 
 /// One opening of the loopback device, with a registered buffer.
 pub(crate) struct Node {
@@ -139,7 +141,7 @@ pub(crate) fn connect(qp: &Qp, av: Av, dest: Qpn, mtu: PathMtu) {
     attr = QpAttr {
         state: QpState::Rts,
         sq_psn: Psn::new(77),
-        timeout: 14,
+        timeout: ACK_TIMEOUT,
         retry_cnt: 7,
         rnr_retry: 7,
         max_rd_atomic: 4,
