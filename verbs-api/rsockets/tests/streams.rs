@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Sock, errno};
+use common::{Sock, errno, has_ipv6};
 use libc::{
     AF_INET, AF_INET6, MSG_DONTWAIT, MSG_PEEK, MSG_WAITALL, POLLERR, POLLHUP, POLLIN, POLLOUT, SHUT_RD, SHUT_RDWR,
     SHUT_WR, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET,
@@ -87,8 +87,10 @@ fn bytes_go_to_and_fro() {
 
 #[test]
 fn streams_go_over_ipv6() {
-    let (a, b) = pair_with("[::1]:0", |_| ());
-    both_ways(&a, &b, 100_000);
+    if has_ipv6() {
+        let (a, b) = pair_with("[::1]:0", |_| ());
+        both_ways(&a, &b, 100_000);
+    }
 }
 
 #[test]
@@ -206,8 +208,15 @@ fn a_full_pipe_stops_and_goes_on() {
     assert_eq!(a.status_flags() & libc::O_NONBLOCK, libc::O_NONBLOCK);
     let bytes = pattern(10_000_000);
     let mut sent = a.send(&bytes, 0).unwrap();
+    // What the peer acknowledges meanwhile makes room, until what it does not read fills that as well.
+    let full = loop {
+        match a.send(&bytes[sent..], MSG_DONTWAIT) {
+            Ok(more) => sent += more,
+            refused => break errno(refused),
+        }
+    };
+    assert_eq!(full, libc::EAGAIN);
     assert!(sent < bytes.len());
-    assert_eq!(errno(a.send(&bytes[sent..], MSG_DONTWAIT)), libc::EAGAIN);
     thread::scope(|scope| {
         let received = scope.spawn(|| recv_all(&b, bytes.len()));
         while sent < bytes.len() {

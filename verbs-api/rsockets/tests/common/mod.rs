@@ -53,3 +53,12 @@ impl Drop for Sock {
 pub(crate) fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> i32 {
     result.unwrap_err().raw_os_error().unwrap()
 }
+
+/// Whether this machine has IPv6 on its loopback interface; says so if not.
+pub(crate) fn has_ipv6() -> bool {
+    let has = std::net::UdpSocket::bind("[::1]:0").is_ok();
+    if !has {
+        eprintln!("skipped: the loopback interface has no IPv6 address");
+    }
+    has
+}
