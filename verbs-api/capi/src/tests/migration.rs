@@ -29,7 +29,7 @@ impl Paths {
         let rigs = [Rig::new(), Rig::new()];
         let other = over_ipv6(&rigs[0])?;
         let qps = [rigs[0].qp(RC), rigs[1].qp(RC)];
-        connect_as(qps[0], ibv_qp_attr { timeout: 10, retry_cnt: 3, ..towards(number(qps[1])) });
+        connect(qps[0], number(qps[1]));
         connect(qps[1], number(qps[0]));
         Some(Self { rigs, qps, other })
     }
@@ -40,7 +40,7 @@ impl Paths {
             let attr = ibv_qp_attr {
                 alt_ah_attr: way,
                 alt_port_num: 1,
-                alt_timeout: 14,
+                alt_timeout: 15,
                 path_mig_state: REARM,
                 ..ibv_qp_attr::default()
             };
@@ -76,7 +76,7 @@ impl Paths {
             assert_eq!(unsafe { rig.async_event(PATH_MIG).qp }, qp);
             let now = query(qp);
             assert_eq!(now.ah_attr.grh.dgid.raw, self.other.grh.dgid.raw);
-            assert_eq!((now.ah_attr.grh.sgid_index, now.timeout), (self.other.grh.sgid_index, 14));
+            assert_eq!((now.ah_attr.grh.sgid_index, now.timeout), (self.other.grh.sgid_index, 15));
             assert_eq!(now.alt_ah_attr.is_global, 0, "the other way is used up");
         }
     }
