@@ -8,7 +8,8 @@ use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 
 /// The bridge that roxe opens.
 pub const NETDEV: &str = "br0";
@@ -42,10 +43,17 @@ pub fn enter() -> io::Result<()> {
     Err(Command::new("unshare").args(["--net", "--"]).arg(program).args(args).env(INSIDE, "1").exec())
 }
 
-/// Whether this process may make network namespaces and send raw packets in them.
+/// Whether this process may make network namespaces and send raw packets in them: root, unless a container forbids it.
 pub fn is_root() -> bool {
+    static MAY: OnceLock<bool> = OnceLock::new();
+    let may_unshare = || {
+        let mut probe = Command::new("unshare");
+        let probe =
+            probe.args(["--net", "--", "ip", "link", "set", "lo", "up"]).stdout(Stdio::null()).stderr(Stdio::null());
+        probe.status().is_ok_and(|status| status.success())
+    };
     // SAFETY: takes no pointers.
-    unsafe { libc::geteuid() == 0 }
+    *MAY.get_or_init(|| unsafe { libc::geteuid() } == 0 && may_unshare())
 }
 
 /// As root, moves into a network namespace in which nothing but this process and its children sends packets, over
