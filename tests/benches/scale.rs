@@ -9,7 +9,7 @@
 //! - `mrs`: one process; every message uses other keys out of 1, 1,000, ... N (1,000,000) regions.
 //! - `threads`: one process; every thread has two queue pairs and a completion queue of its own.
 //!
-//! What is compared is interleaved in rounds, medians and ratios count, and what others took of the processors is told.
+//! What is compared is interleaved in rounds, medians and ratios count, and it is told how many figures others disturbed.
 //! `ROXE_*` variables reach all of it.
 
 use roxe::{
@@ -19,11 +19,13 @@ use roxe::{
 use roxe_tests::guest::link;
 use roxe_tests::measure::Series;
 use roxe_tests::measure::load::Interval;
+use roxe_tests::measure::pin::{self, End};
 use std::error::Error;
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::ptr::NonNull;
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -76,36 +78,44 @@ impl Options {
 
     fn run(&self) -> Result<()> {
         let wants = |name: &str| self.only.is_empty() || self.only.iter().any(|word| word == name);
-        if wants("qps") {
-            queue_pairs(self.qps, self.rounds)?;
+        if wants("threads") {
+            threads(self.threads, self.rounds)?;
         }
         if wants("mrs") {
             regions(self.mrs, self.rounds)?;
         }
-        if wants("threads") {
-            threads(self.threads, self.rounds)?;
+        // The last: from then on this process has one processor, and its servers have another.
+        if wants("qps") {
+            pin::begin(true)?;
+            queue_pairs(self.qps, self.rounds)?;
         }
         Ok(())
     }
 }
 
 /// Alternatives of one comparison, measured in turns.
-fn compare(names: &[String], rounds: usize, mut measure: impl FnMut(usize) -> Result<f64>) -> Result<Vec<f64>> {
+///
+/// Each has a name, and may have a process beside this one that works for it.
+fn compare(
+    names: &[(String, Option<u32>)],
+    rounds: usize,
+    mut measure: impl FnMut(usize) -> Result<f64>,
+) -> Result<Vec<f64>> {
     let mut all = vec![Series::default(); names.len()];
-    let mut foreign: f64 = 0.0;
+    let mut disturbed = 0;
     for _ in 0..rounds {
         for (index, series) in all.iter_mut().enumerate() {
-            let interval = Interval::begin(None)?;
+            let interval = Interval::begin(names[index].1)?;
             series.push(measure(index)?);
-            foreign = foreign.max(interval.end()?.used);
+            disturbed += u32::from(interval.end()?.disturbs());
         }
     }
     let medians: Vec<f64> = all.iter().filter_map(Series::median).collect();
-    for ((name, series), median) in names.iter().zip(&all).zip(&medians) {
+    for (((name, _), series), median) in names.iter().zip(&all).zip(&medians) {
         let (least, most) = series.range().unwrap_or_default();
         println!("  {name:<28} {median:>9.3} M/s  [{least:.3} .. {most:.3}]  {:.2} of the first", median / medians[0]);
     }
-    println!("  others took up to {:.0} % of the processors", foreign * 100.0);
+    println!("  figures that others disturbed: {disturbed} of {}", rounds * names.len());
     Ok(medians)
 }
 
@@ -118,28 +128,35 @@ struct Fleet {
     /// Which queue pair is next.
     turn: usize,
     server: Child,
+    /// A line to the server: poll, or stop polling.
+    input: ChildStdin,
 }
 
 impl Fleet {
     fn launch(count: usize) -> Result<Self> {
         let begun = Instant::now();
-        let count_word = count.to_string();
-        let mut server = Command::new(std::env::current_exe()?)
-            .args(["serve", &count_word])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
+        let mut words = pin::prefix(End::Server);
+        words.extend([std::env::current_exe()?.to_string_lossy().into_owned(), "serve".to_owned(), count.to_string()]);
+        let mut server =
+            Command::new(&words[0]).args(&words[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let (mut input, output) = (server.stdin.take().ok_or("no input")?, server.stdout.take().ok_or("no output")?);
         let (_, pd, cq) = open()?;
         let region = pd.alloc_mr(LONGEST, REMOTE)?;
         let qps = (0..count).map(|_| queue_pair(&pd, &cq)).collect::<Result<Vec<_>>>()?;
         let target = meet(&qps, &mut input, output)?;
         println!("  {count} queue pairs connected in {:.1} s", begun.elapsed().as_secs_f32());
-        Ok(Self { qps, cq, region, target, turn: 0, server })
+        Ok(Self { qps, cq, region, target, turn: 0, server, input })
     }
 
-    /// Million messages per second that go round all queue pairs.
+    /// Million messages per second that go round all queue pairs. The server is awake meanwhile.
     fn rate(&mut self, size: usize) -> Result<f64> {
+        writeln!(self.input)?;
+        let rate = self.go_round(size);
+        writeln!(self.input)?;
+        rate
+    }
+
+    fn go_round(&mut self, size: usize) -> Result<f64> {
         let source = [self.region.slice(..size)?];
         let (begun, mut posted, mut done) = (Instant::now(), 0_u32, 0);
         let mut out = [WorkCompletion::default(); UNDER_WAY];
@@ -212,15 +229,31 @@ fn serve(count: usize) -> Result<()> {
     }
     writeln!(out, "connected")?;
     out.flush()?;
-    // Until it is killed, or the client ends. Polling is what a busy server does.
+    drop(out);
+    // Every line starts or stops polling, which is what a busy server does; idle ones are not in the way of the others.
+    let polls = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let poller = scope.spawn(|| poll_while(&polls, &cq));
+        for _line in lines {
+            polls.fetch_xor(true, Ordering::Relaxed);
+            poller.thread().unpark();
+        }
+        // The client is gone.
+        std::process::exit(0);
+    })
+}
+
+/// Polls whenever it is to; what comes out is of no interest, but an error ends the process.
+fn poll_while(polls: &AtomicBool, cq: &CompletionQueue) {
     let mut completions = [WorkCompletion::default(); 4];
-    let parent = std::os::unix::process::parent_id();
-    while std::os::unix::process::parent_id() == parent {
-        for _ in 0..1000 {
-            cq.poll(&mut completions)?;
+    loop {
+        if !polls.load(Ordering::Relaxed) {
+            std::thread::park();
+        } else if let Err(e) = cq.poll(&mut completions) {
+            eprintln!("scale: {e}");
+            std::process::exit(1);
         }
     }
-    Ok(())
 }
 
 fn queue_pairs(many: usize, rounds: usize) -> Result<()> {
@@ -228,7 +261,8 @@ fn queue_pairs(many: usize, rounds: usize) -> Result<()> {
     let mut fleets = [Fleet::launch(FEW)?, Fleet::launch(many)?];
     for size in SIZES {
         println!(" {size} bytes");
-        let names = fleets.each_ref().map(|fleet| format!("{} queue pairs", fleet.qps.len()));
+        let names =
+            fleets.each_ref().map(|fleet| (format!("{} queue pairs", fleet.qps.len()), Some(fleet.server.id())));
         let medians = compare(&names, rounds, |index| fleets[index].rate(size))?;
         let ratio = medians[1] / medians[0];
         println!("  show: {ratio:.2} of {FEW} (0.80 promised): {}", if ratio >= 0.8 { "ok" } else { "MISSED" });
@@ -289,7 +323,7 @@ fn regions(most: usize, rounds: usize) -> Result<()> {
     let all = (0..most).map(|_| region()).collect::<std::result::Result<Vec<_>, _>>()?;
     println!("  {most} regions registered in {:.1} s", begun.elapsed().as_secs_f32());
     let counts: Vec<usize> = [1, 1000, 100_000, most].into_iter().filter(|count| *count <= most).collect();
-    let names: Vec<String> = counts.iter().map(|count| format!("keys of {count} regions")).collect();
+    let names: Vec<_> = counts.iter().map(|count| (format!("keys of {count} regions"), None)).collect();
     compare(&names, rounds, |index| {
         let (count, mut at) = (counts[index], 0_usize);
         pair.rate(|| {
@@ -310,7 +344,7 @@ fn threads(most: usize, rounds: usize) -> Result<()> {
     let pd = context.alloc_pd()?;
     let lane = || Ok((Pair::new(&pd, &context)?, pd.alloc_mr(4096, REMOTE)?));
     let lanes = (0..most).map(|_| lane()).collect::<Result<Vec<_>>>()?;
-    let names: Vec<String> = (1..=most).map(|count| format!("{count} threads")).collect();
+    let names: Vec<_> = (1..=most).map(|count| (format!("{count} threads"), None)).collect();
     compare(&names, rounds, |index| {
         let (lanes, barrier) = (&lanes[..=index], Barrier::new(index + 1));
         let one = |(pair, region): &(Pair, MemoryRegion)| {

@@ -1,8 +1,9 @@
-//! What benchmarks share: series of figures, and how much others disturbed them.
+//! What benchmarks share: series of figures, how much others disturbed them, and processors for each process.
 //!
-//! Touches `/proc/stat` and the usage of this process and its children.
+//! Touches `/proc` and the processors that this process may use.
 
 pub mod load;
+pub mod pin;
 
 /// Figures of the same thing, one per round.
 #[derive(Clone, Debug, Default)]

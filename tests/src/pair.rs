@@ -1,6 +1,7 @@
 //! Two processes, a server and a client, under `roxe run`, bounded in time and always ended.
 
 use crate::build;
+use crate::measure::load;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
@@ -31,6 +32,8 @@ pub struct Outcome {
 pub(crate) struct Running {
     command: String,
     child: Child,
+    /// Whether it was noted how long it waited for a processor.
+    noted: bool,
     log: PathBuf,
 }
 
@@ -52,10 +55,14 @@ impl Running {
             .stdout(output)
             .stderr(errors)
             .spawn()?;
-        Ok(Self { command: format!("{name} {}", args.join(" ")), child, log })
+        Ok(Self { command: format!("{name} {}", args.join(" ")), child, noted: false, log })
     }
 
     pub(crate) fn exited(&mut self) -> bool {
+        if !self.noted && load::has_ended(self.child.id()) {
+            load::note(self.child.id());
+            self.noted = true;
+        }
         !matches!(self.child.try_wait(), Ok(None))
     }
 

@@ -19,7 +19,6 @@
 
 mod line;
 mod peer;
-mod pin;
 mod plan;
 mod plot;
 mod raw;
@@ -36,6 +35,7 @@ use line::{Line, Link, Work};
 use rounds::{Measured, Rounds};
 use roxe_tests::build;
 use roxe_tests::guest::link;
+use roxe_tests::measure::pin;
 use roxe_tests::pair;
 use shows::Show;
 use std::fs;

@@ -1,6 +1,7 @@
 //! The second process of what we measure without other people's programs: this very program in another role.
 
-use crate::pin::{self, End};
+use roxe_tests::measure::load;
+use roxe_tests::measure::pin::{self, End};
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
@@ -38,6 +39,7 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
+        load::note(self.child.id());
         // It may have ended by itself; then there is nothing to kill.
         let _ = self.child.kill();
         let _ = self.child.wait();

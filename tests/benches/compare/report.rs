@@ -15,7 +15,7 @@ pub(crate) fn text(all: &[Measured]) -> String {
     for group in groups {
         _ = writeln!(
             text,
-            "\n{group:<14} {:<28} {:>10}      {:^24} {:>9} runs  others",
+            "\n{group:<14} {:<36} {:>10}      {:^24} {:>9} runs  others",
             "", "median", "least .. most", "average"
         );
         for measured in all.iter().filter(|m| m.line.group == group) {
@@ -27,7 +27,7 @@ pub(crate) fn text(all: &[Measured]) -> String {
 
 fn row(measured: &Measured) -> String {
     let Measured { line, foreign, failures, .. } = measured;
-    let head = format!("{:>14} {:<28}", human(line.size), line.work.to_string());
+    let head = format!("{:>14} {:<36}", human(line.size), line.work.to_string());
     let series = measured.counting();
     let average = measured.averages.median().map_or_else(|| "-".to_owned(), |average| format!("{average:.3}"));
     let mark = if measured.is_disturbed() { "  disturbed" } else { "" };

@@ -4,12 +4,12 @@
 //! message is. Needs what `tests/tests/kernel_rxe.rs` needs.
 
 use crate::line::{Line, Link, Unit, Verbs, Work};
-use crate::pin::{self, End};
 use crate::rounds::{self, Measured, Rounds};
 use crate::{has_links, work};
 use roxe_tests::build;
 use roxe_tests::guest::sides::{self, Process, Side};
 use roxe_tests::guest::{Guest, kernel::Kernel, link};
+use roxe_tests::measure::pin::{self, End};
 use std::fs;
 use std::io;
 use std::time::{Duration, Instant};

@@ -1,8 +1,8 @@
 //! Doing the work of a line once: starts both programs, waits for them, reads the figure.
 
 use crate::line::{Line, Unit, Verbs, Work};
-use crate::pin::{self, End};
 use crate::{raw, ring, yardstick};
+use roxe_tests::measure::pin::{self, End};
 use roxe_tests::pair::{self, Outcome, Place, Program};
 use roxe_tests::perftest;
 use std::io;

@@ -1,30 +1,65 @@
-//! How much of the machine others took while something was measured.
+//! How much others disturbed what was measured.
 //!
-//! What the processors did (`/proc/stat`) less what this process and its children did is what others did. Children count
-//! when they have been waited for, so all of them must have ended at both ends of the interval, but for one that is named.
+//! Two things together make a disturbance: what the processors did (`/proc/stat`) less what this process and its children did
+//! is what others did; and our processes waited for a processor (`/proc/PID/schedstat`). Others alone may have taken what we
+//! left to them, and waiting alone may be for another thread of ours. Children count when they have been waited for, so
+//! all of them must have ended at both ends of the interval, but for one that is named.
 
 use std::fs;
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Up to this share of the machine's time others may take before a figure counts as disturbed. Below it lies what the system
-/// does by itself, and what the coarse clock of `/proc/stat` (10 ms) makes up.
-pub const TOLERATED: f64 = 0.08;
+/// Up to this share of the machine's time others may take: it is what the system does by itself, and what the coarse
+/// clock of `/proc/stat` (10 ms) makes up.
+pub const OTHERS: f64 = 0.08;
+/// Up to this share of the time our processes may wait for a processor, all together.
+pub const WAITING: f64 = 0.05;
 
-/// What others took during an interval, as shares of the time of all processors.
+/// What others took during an interval.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Foreign {
-    /// Other processes.
+    /// Other processes: share of the time of all processors.
     pub used: f64,
-    /// The hypervisor, for other machines.
+    /// The hypervisor, for other machines: the same.
     pub stolen: f64,
+    /// How long our processes waited for a processor: share of the interval.
+    pub waited: f64,
 }
 
 impl Foreign {
     /// Whether a figure taken meanwhile says little.
     pub fn disturbs(&self) -> bool {
-        self.used + self.stolen > TOLERATED
+        self.stolen > OTHERS || (self.used > OTHERS && self.waited > WAITING)
     }
+}
+
+/// How long children waited for a processor, nanoseconds since this process began.
+static WAITED: AtomicU64 = AtomicU64::new(0);
+
+/// Counts what a child waited for a processor, or its first thread did. Call it once for each, before the child is reaped.
+pub fn note(child: u32) {
+    let waited = waited(&format!("/proc/{child}/schedstat")).unwrap_or(0);
+    WAITED.fetch_add(waited, Ordering::Relaxed);
+}
+
+/// Whether a child has ended and nobody has reaped it.
+pub fn has_ended(child: u32) -> bool {
+    let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
+    let how = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    // SAFETY: the kernel writes at most the whole structure, and zeros are one, too.
+    unsafe { libc::waitid(libc::P_PID, child, info.as_mut_ptr(), how) == 0 && info.assume_init().si_pid() != 0 }
+}
+
+/// How long a thread has waited for a processor, nanoseconds: the second number of its `schedstat`.
+fn waited(file: &str) -> Option<u64> {
+    fs::read_to_string(file).ok()?.split(' ').nth(1)?.parse().ok()
+}
+
+/// The same of all threads of a process.
+fn waited_of_all(pid: u32) -> u64 {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    threads.filter_map(|thread| waited(thread.path().join("schedstat").to_str()?)).sum()
 }
 
 /// The beginning of an interval.
@@ -34,21 +69,32 @@ pub struct Interval {
     machine: Machine,
     beside: Option<u32>,
     ours: f64,
+    waited: u64,
 }
 
 impl Interval {
     /// Begins now. `beside` is a process that is ours as well, and goes on.
     pub fn begin(beside: Option<u32>) -> io::Result<Self> {
-        Ok(Self { begun: Instant::now(), machine: Machine::now()?, beside, ours: ours(beside)? })
+        let (ours, waited) = (ours(beside)?, Self::waited(beside));
+        Ok(Self { begun: Instant::now(), machine: Machine::now()?, beside, ours, waited })
     }
 
     /// Ends now: what others took since it began.
     pub fn end(self) -> io::Result<Foreign> {
         let now = Machine::now()?;
-        let capacity = self.begun.elapsed().as_secs_f64() * now.processors;
+        let seconds = self.begun.elapsed().as_secs_f64();
+        let capacity = seconds * now.processors;
         let others = (now.busy - self.machine.busy) - (ours(self.beside)? - self.ours);
         let stolen = now.stolen - self.machine.stolen;
-        Ok(Foreign { used: (others / capacity).max(0.0), stolen: stolen / capacity })
+        #[expect(clippy::cast_precision_loss, reason = "nanoseconds of a benchmark")]
+        let waited = Self::waited(self.beside).saturating_sub(self.waited) as f64 / 1e9;
+        Ok(Foreign { used: (others / capacity).max(0.0), stolen: stolen / capacity, waited: waited / seconds })
+    }
+
+    /// What the children, this process's first thread and the process `beside` have waited, nanoseconds.
+    fn waited(beside: Option<u32>) -> u64 {
+        let beside = beside.map_or(0, waited_of_all);
+        WAITED.load(Ordering::Relaxed) + waited("/proc/self/schedstat").unwrap_or(0) + beside
     }
 }
 
@@ -134,6 +180,22 @@ mod tests {
         while ours(None).unwrap() == before {}
         let foreign = interval.end().unwrap();
         assert!(foreign.used >= 0.0 && foreign.stolen >= 0.0, "{foreign:?}");
+    }
+
+    #[test]
+    fn others_disturb_only_who_waits() {
+        let foreign = |used, stolen, waited| Foreign { used, stolen, waited };
+        assert!(foreign(0.3, 0.0, 0.2).disturbs() && foreign(0.0, 0.2, 0.0).disturbs());
+        assert!(!foreign(0.3, 0.0, 0.01).disturbs() && !foreign(0.0, 0.0, 0.4).disturbs());
+    }
+
+    #[test]
+    fn a_child_is_asked_between_its_end_and_its_burial() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        while !has_ended(child.id()) {}
+        assert!(waited(&format!("/proc/{}/schedstat", child.id())).is_some());
+        child.wait().unwrap();
+        assert!(!has_ended(child.id()));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Left to themselves, two processes that spin may share a processor for a whole measurement while the other is idle or does
 //! somebody else's work; which figure comes out is then a matter of luck.
 
-use roxe_tests::pair;
+use crate::pair;
 use std::io;
 use std::sync::OnceLock;
 use std::thread;
@@ -13,7 +13,7 @@ static PINNED: OnceLock<bool> = OnceLock::new();
 
 /// The two ends of a pair.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum End {
+pub enum End {
     /// Started first; waits for the other.
     Server,
     /// Measures.
@@ -30,7 +30,7 @@ impl End {
 }
 
 /// From now on every process of the benchmark has its processor, if `wanted` and if the machine has two. This one is a client.
-pub(crate) fn begin(wanted: bool) -> io::Result<bool> {
+pub fn begin(wanted: bool) -> io::Result<bool> {
     let possible = thread::available_parallelism()?.get() >= 2 && pair::installed("taskset");
     let pinned = *PINNED.get_or_init(|| wanted && possible);
     if pinned {
@@ -40,12 +40,12 @@ pub(crate) fn begin(wanted: bool) -> io::Result<bool> {
 }
 
 /// The command before a command that puts it on its processor.
-pub(crate) fn prefix(end: End) -> Vec<String> {
+pub fn prefix(end: End) -> Vec<String> {
     if *PINNED.get().unwrap_or(&false) { always(end) } else { Vec::new() }
 }
 
 /// The same in a guest, which has two processors of its own.
-pub(crate) fn always(end: End) -> Vec<String> {
+pub fn always(end: End) -> Vec<String> {
     ["taskset", "-c", &end.processor().to_string()].map(str::to_owned).into()
 }
 
