@@ -21,6 +21,9 @@ use std::time::Duration;
 const TICK: Duration = Duration::from_millis(1);
 /// The first look after muting comes so soon; each that finds the program polling doubles the time to the next.
 const FIRST_TICK: Duration = Duration::from_micros(62);
+/// The longest while acknowledgements wait for answers: such a program may look at its memory only, once something has
+/// disturbed the two.
+const RHYTHM_TICK: Duration = Duration::from_micros(250);
 /// How long it watches for a thread of the program, which leaves the engine for some nanoseconds between two polls.
 const WATCH: Duration = Duration::from_micros(1);
 /// Score: what a served and an unneeded wake-up change, and its maximum.
@@ -48,6 +51,8 @@ pub(super) struct Presence {
     polls_since_arming: AtomicU32,
     score: AtomicI32,
     muted: AtomicBool,
+    /// An acknowledgement has waited for the program's answer since the last look.
+    in_rhythm: AtomicBool,
     /// The deadline that the sleeping thread will wake up for; [`AWAKE`] if there is nothing to tell it.
     sleeps_until: AtomicU64,
 }
@@ -61,6 +66,7 @@ impl Default for Presence {
             polls_since_arming: AtomicU32::new(u32::MAX),
             score: AtomicI32::new(0),
             muted: AtomicBool::new(false),
+            in_rhythm: AtomicBool::new(false),
             sleeps_until: AtomicU64::new(AWAKE),
         }
     }
@@ -78,6 +84,11 @@ impl Presence {
     /// A thread of the program comes in to send.
     pub(super) fn enter_to_send(&self) {
         self.inside.store(true, Relaxed);
+    }
+
+    /// It answers its peer at once, and again and again.
+    pub(super) fn note_rhythm(&self) {
+        self.in_rhythm.store(true, Relaxed);
     }
 
     /// It leaves.
@@ -139,10 +150,11 @@ struct Experience {
 
 impl Experience {
     /// How long the thread stays muted until its next look.
-    fn next_tick(&mut self) -> Duration {
+    fn next_tick(&mut self, in_rhythm: bool) -> Duration {
         let looks = self.muted_looks;
         self.muted_looks = looks.saturating_add(1);
-        FIRST_TICK.saturating_mul(1 << looks.min(8)).min(TICK)
+        let longest = if in_rhythm { RHYTHM_TICK } else { TICK };
+        FIRST_TICK.saturating_mul(1 << looks.min(8)).min(longest)
     }
 
     /// Whether to keep looking for a while after this round, for a program that waits for its memory to change.
@@ -216,7 +228,8 @@ impl Engine {
                 presence.muted.store(true, SeqCst);
                 // Whoever arms now finds `muted` and wakes us; whoever armed just before has filled the score.
                 if presence.score.load(SeqCst) == 0 {
-                    return Sleep::muted(self.steering_deadline(), now, experience.next_tick());
+                    let tick = experience.next_tick(presence.in_rhythm.swap(false, Relaxed));
+                    return Sleep::muted(self.steering_deadline(), now, tick);
                 }
             }
         } else {
@@ -314,9 +327,10 @@ mod tests {
     #[test]
     fn ticks_grow_while_the_program_polls() {
         let mut experience = Experience::default();
-        let ticks: Vec<Duration> = (0..20).map(|_| experience.next_tick()).collect();
+        let ticks: Vec<Duration> = (0..20).map(|_| experience.next_tick(false)).collect();
         assert_eq!((ticks[0], ticks[1], ticks[19]), (FIRST_TICK, 2 * FIRST_TICK, TICK));
         assert!(ticks.is_sorted());
+        assert_eq!(experience.next_tick(true), RHYTHM_TICK);
     }
 
     #[test]

@@ -24,6 +24,7 @@ impl Engine {
         if let Some(before) = waiting.replace(next).filter(|before| !Arc::ptr_eq(&before.qp, qp)) {
             before.qp.end_waiting(now);
         }
+        self.presence.note_rhythm();
         self.publish(&self.ack_at, Some(until));
     }
 

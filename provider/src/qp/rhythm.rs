@@ -11,15 +11,19 @@ use std::time::Duration;
 const QUICK: Duration = Duration::from_micros(100);
 /// How long an acknowledgement waits for an answer.
 const PATIENCE: Duration = Duration::from_micros(20);
-/// Quick answers in a row after which another is expected. One that does not come delays the completion of a peer by
-/// [`PATIENCE`], or by a tick of the background thread where the program does not poll: once in so many messages.
+/// Quick answers after which another is expected. One that does not come delays the completion of a peer by [`PATIENCE`], or
+/// by a tick of the background thread where the program does not poll.
 const ENOUGH: u8 = 32;
+/// Quick answers that one which does not come outweighs: it happens once in so many messages in the long run. A long
+/// ping-pong survives single ones, as the system may run something else at any time: starting anew every time made
+/// 40,000 round trips of `ib_write_lat` 2 us longer on average.
+const MISS: u8 = 64;
 
 /// How one queue pair is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Rhythm {
-    /// Quick answers in a row.
-    quick: u8,
+    /// Quick answers, less what others outweighed.
+    score: u8,
     /// When the request came that has not been answered yet.
     asked: Option<Instant>,
 }
@@ -30,23 +34,30 @@ impl Rhythm {
     pub(super) fn on_request(&mut self, now: Instant) -> Option<Instant> {
         // clause: ACK-BEHIND-REQUESTS
         // Two without an answer between them are no ping-pong.
-        self.quick = if self.asked.is_some() { 0 } else { self.quick };
-        self.asked = Some(now);
-        (self.quick >= ENOUGH).then(|| now.after(PATIENCE))
+        if self.asked.replace(now).is_some() {
+            self.miss();
+        }
+        (self.score >= ENOUGH).then(|| now.after(PATIENCE))
     }
 
     /// The program posts a request.
     #[inline]
     pub(super) fn on_post(&mut self, now: Instant) {
-        if let Some(asked) = self.asked.take() {
-            let is_quick = now.since(asked) < QUICK;
-            self.quick = if is_quick { self.quick.saturating_add(1) } else { 0 };
+        match self.asked.take() {
+            None => {}
+            Some(asked) if now.since(asked) < QUICK => self.score = self.score.saturating_add(1),
+            Some(_) => self.miss(),
         }
     }
 
     /// The acknowledgement has waited in vain.
     pub(super) fn on_silence(&mut self) {
-        self.quick = 0;
+        self.asked = None;
+        self.miss();
+    }
+
+    fn miss(&mut self) {
+        self.score = self.score.saturating_sub(MISS);
     }
 }
 
@@ -56,7 +67,7 @@ mod tests {
 
     const SOON: Duration = Duration::from_micros(1);
 
-    /// A rhythm that expects quick answers, and the time.
+    /// A rhythm that has just come to expect quick answers, and the time.
     fn settled() -> (Rhythm, Instant) {
         let (mut rhythm, mut now) = (Rhythm::default(), Instant(1_000_000));
         for _ in 0..ENOUGH {
@@ -90,6 +101,21 @@ mod tests {
         silent.on_silence();
         silent.on_post(now.after(SOON));
         assert_eq!(silent.on_request(now), None);
+    }
+
+    #[test]
+    fn a_long_ping_pong_survives_some_of_them() {
+        let (mut rhythm, now) = settled();
+        for _ in 0..255 {
+            rhythm.on_request(now);
+            rhythm.on_post(now);
+        }
+        let waits = |rhythm: &mut Rhythm| {
+            let waits = rhythm.on_request(now).is_some();
+            rhythm.on_silence();
+            waits
+        };
+        assert_eq!([(); 5].map(|()| waits(&mut rhythm)), [true, true, true, true, false]);
     }
 
     #[test]
