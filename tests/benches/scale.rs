@@ -322,7 +322,8 @@ fn regions(most: usize, rounds: usize) -> Result<()> {
     let region = || unsafe { pd.register_raw(start, 64, REMOTE) };
     let all = (0..most).map(|_| region()).collect::<std::result::Result<Vec<_>, _>>()?;
     println!("  {most} regions registered in {:.1} s", begun.elapsed().as_secs_f32());
-    let counts: Vec<usize> = [1, 1000, 100_000, most].into_iter().filter(|count| *count <= most).collect();
+    let mut counts: Vec<usize> = [1, 1000, 100_000, most].into_iter().filter(|count| *count <= most).collect();
+    counts.dedup();
     let names: Vec<_> = counts.iter().map(|count| (format!("keys of {count} regions"), None)).collect();
     compare(&names, rounds, |index| {
         let (count, mut at) = (counts[index], 0_usize);

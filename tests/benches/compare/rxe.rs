@@ -1,19 +1,22 @@
 //! roxe beside the Linux kernel's rxe: the same programs of perftest, two processes in one guest, over either.
 //!
 //! The guest is emulated, so its figures are small; what says something are their ratios, which compare how much work a
-//! message is. Needs what `tests/tests/kernel_rxe.rs` needs.
+//! message is. rxe holds port 4791 of all addresses, so roxe has a network namespace of its own in the guest. Needs what
+//! `tests/tests/kernel_rxe.rs` needs.
 
 use crate::line::{Line, Link, Unit, Verbs, Work};
 use crate::rounds::{self, Measured, Rounds};
 use crate::{has_links, work};
 use roxe_tests::build;
-use roxe_tests::guest::sides::{self, Process, Side};
+use roxe_tests::guest::sides::{Process, Side};
 use roxe_tests::guest::{Guest, kernel::Kernel, link};
 use roxe_tests::measure::pin::{self, End};
 use std::fs;
 use std::io;
 use std::time::{Duration, Instant};
 
+/// The command before a command that leads into roxe's network namespace.
+const INSIDE: &str = "ip netns exec roxe ";
 /// Processors of the guest: one for each process.
 const PROCESSORS: u32 = 2;
 /// Longest time for a pair of programs; emulated ones start slowly.
@@ -51,37 +54,39 @@ fn lines() -> Vec<Line> {
     .collect()
 }
 
-/// Puts roxe where the guest finds it: wherever it was built may be hidden there.
+/// Puts roxe where the guest finds it, as where it was built may be hidden there, and makes its namespace.
 fn install(guest: &Guest) -> io::Result<()> {
     let roxe = build::roxe();
     for name in ["roxe", "libroxe.so"] {
         fs::copy(roxe.with_file_name(name), guest.folder().join(name))?;
     }
-    Ok(())
+    guest.run("ip netns add roxe && ip -n roxe link set lo up").map(drop)
 }
 
 fn once(guest: &Guest, line: &Line, messages: u64) -> Result<work::Sample, String> {
-    let (verbs, prefix, gid, host) = match &line.work {
-        Work::Rxe(verbs) => (verbs, String::new(), 1, link::GUEST_V4),
+    let (verbs, inside, prefix, gid, host) = match &line.work {
+        Work::Rxe(verbs) => (verbs, "", String::new(), 1, link::GUEST_V4),
         Work::Verbs(verbs) => {
             let envs: String = verbs.link.envs().iter().map(|(name, value)| format!("{name}={value} ")).collect();
-            (verbs, format!("env {envs}/mnt/roxe run -- "), 0, "127.0.0.1")
+            (verbs, INSIDE, format!("env {envs}/mnt/roxe run -- "), 0, "127.0.0.1")
         }
         other => return Err(format!("{other} does not run in a guest")),
     };
     let (port, tool) = (work::port(), verbs.tool);
     let args = format!("-x {gid} -p {port} {}", work::arguments(verbs, line.size, messages));
-    let command = |end| format!("{} {prefix}{tool} {args}", pin::always(end).join(" "));
-    let output = pair(guest, &command(End::Server), &format!("{} {host}", command(End::Client)), port)?;
+    let command = |end| format!("{inside}{} {prefix}{tool} {args}", pin::always(end).join(" "));
+    let ready = format!("{inside}grep -qs ':{port:04X} .* 0A ' /proc/net/tcp /proc/net/tcp6");
+    let output = pair(guest, &command(End::Server), &format!("{} {host}", command(End::Client)), &ready)?;
     work::figure(&output, line.size, line.unit)
 }
 
-/// Runs a server and a client in the guest; what the client printed. Both must end well.
-fn pair(guest: &Guest, server: &str, client: &str, port: u16) -> Result<String, String> {
+/// Runs a server in the guest and, once it is `ready`, a client; what the client printed. Both must end well.
+fn pair(guest: &Guest, server: &str, client: &str, ready: &str) -> Result<String, String> {
     let deadline = Instant::now() + LIMIT;
     let run = || {
-        let mut first = Process::start(guest, Side::Rxe, server, &[])?;
-        sides::await_listener(guest, Side::Rxe, port, &mut first)?;
+        let first = Process::start(guest, Side::Rxe, server, &[])?;
+        // Bounded by the limit of guest.run. One that never listens is told by the client.
+        guest.run(&format!("for i in $(seq 100); do {ready} && break; sleep 0.1; done"))?;
         let client = Process::start(guest, Side::Rxe, client, &[])?.wait(guest, deadline)?;
         let patience = if client.ok { deadline } else { Instant::now() };
         Ok::<_, io::Error>([first.wait(guest, patience)?, client])
