@@ -28,7 +28,7 @@ use crate::xrcd::Xrcd;
 use parking_lot::{Mutex, MutexGuard};
 use roxe_transport::Qp as Machine;
 use roxe_transport::cx::{Side, TxState};
-use roxe_transport::qp::{AttrMask, DropReason, QpAttr, QpConfig, QpEvents, QpState, Service, charge};
+use roxe_transport::qp::{AttrMask, DropReason, QpAttr, QpConfig, QpEvents, QpState, Service, charge_of};
 use roxe_transport::time::Instant;
 use roxe_wire::{Gid, Kind, NetHeader, Packet, Qpn};
 use std::ops::BitOr;
@@ -480,7 +480,7 @@ impl Taken {
             self.settle(qp);
             self.creditor = Some((from, dst));
         }
-        self.bytes += charge(u32::try_from(packet.payload.len()).unwrap_or(0));
+        self.bytes += charge_of(&packet.header.kind, packet.payload.len());
     }
 
     /// Notes what is owed.

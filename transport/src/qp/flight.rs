@@ -5,20 +5,46 @@
 
 use crate::cx::FlowControl;
 use crate::qp::shared::Shared;
-use roxe_wire::PathMtu;
+use roxe_wire::{Kind, PathMtu, UcRequest};
 
 /// What a packet costs besides its payload: its longest header (BTH, RETH, ImmDt) and 64 bytes of bookkeeping.
 const OVERHEAD: u32 = 96;
 /// The least that any packet costs: a socket buffer comes in steps.
 const LEAST: u32 = 832;
 
-/// Bytes that a packet with this payload counts for at [`FlowControl`]: about what it occupies at the receiver.
+/// Payload of the longest packet that costs no more than that, and what a longer one that comes alone is to be rounded up
+/// with: headers, and what the kernel keeps behind them.
+const SMALL: u32 = 128;
+const ALONE: u32 = 410;
+/// The kernel's description of a packet.
+const DESCRIPTION: u32 = 256;
+
+/// Bytes that a packet with this payload counts for at [`FlowControl`]: about what it occupies at the receiver when the
+/// kernel joins it with others of its message.
 pub fn charge(payload: u32) -> u32 {
     (payload.next_multiple_of(4) + OVERHEAD).max(LEAST)
 }
 
+/// The same for a packet that is a whole message, which mostly arrives alone: its buffer is a power of two, so that 4096
+/// bytes occupy 8448.
+pub fn charge_alone(payload: u32) -> u32 {
+    if payload <= SMALL { LEAST } else { (payload + ALONE).next_power_of_two() + DESCRIPTION }
+}
+
+/// What a packet of a service without acknowledgements counts for, and so gives back.
+pub fn charge_of(kind: &Kind, payload: usize) -> u32 {
+    let payload = u32::try_from(payload).unwrap_or(0);
+    match kind {
+        Kind::Ud { .. } | Kind::UcRequest(UcRequest::SendOnly(_) | UcRequest::WriteOnly(..)) => charge_alone(payload),
+        _ => charge(payload),
+    }
+}
+
 /// What packets `from..to` of a message of `length` bytes in `packets` packets occupy together.
 pub(crate) fn charge_range(length: u32, packets: u32, mtu: PathMtu, from: u32, to: u32) -> u32 {
+    if packets == 1 {
+        return if from < to { charge_alone(length) } else { 0 };
+    }
     let full = to.min(packets - 1).saturating_sub(from);
     let last = if from < to && to == packets { charge(length - (packets - 1) * mtu.bytes()) } else { 0 };
     full * charge(mtu.bytes()) + last
@@ -123,6 +149,24 @@ mod tests {
         assert_eq!(charge(4096), 4192);
     }
 
+    /// As a socket of Linux 6.18 reports it: how many fit its buffer.
+    #[test]
+    fn a_message_of_one_packet_costs_what_its_buffer_takes() {
+        for (payload, bytes) in [
+            (0, 832),
+            (128, 832),
+            (192, 1280),
+            (512, 1280),
+            (640, 2304),
+            (1600, 2304),
+            (2048, 4352),
+            (3600, 4352),
+            (4096, 8448),
+        ] {
+            assert_eq!(charge_alone(payload), bytes, "{payload}");
+        }
+    }
+
     #[test]
     fn a_range_costs_the_sum_of_its_packets() {
         let mtu = PathMtu::Mtu1024;
@@ -133,5 +177,6 @@ mod tests {
             }
         }
         assert_eq!(charge_range(0, 1, mtu, 0, 1), 832);
+        assert_eq!((charge_range(1024, 1, mtu, 0, 1), charge_range(1024, 1, mtu, 1, 1)), (2304, 0));
     }
 }

@@ -31,7 +31,7 @@ mod unreliable;
 pub use attr::{AttrMask, ModifyError, QpAttr, QpState};
 pub use congestion::{CongestionCounts, MIN_RATE_KBPS, RateLimit};
 pub use delegate::Outcome;
-pub use flight::charge;
+pub use flight::{charge, charge_alone, charge_of};
 pub use migration::MigState;
 pub use raw::FrameNote;
 pub use retry::RetryCounts;

@@ -3,6 +3,7 @@
 //! Touches `segment`, the send queue's entries and the two doors that a payload passes: memory and batch.
 
 use crate::cx::{Memory, PacketNote, TxBatch};
+use crate::qp::flight::{charge, charge_alone};
 use crate::qp::segment::{self, Place};
 use crate::qp::sq::{Payload, SendWqe};
 use crate::wr::{Av, SendOp};
@@ -28,6 +29,13 @@ pub(crate) struct Outgoing {
 }
 
 impl Outgoing {
+    /// What it counts for at the receiver.
+    pub(crate) fn cost(&self) -> u32 {
+        // What has no payload costs the least either way.
+        let is_alone = matches!(self.request, Request::SendOnly(_) | Request::WriteOnly(..));
+        if is_alone { charge_alone(self.len) } else { charge(self.len) }
+    }
+
     /// Packet `index` of `wqe`; a local operation has none.
     pub(crate) fn of(wqe: &SendWqe, index: u32, mtu: PathMtu) -> Option<Self> {
         if let SendOp::Read { remote_addr, rkey } = wqe.op {

@@ -264,7 +264,7 @@ impl Requester {
             return self.stop_with(sh, host, WcStatus::LocQpOpErr);
         }
         let Some(packet) = Outgoing::of(wqe, self.cursor.packet, mtu) else { return self.run_local(sh, host) };
-        let cost = charge(packet.len);
+        let cost = packet.cost();
         let room = self.flight.reserve(sh, host, cost, packet.next_len.map_or(0, charge));
         if room == Room::None {
             return Step::Stop;

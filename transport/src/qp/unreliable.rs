@@ -1,7 +1,6 @@
 //! The send loop of UC and UD: a work request is done when its last packet is in the batch; nothing comes back.
 
 use crate::cx::{Host, TxBatch};
-use crate::qp::flight::charge;
 use crate::qp::outgoing::{Outgoing, Put, put};
 use crate::qp::requester::{Requester, Step};
 use crate::qp::shared::{Service, Shared};
@@ -31,7 +30,7 @@ impl Requester {
             Ok(next) => next,
             Err(status) => return self.stop_with(sh, host, status),
         };
-        let cost = charge(packet.len);
+        let cost = packet.cost();
         if !self.paid && !host.reserve(&av, qpn, cost, self.burst) {
             return Step::Stop;
         }

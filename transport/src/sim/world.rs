@@ -164,7 +164,7 @@ impl<C: Choices> World<C> {
             let known = self.by_place.insert((tie.here.node, tie.here.qpn.get()), self.ends.len());
             assert_eq!(known, None, "{:?} is taken", tie.here);
             let window = self.windows.entry((tie.here.node, tie.there.node)).or_default();
-            window.beyond += crate::qp::charge(setup.path_mtu.bytes());
+            window.beyond += crate::qp::charge_alone(setup.path_mtu.bytes());
             self.ends.push(End {
                 qp,
                 host,

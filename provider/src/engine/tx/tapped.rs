@@ -9,7 +9,7 @@ use crate::flow::Key;
 use crate::net::udp::UdpLink;
 use crate::net::{HOP_LIMIT, Link, TxMeta};
 use roxe_transport::fault::{Direction, Seen, Verdict};
-use roxe_transport::qp::charge;
+use roxe_transport::qp::charge_of;
 use roxe_transport::wr::Av;
 use roxe_wire::capture::Direction::Outbound;
 use roxe_wire::{Kind, NetHeader, Packet};
@@ -141,7 +141,7 @@ impl Exit<'_> {
     fn take_credit_back(&self, net: &NetHeader, bytes: &[u8]) {
         let Ok(Packet { header, payload }) = Packet::parse(bytes) else { return };
         if matches!(header.kind, Kind::Ud { .. } | Kind::UcRequest(_)) {
-            let bytes = charge(u32::try_from(payload.len()).unwrap_or(0));
+            let bytes = charge_of(&header.kind, payload.len());
             self.engine.flows().credit(Key::of(net.dst, header.bth.dest_qpn), bytes, clock::now());
         }
     }
