@@ -33,7 +33,7 @@ impl Connection {
             lifetime: connect.packet_lifetime,
             tid,
             timer: Timer::new(answer, connect.max_cm_retries),
-            patience: Patience::new(now, connect.patience),
+            patience: Patience::new(connect.patience),
             last: None,
             orphan: false,
             is_active: true,

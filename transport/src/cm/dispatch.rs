@@ -71,7 +71,7 @@ impl Cm {
                 self.hand(id, |conn, _, out| conn.on_drep(cx.now, out))
             }
             Message::SidrReq(request) => self.on_sidr_req(cx, (route, tid), request),
-            Message::SidrRep(reply) => self.sidr.on_reply(route, reply, mad.modifier, &mut self.out),
+            Message::SidrRep(reply) => self.sidr.on_reply(cx.now, route, reply, mad.modifier, &mut self.out),
             Message::Lap(lap) => self.on_lap((route, tid), lap),
             Message::Apr(apr) => {
                 let id = self.find(route, apr.remote_comm_id, apr.local_comm_id)?;

@@ -40,9 +40,10 @@
 //! ```
 //!
 //! `reject` in ReqRcvd or RepRcvd and their MRA states sends a REJ, and the connection is gone; so is that of who gets
-//! the REJ; but a REQ that finds nobody listening may be told to have patience. REQ, REP and DREQ are repeated until their answer comes; after the last repetition a REQ or REP ends in
-//! `Unreachable` and a REJ for timeout, a DREQ in TimeWait. Both ends may send a DREQ at once: each answers the
-//! other's. A destroyed connection goes on without telling anybody until the peer knows.
+//! the REJ; but a REQ (or a lookup) that finds nobody listening may be told to have patience. REQ, REP and DREQ are
+//! repeated until their answer comes; after the last repetition a REQ or REP ends in `Unreachable` and a REJ for timeout,
+//! a DREQ in TimeWait. Both ends may send a DREQ at once: each answers the other's. A destroyed connection goes on without
+//! telling anybody until the peer knows.
 //!
 //! # A peer that lies
 //!
@@ -54,7 +55,7 @@
 //! # Files
 //!
 //! `terms` is what programs say and `outbox` what they hear; `conn`, `active`, `passive`, `teardown` are one
-//! connection, `patience` its requests that find nobody, `alternate` its alternate path; `sidr` is the lookup of datagram services; `table` finds connections, `listen` listeners; `dispatch`
+//! connection, `patience` requests that find nobody, `alternate` its alternate path; `sidr` is the lookup of datagram services; `table` finds connections, `listen` listeners; `dispatch`
 //! gives messages to them after `checks`; `manager` is [`Cm`] itself; `fields` fills messages in; `times` knows what time codes mean.
 
 mod active;

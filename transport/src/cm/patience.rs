@@ -16,7 +16,9 @@ const LONGEST: Duration = Duration::from_millis(160);
 /// Until when a refused request is repeated, and how long the next pause is.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
-    until: Instant,
+    /// How long after the first refusal.
+    length: Duration,
+    until: Option<Instant>,
     pause: Duration,
     /// The request was refused, and is not repeated yet.
     pub(super) is_pausing: bool,
@@ -24,27 +26,29 @@ pub(super) struct Patience {
 
 impl Patience {
     /// Of who was asked.
-    pub(super) const NONE: Self = Self { until: Instant(0), pause: FIRST, is_pausing: false };
+    pub(super) const NONE: Self = Self::new(Duration::ZERO);
 
-    pub(super) fn new(now: Instant, patience: Duration) -> Self {
-        Self { until: now.after(patience), pause: FIRST, is_pausing: false }
+    pub(super) const fn new(length: Duration) -> Self {
+        Self { length, until: None, pause: FIRST, is_pausing: false }
     }
 
-    /// When to ask again; `None` when it has been long enough.
-    fn next(&mut self, now: Instant) -> Option<Instant> {
-        let pause = self.pause;
-        self.pause = LONGEST.min(2 * pause);
-        Some(now.after(pause)).filter(|next| *next < self.until)
+    /// Nobody is there: when to ask again, or `None` when it has been long enough. Who refuses so has forgotten the request,
+    /// and takes the same for a new one.
+    // clause: CM-REQ-AGAIN
+    pub(super) fn pause(&mut self, now: Instant) -> Option<Instant> {
+        let until = *self.until.get_or_insert_with(|| now.after(self.length));
+        let next = Some(now.after(self.pause)).filter(|next| *next < until);
+        self.pause = LONGEST.min(2 * self.pause);
+        self.is_pausing = next.is_some();
+        next
     }
 }
 
 impl Connection {
-    /// Nobody listens where we asked: whether to ask again, after a pause. Who refuses so has forgotten the request, and takes
-    /// the same for a new one.
+    /// Nobody listens where we asked: whether to ask again, after a pause.
     // clause: CM-REQ-AGAIN
     pub(super) fn will_ask_again(&mut self, now: Instant) -> bool {
-        let next = self.patience.next(now);
-        self.patience.is_pausing = next.is_some();
+        let next = self.patience.pause(now);
         self.timer.due = next.or(self.timer.due);
         next.is_some()
     }

@@ -8,6 +8,7 @@
 use super::conn::Timer;
 use super::listen::{ListenId, Listeners};
 use super::outbox::{EventKind, Origin, Outbox};
+use super::patience::Patience;
 use super::terms::{Ece, Resolution, Resolve, Route};
 use super::times::wait;
 use super::{CmError, Ignored, fields};
@@ -19,6 +20,8 @@ use std::collections::{BTreeMap, BTreeSet};
 struct Question {
     route: Route,
     timer: Timer,
+    /// With a peer where nobody listens.
+    patience: Patience,
     /// The SIDR_REQ, for when it has to be sent again.
     mad: Mad,
 }
@@ -75,12 +78,14 @@ impl Sidr {
         timer.start(now);
         out.send_mad(resolve.route, mad.clone());
         self.due.extend(timer.due.map(|due| (due, id)));
-        self.questions.insert(id, Question { route: resolve.route, timer, mad });
+        let patience = Patience::new(resolve.patience);
+        self.questions.insert(id, Question { route: resolve.route, timer, patience, mad });
     }
 
-    /// A service answers.
+    /// A service answers, or there is none.
     pub(super) fn on_reply(
         &mut self,
+        now: Instant,
         route: Route,
         reply: &SidrRep,
         options: u32,
@@ -91,10 +96,27 @@ impl Sidr {
         if question.route != route {
             return Err(Ignored::Address);
         }
+        if reply.status == SidrStatus::Unsupported && self.will_ask_again(now, id)? {
+            return Ok(());
+        }
         self.forget(id);
         let ece = Ece { vendor_id: reply.vendor_id, options };
         out.tell(id, EventKind::LookupReply(Box::new(reply.clone()), ece));
         Ok(())
+    }
+
+    /// Nobody is there: whether to ask again, after a pause; an error if that is said once more in the pause.
+    // clause: CM-REQ-AGAIN
+    fn will_ask_again(&mut self, now: Instant, id: CommId) -> Result<bool, Ignored> {
+        let question = self.questions.get_mut(&id).ok_or(Ignored::UnknownId)?;
+        if question.patience.is_pausing {
+            return Err(Ignored::Duplicate);
+        }
+        let Some(next) = question.patience.pause(now) else { return Ok(false) };
+        let before = question.timer.due.replace(next);
+        before.map(|due| self.due.remove(&(due, id)));
+        self.due.insert((next, id));
+        Ok(true)
     }
 
     /// Whether this lookup of this client waits for an answer already.
@@ -149,12 +171,16 @@ impl Sidr {
         self.due.first().map(|(due, _)| *due)
     }
 
-    /// Asks again what was not answered in time, or gives up.
+    /// Asks again what was not answered in time, or when a pause is over; or gives up.
     pub(super) fn handle_timeout(&mut self, now: Instant, out: &mut Outbox) {
         while let Some((due, id)) = self.due.first().copied().filter(|(due, _)| *due <= now) {
             self.due.remove(&(due, id));
             let Some(question) = self.questions.get_mut(&id) else { continue };
-            if question.timer.again(now) {
+            let was_pausing = std::mem::take(&mut question.patience.is_pausing);
+            if was_pausing {
+                question.timer.start(now);
+            }
+            if was_pausing || question.timer.again(now) {
                 out.send_mad(question.route, question.mad.clone());
                 self.due.extend(question.timer.due.map(|due| (due, id)));
             } else {

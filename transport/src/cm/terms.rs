@@ -72,7 +72,8 @@ pub struct Connect {
     pub response_timeout: TimeCode,
     /// How often either connection manager repeats what is not answered.
     pub max_cm_retries: Small<4>,
-    /// How long the request is repeated, with pauses, while nobody listens at the peer; zero: the first refusal counts.
+    /// How long the request is repeated, with pauses, after the first answer that nobody listens at the peer; zero: that one
+    /// counts.
     pub patience: Duration,
     /// For the program at the other end; librdmacm's begins with the addresses and the port.
     pub private_data: PrivateData<92>,
@@ -176,6 +177,8 @@ pub struct Resolve {
     pub response_timeout: TimeCode,
     /// How often to ask again.
     pub max_cm_retries: Small<4>,
+    /// As [`Connect::patience`].
+    pub patience: Duration,
     /// For the server.
     pub private_data: PrivateData<216>,
 }
@@ -188,6 +191,7 @@ impl Resolve {
             service_id,
             response_timeout: TimeCode::new(20),
             max_cm_retries: Small::MAX,
+            patience: Duration::ZERO,
             private_data: PrivateData::EMPTY,
         }
     }

@@ -71,7 +71,9 @@ impl Id {
 
     fn look_up(&self, session: &mut Session<'_>, inner: &Inner, param: &ConnParam) -> Result<CommId, Error> {
         let private_data = inner.with_addresses(&param.private_data)?;
-        let resolve = Resolve { private_data, ..Resolve::new(inner.path()?.route(), inner.service_id(self)?) };
+        let (path, service_id) = (inner.path()?, inner.service_id(self)?);
+        let patience = patience(session.engine, path);
+        let resolve = Resolve { patience, private_data, ..Resolve::new(path.route(), service_id) };
         let (cm, mut cx) = session.cx();
         cm.resolve(&mut cx, &resolve).map_err(|e| refused(&e))
     }

@@ -49,6 +49,26 @@ fn a_client_gives_up() {
     assert!(node.cm.is_empty() && node.events().is_empty());
 }
 
+// clause: CM-SIDR, CM-REQ-AGAIN
+#[test]
+fn a_client_that_finds_nobody_asks_again_for_a_while() {
+    let mut node = Node::new();
+    let resolve = Resolve { patience: Duration::from_millis(500), ..Resolve::new(route(), SERVICE) };
+    let id = node.call(|cm, cx| cm.resolve(cx, &resolve)).unwrap();
+    let nobody = SidrRep { status: SidrStatus::Unsupported, ..reply(id) };
+    assert_eq!((node.names(), node.wait().as_millis(), node.names()), (vec!["SIDR_REQ"], 4096, vec!["SIDR_REQ"]));
+    for pause in [10, 20, 40, 80, 160, 160] {
+        assert_eq!(node.takes(nobody.clone()), Ok(()));
+        assert_eq!(node.takes(nobody.clone()), Err(Ignored::Duplicate), "the network repeated it");
+        assert_eq!((node.sent(), node.events()), (vec![], vec![]));
+        assert_eq!((node.wait().as_millis(), node.names()), (pause, vec!["SIDR_REQ"]));
+    }
+    assert_eq!((node.wait().as_millis(), node.names()), (4096, vec!["SIDR_REQ"]), "nobody answers");
+    assert_eq!(node.takes(nobody.clone()), Ok(()));
+    assert_eq!(node.events(), [EventKind::LookupReply(Box::new(nobody), Ece::NONE)]);
+    assert!(node.cm.is_empty());
+}
+
 // clause: CM-SIDR
 #[test]
 fn a_service_is_asked_once_and_answers_every_time() {
