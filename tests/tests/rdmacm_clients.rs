@@ -10,7 +10,8 @@
 //!   WORD...    only what has every WORD in its name, such as veth ipv6 loss rping
 //! ```
 //!
-//! As root in a network namespace of its own; others have the loopback device only.
+//! As root in a network namespace of its own; others have the loopback device only. Those with losses mostly wait, and run
+//! beside each other after the others.
 
 use roxe_tests::guest::link;
 use roxe_tests::matrix::Ip;

@@ -10,6 +10,7 @@ use crate::pair::{self, KILLED, LOOK, Outcome};
 use crate::rdmacm::judge::{self, Judged};
 use crate::rdmacm::list::{self, Scale};
 use crate::rdmacm::{Carrier, Exchange, Ready, Words, group, group_table, local, members_in, take_copy};
+use std::cmp::Reverse;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -122,7 +123,10 @@ pub fn run(meetings: &[Meeting], runner: &mut Runner, tell: impl Fn(&Shown) + Sy
         runner.set(condition)?;
         let lanes = if condition.lossy() { LANES } else { 1 };
         let runner = &*runner;
-        all.extend(lanes::run(part, lanes, |meeting| {
+        // The longest first, so that nobody waits for one that came last.
+        let mut part: Vec<&Meeting> = part.iter().collect();
+        part.sort_by_key(|meeting| Reverse(meeting.exchange.clients));
+        all.extend(lanes::run(&part, lanes, |meeting| {
             let shown = meeting.run(runner);
             tell(&shown);
             shown

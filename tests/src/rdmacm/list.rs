@@ -67,14 +67,16 @@ fn rpings(scale: Scale) -> Vec<Exchange> {
         pair(server, client, Says::Pings(count), 3 * count)
     };
     let (long, short) = (scale.of(1000, 100), scale.of(100, 20));
+    // Twenty times as many in all, and on a link with losses each lost packet costs rxe a second or two.
+    let each = scale.of(100, 5);
     let persistent = Exchange {
         server: "rping -s -P -a OWN -p PORT".to_owned(),
         clients: 20,
         one_by_one: true,
         stays: true,
-        says: Says::PingsOfMany(short),
+        says: Says::PingsOfMany(each),
         note: ", 20 clients",
-        ..rping("", short)
+        ..rping("", each)
     };
     vec![rping("", long), rping(" -q", short), rping(" -S 60000", short), persistent]
 }
