@@ -299,9 +299,10 @@ impl Meeting {
         }
     }
 
-    /// Whether it came to nothing by a loss that no program, card or kernel makes good.
+    /// Whether it came to nothing by a loss that no program, card or kernel makes good, or because the emulated processor was
+    /// kept waiting for longer than a request is repeated.
     fn bad_luck(&self, servers: &[Outcome], clients: &[Outcome]) -> bool {
-        self.condition.lossy() && (lost_goodbye(servers, clients) || clients.iter().any(is_too_early))
+        clients.iter().any(is_too_early) || self.condition.lossy() && lost_goodbye(servers, clients)
     }
 
     /// The limit of rxe that shows in what its side says.
