@@ -43,21 +43,22 @@ fn row(measured: &Measured) -> String {
     }
 }
 
-/// The verdicts.
+/// The verdicts. One with a figure that others disturbed is none.
 pub(crate) fn verdicts(shows: &[Show]) -> String {
     let mut text = format!("\n{:<62} {:>10} {:>10} {:>7}\n", "show", "target", "reached", "ratio");
     for show in shows {
-        _ = write!(text, "{:<62} ", show.name);
-        _ = match show.reached {
-            None => writeln!(text, "{:>10.3} {:>10}         not measured", show.target, "-"),
-            Some(reached) => writeln!(
-                text,
-                "{:>10.3} {reached:>10.3} {:>7.2} {}",
-                show.target,
-                reached / show.target,
-                if show.holds() { "ok" } else { "MISSED" }
-            ),
+        let number =
+            |value: Option<f64>| value.filter(|v| !v.is_nan()).map_or_else(|| "-".to_owned(), |v| format!("{v:.3}"));
+        let ratio = show.reached.map(|reached| reached / show.target);
+        let [target, reached] = [Some(show.target), show.reached].map(number);
+        let verdict = match ratio {
+            None => "not measured",
+            Some(ratio) if ratio.is_nan() => "nothing to compare with",
+            _ if show.disturbed => "disturbed",
+            _ if show.holds() => "ok",
+            _ => "MISSED",
         };
+        _ = writeln!(text, "{:<62} {target:>10} {reached:>10} {:>7} {verdict}", show.name, number(ratio));
     }
     text
 }
@@ -88,9 +89,10 @@ pub(crate) fn json(all: &[Measured], shows: &[Show], skipped: &[String]) -> Stri
         .map(|s| {
             let (target, reached) = (number(Some(s.target)), number(s.reached));
             format!(
-                "{{\"name\":\"{}\",\"target\":{target},\"reached\":{reached},\"holds\":{}}}",
+                "{{\"name\":\"{}\",\"target\":{target},\"reached\":{reached},\"holds\":{},\"disturbed\":{}}}",
                 s.name,
-                s.reached.is_some() && s.holds()
+                s.holds(),
+                s.disturbed
             )
         })
         .collect();

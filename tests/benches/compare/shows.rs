@@ -18,7 +18,12 @@ pub(crate) struct Show {
     pub(crate) reached: Option<f64>,
     /// Whether less is better.
     less: bool,
+    /// Whether a figure in it has only disturbed runs.
+    pub(crate) disturbed: bool,
 }
+
+/// A figure, and whether it has only disturbed runs.
+type Found = Option<(f64, bool)>;
 
 impl Show {
     /// Whether the promise is kept.
@@ -31,25 +36,28 @@ impl Show {
 struct Figures<'a>(&'a [Measured]);
 
 impl Figures<'_> {
-    fn find(&self, group: &str, size: usize, work: &Work) -> Option<f64> {
+    fn find(&self, group: &str, size: usize, work: &Work) -> Found {
         let fits = |m: &&Measured| m.line.group == group && m.line.size == size && m.line.work == *work;
-        self.0.iter().find(fits).filter(|m| m.failures.is_empty())?.counting().median()
+        let measured = self.0.iter().find(fits).filter(|m| m.failures.is_empty())?;
+        Some((measured.counting().median()?, measured.is_disturbed()))
     }
 
-    fn verbs(&self, size: usize, verbs: Verbs) -> Option<f64> {
+    fn verbs(&self, size: usize, verbs: Verbs) -> Found {
         self.find(verbs.tool, size, &Work::Verbs(verbs))
     }
 
-    fn at_least(&self, name: &str, reached: Option<f64>, part: f64, of: Option<f64>) -> Show {
+    fn at_least(&self, name: &str, reached: Found, part: f64, of: Found) -> Show {
         self.show(name, reached, part, of, false)
     }
 
-    fn at_most(&self, name: &str, reached: Option<f64>, part: f64, of: Option<f64>) -> Show {
+    fn at_most(&self, name: &str, reached: Found, part: f64, of: Found) -> Show {
         self.show(name, reached, part, of, true)
     }
 
-    fn show(&self, name: &str, reached: Option<f64>, part: f64, of: Option<f64>, less: bool) -> Show {
-        Show { name: name.to_owned(), target: of.map_or(f64::NAN, |of| of * part), reached, less }
+    fn show(&self, name: &str, reached: Found, part: f64, of: Found, less: bool) -> Show {
+        let disturbed = [reached, of].into_iter().flatten().any(|(_, disturbed)| disturbed);
+        let target = of.map_or(f64::NAN, |(of, _)| of * part);
+        Show { name: name.to_owned(), target, reached: reached.map(|(figure, _)| figure), less, disturbed }
     }
 }
 
@@ -86,14 +94,14 @@ fn udp(figures: &Figures<'_>) -> Vec<Show> {
         ),
         figures.at_most("udp: write latency 8 B <= 1.4 raw UDP, us", of(8, lat.clone()), 1.4, raw),
         figures.at_most("udp: write latency 8 B <= UCX tcp, us", of(8, lat), 1.0, figures.find(WRITE_LAT, 8, &ucx_lat)),
-        figures.at_least("udp: messages of 64 B, M/s", of(64, bw), 1.0, Some(0.5)),
+        figures.at_least("udp: messages of 64 B, M/s", of(64, bw), 1.0, Some((0.5, false))),
     ]
 }
 
 fn stock(figures: &Figures<'_>) -> Vec<Show> {
     let pair =
         |size, tool, mtu| [Link::UdpStock, Link::Udp].map(|link| figures.verbs(size, Verbs::new(tool, link).mtu(mtu)));
-    let at_least = |name: &str, [stock, full]: [Option<f64>; 2]| figures.at_least(name, stock, STOCK, full);
+    let at_least = |name: &str, [stock, full]: [Found; 2]| figures.at_least(name, stock, STOCK, full);
     let [stock, full] = pair(8, WRITE_LAT, 4096);
     vec![
         at_least("stock buffer: write 1 MB >= 0.8 of 4 MiB, GB/s", pair(MB, WRITE_BW, 4096)),
@@ -108,7 +116,7 @@ fn shm(figures: &Figures<'_>) -> Vec<Show> {
     let of = |size, tool| figures.verbs(size, Verbs::new(tool, Link::Shm));
     let event = |size, tool, link| figures.verbs(size, Verbs::new(tool, link).events());
     let ucx = figures.find(WRITE_BW, MB, &Work::Ucx("tag_bw", "posix,cma"));
-    let given = |value, reached: Option<f64>| reached.map(|_| value);
+    let given = |value, reached: Found| reached.map(|_| (value, false));
     let (mb, small, rate, lat) = (of(MB, WRITE_BW), of(4 << 10, WRITE_BW), of(64, WRITE_BW), of(8, WRITE_LAT));
     let (send_bw, send_lat) = ("ib_send_bw", "ib_send_lat");
     let events = |size, tool| [Link::Shm, Link::Udp].map(|link| event(size, tool, link));
