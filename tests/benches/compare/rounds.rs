@@ -75,8 +75,7 @@ impl Measured {
         });
         match measured {
             Ok((sample, foreign)) => {
-                self.messages =
-                    work::messages(&self.line, sample.figure, (self.messages, begun.elapsed()), rounds.each);
+                self.messages = work::messages(&self.line, sample, (self.messages, begun.elapsed()), rounds.each);
                 Some((sample, foreign))
             }
             Err(why) => {

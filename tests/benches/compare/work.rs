@@ -66,11 +66,12 @@ pub(crate) fn first_guess(line: &Line) -> u64 {
 
 /// Messages for the next run, which shall take `each`, after one of `messages` that took `wall` with starting and ending.
 ///
-/// The figure says how many that are. But it may be a typical time of which others made most messages miss much, so it is
-/// believed in steps, and not at all after a run that took far too long.
-pub(crate) fn messages(line: &Line, figure: f64, (messages, wall): (u64, Duration), each: Duration) -> u64 {
+/// The sample says how many that are. But others may have been in the way of one run and not of the next, so it is believed in
+/// steps, and not at all after a run that took far too long.
+pub(crate) fn messages(line: &Line, sample: Sample, (messages, wall): (u64, Duration), each: Duration) -> u64 {
     #[expect(clippy::cast_precision_loss, reason = "small numbers")]
     let (size, messages) = (line.size as f64, messages as f64);
+    let figure = sample.average.unwrap_or(sample.figure);
     let per_second = match line.unit {
         Unit::Microseconds => 1e6 / figure / 2.0,
         Unit::GigabytesPerSecond => figure * 1e9 / size,
