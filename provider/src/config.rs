@@ -62,6 +62,11 @@ pub const KNOBS: &[Knob] = &[
         help: "Receive runs of packets with one system call (UDP_GRO): on or off.",
     },
     Knob {
+        name: "ROXE_LINK",
+        default: "udp",
+        help: "How packets reach processes of this user on this host: auto through shared memory, or udp as all others.",
+    },
+    Knob {
         name: "ROXE_DCQCN",
         default: "off",
         help: "Let switches mark packets (ECN) and slow down when the receiver reports marks (DCQCN): on or off.",
@@ -116,6 +121,8 @@ pub(crate) struct Config {
     pub(crate) gso: bool,
     /// Whether to receive with `UDP_GRO`.
     pub(crate) gro: bool,
+    /// Whether packets to processes of this host go through shared memory.
+    pub(crate) rings: bool,
     /// Whether queue pairs limit their rate when the network is congested.
     pub(crate) dcqcn: bool,
     /// Whether to print the counters when the process ends.
@@ -174,6 +181,7 @@ fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
         steering: switch("ROXE_STEERING", true)?,
         gso: switch("ROXE_GSO", true)?,
         gro: switch("ROXE_GRO", true)?,
+        rings: parse_with(&get, "ROXE_LINK", "it must be auto or udp", false, parse_link)?,
         dcqcn: switch("ROXE_DCQCN", false)?,
         stats: switch("ROXE_STATS", false)?,
         counters: parse_with(&get, "ROXE_COUNTERS", "it must be the name of a folder", None, |text| {
@@ -224,6 +232,14 @@ fn parse_switch(text: &str) -> Option<bool> {
     }
 }
 
+fn parse_link(text: &str) -> Option<bool> {
+    match text {
+        "auto" => Some(true),
+        "udp" => Some(false),
+        _ => None,
+    }
+}
+
 fn parse_names(text: &str) -> Option<Vec<String>> {
     let names: Vec<String> = text.split(',').map(|name| name.trim().to_owned()).collect();
     names.iter().all(|name| !name.is_empty()).then_some(names)
@@ -256,6 +272,7 @@ mod tests {
         assert_eq!(with("ROXE_RCVBUF", "4096").unwrap().rcvbuf, 4096);
         assert_eq!(with("ROXE_SPIN_US", "0").unwrap().spin_us, 0);
         assert!(!with("ROXE_STEERING", "off").unwrap().steering);
+        assert!(with("ROXE_LINK", "auto").unwrap().rings && !with("ROXE_LINK", "udp").unwrap().rings);
         assert_eq!(with("ROXE_COUNTERS", "/x").unwrap().counters, Some("/x".into()));
         assert_eq!(with("ROXE_CAPTURE", "a.pcapng").unwrap().capture, Some("a.pcapng".into()));
     }
@@ -282,6 +299,7 @@ mod tests {
             ("ROXE_RCVBUF", "4095"),
             ("ROXE_SPIN_US", "10001"),
             ("ROXE_GSO", "maybe"),
+            ("ROXE_LINK", "tcp"),
             ("ROXE_FAULTS", "lose 3%"),
             ("ROXE_FAULTS", "@/nonexistent/rules"),
         ] {

@@ -33,6 +33,10 @@ pub(crate) struct Counters {
     pub(crate) received_packets: Counter,
     /// Their bytes, from the BTH to the ICRC.
     pub(crate) received_bytes: Counter,
+    /// Those of the sent packets that went through shared memory.
+    pub(crate) sent_by_ring: Counter,
+    /// Those of the received packets that came through shared memory.
+    pub(crate) received_by_ring: Counter,
     /// Packets that are no legal RoCE packet.
     pub(crate) malformed: Counter,
     /// Packets whose ICRC is wrong.
@@ -134,6 +138,13 @@ impl Counters {
         self.send_rnr_err.add(met.send_rnr_err.into());
     }
 
+    /// Counts packets that were handed to a ring.
+    pub(crate) fn count_sent_by_ring(&self, packets: u64, bytes: u64) {
+        self.sent_packets.add(packets);
+        self.sent_bytes.add(bytes);
+        self.sent_by_ring.add(packets);
+    }
+
     /// How many packets were dropped for `reason`.
     pub(crate) fn drops(&self, reason: DropReason) -> u64 {
         self.drops.get(reason as usize).map_or(0, Counter::get)
@@ -146,6 +157,8 @@ impl Counters {
             ("sent_bytes", &self.sent_bytes),
             ("received_packets", &self.received_packets),
             ("received_bytes", &self.received_bytes),
+            ("sent_by_ring", &self.sent_by_ring),
+            ("received_by_ring", &self.received_by_ring),
             ("malformed", &self.malformed),
             ("icrc_errors", &self.icrc_errors),
             ("unknown_qp", &self.unknown_qp),

@@ -14,6 +14,7 @@ pub(crate) mod parting;
 mod piggyback;
 #[allow(unsafe_code)]
 mod poller;
+mod rings;
 mod rx;
 mod start;
 mod strays;
@@ -26,7 +27,7 @@ pub(crate) use letters::Letter;
 #[cfg(test)]
 pub(crate) use rx::IdentGuess;
 pub(crate) use rx::{Run, RxTools};
-pub(crate) use tx::Batch;
+pub(crate) use tx::{Batch, Outlet, TxCache};
 
 use crate::cm::Agent;
 use crate::config::{Config, config};
@@ -47,6 +48,7 @@ use background::Presence;
 use letters::Letters;
 use parking_lot::{Mutex, RwLock};
 use poller::{Poller, Watch};
+use rings::Rings;
 use roxe_transport::qp::Service;
 use roxe_transport::time::Instant;
 use roxe_wire::{Gid, Qpn};
@@ -98,6 +100,8 @@ pub(crate) struct Engine {
     ack_at: AtomicU64,
     /// For other processes, to be sent by whoever receives next.
     letters: Letters,
+    /// Ways to them through shared memory.
+    rings: Rings,
     /// Connection management.
     agent: Agent,
 }
@@ -153,6 +157,7 @@ impl Engine {
             tell_at: AtomicU64::new(NEVER),
             ack_at: AtomicU64::new(NEVER),
             letters: Letters::default(),
+            rings: Rings::new(config.rings),
             agent: Agent::default(),
         }
     }
@@ -330,6 +335,8 @@ impl Engine {
     pub(crate) fn look_at(&self, key: Key) -> Receiver {
         if self.link(key.dst).is_none() {
             Receiver::Remote
+        } else if self.has_ring(key.slot) {
+            Receiver::Ring
         } else if slot::is_owned(self.ifindex(), key.slot) {
             Receiver::Credits
         } else {
@@ -499,8 +506,21 @@ impl Engine {
         let told = self.device.live().map(|live| live.raw() as &dyn Lockable);
         let timers = self.timers.raw();
         let inbox = self.agent.raw_inbox();
-        let always: [&dyn Lockable; 9] =
-            [inbox, port, &self.links, map, ready, credits, timers, self.letters.raw(), &self.poller];
+        let [out, inbound, full] = self.rings.raw();
+        let always: [&dyn Lockable; 12] = [
+            inbox,
+            port,
+            &self.links,
+            map,
+            out,
+            inbound,
+            full,
+            ready,
+            credits,
+            timers,
+            self.letters.raw(),
+            &self.poller,
+        ];
         always.into_iter().chain(held).chain(told)
     }
 }

@@ -49,6 +49,8 @@ pub(crate) enum Receiver {
     Absent,
     /// A process that returns credits.
     Credits,
+    /// A process that is reached through a ring, which has a window of its own.
+    Ring,
 }
 
 /// The window of one destination.
@@ -231,6 +233,24 @@ impl Flows {
             flow.credit(bytes, now);
             self.wake(&flow);
         }
+    }
+
+    /// From now on the process of `slot` is `receiver`, and has taken all datagrams that went to it.
+    pub(crate) fn set_receiver(&self, slot: Slot, receiver: Receiver) {
+        let map = self.map.lock();
+        let flows: Vec<_> = map.values().filter(|flow| flow.key.slot == slot).map(Arc::clone).collect();
+        drop(map);
+        for flow in flows {
+            *flow.receiver.lock() = receiver;
+            flow.datagrams.store(0, Ordering::SeqCst);
+            self.wake(&flow);
+        }
+    }
+
+    /// These queue pairs have room again.
+    pub(crate) fn push_ready(&self, qpns: impl Iterator<Item = Qpn>) {
+        self.ready.lock().extend(qpns);
+        self.has_ready.store(true, Ordering::Release);
     }
 
     /// There is room on `flow`: marks whoever waits for it as ready.

@@ -32,9 +32,11 @@
 //! 4. the list of contexts of a device,
 //! 5. the engine's receive side (tried, never waited for, by a poller),
 //! 6. one queue pair,
-//! 7. one of: a completion queue, a shared receive queue (around a completion queue where it matches tags), the memory
+//! 7. one ring to another process (inside of the list of rings, where both are taken); what follows is taken while packets
+//!    are built in it,
+//! 8. one of: a completion queue, a shared receive queue (around a completion queue where it matches tags), the memory
 //!    table (read), a flow's window, the description of the port, the inbox of the connection manager,
-//! 8. the event queue of a channel or context, the names of the ports that the process holds.
+//! 9. the event queue of a channel or context, the names of the ports that the process holds.
 //!
 //! Messages for the connection manager arrive under the lock of the receive side, which is inside of its own: they wait in
 //! its inbox until that is free.
@@ -46,7 +48,7 @@
 //! # Unsafe code
 //!
 //! Lives in `guard` (touching application memory), `fork` (locks across a fork), `net` and `engine::poller` (sockets and
-//! waiting), and in `mapped`, `event`, `port` and `exit` (a system call or two each); everything else is safe.
+//! waiting), `net::shm::memory` (memory shared with another process), and in `mapped`, `event`, `port` and `exit` (a system call or two each); everything else is safe.
 #![deny(unsafe_code)]
 
 pub mod cm;

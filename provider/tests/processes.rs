@@ -66,6 +66,7 @@ impl Puppet {
             "send" => self.send(number(1)),
             "drain" => self.drain(number(1)),
             "counters" => self.counters(),
+            "rings" => self.rings(),
             "fork" => self.fork(),
             "idle" => idle().to_string(),
             "many" => self.many(number(1)),
@@ -166,6 +167,14 @@ impl Puppet {
         format!("{} {} {}", get("forwarded"), get("received_packets"), get("icrc_errors"))
     }
 
+    /// Packets sent and received through shared memory, and how often memory of a ring is mapped.
+    fn rings(&mut self) -> String {
+        let get = |name| counter(&self.node.context, name);
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let mapped = maps.lines().filter(|line| line.contains("memfd:roxe")).count();
+        format!("{} {} {mapped}", get("sent_by_ring"), get("received_by_ring"))
+    }
+
     /// Forks; the child makes queue pairs in the inherited context and works with them. Its exit status, and whether the
     /// queue pairs of this process still work. Device memory is the card's and not copied.
     fn fork(&mut self) -> String {
@@ -254,10 +263,96 @@ fn between_processes(knobs: &[(&str, &str)]) -> (Vec<u64>, Vec<u64>) {
     (a.ask("counters"), b.ask("counters"))
 }
 
+/// The link through shared memory, and the one that everybody else is reached by.
+const BY_RING: (&str, &str) = ("ROXE_LINK", "auto");
+const BY_UDP: (&str, &str) = ("ROXE_LINK", "udp");
+
 #[test]
 fn two_processes_exchange_every_byte() {
-    let (a, b) = between_processes(&[]);
-    assert_eq!((a[2], b[2]), (0, 0), "packets with a wrong ICRC");
+    for link in [BY_UDP, BY_RING] {
+        let (a, b) = between_processes(&[link]);
+        assert_eq!((a[2], b[2]), (0, 0), "packets with a wrong ICRC, {link:?}");
+    }
+}
+
+/// Two connected peers that have a ring in both directions.
+fn with_rings(role: &str, knobs: &[(&str, &str)]) -> (Peer, Peer) {
+    let knobs = [&[BY_RING], knobs].concat();
+    let (mut a, mut b) = (Peer::start(role, &knobs), Peer::start(role, &knobs));
+    join(&mut a, &mut b);
+    while a.ask("rings")[0] == 0 || b.ask("rings")[0] == 0 {
+        a.ask("write 1 10000");
+        b.ask("write 1 10000");
+    }
+    (a, b)
+}
+
+#[test]
+fn local_processes_use_shared_memory() {
+    let (mut a, mut b) = with_rings("rc", &[]);
+    let (sent, received) = (a.ask("rings")[0], b.ask("rings")[1]);
+    assert_eq!(a.ask("write 10 1000000"), [10]);
+    assert_eq!(b.ask("check 10 1000000"), [1]);
+    let packets = 10 * 1_000_000 / 4096;
+    assert!(a.ask("rings")[0] >= sent + packets && b.ask("rings")[1] >= received + packets);
+}
+
+#[test]
+fn a_ring_ends_with_either_process_and_leaves_nothing() {
+    let (mut a, b) = with_rings("rc", &[]);
+    assert!(a.ask("rings")[2] > 0);
+    assert_eq!(a.ask("try"), [0]);
+    b.signal(libc::SIGKILL);
+    assert_eq!(a.hear(), (WcStatus::RetryExcErr as u32).to_string());
+    let mut c = Peer::start("rc", &[BY_RING]);
+    join(&mut a, &mut c);
+    assert_eq!(a.ask("write 10 100000"), [10]);
+    drop(c);
+    // The background thread hears of the end, whenever it gets a processor.
+    while a.ask("rings")[2] > 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_full_ring_makes_the_sender_wait_and_loses_nothing() {
+    for (role, count) in [("ud", 128), ("uc", 40)] {
+        let (mut a, mut b) = (Peer::start(role, &[BY_RING]), Peer::start(role, &[BY_RING]));
+        join(&mut a, &mut b);
+        while a.ask("rings")[0] == 0 {
+            b.ask("receive 10");
+            a.ask("send 10");
+            b.ask("drain 10");
+        }
+        assert_eq!(b.ask(&format!("receive {count}")), [count]);
+        b.stop();
+        a.tell(&format!("send {count}"));
+        // More than a ring holds: the sender cannot end before the receiver goes on.
+        std::thread::sleep(Duration::from_millis(50));
+        b.signal(libc::SIGCONT);
+        assert_eq!(b.ask(&format!("drain {count}")), [count], "{role}");
+        assert_eq!(a.hear(), count.to_string());
+    }
+}
+
+#[test]
+fn a_fork_leaves_the_rings_to_the_parent() {
+    let (mut a, mut b) = with_rings("rc", &[]);
+    assert_eq!(a.ask("fork"), [0, 20]);
+    let before = a.ask("rings")[0];
+    assert_eq!(a.ask("write 10 100000"), [10]);
+    assert!(a.ask("rings")[0] > before, "still by the ring");
+    assert_eq!(b.ask("write 10 100000"), [10]);
+}
+
+#[test]
+fn faults_meet_packets_in_a_ring_as_on_a_wire() {
+    let faults = "drop 1%; corrupt payload 1%; duplicate 1%; reorder 1% by=1ms";
+    let (mut a, mut b) = with_rings("rc", &[("ROXE_FAULTS", faults)]);
+    assert_eq!(a.ask("write 30 100000"), [30]);
+    assert_eq!(b.ask("check 30 100000"), [1]);
+    assert_eq!(b.ask("write 30 100000"), [30]);
+    assert!(a.ask("counters")[2] + b.ask("counters")[2] > 0, "damaged packets are noticed by their ICRC");
 }
 
 /// Not a test of its own: needs an address that nobody else receives on. A third process, of another test, could get all the
@@ -267,7 +362,7 @@ fn forwards() {
     if !namespace::is_inside() {
         return;
     }
-    let (a, b) = between_processes(&[("ROXE_STEERING", "off")]);
+    let (a, b) = between_processes(&[BY_UDP, ("ROXE_STEERING", "off")]);
     // The kernel chooses by hash, and both directions have the same addresses and ports: one process gets it all.
     assert!(a[0] + b[0] > 0, "nothing was forwarded: {a:?} {b:?}");
     namespace::done();
@@ -280,12 +375,12 @@ fn without_steering_strays_are_forwarded() {
 
 #[test]
 fn without_segmentation_and_coalescing_it_works_too() {
-    between_processes(&[("ROXE_GSO", "off"), ("ROXE_GRO", "off"), ("ROXE_WINDOW", "65536")]);
+    between_processes(&[BY_UDP, ("ROXE_GSO", "off"), ("ROXE_GRO", "off"), ("ROXE_WINDOW", "65536")]);
 }
 
 #[test]
 fn steering_settles() {
-    let mut peers: Vec<_> = (0..6).map(|_| Peer::start("rc", &[])).collect();
+    let mut peers: Vec<_> = (0..6).map(|_| Peer::start("rc", &[BY_UDP])).collect();
     for pair in peers.chunks_mut(2) {
         let [a, b] = pair else { unreachable!("six is even") };
         join(a, b);
@@ -353,19 +448,21 @@ fn loss_free(role: &str, knobs: &[(&str, &str)], mut disturb: impl FnMut()) {
 
 #[test]
 fn datagrams_arrive_in_another_process() {
-    loss_free("ud", &[], || {});
+    for link in [BY_UDP, BY_RING] {
+        loss_free("ud", &[link], || {});
+    }
 }
 
 #[test]
 fn datagrams_arrive_without_steering() {
-    loss_free("ud", &[("ROXE_STEERING", "off")], || {});
+    loss_free("ud", &[BY_UDP, ("ROXE_STEERING", "off")], || {});
 }
 
 /// Whoever joins or leaves moves the numbers of the group, so packets change their way and overtake each other.
 #[test]
 fn long_messages_arrive_while_others_come_and_go() {
     let mut others = Vec::new();
-    loss_free("uc", &[], || {
+    loss_free("uc", &[BY_UDP], || {
         others.truncate(1);
         others.insert(0, Peer::start("rc", &[]));
         others[0].tell("create");

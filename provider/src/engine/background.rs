@@ -9,7 +9,7 @@
 //! outside when its packets come, so it stays up. Arming a completion queue fills the score: the program is about to
 //! sleep.
 
-use super::poller::{self, Poller, Watch};
+use super::poller::{self, Poller, Watch, Woken};
 use super::{Batch, Engine, clock};
 use roxe_transport::time::Instant;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -196,11 +196,13 @@ pub(super) fn run(engine: &Weak<Engine>, poller: &Arc<Poller>) {
     poller::prefer_short_slices();
     // The buffer of this thread exists from now on, not from its first packet on.
     Batch::put_back(Batch::take());
-    let (mut has_news, mut experience) = (false, Experience::default());
+    let (mut woken, mut experience) = (Woken::Other, Experience::default());
     while let Some(engine) = engine.upgrade() {
         let awake = || {
-            if has_news {
-                engine.follow_interface();
+            match woken {
+                Woken::News => engine.follow_interface(),
+                Woken::Line => engine.tend_rings(),
+                Woken::Other => {}
             }
             engine.round(&mut experience)
         };
@@ -210,7 +212,7 @@ pub(super) fn run(engine: &Weak<Engine>, poller: &Arc<Poller>) {
             Sleep::muted(None, clock::now(), TICK)
         });
         drop(engine);
-        has_news = poller.sleep(sleep.watch, sleep.until, sleep.now);
+        woken = poller.sleep(sleep.watch, sleep.until, sleep.now);
     }
 }
 
@@ -219,6 +221,7 @@ impl Engine {
     fn round(&self, experience: &mut Experience) -> Sleep {
         let presence = &self.presence;
         presence.sleeps_until.store(AWAKE, Relaxed);
+        self.rings().awake();
         let now = clock::now();
         self.steer(now);
         self.tell_counters(now);
@@ -290,7 +293,10 @@ impl Engine {
             let until = self.next_deadline();
             self.presence.sleeps_until.store(until.map_or(u64::MAX, |until| until.0), SeqCst);
             if self.next_deadline() == until {
-                return Sleep { watch: Watch::All, until, now: clock::now() };
+                let now = clock::now();
+                // Packets that came into a ring meanwhile have woken nobody.
+                let until = if self.rings().prepare_sleep() { Some(now) } else { until };
+                return Sleep { watch: Watch::All, until, now };
             }
         }
     }

@@ -19,8 +19,20 @@ pub(super) enum Watch {
     Quiet,
 }
 
-/// Marks the descriptor of the news; all others are marked by their number.
+/// Marks the descriptor of the news, and those of lines to other processes; all others are marked by their number.
 const NEWS: u64 = u64::MAX;
+const LINE: u64 = u64::MAX - 1;
+
+/// What ended a sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Woken {
+    /// News of the interface.
+    News,
+    /// Something was said on a line to another process, or it is gone.
+    Line,
+    /// Anything else.
+    Other,
+}
 
 /// The descriptors of a sleeping thread.
 #[derive(Debug)]
@@ -60,10 +72,10 @@ impl Poller {
     /// Lets `fd` becoming readable wake the thread whenever it sleeps at least as lightly as `watch`. Closing it is enough
     /// to end that.
     pub(super) fn watch(&self, fd: RawFd, watch: Watch) -> io::Result<()> {
-        add(self.all, fd, fd as u64)?;
+        add(self.all, fd, fd as u64, READABLE)?;
         match watch {
             Watch::All => Ok(()),
-            Watch::Quiet => add(self.quiet, fd, fd as u64),
+            Watch::Quiet => add(self.quiet, fd, fd as u64, READABLE),
         }
     }
 
@@ -76,12 +88,22 @@ impl Poller {
 
     /// The same for news of the interface, which wake however deep the thread sleeps.
     pub(super) fn watch_news(&self, fd: RawFd) -> io::Result<()> {
-        [self.all, self.quiet].into_iter().try_for_each(|epoll| add(epoll, fd, NEWS))
+        [self.all, self.quiet].into_iter().try_for_each(|epoll| add(epoll, fd, NEWS, READABLE))
     }
 
-    /// Sleeps until something of `watch` happens or `until` has come. Spurious returns happen. Whether there are news of the
-    /// interface.
-    pub(super) fn sleep(&self, watch: Watch, until: Option<Instant>, now: Instant) -> bool {
+    /// The same for a line to another process; every event wakes once, as the line may stay as it is.
+    pub(super) fn watch_line(&self, fd: RawFd) -> io::Result<()> {
+        let events = READABLE | libc::EPOLLRDHUP | libc::EPOLLET;
+        [self.all, self.quiet].into_iter().try_for_each(|epoll| add(epoll, fd, LINE, events))
+    }
+
+    /// What another process writes to when it wants to wake the thread.
+    pub(super) fn doorbell(&self) -> RawFd {
+        self.kick
+    }
+
+    /// Sleeps until something of `watch` happens or `until` has come. Spurious returns happen. Says what ended the sleep.
+    pub(super) fn sleep(&self, watch: Watch, until: Option<Instant>, now: Instant) -> Woken {
         self.set_timer(until, now);
         let epoll = if watch == Watch::All { self.all } else { self.quiet };
         let mut event = libc::epoll_event { events: 0, u64: 0 };
@@ -91,7 +113,11 @@ impl Poller {
         if count == 1 && (woken_by == self.kick as u64 || woken_by == self.timer as u64) {
             self.drain();
         }
-        count == 1 && woken_by == NEWS
+        match woken_by {
+            NEWS if count == 1 => Woken::News,
+            LINE if count == 1 => Woken::Line,
+            _ => Woken::Other,
+        }
     }
 
     /// Closes the descriptors although others may hold this value: in the child of a fork, whose copy of the thread that
@@ -138,9 +164,11 @@ impl Drop for Poller {
     }
 }
 
-/// Watches `fd`; `mark` says later that it was this one.
-fn add(epoll: RawFd, fd: RawFd, mark: u64) -> io::Result<()> {
-    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: mark };
+const READABLE: c_int = libc::EPOLLIN;
+
+/// Watches `fd` for `events`; `mark` says later that it was this one.
+fn add(epoll: RawFd, fd: RawFd, mark: u64, events: c_int) -> io::Result<()> {
+    let mut event = libc::epoll_event { events: events.cast_unsigned(), u64: mark };
     // SAFETY: reads one event.
     check(unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, &raw mut event) }).map(drop)
 }
@@ -220,10 +248,10 @@ mod tests {
         let (mut a, b) = UnixStream::pair().unwrap();
         poller.watch_news(b.as_raw_fd()).unwrap();
         poller.kick();
-        assert!(!poller.sleep(Watch::All, LONG, Instant(0)), "a kick is no news");
+        assert_eq!(poller.sleep(Watch::All, LONG, Instant(0)), Woken::Other, "a kick is no news");
         a.write_all(b"x").unwrap();
-        assert!(poller.sleep(Watch::All, LONG, Instant(0)));
-        assert!(poller.sleep(Watch::Quiet, LONG, Instant(0)));
+        assert_eq!(poller.sleep(Watch::All, LONG, Instant(0)), Woken::News);
+        assert_eq!(poller.sleep(Watch::Quiet, LONG, Instant(0)), Woken::News);
     }
 
     #[test]

@@ -5,7 +5,6 @@
 
 mod tapped;
 
-use super::Engine;
 use super::frames::FrameSide;
 use super::groups::Group;
 use super::gsi::Unclaimed;
@@ -13,9 +12,11 @@ use super::piggyback::Waiting;
 use super::strays::{Fate, Strays};
 use super::table::Lookup;
 use super::tx::peek_qpn;
+use super::{DRAIN_ROUNDS, Engine};
 use crate::flow::{Key, Owed};
 use crate::net::forward::Frame;
 use crate::net::service::{Mailbox, ServiceSocket};
+use crate::net::shm::{Broken, Inbound};
 use crate::net::slot::{Slot, SlotSocket};
 use crate::net::steer::{self, Steering};
 use crate::net::udp::UdpLink;
@@ -27,9 +28,14 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use tapped::sealed;
 
 /// Receives of one visit to one socket: enough to acknowledge several superpackets at once, few enough to answer soon.
 const BUDGET: usize = 8;
+/// Runs of one visit to one ring.
+const RING_BUDGET: usize = 32;
+/// Visits for which a ring counts as young.
+const YOUNG: u32 = 256;
 /// A receive of at least this many bytes belongs to a stream, and more of it is probably there.
 const STREAM: usize = 16 << 10;
 /// Sockets without traffic are looked at on every n-th visit.
@@ -50,6 +56,8 @@ enum Way {
     Mailbox,
     /// A socket of the multicast group with this index.
     Group(usize),
+    /// A ring through shared memory.
+    Ring,
 }
 
 /// A queue pair that a batch of packets touched.
@@ -72,6 +80,13 @@ pub(super) struct RxState {
     /// Copy of the engine's list, renewed when that changes.
     links: Vec<Arc<UdpLink>>,
     links_version: u32,
+    /// Copy of the engine's list of rings.
+    pub(super) rings: Vec<Arc<Inbound>>,
+    pub(super) rings_version: u32,
+    /// Visits for which the sockets are emptied before the rings: a young ring shall not overtake them.
+    pub(super) young_visits: u32,
+    /// The last packets came by a ring, and more of them is to be expected there.
+    prefers_rings: bool,
     /// Slots of this process with their mailboxes.
     pub(super) slots: Vec<SlotSocket>,
     pub(super) steering: Vec<Steering>,
@@ -170,9 +185,17 @@ impl Engine {
         state.visits = state.visits.wrapping_add(1);
         let all = all || state.visits.is_multiple_of(COLD);
         let mut found = false;
+        if self.rings().is_on() {
+            found |= self.receive_by_rings(buf, state, now);
+        }
+        let skips_sockets = state.prefers_rings && !all;
         for at in 0..state.links.len() {
-            if let Some(link) = state.links.get(at).filter(|link| all || link.is_hot()).map(Arc::clone) {
-                found |= self.drain_link(&link, Way::Address, buf, state, now);
+            if let Some(link) =
+                state.links.get(at).filter(|link| all || link.is_hot() && !skips_sockets).map(Arc::clone)
+                && self.drain_link(&link, Way::Address, buf, state, now)
+            {
+                found = true;
+                state.prefers_rings = false;
             }
         }
         if !state.groups.is_empty() {
@@ -223,6 +246,59 @@ impl Engine {
         true
     }
 
+    /// Receives from the rings. What was sent by the socket before a ring was there comes first.
+    fn receive_by_rings(&self, buf: &mut [u8], state: &mut RxState, now: Instant) -> bool {
+        if self.refresh_rings(state) {
+            state.young_visits = YOUNG;
+        }
+        self.look_for_room();
+        let has_packets = state.rings.iter().any(|ring| !ring.reader.is_empty());
+        if has_packets && state.young_visits > 0 {
+            state.young_visits -= 1;
+            self.empty_sockets(buf, state, now);
+        }
+        if has_packets {
+            let rings = std::mem::take(&mut state.rings);
+            rings.iter().for_each(|ring| self.drain_ring(ring, buf, state, now));
+            state.rings = rings;
+            state.prefers_rings = true;
+        }
+        has_packets
+    }
+
+    /// Receives from the sockets of all addresses and from the mailboxes until nothing is there, or a sender never stops.
+    fn empty_sockets(&self, buf: &mut [u8], state: &mut RxState, now: Instant) {
+        let links = state.links.clone();
+        let mut rounds = 0..DRAIN_ROUNDS;
+        while rounds.next().is_some()
+            && links.iter().fold(false, |found, link| self.drain_link(link, Way::Address, buf, state, now) | found)
+        {
+        }
+        self.drain_mailboxes(buf, state, now);
+    }
+
+    /// Receives from one ring.
+    fn drain_ring(&self, ring: &Arc<Inbound>, buf: &mut [u8], state: &mut RxState, now: Instant) {
+        for _ in 0..RING_BUDGET {
+            match ring.reader.next(buf) {
+                Ok(None) => break,
+                Ok(Some(meta)) => {
+                    let bytes = buf.get_mut(..meta.len).unwrap_or_default();
+                    self.counters().received_by_ring.add(meta.len.div_ceil(meta.segment) as u64);
+                    let meta = if self.tap().is_some() { sealed(meta, bytes) } else { meta };
+                    self.dispatch(state, &meta, bytes, Way::Ring, now);
+                }
+                Err(Broken) => {
+                    self.counters().malformed.add(1);
+                    return self.forget_inbound(std::slice::from_ref(ring));
+                }
+            }
+        }
+        if ring.reader.must_tell() {
+            ring.doorbell.ring();
+        }
+    }
+
     /// Receives from the sockets of all groups.
     fn drain_groups(&self, buf: &mut [u8], state: &mut RxState, all: bool, now: Instant) -> bool {
         let mut found = false;
@@ -245,30 +321,35 @@ impl Engine {
         state.mail_visits = state.mail_visits.saturating_sub(1);
         for at in 0..state.slots.len() {
             for _ in 0..BUDGET {
-                let Some(Ok(Some(len))) = state.slots.get(at).map(|socket| socket.recv(buf)) else { break };
+                let Some(Ok(Some((len, fds)))) = state.slots.get(at).map(|socket| socket.recv(buf)) else {
+                    break;
+                };
                 found = true;
-                self.take_frame(buf.get(..len).unwrap_or_default(), state, now);
+                match Frame::parse(buf.get(..len).unwrap_or_default()) {
+                    Some((Frame::Ring { size }, _)) => self.accept_ring(size, fds),
+                    frame => self.take_frame(frame, state, now),
+                }
             }
         }
         for at in 0..state.services.len() {
             for _ in 0..BUDGET {
                 let Some(Ok(Some(len))) = state.services.get(at).map(|socket| socket.recv(buf)) else { break };
                 found = true;
-                self.take_frame(buf.get(..len).unwrap_or_default(), state, now);
+                self.take_frame(Frame::parse(buf.get(..len).unwrap_or_default()), state, now);
             }
         }
         found
     }
 
-    fn take_frame(&self, frame: &[u8], state: &mut RxState, now: Instant) {
+    fn take_frame(&self, frame: Option<(Frame, &[u8])>, state: &mut RxState, now: Instant) {
         state.mail_visits = MAIL_VISITS;
-        match Frame::parse(frame) {
+        match frame {
             Some((Frame::Packets(meta), body)) => self.dispatch(state, &meta, body, Way::Mailbox, now),
             Some((Frame::Credit { dst, slot, bytes }, _)) => self.flows.credit(Key { dst, slot }, bytes, now),
             Some((Frame::Errand(errand), body)) => self.run_errand(&errand, body, now),
             Some((Frame::Result(id, outcome), body)) => self.take_result(state, (id, outcome, body), now),
-            // Answers to probes go to the builder's own mailbox.
-            Some((Frame::ProbeSeen { .. }, _)) | None => self.counters().malformed.add(1),
+            // Answers to probes go to the builder's own mailbox, rings to that of a slot.
+            Some((Frame::ProbeSeen { .. } | Frame::Ring { .. }, _)) | None => self.counters().malformed.add(1),
         }
     }
 
@@ -347,6 +428,7 @@ impl Engine {
     /// Sends what other processes had no room for earlier. While anything is left, the background thread comes back soon.
     fn retry_later(&self, state: &mut RxState, now: Instant) {
         self.send_letters(state, now);
+        self.offer_rings(state, now);
         let Some(first) = state.slots.first() else { return };
         if !state.strays.is_empty() {
             state.strays.retry(first);

@@ -132,6 +132,7 @@ impl Engine {
         self.flows.clear();
         self.tap().into_iter().for_each(|tap| tap.delayed.clear());
         self.letters.clear();
+        self.rings().clear();
         self.publish(&self.steer_at, None);
         self.publish(&self.retry_at, None);
         self.publish(&self.tell_at, None);

@@ -121,7 +121,7 @@ mod tests {
         let (mut buf, mut got) = ([0; 100], Vec::new());
         while got.len() < 100 {
             strays.retry(&from);
-            while let Some(len) = owner.recv(&mut buf).unwrap() {
+            while let Some((len, _)) = owner.recv(&mut buf).unwrap() {
                 got.push(buf[len - 1]);
             }
         }

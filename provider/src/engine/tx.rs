@@ -6,7 +6,10 @@
 //! are summed up while they are copied, and sealing only adds the headers.
 
 mod frames;
+mod outlet;
 mod tapped;
+
+pub(crate) use outlet::{Outlet, TxCache};
 
 use super::Engine;
 use crate::counters::Counters;
@@ -85,6 +88,10 @@ impl Batch {
         }
     }
 
+    fn is_empty(&self) -> bool {
+        self.packets.is_empty()
+    }
+
     fn clear(&mut self) {
         (self.used, self.newest) = (0, 0);
         self.packets.clear();
@@ -132,7 +139,7 @@ impl Batch {
     /// the link that one used last. What cannot be sent is lost and counted, as on any network.
     pub(crate) fn flush(&mut self, engine: &Engine, ordinal: u32, cached: &mut Option<Arc<UdpLink>>) {
         if let Some(tap) = engine.tap() {
-            self.flush_tapped(engine, tap, ordinal, cached);
+            self.flush_tapped(engine, tap, ordinal, cached, None);
             return self.clear();
         }
         let mut at = 0;

@@ -5,9 +5,12 @@
 
 use libc::c_int;
 use std::mem::size_of;
+use std::os::fd::RawFd;
 
 /// Bytes of control messages in one call: five small ones.
 pub(crate) const CAPACITY: usize = 128;
+/// Most descriptors of one message that we send.
+const MAX_DESCRIPTORS: usize = 4;
 const HEADER: usize = size_of::<libc::cmsghdr>();
 const WORD: usize = size_of::<usize>();
 
@@ -51,6 +54,14 @@ impl Control {
         rest[..data.len()].copy_from_slice(data);
         self.len += len.next_multiple_of(WORD);
         true
+    }
+
+    /// Appends descriptors for the other process.
+    pub(crate) fn push_descriptors(&mut self, fds: &[RawFd]) -> bool {
+        let mut data = [0; 4 * MAX_DESCRIPTORS];
+        data.chunks_exact_mut(4).zip(fds).for_each(|(out, fd)| out.copy_from_slice(&fd.to_ne_bytes()));
+        let data = data.get(..4 * fds.len()).unwrap_or_default();
+        !data.is_empty() && self.push(libc::SOL_SOCKET, libc::SCM_RIGHTS, data)
     }
 
     /// The messages as (level, type, data). Stops at the first one that is not whole.

@@ -1,7 +1,7 @@
 //! Frames that processes on one interface put into each other's mailboxes ([`super::slot`]).
 //!
-//! Five kinds: packets that the kernel gave to the wrong process, credits for datagrams taken from the socket, the answer to
-//! a steering probe, and errands for XRC queues of other processes with what came of them. A frame is a fixed header and a body; numbers are in the byte order of this machine,
+//! Six kinds: packets that the kernel gave to the wrong process, credits for datagrams taken from the socket, the answer to
+//! a steering probe, offers of rings through shared memory, and errands for XRC queues of other processes with what came of them. A frame is a fixed header and a body; numbers are in the byte order of this machine,
 //! because a frame never leaves it. Touches nothing.
 
 use super::RxMeta;
@@ -37,6 +37,11 @@ pub(crate) enum Frame {
     },
     /// A target of another process asks for this.
     Errand(Errand),
+    /// A ring to be read here; its descriptors come along.
+    Ring {
+        /// Bytes of its data.
+        size: u32,
+    },
     /// What came of an errand of ours. Of a READ the body is the data.
     Result(ErrandId, Outcome),
 }
@@ -81,6 +86,10 @@ const CREDIT: u8 = 2;
 const PROBE_SEEN: u8 = 3;
 const ERRAND: u8 = 4;
 const RESULT: u8 = 5;
+const RING: u8 = 6;
+
+/// What rings look like inside, second byte of their header: a process that knows another way wants none of ours.
+const RING_FORMAT: u8 = 1;
 
 /// Kinds of errands, second byte of their header. The third one is the path MTU.
 const EXECUTE: u8 = 1;
@@ -154,6 +163,11 @@ impl Frame {
                 out[8..12].copy_from_slice(&index.to_ne_bytes());
                 out[16..24].copy_from_slice(&nonce.to_ne_bytes());
             }
+            Self::Ring { size } => {
+                out[0] = RING;
+                out[1] = RING_FORMAT;
+                out[8..12].copy_from_slice(&size.to_ne_bytes());
+            }
             Self::Errand(errand) => errand.put(&mut out),
             Self::Result(id, outcome) => put_result(id, outcome, &mut out),
         }
@@ -178,12 +192,15 @@ impl Frame {
                 src_port: half(6)?,
                 traffic_class: header[1],
                 hop_limit: header[2],
+                sealed: true,
+                by_ring: false,
             }),
             CREDIT => Self::Credit { dst: gid(16)?, slot: Slot::new(half(4)?), bytes: word(8)? },
             PROBE_SEEN => {
                 let nonce = u64::from_ne_bytes(*header.get(16..)?.first_chunk()?);
                 Self::ProbeSeen { nonce, round: header[1], index: word(8)? }
             }
+            RING if header[1] == RING_FORMAT => Self::Ring { size: word(8)? },
             ERRAND => {
                 let kind = match header[1] {
                     EXECUTE => ErrandKind::Execute(PathMtu::from_code(header[2])?),
@@ -232,12 +249,15 @@ mod tests {
             src_port: 4791,
             traffic_class: 0x68,
             hop_limit: 63,
+            sealed: true,
+            by_ring: false,
         };
         for frame in [
             Frame::Packets(meta),
             Frame::Credit { dst, slot: Slot::new(0xabc), bytes: 1 << 20 },
             Frame::ProbeSeen { nonce: u64::MAX - 1, round: 2, index: 99 },
             Frame::Errand(errand(ErrandKind::Execute(PathMtu::Mtu4096))),
+            Frame::Ring { size: 1 << 19 },
             Frame::Errand(errand(ErrandKind::Read)),
             Frame::Errand(errand(ErrandKind::End)),
             Frame::Result(ID, Outcome::Done(u64::MAX)),
@@ -259,7 +279,9 @@ mod tests {
         for first in 0..=u8::MAX {
             let _ = Frame::parse(&[first; HEADER]);
         }
-        for wrong in [[ERRAND, 0, 1, 0], [ERRAND, EXECUTE, 9, 0], [RESULT, 9, 0, 0], [RESULT, REFUSED, 0, 0]] {
+        for wrong in
+            [[ERRAND, 0, 1, 0], [ERRAND, EXECUTE, 9, 0], [RESULT, 9, 0, 0], [RESULT, REFUSED, 0, 0], [RING, 0, 0, 0]]
+        {
             let mut bytes = [0; HEADER];
             bytes[..4].copy_from_slice(&wrong);
             assert_eq!(Frame::parse(&bytes), None, "{wrong:?}");

@@ -1,6 +1,7 @@
 //! How packets travel: links move datagrams and know no queue pairs.
 //!
-//! Lives here: the [`Link`] trait, the real link over a UDP socket ([`udp`]), the ownership of QPN ranges among processes
+//! Lives here: the [`Link`] trait, the real link over a UDP socket ([`udp`]), the
+//! one through shared memory ([`shm`]), the ownership of QPN ranges among processes
 //! ([`slot`]), and of services ([`service`]), the names of multicast groups ([`group`]), the kernel program that hands a packet to its owner ([`steer`]), the
 //! frames that processes of one host send each other when it did not ([`forward`]), what the system tells about its
 //! interfaces ([`news`]), and the raw link, which moves whole Ethernet frames ([`frames`]). Nothing in this folder locks
@@ -12,6 +13,7 @@ pub(crate) mod frames;
 pub(crate) mod group;
 pub(crate) mod news;
 pub(crate) mod service;
+pub(crate) mod shm;
 pub(crate) mod slot;
 pub(crate) mod steer;
 #[allow(unsafe_code)]
@@ -49,6 +51,10 @@ pub(crate) struct RxMeta {
     pub(crate) traffic_class: u8,
     /// IPv4 TTL or IPv6 hop limit.
     pub(crate) hop_limit: u8,
+    /// Whether the ICRCs are filled in. Through shared memory packets need none.
+    pub(crate) sealed: bool,
+    /// Whether they came through shared memory, where nobody waits for credits.
+    pub(crate) by_ring: bool,
 }
 
 /// Where a run of packets goes.

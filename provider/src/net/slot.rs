@@ -12,7 +12,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use std::ffi::OsStr;
 use std::fmt;
 use std::io::{self, Write};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 
 /// Bits of a QPN below its slot.
@@ -110,9 +110,17 @@ impl SlotSocket {
         sys::send(self.fd(), &abstract_address(name)?, [header, body], &Control::new(), flags).map(drop)
     }
 
-    /// Takes one frame of the same user out of the mailbox without waiting; frames of others are thrown away.
-    pub(crate) fn recv(&self, buf: &mut [u8]) -> io::Result<Option<usize>> {
-        recv_from_same_user(self.fd(), buf)
+    /// The same with descriptors for the other process.
+    pub(crate) fn send_descriptors(&self, to: Slot, header: &[u8], fds: &[RawFd]) -> io::Result<()> {
+        let (name, mut control) = (abstract_address(&Name { ifindex: self.ifindex, slot: to })?, Control::new());
+        control.push_descriptors(fds);
+        sys::send(self.fd(), &name, [header, &[]], &control, libc::MSG_DONTWAIT).map(drop)
+    }
+
+    /// Takes one frame of the same user out of the mailbox without waiting, with the descriptors that came along; frames of
+    /// others are thrown away.
+    pub(crate) fn recv(&self, buf: &mut [u8]) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
+        recv_with_descriptors(self.fd(), buf)
     }
 }
 
@@ -147,10 +155,16 @@ pub(super) fn mailbox(name: &impl fmt::Display) -> io::Result<Socket> {
 
 /// Receives one datagram without waiting, skipping those of other users.
 pub(super) fn recv_from_same_user(fd: RawFd, buf: &mut [u8]) -> io::Result<Option<usize>> {
+    Ok(recv_with_descriptors(fd, buf)?.map(|(len, _)| len))
+}
+
+/// The same with its descriptors; those of other users, who may send what they like, are closed.
+fn recv_with_descriptors(fd: RawFd, buf: &mut [u8]) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
     let mut control = Control::new();
     while let Some((len, ..)) = sys::recv(fd, buf, &mut control)? {
+        let descriptors = sys::take_descriptors(&control);
         if sys::credentials(&control) == Some(sys::effective_uid()) {
-            return Ok(Some(len));
+            return Ok(Some((len, descriptors)));
         }
     }
     Ok(None)
@@ -215,9 +229,9 @@ mod tests {
         assert!(is_owned(NOWHERE + 2, b.slot()) && is_owned(NOWHERE + 2, a.slot()));
         a.send(b.slot(), b"head", b"body").unwrap();
         let mut buf = [0; 64];
-        assert_eq!(b.recv(&mut buf).unwrap(), Some(8));
+        assert!(matches!(b.recv(&mut buf).unwrap(), Some((8, fds)) if fds.is_empty()));
         assert_eq!(&buf[..8], b"headbody");
-        assert_eq!(b.recv(&mut buf).unwrap(), None);
+        assert!(b.recv(&mut buf).unwrap().is_none());
         let gone = b.slot();
         drop(b);
         assert!(!is_owned(NOWHERE + 2, gone) && !is_owned(NOWHERE + 2, Slot::new(0)));

@@ -8,7 +8,7 @@ use roxe_wire::Gid;
 use std::io;
 use std::mem::{size_of, size_of_val, zeroed};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::RawFd;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
 /// Sets an `int` option of a socket.
 pub(super) fn set_option(fd: RawFd, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
@@ -103,6 +103,34 @@ pub(super) fn recv(fd: RawFd, buf: &mut [u8], control: &mut Control) -> io::Resu
             Err(e) => return Err(e),
         }
     }
+}
+
+/// Sends `bytes` to the peer of a connected socket without waiting.
+pub(super) fn send_connected(fd: RawFd, bytes: &[u8], control: &Control) -> io::Result<()> {
+    let mut iov = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    // SAFETY: an all-zero msghdr is valid: no name, no data, no control messages.
+    let mut header: libc::msghdr = unsafe { zeroed() };
+    header.msg_iov = &raw mut iov;
+    header.msg_iovlen = 1;
+    header.msg_control = control.as_bytes().as_ptr().cast_mut().cast();
+    header.msg_controllen = control.as_bytes().len();
+    // SAFETY: data and control are live slices with their true lengths; sendmsg only reads them.
+    check(unsafe { libc::sendmsg(fd, &raw const header, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) }).map(drop)
+}
+
+/// Takes possession of the descriptors that came with a message. Ask once: whoever does not want them drops them.
+pub(super) fn take_descriptors(control: &Control) -> Vec<OwnedFd> {
+    let messages = control.iter().filter(|(level, kind, _)| (*level, *kind) == (libc::SOL_SOCKET, libc::SCM_RIGHTS));
+    let fds = messages.flat_map(|(_, _, data)| data.chunks_exact(size_of::<RawFd>()));
+    // SAFETY: the kernel has just opened these descriptors for us, and nobody else knows of them.
+    fds.filter_map(|fd| Some(unsafe { OwnedFd::from_raw_fd(RawFd::from_ne_bytes(fd.try_into().ok()?)) })).collect()
+}
+
+/// Whether reading and writing may wait.
+pub(super) fn may_block(fd: RawFd) -> io::Result<bool> {
+    // SAFETY: takes no pointers.
+    let flags = check(unsafe { libc::fcntl(fd, libc::F_GETFL) } as isize)?;
+    Ok(flags & libc::O_NONBLOCK as usize == 0)
 }
 
 /// IP address and UDP port of a sender; zero for other families.

@@ -155,6 +155,8 @@ impl Link for UdpLink {
             src_port,
             traffic_class: 0,
             hop_limit: HOP_LIMIT,
+            sealed: true,
+            by_ring: false,
         };
         for (level, kind, data) in control.iter() {
             let value = cmsg::int(data);

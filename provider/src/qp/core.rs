@@ -10,7 +10,7 @@ use super::QpInit;
 use super::rhythm::Rhythm;
 use crate::cq::Cq;
 use crate::device::Context;
-use crate::engine::{Batch, Engine, Run, RxTools, clock};
+use crate::engine::{Engine, Outlet, Run, RxTools, TxCache, clock};
 use crate::event::AsyncEventKind;
 use crate::flow::Key;
 use crate::fork::Lockable;
@@ -19,7 +19,6 @@ use crate::mr::{MemoryTable, Reach};
 use crate::net::RxMeta;
 use crate::net::frames::FrameSender;
 use crate::net::slot::Slot;
-use crate::net::udp::UdpLink;
 use crate::parking::{Parked, Parking};
 use crate::pd::{Pd, PdId};
 use crate::srq::Srq;
@@ -71,8 +70,8 @@ pub(super) struct Inner {
     pub(super) path: Path,
     /// What came before its receive was posted.
     pub(super) parking: Parking,
-    /// The link used last.
-    link: Option<Arc<UdpLink>>,
+    /// The ways used last.
+    tx: TxCache,
     /// The link of raw packets.
     pub(super) frames: Option<FrameSender>,
     /// How quickly the program answers its peer.
@@ -135,7 +134,7 @@ impl QpCore {
                 machine: Machine::new(config),
                 path: Path::default(),
                 parking: Parking::default(),
-                link: None,
+                tx: TxCache::default(),
                 frames: None,
                 rhythm: Rhythm::default(),
                 registered: None,
@@ -219,7 +218,7 @@ impl QpCore {
         for (index, bytes) in run.packets() {
             let net = header_of(run.meta, index);
             // clause: ICRC-WRONG
-            if !tools.ident.verify(&net, bytes, index) {
+            if run.meta.sealed && !tools.ident.verify(&net, bytes, index) {
                 self.engine().counters().icrc_errors.add(1);
                 continue;
             }
@@ -230,8 +229,9 @@ impl QpCore {
             if self.service == Service::XrcTgt && !tools.starved && host.hold(machine, &net, &packet, bytes) {
                 continue;
             }
-            let creditor = sender_of(machine, &packet).filter(|_| tools.local_sender);
-            if !tools.starved && must_wait(machine, &mut host, parking, &net, &packet, creditor.is_some()) {
+            let sender = sender_of(machine, &packet).filter(|_| tools.local_sender);
+            let creditor = sender.filter(|_| !run.meta.by_ring);
+            if !tools.starved && must_wait(machine, &mut host, parking, &net, &packet, sender.is_some()) {
                 let psn = (self.service == Service::Uc).then_some(packet.header.bth.psn);
                 if parking.push(Parked { net, bytes: bytes.to_vec(), psn, creditor, at: now }) {
                     continue;
@@ -323,7 +323,10 @@ impl QpCore {
 
     /// The same for a queue pair that waited for room.
     pub(crate) fn serve_waiter(&self, now: Instant) {
-        self.inner.lock().path.stop_waiting();
+        let mut inner = self.inner.lock();
+        inner.path.stop_waiting();
+        inner.tx.stop_waiting();
+        drop(inner);
         self.serve(now);
     }
 
@@ -378,29 +381,29 @@ impl QpCore {
 
     /// Sends everything that may be sent, in the order of the state machine.
     fn transmit(&self, inner: &mut Inner, now: Instant) -> Report {
-        let Inner { machine, path, link, frames, is_cut_off: false, .. } = inner else { return Report::default() };
+        let Inner { machine, path, tx, frames, is_cut_off: false, .. } = inner else { return Report::default() };
         if !machine.has_work() {
             return Report::default();
         }
         let mut host = QpHost::new(self, path, now);
-        let mut batch = Batch::take();
+        let mut outlet = Outlet::new(self.engine(), tx, self.qpn);
         loop {
-            if frames.is_none() {
-                host.sum_into(batch.lend_copied());
+            if let (None, Some(copied)) = (&*frames, outlet.lend_copied()) {
+                host.sum_into(copied);
             }
-            let state = machine.poll_transmit(&mut host, &mut *batch);
+            let state = machine.poll_transmit(&mut host, &mut outlet);
             if let Some(copied) = host.take_copied() {
-                batch.note_copied(copied);
+                outlet.note_copied(copied);
             }
-            match frames {
-                None => batch.flush(self.engine(), self.ordinal, link),
-                Some(frames) => batch.flush_frames(frames, self.engine().counters()),
-            }
-            if state == TxState::Drained {
+            let may_go_on = match frames {
+                None => outlet.flush(self.ordinal),
+                Some(frames) => outlet.flush_frames(frames),
+            };
+            if state == TxState::Drained || !may_go_on {
                 break;
             }
         }
-        Batch::put_back(batch);
+        outlet.put_back();
         host.report()
     }
 
@@ -453,9 +456,9 @@ impl QpCore {
     /// Ends all work: it is destroyed, or belongs to the parent of this process.
     pub(crate) fn cut_off(&self) {
         let mut inner = self.inner.lock();
-        let Inner { machine, path, parking, link, frames, is_cut_off, .. } = &mut *inner;
+        let Inner { machine, path, parking, tx, frames, is_cut_off, .. } = &mut *inner;
         if !std::mem::replace(is_cut_off, true) {
-            *link = None;
+            *tx = TxCache::default();
             *frames = None;
             *parking = Parking::default();
             path.end_errands(self.engine());

@@ -95,7 +95,7 @@ impl Scene {
         loop {
             assert_eq!(self.cq.poll(1, |_| ()).unwrap(), 0, "nobody has answered");
             let Some(len) = self.owner.recv(&mut self.buf).unwrap() else { continue };
-            let (frame, body) = Frame::parse(&self.buf[..len]).unwrap();
+            let (frame, body) = Frame::parse(&self.buf[..len.0]).unwrap();
             let Frame::Errand(errand) = frame else { panic!("{frame:?}") };
             return (errand, body.to_vec());
         }

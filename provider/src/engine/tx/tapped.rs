@@ -2,10 +2,13 @@
 //!
 //! Packets that no rule touches go in runs, as without a tap; each of the others goes alone.
 
-use super::{Batch, find_link, header, numbered, send};
+use super::{Batch, find_link, header, numbered, peek_qpn, send};
+use crate::counters::Counters;
+use crate::engine::rings::Sender;
 use crate::engine::tap::{self, Fate, Held, Origin, Recording, Remark, Tap};
 use crate::engine::{Engine, clock};
 use crate::flow::Key;
+use crate::net::shm::{Heading, MAX_RUN};
 use crate::net::udp::UdpLink;
 use crate::net::{HOP_LIMIT, Link, TxMeta};
 use roxe_transport::fault::{Direction, Seen, Verdict};
@@ -18,10 +21,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 impl Batch {
-    /// As [`Batch::flush`], through `tap`.
-    pub(super) fn flush_tapped(&mut self, engine: &Engine, tap: &Tap, ordinal: u32, cached: &mut Option<Arc<UdpLink>>) {
+    /// As [`Batch::flush`], through `tap`, and into `ring` if all of it is for that.
+    pub(super) fn flush_tapped(
+        &mut self,
+        engine: &Engine,
+        tap: &Tap,
+        ordinal: u32,
+        cached: &mut Option<Arc<UdpLink>>,
+        ring: Option<&mut Sender>,
+    ) {
         let verdicts = self.judge(tap, ordinal);
-        let mut exit = Exit { engine, tap, recording: tap.record() };
+        let mut exit = Exit { engine, tap, recording: tap.record(), ring };
         let mut at = 0;
         while let (Some(av), Some(verdict)) = (self.av(at), verdicts.get(at)) {
             let untouched = verdicts.iter().skip(at).take_while(|verdict| verdict.is_pass()).count();
@@ -68,12 +78,13 @@ struct Exit<'a> {
     engine: &'a Engine,
     tap: &'a Tap,
     recording: Option<Recording<'a>>,
+    ring: Option<&'a mut Sender>,
 }
 
 impl Exit<'_> {
     /// Sends the run that starts with packet `at`, of the next `untouched` ones, and returns where the next one starts.
     fn send_run(&mut self, batch: &mut Batch, at: usize, untouched: usize, link: &UdpLink, av: &Av) -> usize {
-        let run = batch.run_from(at, untouched.min(link.max_segments()));
+        let run = batch.run_from(at, untouched.min(self.max_packets(batch.packet(at).len(), link)));
         let net = header(link, av);
         batch.seal(run.clone(), &net);
         let mark = self.recording.as_ref().map(Recording::mark);
@@ -82,12 +93,21 @@ impl Exit<'_> {
                 self.record(&numbered(&net, index), batch.packet(at), &remark);
             }
         }
+        if let Some(ring) = &mut self.ring {
+            put(ring, &net, run.clone().map(|at| batch.packet(at)), self.engine.counters());
+            return run.end;
+        }
         if batch.send_run(run.clone(), link, av, self.engine.counters()) {
             return run.end;
         }
         // They will go one by one and were recorded as if they went together.
         self.recording.iter_mut().zip(mark).for_each(|(recording, mark)| recording.rewind(mark));
         at
+    }
+
+    /// Most packets of a run whose first one has `len` bytes.
+    fn max_packets(&self, len: usize, link: &UdpLink) -> usize {
+        if self.ring.is_some() { (MAX_RUN / len.max(1)).max(1) } else { link.max_segments() }
     }
 
     /// Carries out a verdict on packet `at`, which goes alone.
@@ -124,6 +144,9 @@ impl Exit<'_> {
     /// Sends one sealed packet.
     fn send_alone(&mut self, net: &NetHeader, bytes: &[u8], remark: &dyn Display, link: &UdpLink) {
         self.record(net, bytes, remark);
+        if let Some(ring) = &mut self.ring {
+            return put(ring, net, [bytes], self.engine.counters());
+        }
         let to = TxMeta { dst: net.dst, traffic_class: net.traffic_class, hop_limit: net.hop_limit };
         // One packet needs no segmentation, which is all that could be refused.
         send(link, &to, bytes, bytes.len(), 1, self.engine.counters());
@@ -150,8 +173,32 @@ impl Exit<'_> {
 impl Engine {
     /// Sends a packet that was held back.
     pub(in crate::engine) fn send_held(&self, tap: &Tap, net: &NetHeader, bytes: &[u8], remark: &str) {
+        let av = Av { sgid: net.src, dgid: net.dst, ..Av::default() };
+        let ring = if self.rings().is_on() { peek_qpn(bytes).and_then(|to| self.find_ring(&av, to)) } else { None };
+        let mut ring = ring.as_ref().map(|ring| ring.lock());
         if let Some(link) = find_link(self, net.src, &mut None) {
-            Exit { engine: self, tap, recording: tap.record() }.send_alone(net, bytes, &remark, link);
+            let mut exit = Exit { engine: self, tap, recording: tap.record(), ring: ring.as_deref_mut() };
+            exit.send_alone(net, bytes, &remark, link);
+        }
+        ring.into_iter().for_each(|mut ring| ring.publish());
+    }
+}
+
+/// Puts sealed packets into a ring as one record. There is room for what a queue pair sends; more copies of it, or packets that
+/// were held back, may find none and are lost.
+fn put<'p>(ring: &mut Sender, net: &NetHeader, packets: impl IntoIterator<Item = &'p [u8]>, counters: &Counters) {
+    let hop_limit = if net.hop_limit > 1 { net.hop_limit } else { HOP_LIMIT };
+    let NetHeader { src, dst, traffic_class, .. } = *net;
+    let heading = Heading { src, dst, traffic_class, hop_limit, sealed: true };
+    ring.publish();
+    for packet in packets {
+        match ring.slot(&heading, packet.len()) {
+            Some(room) => {
+                room.copy_from_slice(packet);
+                counters.count_sent_by_ring(1, packet.len() as u64);
+            }
+            None => counters.send_errors.add(1),
         }
     }
+    ring.publish();
 }

@@ -1,0 +1,382 @@
+//! Rings to and from other processes of this host: who has one, how they come to be, and how they end.
+//!
+//! A queue pair that sends to a slot of this host asks for a ring and goes on by the socket. Whoever receives next offers one
+//! ([`crate::net::shm`]); when the other process has accepted it, packets to that slot go there, from the next visit to
+//! each queue pair on. A young ring is only read when the sockets are empty, so nothing overtakes what went before.
+//!
+//! A ring never loses packets: a queue pair that finds it full waits until the reader has made room. Locks here: the list of
+//! rings out, then one ring; the list of rings that somebody waits for is inside of both. Rings end under the receive lock.
+
+use super::poller::Poller;
+use super::rx::RxState;
+use super::{Engine, clock};
+use crate::flow::Receiver;
+use crate::fork::Lockable;
+use crate::net::forward::Frame;
+use crate::net::shm::{self, Doorbell, Heading, Inbound, Line, Offer, Said, Writer};
+use crate::net::slot::Slot;
+use parking_lot::{Mutex, RwLock};
+use roxe_transport::time::Instant;
+use roxe_transport::wr::Av;
+use roxe_wire::Qpn;
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+/// Rings of one process in each direction; with more peers than that, the others are reached by the socket. Each costs two
+/// descriptors and the memory of a ring.
+const MAX_RINGS: usize = 128;
+/// How soon a process that did not want a ring, or was not there, is asked again.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// The same for one whose mailbox was full.
+const BUSY: Duration = Duration::from_millis(5);
+
+/// The writing half of a ring, shared by the queue pairs that send to one process.
+#[derive(Debug, Default)]
+pub(crate) struct Sender {
+    /// `None`: the ring is gone.
+    writer: Option<Writer>,
+    doorbell: Option<Doorbell>,
+    /// Queue pairs that wait for room: who could write nothing goes first.
+    starved: Vec<Qpn>,
+    sated: Vec<Qpn>,
+    /// Whether it is in the list of rings that somebody waits for.
+    is_listed: bool,
+}
+
+/// As many queue pairs have it.
+pub(crate) type SharedSender = Arc<Mutex<Sender>>;
+
+impl Sender {
+    /// Whether the ring is gone.
+    pub(super) fn is_gone(&self) -> bool {
+        self.writer.is_none()
+    }
+
+    /// Room for a packet of `len` bytes with its ICRC; `None`: the ring is full, or gone.
+    pub(super) fn slot(&mut self, heading: &Heading, len: usize) -> Option<&mut [u8]> {
+        self.writer.as_mut()?.slot(heading, len)
+    }
+
+    /// Whether there is room for one.
+    #[inline]
+    pub(super) fn takes(&mut self, heading: &Heading, len: usize) -> bool {
+        self.writer.as_mut().is_some_and(|writer| writer.takes(heading, len))
+    }
+
+    /// Takes the last slot back.
+    pub(super) fn retract(&mut self) {
+        self.writer.iter_mut().for_each(Writer::retract);
+    }
+
+    /// Hands over what was written and wakes the reader if it sleeps.
+    pub(super) fn publish(&mut self) {
+        let Some(writer) = &mut self.writer else { return };
+        writer.publish();
+        if writer.must_wake() {
+            self.doorbell.iter().for_each(Doorbell::ring);
+        }
+    }
+
+    /// Whether packets that take `bytes` in the ring have room.
+    pub(super) fn has_room(&mut self, bytes: u64) -> bool {
+        self.writer.as_mut().is_some_and(|writer| writer.has_room_or_waits(bytes))
+    }
+
+    fn is_half_free(&mut self) -> bool {
+        self.writer.as_mut().is_none_or(Writer::is_half_free)
+    }
+
+    fn close(&mut self) {
+        (self.writer, self.doorbell) = (None, None);
+    }
+}
+
+/// What there is towards one slot.
+#[derive(Debug)]
+enum Out {
+    /// Somebody asked for a ring.
+    Wanted,
+    /// It was offered.
+    Offered(Writer, Line),
+    /// It is read.
+    Ready(SharedSender, Line),
+    /// Not before this time.
+    Refused(Instant),
+}
+
+/// All rings of an engine.
+#[derive(Debug, Default)]
+pub(super) struct Rings {
+    is_on: bool,
+    /// Changes when a ring can be used or is gone.
+    version: AtomicU32,
+    out: Mutex<HashMap<Slot, Out>>,
+    has_wanted: AtomicBool,
+    inbound: RwLock<Vec<Arc<Inbound>>>,
+    inbound_version: AtomicU32,
+    /// Rings that somebody waits for.
+    full: Mutex<Vec<SharedSender>>,
+    has_full: AtomicBool,
+}
+
+impl Rings {
+    pub(super) fn new(is_on: bool) -> Self {
+        Self { is_on, version: AtomicU32::new(1), ..Self::default() }
+    }
+
+    /// Whether there may be rings at all.
+    #[inline]
+    pub(super) fn is_on(&self) -> bool {
+        self.is_on
+    }
+
+    /// What [`Engine::find_ring`] says may be different when this changes. Never 0.
+    #[inline]
+    pub(super) fn version(&self) -> u32 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// Whether packets to `slot` go through a ring.
+    fn is_ready(&self, slot: Slot) -> bool {
+        self.is_on && matches!(self.out.lock().get(&slot), Some(Out::Ready(..)))
+    }
+
+    /// The ring to `slot`. Without one, it is noted that somebody wants it.
+    fn find(&self, slot: Slot) -> Option<SharedSender> {
+        let mut out = self.out.lock();
+        if out.len() >= MAX_RINGS {
+            out.retain(|_, what| !matches!(what, Out::Refused(until) if *until <= clock::now()));
+        }
+        match out.get(&slot) {
+            Some(Out::Ready(sender, _)) => return Some(Arc::clone(sender)),
+            Some(Out::Wanted | Out::Offered(..)) => return None,
+            Some(Out::Refused(until)) if *until > clock::now() => return None,
+            None if out.len() >= MAX_RINGS => return None,
+            Some(Out::Refused(_)) | None => {}
+        }
+        out.insert(slot, Out::Wanted);
+        self.has_wanted.store(true, Ordering::Relaxed);
+        None
+    }
+
+    /// The slots to which somebody wants a ring.
+    fn wanted(&self) -> Vec<Slot> {
+        self.has_wanted.store(false, Ordering::Relaxed);
+        let out = self.out.lock();
+        out.iter().filter(|(_, what)| matches!(what, Out::Wanted)).map(|(slot, _)| *slot).collect()
+    }
+
+    fn set(&self, slot: Slot, what: Out) {
+        self.out.lock().insert(slot, what);
+    }
+
+    /// Registers `qpn` for room in `ring`, whose lock the caller holds as `sender`.
+    pub(super) fn wait(&self, ring: &SharedSender, sender: &mut Sender, qpn: Qpn, has_written: bool) {
+        if has_written {
+            sender.sated.push(qpn)
+        } else {
+            sender.starved.push(qpn)
+        }
+        if !std::mem::replace(&mut sender.is_listed, true) {
+            self.full.lock().push(Arc::clone(ring));
+            self.has_full.store(true, Ordering::Release);
+        }
+    }
+
+    /// Before the background thread sleeps: from now on writers wake it. Whether something has come already.
+    pub(super) fn prepare_sleep(&self) -> bool {
+        self.is_on && self.inbound.read().iter().fold(false, |found, ring| ring.reader.prepare_sleep() | found)
+    }
+
+    /// The background thread is awake.
+    pub(super) fn awake(&self) {
+        if self.is_on {
+            self.inbound.read().iter().for_each(|ring| ring.reader.awake());
+        }
+    }
+
+    /// Forgets all rings; whoever is at their other ends hears of it.
+    pub(super) fn clear(&self) {
+        for (_, what) in self.out.lock().drain() {
+            if let Out::Ready(sender, _) = what {
+                sender.lock().close();
+            }
+        }
+        self.full.lock().clear();
+        self.inbound.write().clear();
+        self.version.fetch_add(2, Ordering::Release);
+        self.inbound_version.fetch_add(1, Ordering::Release);
+    }
+
+    /// The locks, for the fork handlers, in the order they are taken. Those of single rings are only taken under locks of
+    /// queue pairs and of the receive side.
+    pub(super) fn raw(&self) -> [&dyn Lockable; 3] {
+        [&self.out, &self.inbound, &self.full]
+    }
+}
+
+impl Engine {
+    /// The rings.
+    #[inline]
+    pub(super) fn rings(&self) -> &Rings {
+        &self.rings
+    }
+
+    /// The ring for packets to `to` behind `av`, if there is one by now: only between addresses of this device.
+    // clause: PATH-SOURCE
+    pub(super) fn find_ring(&self, av: &Av, to: Qpn) -> Option<SharedSender> {
+        let slot = Slot::of(to);
+        let is_local = slot.can_be_owned() && self.link(av.dgid).is_some() && self.link(av.sgid).is_some();
+        if is_local { self.rings.find(slot) } else { None }
+    }
+
+    /// Whether packets to `slot` go through a ring.
+    pub(super) fn has_ring(&self, slot: Slot) -> bool {
+        self.rings.is_ready(slot)
+    }
+
+    /// Offers the rings that somebody wants.
+    pub(super) fn offer_rings(&self, state: &RxState, now: Instant) {
+        if !self.rings.has_wanted.load(Ordering::Relaxed) {
+            return;
+        }
+        for slot in self.rings.wanted() {
+            let what = match self.offer_ring(state, slot) {
+                Ok(Offer { writer, line, .. }) => Out::Offered(writer, line),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => Out::Refused(now.after(BUSY)),
+                Err(_) => Out::Refused(now.after(ASK_AGAIN)),
+            };
+            self.rings.set(slot, what);
+        }
+    }
+
+    fn offer_ring(&self, state: &RxState, slot: Slot) -> io::Result<Offer> {
+        let (offer, poller) = (Offer::new()?, self.poller().map_err(io::Error::other)?);
+        let from = state.slots.first().ok_or(io::ErrorKind::NotConnected)?;
+        poller.watch_line(offer.line.fd())?;
+        let header = Frame::Ring { size: shm::SIZE as u32 }.header();
+        from.send_descriptors(slot, &header, &offer.descriptors(poller.doorbell()))?;
+        Ok(offer)
+    }
+
+    /// Another process offers a ring. Without it, it goes on using the socket.
+    pub(super) fn accept_ring(&self, size: u32, descriptors: Vec<OwnedFd>) {
+        let is_wanted = self.rings.is_on && size as usize == shm::SIZE && self.rings.inbound.read().len() < MAX_RINGS;
+        if let (true, Ok(poller)) = (is_wanted, self.poller()) {
+            // What cannot be mapped or watched is let go of, which the other process notices.
+            let _ = self.open_inbound(descriptors, &poller);
+        }
+    }
+
+    fn open_inbound(&self, descriptors: Vec<OwnedFd>, poller: &Poller) -> io::Result<()> {
+        let ring = Inbound::accept(descriptors, poller.doorbell(), |line: RawFd| poller.watch_line(line))?;
+        self.rings.inbound.write().push(Arc::new(ring));
+        self.rings.inbound_version.fetch_add(1, Ordering::Release);
+        Ok(())
+    }
+
+    /// Takes over the list of rings to read; whether it has changed.
+    pub(super) fn refresh_rings(&self, state: &mut RxState) -> bool {
+        let version = self.rings.inbound_version.load(Ordering::Acquire);
+        if version == state.rings_version {
+            return false;
+        }
+        state.rings.clone_from(&self.rings.inbound.read());
+        state.rings_version = version;
+        true
+    }
+
+    /// Something was said on lines: rings were accepted or are gone. Background thread only.
+    pub(super) fn tend_rings(&self) {
+        let mut rx = self.rx.lock();
+        self.tend_out();
+        self.tend_inbound(&mut rx);
+    }
+
+    fn tend_out(&self) {
+        let mut changed = Vec::new();
+        self.rings.out.lock().retain(|slot, what| {
+            let (Out::Offered(_, line) | Out::Ready(_, line)) = what else { return true };
+            match line.hear() {
+                Said::Nothing => return true,
+                Said::Accepted(doorbell) => {
+                    changed.push((*slot, Receiver::Ring));
+                    what.accept(doorbell);
+                }
+                Said::Gone => {
+                    changed.push((*slot, Receiver::Absent));
+                    what.give_up();
+                }
+            }
+            true
+        });
+        for (slot, receiver) in &changed {
+            self.flows.set_receiver(*slot, *receiver);
+        }
+        if !changed.is_empty() {
+            self.rings.version.fetch_add(2, Ordering::Release);
+        }
+    }
+
+    /// Reads what is left of rings whose writers are gone, and forgets them.
+    fn tend_inbound(&self, rx: &mut super::rx::Rx) {
+        let is_gone = |ring: &Arc<Inbound>| matches!(ring.line.hear(), Said::Gone);
+        let gone: Vec<_> = self.rings.inbound.read().iter().filter(|ring| is_gone(ring)).map(Arc::clone).collect();
+        if gone.is_empty() {
+            return;
+        }
+        while gone.iter().any(|ring| !ring.reader.is_empty()) && self.receive(rx, true, clock::now()) {}
+        self.forget_inbound(&gone);
+    }
+
+    /// Does not read these rings any more.
+    pub(super) fn forget_inbound(&self, gone: &[Arc<Inbound>]) {
+        let is_kept = |ring: &Arc<Inbound>| !gone.iter().any(|gone| Arc::ptr_eq(gone, ring));
+        self.rings.inbound.write().retain(is_kept);
+        self.rings.inbound_version.fetch_add(1, Ordering::Release);
+    }
+
+    /// Marks as ready who waited for room that there is now.
+    pub(super) fn look_for_room(&self) {
+        if !self.rings.has_full.load(Ordering::Acquire) {
+            return;
+        }
+        let full = std::mem::take(&mut *self.rings.full.lock());
+        let (roomy, full): (Vec<_>, Vec<_>) = full.into_iter().partition(|ring| ring.lock().is_half_free());
+        for ring in roomy {
+            let mut sender = ring.lock();
+            sender.is_listed = false;
+            let (starved, sated) = (std::mem::take(&mut sender.starved), std::mem::take(&mut sender.sated));
+            drop(sender);
+            self.flows.push_ready(starved.into_iter().chain(sated));
+        }
+        let mut list = self.rings.full.lock();
+        list.extend(full);
+        self.rings.has_full.store(!list.is_empty(), Ordering::Release);
+    }
+}
+
+impl Out {
+    /// The offer was accepted.
+    fn accept(&mut self, doorbell: Doorbell) {
+        *self = match std::mem::replace(self, Self::Wanted) {
+            Self::Offered(writer, line) => {
+                let sender = Sender { writer: Some(writer), doorbell: Some(doorbell), ..Sender::default() };
+                Self::Ready(Arc::new(Mutex::new(sender)), line)
+            }
+            other => other,
+        };
+    }
+
+    /// The other process is gone or wants no ring.
+    fn give_up(&mut self) {
+        if let Self::Ready(sender, _) = self {
+            sender.lock().close();
+        }
+        *self = Self::Refused(clock::now().after(ASK_AGAIN));
+    }
+}

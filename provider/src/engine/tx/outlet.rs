@@ -1,0 +1,229 @@
+//! Where the packets of one visit to a queue pair go: into a ring of the process they are for, or into the staging buffer.
+//!
+//! A batch has one way; a packet for another begins the next batch. A ring's lock is held from the first packet of a batch to
+//! its end, inside that of the queue pair. Packets are built where the other process reads them. If somebody watches (a
+//! tap), they are staged, judged and sealed as for the socket, and then copied into the ring.
+
+use super::Batch;
+use crate::engine::Engine;
+use crate::engine::rings::{Sender, SharedSender};
+use crate::host::Copied;
+use crate::net::HOP_LIMIT;
+use crate::net::frames::FrameSender;
+use crate::net::shm::{Heading, record_len};
+use crate::net::slot::Slot;
+use crate::net::udp::UdpLink;
+use parking_lot::{ArcMutexGuard, RawMutex};
+use roxe_transport::cx::{PacketNote, TxBatch};
+use roxe_transport::wr::Av;
+use roxe_wire::{Gid, Qpn, icrc};
+use std::sync::Arc;
+
+/// Visits after which a queue pair without a ring looks for one again.
+const LOOK_AGAIN: u16 = 256;
+
+/// The ways that a queue pair used last.
+#[derive(Debug, Default)]
+pub(crate) struct TxCache {
+    /// The socket.
+    pub(super) link: Option<Arc<UdpLink>>,
+    /// Addresses and slot for which `ring` was looked up.
+    key: Option<(Gid, Gid, Slot)>,
+    ring: Option<SharedSender>,
+    /// Of the rings, when it was looked up.
+    version: u32,
+    visits: u16,
+    /// Whether it is registered for room in a ring.
+    waits: bool,
+}
+
+impl TxCache {
+    /// It is being served: whatever it waited for, it has to ask again.
+    pub(crate) fn stop_waiting(&mut self) {
+        self.waits = false;
+    }
+
+    /// A visit begins.
+    #[inline]
+    fn renew(&mut self, engine: &Engine) {
+        self.visits = self.visits.wrapping_add(1);
+        let version = engine.rings().version();
+        if version != self.version || (self.ring.is_none() && self.visits.is_multiple_of(LOOK_AGAIN)) {
+            (self.version, self.key, self.ring) = (version, None, None);
+        }
+    }
+
+    /// The ring for packets to `to` behind `av`.
+    #[inline]
+    fn ring(&mut self, engine: &Engine, av: &Av, to: Qpn) -> Option<&SharedSender> {
+        let key = (av.sgid, av.dgid, Slot::of(to));
+        if self.key != Some(key) {
+            (self.key, self.ring) = (Some(key), engine.find_ring(av, to));
+        }
+        self.ring.as_ref()
+    }
+}
+
+/// An open ring.
+struct OpenRing {
+    ring: SharedSender,
+    sender: ArcMutexGuard<RawMutex, Sender>,
+    /// Packets and bytes that were built.
+    packets: u64,
+    bytes: u64,
+    /// Bytes of the packet built last.
+    last: u64,
+    /// Bytes of the ring that staged packets will take.
+    planned: u64,
+}
+
+/// The way out of one queue pair for one visit.
+pub(crate) struct Outlet<'a> {
+    engine: &'a Engine,
+    batch: Box<Batch>,
+    cache: &'a mut TxCache,
+    qpn: Qpn,
+    open: Option<OpenRing>,
+    has_written: bool,
+    is_blocked: bool,
+}
+
+impl<'a> Outlet<'a> {
+    /// For the queue pair `qpn`.
+    pub(crate) fn new(engine: &'a Engine, cache: &'a mut TxCache, qpn: Qpn) -> Self {
+        if engine.rings().is_on() {
+            cache.renew(engine);
+        }
+        let (open, has_written, is_blocked) = (None, false, false);
+        Self { engine, batch: Batch::take(), cache, qpn, open, has_written, is_blocked }
+    }
+
+    /// Lets everything leave, in order; `ordinal` says which queue pair of this process it comes from. Whether the visit may go
+    /// on: not if a ring is full, which the queue pair is registered for.
+    pub(crate) fn flush(&mut self, ordinal: u32) -> bool {
+        match self.open.take() {
+            None => self.batch.flush(self.engine, ordinal, &mut self.cache.link),
+            Some(mut open) => self.flush_ring(&mut open, ordinal),
+        }
+        !self.is_blocked
+    }
+
+    /// A list of payloads that are summed up on their way, for [`Outlet::note_copied`]; `None` if packets need no ICRC: the
+    /// last ones went into a ring.
+    pub(crate) fn lend_copied(&mut self) -> Option<Vec<Copied>> {
+        self.cache.ring.is_none().then(|| self.batch.lend_copied())
+    }
+
+    /// As [`Batch::note_copied`].
+    pub(crate) fn note_copied(&mut self, copied: Vec<Copied>) {
+        self.batch.note_copied(copied);
+    }
+
+    /// The same for raw packets.
+    pub(crate) fn flush_frames(&mut self, link: &FrameSender) -> bool {
+        self.batch.flush_frames(link, self.engine.counters());
+        true
+    }
+
+    /// Keeps the buffer for the next user on this thread.
+    pub(crate) fn put_back(self) {
+        self.batch.put_back();
+    }
+
+    fn flush_ring(&mut self, open: &mut OpenRing, ordinal: u32) {
+        if let Some(tap) = self.engine.tap() {
+            self.batch.flush_tapped(self.engine, tap, ordinal, &mut self.cache.link, Some(&mut open.sender));
+            self.batch.clear();
+        }
+        open.sender.publish();
+        if open.packets > 0 {
+            self.engine.counters().count_sent_by_ring(open.packets, open.bytes);
+        }
+    }
+
+    /// Takes the way for packets to `to` behind `av`; false if the batch has another.
+    fn choose(&mut self, av: &Av, to: Qpn) -> bool {
+        let ring = self.cache.ring(self.engine, av, to);
+        match (ring, &self.open) {
+            (None, None) => true,
+            (Some(ring), Some(open)) => Arc::ptr_eq(ring, &open.ring),
+            (None, Some(_)) => false,
+            (Some(ring), None) if self.batch.is_empty() => {
+                let (ring, sender) = (Arc::clone(ring), ring.lock_arc());
+                if sender.is_gone() {
+                    self.cache.ring = None;
+                } else {
+                    self.open = Some(OpenRing { ring, sender, packets: 0, bytes: 0, planned: 0, last: 0 });
+                }
+                true
+            }
+            (Some(_), None) => false,
+        }
+    }
+
+    /// The ring is full: registers the queue pair for room, unless there are `bytes` of it after all.
+    fn wait(&mut self, bytes: u64) -> bool {
+        let Some(open) = &mut self.open else { return false };
+        open.sender.publish();
+        if open.sender.has_room(bytes) {
+            return true;
+        }
+        self.is_blocked = true;
+        if !std::mem::replace(&mut self.cache.waits, true) {
+            self.engine.rings().wait(&open.ring, &mut open.sender, self.qpn, self.has_written);
+        }
+        false
+    }
+
+    /// Whether a packet that takes `bytes` of the ring may be staged behind the others.
+    fn plan(&mut self, bytes: u64) -> bool {
+        let Some(open) = &mut self.open else { return true };
+        if open.sender.has_room(open.planned + bytes) {
+            open.planned += bytes;
+            return true;
+        }
+        // Those before it go first.
+        open.planned == 0 && self.wait(bytes)
+    }
+}
+
+impl TxBatch for Outlet<'_> {
+    #[inline]
+    fn slot(&mut self, av: &Av, to: Qpn, len: usize, note: PacketNote) -> Option<&mut [u8]> {
+        if self.engine.rings().is_on() && !self.choose(av, to) {
+            return None;
+        }
+        let total = len + icrc::LEN;
+        if self.open.is_none() || self.engine.tap().is_some() {
+            return if self.plan(record_len(total)) { self.batch.slot(av, to, len, note) } else { None };
+        }
+        let heading = heading(av);
+        let takes = self.open.as_mut().is_some_and(|open| open.sender.takes(&heading, total));
+        if !takes && !self.wait(record_len(total)) {
+            return None;
+        }
+        self.has_written = true;
+        let open = self.open.as_mut()?;
+        (open.packets, open.bytes, open.last) = (open.packets + 1, open.bytes + total as u64, total as u64);
+        let (packet, icrc) = open.sender.slot(&heading, total)?.split_at_mut_checked(len)?;
+        icrc.fill(0);
+        Some(packet)
+    }
+
+    fn retract(&mut self) {
+        match &mut self.open {
+            Some(open) if self.engine.tap().is_none() => {
+                (open.packets, open.bytes) = (open.packets - 1, open.bytes - open.last);
+                open.sender.retract();
+            }
+            _ => self.batch.retract(),
+        }
+    }
+}
+
+/// What a ring is told of packets along `av`.
+fn heading(av: &Av) -> Heading {
+    // What a socket does with a limit that would not leave the host.
+    let hop_limit = if av.hop_limit > 1 { av.hop_limit } else { HOP_LIMIT };
+    Heading { src: av.sgid, dst: av.dgid, traffic_class: av.traffic_class, hop_limit, sealed: false }
+}

@@ -1,0 +1,191 @@
+//! Memory shared with one other process. **Unsafe room**: a sealed memfd, mapped, and bytes copied in and out.
+//!
+//! The file is a page of words that both sides read and write atomically, and data that one of them writes. Its size is
+//! sealed, so that no other process can take pages away from under us (`SIGBUS`). The data is mapped twice in a row: what
+//! wraps around its end is one piece all the same. Knows no packets.
+
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::AtomicU64;
+
+/// Bytes before the data. A multiple of every page size that Linux knows.
+const CONTROL: usize = 64 << 10;
+/// The other process may not change the size of the file.
+const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+
+/// The words, by their offset: each has two cache lines for itself, because processors fetch lines in pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub(super) enum Word {
+    /// Bytes ever written. Of the writer.
+    Tail = 0,
+    /// Bytes ever read. Of the reader.
+    Head = 128,
+    /// Not 0: the reader sleeps. The reader sets it, the writer takes it back.
+    Asleep = 256,
+    /// Not 0: the writer waits for room. The writer sets it, the reader takes it back.
+    Waits = 384,
+}
+
+/// One mapping of the memory.
+#[derive(Debug)]
+pub(super) struct SharedMemory {
+    base: NonNull<u8>,
+    size: usize,
+}
+
+// SAFETY: the mapping belongs to the value, not to a thread.
+unsafe impl Send for SharedMemory {}
+// SAFETY: by a shared reference there are only atomic words and reads of the data.
+unsafe impl Sync for SharedMemory {}
+
+impl SharedMemory {
+    /// New memory with `size` bytes of data, a multiple of 64 KiB, and the file to hand to the other process.
+    pub(super) fn create(size: usize) -> io::Result<(Self, OwnedFd)> {
+        // SAFETY: the name is a constant with its terminating zero.
+        let fd = unsafe { libc::memfd_create(c"roxe".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+        check(fd)?;
+        // SAFETY: a new descriptor that nobody else has.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let len = libc::off_t::try_from(CONTROL + size).map_err(io::Error::other)?;
+        // SAFETY: these calls take no pointers.
+        unsafe {
+            check(libc::ftruncate(fd.as_raw_fd(), len))?;
+            check(libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS))?;
+        }
+        Ok((Self::map(&fd, size)?, fd))
+    }
+
+    /// Memory that another process made. EINVAL: it is not as [`SharedMemory::create`] makes it.
+    pub(super) fn open(fd: &OwnedFd, size: usize) -> io::Result<Self> {
+        // SAFETY: an all-zero stat is valid, and the call fills it.
+        let stat = unsafe {
+            let mut stat: libc::stat = std::mem::zeroed();
+            check(libc::fstat(fd.as_raw_fd(), &raw mut stat))?;
+            stat
+        };
+        // SAFETY: takes no pointers.
+        let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
+        check(seals)?;
+        if seals & SEALS != SEALS || usize::try_from(stat.st_size).ok() != Some(CONTROL + size) {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        Self::map(fd, size)
+    }
+
+    fn map(fd: &OwnedFd, size: usize) -> io::Result<Self> {
+        // SAFETY: a new reservation wherever the kernel likes.
+        let base = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                CONTROL + 2 * size,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        let base = NonNull::new(base.cast::<u8>()).filter(|base| base.as_ptr().cast() != libc::MAP_FAILED);
+        // From here on dropping the value unmaps all of it.
+        let memory = Self { base: base.ok_or_else(io::Error::last_os_error)?, size };
+        memory.place(fd, 0, 0, CONTROL + size)?;
+        memory.place(fd, CONTROL + size, CONTROL, size)?;
+        Ok(memory)
+    }
+
+    /// Maps `len` bytes from offset `from` of the file over the reservation, from `at` on.
+    fn place(&self, fd: &OwnedFd, at: usize, from: usize, len: usize) -> io::Result<()> {
+        let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
+        let from = libc::off_t::try_from(from).map_err(io::Error::other)?;
+        // SAFETY: `at..at + len` is inside the reservation of this value, where nothing else lives.
+        let placed = unsafe { libc::mmap(self.base.as_ptr().add(at).cast(), len, rights, flags, fd.as_raw_fd(), from) };
+        if placed == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// One of the words.
+    pub(super) fn word(&self, word: Word) -> &AtomicU64 {
+        // SAFETY: inside the mapping, aligned, and both processes touch it by atomic operations only.
+        unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(word as usize).cast()) }
+    }
+
+    /// Copies out what stands at position `at`, which counts on around the end; at most as much as there is data.
+    pub(super) fn read(&self, at: u64, out: &mut [u8]) {
+        let len = out.len().min(self.size);
+        // SAFETY: `start < size` and `len <= size`, so it all lies in the two mappings of the data. The other process does not
+        // write there until we say that we have read it; one that is broken makes us read other bytes, each of them once.
+        unsafe { ptr::copy_nonoverlapping(self.data(at), out.as_mut_ptr(), len) }
+    }
+
+    /// The bytes from position `at` on, to be written; `None` if there is not as much data.
+    pub(super) fn room(&mut self, at: u64, len: usize) -> Option<&mut [u8]> {
+        // SAFETY: as for `read`. Not longer than the data, so no byte of it is there twice. The value is borrowed, and the
+        // other process does not look there until we say that it is written.
+        (len <= self.size).then(|| unsafe { std::slice::from_raw_parts_mut(self.data(at), len) })
+    }
+
+    fn data(&self, at: u64) -> *mut u8 {
+        let start = (at % self.size as u64) as usize;
+        // SAFETY: inside the mapping.
+        unsafe { self.base.as_ptr().add(CONTROL + start) }
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, which nothing refers to any more.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), CONTROL + 2 * self.size) };
+    }
+}
+
+const _: () = assert!(Word::Waits as usize + size_of::<AtomicU64>() <= CONTROL);
+
+fn check(rc: libc::c_int) -> io::Result<()> {
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::sync::atomic::Ordering;
+
+    const SIZE: usize = 64 << 10;
+
+    #[test]
+    fn two_mappings_see_the_same_words_and_bytes_also_around_the_end() {
+        let (mut a, fd) = SharedMemory::create(SIZE).unwrap();
+        let b = SharedMemory::open(&fd, SIZE).unwrap();
+        a.word(Word::Waits).store(7, Ordering::Relaxed);
+        assert_eq!(b.word(Word::Waits).load(Ordering::Relaxed), 7);
+        assert_eq!(b.word(Word::Head).load(Ordering::Relaxed), 0);
+        let at = 3 * SIZE as u64 - 5;
+        a.room(at, 10).unwrap().copy_from_slice(b"0123456789");
+        let mut out = [0; 10];
+        b.read(at, &mut out);
+        assert_eq!(&out, b"0123456789");
+        b.read(0, &mut out[..5]);
+        assert_eq!(&out[..5], b"56789");
+        assert!(a.room(0, SIZE + 1).is_none());
+    }
+
+    #[test]
+    fn the_size_is_sealed() {
+        let (_a, fd) = SharedMemory::create(SIZE).unwrap();
+        let file = File::from(fd);
+        assert!(file.set_len(0).is_err() && file.set_len(1 << 20).is_err());
+    }
+
+    #[test]
+    fn other_files_are_refused() {
+        assert!(SharedMemory::open(&File::open("/dev/zero").unwrap().into(), SIZE).is_err());
+        let (_a, fd) = SharedMemory::create(SIZE).unwrap();
+        assert!(SharedMemory::open(&fd, 2 * SIZE).is_err());
+        // SAFETY: the name is a constant with its terminating zero; the descriptor is new.
+        let unsealed = unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"x".as_ptr(), libc::MFD_ALLOW_SEALING)) };
+        let unsealed = File::from(unsealed);
+        unsealed.set_len((CONTROL + SIZE) as u64).unwrap();
+        assert_eq!(SharedMemory::open(&unsealed.into(), SIZE).unwrap_err().raw_os_error(), Some(libc::EINVAL));
+    }
+}

@@ -1,0 +1,407 @@
+//! A ring of packets from one process to another: the writer's half and the reader's half.
+//!
+//! The data is a sequence of *records*: a header, then the packets of one run, as a link would move it, each with room for
+//! an ICRC; a record starts on a cache line. `Tail` and `Head` count bytes and only grow. The writer builds packets where
+//! the reader will find them and publishes a record by moving the tail; the reader gives room back by moving the head. What
+//! is read out of shared memory is checked: a writer that is broken ([`Broken`]) is not read from any more.
+//!
+//! Sleeping: the reader sets `Asleep`, then looks at the tail again; the writer moves the tail, then looks at `Asleep`. With
+//! a full fence between each two steps at least one of them sees the other. `Waits` is the same with the roles changed.
+
+use super::memory::{SharedMemory, Word};
+use crate::net::{ROCE_PORT, RxMeta};
+use roxe_wire::Gid;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+/// Bytes of data of a ring.
+pub(crate) const SIZE: usize = 512 << 10;
+/// Most bytes of packets in a record. The reader works on one while the writer fills the next.
+pub(crate) const MAX_RUN: usize = 32 << 10;
+/// Bytes of the header of a record.
+const HEADER: usize = 64;
+/// Records start on a multiple of this.
+const LINE: u64 = 64;
+
+/// Where a run goes, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Heading {
+    /// Source address.
+    pub(crate) src: Gid,
+    /// Destination address.
+    pub(crate) dst: Gid,
+    /// IPv4 TOS or IPv6 traffic class.
+    pub(crate) traffic_class: u8,
+    /// IPv4 TTL or IPv6 hop limit, as it would leave.
+    pub(crate) hop_limit: u8,
+    /// Whether the ICRCs are filled in.
+    pub(crate) sealed: bool,
+}
+
+/// The record that is being built.
+#[derive(Debug)]
+struct Open {
+    heading: Heading,
+    /// Bytes of the first packet.
+    segment: usize,
+    /// Bytes of all.
+    len: usize,
+    /// Bytes of the newest.
+    last: usize,
+}
+
+impl Open {
+    /// Whether a packet of `len` bytes can be the next one: all but the last one have one size.
+    fn takes(&self, heading: &Heading, len: usize) -> bool {
+        self.last == self.segment && len <= self.segment && self.len + len <= MAX_RUN && self.heading == *heading
+    }
+}
+
+/// Bytes that a record with `len` bytes of packets takes.
+pub(crate) fn record_len(len: usize) -> u64 {
+    ((HEADER + len) as u64).next_multiple_of(LINE)
+}
+
+/// The half that writes.
+#[derive(Debug)]
+pub(crate) struct Writer {
+    memory: SharedMemory,
+    /// Where the record that is being built starts, or the next one will.
+    tail: u64,
+    /// The head as it was last seen.
+    head: u64,
+    open: Option<Open>,
+}
+
+impl Writer {
+    /// A new ring, and the file for the reader.
+    pub(crate) fn create() -> io::Result<(Self, OwnedFd)> {
+        let (memory, fd) = SharedMemory::create(SIZE)?;
+        Ok((Self { memory, tail: 0, head: 0, open: None }, fd))
+    }
+
+    /// Whether there is room for a packet of `len` bytes with its ICRC.
+    #[inline]
+    pub(crate) fn takes(&mut self, heading: &Heading, len: usize) -> bool {
+        if self.open.as_ref().is_some_and(|open| !open.takes(heading, len)) {
+            self.publish();
+        }
+        let before = self.open.as_ref().map_or(0, |open| open.len);
+        self.has_room(record_len(before + len))
+    }
+
+    /// That room; `None`: the ring is full.
+    #[inline]
+    pub(crate) fn slot(&mut self, heading: &Heading, len: usize) -> Option<&mut [u8]> {
+        if !self.takes(heading, len) {
+            return None;
+        }
+        let before = self.open.as_ref().map_or(0, |open| open.len);
+        let fresh = Open { heading: *heading, segment: len, len: 0, last: len };
+        let open = self.open.get_or_insert(fresh);
+        (open.len, open.last) = (before + len, len);
+        self.memory.room(self.tail + (HEADER + before) as u64, len)
+    }
+
+    /// Takes the last slot back.
+    pub(crate) fn retract(&mut self) {
+        if let Some(open) = &mut self.open {
+            open.len -= open.last;
+            open.last = open.segment;
+        }
+        self.open.take_if(|open| open.len == 0);
+    }
+
+    /// Hands the record that is being built to the reader.
+    pub(crate) fn publish(&mut self) {
+        let Some(open) = self.open.take() else { return };
+        let header = open.heading.to_bytes(open.len, open.segment);
+        if let Some(room) = self.memory.room(self.tail, HEADER) {
+            room.copy_from_slice(&header);
+        }
+        self.tail += record_len(open.len);
+        self.memory.word(Word::Tail).store(self.tail, Ordering::Release);
+    }
+
+    /// Whether the reader sleeps, and has to be woken: asked after something was published; it is told once.
+    pub(crate) fn must_wake(&self) -> bool {
+        fence(Ordering::SeqCst);
+        let asleep = self.memory.word(Word::Asleep);
+        asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::Relaxed) != 0
+    }
+
+    /// Whether `bytes` more can be written. A head that makes no sense leaves no room.
+    fn has_room(&mut self, bytes: u64) -> bool {
+        let fits = |head: u64| (self.tail + bytes).wrapping_sub(head) <= SIZE as u64;
+        if fits(self.head) {
+            return true;
+        }
+        self.head = self.memory.word(Word::Head).load(Ordering::Acquire);
+        fits(self.head)
+    }
+
+    /// Whether there are `bytes` of room. If not, the reader will say when half of the ring is free.
+    pub(crate) fn has_room_or_waits(&mut self, bytes: u64) -> bool {
+        if self.has_room(bytes) {
+            return true;
+        }
+        self.memory.word(Word::Waits).store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        self.has_room(bytes)
+    }
+
+    /// Whether half of the ring is free.
+    pub(crate) fn is_half_free(&mut self) -> bool {
+        self.has_room(SIZE as u64 / 2)
+    }
+}
+
+impl Heading {
+    fn to_bytes(self, len: usize, segment: usize) -> [u8; HEADER] {
+        let mut out = [0; HEADER];
+        out[..4].copy_from_slice(&(len as u32).to_ne_bytes());
+        out[4..8].copy_from_slice(&(segment as u32).to_ne_bytes());
+        (out[8], out[9], out[10]) = (self.traffic_class, self.hop_limit, u8::from(self.sealed));
+        out[16..32].copy_from_slice(&self.src.0);
+        out[32..48].copy_from_slice(&self.dst.0);
+        out
+    }
+}
+
+/// Reads the header of a record.
+fn parse(header: &[u8; HEADER]) -> Option<RxMeta> {
+    let word = |at: usize| Some(u32::from_ne_bytes(*header.get(at..)?.first_chunk()?) as usize);
+    let gid = |at: usize| Some(Gid(*header.get(at..)?.first_chunk()?));
+    let (len, segment) = (word(0)?, word(4)?);
+    ((1..=MAX_RUN).contains(&len) && (1..=len).contains(&segment)).then_some(RxMeta {
+        len,
+        segment,
+        first_index: 0,
+        src: gid(16)?,
+        dst: gid(32)?,
+        src_port: ROCE_PORT,
+        traffic_class: header[8],
+        hop_limit: header[9],
+        by_ring: true,
+        sealed: header[10] != 0,
+    })
+}
+
+/// The writer of a ring wrote what makes no sense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Broken;
+
+/// The half that reads. One thread at a time does.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    memory: SharedMemory,
+    /// What of the ring has been read; what the shared word says, unless the writer is broken.
+    head: AtomicU64,
+}
+
+impl Reader {
+    /// The ring in a file that its writer has sent.
+    pub(crate) fn open(fd: &OwnedFd) -> io::Result<Self> {
+        Ok(Self { memory: SharedMemory::open(fd, SIZE)?, head: AtomicU64::new(0) })
+    }
+
+    /// Whether nothing is there.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.memory.word(Word::Tail).load(Ordering::Acquire) == self.head.load(Ordering::Relaxed)
+    }
+
+    /// Takes one run out, to the beginning of `buf`, which has 64 KiB.
+    pub(crate) fn next(&self, buf: &mut [u8]) -> Result<Option<RxMeta>, Broken> {
+        let head = self.head.load(Ordering::Relaxed);
+        let there = self.memory.word(Word::Tail).load(Ordering::Acquire).wrapping_sub(head);
+        if there == 0 {
+            return Ok(None);
+        }
+        let mut header = [0; HEADER];
+        self.memory.read(head, &mut header);
+        let meta = parse(&header).filter(|meta| record_len(meta.len) <= there && there <= SIZE as u64).ok_or(Broken)?;
+        self.memory.read(head + HEADER as u64, buf.get_mut(..meta.len).ok_or(Broken)?);
+        let head = head + record_len(meta.len);
+        self.head.store(head, Ordering::Relaxed);
+        self.memory.word(Word::Head).store(head, Ordering::Release);
+        Ok(Some(meta))
+    }
+
+    /// Whether the writer waits for room and must be told now that there is some; asked after reading.
+    pub(crate) fn must_tell(&self) -> bool {
+        fence(Ordering::SeqCst);
+        let waits = self.memory.word(Word::Waits);
+        waits.load(Ordering::Relaxed) != 0 && self.is_half_empty() && waits.swap(0, Ordering::Relaxed) != 0
+    }
+
+    fn is_half_empty(&self) -> bool {
+        let tail = self.memory.word(Word::Tail).load(Ordering::Relaxed);
+        tail.wrapping_sub(self.head.load(Ordering::Relaxed)) <= SIZE as u64 / 2
+    }
+
+    /// From now on the writer wakes us, once. Whether something has come already.
+    pub(crate) fn prepare_sleep(&self) -> bool {
+        self.memory.word(Word::Asleep).store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        !self.is_empty()
+    }
+
+    /// The writer need not wake us.
+    pub(crate) fn awake(&self) {
+        let asleep = self.memory.word(Word::Asleep);
+        if asleep.load(Ordering::Relaxed) != 0 {
+            asleep.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    fn ring() -> (Writer, Reader) {
+        let (writer, fd) = Writer::create().unwrap();
+        (writer, Reader::open(&fd).unwrap())
+    }
+
+    fn heading(last: u8) -> Heading {
+        let dst = Ipv4Addr::new(127, 0, 0, last).into();
+        Heading { src: Ipv4Addr::LOCALHOST.into(), dst, traffic_class: 0x68, hop_limit: 63, sealed: false }
+    }
+
+    fn put(writer: &mut Writer, heading: &Heading, len: usize, byte: u8) -> bool {
+        writer.slot(heading, len).map(|room| room.fill(byte)).is_some()
+    }
+
+    /// Everything in the ring: segments and bytes of each run.
+    fn take(reader: &Reader) -> Vec<(usize, Vec<u8>)> {
+        let mut buf = vec![0; 64 << 10];
+        let one = || reader.next(&mut buf).unwrap().map(|meta| (meta.segment, buf[..meta.len].to_vec()));
+        std::iter::from_fn(one).collect()
+    }
+
+    #[test]
+    fn packets_of_one_size_and_one_way_are_one_run_with_maybe_a_short_end() {
+        let (mut writer, reader) = ring();
+        for (to, len) in [(1, 116), (1, 100), (1, 100), (1, 60), (1, 60), (2, 60)] {
+            assert!(put(&mut writer, &heading(to), len, len as u8));
+        }
+        assert!(take(&reader).len() == 3, "the last run is not published yet");
+        writer.publish();
+        let mut buf = vec![0; 64 << 10];
+        let last = reader.next(&mut buf).unwrap().unwrap();
+        assert_eq!((last.len, last.segment, last.first_index), (60, 60, 0));
+        assert_eq!((last.src, last.dst), (heading(2).src, heading(2).dst));
+        assert_eq!((last.traffic_class, last.hop_limit, last.src_port), (0x68, 63, ROCE_PORT));
+        assert!(last.by_ring && !last.sealed);
+        assert_eq!(reader.next(&mut buf), Ok(None));
+        put(&mut writer, &Heading { sealed: true, ..heading(2) }, 60, 0);
+        writer.publish();
+        assert!(reader.next(&mut buf).unwrap().unwrap().sealed);
+    }
+
+    #[test]
+    fn runs_keep_their_sizes() {
+        let (mut writer, reader) = ring();
+        for len in [116, 100, 100, 60, 60] {
+            put(&mut writer, &heading(1), len, len as u8);
+        }
+        writer.publish();
+        let runs: Vec<_> = take(&reader).into_iter().map(|(segment, bytes)| (segment, bytes.len())).collect();
+        assert_eq!(runs, [(116, 216), (100, 160), (60, 60)]);
+    }
+
+    #[test]
+    fn a_packet_taken_back_leaves_no_trace() {
+        let (mut writer, reader) = ring();
+        put(&mut writer, &heading(1), 100, 1);
+        put(&mut writer, &heading(1), 60, 2);
+        writer.retract();
+        put(&mut writer, &heading(1), 100, 3);
+        writer.publish();
+        put(&mut writer, &heading(1), 50, 4);
+        writer.retract();
+        writer.publish();
+        assert_eq!(take(&reader), [(100, [[1; 100], [3; 100]].concat())]);
+    }
+
+    #[test]
+    fn bytes_survive_many_turns_of_the_ring() {
+        let (mut writer, reader) = ring();
+        let (mut sent, mut got) = (0u32, 0u32);
+        while got < 3000 {
+            while put(&mut writer, &heading(1), 100 + (sent as usize * 37) % 4000, sent as u8) {
+                sent += 1;
+            }
+            writer.publish();
+            for (segment, bytes) in take(&reader) {
+                for packet in bytes.chunks(segment) {
+                    assert_eq!(packet.len(), 100 + (got as usize * 37) % 4000);
+                    assert!(packet.iter().all(|byte| *byte == got as u8));
+                    got += 1;
+                }
+            }
+        }
+        assert_eq!(sent, got);
+    }
+
+    #[test]
+    fn a_full_ring_refuses_until_the_reader_has_made_room_and_told_so() {
+        let (mut writer, reader) = ring();
+        while put(&mut writer, &heading(1), 4112, 7) {}
+        writer.publish();
+        assert!(!writer.has_room_or_waits(4112) && !writer.is_half_free());
+        let mut buf = vec![0; 64 << 10];
+        reader.next(&mut buf).unwrap().unwrap();
+        assert!(!reader.must_tell(), "not before half of it is free");
+        let left = take(&reader).len();
+        assert!(left > 1 && reader.must_tell() && !reader.must_tell(), "once");
+        assert!(writer.is_half_free() && put(&mut writer, &heading(1), 4112, 7));
+    }
+
+    #[test]
+    fn a_sleeper_is_woken_once_and_does_not_miss_what_came_before() {
+        let (mut writer, reader) = ring();
+        assert!(!writer.must_wake());
+        assert!(!reader.prepare_sleep());
+        put(&mut writer, &heading(1), 20, 0);
+        writer.publish();
+        assert!(writer.must_wake() && !writer.must_wake());
+        assert!(reader.prepare_sleep(), "there is a packet");
+        reader.awake();
+        assert!(!writer.must_wake());
+    }
+
+    /// Writes a header or a word as no writer of ours does.
+    #[test]
+    fn a_broken_writer_is_noticed_and_nothing_outside_is_read() {
+        let mut buf = vec![0; 64 << 10];
+        let good = heading(1).to_bytes(200, 100);
+        for tail in [1, 64, SIZE as u64 + 64, u64::MAX, u64::MAX / 2] {
+            let (mut writer, reader) = ring();
+            writer.memory.room(0, HEADER).unwrap().copy_from_slice(&good);
+            writer.memory.word(Word::Tail).store(tail, Ordering::Release);
+            assert_eq!(reader.next(&mut buf), Err(Broken), "tail {tail}");
+        }
+        for (len, segment) in [(0, 1), (1, 0), (1, 2), (MAX_RUN + 1, 1), (1 << 31, 1), (300, 100)] {
+            let (mut writer, reader) = ring();
+            writer.memory.room(0, HEADER).unwrap().copy_from_slice(&heading(1).to_bytes(len, segment));
+            writer.memory.word(Word::Tail).store(record_len(200), Ordering::Release);
+            assert_eq!(reader.next(&mut buf), Err(Broken), "{len} bytes in segments of {segment}");
+        }
+    }
+
+    #[test]
+    fn a_broken_reader_stops_the_writer_at_most() {
+        for head in [u64::MAX, SIZE as u64, 1 << 40] {
+            let (mut writer, reader) = ring();
+            while put(&mut writer, &heading(1), 4112, 7) {}
+            reader.memory.word(Word::Head).store(head, Ordering::Release);
+            let before = writer.tail;
+            while writer.tail < before + 2 * SIZE as u64 && put(&mut writer, &heading(1), 4112, 7) {}
+            assert!(writer.tail <= before + SIZE as u64, "head {head}");
+        }
+    }
+}
