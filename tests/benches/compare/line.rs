@@ -35,14 +35,15 @@ pub(crate) enum Link {
 }
 
 impl Link {
-    /// The environment that chooses it.
+    /// The environment that chooses it, and lets the program say at its end which it was.
     pub(crate) fn envs(self) -> Vec<(String, String)> {
         let words: &[(&str, &str)] = match self {
             Self::Udp => &[("ROXE_LINK", "udp"), ("ROXE_RCVBUF", "4194304")],
             Self::UdpStock => &[("ROXE_LINK", "udp"), ("ROXE_RCVBUF", "212992")],
             Self::Shm => &[("ROXE_LINK", "auto")],
         };
-        words.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+        let stats = [("ROXE_STATS", "on")];
+        words.iter().chain(&stats).map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
     }
 }
 

@@ -90,6 +90,9 @@ fn once(guest: &Guest, line: &Line, messages: u64) -> Result<work::Sample, Strin
             output = run()?;
         }
     }
+    if let Work::Verbs(verbs) = &line.work {
+        work::went_by(verbs.link, &output)?;
+    }
     work::figure(&output, line.size, line.unit)
 }
 

@@ -1,6 +1,6 @@
 //! Doing the work of a line once: starts both programs, waits for them, reads the figure.
 
-use crate::line::{Line, Unit, Verbs, Work};
+use crate::line::{Line, Link, Unit, Verbs, Work};
 use crate::{raw, ring, yardstick};
 use roxe_tests::measure::pin::{self, End};
 use roxe_tests::pair::{self, Outcome, Place, Program};
@@ -94,7 +94,20 @@ fn verbs(verbs: &Verbs, size: usize, unit: Unit, messages: u64) -> Result<Sample
     let (port, place) = (port(), Place { envs: verbs.link.envs(), ..Place::default() });
     let args = format!("-x 0 -p {port} {}", arguments(verbs, size, messages));
     let output = run([&args, &format!("{args} 127.0.0.1")], verbs.tool, &place, port)?;
+    went_by(verbs.link, &output)?;
     figure(&output, size, unit)
+}
+
+/// Whether the packets went by the link that they should: roxe falls back to UDP without a word.
+pub(crate) fn went_by(link: Link, output: &str) -> Result<(), String> {
+    let counter = |name: &str| {
+        let mut words = output.split_whitespace();
+        words.find_map(|word| word.strip_prefix(name)?.strip_prefix('=')?.parse().ok()).unwrap_or(0_u64)
+    };
+    let (sent, by_ring) = (counter("sent_packets"), counter("sent_by_ring"));
+    // Those before the ring is there may be many where messages are few.
+    let fits = if link == Link::Shm { by_ring > sent / 2 } else { sent > 0 && by_ring == 0 };
+    if fits { Ok(()) } else { Err(format!("{by_ring} of {sent} packets by shared memory over {link}\n{output}")) }
 }
 
 /// The arguments that server and client of a program of perftest have in common, but for the port and the GID.
