@@ -388,7 +388,9 @@ impl QpCore {
         let mut host = QpHost::new(self, path, now);
         let mut outlet = Outlet::new(self.engine(), tx, self.qpn);
         loop {
-            if let (None, Some(copied)) = (&*frames, outlet.lend_copied()) {
+            if frames.is_none()
+                && let Some(copied) = outlet.lend_copied()
+            {
                 host.sum_into(copied);
             }
             let state = machine.poll_transmit(&mut host, &mut outlet);
