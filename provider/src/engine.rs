@@ -35,7 +35,7 @@ use crate::counters::Counters;
 use crate::cq::Cq;
 use crate::device::Device;
 use crate::error::Error;
-use crate::flow::{Flows, Key, Receiver};
+use crate::flow::{Flows, Key, Ready, Receiver};
 use crate::fork::{self, Lockable};
 use crate::live::{self, Live, Turn};
 use crate::net::news::News;
@@ -384,10 +384,14 @@ impl Engine {
 
     /// Serves the queue pairs that were refused and have room now.
     fn serve_ready(&self, now: Instant) {
-        while let Some(qpn) = self.flows.pop_ready() {
-            if let Some(qp) = self.table.get(qpn) {
-                qp.serve_waiter(now);
+        while let Some(Ready { qpn, grant }) = self.flows.pop_ready() {
+            let flow = grant.as_ref().map(|grant| Arc::clone(grant.flow()));
+            match self.table.get(qpn) {
+                Some(qp) => qp.serve_waiter(grant, now),
+                None => drop(grant),
             }
+            // What it did not need is for the next.
+            flow.into_iter().for_each(|flow| self.flows.wake(&flow));
         }
     }
 

@@ -8,6 +8,10 @@
 //!
 //! Locks here are the innermost of all. Touches nothing.
 
+mod waiters;
+
+pub(crate) use waiters::{Grant, Pool, Ready};
+
 use crate::net::slot::Slot;
 use parking_lot::Mutex;
 use roxe_transport::time::Instant;
@@ -16,9 +20,14 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
+use waiters::Waiters;
 
 /// How long a sender of datagrams waits for credits before it assumes that they are lost.
 pub(crate) const STALL: Duration = Duration::from_millis(100);
+/// How long a sender of RC with nothing under way waits for others' bytes to come back before it assumes that they do not.
+pub(crate) const STREAM_STALL: Duration = Duration::from_secs(1);
+/// What a packet of a short message occupies at most.
+const SHORT: u32 = 1024;
 /// Bounds of the window derived from a socket buffer, bytes. Throughput is flat above the lower one.
 const WINDOW: (usize, usize) = (128 << 10, 1 << 20);
 /// Unused destinations are forgotten when there are more than this.
@@ -67,9 +76,10 @@ pub(crate) struct Flow {
     receiver: Mutex<Receiver>,
     /// When the last credit came or the window was opened, nanoseconds.
     last_sign: AtomicU64,
-    /// Queue pairs to serve when there is room.
-    waiters: Mutex<Vec<Qpn>>,
-    has_waiters: AtomicBool,
+    /// The same for RC: when the last bytes came back.
+    last_landing: AtomicU64,
+    /// Queue pairs to serve when there is room, in their turn: RC, and UC and UD.
+    waiters: [Waiters; 2],
 }
 
 impl Flow {
@@ -78,22 +88,39 @@ impl Flow {
         self.key
     }
 
-    /// Takes `bytes` of the RC window; never refuses a QP that has nothing under way (`own` = 0). Once used up, the window
-    /// opens when a quarter of it is free: room of a few packets at a time would make short runs, and a system call costs
-    /// as much as 30 packets in it.
+    /// Takes `bytes` of the RC window for a QP that has `own` of it. Once used up, the window opens when a quarter of it is
+    /// free: room of a few packets at a time would make short runs, and a system call costs as much as 30 packets in it.
+    /// Who has nothing under way may use it a second time, as the socket buffer holds two, unless others wait: with
+    /// thousands of them the last packets would lie in the buffer until their timers run out.
     pub(crate) fn reserve_stream(&self, bytes: u32, own: u32) -> bool {
-        let used = self.stream.fetch_add(bytes, Ordering::SeqCst).saturating_add(bytes);
-        let was_full = self.is_full.load(Ordering::Relaxed);
-        let limit = if was_full { self.window - self.window / 4 } else { self.window };
-        if used <= limit || own == 0 {
-            if was_full && used <= limit {
-                self.is_full.store(false, Ordering::Relaxed);
-            }
-            return true;
+        let limit = if self.is_full.load(Ordering::Relaxed) { self.nearly_full() } else { self.window };
+        let is_new = own == 0 && !self.waiters(Pool::Stream).are_there();
+        self.take_stream(bytes, limit, if is_new { 2 * self.window } else { limit })
+    }
+
+    /// The same for who waited, in its turn.
+    pub(crate) fn reserve_in_turn(&self, bytes: u32) -> bool {
+        self.take_stream(bytes, self.window, self.window)
+    }
+
+    /// Takes `bytes` if `most` are used then, or none were; up to `limit` the window is open for all.
+    fn take_stream(&self, bytes: u32, limit: u32, most: u32) -> bool {
+        let before = self.stream.fetch_add(bytes, Ordering::SeqCst);
+        let used = before.saturating_add(bytes);
+        let fits = used <= most || before == 0;
+        if used <= limit && self.is_full.load(Ordering::Relaxed) {
+            self.is_full.store(false, Ordering::Relaxed);
         }
-        self.is_full.store(true, Ordering::Relaxed);
-        self.stream.fetch_sub(bytes, Ordering::SeqCst);
-        false
+        if !fits {
+            self.is_full.store(true, Ordering::Relaxed);
+            self.give(Pool::Stream, bytes);
+        }
+        fits
+    }
+
+    /// What is used when the window opens again.
+    fn nearly_full(&self) -> u32 {
+        self.window - self.window / 4
     }
 
     /// After how many bytes RC asks for an acknowledgement: four in a window, so that the sender need not stop for them,
@@ -103,9 +130,21 @@ impl Flow {
     }
 
     /// Gives `bytes` of the RC window back.
-    pub(crate) fn release_stream(&self, bytes: u32) {
+    pub(crate) fn release_stream(&self, bytes: u32, now: Instant) {
+        self.give(Pool::Stream, bytes);
+        self.last_landing.store(now.0, Ordering::Relaxed);
+    }
+
+    fn used(&self, pool: Pool) -> &AtomicU32 {
+        match pool {
+            Pool::Stream => &self.stream,
+            Pool::Datagrams => &self.datagrams,
+        }
+    }
+
+    fn give(&self, pool: Pool, bytes: u32) {
         let less = |used: u32| Some(used.saturating_sub(bytes));
-        let _ = self.stream.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+        let _ = self.used(pool).fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
     }
 
     /// Takes `bytes` of the datagram window. `look` finds out about the receiver and is asked when a window is used up
@@ -130,8 +169,7 @@ impl Flow {
 
     /// The receiver has taken `bytes` of datagrams out of its socket.
     pub(crate) fn credit(&self, bytes: u32, now: Instant) {
-        let less = |used: u32| Some(used.saturating_sub(bytes));
-        let _ = self.datagrams.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+        self.give(Pool::Datagrams, bytes);
         self.last_sign.store(now.0, Ordering::Relaxed);
     }
 
@@ -144,15 +182,43 @@ impl Flow {
         }
     }
 
-    /// `qpn` was refused and wants to be served when there is room. Ask once more afterwards: room that came before the
-    /// registration woke nobody.
-    pub(crate) fn wait(&self, qpn: Qpn) {
-        self.waiters.lock().push(qpn);
-        self.has_waiters.store(true, Ordering::SeqCst);
+    /// The same for RC, if nothing came back for [`STREAM_STALL`]: who lost its packets may wait for years before it sends
+    /// them again.
+    pub(crate) fn open_stream_if_stalled(&self, now: Instant) {
+        if now.since(Instant(self.last_landing.load(Ordering::Relaxed))) >= STREAM_STALL {
+            self.last_landing.store(now.0, Ordering::Relaxed);
+            self.stream.store(0, Ordering::SeqCst);
+        }
+    }
+
+    /// `qpn` was refused `bytes` and wants to be served when there is room. Ask once more afterwards: room that came before
+    /// the registration woke nobody.
+    pub(crate) fn wait(&self, pool: Pool, qpn: Qpn, bytes: u32) {
+        self.waiters(pool).push(qpn, bytes);
+    }
+
+    fn waiters(&self, pool: Pool) -> &Waiters {
+        let [stream, datagrams] = &self.waiters;
+        match pool {
+            Pool::Stream => stream,
+            Pool::Datagrams => datagrams,
+        }
+    }
+
+    /// What is held for a waiter that needs `bytes`, if there is room for it: for a packet of a long message a quarter of the
+    /// window, so that runs are long.
+    fn room_for(&self, pool: Pool, bytes: u32) -> Option<u32> {
+        let used = self.used(pool).load(Ordering::SeqCst);
+        let (room, wanted) = match pool {
+            Pool::Stream if bytes > SHORT => (used <= self.nearly_full(), bytes.max(self.window / 4)),
+            Pool::Stream => (used <= self.nearly_full(), bytes),
+            Pool::Datagrams => (used.saturating_add(bytes) <= self.window, bytes),
+        };
+        (room || used == 0).then_some(wanted)
     }
 
     fn is_idle(&self) -> bool {
-        self.stream.load(Ordering::Relaxed) == 0 && !self.has_waiters.load(Ordering::Relaxed)
+        self.stream.load(Ordering::Relaxed) == 0 && !self.waiters.iter().any(Waiters::are_there)
     }
 }
 
@@ -161,7 +227,7 @@ impl Flow {
 pub(crate) struct Flows {
     window: AtomicU32,
     map: Mutex<HashMap<Key, Arc<Flow>>>,
-    ready: Mutex<VecDeque<Qpn>>,
+    ready: Mutex<VecDeque<Ready>>,
     has_ready: AtomicBool,
     /// What this process owes to senders.
     credits: Mutex<Credits>,
@@ -219,8 +285,8 @@ impl Flows {
             datagrams: AtomicU32::new(0),
             receiver: Mutex::new(look()),
             last_sign: AtomicU64::new(now.0),
-            waiters: Mutex::default(),
-            has_waiters: AtomicBool::new(false),
+            last_landing: AtomicU64::new(now.0),
+            waiters: Default::default(),
         });
         map.insert(key, Arc::clone(&flow));
         flow
@@ -249,27 +315,38 @@ impl Flows {
 
     /// These queue pairs have room again.
     pub(crate) fn push_ready(&self, qpns: impl Iterator<Item = Qpn>) {
-        self.ready.lock().extend(qpns);
+        self.ready.lock().extend(qpns.map(|qpn| Ready { qpn, grant: None }));
         self.has_ready.store(true, Ordering::Release);
     }
 
-    /// There is room on `flow`: marks whoever waits for it as ready.
-    pub(crate) fn wake(&self, flow: &Flow) {
-        if flow.has_waiters.load(Ordering::SeqCst) && flow.has_waiters.swap(false, Ordering::SeqCst) {
-            self.ready.lock().extend(flow.waiters.lock().drain(..));
-            self.has_ready.store(true, Ordering::Release);
+    /// There may be room on `flow`: whoever waited longest is ready and has it, as far as it goes. So a message costs one
+    /// waiting queue pair a visit, not all of them.
+    pub(crate) fn wake(&self, flow: &Arc<Flow>) {
+        for pool in [Pool::Stream, Pool::Datagrams] {
+            if flow.waiters(pool).are_there() {
+                self.wake_waiters(flow, pool);
+            }
         }
     }
 
+    fn wake_waiters(&self, flow: &Arc<Flow>, pool: Pool) {
+        let mut ready = self.ready.lock();
+        while let Some((qpn, bytes)) = flow.waiters(pool).pop_if(|bytes| flow.room_for(pool, bytes)) {
+            flow.used(pool).fetch_add(bytes, Ordering::SeqCst);
+            ready.push_back(Ready { qpn, grant: Some(Grant { flow: Arc::clone(flow), pool, bytes }) });
+        }
+        self.has_ready.store(!ready.is_empty(), Ordering::Release);
+    }
+
     /// Takes the next queue pair that has room again.
-    pub(crate) fn pop_ready(&self) -> Option<Qpn> {
+    pub(crate) fn pop_ready(&self) -> Option<Ready> {
         if !self.has_ready.load(Ordering::Acquire) {
             return None;
         }
         let mut ready = self.ready.lock();
-        let qpn = ready.pop_front();
+        let next = ready.pop_front();
         self.has_ready.store(!ready.is_empty(), Ordering::Release);
-        qpn
+        next
     }
 
     /// A sender of datagrams ran out of credits.
@@ -378,7 +455,7 @@ mod tests {
         assert!(flow.reserve_stream(600, 0) && flow.reserve_stream(400, 600));
         assert!(!flow.reserve_stream(1, 1000));
         assert!(flow.reserve_stream(600, 0));
-        flow.release_stream(1200);
+        flow.release_stream(1200, T0);
         assert!(flow.reserve_stream(200, 400));
         assert!(flow.reserve_stream(400, 600));
         assert!(!flow.reserve_stream(1, 1000));
@@ -388,27 +465,83 @@ mod tests {
     fn a_full_window_opens_when_a_quarter_of_it_is_free() {
         let flow = flows().get(key(1), T0, || Receiver::Remote);
         assert!(flow.reserve_stream(1000, 0) && !flow.reserve_stream(1, 1000));
-        flow.release_stream(200);
+        flow.release_stream(200, T0);
         assert!(!flow.reserve_stream(1, 800));
         assert!(flow.reserve_stream(10, 0), "who has nothing under way is never refused, and opens it for nobody else");
         assert!(!flow.reserve_stream(1, 10));
-        flow.release_stream(61);
+        flow.release_stream(61, T0);
         assert!(flow.reserve_stream(1, 749) && flow.reserve_stream(250, 750));
         assert!(!flow.reserve_stream(1, 1000));
     }
 
+    /// The queue pairs that are ready now, with what is held for them.
+    fn ready(flows: &Flows) -> Vec<Ready> {
+        std::iter::from_fn(|| flows.pop_ready()).collect()
+    }
+
+    fn numbers(ready: &[Ready]) -> Vec<u32> {
+        ready.iter().map(|ready| ready.qpn.get()).collect()
+    }
+
     #[test]
-    fn waiters_become_ready_when_room_comes() {
+    fn waiters_get_the_room_that_comes_in_their_turn_and_nobody_else_does() {
         let flows = flows();
         let flow = flows.get(key(1), T0, || Receiver::Remote);
-        flow.wait(Qpn::new(7));
-        flow.wait(Qpn::new(8));
-        assert_eq!(flows.pop_ready(), None);
+        assert!(flow.reserve_stream(1000, 0) && !flow.reserve_stream(100, 1));
+        (7..12).for_each(|qpn| flow.wait(Pool::Stream, Qpn::new(qpn), 100));
         flows.wake(&flow);
-        assert_eq!(flows.pop_ready(), Some(Qpn::new(7)));
-        assert_eq!(flows.pop_ready(), Some(Qpn::new(8)));
+        assert!(ready(&flows).is_empty());
+        flow.release_stream(500, T0);
         flows.wake(&flow);
-        assert_eq!(flows.pop_ready(), None);
+        let turn = ready(&flows);
+        assert_eq!(numbers(&turn), [7, 8, 9], "up to three quarters, and one more");
+        assert!(!flow.reserve_stream(100, 1) && !flow.reserve_stream(300, 0), "others wait");
+        for ready in turn {
+            drop(ready.grant);
+            assert!(flow.reserve_in_turn(100));
+        }
+        flow.release_stream(800, T0);
+        flows.wake(&flow);
+        assert_eq!(numbers(&ready(&flows)), [10, 11]);
+        flows.wake(&flow);
+        assert!(ready(&flows).is_empty());
+        assert!(flow.reserve_stream(1000, 1), "what they did not need is there again");
+    }
+
+    #[test]
+    fn a_long_message_waits_for_a_quarter_of_the_window() {
+        let flows = Flows::default();
+        flows.set_window(Some(100_000), 0);
+        let flow = flows.get(key(1), T0, || Receiver::Remote);
+        assert!(flow.reserve_stream(100_000, 0) && !flow.reserve_stream(4192, 1));
+        (7..10).for_each(|qpn| flow.wait(Pool::Stream, Qpn::new(qpn), 4192));
+        flow.release_stream(30_000, T0);
+        flows.wake(&flow);
+        assert_eq!(numbers(&ready(&flows)), [7]);
+    }
+
+    #[test]
+    fn who_has_nothing_under_way_may_use_a_second_window_while_nobody_waits() {
+        let flow = flows().get(key(1), T0, || Receiver::Remote);
+        assert!(flow.reserve_stream(1000, 0) && flow.reserve_stream(1000, 0));
+        assert!(!flow.reserve_stream(1, 0));
+        flow.release_stream(500, T0);
+        flow.wait(Pool::Stream, Qpn::new(7), 1);
+        assert!(!flow.reserve_stream(1, 0));
+    }
+
+    #[test]
+    fn a_window_of_bytes_that_never_come_back_opens_again() {
+        let flows = flows();
+        let flow = flows.get(key(1), T0, || Receiver::Remote);
+        assert!(flow.reserve_stream(2000, 0));
+        flow.wait(Pool::Stream, Qpn::new(7), 1);
+        flow.open_stream_if_stalled(T0.after(STREAM_STALL - Duration::from_nanos(1)));
+        flows.wake(&flow);
+        assert!(ready(&flows).is_empty());
+        flow.open_stream_if_stalled(T0.after(STREAM_STALL));
+        flows.wake(&flow);
+        assert_eq!(numbers(&ready(&flows)), [7]);
     }
 
     #[test]

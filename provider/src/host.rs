@@ -9,7 +9,7 @@ pub(crate) use errands::MAX_FETCH;
 
 use crate::cq::Cq;
 use crate::engine::Engine;
-use crate::flow::{Flow, Key, STALL};
+use crate::flow::{Flow, Key, Pool, STALL, STREAM_STALL};
 use crate::guard::Sum;
 use crate::mr::{MemoryTable, Reach};
 use crate::net::slot::Slot;
@@ -25,6 +25,7 @@ use roxe_transport::time::Instant;
 use roxe_transport::wr::{Access, Av, Bind, Cqe, Sge};
 use roxe_wire::{Psn, Qpn, RKey, Reth};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What the surroundings of a queue pair remember from visit to visit: where it sends, and what it has completed.
 #[derive(Debug, Default)]
@@ -33,8 +34,10 @@ pub(crate) struct Path {
     flow: Option<Arc<Flow>>,
     /// The window it waits for room in.
     waits_for: Option<Key>,
-    /// When to stop waiting for credits.
+    /// When to stop waiting for credits, or for what others have under way.
     stalls_at: Option<Instant>,
+    /// It has waited, and it is its turn.
+    has_turn: bool,
     /// Completions of sends that nobody has polled.
     unpolled: Unpolled,
     /// Of an XRC target that has met queues of other processes.
@@ -42,9 +45,14 @@ pub(crate) struct Path {
 }
 
 impl Path {
-    /// It is being served: whatever it waited for, it has to ask again.
-    pub(crate) fn stop_waiting(&mut self) {
-        self.waits_for = None;
+    /// It is being served: whatever it waited for, it has to ask again, and is not refused what was kept for it.
+    pub(crate) fn begin_turn(&mut self) {
+        (self.waits_for, self.has_turn) = (None, true);
+    }
+
+    /// It has sent what it could.
+    pub(crate) fn end_turn(&mut self) {
+        self.has_turn = false;
     }
 
     /// When [`Path::on_timer`] has something to do.
@@ -52,15 +60,19 @@ impl Path {
         self.stalls_at
     }
 
-    /// Opens the window if credits seem to be lost.
-    pub(crate) fn on_timer(&mut self, engine: &Engine, now: Instant) {
+    /// Opens the window if credits seem to be lost, or nothing comes back.
+    pub(crate) fn on_timer(&mut self, engine: &Engine, service: Service, now: Instant) {
         if self.stalls_at.is_none_or(|at| at > now) {
             return;
         }
-        self.stalls_at = None;
-        self.stop_waiting();
+        let pool = pool(service);
+        // It keeps its place among those who wait.
+        self.stalls_at = self.waits_for.map(|_| now.after(stall(pool)));
         if let Some(flow) = &self.flow {
-            flow.open_if_stalled(now);
+            match pool {
+                Pool::Stream => flow.open_stream_if_stalled(now),
+                Pool::Datagrams => flow.open_if_stalled(now),
+            }
             engine.flows().wake(flow);
         }
     }
@@ -168,12 +180,29 @@ impl<'a> QpHost<'a> {
 
     /// One attempt to reserve room.
     fn try_reserve(&mut self, key: Key, bytes: u32, own: u32) -> bool {
-        let (engine, now) = (self.qp.engine(), self.now);
+        let (engine, now, has_turn) = (self.qp.engine(), self.now, self.path.has_turn);
         let flow = self.path.flow(key, engine, now);
-        match self.qp.service() {
-            Service::Rc | Service::XrcIni | Service::XrcTgt => flow.reserve_stream(bytes, own),
-            Service::Uc | Service::Ud | Service::Raw => flow.reserve_datagram(bytes, now, || engine.look_at(key)),
+        match pool(self.qp.service()) {
+            Pool::Stream if has_turn => flow.reserve_in_turn(bytes),
+            Pool::Stream => flow.reserve_stream(bytes, own),
+            Pool::Datagrams => flow.reserve_datagram(bytes, now, || engine.look_at(key)),
         }
+    }
+}
+
+/// Which window the packets of a service need.
+const fn pool(service: Service) -> Pool {
+    match service {
+        Service::Rc | Service::XrcIni | Service::XrcTgt => Pool::Stream,
+        Service::Uc | Service::Ud | Service::Raw => Pool::Datagrams,
+    }
+}
+
+/// How long to wait for room without a sign of life.
+const fn stall(pool: Pool) -> Duration {
+    match pool {
+        Pool::Stream => STREAM_STALL,
+        Pool::Datagrams => STALL,
     }
 }
 
@@ -311,18 +340,22 @@ impl FlowControl for QpHost<'_> {
             self.path.stalls_at = None;
             return true;
         }
+        self.path.has_turn = false;
+        let pool = pool(self.qp.service());
         if self.path.waits_for != Some(key) {
             self.path.waits_for = Some(key);
             if let Some(flow) = &self.path.flow {
-                flow.wait(self.qp.qpn());
+                flow.wait(pool, self.qp.qpn(), bytes);
             }
             // Room that came between the refusal and the registration woke nobody.
             if self.try_reserve(key, bytes, own) {
                 return true;
             }
         }
-        if !self.qp.service().is_reliable() {
-            self.path.stalls_at.get_or_insert_with(|| self.now.after(STALL));
+        if pool == Pool::Datagrams || own == 0 {
+            self.path.stalls_at.get_or_insert_with(|| self.now.after(stall(pool)));
+        }
+        if pool == Pool::Datagrams {
             self.qp.engine().flows().set_starved(true);
         }
         false
@@ -331,7 +364,7 @@ impl FlowControl for QpHost<'_> {
     fn release(&mut self, av: &Av, qpn: Qpn, bytes: u32) {
         let engine = self.qp.engine();
         let flow = self.path.flow(Key::of(av.dgid, qpn), engine, self.now);
-        flow.release_stream(bytes);
+        flow.release_stream(bytes, self.now);
         engine.flows().wake(flow);
     }
 

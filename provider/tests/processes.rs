@@ -369,6 +369,18 @@ fn forwards() {
 }
 
 #[test]
+fn a_hundred_processes_share_an_address() {
+    let mut all: Vec<Peer> = (0..100).map(|_| Peer::start("rc", &[])).collect();
+    for pair in all.chunks_mut(2) {
+        let [a, b] = pair else { unreachable!() };
+        join(a, b);
+    }
+    // One at a time: a hundred busy ones on two processors would see each other's timers run out.
+    assert!(all.iter_mut().all(|peer| peer.ask("write 10 20000") == [10]));
+    assert!(all.iter_mut().all(|peer| peer.ask("check 10 20000") == [1]));
+}
+
+#[test]
 fn without_steering_strays_are_forwarded() {
     namespace::run("forwards", "ip link set lo up", "lo");
 }

@@ -163,8 +163,8 @@ pub trait SharedReceives {
 /// bounded here. When `reserve` says no, the QP stops, and the host calls `poll_transmit` again once there is room.
 pub trait FlowControl {
     /// Asks to send a packet that occupies `bytes` at the receiver `(av.dgid, qpn)`. `own` is what this QP has reserved and
-    /// not released; a host never refuses when it is 0, so that no QP starves. UC and UD never release: there, `own` is
-    /// what the QP has reserved in this call of `poll_transmit`.
+    /// not released; a host that refuses when it is 0 gives the QP its turn before long, so that none starves. UC and UD
+    /// never release: there, `own` is what the QP has reserved in this call of `poll_transmit`.
     fn reserve(&mut self, av: &Av, qpn: Qpn, bytes: u32, own: u32) -> bool;
 
     /// `bytes` of earlier reservations towards `(av.dgid, qpn)` arrived or were given up (RC only).

@@ -12,7 +12,7 @@ use crate::cq::Cq;
 use crate::device::Context;
 use crate::engine::{Engine, Outlet, Run, RxTools, TxCache, clock};
 use crate::event::AsyncEventKind;
-use crate::flow::Key;
+use crate::flow::{Grant, Key};
 use crate::fork::Lockable;
 use crate::host::{Path, QpHost};
 use crate::mr::{MemoryTable, Reach};
@@ -321,13 +321,13 @@ impl QpCore {
         }
     }
 
-    /// The same for a queue pair that waited for room.
-    pub(crate) fn serve_waiter(&self, now: Instant) {
+    /// Sends what there is to send of a queue pair that waited for room, and has this.
+    pub(crate) fn serve_waiter(&self, grant: Option<Grant>, now: Instant) {
         let mut inner = self.inner.lock();
-        inner.path.stop_waiting();
+        inner.path.begin_turn();
         inner.tx.stop_waiting();
-        drop(inner);
-        self.serve(now);
+        drop(grant);
+        self.finish(inner, now);
     }
 
     /// Acts on the timer that was registered for `deadline`; an entry that was overtaken by an earlier one does nothing.
@@ -337,7 +337,7 @@ impl QpCore {
             return;
         }
         inner.registered = None;
-        inner.path.on_timer(self.engine(), now);
+        inner.path.on_timer(self.engine(), self.service, now);
         inner.path.ask_again(self.engine(), now);
         let looks = inner.parking.deadline().is_some_and(|at| at <= now);
         let mut report = if looks { self.drain_parking(&mut inner, now) } else { Report::default() };
@@ -409,8 +409,9 @@ impl QpCore {
         host.report()
     }
 
-    /// Registers the next timer and collects events and counts.
+    /// Ends its turn if it had one, registers the next timer, and collects events and counts.
     fn settle(&self, inner: &mut Inner) -> Report {
+        inner.path.end_turn();
         // In the error state READs that came before are still answered.
         if inner.path.has_errands() && !inner.machine.state().accepts_requests() && !inner.machine.has_work() {
             inner.path.end_errands(self.engine());
