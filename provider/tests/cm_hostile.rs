@@ -342,7 +342,9 @@ fn who_has_gone_has_said_so_more_than_once() {
         let mut leaver = Peer::start("leaver", &[]);
         let service = ServiceId::new(PortSpace::Tcp, leaver.hear().parse().unwrap());
         let other = Hostile::at(PEER);
-        let req = Req { local_cm_response_timeout: IN_TIME, ..other.req(service, 1) };
+        let mut req = Req { local_cm_response_timeout: IN_TIME, ..other.req(service, 1) };
+        // TimeWait lasts until the process ends.
+        req.primary.local_ack_timeout = IN_TIME;
         other.send(req.clone());
         let Message::Rep(rep) = other.hear("REP") else { unreachable!() };
         let (local_comm_id, remote_comm_id) = (req.local_comm_id, rep.local_comm_id);

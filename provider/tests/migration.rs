@@ -25,7 +25,7 @@ fn write(from: (&Node, &Qp), to: &Node, seed: u8) {
 fn a_connection_moves_to_its_alternate_addresses() {
     let (a, b) = (Node::open(), Node::open());
     let is_v6 = |entry: &&roxe_provider::GidEntry| !entry.gid.is_ipv4();
-    let Some(index) = a.context.gid_entries().iter().find(is_v6).map(|entry| entry.index) else { return };
+    let Some(index) = a.context.gid_entries().iter().find(is_v6).map(|entry| entry.index) else { return no_ipv6() };
     let (qa, qb) = pair(&a, &b, Service::Rc, 0, PathMtu::Mtu1024);
     rearm(&qa, &a, &b, index);
     rearm(&qb, &b, &a, index);

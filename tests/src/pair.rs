@@ -247,6 +247,14 @@ pub fn listens(port: u16) -> bool {
     })
 }
 
+/// Why nothing over IPv6 can be tried here on the loopback device, if that has no such address.
+pub const NO_IPV6: &str = "the loopback interface has no IPv6 address";
+
+/// Whether the loopback interface has an IPv6 address.
+pub fn has_ipv6() -> bool {
+    std::net::UdpSocket::bind((std::net::Ipv6Addr::LOCALHOST, 0)).is_ok()
+}
+
 /// Whether `program` can be found in `PATH`.
 pub fn installed(program: &str) -> bool {
     Path::new(program).is_file()

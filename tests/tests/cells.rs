@@ -91,10 +91,15 @@ const SABOTAGES: &[Sabotage] = &[
 
 /// All cells that `args` choose must pass.
 fn over(host: &'static str, name: &str, faults: &'static str, args: &'static str) -> Check {
-    Check::new(name, move || match tried(&[], host, faults, args) {
-        Err(verdict) => verdict,
-        Ok([server, client]) if server.ok && client.ok => Verdict::Passed,
-        Ok(outcomes) => Verdict::Failed(said(&outcomes)),
+    Check::new(name, move || {
+        if host.contains(':') && !pair::has_ipv6() {
+            return Verdict::Skipped(pair::NO_IPV6.to_owned());
+        }
+        match tried(&[], host, faults, args) {
+            Err(verdict) => verdict,
+            Ok([server, client]) if server.ok && client.ok => Verdict::Passed,
+            Ok(outcomes) => Verdict::Failed(said(&outcomes)),
+        }
     })
 }
 

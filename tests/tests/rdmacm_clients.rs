@@ -15,7 +15,7 @@
 
 use roxe_tests::guest::link;
 use roxe_tests::matrix::Ip;
-use roxe_tests::pair::Place;
+use roxe_tests::pair::{NO_IPV6, Place, has_ipv6};
 use roxe_tests::rdmacm::list::{self, Scale};
 use roxe_tests::rdmacm::local::{self, Site, Weather};
 use roxe_tests::rdmacm::{Exchange, Ready};
@@ -127,6 +127,7 @@ fn check(cell: Cell) -> Check {
     let waits = weather != Weather::Clean && exchange.port.is_none();
     let check = Check::new(name, move || match &site {
         Err(why) => Verdict::Skipped((*why).to_owned()),
+        Ok(site) if site.name == "lo" && site.ip == Ip::V6 && !has_ipv6() => Verdict::Skipped(NO_IPV6.to_owned()),
         Ok(site) if site.name == "lo" && site.ip == Ip::V6 && exchange.ready == Ready::Joined => {
             Verdict::Skipped("Linux has no IPv6 groups on the loopback interface".to_owned())
         }

@@ -99,7 +99,10 @@ fn over_ipv6(rig: &Rig) -> Option<ibv_ah_attr> {
         gid
     };
     let is_ipv6 = |gid: ibv_gid| gid.raw != [0; 16] && gid.raw[..12] != loopback().grh.dgid.raw[..12];
-    let sgid_index = (0..16).find(|&index| is_ipv6(gid(index)))?;
+    let Some(sgid_index) = (0..16).find(|&index| is_ipv6(gid(index))) else {
+        eprintln!("skipped: the loopback interface has no IPv6 address");
+        return None;
+    };
     let mut way = loopback();
     (way.grh.dgid, way.grh.sgid_index) = (gid(sgid_index), sgid_index);
     Some(way)
