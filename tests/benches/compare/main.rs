@@ -102,7 +102,8 @@ fn options(words: &[String]) -> io::Result<Options> {
 fn compare(options: &Options) -> io::Result<bool> {
     build::roxe();
     if options.rxe {
-        return rxe::compare(options.time).and_then(|all| conclude("rxe", &all, &shows::against_rxe(&all), &[]));
+        return rxe::compare(options.time, &options.words)
+            .and_then(|all| conclude("rxe", &all, &shows::against_rxe(&all), &[]));
     }
     link::isolate()?;
     let pinned = pin::begin(!options.free)?;

@@ -29,8 +29,8 @@ const TRIES: usize = 4;
 /// How long one figure takes. An emulated processor needs a while to translate what it runs.
 const EACH: Duration = Duration::from_secs(2);
 
-/// Measures all lines in one guest.
-pub(crate) fn compare(time: Duration) -> io::Result<Vec<Measured>> {
+/// Measures in one guest all lines that have every word in their name.
+pub(crate) fn compare(time: Duration, words: &[String]) -> io::Result<Vec<Measured>> {
     let kernel = Kernel::prepare().map_err(|why| io::Error::other(why.0))?;
     let has_links = has_links()?;
     link::enter()?;
@@ -38,7 +38,8 @@ pub(crate) fn compare(time: Duration) -> io::Result<Vec<Measured>> {
     eprintln!("guest with Linux {} is up", kernel.version);
     install(&guest)?;
     let rounds = Rounds { time, each: EACH, least: 3, most: 5, beside: Some(guest.pid()) };
-    let lines = lines().into_iter().filter(|line| has_links || !is_shm(line)).collect();
+    let wanted = |line: &Line| words.iter().all(|word| line.to_string().contains(word));
+    let lines = lines().into_iter().filter(|line| wanted(line) && (has_links || !is_shm(line))).collect();
     Ok(rounds::run(lines, &rounds, &mut |line, messages| once(&guest, line, messages)))
 }
 
