@@ -245,6 +245,7 @@ impl Engine {
 
     /// The program is about to wait for an event: the background thread takes over.
     pub(crate) fn arm(&self) {
+        self.serve_ready(clock::now());
         if self.presence.arm() {
             self.kick();
         }
@@ -253,6 +254,11 @@ impl Engine {
     /// A thread of the program is going to send.
     pub(crate) fn enter_to_send(&self) {
         self.presence.enter_to_send();
+    }
+
+    /// It has left its requests for later.
+    pub(crate) fn leave(&self) {
+        self.presence.leave();
     }
 
     /// It has sent; serves queue pairs that got room by it.

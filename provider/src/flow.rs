@@ -313,7 +313,7 @@ impl Flows {
         }
     }
 
-    /// These queue pairs have room again.
+    /// These queue pairs have room again, or waited for something else to be served.
     pub(crate) fn push_ready(&self, qpns: impl Iterator<Item = Qpn>) {
         self.ready.lock().extend(qpns.map(|qpn| Ready { qpn, grant: None }));
         self.has_ready.store(true, Ordering::Release);

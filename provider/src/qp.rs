@@ -390,11 +390,14 @@ impl SendGuard<'_> {
 
 impl Drop for SendGuard<'_> {
     fn drop(&mut self) {
-        let now = clock::now();
-        if let Some(mut inner) = self.inner.take() {
-            inner.rhythm.on_post(now);
-            self.core.finish(inner, now);
+        let Some(mut inner) = self.inner.take() else { return };
+        // A list is company enough.
+        if self.pushed == 1 && self.core.put_off(&mut inner) {
+            return self.core.engine().leave();
         }
+        let now = clock::now();
+        inner.rhythm.on_post(now);
+        self.core.finish(inner, now);
         self.core.engine().leave_after_send(now);
     }
 }

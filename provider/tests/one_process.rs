@@ -4,7 +4,7 @@ mod common;
 
 use common::*;
 use roxe_provider::wire::{PathMtu, Qpn};
-use roxe_provider::{Cqe, SendOp, Service, WcOpcode, WcStatus};
+use roxe_provider::{CqInit, Cqe, SendFlags, SendOp, SendRequest, Service, WcOpcode, WcStatus};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
@@ -228,8 +228,7 @@ fn destroying_a_queue_pair_under_traffic_harms_nobody() {
 fn an_event_arrives_without_polling() {
     let (a, b) = (Node::open(), Node::open());
     let channel = b.context.create_comp_channel().unwrap();
-    let init =
-        roxe_provider::CqInit { cqe: 16, channel: Some(channel.clone()), user: 42, ..roxe_provider::CqInit::default() };
+    let init = CqInit { cqe: 16, channel: Some(channel.clone()), user: 42, ..CqInit::default() };
     let b = Node { cq: b.context.create_cq(init).unwrap(), ..b };
     let (qa, qb) = pair(&a, &b, Service::Rc, 0, PathMtu::Mtu1024);
     for n in 0..200 {
@@ -238,6 +237,26 @@ fn an_event_arrives_without_polling() {
         post(&qa, n, SendOp::Send, a.sge(0, 64));
         assert_eq!(channel.get_event().unwrap(), 42);
         assert_ok(&b.wait(1));
+        assert_ok(&a.wait(1));
+    }
+}
+
+#[test]
+fn requests_that_wait_for_company_leave_though_nobody_polls() {
+    let (a, b) = (Node::open(), Node::open());
+    let channel = a.context.create_comp_channel().unwrap();
+    let init = CqInit { cqe: 16, channel: Some(channel.clone()), user: 43, ..CqInit::default() };
+    let a = Node { cq: a.context.create_cq(init).unwrap(), ..a };
+    let (qa, _qb) = pair(&a, &b, Service::Rc, 0, PathMtu::Mtu1024);
+    for round in 0..50 {
+        a.cq.req_notify(false);
+        // Of those behind the first 16 some wait, and the last one has no company. It alone completes.
+        for n in 1..=60 {
+            let flags = if n == 60 { SendFlags::SIGNALED } else { SendFlags::empty() };
+            let sges = [a.sge(round, 64)];
+            qa.post_send(&[SendRequest { flags, ..request(n, write_to(&b, 0), &sges) }]).unwrap();
+        }
+        assert_eq!(channel.get_event().unwrap(), 43);
         assert_ok(&a.wait(1));
     }
 }

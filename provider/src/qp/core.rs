@@ -78,6 +78,8 @@ pub(super) struct Inner {
     pub(super) rhythm: Rhythm,
     /// The deadline registered with the engine.
     registered: Option<Instant>,
+    /// What is posted waits for company, and the engine will serve it at the next poll.
+    gathers: bool,
     /// Destroyed, or inherited by the child of a fork.
     pub(super) is_cut_off: bool,
 }
@@ -138,6 +140,7 @@ impl QpCore {
                 frames: None,
                 rhythm: Rhythm::default(),
                 registered: None,
+                gathers: false,
                 is_cut_off: false,
             }),
         }
@@ -321,13 +324,28 @@ impl QpCore {
         }
     }
 
-    /// Sends what there is to send of a queue pair that waited for room, and has this.
+    /// Sends what there is to send of a queue pair that waited for room, and has this, or whose requests waited for company.
     pub(crate) fn serve_waiter(&self, grant: Option<Grant>, now: Instant) {
         let mut inner = self.inner.lock();
-        inner.path.begin_turn();
+        // Who only waited for company has no turn.
+        if !std::mem::take(&mut inner.gathers) || grant.is_some() {
+            inner.path.begin_turn();
+        }
         inner.tx.stop_waiting();
         drop(grant);
         self.finish(inner, now);
+    }
+
+    /// Leaves a request that was posted for later, if the state machine can wait: until more are posted, the program polls
+    /// or waits, or an acknowledgement comes, whatever is first. Posting one by one then costs 1/32 of a system call.
+    pub(super) fn put_off(&self, inner: &mut Inner) -> bool {
+        if inner.is_cut_off || !inner.machine.may_wait() {
+            return false;
+        }
+        if !std::mem::replace(&mut inner.gathers, true) {
+            self.engine().flows().push_ready(std::iter::once(self.qpn));
+        }
+        true
     }
 
     /// Acts on the timer that was registered for `deadline`; an entry that was overtaken by an earlier one does nothing.

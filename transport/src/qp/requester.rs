@@ -40,6 +40,15 @@ const ASK_PACKETS: i32 = 64;
 /// these must fit the receive buffer of our own socket, which drops silently; two requests keep the peer busy.
 const READ_AHEAD: u32 = 128 << 10;
 
+/// A request that is posted while this many are under way may wait for others to leave with: a program that keeps that much
+/// under way is after throughput, and acknowledgements are sure to come soon and to take along what waits.
+const BUSY: u32 = 16;
+
+/// As many requests, and as many bytes in messages as long as the newest, wait for each other at most: they fit one
+/// segmented send.
+const COMPANY: u32 = 32;
+const COMPANY_BYTES: u32 = 60 << 10;
+
 /// The next packet to send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cursor {
@@ -117,6 +126,17 @@ impl Requester {
     pub(crate) fn post_send(&mut self, sh: &Shared, req: &SendRequest<'_>, srqn: u32) -> Result<(), PostError> {
         check_op(sh, req)?;
         self.sq.push(req, srqn)
+    }
+
+    /// Whether the newest request may wait until there are more to send with it.
+    pub(crate) fn may_wait(&self) -> bool {
+        let under_way = self.cursor.wqe.wrapping_sub(self.sq.head_index());
+        let waiting = self.sq.tail_index().wrapping_sub(self.cursor.wqe);
+        let newest = self.sq.get(self.sq.tail_index().wrapping_sub(1));
+        under_way >= BUSY
+            && waiting < COMPANY
+            && self.cursor.packet == 0
+            && newest.is_some_and(|wqe| wqe.length.saturating_mul(waiting) < COMPANY_BYTES)
     }
 
     /// Forgets up to `count` of the newest requests, but none that was started.

@@ -389,3 +389,32 @@ fn a_packet_that_fills_the_window_asks_for_an_acknowledgement() {
         assert!(s.psns().len() < 32);
     }
 }
+
+#[test]
+fn a_request_may_wait_for_company_only_behind_many_that_are_under_way() {
+    let write = || write_to(FAR);
+    let mut s = Script::new(Setup::default());
+    let may_wait = |s: &Script| s.p.ends[0].qp.may_wait();
+    for id in 0..16 {
+        post(&mut s.p, A, id, write(), &[s.mr.sge(0, 64)]);
+        assert!(!may_wait(&s), "{id} are under way");
+        s.p.transmit(A);
+    }
+    for id in 16..16 + 31 {
+        post(&mut s.p, A, id, write(), &[s.mr.sge(0, 64)]);
+        assert!(may_wait(&s), "the company is not complete with {id}");
+    }
+    post(&mut s.p, A, 47, write(), &[s.mr.sge(0, 64)]);
+    assert!(!may_wait(&s), "it is complete");
+    s.p.transmit(A);
+    post(&mut s.p, A, 48, write(), &[s.mr.sge(0, 8192)]);
+    assert!(may_wait(&s));
+    for id in 49..56 {
+        post(&mut s.p, A, id, write(), &[s.mr.sge(0, 8192)]);
+    }
+    assert!(!may_wait(&s), "bytes count as well");
+    s.p.transmit(A);
+    s.answer(100 + 47, ack(), &[]);
+    post(&mut s.p, A, 56, write(), &[s.mr.sge(0, 64)]);
+    assert!(!may_wait(&s), "few are under way");
+}
