@@ -4,6 +4,7 @@
 //! pair. Both happen again in the child of a fork. Threads of the program come in through [`Engine::progress`] and through the verbs of a queue pair; the background thread through its own loop.
 
 mod background;
+#[allow(unsafe_code)]
 pub(crate) mod clock;
 mod follow;
 mod frames;

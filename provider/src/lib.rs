@@ -48,7 +48,8 @@
 //! # Unsafe code
 //!
 //! Lives in `guard` (touching application memory), `fork` (locks across a fork), `net` and `engine::poller` (sockets and
-//! waiting), `net::shm::memory` (memory shared with another process), and in `mapped`, `event`, `port` and `exit` (a system call or two each); everything else is safe.
+//! waiting), `net::shm::memory` (memory shared with another process), and in `engine::clock`, `mapped`, `event`, `port` and
+//! `exit` (a system call or two each); everything else is safe.
 #![deny(unsafe_code)]
 
 pub mod cm;
