@@ -50,7 +50,7 @@ impl Bth {
     // clause: BTH-RESERVED
     #[inline]
     pub(crate) fn read(from: &mut Reader<'_>) -> Result<(Opcode, usize, Self), ParseError> {
-        let [w0, w1, w2] = [from.u32()?, from.u32()?, from.u32()?];
+        let [w0, w1, w2] = from.words()?;
         // clause: BTH-VERSION
         if (w0 >> 16) & 0xf != 0 {
             return Err(ParseError::Version);
@@ -80,9 +80,9 @@ impl Bth {
             | flag(self.mig_req, 22)
             | ((pad & 3) as u32) << 20
             | u32::from(self.pkey.0);
-        to.u32(w0)?;
-        to.u32(flag(self.fecn, 31) | flag(self.becn, 30) | self.dest_qpn.get())?;
-        to.u32(flag(self.ack_req, 31) | self.psn.get())
+        let w1 = flag(self.fecn, 31) | flag(self.becn, 30) | self.dest_qpn.get();
+        let w2 = flag(self.ack_req, 31) | self.psn.get();
+        to.words([w0, w1, w2])
     }
 }
 

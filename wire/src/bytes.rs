@@ -26,6 +26,13 @@ impl<'a> Reader<'a> {
         self.array().map(|bytes| u32::from_be_bytes(*bytes))
     }
 
+    /// The three words of a BTH, with one check of the length.
+    #[inline]
+    pub(crate) fn words(&mut self) -> Result<[u32; 3], ParseError> {
+        let [a, b, c, d, e, f, g, h, i, j, k, l] = *self.array()?;
+        Ok([[a, b, c, d], [e, f, g, h], [i, j, k, l]].map(u32::from_be_bytes))
+    }
+
     #[inline]
     pub(crate) fn u64(&mut self) -> Result<u64, ParseError> {
         self.array().map(|bytes| u64::from_be_bytes(*bytes))
@@ -48,6 +55,13 @@ impl Writer<'_> {
     #[inline]
     pub(crate) fn u32(&mut self, value: u32) -> Option<()> {
         self.array(value.to_be_bytes())
+    }
+
+    /// The three words of a BTH, with one check of the length.
+    #[inline]
+    pub(crate) fn words(&mut self, values: [u32; 3]) -> Option<()> {
+        let [[a, b, c, d], [e, f, g, h], [i, j, k, l]] = values.map(u32::to_be_bytes);
+        self.array([a, b, c, d, e, f, g, h, i, j, k, l])
     }
 
     #[inline]

@@ -170,12 +170,18 @@ impl Header {
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]
     pub const fn len(&self) -> usize {
+        self.len_as(self.opcode())
+    }
+
+    /// The same, of headers whose opcode is known.
+    #[inline]
+    const fn len_as(&self, opcode: Opcode) -> usize {
         let of_service = match self.kind {
             Kind::Ud { .. } => Deth::LEN,
             Kind::XrcRequest(..) => XrcEth::LEN,
             _ => 0,
         };
-        Bth::LEN + of_service + self.opcode().facts().ext_len
+        Bth::LEN + of_service + opcode.facts().ext_len
     }
 
     /// Bytes of headers, `payload` bytes of payload and the pad: everything but the ICRC.
@@ -190,14 +196,18 @@ impl Header {
     pub fn emit<'b>(&self, payload_len: usize, out: &'b mut [u8]) -> Option<&'b mut [u8]> {
         let opcode = self.opcode();
         let pad = pad_of(payload_len);
-        if !opcode.facts().payload.allows(payload_len) || out.len() != self.padded_len(payload_len) {
+        let len = self.len_as(opcode).saturating_add(payload_len).saturating_add(pad);
+        if !opcode.facts().payload.allows(payload_len) || out.len() != len {
             return None;
         }
         let mut rest = Writer(out);
         self.bth.write(opcode, pad, &mut rest)?;
         self.kind.write(&mut rest)?;
         let (payload, pad) = rest.0.split_at_mut_checked(payload_len)?;
-        pad.fill(0);
+        // Mostly there is none, and `fill` is a call.
+        if !pad.is_empty() {
+            pad.fill(0);
+        }
         Some(payload)
     }
 }

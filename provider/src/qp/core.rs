@@ -434,8 +434,8 @@ impl QpCore {
         if inner.path.has_errands() && !inner.machine.state().accepts_requests() && !inner.machine.has_work() {
             inner.path.end_errands(self.engine());
         }
-        let next = inner.machine.poll_timeout().into_iter().chain(inner.path.deadline());
-        let next = next.chain(inner.parking.deadline()).chain(inner.path.errands_deadline()).min();
+        let patience = earlier(inner.parking.deadline(), inner.path.errands_deadline());
+        let next = earlier(earlier(inner.machine.poll_timeout(), inner.path.deadline()), patience);
         if let Some(next) = next
             && inner.registered.is_none_or(|registered| next < registered)
         {
@@ -487,6 +487,15 @@ impl QpCore {
             let attr = QpAttr { state: QpState::Reset, ..QpAttr::default() };
             let _ = machine.modify(&mut QpHost::new(self, path, clock::now()), &attr, AttrMask::STATE);
         }
+    }
+}
+
+/// The earlier of two deadlines.
+#[inline]
+fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        _ => a.or(b),
     }
 }
 

@@ -192,13 +192,13 @@ impl Requester {
     /// own: what comes from behind it tells that this answer was lost (an implied NAK, IBA §9.7.5.2.4).
     fn acknowledge<H: Host>(&mut self, sh: &mut Shared, host: &mut H, end: Psn) -> Result<(), Trouble> {
         while self.una_psn.is_before(end) && !sh.failed {
-            let Some(wqe) = self.sq.head().copied() else { break };
+            let Some(wqe) = self.sq.head() else { break };
             // clause: NAK-IMPLIED
             if wqe.awaits_response() {
                 sh.retries.implied_nak_seq_err += 1;
                 return Err(Trouble::Lost);
             }
-            let (from, to) = (index_of(self.una_psn, &wqe), index_of(end, &wqe).min(wqe.packets));
+            let (from, to) = (index_of(self.una_psn, wqe), index_of(end, wqe).min(wqe.packets));
             // Packets that a retry has not repeated yet hold no room.
             let ahead = u32::try_from(self.cursor.psn.distance(self.una_psn)).unwrap_or(0);
             let held = to.min(from.saturating_add(ahead));

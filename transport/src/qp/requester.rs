@@ -443,20 +443,21 @@ impl Requester {
 
     /// Completes the oldest work request with success.
     pub(crate) fn complete_head<H: Host>(&mut self, sh: &mut Shared, host: &mut H) {
-        if let Some(read) = self.sq.head().copied().filter(|wqe| wqe.origin == Origin::Rendezvous) {
-            complete(sh, host, &read, WcStatus::Success);
-            sh.rendezvous_read = true;
-            return self.sq.finish_rendezvous();
+        let Some(wqe) = self.sq.head() else { return };
+        match wqe.origin {
+            Origin::Rendezvous => {
+                complete(sh, host, wqe, WcStatus::Success);
+                sh.rendezvous_read = true;
+                return self.sq.finish_rendezvous();
+            }
+            Origin::Fin => sh.rendezvous_count -= 1,
+            // clause: WC-SIGNALED
+            Origin::Program if sh.config.sq_sig_all || wqe.flags.contains(SendFlags::SIGNALED) => {
+                complete(sh, host, wqe, WcStatus::Success);
+            }
+            Origin::Program => {}
         }
-        let Some(wqe) = self.sq.pop() else { return };
-        if wqe.origin == Origin::Fin {
-            sh.rendezvous_count -= 1;
-            return;
-        }
-        // clause: WC-SIGNALED
-        if sh.config.sq_sig_all || wqe.flags.contains(SendFlags::SIGNALED) {
-            complete(sh, host, &wqe, WcStatus::Success);
-        }
+        self.sq.drop_head();
     }
 
     /// In SQD: tells, once, when nothing that was started is left (IBA §10.3.1.4).

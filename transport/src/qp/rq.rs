@@ -52,7 +52,7 @@ impl Ring {
         if self.len >= self.depth {
             return Err(PostError::QueueFull);
         }
-        let at = (self.head + self.len) % self.depth;
+        let at = self.around(self.head + self.len);
         if at >= self.slots.len() {
             self.grow_to(at + 1);
         }
@@ -60,6 +60,11 @@ impl Ring {
         self.sges[at * self.max_sge..][..sges.len()].copy_from_slice(sges);
         self.len += 1;
         Ok(())
+    }
+
+    /// Index `at`, which is less than two laps, in the arrays.
+    fn around(&self, at: usize) -> usize {
+        if at >= self.depth { at - self.depth } else { at }
     }
 
     /// Gives the arrays `slots` slots; the first call reserves them whole.
@@ -79,7 +84,7 @@ impl Ring {
 
     fn pop(&mut self) -> Option<u64> {
         let wr_id = self.front()?.0.wr_id;
-        self.head = (self.head + 1) % self.depth;
+        self.head = self.around(self.head + 1);
         self.len -= 1;
         Some(wr_id)
     }

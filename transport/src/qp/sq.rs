@@ -313,9 +313,15 @@ impl SendQueue {
     /// Removes the oldest entry.
     pub(crate) fn pop(&mut self) -> Option<SendWqe> {
         let wqe = *self.head()?;
-        self.head = self.head.wrapping_add(1);
-        self.internal -= u32::from(wqe.origin != Origin::Program);
+        self.drop_head();
         Some(wqe)
+    }
+
+    /// The same without a look at it: an entry is long to copy.
+    pub(crate) fn drop_head(&mut self) {
+        let Some(wqe) = self.head() else { return };
+        self.internal -= u32::from(wqe.origin != Origin::Program);
+        self.head = self.head.wrapping_add(1);
     }
 
     /// Requests that can be appended now.
