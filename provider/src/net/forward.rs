@@ -1,8 +1,9 @@
 //! Frames that processes on one interface put into each other's mailboxes ([`super::slot`]).
 //!
 //! Six kinds: packets that the kernel gave to the wrong process, credits for datagrams taken from the socket, the answer to
-//! a steering probe, offers of rings through shared memory, and errands for XRC queues of other processes with what came of them. A frame is a fixed header and a body; numbers are in the byte order of this machine,
-//! because a frame never leaves it. Touches nothing.
+//! a steering probe, offers of rings through shared memory, and errands for XRC queues of other processes with what came
+//! of them. A frame is a fixed header and a body; numbers are in the byte order of this machine, because a frame never
+//! leaves it. Touches nothing.
 
 use super::RxMeta;
 use super::slot::Slot;
