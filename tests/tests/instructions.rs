@@ -20,6 +20,11 @@ const MESSAGES: [u64; 2] = [160, 1120];
 const ROUNDS: usize = 3;
 /// How much longer a path may be than the file says, percent. Counts repeat to 3 %, also beside eight builds.
 const TOLERANCE: u64 = 10;
+/// The same for paths of [`COPYING`]. The background thread takes over some of the copies, which are not counted then: 85,000 to
+/// 225,000 instructions were seen for one build.
+const TOLERANCE_COPYING: u64 = 100;
+/// Paths that mostly copy.
+const COPYING: [&str; 2] = ["rc_write_64k", "rc_read_64k"];
 /// The paths.
 const PATHS: [&str; 7] =
     ["rc_send_64", "rc_send_64_list", "rc_write_64", "rc_write_64_list", "ud_send_64", "rc_write_64k", "rc_read_64k"];
@@ -67,9 +72,10 @@ fn judge(path: &str) -> Verdict {
     let Some(&kept) = kept().get(path) else {
         return Verdict::Failed(format!("tests/instructions.txt has no line for {path}; write it with `-- --write`"));
     };
+    let tolerance = if COPYING.contains(&path) { TOLERANCE_COPYING } else { TOLERANCE };
     match count(path) {
         Err(why) => Verdict::Failed(why),
-        Ok(now) if now * 100 > kept * (100 + TOLERANCE) => Verdict::Failed(format!(
+        Ok(now) if now * 100 > kept * (100 + tolerance) => Verdict::Failed(format!(
             "a message costs {now} instructions, and {kept} when tests/instructions.txt was written; \
              if that has to be, write it anew with `-- --write`"
         )),
