@@ -96,10 +96,13 @@ impl Says {
 }
 
 /// Whether it is an rping that has done all and then lost a race with itself: its thread for events asks for the next one
-/// when the main thread has ended their channel already, and ends the process with an error.
+/// when the main thread has ended their channel already, and ends the process with an error. Which one depends on what lies in
+/// the freed channel where its descriptor was.
 fn lost_its_race(end: &Outcome) -> bool {
-    let of_rping = end.command.contains("rping -c");
-    of_rping && end.output.ends_with("rdma_get_cm_event: Bad file descriptor\n[ended with exit status: 255]")
+    let mut lines = end.output.lines().rev();
+    end.command.contains("rping -c")
+        && lines.next() == Some("[ended with exit status: 255]")
+        && lines.next().is_some_and(|line| line.starts_with("rdma_get_cm_event: "))
 }
 
 /// The command and the last of what it printed. rping's lines can have 60,000 letters; how a program ended stands at the
