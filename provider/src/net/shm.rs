@@ -79,7 +79,7 @@ impl Line {
     fn accept(&self, doorbell: RawFd) -> io::Result<()> {
         let mut control = Control::new();
         control.push_descriptors(&[doorbell]);
-        sys::send_connected(self.fd(), b"y", &control)
+        sys::send(self.fd(), None, [b"y", &[]], &control, libc::MSG_DONTWAIT).map(drop)
     }
 }
 

@@ -55,10 +55,10 @@ pub(super) fn attach_reuseport_filter(fd: RawFd, program: &mut [libc::sock_filte
     check(rc as isize).map(drop)
 }
 
-/// Sends the concatenation of `parts` as one datagram to `name`.
+/// Sends the concatenation of `parts` as one datagram to `name`, or to the peer of a connected socket.
 pub(super) fn send(
     fd: RawFd,
-    name: &socket2::SockAddr,
+    name: Option<&socket2::SockAddr>,
     parts: [&[u8]; 2],
     control: &Control,
     flags: c_int,
@@ -66,8 +66,10 @@ pub(super) fn send(
     let mut iov = parts.map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
     // SAFETY: an all-zero msghdr is valid: no name, no data, no control messages.
     let mut header: libc::msghdr = unsafe { zeroed() };
-    header.msg_name = name.as_ptr().cast_mut().cast();
-    header.msg_namelen = name.len();
+    if let Some(name) = name {
+        header.msg_name = name.as_ptr().cast_mut().cast();
+        header.msg_namelen = name.len();
+    }
     header.msg_iov = iov.as_mut_ptr();
     header.msg_iovlen = iov.len();
     if !control.as_bytes().is_empty() {
@@ -103,19 +105,6 @@ pub(super) fn recv(fd: RawFd, buf: &mut [u8], control: &mut Control) -> io::Resu
             Err(e) => return Err(e),
         }
     }
-}
-
-/// Sends `bytes` to the peer of a connected socket without waiting.
-pub(super) fn send_connected(fd: RawFd, bytes: &[u8], control: &Control) -> io::Result<()> {
-    let mut iov = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    // SAFETY: an all-zero msghdr is valid: no name, no data, no control messages.
-    let mut header: libc::msghdr = unsafe { zeroed() };
-    header.msg_iov = &raw mut iov;
-    header.msg_iovlen = 1;
-    header.msg_control = control.as_bytes().as_ptr().cast_mut().cast();
-    header.msg_controllen = control.as_bytes().len();
-    // SAFETY: data and control are live slices with their true lengths; sendmsg only reads them.
-    check(unsafe { libc::sendmsg(fd, &raw const header, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) }).map(drop)
 }
 
 /// Takes possession of the descriptors that came with a message. Ask once: whoever does not want them drops them.

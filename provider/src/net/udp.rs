@@ -179,7 +179,7 @@ impl Link for UdpLink {
         let name = SockAddr::from(socket_addr(to.dst, self.scope));
         let control = self.control(to, segment);
         loop {
-            let Err(cause) = sys::send(self.fd(), &name, [bytes, &[]], &control, 0) else { return Ok(()) };
+            let Err(cause) = sys::send(self.fd(), Some(&name), [bytes, &[]], &control, 0) else { return Ok(()) };
             match cause.raw_os_error() {
                 Some(libc::EINTR) => {}
                 // What kernels and drivers answer that cannot segment (no support, or no checksum offload).
