@@ -35,6 +35,8 @@ pub fn compute(net: &NetHeader, packet: &[u8]) -> u32 {
     hasher.finalize()
 }
 
+pub use gf2::power_of_x;
+
 /// Bytes that [`Summed`] counts in.
 pub const BLOCK: usize = 256;
 
@@ -251,7 +253,8 @@ mod gf2 {
         value
     }
 
-    pub(super) const fn power_of_x(n: u32) -> u32 {
+    /// x^`n` modulo the polynomial of CRC-32, reflected: the highest bit is x^0.
+    pub const fn power_of_x(n: u32) -> u32 {
         let (mut value, mut left) = (ONE, n);
         while left > 0 {
             value = value >> 1 ^ POLYNOMIAL & (value & 1).wrapping_neg();

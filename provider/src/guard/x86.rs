@@ -2,7 +2,7 @@
 
 use super::{Fault, Sum};
 use roxe_transport::cx::AtomicOp;
-use roxe_wire::icrc::BLOCK;
+use roxe_wire::icrc::{BLOCK, power_of_x};
 use std::arch::global_asm;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
@@ -295,23 +295,18 @@ static FOLD: [[u64; 2]; 9] = [
     ahead(384),
     ahead(256),
     ahead(128),
-    [power_of_x(64), 0],
+    [one_up(64), 0],
     [0x1_db71_0641, 0x1_f701_1641],
     [0xffff_ffff, 0],
 ];
 
 const fn ahead(bits: u32) -> [u64; 2] {
-    [power_of_x(bits + 32), power_of_x(bits - 32)]
+    [one_up(bits + 32), one_up(bits - 32)]
 }
 
-/// x^`n` modulo the polynomial of CRC-32, reflected, one bit up as carry-less multiplication of reflected operands wants it.
-const fn power_of_x(n: u32) -> u64 {
-    let (mut power, mut left) = (1u32 << 31, n);
-    while left > 0 {
-        power = power >> 1 ^ 0xedb8_8320 & (power & 1).wrapping_neg();
-        left -= 1;
-    }
-    (power as u64) << 1
+/// x^`n`, one bit up as carry-less multiplication of reflected operands wants it.
+const fn one_up(n: u32) -> u64 {
+    (power_of_x(n) as u64) << 1
 }
 
 /// From this length on summing while copying is faster than before sealing.
