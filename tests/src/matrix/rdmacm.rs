@@ -7,7 +7,7 @@ use crate::guest::Guest;
 use crate::guest::sides::{Process, Side};
 use crate::lanes;
 use crate::pair::{self, KILLED, LOOK, Outcome};
-use crate::rdmacm::judge::{self, Judged};
+use crate::rdmacm::judge::{self, Judged, Says};
 use crate::rdmacm::list::{self, Scale};
 use crate::rdmacm::{Carrier, Exchange, Ready, Words, group, group_table, local, members_in, take_copy};
 use std::cmp::Reverse;
@@ -291,12 +291,23 @@ impl Meeting {
         if self.condition.lossy() && clients.iter().any(is_too_early) {
             return Ending::Skipped(TOO_EARLY.to_owned());
         }
-        match self.exchange.says.judge(servers, clients, self.exchange.stays).and(copied) {
+        match self.says().judge(servers, clients, self.exchange.stays).and(copied) {
             Ok(()) => Ending::Passed,
             Err(why) => match self.explained(servers, clients) {
                 Some(limit) => Ending::PeerBug(limit.to_owned()),
                 None => Ending::Failed(why),
             },
+        }
+    }
+
+    /// What the programs must say. Of 20 clients in the guest that each send their DREQ once and end, 3 % loss lets one leave
+    /// unheard every other time, and more than three in 0.3 % of all.
+    fn says(&self) -> Says {
+        match self.exchange.says {
+            Says::PingsOfMany { pings, .. } if self.condition.lossy() && self.direction == Direction::RxeToRoxe => {
+                Says::PingsOfMany { pings, unheard: 3 }
+            }
+            says => says,
         }
     }
 

@@ -74,7 +74,7 @@ fn rpings(scale: Scale) -> Vec<Exchange> {
         clients: 20,
         one_by_one: true,
         stays: true,
-        says: Says::PingsOfMany(each),
+        says: Says::PingsOfMany { pings: each, unheard: 0 },
         note: ", 20 clients",
         ..rping("", each)
     };
