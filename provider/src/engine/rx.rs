@@ -280,13 +280,18 @@ impl Engine {
     /// Receives from one ring.
     fn drain_ring(&self, ring: &Arc<Inbound>, buf: &mut [u8], state: &mut RxState, now: Instant) {
         for _ in 0..RING_BUDGET {
-            match ring.reader.next(buf) {
+            match ring.reader.next() {
                 Ok(None) => break,
-                Ok(Some(meta)) => {
-                    let bytes = buf.get_mut(..meta.len).unwrap_or_default();
+                Ok(Some((meta, bytes))) => {
                     self.counters().received_by_ring.add(meta.len.div_ceil(meta.segment) as u64);
-                    let meta = if self.tap().is_some() { sealed(meta, bytes) } else { meta };
-                    self.dispatch(state, &meta, bytes, Way::Ring, now);
+                    if self.tap().is_none() {
+                        self.dispatch(state, &meta, bytes, Way::Ring, now);
+                    } else if let Some(copy) = buf.get_mut(..meta.len) {
+                        copy.copy_from_slice(bytes);
+                        let meta = sealed(meta, copy);
+                        self.dispatch(state, &meta, copy, Way::Ring, now);
+                    }
+                    ring.reader.give_back(&meta);
                 }
                 Err(Broken) => {
                     self.counters().malformed.add(1);

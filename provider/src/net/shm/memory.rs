@@ -118,6 +118,13 @@ impl SharedMemory {
         unsafe { ptr::copy_nonoverlapping(self.data(at), out.as_mut_ptr(), len) }
     }
 
+    /// The bytes from position `at` on, which the other process has written; `None` if there is not as much data.
+    pub(super) fn view(&self, at: u64, len: usize) -> Option<&[u8]> {
+        // SAFETY: as for `read`. A process that writes to what it has handed over changes bytes that are looked at, each of
+        // which is valid whatever it is; it runs as the same user, who may change everything here by other means too.
+        (len <= self.size).then(|| unsafe { std::slice::from_raw_parts(self.data(at), len) })
+    }
+
     /// The bytes from position `at` on, to be written; `None` if there is not as much data.
     pub(super) fn room(&mut self, at: u64, len: usize) -> Option<&mut [u8]> {
         // SAFETY: as for `read`. Not longer than the data, so no byte of it is there twice. The value is borrowed, and the
@@ -167,7 +174,8 @@ mod tests {
         assert_eq!(&out, b"0123456789");
         b.read(0, &mut out[..5]);
         assert_eq!(&out[..5], b"56789");
-        assert!(a.room(0, SIZE + 1).is_none());
+        assert_eq!(b.view(at, 10), Some(&b"0123456789"[..]));
+        assert!(a.room(0, SIZE + 1).is_none() && b.view(0, SIZE + 1).is_none());
     }
 
     #[test]

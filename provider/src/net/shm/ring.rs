@@ -1,7 +1,8 @@
 //! A ring of packets from one process to another: the writer's half and the reader's half.
 //!
 //! The data is a sequence of *records*: a header, then the packets of one run, as a link would move it, each with room for
-//! an ICRC; a record starts on a cache line. `Tail` and `Head` count bytes and only grow. The writer builds packets where
+//! an ICRC; a record starts on a cache line, and its packets so that the payload of the first one, and of others of the usual
+//! sizes, ends on a multiple of 16: copies into and out of a ring that is not aligned run at 7 GB/s, others at 12. `Tail` and `Head` count bytes and only grow. The writer builds packets where
 //! the reader will find them and publishes a record by moving the tail; the reader gives room back by moving the head. What
 //! is read out of shared memory is checked: a writer that is broken ([`Broken`]) is not read from any more.
 //!
@@ -10,7 +11,7 @@
 
 use super::memory::{SharedMemory, Word};
 use crate::net::{ROCE_PORT, RxMeta};
-use roxe_wire::Gid;
+use roxe_wire::{Gid, icrc};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -20,7 +21,11 @@ pub(crate) const SIZE: usize = 512 << 10;
 /// Most bytes of packets in a record. The reader works on one while the writer fills the next.
 pub(crate) const MAX_RUN: usize = 32 << 10;
 /// Bytes of the header of a record.
-const HEADER: usize = 64;
+const HEADER: usize = 48;
+/// Where the packets of a record begin at most.
+const START: usize = 64;
+/// What payloads are aligned to.
+const ALIGN: usize = 16;
 /// Records start on a multiple of this.
 const LINE: u64 = 64;
 
@@ -60,8 +65,15 @@ impl Open {
 
 /// Bytes that a record with `len` bytes of packets takes.
 pub(crate) fn record_len(len: usize) -> u64 {
-    ((HEADER + len) as u64).next_multiple_of(LINE)
+    ((START + len) as u64).next_multiple_of(LINE)
 }
+
+/// Where in a record the packets begin whose first one has `segment` bytes.
+const fn start(segment: usize) -> usize {
+    HEADER + icrc::LEN.wrapping_sub(segment) % ALIGN
+}
+
+const _: () = assert!(HEADER + ALIGN <= START && HEADER.is_multiple_of(ALIGN));
 
 /// The half that writes.
 #[derive(Debug)]
@@ -101,7 +113,7 @@ impl Writer {
         let fresh = Open { heading: *heading, segment: len, len: 0, last: len };
         let open = self.open.get_or_insert(fresh);
         (open.len, open.last) = (before + len, len);
-        self.memory.room(self.tail + (HEADER + before) as u64, len)
+        self.memory.room(self.tail + (start(open.segment) + before) as u64, len)
     }
 
     /// Takes the last slot back.
@@ -211,8 +223,8 @@ impl Reader {
         self.memory.word(Word::Tail).load(Ordering::Acquire) == self.head.load(Ordering::Relaxed)
     }
 
-    /// Takes one run out, to the beginning of `buf`, which has 64 KiB.
-    pub(crate) fn next(&self, buf: &mut [u8]) -> Result<Option<RxMeta>, Broken> {
+    /// The next run, where it is: copying it out cost 10 % at 1 MB messages. [`Reader::give_back`] it, then ask again.
+    pub(crate) fn next(&self) -> Result<Option<(RxMeta, &[u8])>, Broken> {
         let head = self.head.load(Ordering::Relaxed);
         let there = self.memory.word(Word::Tail).load(Ordering::Acquire).wrapping_sub(head);
         if there == 0 {
@@ -221,11 +233,15 @@ impl Reader {
         let mut header = [0; HEADER];
         self.memory.read(head, &mut header);
         let meta = parse(&header).filter(|meta| record_len(meta.len) <= there && there <= SIZE as u64).ok_or(Broken)?;
-        self.memory.read(head + HEADER as u64, buf.get_mut(..meta.len).ok_or(Broken)?);
-        let head = head + record_len(meta.len);
+        let bytes = self.memory.view(head + start(meta.segment) as u64, meta.len).ok_or(Broken)?;
+        Ok(Some((meta, bytes)))
+    }
+
+    /// The run that [`Reader::next`] has shown is done with; its room is the writer's again.
+    pub(crate) fn give_back(&self, meta: &RxMeta) {
+        let head = self.head.load(Ordering::Relaxed) + record_len(meta.len);
         self.head.store(head, Ordering::Relaxed);
         self.memory.word(Word::Head).store(head, Ordering::Release);
-        Ok(Some(meta))
     }
 
     /// Whether the writer waits for room and must be told now that there is some; asked after reading.
@@ -277,9 +293,14 @@ mod tests {
 
     /// Everything in the ring: segments and bytes of each run.
     fn take(reader: &Reader) -> Vec<(usize, Vec<u8>)> {
-        let mut buf = vec![0; 64 << 10];
-        let one = || reader.next(&mut buf).unwrap().map(|meta| (meta.segment, buf[..meta.len].to_vec()));
-        std::iter::from_fn(one).collect()
+        std::iter::from_fn(|| take_one(reader).map(|(meta, bytes)| (meta.segment, bytes))).collect()
+    }
+
+    fn take_one(reader: &Reader) -> Option<(RxMeta, Vec<u8>)> {
+        let (meta, bytes) = reader.next().unwrap()?;
+        let bytes = bytes.to_vec();
+        reader.give_back(&meta);
+        Some((meta, bytes))
     }
 
     #[test]
@@ -290,16 +311,43 @@ mod tests {
         }
         assert!(take(&reader).len() == 3, "the last run is not published yet");
         writer.publish();
-        let mut buf = vec![0; 64 << 10];
-        let last = reader.next(&mut buf).unwrap().unwrap();
+        let (last, _) = take_one(&reader).unwrap();
         assert_eq!((last.len, last.segment, last.first_index), (60, 60, 0));
         assert_eq!((last.src, last.dst), (heading(2).src, heading(2).dst));
         assert_eq!((last.traffic_class, last.hop_limit, last.src_port), (0x68, 63, ROCE_PORT));
         assert!(last.by_ring && !last.sealed);
-        assert_eq!(reader.next(&mut buf), Ok(None));
+        assert_eq!(reader.next(), Ok(None));
         put(&mut writer, &Heading { sealed: true, ..heading(2) }, 60, 0);
         writer.publish();
-        assert!(reader.next(&mut buf).unwrap().unwrap().sealed);
+        assert!(take_one(&reader).unwrap().0.sealed);
+    }
+
+    #[test]
+    fn payloads_of_whole_packets_are_aligned_behind_headers_of_any_size() {
+        let (mut writer, reader) = ring();
+        for header in [12, 16, 20, 28, 32] {
+            for _ in 0..3 {
+                put(&mut writer, &heading(1), header + 4096 + icrc::LEN, 1);
+            }
+            writer.publish();
+            let (meta, bytes) = reader.next().unwrap().unwrap();
+            assert_eq!(bytes.len(), 3 * meta.segment);
+            let payload = bytes[header..].as_ptr().addr();
+            assert!(payload.is_multiple_of(ALIGN), "{header}");
+            reader.give_back(&meta);
+        }
+    }
+
+    #[test]
+    fn a_run_stays_where_it_is_until_it_is_given_back() {
+        let (mut writer, reader) = ring();
+        while put(&mut writer, &heading(1), 4112, 7) {}
+        writer.publish();
+        let (meta, bytes) = reader.next().unwrap().unwrap();
+        assert_eq!(reader.next().unwrap().unwrap().0, meta, "the same again");
+        assert!(!put(&mut writer, &heading(1), 4112, 8) && bytes.iter().all(|byte| *byte == 7));
+        reader.give_back(&meta);
+        assert!(put(&mut writer, &heading(1), 4112, 8));
     }
 
     #[test]
@@ -353,8 +401,7 @@ mod tests {
         while put(&mut writer, &heading(1), 4112, 7) {}
         writer.publish();
         assert!(!writer.has_room_or_waits(4112) && !writer.is_half_free());
-        let mut buf = vec![0; 64 << 10];
-        reader.next(&mut buf).unwrap().unwrap();
+        take_one(&reader).unwrap();
         assert!(!reader.must_tell(), "not before half of it is free");
         let left = take(&reader).len();
         assert!(left > 1 && reader.must_tell() && !reader.must_tell(), "once");
@@ -377,19 +424,18 @@ mod tests {
     /// Writes a header or a word as no writer of ours does.
     #[test]
     fn a_broken_writer_is_noticed_and_nothing_outside_is_read() {
-        let mut buf = vec![0; 64 << 10];
         let good = heading(1).to_bytes(200, 100);
         for tail in [1, 64, SIZE as u64 + 64, u64::MAX, u64::MAX / 2] {
             let (mut writer, reader) = ring();
             writer.memory.room(0, HEADER).unwrap().copy_from_slice(&good);
             writer.memory.word(Word::Tail).store(tail, Ordering::Release);
-            assert_eq!(reader.next(&mut buf), Err(Broken), "tail {tail}");
+            assert_eq!(reader.next(), Err(Broken), "tail {tail}");
         }
         for (len, segment) in [(0, 1), (1, 0), (1, 2), (MAX_RUN + 1, 1), (1 << 31, 1), (300, 100)] {
             let (mut writer, reader) = ring();
             writer.memory.room(0, HEADER).unwrap().copy_from_slice(&heading(1).to_bytes(len, segment));
             writer.memory.word(Word::Tail).store(record_len(200), Ordering::Release);
-            assert_eq!(reader.next(&mut buf), Err(Broken), "{len} bytes in segments of {segment}");
+            assert_eq!(reader.next(), Err(Broken), "{len} bytes in segments of {segment}");
         }
     }
 
