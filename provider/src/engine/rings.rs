@@ -86,6 +86,7 @@ impl Sender {
         self.writer.as_mut().is_some_and(|writer| writer.has_room_or_waits(bytes))
     }
 
+    /// Whether there is room for those who wait. If not, the reader will tell when there is.
     fn is_half_free(&mut self) -> bool {
         self.writer.as_mut().is_none_or(Writer::is_half_free)
     }
@@ -187,9 +188,20 @@ impl Rings {
         }
     }
 
-    /// Before the background thread sleeps: from now on writers wake it. Whether something has come already.
+    /// Before the background thread sleeps: from now on writers wake it, and so do readers of full rings. Whether something
+    /// has come already.
     pub(super) fn prepare_sleep(&self) -> bool {
-        self.is_on && self.inbound.read().iter().fold(false, |found, ring| ring.reader.prepare_sleep() | found)
+        let prepare = |found, ring: &Arc<Inbound>| ring.reader.prepare_sleep() | found;
+        self.is_on && (self.inbound.read().iter().fold(false, prepare) || self.has_room_again())
+    }
+
+    /// Whether there is room that somebody waits for: its reader has told so already, once.
+    fn has_room_again(&self) -> bool {
+        if !self.has_full.load(Ordering::Acquire) {
+            return false;
+        }
+        let full = self.full.lock().clone();
+        full.iter().any(|ring| ring.lock().is_half_free())
     }
 
     /// The background thread is awake.
@@ -276,6 +288,8 @@ impl Engine {
         let ring = Inbound::accept(descriptors, poller.doorbell(), |line: RawFd| poller.watch_line(line))?;
         self.rings.inbound.write().push(Arc::new(ring));
         self.rings.inbound_version.fetch_add(1, Ordering::Release);
+        // If the background thread sleeps now, the writer does not know that it has to wake it.
+        poller.kick();
         Ok(())
     }
 
@@ -295,6 +309,8 @@ impl Engine {
         let mut rx = self.rx.lock();
         self.tend_out();
         self.tend_inbound(&mut rx);
+        drop(rx);
+        self.serve_ready(clock::now());
     }
 
     fn tend_out(&self) {
@@ -380,3 +396,6 @@ impl Out {
         *self = Self::Refused(clock::now().after(ASK_AGAIN));
     }
 }
+
+#[cfg(test)]
+mod tests;

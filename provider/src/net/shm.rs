@@ -136,3 +136,84 @@ impl Inbound {
         Ok(inbound)
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    /// Descriptors as another process gets them.
+    pub(crate) fn carry(descriptors: &[RawFd]) -> Vec<OwnedFd> {
+        let (from, to) = Socket::pair(Domain::UNIX, Type::SEQPACKET, None).unwrap();
+        let (mut sent, mut got) = (Control::new(), Control::new());
+        sent.push_descriptors(descriptors);
+        sys::send(from.as_raw_fd(), None, [b"x", &[]], &sent, 0).unwrap();
+        sys::recv(to.as_raw_fd(), &mut [0; 8], &mut got).unwrap().unwrap();
+        sys::take_descriptors(&got)
+    }
+
+    /// What stands for an eventfd, and where it is heard.
+    fn bell() -> (UnixStream, UnixStream) {
+        let (bell, ear) = UnixStream::pair().unwrap();
+        bell.set_nonblocking(true).unwrap();
+        (bell, ear)
+    }
+
+    fn accept(offer: &Offer, ours: &UnixStream, theirs: &UnixStream) -> io::Result<Inbound> {
+        Inbound::accept(carry(&offer.descriptors(ours.as_raw_fd())), theirs.as_raw_fd(), |_| Ok(()))
+    }
+
+    /// What stays with the process that makes an offer.
+    fn keep(offer: Offer) -> (Writer, Line) {
+        (offer.writer, offer.line)
+    }
+
+    #[test]
+    fn a_ring_is_agreed_each_side_can_wake_the_other_and_hears_of_its_end() {
+        let ((bell_a, mut ear_a), (bell_b, mut ear_b)) = (bell(), bell());
+        let offer = Offer::new().unwrap();
+        assert!(matches!(offer.line.hear(), Said::Nothing));
+        let inbound = accept(&offer, &bell_a, &bell_b).unwrap();
+        let Said::Accepted(doorbell) = offer.line.hear() else { panic!("accepted") };
+        let mut rung = [0; 8];
+        doorbell.ring();
+        ear_b.read_exact(&mut rung).unwrap();
+        inbound.doorbell.ring();
+        ear_a.read_exact(&mut rung).unwrap();
+        let (writer, line) = keep(offer);
+        assert!(matches!(line.hear(), Said::Nothing) && matches!(inbound.line.hear(), Said::Nothing));
+        drop(inbound);
+        assert!(matches!(line.hear(), Said::Gone));
+        drop(writer);
+        let offer = Offer::new().unwrap();
+        let inbound = accept(&offer, &bell_a, &bell_b).unwrap();
+        drop(offer);
+        assert!(matches!(inbound.line.hear(), Said::Gone));
+    }
+
+    #[test]
+    fn what_is_no_offer_is_refused() {
+        let ((bell, _ear), (blocking, _)) = (bell(), UnixStream::pair().unwrap());
+        let (fd, watch) = (bell.as_raw_fd(), |_| Ok(()));
+        for wrong in [vec![], carry(&[fd]), carry(&[fd, fd, fd]), carry(&[fd, fd, fd, fd])] {
+            assert!(Inbound::accept(wrong, fd, watch).is_err());
+        }
+        let offer = Offer::new().unwrap();
+        let error = accept(&offer, &blocking, &bell).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "ringing could block");
+        let (_writer, line) = keep(offer);
+        assert!(matches!(line.hear(), Said::Gone), "who is refused hears of it");
+    }
+
+    #[test]
+    fn an_answer_without_a_doorbell_ends_the_ring() {
+        let offer = Offer::new().unwrap();
+        let far = Line(Socket::from(offer.far_end.try_clone().unwrap()));
+        sys::send(far.fd(), None, [b"y", &[]], &Control::new(), 0).unwrap();
+        assert!(matches!(offer.line.hear(), Said::Gone));
+        let (blocking, _ear) = UnixStream::pair().unwrap();
+        far.accept(blocking.as_raw_fd()).unwrap();
+        assert!(matches!(offer.line.hear(), Said::Gone));
+    }
+}

@@ -163,9 +163,9 @@ impl Writer {
         self.has_room(bytes)
     }
 
-    /// Whether half of the ring is free.
+    /// Whether half of the ring is free. If not, the reader will say when it is.
     pub(crate) fn is_half_free(&mut self) -> bool {
-        self.has_room(SIZE as u64 / 2)
+        self.has_room_or_waits(SIZE as u64 / 2)
     }
 }
 
