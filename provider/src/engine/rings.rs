@@ -29,6 +29,8 @@ use std::time::Duration;
 /// Rings of one process in each direction; with more peers than that, the others are reached by the socket. Each costs two
 /// descriptors and the memory of a ring.
 const MAX_RINGS: usize = 128;
+/// Beyond this many, they are small.
+const FEW: usize = 16;
 /// How soon a process that did not want a ring, or was not there, is asked again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// The same for one whose mailbox was full.
@@ -267,25 +269,28 @@ impl Engine {
     }
 
     fn offer_ring(&self, state: &RxState, slot: Slot) -> io::Result<Offer> {
-        let (offer, poller) = (Offer::new()?, self.poller().map_err(io::Error::other)?);
+        let size = if self.rings.out.lock().len() <= FEW { shm::SIZE } else { shm::SMALL };
+        let (offer, poller) = (Offer::new(size)?, self.poller().map_err(io::Error::other)?);
         let from = state.slots.first().ok_or(io::ErrorKind::NotConnected)?;
         poller.watch_line(offer.line.fd())?;
-        let header = Frame::Ring { size: shm::SIZE as u32 }.header();
+        let header = Frame::Ring { size: size as u32 }.header();
         from.send_descriptors(slot, &header, &offer.descriptors(poller.doorbell()))?;
         Ok(offer)
     }
 
     /// Another process offers a ring. Without it, it goes on using the socket.
     pub(super) fn accept_ring(&self, size: u32, descriptors: Vec<OwnedFd>) {
-        let is_wanted = self.rings.is_on && size as usize == shm::SIZE && self.rings.inbound.read().len() < MAX_RINGS;
+        let size = size as usize;
+        let is_wanted =
+            self.rings.is_on && [shm::SIZE, shm::SMALL].contains(&size) && self.rings.inbound.read().len() < MAX_RINGS;
         if let (true, Ok(poller)) = (is_wanted, self.poller()) {
             // What cannot be mapped or watched is let go of, which the other process notices.
-            let _ = self.open_inbound(descriptors, &poller);
+            let _ = self.open_inbound(size, descriptors, &poller);
         }
     }
 
-    fn open_inbound(&self, descriptors: Vec<OwnedFd>, poller: &Poller) -> io::Result<()> {
-        let ring = Inbound::accept(descriptors, poller.doorbell(), |line: RawFd| poller.watch_line(line))?;
+    fn open_inbound(&self, size: usize, descriptors: Vec<OwnedFd>, poller: &Poller) -> io::Result<()> {
+        let ring = Inbound::accept(size, descriptors, poller.doorbell(), |line: RawFd| poller.watch_line(line))?;
         self.rings.inbound.write().push(Arc::new(ring));
         self.rings.inbound_version.fetch_add(1, Ordering::Release);
         // If the background thread sleeps now, the writer does not know that it has to wake it.

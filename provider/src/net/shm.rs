@@ -9,7 +9,7 @@
 mod memory;
 mod ring;
 
-pub(crate) use ring::{Broken, Heading, MAX_RUN, Reader, SIZE, Writer, record_len};
+pub(crate) use ring::{Broken, Heading, MAX_RUN, Reader, SIZE, SMALL, Writer, record_len};
 
 use super::cmsg::Control;
 use super::sys;
@@ -95,9 +95,9 @@ pub(crate) struct Offer {
 }
 
 impl Offer {
-    /// A new ring.
-    pub(crate) fn new() -> io::Result<Self> {
-        let (writer, memory) = Writer::create()?;
+    /// A new ring with `size` bytes of data.
+    pub(crate) fn new(size: usize) -> io::Result<Self> {
+        let (writer, memory) = Writer::create(size)?;
         let (near, far) = Socket::pair(Domain::UNIX, Type::SEQPACKET, None)?;
         Ok(Self { writer, line: Line(near), memory, far_end: far.into() })
     }
@@ -120,17 +120,21 @@ pub(crate) struct Inbound {
 }
 
 impl Inbound {
-    /// Takes an offer that came with `descriptors`; `doorbell` wakes this process, and `watch` lets
+    /// Takes an offer of a ring with `size` bytes of data that came with `descriptors`; `doorbell` wakes this process, and `watch` lets
     /// it hear of the line. EINVAL: it is not as ours are.
     pub(crate) fn accept(
+        size: usize,
         descriptors: Vec<OwnedFd>,
         doorbell: RawFd,
         watch: impl FnOnce(RawFd) -> io::Result<()>,
     ) -> io::Result<Self> {
         let invalid = |_| io::Error::from_raw_os_error(libc::EINVAL);
         let [memory, line, theirs] = <[OwnedFd; OFFERED]>::try_from(descriptors).map_err(invalid)?;
-        let inbound =
-            Self { reader: Reader::open(&memory)?, line: Line(Socket::from(line)), doorbell: Doorbell::new(theirs)? };
+        let inbound = Self {
+            reader: Reader::open(&memory, size)?,
+            line: Line(Socket::from(line)),
+            doorbell: Doorbell::new(theirs)?,
+        };
         watch(inbound.line.fd())?;
         inbound.line.accept(doorbell)?;
         Ok(inbound)
@@ -161,7 +165,7 @@ pub(crate) mod tests {
     }
 
     fn accept(offer: &Offer, ours: &UnixStream, theirs: &UnixStream) -> io::Result<Inbound> {
-        Inbound::accept(carry(&offer.descriptors(ours.as_raw_fd())), theirs.as_raw_fd(), |_| Ok(()))
+        Inbound::accept(SMALL, carry(&offer.descriptors(ours.as_raw_fd())), theirs.as_raw_fd(), |_| Ok(()))
     }
 
     /// What stays with the process that makes an offer.
@@ -172,7 +176,7 @@ pub(crate) mod tests {
     #[test]
     fn a_ring_is_agreed_each_side_can_wake_the_other_and_hears_of_its_end() {
         let ((bell_a, mut ear_a), (bell_b, mut ear_b)) = (bell(), bell());
-        let offer = Offer::new().unwrap();
+        let offer = Offer::new(SMALL).unwrap();
         assert!(matches!(offer.line.hear(), Said::Nothing));
         let inbound = accept(&offer, &bell_a, &bell_b).unwrap();
         let Said::Accepted(doorbell) = offer.line.hear() else { panic!("accepted") };
@@ -186,7 +190,7 @@ pub(crate) mod tests {
         drop(inbound);
         assert!(matches!(line.hear(), Said::Gone));
         drop(writer);
-        let offer = Offer::new().unwrap();
+        let offer = Offer::new(SMALL).unwrap();
         let inbound = accept(&offer, &bell_a, &bell_b).unwrap();
         drop(offer);
         assert!(matches!(inbound.line.hear(), Said::Gone));
@@ -197,9 +201,9 @@ pub(crate) mod tests {
         let ((bell, _ear), (blocking, _)) = (bell(), UnixStream::pair().unwrap());
         let (fd, watch) = (bell.as_raw_fd(), |_| Ok(()));
         for wrong in [vec![], carry(&[fd]), carry(&[fd, fd, fd]), carry(&[fd, fd, fd, fd])] {
-            assert!(Inbound::accept(wrong, fd, watch).is_err());
+            assert!(Inbound::accept(SMALL, wrong, fd, watch).is_err());
         }
-        let offer = Offer::new().unwrap();
+        let offer = Offer::new(SMALL).unwrap();
         let error = accept(&offer, &blocking, &bell).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "ringing could block");
         let (_writer, line) = keep(offer);
@@ -208,7 +212,7 @@ pub(crate) mod tests {
 
     #[test]
     fn an_answer_without_a_doorbell_ends_the_ring() {
-        let offer = Offer::new().unwrap();
+        let offer = Offer::new(SMALL).unwrap();
         let far = Line(Socket::from(offer.far_end.try_clone().unwrap()));
         sys::send(far.fd(), None, [b"y", &[]], &Control::new(), 0).unwrap();
         assert!(matches!(offer.line.hear(), Said::Gone));

@@ -28,9 +28,9 @@ fn engine() -> Arc<Engine> {
 /// A ring that is in use: what queue pairs write to, and what reads.
 fn ring() -> (SharedSender, Inbound) {
     let (ours, theirs) = (Poller::new().unwrap(), Poller::new().unwrap());
-    let offer = Offer::new().unwrap();
+    let offer = Offer::new(shm::SIZE).unwrap();
     let descriptors = carry(&offer.descriptors(ours.doorbell()));
-    let inbound = Inbound::accept(descriptors, theirs.doorbell(), |_| Ok(())).unwrap();
+    let inbound = Inbound::accept(shm::SIZE, descriptors, theirs.doorbell(), |_| Ok(())).unwrap();
     let Said::Accepted(doorbell) = offer.line.hear() else { panic!("accepted") };
     let sender = Sender { writer: Some(offer.writer), doorbell: Some(doorbell), ..Sender::default() };
     (Arc::new(Mutex::new(sender)), inbound)
@@ -59,7 +59,7 @@ fn a_ring_that_a_thread_of_the_program_takes_up_wakes_the_one_that_sleeps() {
     let poller = engine.poller().unwrap();
     let mut offers = Vec::new();
     for n in 0..5 {
-        let mut offer = Offer::new().unwrap();
+        let mut offer = Offer::new(shm::SIZE).unwrap();
         engine.accept_ring(shm::SIZE as u32, carry(&offer.descriptors(poller.doorbell())));
         assert_eq!(engine.rings.inbound.read().len(), n + 1);
         let start = time::Instant::now();

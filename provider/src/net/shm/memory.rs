@@ -104,6 +104,11 @@ impl SharedMemory {
         if placed == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
+    /// Bytes of data.
+    pub(super) fn size(&self) -> u64 {
+        self.size as u64
+    }
+
     /// One of the words.
     pub(super) fn word(&self, word: Word) -> &AtomicU64 {
         // SAFETY: inside the mapping, aligned, and both processes touch it by atomic operations only.
