@@ -251,19 +251,19 @@ mod tests {
         let pd = testing::pd();
         let (dm, memory) = (dm(&pd, 64), pd.context().memory());
         let mr = pd.reg_dm_mr(&dm, 16, 40, RIGHTS).unwrap();
-        memory.write_remote(pd.id(), mr.rkey(), 0, b"from a peer.").unwrap();
+        memory.hold().write_remote(pd.id(), mr.rkey(), 0, b"from a peer.").unwrap();
         let mut out = [0; 12];
         dm.read(16, &mut out).unwrap();
         assert_eq!(&out, b"from a peer.");
         let list = [Sge { addr: 5, length: 7, lkey: mr.lkey() }];
-        memory.gather(pd.id(), &list, 0, &mut out[..7]).unwrap();
+        memory.hold().gather(pd.id(), &list, 0, &mut out[..7]).unwrap();
         assert_eq!(&out[..7], b"a peer.");
         let add = AtomicOp::FetchAdd { add: 3 };
-        assert_eq!(memory.atomic_remote(pd.id(), mr.rkey(), 32, add), Ok(0));
-        assert_eq!(memory.atomic_remote(pd.id(), mr.rkey(), 32, add), Ok(3));
-        assert_eq!(memory.write_remote(pd.id(), mr.rkey(), 36, b"12345"), Err(MemError::Range));
+        assert_eq!(memory.hold().atomic_remote(pd.id(), mr.rkey(), 32, add), Ok(0));
+        assert_eq!(memory.hold().atomic_remote(pd.id(), mr.rkey(), 32, add), Ok(3));
+        assert_eq!(memory.hold().write_remote(pd.id(), mr.rkey(), 36, b"12345"), Err(MemError::Range));
         let odd = pd.reg_dm_mr(&dm, 4, 8, RIGHTS).unwrap();
-        assert_eq!(memory.atomic_remote(pd.id(), odd.rkey(), 0, add), Err(MemError::Range), "not aligned");
+        assert_eq!(memory.hold().atomic_remote(pd.id(), odd.rkey(), 0, add), Err(MemError::Range), "not aligned");
     }
 
     #[test]
@@ -302,7 +302,7 @@ mod tests {
         dm.write(0, b"kept").unwrap();
         drop(dm);
         let mut out = [0; 4];
-        pd.context().memory().read_remote(pd.id(), mr.rkey(), 0, &mut out).unwrap();
+        pd.context().memory().hold().read_remote(pd.id(), mr.rkey(), 0, &mut out).unwrap();
         assert_eq!(&out, b"kept");
         let dm = self::dm(&pd, 64);
         let mr = pd.reg_dm_mr(&dm, 0, 64, RIGHTS).unwrap();
@@ -315,7 +315,7 @@ mod tests {
         let pd = testing::pd();
         let dm = dm(&pd, 64);
         let mr = pd.reg_dm_mr(&dm, 0, 64, RIGHTS).unwrap();
-        let read = |pd: &Pd| pd.context().memory().read_remote(pd.id(), mr.rkey(), 0, &mut [0; 4]);
+        let read = |pd: &Pd| pd.context().memory().hold().read_remote(pd.id(), mr.rkey(), 0, &mut [0; 4]);
         let change = MrChange { access: Some(Access::ZERO_BASED), ..MrChange::default() };
         mr.reregister(change).unwrap();
         assert_eq!(read(&pd), Err(MemError::Access));

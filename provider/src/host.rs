@@ -11,7 +11,7 @@ use crate::cq::Cq;
 use crate::engine::Engine;
 use crate::flow::{Flow, Key, Pool, STALL, STREAM_STALL};
 use crate::guard::Sum;
-use crate::mr::{MemoryTable, Reach};
+use crate::mr::{MemoryTable, Reach, Regions};
 use crate::net::slot::Slot;
 use crate::qp::{QpCore, Report};
 use crate::srq::Srq;
@@ -122,22 +122,35 @@ pub(crate) struct QpHost<'a> {
     elsewhere: Option<Slot>,
     /// What was summed up on its way into packets; `None`: nobody wants to know.
     copied: Option<Vec<Copied>>,
+    /// The regions of the queue pair's context, from the first copy on.
+    held: Option<Regions<'a>>,
+    /// Whether packets go into a ring, or come out of one.
+    by_ring: bool,
 }
 
 impl<'a> QpHost<'a> {
     /// For one visit to `qp` at `now`.
     pub(crate) fn new(qp: &'a QpCore, path: &'a mut Path, now: Instant) -> Self {
-        Self { qp, path, now, report: Report::default(), selected: None, elsewhere: None, copied: None }
+        let (report, selected, elsewhere, copied, held) = (Report::default(), None, None, None, None);
+        Self { qp, path, now, report, selected, elsewhere, copied, held, by_ring: false }
     }
 
-    /// From now on payloads are summed up on their way into packets, and `copied` says which: one pass over the data instead
-    /// of two, where the processor can.
-    pub(crate) fn sum_into(&mut self, copied: Vec<Copied>) {
-        self.copied = Some(copied);
+    /// The packets that are handed in came by a ring, or not.
+    pub(crate) fn came_by_ring(self, by_ring: bool) -> Self {
+        Self { by_ring, ..self }
     }
 
-    /// Which payloads were summed up, if they were to be.
-    pub(crate) fn take_copied(&mut self) -> Option<Vec<Copied>> {
+    /// A batch begins. With `copied`, payloads are summed up on their way into packets, and it will say which: one pass over
+    /// the data instead of two, where the processor can. RC asks for no room if it `by_ring`: a ring that is full takes no
+    /// packet, and counting each made the processor wait for the stores of the one before.
+    pub(crate) fn begin_batch(&mut self, copied: Option<Vec<Copied>>, by_ring: bool) {
+        (self.copied, self.by_ring) = (copied, by_ring);
+    }
+
+    /// Which payloads were summed up, if they were to be. Lets go of the memory: the first packet of the next batch locks a
+    /// ring, and whoever has one locked asks for memory.
+    pub(crate) fn end_batch(&mut self) -> Option<Vec<Copied>> {
+        self.held = None;
         self.copied.take()
     }
 
@@ -147,8 +160,8 @@ impl<'a> QpHost<'a> {
         }
     }
 
-    /// What is to be done once the lock is dropped.
-    pub(crate) fn report(&self) -> Report {
+    /// Ends the visit: what is to be done once the lock is dropped.
+    pub(crate) fn end(self) -> Report {
         self.report
     }
 
@@ -158,11 +171,35 @@ impl<'a> QpHost<'a> {
     }
 
     /// Where keys are looked up: an XRC target uses what belongs to the shared queue, which may be of another context.
-    fn memory(&self) -> (&MemoryTable, Reach) {
+    fn memory(&mut self) -> (&MemoryTable, Reach) {
+        // Who asks the table itself may not hold it.
+        self.held = None;
         let own = self.qp.reach();
         match &self.selected {
             None => (self.qp.memory(), own),
             Some(srq) => (srq.pd().context().memory(), Reach { pd: srq.pd().id(), ..own }),
+        }
+    }
+
+    /// Copies with `copy` from or to the regions there, which are held from then on.
+    #[inline]
+    fn copy<R>(&mut self, copy: impl FnOnce(&Regions<'_>, Reach) -> R) -> R {
+        if self.selected.is_none() {
+            let qp = self.qp;
+            self.held.get_or_insert_with(|| qp.memory().hold());
+        }
+        self.look(copy)
+    }
+
+    /// Does `look` at the regions there. They are not held for it: it may come before the first packet of a batch.
+    #[inline]
+    fn look<R>(&mut self, look: impl FnOnce(&Regions<'_>, Reach) -> R) -> R {
+        match &self.held {
+            Some(regions) if self.selected.is_none() => look(regions, self.qp.reach()),
+            _ => {
+                let (memory, reach) = self.memory();
+                look(&memory.hold(), reach)
+            }
         }
     }
 
@@ -208,23 +245,22 @@ const fn stall(pool: Pool) -> Duration {
 
 impl Memory for QpHost<'_> {
     fn gather(&mut self, sges: &[Sge], offset: u32, out: &mut [u8]) -> Result<(), MemError> {
-        let (memory, own) = self.memory();
         if self.copied.is_none() {
-            return memory.gather(own.pd, sges, offset, out);
+            return self.copy(|regions, own| regions.gather(own.pd, sges, offset, out));
         }
-        let sum = memory.gather_summed(own.pd, sges, offset, out)?;
-        self.note_copy(out.as_ptr().addr(), sum);
+        let to = out.as_ptr().addr();
+        let sum = self.copy(|regions, own| regions.gather_summed(own.pd, sges, offset, out))?;
+        self.note_copy(to, sum);
         Ok(())
     }
 
     fn scatter(&mut self, side: Side, sges: &[Sge], offset: u32, data: &[u8]) -> Result<(), MemError> {
-        let (memory, own) = self.memory();
-        let pd = match (side, self.qp.srq()) {
-            // clause: SRQ-DOMAIN
-            (Side::Recv, Some(srq)) => srq.pd().id(),
-            _ => own.pd,
-        };
-        memory.scatter(pd, sges, offset, data)
+        // clause: SRQ-DOMAIN
+        let shared = self.qp.srq().filter(|_| side == Side::Recv).map(|srq| srq.pd().id());
+        if self.by_ring {
+            return self.copy(|regions, own| regions.scatter_shared(shared.unwrap_or(own.pd), sges, offset, data));
+        }
+        self.copy(|regions, own| regions.scatter(shared.unwrap_or(own.pd), sges, offset, data))
     }
 
     fn check_remote(&mut self, rkey: RKey, va: u64, len: u64, access: Access) -> Result<(), MemError> {
@@ -232,41 +268,39 @@ impl Memory for QpHost<'_> {
             // A READ that its owner has allowed comes again. Whether it still does is seen when the data is fetched.
             return Ok(());
         }
-        let (memory, reach) = self.memory();
-        memory.check_remote(reach, rkey, va, len, access)
+        self.look(|regions, reach| regions.check_remote(reach, rkey, va, len, access))
     }
 
     fn read_remote(&mut self, rkey: RKey, va: u64, out: &mut [u8]) -> Result<(), MemError> {
         if self.elsewhere.is_some() {
             return self.read_fetched(va, out);
         }
-        let (memory, reach) = self.memory();
         if self.copied.is_none() {
-            return memory.read_remote(reach, rkey, va, out);
+            return self.copy(|regions, reach| regions.read_remote(reach, rkey, va, out));
         }
-        let sum = memory.read_remote_summed(reach, rkey, va, out)?;
-        self.note_copy(out.as_ptr().addr(), sum);
+        let to = out.as_ptr().addr();
+        let sum = self.copy(|regions, reach| regions.read_remote_summed(reach, rkey, va, out))?;
+        self.note_copy(to, sum);
         Ok(())
     }
 
     fn write_remote(&mut self, rkey: RKey, va: u64, data: &[u8]) -> Result<(), MemError> {
-        let (memory, reach) = self.memory();
-        memory.write_remote(reach, rkey, va, data)
+        if self.by_ring {
+            return self.copy(|regions, reach| regions.write_remote_shared(reach, rkey, va, data));
+        }
+        self.copy(|regions, reach| regions.write_remote(reach, rkey, va, data))
     }
 
     fn atomic_remote(&mut self, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError> {
-        let (memory, reach) = self.memory();
-        memory.atomic_remote(reach, rkey, va, op)
+        self.look(|regions, reach| regions.atomic_remote(reach, rkey, va, op))
     }
 
     fn store_remote(&mut self, rkey: RKey, va: u64, data: [u8; 8]) -> Result<(), MemError> {
-        let (memory, reach) = self.memory();
-        memory.store_remote(reach, rkey, va, data)
+        self.look(|regions, reach| regions.store_remote(reach, rkey, va, data))
     }
 
     fn flush_remote(&mut self, rkey: RKey, range: Option<(u64, u64)>, access: Access) -> Result<(), MemError> {
-        let (memory, reach) = self.memory();
-        memory.flush_remote(reach, rkey, range, access)
+        self.look(|regions, reach| regions.flush_remote(reach, rkey, range, access))
     }
 
     fn invalidate_remote(&mut self, rkey: RKey) -> Result<(), MemError> {
@@ -336,7 +370,7 @@ impl SharedReceives for QpHost<'_> {
 impl FlowControl for QpHost<'_> {
     fn reserve(&mut self, av: &Av, qpn: Qpn, bytes: u32, own: u32) -> bool {
         let key = Key::of(av.dgid, qpn);
-        if self.try_reserve(key, bytes, own) {
+        if self.by_ring && pool(self.qp.service()) == Pool::Stream || self.try_reserve(key, bytes, own) {
             self.path.stalls_at = None;
             return true;
         }

@@ -37,6 +37,12 @@ pub(super) fn write(addr: u64, data: &[u8]) -> Result<(), Fault> {
     write_once(addr + head.len() as u64, tail)
 }
 
+/// As [`write`].
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) fn write_shared(addr: u64, data: &[u8]) -> Result<(), Fault> {
+    write(addr, data)
+}
+
 fn write_once(addr: u64, data: &[u8]) -> Result<(), Fault> {
     if data.is_empty() {
         return Ok(());

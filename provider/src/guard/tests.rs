@@ -13,9 +13,12 @@ struct Arch {
     store: fn(u64, [u8; 8]) -> Result<(), Fault>,
 }
 
-fn arches() -> [Arch; 2] {
+fn arches() -> [Arch; 3] {
     super::install();
+    let moves =
+        Arch { name: "moves", read: x86::read, write: x86::write_shared, atomic: x86::atomic, store: x86::store };
     [
+        moves,
         Arch { name: "x86", read: x86::read, write: x86::write, atomic: x86::atomic, store: x86::store },
         Arch {
             name: "portable",

@@ -15,18 +15,27 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 // copy(rdi = to, rsi = from, rdx = length): the head, then the tail, which is what lies in the last aligned word of the
 // destination (r8 = its bytes). Every byte is stored once, and stores become visible in program order,
 // a string instruction as a whole before the stores behind it. Below the threshold 16-byte moves beat the start-up of
-// `rep movsb`.
+// `rep movsb`. move() is the same with 16-byte moves only.
 global_asm!(
     ".pushsection .text.roxe_guard,\"ax\",@progbits",
     ".p2align 6",
     ".globl roxe_guard_begin, roxe_guard_end, roxe_guard_fault, roxe_guard_copy, roxe_guard_cas, roxe_guard_add",
     ".hidden roxe_guard_begin, roxe_guard_end, roxe_guard_fault, roxe_guard_copy, roxe_guard_cas, roxe_guard_add",
-    ".globl roxe_guard_fold",
-    ".hidden roxe_guard_fold",
+    ".globl roxe_guard_fold, roxe_guard_move",
+    ".hidden roxe_guard_fold, roxe_guard_move",
     "roxe_guard_begin:",
+    ".type roxe_guard_move,@function",
+    "roxe_guard_move:",
+    ".cfi_startproc",
+    "mov r9, -1",
+    "jmp 1f",
+    ".cfi_endproc",
+    ".size roxe_guard_move, . - roxe_guard_move",
     ".type roxe_guard_copy,@function",
     "roxe_guard_copy:",
     ".cfi_startproc",
+    "mov r9d, {threshold}",
+    "1:",
     "lea r8, [rdi + rdx - 1]",
     "and r8d, 7",
     "inc r8d",
@@ -34,7 +43,7 @@ global_asm!(
     "cmova r8, rdx",
     "sub rdx, r8",
     "jz 7f",
-    "cmp rdx, {threshold}",
+    "cmp rdx, r9",
     "jb 1f",
     // Zen 4 and 5: `rep movsb` takes 16 times as long where the target is 1 to 15 bytes further in its page.
     "mov eax, edi",
@@ -267,6 +276,7 @@ unsafe extern "C" {
     static roxe_guard_end: u8;
     static roxe_guard_fault: u8;
     fn roxe_guard_copy(to: *mut c_void, from: *const c_void, len: usize) -> u32;
+    fn roxe_guard_move(to: *mut c_void, from: *const c_void, len: usize) -> u32;
     fn roxe_guard_cas(word: u64, compare: u64, swap: u64, old: *mut u64) -> u32;
     fn roxe_guard_add(word: u64, add: u64, old: *mut u64) -> u32;
     fn roxe_guard_fold(
@@ -351,6 +361,13 @@ pub(super) fn write(addr: u64, data: &[u8]) -> Result<(), Fault> {
     // SAFETY: `data` is valid for its length; a fault at `addr` is reported. The caller checked that the program
     // registered these bytes for writing, so they are not memory of ours.
     let rc = unsafe { roxe_guard_copy(addr as *mut c_void, data.as_ptr().cast(), data.len()) };
+    if rc == 0 { Ok(()) } else { Err(Fault) }
+}
+
+#[inline]
+pub(super) fn write_shared(addr: u64, data: &[u8]) -> Result<(), Fault> {
+    // SAFETY: as in `write`.
+    let rc = unsafe { roxe_guard_move(addr as *mut c_void, data.as_ptr().cast(), data.len()) };
     if rc == 0 { Ok(()) } else { Err(Fault) }
 }
 

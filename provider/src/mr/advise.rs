@@ -3,7 +3,6 @@
 //! Touches no contents; asks the operating system, which also answers the page faults of regions that were registered
 //! with `ON_DEMAND`.
 
-use super::find;
 use crate::error::Error;
 use crate::mapped;
 use crate::pd::Pd;
@@ -39,8 +38,8 @@ impl Pd {
     /// Where the memory of a list's element is.
     fn locate(&self, sge: &Sge, write: bool) -> Result<(u64, u64), Error> {
         let (right, length) = (if write { Access::LOCAL_WRITE } else { Access::empty() }, u64::from(sge.length));
-        let regions = self.context().memory().regions.read();
-        match find(&regions, sge.lkey.0).and_then(|region| region.resolve(self.id(), sge.addr, length, right)) {
+        let regions = self.context().memory().hold();
+        match regions.find(sge.lkey.0).and_then(|region| region.resolve(self.id(), sge.addr, length, right)) {
             Ok(addr) => Ok((addr, length)),
             Err(why) => Err(refused(sge, why)),
         }
@@ -117,12 +116,16 @@ mod tests {
         let rights = ON_DEMAND | Access::REMOTE_READ | Access::REMOTE_WRITE;
         let mr: Arc<Mr> = all(rights).unwrap();
         let memory = pd.context().memory();
-        memory.write_remote(pd.id(), mr.rkey(), pages.addr(), b"here").unwrap();
+        memory.hold().write_remote(pd.id(), mr.rkey(), pages.addr(), b"here").unwrap();
         let mut read = [0; 4];
-        memory.read_remote(pd.id(), mr.rkey(), pages.addr(), &mut read).unwrap();
+        memory.hold().read_remote(pd.id(), mr.rkey(), pages.addr(), &mut read).unwrap();
         assert_eq!(&read, b"here");
         for nowhere in [0, 1 << 47, 1 << 63, u64::MAX - 16] {
-            assert_eq!(memory.write_remote(pd.id(), mr.rkey(), nowhere, b"here"), Err(MemError::Fault), "{nowhere:#x}");
+            assert_eq!(
+                memory.hold().write_remote(pd.id(), mr.rkey(), nowhere, b"here"),
+                Err(MemError::Fault),
+                "{nowhere:#x}"
+            );
         }
         let errno = |access| all(access).unwrap_err().errno();
         assert_eq!(errno(Access::LOCAL_WRITE), libc::EINVAL);

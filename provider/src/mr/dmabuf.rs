@@ -77,17 +77,17 @@ mod tests {
         let iova = (1 << 40) + 8;
         let mr = pd.reg_dmabuf_mr(part, iova, ALL).unwrap();
         let table = pd.context().memory();
-        table.write_remote(pd.id(), mr.rkey(), iova + 16, &7u64.to_ne_bytes()).unwrap();
+        table.hold().write_remote(pd.id(), mr.rkey(), iova + 16, &7u64.to_ne_bytes()).unwrap();
         assert_eq!(testing::load(pages.addr() + PAGE + 24), 7);
-        let beyond = table.write_remote(pd.id(), mr.rkey(), iova + PAGE - 4, &[0; 8]);
+        let beyond = table.hold().write_remote(pd.id(), mr.rkey(), iova + PAGE - 4, &[0; 8]);
         assert_eq!(beyond, Err(MemError::Range));
         assert_eq!((mr.addr(), mr.length()), (PAGE + 8, PAGE));
         pages.truncate_file();
-        assert_eq!(table.write_remote(pd.id(), mr.rkey(), iova, &[1]), Err(MemError::Fault));
+        assert_eq!(table.hold().write_remote(pd.id(), mr.rkey(), iova, &[1]), Err(MemError::Fault));
         let anew = MrChange { access: Some(Access::empty()), ..MrChange::default() };
         assert_eq!(errno(mr.reregister(anew)), libc::EOPNOTSUPP);
         mr.deregister().unwrap();
-        assert_eq!(table.write_remote(pd.id(), mr.rkey(), iova, &[1]), Err(MemError::BadKey));
+        assert_eq!(table.hold().write_remote(pd.id(), mr.rkey(), iova, &[1]), Err(MemError::BadKey));
         assert!(pd.dealloc().is_ok());
     }
 

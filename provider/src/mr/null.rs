@@ -39,15 +39,15 @@ mod tests {
         let (mr, table) = (pd.alloc_null_mr().unwrap(), pd.context().memory());
         for addr in [0, 4096, 1 << 47, u64::MAX - 8] {
             let mut out = [7; 8];
-            assert_eq!(table.scatter(pd.id(), &part(&mr, addr, 8), 0, &[1; 8]), Ok(()));
-            assert_eq!((table.gather(pd.id(), &part(&mr, addr, 8), 0, &mut out), out), (Ok(()), [0; 8]));
+            assert_eq!(table.hold().scatter(pd.id(), &part(&mr, addr, 8), 0, &[1; 8]), Ok(()));
+            assert_eq!((table.hold().gather(pd.id(), &part(&mr, addr, 8), 0, &mut out), out), (Ok(()), [0; 8]));
         }
         let stranger = pd.context().alloc_pd().unwrap();
         let list = part(&mr, 0, 8);
-        assert_eq!(table.gather(stranger.id(), &list, 0, &mut [0; 8]), Err(MemError::WrongDomain));
-        assert_eq!(table.scatter(stranger.id(), &list, 0, &[0; 8]), Err(MemError::WrongDomain));
+        assert_eq!(table.hold().gather(stranger.id(), &list, 0, &mut [0; 8]), Err(MemError::WrongDomain));
+        assert_eq!(table.hold().scatter(stranger.id(), &list, 0, &[0; 8]), Err(MemError::WrongDomain));
         mr.deregister().unwrap();
-        assert_eq!(table.gather(pd.id(), &list, 0, &mut [0; 8]), Err(MemError::BadKey));
+        assert_eq!(table.hold().gather(pd.id(), &list, 0, &mut [0; 8]), Err(MemError::BadKey));
         assert!(pd.dealloc().is_ok());
     }
 
@@ -57,9 +57,9 @@ mod tests {
         let pd = testing::pd();
         let (mr, table) = (pd.alloc_null_mr().unwrap(), pd.context().memory());
         let refused = Err(MemError::WrongDomain);
-        assert_eq!(table.read_remote(pd.id(), mr.rkey(), 0, &mut [0; 8]), refused);
-        assert_eq!(table.write_remote(pd.id(), mr.rkey(), 0, &[0; 8]), refused);
-        assert_eq!(table.atomic_remote(pd.id(), mr.rkey(), 0, AtomicOp::FetchAdd { add: 1 }).map(drop), refused);
+        assert_eq!(table.hold().read_remote(pd.id(), mr.rkey(), 0, &mut [0; 8]), refused);
+        assert_eq!(table.hold().write_remote(pd.id(), mr.rkey(), 0, &[0; 8]), refused);
+        assert_eq!(table.hold().atomic_remote(pd.id(), mr.rkey(), 0, AtomicOp::FetchAdd { add: 1 }).map(drop), refused);
         let mw = pd.alloc_mw(crate::mr::MwKind::One).unwrap();
         let bind = Bind { rkey: mw.rkey(), lkey: mr.lkey(), access: Access::REMOTE_READ, addr: 0, length: 8 };
         assert_eq!(table.bind(Reach::from(pd.id()), &bind), refused);

@@ -30,11 +30,11 @@ impl Setup {
 
     fn read(&self, mr: &Mr, va: u64, len: usize) -> Result<Vec<u8>, MemError> {
         let mut out = vec![0; len];
-        self.table().read_remote(self.pd.id(), mr.rkey(), va, &mut out).map(|()| out)
+        self.table().hold().read_remote(self.pd.id(), mr.rkey(), va, &mut out).map(|()| out)
     }
 
     fn write(&self, mr: &Mr, va: u64, data: &[u8]) -> Result<(), MemError> {
-        self.table().write_remote(self.pd.id(), mr.rkey(), va, data)
+        self.table().hold().write_remote(self.pd.id(), mr.rkey(), va, data)
     }
 }
 
@@ -61,7 +61,7 @@ fn ranges_end_where_the_region_ends() {
         assert_eq!(s.write(&mr, va, &vec![0; len]), Err(MemError::Range), "{va:#x} {len}");
     }
     assert!(s.read(&mr, first, 100).is_ok());
-    let check = |va, len| s.table().check_remote(s.pd.id(), mr.rkey(), va, len, Access::REMOTE_READ);
+    let check = |va, len| s.table().hold().check_remote(s.pd.id(), mr.rkey(), va, len, Access::REMOTE_READ);
     assert_eq!(check(first, u64::MAX), Err(MemError::Range));
     assert_eq!(check(u64::MAX, u64::MAX), Err(MemError::Range));
     assert_eq!(check(end, 0), Ok(()));
@@ -72,10 +72,10 @@ fn ranges_end_where_the_region_ends() {
 fn no_bytes_need_no_key() {
     let s = Setup::new();
     let pd = s.pd.id();
-    assert_eq!(s.table().check_remote(pd, RKey(1), 0, 0, Access::REMOTE_WRITE), Ok(()));
-    assert_eq!(s.table().read_remote(pd, RKey(1), 0, &mut []), Ok(()));
-    assert_eq!(s.table().write_remote(pd, RKey(1), 0, &[]), Ok(()));
-    assert_eq!(s.table().gather(pd, &[], 0, &mut []), Ok(()));
+    assert_eq!(s.table().hold().check_remote(pd, RKey(1), 0, 0, Access::REMOTE_WRITE), Ok(()));
+    assert_eq!(s.table().hold().read_remote(pd, RKey(1), 0, &mut []), Ok(()));
+    assert_eq!(s.table().hold().write_remote(pd, RKey(1), 0, &[]), Ok(()));
+    assert_eq!(s.table().hold().gather(pd, &[], 0, &mut []), Ok(()));
 }
 
 // clause: CHECK-KEY, KEY-SCATTER
@@ -88,10 +88,10 @@ fn each_operation_needs_its_right() {
         let result = |right| if access.contains(right) { Ok(()) } else { Err(MemError::Access) };
         assert_eq!(s.read(&mr, mr.addr(), 8).map(drop), result(Access::REMOTE_READ));
         assert_eq!(s.write(&mr, mr.addr(), &[0; 8]), result(Access::REMOTE_WRITE));
-        let atomic = s.table().atomic_remote(s.pd.id(), mr.rkey(), mr.addr(), op).map(drop);
+        let atomic = s.table().hold().atomic_remote(s.pd.id(), mr.rkey(), mr.addr(), op).map(drop);
         assert_eq!(atomic, result(Access::REMOTE_ATOMIC));
-        assert_eq!(s.table().scatter(s.pd.id(), &[sge(&mr, 0, 8)], 0, &[0; 8]), result(Access::LOCAL_WRITE));
-        assert_eq!(s.table().gather(s.pd.id(), &[sge(&mr, 0, 8)], 0, &mut [0; 8]), Ok(()));
+        assert_eq!(s.table().hold().scatter(s.pd.id(), &[sge(&mr, 0, 8)], 0, &[0; 8]), result(Access::LOCAL_WRITE));
+        assert_eq!(s.table().hold().gather(s.pd.id(), &[sge(&mr, 0, 8)], 0, &mut [0; 8]), Ok(()));
     }
 }
 
@@ -101,7 +101,7 @@ fn keys_are_of_one_domain_and_die_with_the_region() {
     let s = Setup::new();
     let mr = s.register(0, 64, ALL);
     let other = s.pd.context().alloc_pd().unwrap();
-    let read = |pd: &Pd, key| s.table().read_remote(pd.id(), key, mr.addr(), &mut [0; 4]);
+    let read = |pd: &Pd, key| s.table().hold().read_remote(pd.id(), key, mr.addr(), &mut [0; 4]);
     assert_eq!(read(&s.pd, mr.rkey()), Ok(()));
     assert_eq!(read(&other, mr.rkey()), Err(MemError::WrongDomain));
     assert_eq!(read(&s.pd, RKey(mr.rkey().0 ^ 0x80)), Err(MemError::BadKey));
@@ -119,7 +119,7 @@ fn a_region_registered_anew_keeps_its_keys_and_what_was_not_changed() {
     let mr = s.register(0, 64, ALL);
     let (key, first, second) = (mr.rkey(), s.pages.addr(), s.pages.addr() + PAGE);
     let other = s.pd.context().alloc_pd().unwrap();
-    let read = |pd: &Pd, va| s.table().read_remote(pd.id(), key, va, &mut [0; 8]);
+    let read = |pd: &Pd, va| s.table().hold().read_remote(pd.id(), key, va, &mut [0; 8]);
     let anew = |change| mr.reregister(change).unwrap();
     anew(MrChange { pd: Some(Arc::clone(&other)), ..MrChange::default() });
     assert_eq!((read(&s.pd, first), read(&other, first)), (Err(MemError::WrongDomain), Ok(())));
@@ -170,12 +170,12 @@ fn lists_are_walked_from_any_offset() {
     let mr = s.register(0, 4 * PAGE, ALL);
     let list = [sge(&mr, 0, 5), sge(&mr, 100, 0), sge(&mr, 200, 7), sge(&mr, PAGE - 4, 100)];
     let data: Vec<u8> = (1..=112).collect();
-    s.table().scatter(s.pd.id(), &list, 0, &data).unwrap();
+    s.table().hold().scatter(s.pd.id(), &list, 0, &data).unwrap();
     assert_eq!(s.read(&mr, mr.addr() + 200, 7).unwrap(), data[5..12]);
     for offset in 0..=112 {
         for len in [0, 1, 6, 112 - offset] {
             let mut out = vec![0; len];
-            let result = s.table().gather(s.pd.id(), &list, offset as u32, &mut out);
+            let result = s.table().hold().gather(s.pd.id(), &list, offset as u32, &mut out);
             match data.get(offset..offset + len) {
                 Some(expected) => assert_eq!((result, &out[..]), (Ok(()), expected), "{offset} {len}"),
                 None => assert_eq!(result, Err(MemError::Range), "{offset} {len}"),
@@ -183,8 +183,8 @@ fn lists_are_walked_from_any_offset() {
         }
     }
     let mut out = [0; 113];
-    assert_eq!(s.table().gather(s.pd.id(), &list, 0, &mut out), Err(MemError::Range));
-    assert_eq!(s.table().gather(s.pd.id(), &list, u32::MAX, &mut out[..1]), Err(MemError::Range));
+    assert_eq!(s.table().hold().gather(s.pd.id(), &list, 0, &mut out), Err(MemError::Range));
+    assert_eq!(s.table().hold().gather(s.pd.id(), &list, u32::MAX, &mut out[..1]), Err(MemError::Range));
 }
 
 #[test]
@@ -192,10 +192,10 @@ fn elements_that_no_byte_falls_into_are_not_checked() {
     let s = Setup::new();
     let mr = s.register(0, 64, ALL);
     let bad = Sge { addr: 0, length: 64, lkey: LKey(3) };
-    assert_eq!(s.table().gather(s.pd.id(), &[sge(&mr, 0, 8), bad], 0, &mut [0; 8]), Ok(()));
-    assert_eq!(s.table().gather(s.pd.id(), &[sge(&mr, 0, 8), bad], 0, &mut [0; 9]), Err(MemError::BadKey));
+    assert_eq!(s.table().hold().gather(s.pd.id(), &[sge(&mr, 0, 8), bad], 0, &mut [0; 8]), Ok(()));
+    assert_eq!(s.table().hold().gather(s.pd.id(), &[sge(&mr, 0, 8), bad], 0, &mut [0; 9]), Err(MemError::BadKey));
     let wraps = Sge { addr: u64::MAX - 1, length: 64, lkey: mr.lkey() };
-    assert_eq!(s.table().gather(s.pd.id(), &[wraps], 8, &mut [0; 8]), Err(MemError::Range));
+    assert_eq!(s.table().hold().gather(s.pd.id(), &[wraps], 8, &mut [0; 8]), Err(MemError::Range));
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn regions_may_be_named_by_other_addresses() {
 fn atomics_happen_in_the_memory_and_need_it_aligned() {
     let s = Setup::new();
     let mr = s.register(0, 64, ALL);
-    let atomic = |mr: &Mr, va, op| s.table().atomic_remote(s.pd.id(), mr.rkey(), va, op);
+    let atomic = |mr: &Mr, va, op| s.table().hold().atomic_remote(s.pd.id(), mr.rkey(), va, op);
     assert_eq!(atomic(&mr, mr.addr() + 8, AtomicOp::FetchAdd { add: 7 }), Ok(0));
     assert_eq!(testing::load(mr.addr() + 8), 7);
     assert_eq!(atomic(&mr, mr.addr() + 8, AtomicOp::CompareSwap { compare: 7, swap: 1 }), Ok(7));
@@ -228,7 +228,7 @@ fn atomics_happen_in_the_memory_and_need_it_aligned() {
 fn an_atomic_write_needs_the_right_to_write_and_an_aligned_word() {
     let s = Setup::new();
     let mr = s.register(0, 64, ALL - Access::REMOTE_ATOMIC);
-    let store = |mr: &Mr, va| s.table().store_remote(s.pd.id(), mr.rkey(), va, *b"8 bytes.");
+    let store = |mr: &Mr, va| s.table().hold().store_remote(s.pd.id(), mr.rkey(), va, *b"8 bytes.");
     assert_eq!(store(&mr, mr.addr() + 8), Ok(()));
     assert_eq!(s.read(&mr, mr.addr() + 8, 8).unwrap(), b"8 bytes.");
     assert_eq!(store(&mr, mr.addr() + 64), Err(MemError::Range));
@@ -244,7 +244,7 @@ fn an_atomic_write_needs_the_right_to_write_and_an_aligned_word() {
 fn a_flush_needs_its_right_and_its_range_also_for_no_bytes() {
     let s = Setup::new();
     let (yes, no) = (s.register(0, 64, Access::FLUSH_GLOBAL), s.register(0, 64, ALL));
-    let flush = |mr: &Mr, range, access| s.table().flush_remote(s.pd.id(), mr.rkey(), range, access);
+    let flush = |mr: &Mr, range, access| s.table().hold().flush_remote(s.pd.id(), mr.rkey(), range, access);
     let (global, persistent) = (Access::FLUSH_GLOBAL, Access::FLUSH_PERSISTENT);
     for range in [None, Some((yes.addr(), 64)), Some((yes.addr() + 64, 0))] {
         assert_eq!(flush(&yes, range, global), Ok(()));
@@ -296,7 +296,7 @@ fn unmapping_registered_memory_ends_in_a_fault() {
     assert_eq!(s.write(&mr, mr.addr(), &[1; 8192]), Err(MemError::Fault));
     assert_eq!(s.read(&mr, mr.addr() + PAGE, 1), Err(MemError::Fault));
     let op = AtomicOp::FetchAdd { add: 1 };
-    assert_eq!(s.table().atomic_remote(s.pd.id(), mr.rkey(), mr.addr() + PAGE, op), Err(MemError::Fault));
+    assert_eq!(s.table().hold().atomic_remote(s.pd.id(), mr.rkey(), mr.addr() + PAGE, op), Err(MemError::Fault));
     assert!(s.read(&mr, mr.addr() + 2 * PAGE, 8192).is_ok());
 }
 
@@ -308,7 +308,7 @@ fn after_deregistration_nothing_is_written_any_more() {
         for _ in 0..200 {
             let mr = s.register(0, PAGE, ALL);
             let (table, pd, key, va) = (s.table(), s.pd.id(), mr.rkey(), mr.addr());
-            let writer = scope.spawn(move || while table.write_remote(pd, key, va, &[7; 4096]).is_ok() {});
+            let writer = scope.spawn(move || while table.hold().write_remote(pd, key, va, &[7; 4096]).is_ok() {});
             mr.deregister().unwrap();
             s.pages.clear(0);
             assert_eq!(testing::load(va + PAGE - 8), 0);

@@ -216,7 +216,7 @@ impl QpCore {
             return Report::default();
         }
         let Inner { machine, path, parking, .. } = &mut *inner;
-        let mut host = QpHost::new(self, path, now);
+        let mut host = QpHost::new(self, path, now).came_by_ring(run.meta.by_ring);
         let mut taken = Taken::default();
         for (index, bytes) in run.packets() {
             let net = header_of(run.meta, index);
@@ -248,7 +248,7 @@ impl QpCore {
             taken.add(self, creditor, net.dst, &packet);
         }
         taken.settle(self);
-        let report = host.report();
+        let report = host.end();
         report | self.drain_parking(&mut inner, now) | self.settle(&mut inner)
     }
 
@@ -289,7 +289,7 @@ impl QpCore {
         }
         parking.rest(now);
         taken.settle(self);
-        host.report()
+        host.end()
     }
 
     /// A receive was posted while packets waited for it, or in the error state.
@@ -363,7 +363,7 @@ impl QpCore {
         if machine.poll_timeout().is_some_and(|at| at <= now) {
             let mut host = QpHost::new(self, path, now);
             machine.handle_timeout(&mut host);
-            report = report | host.report();
+            report = report | host.end();
         }
         self.finish_with(inner, report, now);
         if looks {
@@ -377,7 +377,7 @@ impl QpCore {
         let Inner { machine, path, .. } = &mut *inner;
         let mut host = QpHost::new(self, path, now);
         let result = f(machine, &mut host);
-        let report = host.report();
+        let report = host.end();
         self.finish_with(inner, report, now);
         result
     }
@@ -406,13 +406,10 @@ impl QpCore {
         let mut host = QpHost::new(self, path, now);
         let mut outlet = Outlet::new(self.engine(), tx, self.qpn);
         loop {
-            if frames.is_none()
-                && let Some(copied) = outlet.lend_copied()
-            {
-                host.sum_into(copied);
-            }
+            let copied = if frames.is_none() { outlet.lend_copied() } else { None };
+            host.begin_batch(copied, outlet.by_ring());
             let state = machine.poll_transmit(&mut host, &mut outlet);
-            if let Some(copied) = host.take_copied() {
+            if let Some(copied) = host.end_batch() {
                 outlet.note_copied(copied);
             }
             let may_go_on = match frames {
@@ -424,7 +421,7 @@ impl QpCore {
             }
         }
         outlet.put_back();
-        host.report()
+        host.end()
     }
 
     /// Ends its turn if it had one, registers the next timer, and collects events and counts.

@@ -108,6 +108,11 @@ impl<'a> Outlet<'a> {
         !self.is_blocked
     }
 
+    /// Whether the last packets went into a ring.
+    pub(crate) fn by_ring(&self) -> bool {
+        self.cache.ring.is_some()
+    }
+
     /// A list of payloads that are summed up on their way, for [`Outlet::note_copied`]; `None` if packets need no ICRC: the
     /// last ones went into a ring.
     pub(crate) fn lend_copied(&mut self) -> Option<Vec<Copied>> {

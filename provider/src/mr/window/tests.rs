@@ -46,7 +46,7 @@ impl Setup {
     }
 
     fn write(&self, reach: Reach, rkey: RKey, va: u64) -> Result<(), MemError> {
-        self.table().write_remote(reach, rkey, va, &[1; 8])
+        self.table().hold().write_remote(reach, rkey, va, &[1; 8])
     }
 }
 
@@ -66,7 +66,7 @@ fn a_window_shows_its_range_with_its_rights() {
         assert_eq!(s.write(s.qp, bind.rkey, s.at(24)), Ok(()));
         assert_eq!(s.write(s.qp, bind.rkey, s.at(25)), Err(MemError::Range));
         assert_eq!(s.write(s.qp, bind.rkey, s.at(15)), Err(MemError::Range));
-        assert_eq!(s.table().read_remote(s.qp, bind.rkey, s.at(16), &mut [0; 8]), Err(MemError::Access));
+        assert_eq!(s.table().hold().read_remote(s.qp, bind.rkey, s.at(16), &mut [0; 8]), Err(MemError::Access));
         assert_eq!(s.write(s.qp, RKey(bind.rkey.0 ^ 1), s.at(16)), Err(MemError::BadKey));
         let others = if kind == MwKind::One { Ok(()) } else { Err(MemError::WrongDomain) };
         assert_eq!(s.write(s.other_qp(), bind.rkey, s.at(16)), others, "{kind:?}");
@@ -84,7 +84,7 @@ fn a_window_may_be_flushed_if_its_region_may() {
     let flushable = s.pd.reg_mr(s.at(0), PAGE, s.at(0), Access::MW_BIND | Access::FLUSH_GLOBAL).unwrap();
     let bind = Bind { lkey: flushable.lkey(), access: Access::FLUSH_GLOBAL, ..s.bind(&mw, 1) };
     s.table().bind(s.qp, &bind).unwrap();
-    let flush = |range| s.table().flush_remote(s.qp, bind.rkey, range, Access::FLUSH_GLOBAL);
+    let flush = |range| s.table().hold().flush_remote(s.qp, bind.rkey, range, Access::FLUSH_GLOBAL);
     assert_eq!((flush(None), flush(Some((s.at(16), 16)))), (Ok(()), Ok(())));
     assert_eq!(flush(Some((s.at(16), 17))), Err(MemError::Range));
     assert_eq!(s.write(s.qp, bind.rkey, s.at(16)), Err(MemError::Access));
@@ -99,8 +99,8 @@ fn the_key_of_a_window_is_none_for_lists() {
         let bind = s.bind(&mw, 1);
         s.table().bind(s.qp, &bind).unwrap();
         let list = [Sge { addr: s.at(16), length: 8, lkey: LKey(bind.rkey.0) }];
-        assert_eq!(s.table().gather(s.pd.id(), &list, 0, &mut [0; 8]), Err(MemError::WrongDomain));
-        assert_eq!(s.table().scatter(s.pd.id(), &list, 0, &[0; 8]), Err(MemError::WrongDomain));
+        assert_eq!(s.table().hold().gather(s.pd.id(), &list, 0, &mut [0; 8]), Err(MemError::WrongDomain));
+        assert_eq!(s.table().hold().scatter(s.pd.id(), &list, 0, &[0; 8]), Err(MemError::WrongDomain));
     }
 }
 
@@ -179,7 +179,7 @@ fn when_a_window_is_closed_nothing_is_written_any_more() {
         for turn in 0..200u8 {
             let bind = Bind { addr: va, length: PAGE, ..s.bind(&mw, turn) };
             table.bind(qp, &bind).unwrap();
-            let writer = scope.spawn(move || while table.write_remote(qp, bind.rkey, va, &[7; 4096]).is_ok() {});
+            let writer = scope.spawn(move || while table.hold().write_remote(qp, bind.rkey, va, &[7; 4096]).is_ok() {});
             table.invalidate(qp, bind.rkey).unwrap();
             s.pages.clear(0);
             writer.join().unwrap();
@@ -223,7 +223,7 @@ fn a_region_that_is_dropped_takes_its_windows_with_it() {
     }
     drop(mr);
     for bind in &bindings {
-        assert_eq!(table.write_remote(qp, bind.rkey, bind.addr, &[1; 8]), Err(MemError::WrongDomain));
+        assert_eq!(table.hold().write_remote(qp, bind.rkey, bind.addr, &[1; 8]), Err(MemError::WrongDomain));
     }
     drop(windows);
     assert_eq!((table.len(), errno(pd.dealloc())), (0, 0));

@@ -72,6 +72,6 @@ impl QpCore {
         }
         let mut host = QpHost::new(self, &mut inner.path, now);
         host.take_result(&mut inner.machine, result, |handled| self.count(handled));
-        host.report() | self.settle(inner)
+        host.end() | self.settle(inner)
     }
 }

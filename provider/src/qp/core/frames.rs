@@ -15,7 +15,7 @@ impl QpCore {
         let Inner { machine, path, .. } = &mut *inner;
         let mut host = QpHost::new(self, path, now);
         self.count(machine.handle_frame(&mut host, frame, note));
-        let report = host.report();
+        let report = host.end();
         report | self.settle(&mut inner)
     }
 }
