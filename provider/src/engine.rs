@@ -47,7 +47,7 @@ use crate::qp::QpCore;
 use crate::timers::Timers;
 use background::Presence;
 use letters::Letters;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use poller::{Poller, Watch};
 use rings::Rings;
 use roxe_transport::qp::Service;
@@ -205,8 +205,7 @@ impl Engine {
         }
         let now = clock::now();
         self.presence.enter(now);
-        let found = self.rx.try_lock().is_some_and(|mut rx| self.receive(&mut rx, false, now));
-        self.run_timers(now);
+        let found = self.rx.try_lock().is_some_and(|rx| self.visit(rx, false, now));
         self.serve_ready(now);
         self.run_cm();
         if found {
@@ -215,6 +214,20 @@ impl Engine {
             self.be_patient();
         }
         self.presence.leave();
+    }
+
+    /// Receives, then runs the timers that were due before, if nothing is left: what they wait for may have been in a socket
+    /// all the time, when the machine is overloaded. Who does not get the lock of the receive side leaves them to its holder.
+    /// Whether anything was there.
+    fn visit(&self, mut rx: MutexGuard<'_, Rx>, all: bool, now: Instant) -> bool {
+        let is_due = self.timers.is_due(now);
+        let found = self.receive(&mut rx, all || is_due, now);
+        let may_run = is_due && rx.state().ends_overdue(found);
+        drop(rx);
+        if may_run {
+            self.run_timers(now);
+        }
+        found
     }
 
     /// A program that polls in vain for long lets others run: the peer it waits for may need this very processor.
@@ -549,3 +562,6 @@ impl Drop for Engine {
 fn instant(deadline: &AtomicU64) -> Option<Instant> {
     Some(deadline.load(Ordering::SeqCst)).filter(|&at| at != NEVER).map(Instant)
 }
+
+#[cfg(test)]
+mod tests;

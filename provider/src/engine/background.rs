@@ -10,7 +10,9 @@
 //! sleep.
 
 use super::poller::{self, Poller, Watch, Woken};
+use super::rx::Rx;
 use super::{Batch, Engine, clock};
+use parking_lot::MutexGuard;
 use roxe_transport::time::Instant;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
@@ -251,11 +253,21 @@ impl Engine {
 
     /// Receives and runs timers, unless a thread of the program is at it. Whether there was anything to receive.
     fn serve(&self, now: Instant) -> bool {
-        let found = self.rx.try_lock().is_some_and(|mut rx| self.receive(&mut rx, true, now));
-        self.run_timers(now);
+        let (rx, now) = self.receive_side(now);
+        let found = rx.is_some_and(|rx| self.visit(rx, true, now));
         self.serve_ready(now);
         self.run_cm();
         found
+    }
+
+    /// The receive side, unless another thread has it; and the time. Waits for it when something is due: the other may have
+    /// looked before it was, and may not have the processor now. To look again and again would keep it from going on.
+    fn receive_side(&self, now: Instant) -> (Option<MutexGuard<'_, Rx>>, Instant) {
+        let rx = self.rx.try_lock();
+        if rx.is_none() && self.next_deadline().is_some_and(|due| due <= now) {
+            return (Some(self.rx.lock()), clock::now());
+        }
+        (rx, now)
     }
 
     /// Keeps looking for a while: a peer that is about to answer must not pay for waking us. Gives the processor to

@@ -42,6 +42,8 @@ const STREAM: usize = 16 << 10;
 const COLD: u32 = 16;
 /// After a frame, mailboxes are looked at on this many visits in a row.
 const MAIL_VISITS: u32 = 64;
+/// Visits that find packets before timers run all the same: what was there when these became due has been taken by then.
+const MAX_OVERDUE: u32 = 256;
 /// How soon the background thread tries again to deliver what a full mailbox refused.
 const RETRY: Duration = Duration::from_millis(1);
 /// Largest datagram: 64 KB of packets, or the same behind a frame header.
@@ -106,6 +108,8 @@ pub(super) struct RxState {
     pub(super) waiting: Option<Waiting>,
     pub(super) ident: IdentGuess,
     visits: u32,
+    /// Visits since a timer was due that has not run yet.
+    overdue: u32,
     /// Whether the last visit found something.
     busy: bool,
 }
@@ -485,6 +489,17 @@ impl Engine {
 }
 
 impl RxState {
+    /// Whether timers may run that were due before this visit. Not if it has `found` packets: more of them may be there, or
+    /// answers to those.
+    pub(super) fn ends_overdue(&mut self, found: bool) -> bool {
+        self.overdue += 1;
+        let ends = !found || self.overdue >= MAX_OVERDUE;
+        if ends {
+            self.overdue = 0;
+        }
+        ends
+    }
+
     pub(super) fn touch(&mut self, qp: &Arc<QpCore>, report: Report) {
         match self.touched.last_mut() {
             Some(last) if Arc::ptr_eq(&last.qp, qp) => last.report = last.report | report,

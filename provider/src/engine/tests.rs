@@ -1,0 +1,63 @@
+//! Who runs timers, and when.
+
+use super::clock;
+use crate::cq::{Cq, CqInit};
+use crate::qp::{Qp, QpInit};
+use crate::testing;
+use roxe_transport::qp::{AttrMask, QpAttr, QpCaps, QpState, Service};
+use roxe_transport::wr::{Access, Av, SendData, SendFlags, SendOp, SendRequest, WcStatus};
+use roxe_wire::{PathMtu, RKey};
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The shortest timeout of a queue pair takes half as long.
+const LATE: Duration = Duration::from_millis(10);
+
+/// A queue pair connected with itself, which tries nothing again, and its completions.
+fn alone() -> (Arc<Qp>, Arc<Cq>) {
+    let pd = testing::pd();
+    let cq = pd.context().create_cq(CqInit { cqe: 4, ..CqInit::default() }).unwrap();
+    let caps = QpCaps { max_send_wr: 1, ..QpCaps::default() };
+    let (send_cq, recv_cq, service) = (Arc::clone(&cq), Arc::clone(&cq), Service::Rc);
+    let init = QpInit { service, caps, sq_sig_all: false, send_cq, recv_cq, srq: None, user: 0 };
+    let qp = pd.create_qp(init).unwrap();
+    let loopback = Ipv4Addr::LOCALHOST.into();
+    let av = Av { sgid: loopback, dgid: loopback, hop_limit: 64, ..Av::default() };
+    let init = QpAttr { state: QpState::Init, port: 1, access: Access::REMOTE_WRITE, ..QpAttr::default() };
+    let rtr = QpAttr { state: QpState::Rtr, av, dest_qpn: qp.qpn(), path_mtu: PathMtu::Mtu1024, ..init };
+    let rts = QpAttr { state: QpState::Rts, timeout: 1, retry_cnt: 0, ..rtr };
+    let of_init = AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS;
+    let of_rtr = AttrMask::AV | AttrMask::PATH_MTU | AttrMask::DEST_QPN | AttrMask::RQ_PSN;
+    let of_rtr = of_rtr | AttrMask::MAX_DEST_RD_ATOMIC | AttrMask::MIN_RNR_TIMER;
+    let of_rts = AttrMask::SQ_PSN | AttrMask::TIMEOUT | AttrMask::RETRY_CNT | AttrMask::RNR_RETRY;
+    let of_rts = of_rts | AttrMask::MAX_QP_RD_ATOMIC;
+    for (attr, mask) in [(init, of_init), (rtr, of_rtr), (rts, of_rts)] {
+        qp.modify(&attr, mask | AttrMask::STATE).unwrap();
+    }
+    (qp, cq)
+}
+
+#[test]
+fn a_timer_waits_for_a_look_at_what_has_arrived() {
+    let (qp, cq) = alone();
+    let mut done = vec![];
+    let mut poll = || {
+        cq.poll(1, |cqe| done.push(cqe.status)).unwrap();
+        done.clone()
+    };
+    let engine = qp.pd().context().engine();
+    // Another thread has the receive side and does not get the processor.
+    let held = engine.rx.lock();
+    let op = SendOp::Write { remote_addr: 0, rkey: RKey(0) };
+    let data = SendData::Inline(&[]);
+    let request = SendRequest { wr_id: 1, op, flags: SendFlags::SIGNALED, data, ud: None };
+    qp.post_send(&[request]).unwrap();
+    let start = clock::now();
+    while clock::now().since(start) < LATE {
+        assert_eq!(poll(), [], "nobody has looked whether the answer is there");
+    }
+    drop(held);
+    while poll().is_empty() {}
+    assert_eq!(poll(), [WcStatus::Success]);
+}
