@@ -28,7 +28,9 @@ const FIRST_TICK: Duration = Duration::from_micros(62);
 const RHYTHM_TICK: Duration = Duration::from_micros(250);
 /// How long it watches for a thread of the program, which leaves the engine for some nanoseconds between two polls.
 const WATCH: Duration = Duration::from_micros(1);
-/// Score: what a served and an unneeded wake-up change, and its maximum.
+/// Score: what a served and an unneeded wake-up change, and its maximum. From the second unneeded one in a row on each costs
+/// twice as much as the one before: what woke the thread wakes it again until the program has taken it, and that program may
+/// wait for this very processor. Thirty of them took 100 us.
 const SERVED: i32 = 2;
 const UNNEEDED: i32 = 1;
 const FULL: i32 = 32;
@@ -145,6 +147,8 @@ impl Presence {
 struct Experience {
     /// Looks in a row that found the program polling since the thread was muted.
     muted_looks: u32,
+    /// Wake-ups in a row that were not needed.
+    unneeded: u32,
     /// Rounds that still end without spinning, and how many there will be the next time.
     hasty_rounds: u32,
     penalty: u32,
@@ -157,6 +161,13 @@ impl Experience {
         self.muted_looks = looks.saturating_add(1);
         let longest = if in_rhythm { RHYTHM_TICK } else { TICK };
         FIRST_TICK.saturating_mul(1 << looks.min(8)).min(longest)
+    }
+
+    /// The program receives what woke the thread. How many points that costs.
+    fn note_unneeded(&mut self) -> i32 {
+        let before = self.unneeded;
+        self.unneeded = before.saturating_add(1);
+        UNNEEDED << before.saturating_sub(1).min(FULL.ilog2())
     }
 
     /// Whether to keep looking for a while after this round, for a program that waits for its memory to change.
@@ -229,7 +240,7 @@ impl Engine {
         self.tell_counters(now);
         let polled_recently = presence.age(now) < TICK;
         if polled_recently && presence.is_present() {
-            if presence.add_score(-UNNEEDED) == 0 {
+            if presence.add_score(-experience.note_unneeded()) == 0 {
                 presence.muted.store(true, SeqCst);
                 // Whoever arms now finds `muted` and wakes us; whoever armed just before has filled the score.
                 if presence.score.load(SeqCst) == 0 {
@@ -238,6 +249,7 @@ impl Engine {
                 }
             }
         } else {
+            experience.unneeded = 0;
             let found = self.serve(now);
             if found && polled_recently {
                 presence.add_score(SERVED);
@@ -271,21 +283,25 @@ impl Engine {
     }
 
     /// Keeps looking for a while: a peer that is about to answer must not pay for waking us. Gives the processor to
-    /// whoever wants it after every look; if somebody does, sleeping is better, the next times as well: who wakes up goes
-    /// first, who only waits for his turn does not, and who yields has less of it later.
+    /// whoever wants it after every look in vain; if somebody does, sleeping is better, the next times as well: who wakes
+    /// up goes first, who only waits for his turn does not, and who yields has less of it later.
     fn spin(&self, experience: &mut Experience) {
         let patience = Duration::from_micros(self.config.spin_us.into());
         let mut last_found = clock::now();
         let mut last_look = last_found;
+        let mut found = true;
         let seen = self.presence.last_poll.load(Relaxed);
         loop {
-            std::thread::yield_now();
+            if !found {
+                std::thread::yield_now();
+            }
             let now = clock::now();
             if now.since(last_look) >= CROWDED {
                 return experience.note_crowd();
             }
             last_look = now;
-            if self.serve(now) {
+            found = self.serve(now);
+            if found {
                 last_found = now;
                 experience.note_find();
             }
@@ -349,6 +365,15 @@ mod tests {
         assert_eq!((ticks[0], ticks[1], ticks[19]), (FIRST_TICK, 2 * FIRST_TICK, TICK));
         assert!(ticks.is_sorted());
         assert_eq!(experience.next_tick(true), RHYTHM_TICK);
+    }
+
+    #[test]
+    fn a_few_unneeded_wake_ups_in_a_row_empty_the_score() {
+        let (presence, mut experience) = (Presence::default(), Experience::default());
+        presence.arm();
+        let scores: Vec<_> = (0..6).map(|_| presence.add_score(-experience.note_unneeded())).collect();
+        assert_eq!(scores, [31, 30, 28, 24, 16, 0]);
+        (0..40).for_each(|_| assert!(experience.note_unneeded() <= FULL));
     }
 
     #[test]
