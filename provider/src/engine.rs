@@ -22,6 +22,7 @@ mod strays;
 mod table;
 pub(crate) mod tap;
 mod tx;
+mod waiting;
 
 pub(crate) use frames::{Destination, Target};
 pub(crate) use letters::Letter;
@@ -203,17 +204,22 @@ impl Engine {
         if !self.is_started() {
             return;
         }
-        let now = clock::now();
-        self.presence.enter(now);
-        let found = self.rx.try_lock().is_some_and(|rx| self.visit(rx, false, now));
-        self.serve_ready(now);
-        self.run_cm();
-        if found {
+        if self.work() {
             self.idle_visits.store(0, Ordering::Relaxed);
         } else {
             self.be_patient();
         }
         self.presence.leave();
+    }
+
+    /// A thread of the program comes in and does all that. Whether anything had arrived.
+    fn work(&self) -> bool {
+        let now = clock::now();
+        self.presence.enter(now);
+        let found = self.rx.try_lock().is_some_and(|rx| self.visit(rx, false, now));
+        self.serve_ready(now);
+        self.run_cm();
+        found
     }
 
     /// Receives, then runs the timers that were due before, if nothing is left: what they wait for may have been in a socket

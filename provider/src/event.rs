@@ -1,7 +1,8 @@
 //! Event queues with a file descriptor to wait on: completion channels and the asynchronous events of a context.
 //!
 //! Every queue owns an eventfd in semaphore mode whose count is the number of queued events, so that one event is one
-//! readable unit and programs may put the descriptor into epoll and make it non-blocking. Touches nothing but eventfds.
+//! readable unit and programs may put the descriptor into epoll and make it non-blocking. Touches eventfds; who waits for
+//! completions lets the engine receive first.
 
 use crate::device::Context;
 use crate::error::Error;
@@ -111,6 +112,16 @@ impl<T> EventQueue<T> {
         }
     }
 
+    /// Whether [`EventQueue::next`] would wait.
+    fn would_wait(&self) -> bool {
+        // SAFETY: takes no pointers.
+        self.is_empty() && unsafe { libc::fcntl(self.fd(), libc::F_GETFL) } & libc::O_NONBLOCK == 0
+    }
+
+    fn is_empty(&self) -> bool {
+        self.events.lock().is_empty()
+    }
+
     /// Takes the oldest event, if there is one. Never waits, whatever the mode of the descriptor.
     pub(crate) fn try_next(&self) -> Option<T> {
         let mut events = self.events.lock();
@@ -193,6 +204,8 @@ impl CompChannel {
     /// Waits for the next event and returns the `user` token of its CQ; EAGAIN if the descriptor is non-blocking and
     /// nothing is pending, EINTR as `read(2)` gives it.
     pub fn get_event(&self) -> Result<u64, Error> {
+        let is_over = || !self.events.is_empty();
+        let _wait = self.events.would_wait().then(|| self.context.engine().before_sleep(is_over));
         Ok(self.events.next()?.user)
     }
 

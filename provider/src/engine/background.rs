@@ -35,7 +35,7 @@ const SERVED: i32 = 2;
 const UNNEEDED: i32 = 1;
 const FULL: i32 = 32;
 /// A look, with what it found, that takes longer than this was interrupted by somebody else's turn.
-const CROWDED: Duration = Duration::from_micros(500);
+pub(super) const CROWDED: Duration = Duration::from_micros(500);
 /// After that the thread goes to sleep without looking around for so many rounds, and for twice as many each time it
 /// happens again.
 const CROWDED_ROUNDS: u32 = 16;
@@ -55,6 +55,12 @@ pub(super) struct Presence {
     polls_since_arming: AtomicU32,
     score: AtomicI32,
     muted: AtomicBool,
+    /// Threads of the program that wait for an event, and may receive meanwhile.
+    pub(super) waiting: AtomicU32,
+    /// It waits in this way, so arming need not wake the background thread.
+    pub(super) waits_itself: AtomicBool,
+    /// What these threads met.
+    pub(super) crowd: Crowd,
     /// An acknowledgement has waited for the program's answer since the last look.
     in_rhythm: AtomicBool,
     /// The deadline that the sleeping thread will wake up for; [`AWAKE`] if there is nothing to tell it.
@@ -70,6 +76,9 @@ impl Default for Presence {
             polls_since_arming: AtomicU32::new(u32::MAX),
             score: AtomicI32::new(0),
             muted: AtomicBool::new(false),
+            waiting: AtomicU32::new(0),
+            waits_itself: AtomicBool::new(false),
+            crowd: Crowd::default(),
             in_rhythm: AtomicBool::new(false),
             sleeps_until: AtomicU64::new(AWAKE),
         }
@@ -103,6 +112,11 @@ impl Presence {
     /// The program is going to wait for an event. Whether the thread must be woken.
     pub(super) fn arm(&self) -> bool {
         self.polls_since_arming.store(0, Relaxed);
+        !self.waits_itself.load(Relaxed) && self.hand_over()
+    }
+
+    /// The thread receives from now on. Whether it must be woken.
+    pub(super) fn hand_over(&self) -> bool {
         self.score.store(FULL, SeqCst);
         self.muted.swap(false, SeqCst)
     }
@@ -140,6 +154,48 @@ impl Presence {
     fn waits_for_event(&self) -> bool {
         self.polls_since_arming.load(Relaxed) <= POLLS_AFTER_ARMING
     }
+
+    /// In the child of a fork, where no thread waits.
+    pub(super) fn abandon(&self) {
+        self.waiting.store(0, Relaxed);
+    }
+
+    /// The thread has received something. A program that armed and waits elsewhere, as with `poll(2)`, wants to be woken the
+    /// next time.
+    fn note_served(&self) {
+        if self.waits_for_event() && self.waiting.load(Relaxed) == 0 {
+            self.waits_itself.store(false, Relaxed);
+        }
+    }
+}
+
+/// Whether looking around is of use, or in the way of others. Advice.
+#[derive(Debug, Default)]
+pub(super) struct Crowd {
+    /// Rounds that still end without spinning, and how many there will be the next time.
+    hasty_rounds: AtomicU32,
+    penalty: AtomicU32,
+}
+
+impl Crowd {
+    /// Whether to keep looking for a while.
+    pub(super) fn may_spin(&self) -> bool {
+        let rounds = self.hasty_rounds.load(Relaxed);
+        self.hasty_rounds.store(rounds.saturating_sub(1), Relaxed);
+        rounds == 0
+    }
+
+    /// Somebody else wanted the processor while the thread was spinning.
+    pub(super) fn note_crowd(&self) {
+        let penalty = (self.penalty.load(Relaxed) * 2).clamp(CROWDED_ROUNDS, MAX_CROWDED_ROUNDS);
+        self.penalty.store(penalty, Relaxed);
+        self.hasty_rounds.store(penalty, Relaxed);
+    }
+
+    /// Spinning was of use.
+    pub(super) fn note_find(&self) {
+        self.penalty.store(0, Relaxed);
+    }
 }
 
 /// What the thread has learnt.
@@ -149,9 +205,7 @@ struct Experience {
     muted_looks: u32,
     /// Wake-ups in a row that were not needed.
     unneeded: u32,
-    /// Rounds that still end without spinning, and how many there will be the next time.
-    hasty_rounds: u32,
-    penalty: u32,
+    crowd: Crowd,
 }
 
 impl Experience {
@@ -168,24 +222,6 @@ impl Experience {
         let before = self.unneeded;
         self.unneeded = before.saturating_add(1);
         UNNEEDED << before.saturating_sub(1).min(FULL.ilog2())
-    }
-
-    /// Whether to keep looking for a while after this round, for a program that waits for its memory to change.
-    fn may_spin(&mut self) -> bool {
-        let may = self.hasty_rounds == 0;
-        self.hasty_rounds = self.hasty_rounds.saturating_sub(1);
-        may
-    }
-
-    /// Somebody else wanted the processor while the thread was spinning.
-    fn note_crowd(&mut self) {
-        self.penalty = (self.penalty * 2).clamp(CROWDED_ROUNDS, MAX_CROWDED_ROUNDS);
-        self.hasty_rounds = self.penalty;
-    }
-
-    /// Spinning was of use.
-    fn note_find(&mut self) {
-        self.penalty = 0;
     }
 }
 
@@ -251,11 +287,17 @@ impl Engine {
         } else {
             experience.unneeded = 0;
             let found = self.serve(now);
+            if found {
+                presence.note_served();
+            }
             if found && polled_recently {
                 presence.add_score(SERVED);
             }
-            if found && (presence.waits_for_event() || !polled_recently && experience.may_spin()) {
-                self.spin(experience);
+            // Who waits itself looks around before it sleeps.
+            let is_alone = !presence.waits_itself.load(Relaxed);
+            let pays = || presence.waits_for_event() || !polled_recently && experience.crowd.may_spin();
+            if found && is_alone && pays() {
+                self.spin(&experience.crowd);
             }
         }
         presence.muted.store(false, SeqCst);
@@ -285,7 +327,7 @@ impl Engine {
     /// Keeps looking for a while: a peer that is about to answer must not pay for waking us. Gives the processor to
     /// whoever wants it after every look in vain; if somebody does, sleeping is better, the next times as well: who wakes
     /// up goes first, who only waits for his turn does not, and who yields has less of it later.
-    fn spin(&self, experience: &mut Experience) {
+    fn spin(&self, crowd: &Crowd) {
         let patience = Duration::from_micros(self.config.spin_us.into());
         let mut last_found = clock::now();
         let mut last_look = last_found;
@@ -297,13 +339,13 @@ impl Engine {
             }
             let now = clock::now();
             if now.since(last_look) >= CROWDED {
-                return experience.note_crowd();
+                return crowd.note_crowd();
             }
             last_look = now;
             found = self.serve(now);
             if found {
                 last_found = now;
-                experience.note_find();
+                crowd.note_find();
             }
             self.tell_counters(now);
             let taken_over = self.presence.last_poll.load(Relaxed) != seen && !self.presence.waits_for_event();
@@ -378,17 +420,31 @@ mod tests {
 
     #[test]
     fn who_was_in_the_way_spins_less_and_less_until_it_pays() {
-        let mut experience = Experience::default();
-        assert!(experience.may_spin());
+        let crowd = Crowd::default();
+        assert!(crowd.may_spin());
         for rounds in [CROWDED_ROUNDS, 2 * CROWDED_ROUNDS, 4 * CROWDED_ROUNDS] {
-            experience.note_crowd();
-            assert_eq!((0..).take_while(|_| !experience.may_spin()).count() as u32, rounds);
+            crowd.note_crowd();
+            assert_eq!((0..).take_while(|_| !crowd.may_spin()).count() as u32, rounds);
         }
-        experience.note_find();
-        experience.note_crowd();
-        assert_eq!(experience.hasty_rounds, CROWDED_ROUNDS);
-        (0..40).for_each(|_| experience.note_crowd());
-        assert_eq!(experience.hasty_rounds, MAX_CROWDED_ROUNDS);
+        crowd.note_find();
+        crowd.note_crowd();
+        assert_eq!(crowd.hasty_rounds.load(Relaxed), CROWDED_ROUNDS);
+        (0..40).for_each(|_| crowd.note_crowd());
+        assert_eq!(crowd.hasty_rounds.load(Relaxed), MAX_CROWDED_ROUNDS);
+    }
+
+    #[test]
+    fn arming_wakes_nobody_for_a_program_that_waits_itself_until_it_waits_elsewhere() {
+        let presence = Presence::default();
+        presence.waits_itself.store(true, Relaxed);
+        presence.muted.store(true, SeqCst);
+        assert!(!presence.arm());
+        presence.waiting.store(1, Relaxed);
+        presence.note_served();
+        assert!(!presence.arm(), "it waits itself");
+        presence.waiting.store(0, Relaxed);
+        presence.note_served();
+        assert!(presence.arm());
     }
 
     #[test]

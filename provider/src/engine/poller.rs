@@ -194,6 +194,29 @@ pub(super) fn spawn_without_signals(name: &str, f: impl FnOnce() + Send + 'stati
     }
 }
 
+/// Runs `f` while a request to cancel the calling thread (`man pthread_cancel`) has to wait: system calls would heed it,
+/// wherever they are.
+pub(super) fn uncancelled<R>(f: impl FnOnce() -> R) -> R {
+    /// `PTHREAD_CANCEL_DISABLE` of glibc.
+    const DISABLE: c_int = 1;
+    unsafe extern "C" {
+        fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
+    }
+    /// Restores what was.
+    struct Restore(c_int);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            // SAFETY: concerns the calling thread only; the old state is not wanted.
+            unsafe { pthread_setcancelstate(self.0, std::ptr::null_mut()) };
+        }
+    }
+    let mut old = 0;
+    // SAFETY: concerns the calling thread only; `old` outlives the call.
+    unsafe { pthread_setcancelstate(DISABLE, &raw mut old) };
+    let _restore = Restore(old);
+    f()
+}
+
 /// Asks the scheduler to run the calling thread in short slices, so that it comes to run soon after a wake-up although
 /// programs spin on every processor: with two spinning programs on two processors the typical `ib_write_lat -s 8` went
 /// from 4,000 us to between 30 and 580, on a busy machine both times; 560 on a quiet one. Kernels before 6.12 take the

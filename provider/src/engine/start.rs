@@ -151,6 +151,7 @@ impl Engine {
             live.leave_to_parent(self.counters());
         }
         self.forget_sockets();
+        self.presence.abandon();
         self.agent.abandon();
     }
 }

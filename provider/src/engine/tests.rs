@@ -17,7 +17,8 @@ const LATE: Duration = Duration::from_millis(10);
 /// A queue pair connected with itself, which tries nothing again, and its completions.
 fn alone() -> (Arc<Qp>, Arc<Cq>) {
     let pd = testing::pd();
-    let cq = pd.context().create_cq(CqInit { cqe: 4, ..CqInit::default() }).unwrap();
+    let channel = Some(pd.context().create_comp_channel().unwrap());
+    let cq = pd.context().create_cq(CqInit { cqe: 4, channel, user: 7, ..CqInit::default() }).unwrap();
     let caps = QpCaps { max_send_wr: 1, ..QpCaps::default() };
     let (send_cq, recv_cq, service) = (Arc::clone(&cq), Arc::clone(&cq), Service::Rc);
     let init = QpInit { service, caps, sq_sig_all: false, send_cq, recv_cq, srq: None, user: 0 };
@@ -38,6 +39,13 @@ fn alone() -> (Arc<Qp>, Arc<Cq>) {
     (qp, cq)
 }
 
+/// Writes nothing to its peer.
+fn write(qp: &Qp) {
+    let op = SendOp::Write { remote_addr: 0, rkey: RKey(0) };
+    let data = SendData::Inline(&[]);
+    qp.post_send(&[SendRequest { wr_id: 1, op, flags: SendFlags::SIGNALED, data, ud: None }]).unwrap();
+}
+
 #[test]
 fn a_timer_waits_for_a_look_at_what_has_arrived() {
     let (qp, cq) = alone();
@@ -49,10 +57,7 @@ fn a_timer_waits_for_a_look_at_what_has_arrived() {
     let engine = qp.pd().context().engine();
     // Another thread has the receive side and does not get the processor.
     let held = engine.rx.lock();
-    let op = SendOp::Write { remote_addr: 0, rkey: RKey(0) };
-    let data = SendData::Inline(&[]);
-    let request = SendRequest { wr_id: 1, op, flags: SendFlags::SIGNALED, data, ud: None };
-    qp.post_send(&[request]).unwrap();
+    write(&qp);
     let start = clock::now();
     while clock::now().since(start) < LATE {
         assert_eq!(poll(), [], "nobody has looked whether the answer is there");
@@ -60,4 +65,15 @@ fn a_timer_waits_for_a_look_at_what_has_arrived() {
     drop(held);
     while poll().is_empty() {}
     assert_eq!(poll(), [WcStatus::Success]);
+}
+
+#[test]
+fn who_waits_for_an_event_receives_what_it_tells_of() {
+    let (qp, cq) = alone();
+    for _ in 0..100 {
+        cq.req_notify(false);
+        write(&qp);
+        assert_eq!(cq.channel().unwrap().get_event().unwrap(), 7);
+        assert_eq!(cq.poll(2, |cqe| assert_eq!(cqe.status, WcStatus::Success)).unwrap(), 1);
+    }
 }
