@@ -32,6 +32,12 @@ pub(crate) const MAX_SEGMENTS: usize = 64;
 /// TTL of packets whose address vector does not say (0) or would not leave the host (1), as hardware does.
 pub(crate) const HOP_LIMIT: u8 = 64;
 
+/// The hop limit that a packet has on the wire, where its address vector says `asked`.
+// clause: IP-TTL
+pub(crate) const fn hop_limit(asked: u8) -> u8 {
+    if asked > 1 { asked } else { HOP_LIMIT }
+}
+
 /// Where a run of packets came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RxMeta {

@@ -8,8 +8,8 @@ use super::Batch;
 use crate::engine::Engine;
 use crate::engine::rings::{Sender, SharedSender};
 use crate::host::Copied;
-use crate::net::HOP_LIMIT;
 use crate::net::frames::FrameSender;
+use crate::net::hop_limit;
 use crate::net::shm::{Heading, record_len};
 use crate::net::slot::Slot;
 use crate::net::udp::UdpLink;
@@ -228,7 +228,6 @@ impl TxBatch for Outlet<'_> {
 
 /// What a ring is told of packets along `av`.
 fn heading(av: &Av) -> Heading {
-    // What a socket does with a limit that would not leave the host.
-    let hop_limit = if av.hop_limit > 1 { av.hop_limit } else { HOP_LIMIT };
+    let hop_limit = hop_limit(av.hop_limit);
     Heading { src: av.sgid, dst: av.dgid, traffic_class: av.traffic_class, hop_limit, sealed: false }
 }

@@ -10,7 +10,7 @@ use crate::engine::{Engine, clock};
 use crate::flow::Key;
 use crate::net::shm::{Heading, MAX_RUN};
 use crate::net::udp::UdpLink;
-use crate::net::{HOP_LIMIT, Link, TxMeta};
+use crate::net::{Link, TxMeta, hop_limit};
 use roxe_transport::fault::{Direction, Seen, Verdict};
 use roxe_transport::qp::charge_of;
 use roxe_transport::wr::Av;
@@ -154,9 +154,7 @@ impl Exit<'_> {
 
     fn record(&mut self, net: &NetHeader, bytes: &[u8], remark: &dyn Display) {
         if let Some(recording) = &mut self.recording {
-            // What the link does with a limit that would not leave the host.
-            let hop_limit = if net.hop_limit > 1 { net.hop_limit } else { HOP_LIMIT };
-            recording.packet(Outbound, &NetHeader { hop_limit, ..*net }, bytes, remark);
+            recording.packet(Outbound, &NetHeader { hop_limit: hop_limit(net.hop_limit), ..*net }, bytes, remark);
         }
     }
 
@@ -187,9 +185,8 @@ impl Engine {
 /// Puts sealed packets into a ring as one record. There is room for what a queue pair sends; more copies of it, or packets that
 /// were held back, may find none and are lost.
 fn put<'p>(ring: &mut Sender, net: &NetHeader, packets: impl IntoIterator<Item = &'p [u8]>, counters: &Counters) {
-    let hop_limit = if net.hop_limit > 1 { net.hop_limit } else { HOP_LIMIT };
     let NetHeader { src, dst, traffic_class, .. } = *net;
-    let heading = Heading { src, dst, traffic_class, hop_limit, sealed: true };
+    let heading = Heading { src, dst, traffic_class, hop_limit: hop_limit(net.hop_limit), sealed: true };
     ring.publish();
     for packet in packets {
         match ring.slot(&heading, packet.len()) {
