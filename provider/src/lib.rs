@@ -47,15 +47,17 @@
 //!
 //! # Unsafe code
 //!
-//! Lives in `guard` (touching application memory), `fork` (locks across a fork), `net` and `engine::poller` (sockets and
-//! waiting), `net::shm::memory` (memory shared with another process), and in `engine::clock`, `mapped`, `event`, `port` and
-//! `exit` (a system call or two each); everything else is safe.
+//! Lives in `guard` (touching application memory), `crc` (wide registers), `fork` (locks across a fork), `net` and
+//! `engine::poller` (sockets and waiting), `net::shm::memory` (memory shared with another process), and in
+//! `engine::clock`, `mapped`, `event`, `port` and `exit` (a system call or two each); everything else is safe.
 #![deny(unsafe_code)]
 
 pub mod cm;
 pub mod config;
 mod counters;
 mod cq;
+#[allow(unsafe_code)]
+mod crc;
 mod device;
 mod dm;
 mod engine;

@@ -59,7 +59,16 @@ pub fn remainder(bytes: &[u8]) -> u32 {
     !hasher.finalize()
 }
 
-/// Seals the packets of a run: the sum over the headers in front of the BTH is computed for the first one of a length.
+/// What a CRC-32 register holds behind some bytes. [`update`] is one; others know more of the processor.
+pub type Update = fn(u32, &[u8]) -> u32;
+
+/// What a CRC-32 register that was `register` holds behind `bytes`.
+pub fn update(register: u32, bytes: &[u8]) -> u32 {
+    !finish(register, bytes)
+}
+
+/// Seals or checks the packets of a run: the sum over the headers in front of the BTH is computed for the first one of a
+/// length.
 #[derive(Clone, Copy, Debug)]
 pub struct Sealer {
     /// With the identification 0.
@@ -88,6 +97,17 @@ impl Sealer {
             None => compute(&self.net, packet),
         };
         *icrc = sum.to_le_bytes();
+    }
+
+    /// As [`solve_ident`], for packets between the addresses of this; `update` sums up what follows the BTH.
+    // clause: IP-IDENT
+    pub fn solve_ident(&mut self, udp_payload: &[u8], likely: u16, update: Update) -> Option<u16> {
+        let (packet, icrc) = udp_payload.split_last_chunk::<LEN>()?;
+        let (Ok(ident), Some((bth, rest))) = (u8::try_from(likely), packet.split_first_chunk()) else {
+            return solve_ident(&self.net, udp_payload, likely);
+        };
+        let register = bits::update(self.behind_udp(ident, udp_payload.len()), &masked_bth(*bth));
+        explain(&self.net, !update(register, rest) ^ u32::from_le_bytes(*icrc), packet.len(), likely)
     }
 
     /// The register behind the UDP header.
@@ -178,16 +198,21 @@ pub fn seal(net: &NetHeader, udp_payload: &mut [u8]) {
 // clause: IP-IDENT
 pub fn solve_ident(net: &NetHeader, udp_payload: &[u8], likely: u16) -> Option<u16> {
     let (packet, icrc) = udp_payload.split_last_chunk::<LEN>()?;
-    let ident = if net.is_ipv4() { likely } else { 0 };
-    let difference = compute(&NetHeader { ident, ..*net }, packet) ^ u32::from_le_bytes(*icrc);
+    let computed = compute(&NetHeader { ident: likely, ..*net }, packet);
+    explain(net, computed ^ u32::from_le_bytes(*icrc), packet.len(), likely)
+}
+
+/// The identification of a packet of `len` bytes whose ICRC is by `difference` another than it would be with `ident`.
+fn explain(net: &NetHeader, difference: u32, len: usize, ident: u16) -> Option<u16> {
+    let is_ipv4 = net.is_ipv4();
     if difference == 0 {
-        return Some(ident);
+        return Some(if is_ipv4 { ident } else { 0 });
     }
-    if !net.is_ipv4() {
+    if !is_ipv4 {
         return None;
     }
     // Between the identification and the ICRC: the rest of the IP header, the UDP header, the packet.
-    let behind = packet.len().checked_add(20 - 6 + 8)?;
+    let behind = len.checked_add(20 - 6 + 8)?;
     // The difference came in as two bytes, so their own shift is to be undone too.
     let delta = gf2::unshift(difference, u16::try_from(behind.checked_add(2)?).ok()?);
     Some(u16::try_from(delta).ok()?.swap_bytes() ^ ident)
@@ -284,11 +309,12 @@ mod bits {
     pub(super) static IDENT: [u32; 256] = bytes(8 * 23);
 
     /// The register behind `data`.
+    #[inline]
     pub(super) fn update(register: u32, data: &[u8]) -> u32 {
         let (words, rest) = data.as_chunks::<4>();
         let register = words.iter().fold(register, |register, word| {
-            let [a, b, c, d] = (register ^ u32::from_le_bytes(*word)).to_le_bytes().map(usize::from);
-            BYTES[3][a] ^ BYTES[2][b] ^ BYTES[1][c] ^ BYTES[0][d]
+            let [a, b, c, d] = (register ^ u32::from_le_bytes(*word)).to_le_bytes();
+            BYTES[3][usize::from(a)] ^ BYTES[2][usize::from(b)] ^ BYTES[1][usize::from(c)] ^ BYTES[0][usize::from(d)]
         });
         let step = |register: u32, byte: &u8| register >> 8 ^ BYTES[0][usize::from(register as u8 ^ byte)];
         rest.iter().fold(register, step)
@@ -394,6 +420,30 @@ mod tests {
                 assert_eq!(solve_ident(&net, &datagram, 0), None, "byte {at}, bit {bit}");
                 datagram[at] ^= 1 << bit;
             }
+        }
+    }
+
+    // clause: IP-IDENT
+    #[test]
+    fn a_sealer_finds_every_identification_and_all_damage() {
+        let loopback = core::net::Ipv4Addr::LOCALHOST.into();
+        let nets =
+            [loopback, crate::Gid([0xfd; 16])].map(|dst| NetHeader { src: loopback, dst, ..NetHeader::default() });
+        for net in nets {
+            let mut sealer = Sealer::new(&net);
+            for (len, ident) in [(4160, 0), (4160, 7), (40, 255), (300, 256), (300, 65_535), (20, 3)] {
+                let as_sent = NetHeader { ident: if net.is_ipv4() { ident } else { 0 }, ..net };
+                let mut bytes: [u8; 4160] = core::array::from_fn(|i| (i * 7 + i / 256) as u8);
+                let datagram = &mut bytes[..len];
+                seal(&as_sent, datagram);
+                for likely in [0, 7, 255, 256, 65_535] {
+                    let found = sealer.solve_ident(datagram, likely, update);
+                    assert_eq!(found, Some(as_sent.ident), "{len} {ident} {likely}");
+                }
+                datagram[len - 6] ^= 1;
+                assert_eq!(sealer.solve_ident(datagram, ident, update), None, "{len} {ident}");
+            }
+            assert_eq!(sealer.solve_ident(&[0; 3], 0, update), None);
         }
     }
 

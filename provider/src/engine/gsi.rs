@@ -22,6 +22,7 @@ use roxe_transport::cm::{Addressee, Route, addressee};
 use roxe_transport::qp::DropReason;
 use roxe_transport::time::Instant;
 use roxe_wire::cm::{Mad, ServiceId};
+use roxe_wire::icrc::Sealer;
 use roxe_wire::{Kind, Packet, Pkey, Qkey};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -120,8 +121,9 @@ impl Engine {
     /// Checks packets for queue pair 1 and leaves their messages in the agent's inbox.
     // clause: CM-GSI, ICRC-WRONG
     pub(super) fn admit_mads(&self, state: &mut RxState, run: Run<'_>) {
+        let mut sums = Sealer::new(&header_of(run.meta, 0));
         for (index, bytes) in run.packets() {
-            if !state.ident.verify(&header_of(run.meta, index), bytes, index) {
+            if !state.ident.verify(&mut sums, bytes, index) {
                 self.counters().icrc_errors.add(1);
                 continue;
             }

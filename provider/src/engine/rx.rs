@@ -13,6 +13,7 @@ use super::strays::{Fate, Strays};
 use super::table::Lookup;
 use super::tx::peek_qpn;
 use super::{DRAIN_ROUNDS, Engine};
+use crate::crc;
 use crate::flow::{Key, Owed};
 use crate::net::forward::Frame;
 use crate::net::service::{Mailbox, ServiceSocket};
@@ -23,7 +24,8 @@ use crate::net::udp::UdpLink;
 use crate::net::{Link, RxMeta};
 use crate::qp::{QpCore, Report};
 use roxe_transport::time::Instant;
-use roxe_wire::{Qpn, icrc};
+use roxe_wire::Qpn;
+use roxe_wire::icrc::Sealer;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -141,12 +143,12 @@ pub(crate) struct IdentGuess {
 }
 
 impl IdentGuess {
-    /// Whether the ICRC of `packet` is right for some identification.
+    /// Whether the ICRC of `packet` is right for some identification; `sums` is of its addresses.
     #[inline]
-    pub(crate) fn verify(&mut self, net: &roxe_wire::NetHeader, packet: &[u8], index: u16) -> bool {
+    pub(crate) fn verify(&mut self, sums: &mut Sealer, packet: &[u8], index: u16) -> bool {
         let likely = self.counting.map_or(index, |last| last.wrapping_add(1));
         // clause: IP-IDENT
-        let Some(ident) = icrc::solve_ident(net, packet, likely) else { return false };
+        let Some(ident) = sums.solve_ident(packet, likely, crc::update) else { return false };
         self.counting = (ident != index).then_some(ident);
         true
     }

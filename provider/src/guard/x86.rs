@@ -1,8 +1,9 @@
 //! The guarded instructions of x86-64 and the fault handler that knows them.
 
 use super::{Fault, Sum};
+use crate::crc::{FOLD, can_fold};
 use roxe_transport::cx::AtomicOp;
-use roxe_wire::icrc::{BLOCK, power_of_x};
+use roxe_wire::icrc::BLOCK;
 use std::arch::global_asm;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
@@ -296,29 +297,6 @@ pub(super) fn read(addr: u64, out: &mut [u8]) -> Result<(), Fault> {
     if rc == 0 { Ok(()) } else { Err(Fault) }
 }
 
-/// What `roxe_guard_fold` multiplies with: pairs that move the halves of 128 bits ahead by 2048, 1024, 512, 384, 256 and
-/// 128 bits, what reduces 64 bits, the polynomial with its reciprocal, and a mask.
-static FOLD: [[u64; 2]; 9] = [
-    ahead(2048),
-    ahead(1024),
-    ahead(512),
-    ahead(384),
-    ahead(256),
-    ahead(128),
-    [one_up(64), 0],
-    [0x1_db71_0641, 0x1_f701_1641],
-    [0xffff_ffff, 0],
-];
-
-const fn ahead(bits: u32) -> [u64; 2] {
-    [one_up(bits + 32), one_up(bits - 32)]
-}
-
-/// x^`n`, one bit up as carry-less multiplication of reflected operands wants it.
-const fn one_up(n: u32) -> u64 {
-    (power_of_x(n) as u64) << 1
-}
-
 /// From this length on summing while copying is faster than before sealing.
 const WORTH_SUMMING: usize = 4 * BLOCK;
 
@@ -348,12 +326,6 @@ pub(super) fn read_summed(addr: u64, out: &mut [u8]) -> Result<Option<Sum>, Faul
         read(addr.wrapping_add(len as u64), rest)?;
     }
     Ok(Some(Sum { blocks, remainder }))
-}
-
-/// Whether the processor has what `roxe_guard_fold` is made of.
-#[inline]
-fn can_fold() -> bool {
-    std::is_x86_feature_detected!("avx512f") && std::is_x86_feature_detected!("vpclmulqdq")
 }
 
 #[inline]
