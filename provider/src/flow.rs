@@ -98,6 +98,19 @@ impl Flow {
         self.take_stream(bytes, limit, if is_new { 2 * self.window } else { limit })
     }
 
+    /// Takes `bytes` of the RC window for packets that are still to be made, if nobody waits for any.
+    pub(crate) fn reserve_ahead(&self, bytes: u32) -> bool {
+        let is_free = !self.is_full.load(Ordering::Relaxed) && !self.waiters(Pool::Stream).are_there();
+        if !is_free {
+            return false;
+        }
+        let used = self.stream.fetch_add(bytes, Ordering::SeqCst).saturating_add(bytes);
+        if used > self.window {
+            self.give(Pool::Stream, bytes);
+        }
+        used <= self.window
+    }
+
     /// The same for who waited, in its turn.
     pub(crate) fn reserve_in_turn(&self, bytes: u32) -> bool {
         self.take_stream(bytes, self.window, self.window)
@@ -472,6 +485,20 @@ mod tests {
         flow.release_stream(61, T0);
         assert!(flow.reserve_stream(1, 749) && flow.reserve_stream(250, 750));
         assert!(!flow.reserve_stream(1, 1000));
+    }
+
+    #[test]
+    fn room_for_later_is_there_only_while_nobody_else_wants_it() {
+        let flow = flows().get(key(1), T0, || Receiver::Remote);
+        assert!(flow.reserve_ahead(900) && !flow.reserve_ahead(101));
+        assert!(flow.reserve_stream(100, 900), "what was refused holds nothing and leaves the window open");
+        flow.release_stream(900, T0);
+        flow.wait(Pool::Stream, Qpn::new(7), 1);
+        assert!(!flow.reserve_ahead(1), "somebody waits");
+        let full = flows().get(key(1), T0, || Receiver::Remote);
+        assert!(full.reserve_stream(1000, 0) && !full.reserve_stream(1, 1000));
+        full.release_stream(200, T0);
+        assert!(!full.reserve_ahead(1), "the window is not open yet");
     }
 
     /// The queue pairs that are ready now, with what is held for them.

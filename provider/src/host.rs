@@ -395,6 +395,11 @@ impl FlowControl for QpHost<'_> {
         false
     }
 
+    fn reserve_ahead(&mut self, av: &Av, qpn: Qpn, bytes: u32) -> bool {
+        let key = Key::of(av.dgid, qpn);
+        self.by_ring || self.path.flow(key, self.qp.engine(), self.now).reserve_ahead(bytes)
+    }
+
     fn release(&mut self, av: &Av, qpn: Qpn, bytes: u32) {
         let engine = self.qp.engine();
         let flow = self.path.flow(Key::of(av.dgid, qpn), engine, self.now);

@@ -167,6 +167,10 @@ pub trait FlowControl {
     /// never release: there, `own` is what the QP has reserved in this call of `poll_transmit`.
     fn reserve(&mut self, av: &Av, qpn: Qpn, bytes: u32, own: u32) -> bool;
 
+    /// Asks for `bytes` more at once, for packets that are to follow at the same receiver (RC only). The answer is no where
+    /// others might want them; nothing comes of that.
+    fn reserve_ahead(&mut self, av: &Av, qpn: Qpn, bytes: u32) -> bool;
+
     /// `bytes` of earlier reservations towards `(av.dgid, qpn)` arrived or were given up (RC only).
     fn release(&mut self, av: &Av, qpn: Qpn, bytes: u32);
 

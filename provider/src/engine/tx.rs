@@ -118,10 +118,10 @@ impl Batch {
         self.copied = copied;
     }
 
-    /// Whether a packet of `len` bytes to `av` is of the size and the way of the newest run.
-    fn continues_run(&self, av: &Av, len: usize) -> bool {
+    /// Whether a packet of `len` bytes on the way of the newest packet is of the size and the way of the newest run.
+    fn continues_run(&self, len: usize) -> bool {
         let (Some(first), Some(last)) = (self.packets.get(self.newest), self.packets.last()) else { return false };
-        self.avs.last() == Some(av) && first.av == last.av && last.len == first.len && len <= first.len
+        first.av == last.av && last.len == first.len && len <= first.len
     }
 
     /// Whether the newest run has room for `len` bytes more.
@@ -263,7 +263,8 @@ fn numbered(net: &NetHeader, index: usize) -> NetHeader {
 impl TxBatch for Batch {
     fn slot(&mut self, av: &Av, _to: Qpn, len: usize, note: PacketNote) -> Option<&mut [u8]> {
         let (start, total) = (self.used, len + icrc::LEN);
-        let continues = self.continues_run(av, total);
+        let same_way = self.avs.last() == Some(av);
+        let continues = same_way && self.continues_run(total);
         let fits = if continues { self.run_has_room(total) } else { self.has_room() && total <= MAX_BYTES };
         if !fits {
             return None;
@@ -271,7 +272,7 @@ impl TxBatch for Batch {
         if !continues {
             self.newest = self.packets.len();
         }
-        if self.avs.last() != Some(av) {
+        if !same_way {
             self.avs.push(*av);
         }
         self.packets.push(Entry { start, len: total, av: self.avs.len() - 1, note, summed: None });

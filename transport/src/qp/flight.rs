@@ -63,8 +63,16 @@ pub(crate) struct Flight {
 
 impl Flight {
     /// Makes sure that `first` and then `more` bytes are reserved beyond what is in flight: whether both are, or nothing
-    /// but the first, or not even that.
-    pub(crate) fn reserve<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F, first: u32, more: u32) -> Room {
+    /// but the first, or not even that. Instead of `more` takes what `run` says that the packets behind the first one need, if
+    /// there is plenty.
+    pub(crate) fn reserve<F: FlowControl>(
+        &mut self,
+        sh: &Shared,
+        flow: &mut F,
+        first: u32,
+        more: u32,
+        run: impl FnOnce() -> u32,
+    ) -> Room {
         if !self.reach(sh, flow, first) {
             // What is merely reserved brings no acknowledgement. Without it nothing is under way, so this is not refused.
             if self.in_flight != 0 || self.ahead == 0 {
@@ -75,10 +83,22 @@ impl Flight {
                 return Room::None;
             }
         }
-        if more != 0 && !self.reach(sh, flow, first + more) {
-            return Room::First;
+        let enough = more == 0
+            || first + more <= self.ahead
+            || self.reach_ahead(sh, flow, first + run())
+            || self.reach(sh, flow, first + more);
+        if enough { Room::Both } else { Room::First }
+    }
+
+    /// Raises `ahead` to `bytes`, more than it is, if nobody else might want them. Who may have to pause takes nothing for
+    /// later.
+    fn reach_ahead<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F, bytes: u32) -> bool {
+        let missing = bytes - self.ahead;
+        let is_free = sh.config.line_rate.is_none() && flow.reserve_ahead(&sh.attr.av, sh.attr.dest_qpn, missing);
+        if is_free {
+            self.ahead = bytes;
         }
-        Room::Both
+        is_free
     }
 
     /// Raises `ahead` to at least `bytes`.

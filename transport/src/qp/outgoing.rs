@@ -3,11 +3,14 @@
 //! Touches `segment`, the send queue's entries and the two doors that a payload passes: memory and batch.
 
 use crate::cx::{Memory, PacketNote, TxBatch};
-use crate::qp::flight::{charge, charge_alone};
+use crate::qp::flight::{charge, charge_alone, charge_range};
 use crate::qp::segment::{self, Place};
 use crate::qp::sq::{Payload, SendWqe};
 use crate::wr::{Av, SendOp};
 use roxe_wire::{Header, PathMtu, Request, Reth};
+
+/// Packets that room is taken for at once. Asking for each of them cost as much as its headers.
+const RUN: u32 = 16;
 
 /// One packet of a message: what it says and carries.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +37,12 @@ impl Outgoing {
         // What has no payload costs the least either way.
         let is_alone = matches!(self.request, Request::SendOnly(_) | Request::WriteOnly(..));
         if is_alone { charge_alone(self.len) } else { charge(self.len) }
+    }
+
+    /// What those of the next [`RUN`] packets cost that belong to the message of this one, which is packet `index` of `wqe`.
+    pub(crate) fn charge_behind(&self, wqe: &SendWqe, index: u32, mtu: PathMtu) -> u32 {
+        let next = index + self.span;
+        charge_range(wqe.length, wqe.packets, mtu, next, wqe.packets.min(next + RUN))
     }
 
     /// Packet `index` of `wqe`; a local operation has none.

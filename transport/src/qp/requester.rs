@@ -285,7 +285,8 @@ impl Requester {
         }
         let Some(packet) = Outgoing::of(wqe, self.cursor.packet, mtu) else { return self.run_local(sh, host) };
         let cost = packet.cost();
-        let room = self.flight.reserve(sh, host, cost, packet.next_len.map_or(0, charge));
+        let run = || packet.charge_behind(wqe, self.cursor.packet, mtu);
+        let room = self.flight.reserve(sh, host, cost, packet.next_len.map_or(0, charge), run);
         if room == Room::None {
             return Step::Stop;
         }

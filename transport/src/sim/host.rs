@@ -245,6 +245,16 @@ impl FlowControl for SimHost {
         true
     }
 
+    fn reserve_ahead(&mut self, _av: &Av, _qpn: Qpn, bytes: u32) -> bool {
+        let flow = &mut self.flow;
+        let fits = flow.limit.is_none_or(|limit| flow.reserved + flow.others + bytes <= limit);
+        if fits {
+            flow.reserved = flow.reserved.saturating_add(bytes);
+            flow.peak = flow.peak.max(flow.reserved);
+        }
+        fits
+    }
+
     fn release(&mut self, _av: &Av, _qpn: Qpn, bytes: u32) {
         let left = self.flow.reserved.checked_sub(bytes);
         self.flow.reserved = left.expect("a QP released more than it had reserved");
