@@ -181,10 +181,11 @@ impl<'a> QpHost<'a> {
         }
     }
 
-    /// Copies with `copy` from or to the regions there, which are held from then on.
+    /// Copies with `copy` from or to the regions there, which are held from then on. Not for UD, which may have to look for a
+    /// ring to somebody else behind any packet, and the list of rings is locked by those who wait for a ring.
     #[inline]
     fn copy<R>(&mut self, copy: impl FnOnce(&Regions<'_>, Reach) -> R) -> R {
-        if self.selected.is_none() {
+        if self.selected.is_none() && self.qp.service() != Service::Ud {
             let qp = self.qp;
             self.held.get_or_insert_with(|| qp.memory().hold());
         }

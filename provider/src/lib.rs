@@ -34,16 +34,18 @@
 //! 6. one queue pair,
 //! 7. one ring to another process (inside of the list of rings, where both are taken); what follows is taken while packets
 //!    are built in it,
-//! 8. one of: a completion queue, a shared receive queue (around a completion queue where it matches tags), the memory
-//!    table (read), a flow's window, the description of the port, the inbox of the connection manager,
-//! 9. the event queue of a channel or context, the names of the ports that the process holds.
+//! 8. the memory table (read),
+//! 9. one of: a completion queue, a shared receive queue (around a completion queue where it matches tags), a flow's window,
+//!    the description of the port, the inbox of the connection manager,
+//! 10. the event queue of a channel or context, the names of the ports that the process holds.
 //!
 //! Messages for the connection manager arrive under the lock of the receive side, which is inside of its own: they wait in
 //! its inbox until that is free.
 //!
 //! No lock is held while a program's thread waits. A queue pair's lock is held while its own packets are handed to the
 //! socket, which keeps them in order; completion channels are written to after it is dropped. The memory table is held
-//! for reading while bytes are copied, so a deregistration that has returned means that nobody touches the memory.
+//! for reading while bytes are copied, mostly for all packets of a visit, so a deregistration that has returned means that
+//! nobody touches the memory.
 //!
 //! # Unsafe code
 //!
