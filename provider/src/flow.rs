@@ -244,6 +244,8 @@ pub(crate) struct Flows {
     has_ready: AtomicBool,
     /// What this process owes to senders.
     credits: Mutex<Credits>,
+    /// Whether that is anything.
+    owes: AtomicBool,
     /// Whether datagrams were refused since the mailboxes were last read to the end.
     starved: AtomicBool,
 }
@@ -263,22 +265,32 @@ impl Flows {
 
     /// Datagrams of `bytes` from the process of `to` have left the socket of `key`.
     pub(crate) fn owe(&self, to: Slot, key: Key, bytes: u32) {
-        self.credits.lock().add(to, key, bytes);
+        let mut credits = self.credits.lock();
+        credits.add(to, key, bytes);
+        self.owes.store(true, Ordering::Relaxed);
     }
 
     /// Takes a debt that should be paid now.
     pub(crate) fn next_due(&self) -> Option<Owed> {
-        self.credits.lock().next_due(self.credit_unit())
+        if !self.owes.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut credits = self.credits.lock();
+        let due = credits.next_due(self.credit_unit());
+        self.owes.store(!credits.owed.is_empty(), Ordering::Relaxed);
+        due
     }
 
     /// Puts a debt back that could not be paid now.
     pub(crate) fn put_back(&self, owed: Owed) {
-        self.credits.lock().put_back(owed);
+        let mut credits = self.credits.lock();
+        credits.put_back(owed);
+        self.owes.store(true, Ordering::Relaxed);
     }
 
     /// Whether a debt could not be paid.
     pub(crate) fn is_blocked(&self) -> bool {
-        self.credits.lock().is_blocked
+        self.owes.load(Ordering::Relaxed) && self.credits.lock().is_blocked
     }
 
     /// The window of `key`; `look` finds out about the receiver if the destination is new.
