@@ -59,11 +59,14 @@ use std::io;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 use table::{Lookup, QpTable};
 use tap::{Held, MAX_HELD, Tap};
 
 /// Visits in a row that find nothing before a poller starts to offer its processor to others.
 const PATIENT_VISITS: u32 = 24;
+/// And so long it waits at least: where packets come by rings, visits are short.
+const PATIENCE: Duration = Duration::from_micros(10);
 /// Visits to the sockets before a queue pair goes away; a peer that never stops sending must not hold it up.
 const DRAIN_ROUNDS: u32 = 16;
 /// What `steer_at` and `retry_at` hold when nothing is due.
@@ -90,6 +93,8 @@ pub(crate) struct Engine {
     presence: Presence,
     /// Visits of pollers in a row that found nothing.
     idle_visits: AtomicU32,
+    /// When the first of them was, nanoseconds.
+    idle_since: AtomicU64,
     /// When steering wants to work, nanoseconds.
     steer_at: AtomicU64,
     /// What watches and spoils packets, if anything shall.
@@ -153,6 +158,7 @@ impl Engine {
             timers: Timers::default(),
             presence: Presence::default(),
             idle_visits: AtomicU32::new(0),
+            idle_since: AtomicU64::new(0),
             steer_at: AtomicU64::new(NEVER),
             tap,
             retry_at: AtomicU64::new(NEVER),
@@ -239,10 +245,13 @@ impl Engine {
     /// A program that polls in vain for long lets others run: the peer it waits for may need this very processor.
     fn be_patient(&self) {
         let visits = self.idle_visits.load(Ordering::Relaxed);
-        if visits >= PATIENT_VISITS {
-            std::thread::yield_now();
-        } else {
+        if visits == 0 {
+            self.idle_since.store(clock::now().0, Ordering::Relaxed);
+        }
+        if visits < PATIENT_VISITS {
             self.idle_visits.store(visits + 1, Ordering::Relaxed);
+        } else if clock::now().since(Instant(self.idle_since.load(Ordering::Relaxed))) >= PATIENCE {
+            std::thread::yield_now();
         }
     }
 

@@ -42,6 +42,9 @@ const YOUNG: u32 = 256;
 const STREAM: usize = 16 << 10;
 /// Sockets without traffic are looked at on every n-th visit.
 const COLD: u32 = 16;
+/// While packets come by rings, all sockets are looked at this often: a look costs three system calls, as much as a message
+/// takes from one process to another and back.
+const BESIDE_RINGS: Duration = Duration::from_micros(20);
 /// After a frame, mailboxes are looked at on this many visits in a row.
 const MAIL_VISITS: u32 = 64;
 /// Visits that find packets before timers run all the same: what was there when these became due has been taken by then.
@@ -91,6 +94,8 @@ pub(super) struct RxState {
     pub(super) young_visits: u32,
     /// The last packets came by a ring, and more of them is to be expected there.
     prefers_rings: bool,
+    /// When all sockets were looked at last.
+    looked_at: Instant,
     /// Slots of this process with their mailboxes.
     pub(super) slots: Vec<SlotSocket>,
     pub(super) steering: Vec<Steering>,
@@ -189,7 +194,7 @@ impl Engine {
         let Rx { buf, state } = rx;
         self.refresh_links(state);
         state.visits = state.visits.wrapping_add(1);
-        let all = all || state.visits.is_multiple_of(COLD);
+        let all = all || state.takes_turn_of_sockets(now);
         let mut found = false;
         if self.rings().is_on() {
             found |= self.receive_by_rings(buf, state, now);
@@ -495,6 +500,19 @@ impl Engine {
 }
 
 impl RxState {
+    /// Whether it is time to look at all sockets.
+    fn takes_turn_of_sockets(&mut self, now: Instant) -> bool {
+        let is_time = if self.prefers_rings {
+            now.since(self.looked_at) >= BESIDE_RINGS
+        } else {
+            self.visits.is_multiple_of(COLD)
+        };
+        if is_time {
+            self.looked_at = now;
+        }
+        is_time
+    }
+
     /// Whether timers may run that were due before this visit. Not if it has `found` packets: more of them may be there, or
     /// answers to those.
     pub(super) fn ends_overdue(&mut self, found: bool) -> bool {
