@@ -97,8 +97,8 @@ pub(crate) struct Congestion {
     noticed_at: Option<Instant>,
     /// A CNP is to be sent.
     notice_due: bool,
-    /// The rate, while it is below that of the line.
-    rate: Option<Rate>,
+    /// The rate, while it is below that of the line. Elsewhere, because hardly any queue pair has one and it is long.
+    rate: Option<Box<Rate>>,
     /// What program and path allow.
     limit: Option<Limit>,
     /// Keeps to the rate and the limit, while there is one.
@@ -142,7 +142,7 @@ impl Congestion {
         match &mut self.rate {
             Some(rate) => rate.on_cnp(now),
             // Back at the line everything starts anew: the next CNP counts as the first.
-            rate => *rate = Some(Rate::new(line, now)),
+            rate => *rate = Some(Box::new(Rate::new(line, now))),
         }
         self.set_pace(now);
         Ok(())
@@ -160,7 +160,7 @@ impl Congestion {
 
     /// Keeps to what is less; with nothing to keep to, packets leave as they come.
     fn set_pace(&mut self, now: Instant) {
-        let (rate, limit) = (self.rate.as_ref().map(Rate::current), self.limit);
+        let (rate, limit) = (self.rate.as_deref().map(Rate::current), self.limit);
         let Some(speed) = rate.into_iter().chain(limit.map(|limit| limit.speed)).min() else {
             self.pacer = None;
             return;

@@ -1,11 +1,13 @@
 //! The send queue: a ring of work requests with their lists, inline bytes and destinations in flat side arrays.
 //!
 //! Entries are named by a running index that wraps at 2^32; `slot` maps it into the arrays. Each array is reserved whole
-//! at the first post that needs it and touched as the ring comes by, so an idle QP costs next to nothing. Touches `wr`.
+//! at the first post that needs it and touched as the ring comes by, so an idle QP costs next to nothing. A queue that was
+//! empty begins anew with its first place: of thousands of QPs with few requests each, those places stay in the cache.
+//! Touches `wr`.
 
 use crate::qp::PostError;
 use crate::qp::segment::MAX_MESSAGE;
-use crate::qp::shared::{QpCaps, QpConfig};
+use crate::qp::shared::{QpCaps, QpConfig, Service};
 use crate::qp::tagged::{MAX_RENDEZVOUS, Rendezvous};
 use crate::wr::{SendData, SendFlags, SendOp, SendRequest, Sge, UdDest, WcOpcode};
 use roxe_wire::{Psn, Tmh};
@@ -148,21 +150,6 @@ impl<T: Copy> Lanes<T> {
     }
 }
 
-/// One place of the ring.
-#[derive(Debug)]
-struct Slot {
-    wqe: SendWqe,
-    /// Looked at on UD only.
-    dest: Option<UdDest>,
-}
-
-impl Slot {
-    /// A place for a request of the card.
-    const fn internal(wqe: SendWqe) -> Self {
-        Self { wqe, dest: None }
-    }
-}
-
 /// Places, elements and inline bytes that the card needs for requests of its own.
 fn internal_room(config: &QpConfig) -> (u32, u32, u32) {
     match config.srq_max_sge {
@@ -178,11 +165,15 @@ pub(crate) struct SendQueue {
     mask: u32,
     head: u32,
     tail: u32,
+    /// The index that has the first place.
+    base: u32,
     /// Entries that are not the program's; they have places of their own.
     internal: u32,
-    slots: Vec<Slot>,
+    slots: Vec<SendWqe>,
     sges: Lanes<Sge>,
     inline: Lanes<u8>,
+    /// On UD.
+    dests: Lanes<UdDest>,
 }
 
 impl SendQueue {
@@ -196,11 +187,13 @@ impl SendQueue {
             mask: slots - 1,
             head: 0,
             tail: 0,
+            base: 0,
             internal: 0,
             slots: Vec::new(),
             sges: Lanes::new(len, caps.max_send_sge.max(own_sges) as usize),
             // clause: ATOMIC-WRITE-INLINE
             inline: Lanes::new(len, caps.max_inline_data.max(ATOMIC_LEN).max(own_bytes) as usize),
+            dests: Lanes::new(len, usize::from(config.service == Service::Ud)),
         }
     }
 
@@ -219,20 +212,28 @@ impl SendQueue {
     }
 
     fn slot(&self, index: u32) -> usize {
-        (index & self.mask) as usize
+        (index.wrapping_sub(self.base) & self.mask) as usize
+    }
+
+    /// The place of the next entry.
+    fn next_slot(&mut self) -> usize {
+        if self.is_empty() {
+            self.base = self.tail;
+        }
+        self.slot(self.tail)
     }
 
     /// The entry `index`, if it is in the queue.
     pub(crate) fn get(&self, index: u32) -> Option<&SendWqe> {
         let queued = index.wrapping_sub(self.head) < self.tail.wrapping_sub(self.head);
-        if queued { self.slots.get(self.slot(index)).map(|slot| &slot.wqe) } else { None }
+        if queued { self.slots.get(self.slot(index)) } else { None }
     }
 
     /// The entry `index`, if it is in the queue.
     pub(crate) fn get_mut(&mut self, index: u32) -> Option<&mut SendWqe> {
         let queued = index.wrapping_sub(self.head) < self.tail.wrapping_sub(self.head);
         let slot = self.slot(index);
-        if queued { self.slots.get_mut(slot).map(|slot| &mut slot.wqe) } else { None }
+        if queued { self.slots.get_mut(slot) } else { None }
     }
 
     /// The oldest entry.
@@ -252,13 +253,13 @@ impl SendQueue {
 
     /// Destination of entry `index` of a UD queue.
     pub(crate) fn dest(&self, index: u32) -> Option<&UdDest> {
-        self.slots.get(self.slot(index)).and_then(|slot| slot.dest.as_ref())
+        self.dests.get(self.slot(index), 1).first()
     }
 
     /// Appends a request; `srqn` means something on XRC only.
     pub(crate) fn push(&mut self, req: &SendRequest<'_>, srqn: u32) -> Result<(), PostError> {
         let mut wqe = SendWqe { srqn, ..self.check(req)? };
-        let slot = self.slot(self.tail);
+        let slot = self.next_slot();
         match req.data {
             SendData::Sges(sges) => self.sges.put(slot, sges, Sge::default()),
             // clause: SEND-INLINE
@@ -267,20 +268,23 @@ impl SendQueue {
                 self.inline.put(slot, bytes, 0);
             }
         }
-        self.fill(slot, Slot { wqe, dest: req.ud });
+        if let Some(dest) = req.ud.filter(|_| self.dests.width > 0) {
+            self.dests.put(slot, &[dest], dest);
+        }
+        self.fill(slot, wqe);
         Ok(())
     }
 
     /// Appends a READ of the card into `sges`; the message for the end is kept beside it. There is a place for it.
     pub(crate) fn push_rendezvous(&mut self, rendezvous: &Rendezvous, sges: &[Sge]) {
         let Rendezvous { wr_id, va, rkey, len, solicited, ref fin } = *rendezvous;
-        let slot = self.slot(self.tail);
+        let slot = self.next_slot();
         self.sges.put(slot, sges, Sge::default());
         self.inline.put(slot, &fin.to_bytes(), 0);
         let op = SendOp::Read { remote_addr: va, rkey };
         let flags = if solicited { SendFlags::SOLICITED } else { SendFlags::empty() };
         let num_sge = u32::try_from(sges.len()).unwrap_or(u32::MAX);
-        self.fill(slot, Slot::internal(SendWqe { num_sge, ..SendWqe::new(wr_id, op, flags, len, Origin::Rendezvous) }));
+        self.fill(slot, SendWqe { num_sge, ..SendWqe::new(wr_id, op, flags, len, Origin::Rendezvous) });
         self.internal += 1;
     }
 
@@ -290,15 +294,15 @@ impl SendQueue {
         let fin: [u8; Tmh::LEN] =
             self.inline.get(self.slot(self.head), Tmh::LEN).first_chunk().copied().unwrap_or_default();
         self.pop();
-        let slot = self.slot(self.tail);
+        let slot = self.next_slot();
         self.inline.put(slot, &fin, 0);
         let wqe = SendWqe::new(read.wr_id, SendOp::Send, SendFlags::INLINE, Tmh::LEN as u32, Origin::Fin);
-        self.fill(slot, Slot::internal(wqe));
+        self.fill(slot, wqe);
         self.internal += 1;
     }
 
     /// Puts the next entry into its place.
-    fn fill(&mut self, slot: usize, filled: Slot) {
+    fn fill(&mut self, slot: usize, filled: SendWqe) {
         // A place exists from the second lap on; on the first it is the next to append.
         match self.slots.get_mut(slot) {
             Some(old) => *old = filled,
@@ -394,7 +398,6 @@ impl SendQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::qp::Service;
     use roxe_wire::{Feth, LKey, Placement, Qpn, RKey, Selectivity};
 
     fn queue(max_send_wr: u32) -> SendQueue {
@@ -438,6 +441,22 @@ mod tests {
         }
         sq.clear();
         assert!(sq.is_empty() && sq.head().is_none() && sq.pop().is_none());
+    }
+
+    #[test]
+    fn a_queue_that_was_empty_begins_anew_with_its_first_place() {
+        let mut sq = queue(8);
+        for lap in 0..5_u8 {
+            for byte in [lap, lap + 100] {
+                sq.push(&request(byte.into(), SendData::Inline(&[byte])), 0).expect("room");
+            }
+            for byte in [lap, lap + 100] {
+                let (index, wqe) = (sq.head_index(), *sq.head().expect("two are queued"));
+                assert!(matches!(sq.payload(index, &wqe), Payload::Inline(&[found]) if found == byte));
+                assert_eq!(sq.pop().map(|wqe| wqe.wr_id), Some(byte.into()));
+            }
+        }
+        assert_eq!((sq.slots.len(), sq.tail_index()), (2, 10));
     }
 
     #[test]
