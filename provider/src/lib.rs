@@ -50,8 +50,8 @@
 //! # Unsafe code
 //!
 //! Lives in `guard` (touching application memory), `crc` (wide registers), `fork` (locks across a fork), `net` and
-//! `engine::poller` (sockets and waiting), `net::shm::memory` (memory shared with another process), and in
-//! `engine::clock`, `mapped`, `event`, `port` and `exit` (a system call or two each); everything else is safe.
+//! `engine::poller` (sockets and waiting), `net::shm::memory` (memory shared with another process), `rwlock` (one lock made of
+//! several), and in `engine::clock`, `mapped`, `event`, `port` and `exit` (a system call or two each); everything else is safe.
 #![deny(unsafe_code)]
 
 pub mod cm;
@@ -85,6 +85,8 @@ mod pd;
 #[allow(unsafe_code)]
 mod port;
 mod qp;
+#[allow(unsafe_code)]
+mod rwlock;
 mod srq;
 mod stats;
 mod steering;

@@ -8,9 +8,9 @@ use crate::error::Error;
 use crate::guard::{self, Fault, Sum};
 use crate::limits::MAX_MR;
 use crate::pd::PdId;
+use crate::rwlock::{RwLock, RwLockReadGuard};
 use crate::table::Slots;
 use crate::uses::ObjectId;
-use parking_lot::{RwLock, RwLockReadGuard};
 use roxe_transport::cx::{AtomicOp, MemError};
 use roxe_transport::wr::{Access, Sge};
 use roxe_wire::RKey;
@@ -29,7 +29,7 @@ pub use registration::{Mr, MrChange};
 use window::Window;
 pub use window::{Mw, MwKind};
 
-/// What a key stands for.
+/// What a key stands for. With its tag it fills one cache line ([`crate::table`]).
 #[derive(Clone, Copy, Debug)]
 struct Region {
     /// Where the memory is.
@@ -39,10 +39,16 @@ struct Region {
     length: u64,
     access: Access,
     users: Users,
-    /// Windows bound to it.
-    windows: u32,
-    /// What it is more if it is a window.
-    window: Option<Window>,
+    role: Role,
+}
+
+/// Whether a key is that of memory or of a window.
+#[derive(Clone, Copy, Debug)]
+enum Role {
+    /// Memory, with this many windows bound to it.
+    Memory { windows: u32 },
+    /// A window.
+    Window(Window),
 }
 
 /// Who may use a key.
@@ -150,9 +156,9 @@ impl Region {
     /// EBUSY while windows are bound to it.
     fn check_free(&self) -> Result<(), Error> {
         // clause: WINDOW-HOLDS
-        match self.windows {
-            0 => Ok(()),
-            n => Err(Error::busy("memory region", "memory windows", n)),
+        match self.role {
+            Role::Memory { windows } if windows > 0 => Err(Error::busy("memory region", "memory windows", windows)),
+            _ => Ok(()),
         }
     }
 }
@@ -201,7 +207,7 @@ impl MemoryTable {
     /// Kills the key of a region and closes the windows bound to it. Returns when no access under any of them is under way.
     fn revoke(&self, key: u32) {
         let mut regions = self.regions.write();
-        if regions.get(key).is_some_and(|region| region.windows > 0) {
+        if regions.get(key).is_some_and(|region| region.check_free().is_err()) {
             window::close_all(&mut regions, |entry| entry.is_window_of(key));
         }
         // clause: KEY-DEAD

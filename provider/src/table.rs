@@ -22,7 +22,10 @@ pub(crate) struct Slots<T> {
     random: Random,
 }
 
+/// At the start of a cache line: a value of up to 56 bytes is then found with one access to memory. Of a million regions hardly
+/// any is still in a cache when the next message names it.
 #[derive(Debug)]
+#[repr(align(64))]
 struct Slot<T> {
     tag: u8,
     value: Option<T>,

@@ -2,7 +2,7 @@
 //!
 //! Checks rights and ranges and asks the operating system about the memory; touches no contents. The keys are the table's.
 
-use super::{Region, Users};
+use super::{Region, Role, Users};
 use crate::device::Context;
 use crate::dm::Part;
 use crate::error::Error;
@@ -97,7 +97,8 @@ impl Terms {
     /// What the table holds for them if the memory is at `addr`.
     pub(super) fn region(self, pd: &Pd, addr: u64) -> Region {
         let Self { length, access, .. } = self;
-        Region { addr, base: self.base(), length, access, users: Users::Domain(pd.id()), windows: 0, window: None }
+        let (users, role) = (Users::Domain(pd.id()), Role::Memory { windows: 0 });
+        Region { addr, base: self.base(), length, access, users, role }
     }
 
     /// The address by which its first byte is named.

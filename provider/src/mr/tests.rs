@@ -329,3 +329,8 @@ fn a_hundred_thousand_regions_are_found_and_freed() {
     drop(regions);
     assert_eq!(s.table().len(), 0);
 }
+
+#[test]
+fn a_region_leaves_room_for_its_tag_in_a_cache_line() {
+    assert_eq!(size_of::<Option<Region>>(), 56);
+}

@@ -3,7 +3,7 @@
 //! A window has a slot of the table of regions for as long as it lives; binding fills the slot with the part of the region
 //! that it opens, so that a peer's access finds windows and regions alike. Touches the table of regions only.
 
-use super::{MemoryTable, Reach, Region, Users};
+use super::{MemoryTable, Reach, Region, Role, Users};
 use crate::error::Error;
 use crate::pd::{Pd, PdId};
 use crate::table::Slots;
@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use roxe_transport::cx::MemError;
 use roxe_transport::wr::{Access, Bind};
 use roxe_wire::RKey;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 /// What a window may grant.
@@ -34,16 +35,21 @@ pub enum MwKind {
 pub(super) struct Window {
     kind: MwKind,
     pd: PdId,
-    /// Key of the region that it is bound to.
-    bound_to: Option<u32>,
+    /// Key of the region that it is bound to; none is 0.
+    bound_to: Option<NonZeroU32>,
 }
 
 impl Window {
     /// The entry of this window while it is not bound.
     fn closed(self) -> Region {
-        let window = Some(Self { bound_to: None, ..self });
+        let role = Role::Window(Self { bound_to: None, ..self });
         let (addr, base, length, access) = (0, 0, 0, Access::empty());
-        Region { addr, base, length, access, users: Users::Nobody, windows: 0, window }
+        Region { addr, base, length, access, users: Users::Nobody, role }
+    }
+
+    /// The region that it is bound to.
+    fn region(self, regions: &mut Slots<Region>) -> Option<&mut Region> {
+        regions.get_mut(self.bound_to?.get())
     }
 }
 
@@ -102,12 +108,12 @@ impl MemoryTable {
     pub(crate) fn bind(&self, reach: Reach, bind: &Bind) -> Result<(), MemError> {
         let mut regions = self.regions.write();
         let key = regions.key_of_slot(bind.rkey.0).ok_or(MemError::BadKey)?;
-        let window = regions.get(key).and_then(|entry| entry.window).ok_or(MemError::BadKey)?;
+        let window = regions.get(key).and_then(Region::window).ok_or(MemError::BadKey)?;
         window.check(reach, bind)?;
         let opened = if bind.length == 0 { window.closed() } else { window.open(&regions, reach, bind)? };
         release(&mut regions, window);
-        if let Some(region) = opened.window.and_then(|window| regions.get_mut(window.bound_to?)) {
-            region.windows += 1;
+        if let Some(region) = opened.window().and_then(|window| window.region(&mut regions)) {
+            region.count_windows(|windows| windows + 1);
         }
         let [.., tag] = bind.rkey.0.to_be_bytes();
         regions.retag(key, tag, opened);
@@ -119,7 +125,7 @@ impl MemoryTable {
         let mut regions = self.regions.write();
         let entry = regions.get(rkey.0).ok_or(MemError::BadKey)?;
         // clause: INVALIDATE-REFUSED, WINDOW-TYPE-2
-        let window = match (entry.window, entry.users) {
+        let window = match (entry.window(), entry.users) {
             (Some(window), Users::Qp(qp)) if Some(qp) == reach.qp => window,
             (Some(_), Users::Qp(_)) => return Err(MemError::WrongDomain),
             (None, Users::Domain(pd)) if pd != reach.pd => return Err(MemError::WrongDomain),
@@ -138,7 +144,7 @@ impl MemoryTable {
     fn remove_window(&self, key: u32) {
         let mut regions = self.regions.write();
         let Some(entry) = regions.key_of_slot(key).and_then(|key| regions.remove(key)) else { return };
-        if let Some(window) = entry.window {
+        if let Some(window) = entry.window() {
             release(&mut regions, window);
         }
     }
@@ -176,21 +182,33 @@ impl Window {
             MwKind::Two => reach.qp.map_or(Users::Nobody, Users::Qp),
         };
         let base = if bind.access.contains(Access::ZERO_BASED) { 0 } else { bind.addr };
-        let window = Some(Self { bound_to: Some(bind.lkey.0), ..self });
-        Ok(Region { addr, base, length: bind.length, access: bind.access & REMOTE_RIGHTS, users, windows: 0, window })
+        let role = Role::Window(Self { bound_to: NonZeroU32::new(bind.lkey.0), ..self });
+        Ok(Region { addr, base, length: bind.length, access: bind.access & REMOTE_RIGHTS, users, role })
     }
 }
 
 impl Region {
+    /// What it is if it is a window.
+    fn window(&self) -> Option<Window> {
+        if let Role::Window(window) = self.role { Some(window) } else { None }
+    }
+
     /// Whether it is a window bound to the region under `key`.
     pub(super) fn is_window_of(&self, key: u32) -> bool {
-        self.window.is_some_and(|window| window.bound_to == Some(key))
+        self.window().is_some_and(|window| window.bound_to.is_some_and(|bound_to| bound_to.get() == key))
+    }
+
+    /// There is a window more or less of it.
+    fn count_windows(&mut self, change: impl FnOnce(u32) -> u32) {
+        if let Role::Memory { windows } = &mut self.role {
+            *windows = change(*windows);
+        }
     }
 }
 
 /// Closes every window that `which` picks.
 pub(super) fn close_all(regions: &mut Slots<Region>, which: impl Fn(&Region) -> bool) {
-    let picked = |(key, entry): (u32, &Region)| entry.window.filter(|_| which(entry)).map(|window| (key, window));
+    let picked = |(key, entry): (u32, &Region)| entry.window().filter(|_| which(entry)).map(|window| (key, window));
     let windows: Vec<_> = regions.iter().filter_map(picked).collect();
     for (key, window) in windows {
         close(regions, key, window);
@@ -207,8 +225,8 @@ fn close(regions: &mut Slots<Region>, key: u32, window: Window) {
 
 /// The region that `window` was bound to has one window less.
 fn release(regions: &mut Slots<Region>, window: Window) {
-    if let Some(region) = window.bound_to.and_then(|key| regions.get_mut(key)) {
-        region.windows -= 1;
+    if let Some(region) = window.region(regions) {
+        region.count_windows(|windows| windows - 1);
     }
 }
 
