@@ -51,7 +51,8 @@
 //!
 //! Lives in `guard` (touching application memory), `crc` (wide registers), `fork` (locks across a fork), `net` and
 //! `engine::poller` (sockets and waiting), `net::shm::memory` (memory shared with another process), `rwlock` (one lock made of
-//! several), and in `engine::clock`, `mapped`, `event`, `port` and `exit` (a system call or two each); everything else is safe.
+//! several), `prefetch` (one instruction), and in `engine::clock`, `mapped`, `event`, `port` and `exit` (a system call or two
+//! each); everything else is safe.
 #![deny(unsafe_code)]
 
 pub mod cm;
@@ -84,6 +85,8 @@ mod parking;
 mod pd;
 #[allow(unsafe_code)]
 mod port;
+#[allow(unsafe_code)]
+mod prefetch;
 mod qp;
 #[allow(unsafe_code)]
 mod rwlock;

@@ -15,6 +15,7 @@ use crate::error::Error;
 use crate::limits;
 use crate::net::frames::FrameSender;
 use crate::pd::Pd;
+use crate::prefetch::prefetch;
 use crate::srq::Srq;
 use crate::steering::{Flow, FlowInit, FlowUses};
 use crate::uses::Use;
@@ -208,6 +209,7 @@ impl Qp {
 
     /// Begins to post; dropping the guard sends what can be sent. The queue pair is locked meanwhile.
     pub fn send(&self) -> SendGuard<'_> {
+        prefetch(&*self.core);
         self.core.engine().enter_to_send();
         SendGuard { core: &self.core, inner: Some(self.core.inner.lock()), pushed: 0 }
     }

@@ -5,6 +5,7 @@
 //! connection with them, and refuse another one as stale. Finding a QP is a scan over the few slots and one index.
 
 use crate::net::slot::{QPNS_PER_SLOT, Slot};
+use crate::prefetch::prefetch;
 use crate::qp::QpCore;
 use parking_lot::RwLock;
 use roxe_wire::Qpn;
@@ -101,7 +102,11 @@ impl QpTable {
         let slots = self.slots.read();
         let Some(owned) = slots.iter().find(|owned| owned.slot == Slot::of(qpn)) else { return Lookup::NotOurs };
         match owned.numbers.get(index_of(qpn)) {
-            Some(Number::Used(qp)) => Lookup::Found(Arc::clone(qp)),
+            Some(Number::Used(qp)) => {
+                // Before its count is changed: that waits for the first line, and the others come meanwhile.
+                prefetch(&**qp);
+                Lookup::Found(Arc::clone(qp))
+            }
             _ => Lookup::Unknown,
         }
     }
