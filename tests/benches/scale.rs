@@ -2,10 +2,11 @@
 //!
 //! ```text
 //! cargo bench -p roxe-tests --bench scale [-- [qps=N] [mrs=N] [threads=N] [rounds=N] [WORD...]]
-//!   WORD   only "qps", "mrs" or "threads"
+//!   WORD   only "qps", "busy", "mrs" or "threads"
 //! ```
 //!
 //! - `qps`: two processes; WRITEs go round all queue pairs, the same number under way with 16 of them and with N (10,000).
+//! - `busy`: the same, and every queue pair always has four messages under way.
 //! - `mrs`: one process; every message uses other keys out of 1, 1,000, ... N (1,000,000) regions.
 //! - `threads`: one process; every thread has two queue pairs and a completion queue of its own.
 //!
@@ -13,8 +14,8 @@
 //! `ROXE_*` variables reach all of it.
 
 use roxe::{
-    Access, CompletionQueue, Context, Endpoint, MemoryRegion, ProtectionDomain, QueuePair, RemoteAddr, WorkCompletion,
-    WorkRequest,
+    Access, CompletionQueue, Context, Endpoint, MemoryRegion, ProtectionDomain, QueuePair, RemoteAddr, Sge,
+    WorkCompletion, WorkRequest,
 };
 use roxe_tests::guest::link;
 use roxe_tests::measure::Series;
@@ -31,9 +32,11 @@ use std::time::{Duration, Instant};
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// How long one figure is taken.
-const TIME: Duration = Duration::from_millis(300);
+const TIME: Duration = Duration::from_millis(100);
 /// Messages under way in all.
 const UNDER_WAY: usize = 64;
+/// On every queue pair, where all are busy.
+const EACH: usize = 4;
 /// Queue pairs that the many are compared with.
 const FEW: usize = 16;
 /// Message sizes, the last is the longest.
@@ -73,7 +76,7 @@ impl Options {
         };
         let only = words.iter().filter(|word| !word.contains('=')).cloned().collect();
         let [qps, mrs] = [value("qps", 10_000), value("mrs", 1_000_000)];
-        Self { qps, mrs, threads: value("threads", 2), rounds: value("rounds", 5), only }
+        Self { qps, mrs, threads: value("threads", 2), rounds: value("rounds", 15), only }
     }
 
     fn run(&self) -> Result<()> {
@@ -85,9 +88,17 @@ impl Options {
             regions(self.mrs, self.rounds)?;
         }
         // The last: from then on this process has one processor, and its servers have another.
-        if wants("qps") {
+        if wants("qps") || wants("busy") {
             pin::begin(true)?;
-            queue_pairs(self.qps, self.rounds)?;
+            let mut fleets = [Fleet::launch(FEW)?, Fleet::launch(self.qps)?];
+            if wants("qps") {
+                println!("WRITEs round all queue pairs of two processes, {UNDER_WAY} under way");
+                queue_pairs(&mut fleets, |_| UNDER_WAY, self.rounds)?;
+            }
+            if wants("busy") {
+                println!("WRITEs on all queue pairs of two processes, {EACH} under way on each");
+                queue_pairs(&mut fleets, |fleet| EACH * fleet.qps.len(), self.rounds)?;
+            }
         }
         Ok(())
     }
@@ -134,35 +145,42 @@ struct Fleet {
 
 impl Fleet {
     fn launch(count: usize) -> Result<Self> {
-        let begun = Instant::now();
+        let (begun, resident) = (Instant::now(), resident()?);
         let mut words = pin::prefix(End::Server);
         words.extend([std::env::current_exe()?.to_string_lossy().into_owned(), "serve".to_owned(), count.to_string()]);
         let mut server =
             Command::new(&words[0]).args(&words[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let (mut input, output) = (server.stdin.take().ok_or("no input")?, server.stdout.take().ok_or("no output")?);
-        let (_, pd, cq) = open()?;
+        let (_, pd, cq) = open(EACH * count)?;
         let region = pd.alloc_mr(LONGEST, REMOTE)?;
         let qps = (0..count).map(|_| queue_pair(&pd, &cq)).collect::<Result<Vec<_>>>()?;
         let target = meet(&qps, &mut input, output)?;
-        println!("  {count} queue pairs connected in {:.1} s", begun.elapsed().as_secs_f32());
+        let each = crate::resident()?.saturating_sub(resident) / count;
+        println!("{count} queue pairs connected in {:.1} s, {each} bytes each", begun.elapsed().as_secs_f32());
         Ok(Self { qps, cq, region, target, turn: 0, server, input })
     }
 
     /// Million messages per second that go round all queue pairs. The server is awake meanwhile.
-    fn rate(&mut self, size: usize) -> Result<f64> {
+    fn rate(&mut self, size: usize, under_way: usize) -> Result<f64> {
         writeln!(self.input)?;
-        let rate = self.go_round(size);
+        let rate = self.go_round(size, under_way);
         writeln!(self.input)?;
         rate
     }
 
-    fn go_round(&mut self, size: usize) -> Result<f64> {
+    /// Only what completes in the time counts, as with many under way the end of the last takes long.
+    fn go_round(&mut self, size: usize, under_way: usize) -> Result<f64> {
         let source = [self.region.slice(..size)?];
-        let (begun, mut posted, mut done) = (Instant::now(), 0_u32, 0);
+        let (begun, mut posted, mut done, mut rate) = (Instant::now(), 0_u32, 0_u32, None);
         let mut out = [WorkCompletion::default(); UNDER_WAY];
-        loop {
-            let open = begun.elapsed() < TIME;
-            while open && posted - done < UNDER_WAY as u32 {
+        while rate.is_none() || posted > done {
+            let taken = begun.elapsed();
+            if taken >= TIME && rate.is_none() {
+                rate = Some(f64::from(done) / taken.as_secs_f64() / 1e6);
+            }
+            // No more than a few between two looks at what is done.
+            let room = if rate.is_none() { under_way - (posted - done) as usize } else { 0 };
+            for _ in 0..room.min(UNDER_WAY) {
                 let qp = &self.qps[self.turn % self.qps.len()];
                 qp.post_send(&WorkRequest::write(&source, self.target).signaled())?;
                 self.turn += 1;
@@ -172,10 +190,8 @@ impl Fleet {
                 completion.ok()?;
                 done += 1;
             }
-            if !open && posted == done {
-                return Ok(f64::from(done) / begun.elapsed().as_secs_f64() / 1e6);
-            }
         }
+        rate.ok_or_else(|| "the time never passed".into())
     }
 }
 
@@ -187,10 +203,18 @@ impl Drop for Fleet {
     }
 }
 
-fn open() -> Result<(Context, ProtectionDomain, CompletionQueue)> {
+/// Bytes of memory that this process occupies.
+fn resident() -> Result<usize> {
+    let statm = std::fs::read_to_string("/proc/self/statm")?;
+    let pages: usize = statm.split(' ').nth(1).ok_or("statm is short")?.parse()?;
+    Ok(pages * 4096)
+}
+
+/// A completion queue has room for `completions`, and for those of [`UNDER_WAY`].
+fn open(completions: usize) -> Result<(Context, ProtectionDomain, CompletionQueue)> {
     let context = Context::open_first()?;
     let pd = context.alloc_pd()?;
-    let cq = context.create_cq(UNDER_WAY as u32 * 2)?;
+    let cq = context.create_cq(u32::try_from(completions.max(UNDER_WAY * 2))?)?;
     Ok((context, pd, cq))
 }
 
@@ -216,7 +240,7 @@ fn meet(qps: &[QueuePair], input: &mut ChildStdin, output: ChildStdout) -> Resul
 
 /// The passive side: its queue pairs and memory, until killed.
 fn serve(count: usize) -> Result<()> {
-    let (_context, pd, cq) = open()?;
+    let (_context, pd, cq) = open(0)?;
     let region = pd.alloc_mr(LONGEST, REMOTE)?;
     let qps = (0..count).map(|_| queue_pair(&pd, &cq)).collect::<Result<Vec<_>>>()?;
     let mut out = io::BufWriter::new(io::stdout().lock());
@@ -256,14 +280,20 @@ fn poll_while(polls: &AtomicBool, cq: &CompletionQueue) {
     }
 }
 
-fn queue_pairs(many: usize, rounds: usize) -> Result<()> {
-    println!("WRITEs round all queue pairs of two processes, {UNDER_WAY} under way");
-    let mut fleets = [Fleet::launch(FEW)?, Fleet::launch(many)?];
+fn queue_pairs(fleets: &mut [Fleet; 2], under_way: impl Fn(&Fleet) -> usize, rounds: usize) -> Result<()> {
+    // The first messages of a queue pair reserve its memory.
+    for fleet in fleets.iter_mut() {
+        let all = fleet.qps.len();
+        while fleet.turn < EACH * all {
+            fleet.rate(SIZES[0], under_way(fleet))?;
+        }
+    }
     for size in SIZES {
         println!(" {size} bytes");
         let names =
             fleets.each_ref().map(|fleet| (format!("{} queue pairs", fleet.qps.len()), Some(fleet.server.id())));
-        let medians = compare(&names, rounds, |index| fleets[index].rate(size))?;
+        let under_way = fleets.each_ref().map(&under_way);
+        let medians = compare(&names, rounds, |index| fleets[index].rate(size, under_way[index]))?;
         let ratio = medians[1] / medians[0];
         println!("  show: {ratio:.2} of {FEW} (0.80 promised): {}", if ratio >= 0.8 { "ok" } else { "MISSED" });
     }
@@ -287,13 +317,12 @@ impl Pair {
         Ok(Self { from, _to: to, cq })
     }
 
-    /// Million messages of 64 bytes per second, one after the other, each with the regions of `turn`.
-    fn rate<'r>(&self, mut regions: impl FnMut() -> (&'r MemoryRegion, &'r MemoryRegion)) -> Result<f64> {
+    /// Million messages of 64 bytes per second, one after the other, each from and to other memory.
+    fn rate<'r>(&self, mut ends: impl FnMut() -> &'r ([Sge; 1], RemoteAddr)) -> Result<f64> {
         let (begun, mut done, mut out) = (Instant::now(), 0, [WorkCompletion::default(); 4]);
         while begun.elapsed() < TIME {
-            let (source, target) = regions();
-            let source = [source.slice(..64)?];
-            self.from.post_send(&WorkRequest::write(&source, target.remote()).signaled())?;
+            let (source, target) = ends();
+            self.from.post_send(&WorkRequest::write(source, *target).signaled())?;
             loop {
                 let found = self.cq.poll(&mut out)?;
                 if let Some(completion) = found.first() {
@@ -313,7 +342,7 @@ struct Page([u8; 4096]);
 
 fn regions(most: usize, rounds: usize) -> Result<()> {
     println!("WRITEs of 64 bytes within a process, every one with other keys");
-    let (context, pd, _cq) = open()?;
+    let (context, pd, _cq) = open(0)?;
     let pair = Pair::new(&pd, &context)?;
     let mut page = Box::new(Page([0; 4096]));
     let start = NonNull::from(&mut page.0).cast::<u8>();
@@ -325,14 +354,15 @@ fn regions(most: usize, rounds: usize) -> Result<()> {
     let mut counts: Vec<usize> = [1, 1000, 100_000, most].into_iter().filter(|count| *count <= most).collect();
     counts.dedup();
     let names: Vec<_> = counts.iter().map(|count| (format!("keys of {count} regions"), None)).collect();
-    compare(&names, rounds, |index| {
-        let (count, mut at) = (counts[index], 0_usize);
-        pair.rate(|| {
-            // A step that visits all of them, far apart.
-            at = (at + 7_919) % count;
-            (&all[at], &all[count - 1 - at])
-        })
-    })?;
+    // In the order of the messages: what is measured is how the keys are found, not where the program keeps them. The step
+    // visits all of them, far apart.
+    let ends = |count: usize| {
+        let at = (0..count).map(|at| at * 7_919 % count);
+        at.map(|at| Ok(([all[at].slice(..64)?], all[count - 1 - at].remote()))).collect::<Result<Vec<_>>>()
+    };
+    let ends = counts.iter().map(|count| ends(*count)).collect::<Result<Vec<_>>>()?;
+    let mut turns: Vec<_> = ends.iter().map(|ends| ends.iter().cycle()).collect();
+    compare(&names, rounds, |index| pair.rate(|| turns[index].next().unwrap_or(&ends[index][0])))?;
     let begun = Instant::now();
     drop(all);
     println!("  and deregistered in {:.1} s", begun.elapsed().as_secs_f32());
@@ -350,7 +380,8 @@ fn threads(most: usize, rounds: usize) -> Result<()> {
         let (lanes, barrier) = (&lanes[..=index], Barrier::new(index + 1));
         let one = |(pair, region): &(Pair, MemoryRegion)| {
             barrier.wait();
-            pair.rate(|| (region, region)).map_err(|e| e.to_string())
+            let ends = ([region.slice(..64).map_err(|e| e.to_string())?], region.remote());
+            pair.rate(|| &ends).map_err(|e| e.to_string())
         };
         std::thread::scope(|scope| {
             let running: Vec<_> = lanes.iter().map(|lane| scope.spawn(|| one(lane))).collect();
