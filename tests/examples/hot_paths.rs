@@ -1,11 +1,12 @@
-//! One hot path, walked again and again, for an instruction counter to look at: `hot_paths NAME MESSAGES`.
+//! One hot path, walked again and again, for an instruction counter to look at: `hot_paths NAME MESSAGES [MANY]`.
 //!
 //! Both queue pairs live in this process and one thread does everything, so that every run walks the same way. The count of
-//! `tests/tests/instructions.rs` is the difference of two runs: setting up and taking down cancel out.
+//! `tests/tests/instructions.rs` is the difference of two runs: setting up and taking down cancel out. MANY is the number of
+//! pairs of queue pairs, or of memory regions, on the paths that go round them.
 
 use roxe::{
-    Access, AddressHandle, CompletionQueue, Context, MemoryRegion, Qkey, QueuePair, Service, Sge, WcStatus,
-    WorkCompletion, WorkRequest,
+    Access, AddressHandle, CompletionQueue, Context, MemoryRegion, ProtectionDomain, Qkey, QueuePair, Service, Sge,
+    WcStatus, WorkCompletion, WorkRequest,
 };
 use std::error::Error;
 
@@ -19,9 +20,12 @@ type Outcome<T> = Result<T, Box<dyn Error>>;
 
 fn main() -> Outcome<()> {
     let args: Vec<String> = std::env::args().collect();
-    let [_, name, messages] = &args[..] else { return Err("usage: hot_paths NAME MESSAGES".into()) };
-    let messages = messages.parse()?;
+    let [_, name, messages, many @ ..] = &args[..] else { return Err("usage: hot_paths NAME MESSAGES [MANY]".into()) };
+    let (messages, many) = (messages.parse()?, many.first().map_or(Ok(1), |many| many.parse())?);
     match name.as_str() {
+        "round_qps_64" => Crowd::new(many)?.write(64, 64, messages),
+        "all_qps_4k" => Crowd::new(many)?.write(4096, many, messages),
+        "round_mrs_64" => Pair::new(Service::Rc)?.write_elsewhere(64, many, messages),
         "rc_send_64" => Pair::new(Service::Rc)?.send(64, messages),
         "rc_send_64_list" => Pair::new(Service::Rc)?.send_lists(64, messages),
         "rc_write_64_list" => Pair::new(Service::Rc)?.write_lists(64, messages),
@@ -33,8 +37,53 @@ fn main() -> Outcome<()> {
     }
 }
 
+/// Many pairs of queue pairs that know each other, with one completion queue.
+struct Crowd {
+    pairs: Vec<(QueuePair, QueuePair)>,
+    cq: CompletionQueue,
+    region: MemoryRegion,
+}
+
+impl Crowd {
+    fn new(many: usize) -> Outcome<Self> {
+        let context = Context::open_first()?;
+        let pd = context.alloc_pd()?;
+        let cq = context.create_cq(u32::try_from(many.max(64))?)?;
+        // A second: under valgrind, and with others on the machine, an answer may take longer than usual.
+        let qp = || pd.create_qp(&cq, &cq).max_recv_wr(1).max_send_wr(8).timeout(18).build();
+        let pair = || {
+            let (from, to) = (qp()?, qp()?);
+            from.connect(&to.endpoint())?;
+            to.connect(&from.endpoint())?;
+            Ok((from, to))
+        };
+        let pairs = (0..many).map(|_| pair()).collect::<Outcome<Vec<_>>>()?;
+        let crowd = Self { pairs, cq, region: pd.alloc_mr(2 * LARGEST, REMOTE)? };
+        // The first message of a queue pair reserves memory.
+        crowd.write(64, 8, u32::try_from(many)?)?;
+        Ok(crowd)
+    }
+
+    /// Writes on one queue pair after the other, `under_way` at a time.
+    fn write(&self, len: usize, under_way: usize, messages: u32) -> Outcome<()> {
+        let source = [self.region.slice(..len)?];
+        let request = WorkRequest::write(&source, self.region.remote().offset(LARGEST as u64)).signaled();
+        let mut turns = self.pairs.iter().cycle();
+        let mut left = messages as usize;
+        while left > 0 {
+            let count = under_way.min(left);
+            turns.by_ref().take(count).try_for_each(|(from, _)| from.post_send(&request))?;
+            finish(&self.cq, count)?;
+            left -= count;
+        }
+        Ok(())
+    }
+}
+
 /// Two queue pairs that know each other, with one completion queue and memory for both.
 struct Pair {
+    /// For more memory.
+    pd: ProtectionDomain,
     from: QueuePair,
     to: QueuePair,
     cq: CompletionQueue,
@@ -60,7 +109,7 @@ impl Pair {
             None
         };
         let region = pd.alloc_mr(2 * LARGEST, REMOTE)?;
-        Ok(Self { from, to, cq, region, ah })
+        Ok(Self { pd, from, to, cq, region, ah })
     }
 
     /// One message after the other, with its receive.
@@ -83,6 +132,17 @@ impl Pair {
         for _ in 0..messages {
             self.from
                 .post_send(&WorkRequest::write(&source, self.region.remote().offset(LARGEST as u64)).signaled())?;
+            self.finish(1)?;
+        }
+        Ok(())
+    }
+
+    /// Every message comes from and goes to another one of `many` regions.
+    fn write_elsewhere(&self, len: usize, many: usize, messages: u32) -> Outcome<()> {
+        let regions = (0..many).map(|_| self.pd.alloc_mr(len, REMOTE)).collect::<Result<Vec<_>, _>>()?;
+        let turns = regions.iter().zip(regions.iter().rev()).cycle();
+        for (source, target) in turns.take(messages as usize) {
+            self.from.post_send(&WorkRequest::write(&[source.slice(..len)?], target.remote()).signaled())?;
             self.finish(1)?;
         }
         Ok(())
@@ -129,14 +189,19 @@ impl Pair {
 
     /// Polls until `count` requests are complete.
     fn finish(&self, count: usize) -> Outcome<()> {
-        let (mut done, mut out) = (0, [WorkCompletion::default(); 16]);
-        while done < count {
-            let found = self.cq.poll(&mut out)?;
-            if let Some(failed) = found.iter().find(|completion| completion.status() != WcStatus::Success) {
-                return Err(format!("a request ended with {:?}", failed.status()).into());
-            }
-            done += found.len();
-        }
-        Ok(())
+        finish(&self.cq, count)
     }
+}
+
+/// Polls `cq` until `count` requests are complete.
+fn finish(cq: &CompletionQueue, count: usize) -> Outcome<()> {
+    let (mut done, mut out) = (0, [WorkCompletion::default(); 16]);
+    while done < count {
+        let found = cq.poll(&mut out)?;
+        if let Some(failed) = found.iter().find(|completion| completion.status() != WcStatus::Success) {
+            return Err(format!("a request ended with {:?}", failed.status()).into());
+        }
+        done += found.len();
+    }
+    Ok(())
 }

@@ -4,6 +4,7 @@
 //! thread of the program executes, not the kernel, nor the background thread, which only lends a hand: the walk of
 //! `tests/examples/hot_paths.rs`, as the difference of a long and a short run.
 //! Who made a path longer on purpose, or shorter, writes the file anew with `-- --write`.
+//! On some paths a message must cost the same with few and with many queue pairs or regions; these need no file.
 
 use roxe_tests::build;
 use roxe_tests::guest::link;
@@ -29,6 +30,30 @@ const COPYING: [&str; 2] = ["rc_write_64k", "rc_read_64k"];
 const PATHS: [&str; 7] =
     ["rc_send_64", "rc_send_64_list", "rc_write_64", "rc_write_64_list", "ud_send_64", "rc_write_64k", "rc_read_64k"];
 
+/// A path on which a message must cost the same, however many of something there are.
+struct Flat {
+    path: &'static str,
+    /// What there are few or many of.
+    what: &'static str,
+    few: u64,
+    many: u64,
+}
+
+/// These paths. The window is full with the few of `all_qps_4k` too.
+const FLAT: [Flat; 3] = [
+    Flat { path: "round_qps_64", what: "pairs of queue pairs", few: 16, many: 1024 },
+    Flat { path: "all_qps_4k", what: "busy pairs of queue pairs", few: 256, many: 1024 },
+    Flat { path: "round_mrs_64", what: "memory regions", few: 2, many: 10_000 },
+];
+/// Messages of their short and their long run: laps of the most queue pairs.
+const LAPS: [u64; 2] = [1024, 5 * 1024];
+/// How much more a message may cost with many, percent. With that much under way the background thread is never idle, so what it
+/// does counts as well; the sum repeats to 15 %.
+const TOLERANCE_FLAT: u64 = 25;
+/// Threads that are counted: the program's alone, or that of the background too.
+const PROGRAM: usize = 1;
+const BOTH: usize = 2;
+
 fn main() -> ExitCode {
     // Nobody else's packets.
     if let Err(e) = link::isolate() {
@@ -38,7 +63,12 @@ fn main() -> ExitCode {
     if std::env::args().any(|word| word == "--write") {
         return write();
     }
-    report::main(PATHS.map(|path| Check::new(format!("instructions: {path}"), move || judge(path))).into())
+    let costs = PATHS.map(|path| Check::new(format!("instructions: {path}"), move || judge(path)));
+    let flat = FLAT.each_ref().map(|flat| {
+        let Flat { path, what, few, many } = flat;
+        Check::new(format!("instructions: {path} with {many} {what} as with {few}"), || judge_flat(flat))
+    });
+    report::main(costs.into_iter().chain(flat).collect())
 }
 
 /// Where the numbers are kept.
@@ -47,7 +77,7 @@ fn file() -> PathBuf {
 }
 
 fn write() -> ExitCode {
-    let line = |path| count(path).map(|count| format!("{path} {count}\n"));
+    let line = |path| count(&[path], MESSAGES, PROGRAM).map(|count| format!("{path} {count}\n"));
     let text = PATHS.into_iter().map(line).collect::<Result<String, String>>();
     match text.and_then(|text| fs::write(file(), text).map_err(|e| e.to_string())) {
         Ok(()) => ExitCode::SUCCESS,
@@ -73,7 +103,7 @@ fn judge(path: &str) -> Verdict {
         return Verdict::Failed(format!("tests/instructions.txt has no line for {path}; write it with `-- --write`"));
     };
     let tolerance = if COPYING.contains(&path) { TOLERANCE_COPYING } else { TOLERANCE };
-    match count(path) {
+    match count(&[path], MESSAGES, PROGRAM) {
         Err(why) => Verdict::Failed(why),
         Ok(now) if now * 100 > kept * (100 + tolerance) => Verdict::Failed(format!(
             "a message costs {now} instructions, and {kept} when tests/instructions.txt was written; \
@@ -86,33 +116,56 @@ fn judge(path: &str) -> Verdict {
     }
 }
 
-/// Instructions per message.
-fn count(path: &str) -> Result<u64, String> {
+/// Compares many with few of this very build, so that nothing has to be written down.
+fn judge_flat(&Flat { path, what, few, many }: &Flat) -> Verdict {
+    if !installed("valgrind") {
+        return Verdict::Skipped("valgrind is not installed".to_owned());
+    }
+    match [few, many].map(|number| count(&[path, &number.to_string()], LAPS, BOTH)) {
+        [Err(why), _] | [_, Err(why)] => Verdict::Failed(why),
+        [Ok(with_few), Ok(with_many)] if with_many * 100 > with_few * (100 + TOLERANCE_FLAT) => Verdict::Failed(
+            format!("a message costs {with_few} instructions with {few} {what} and {with_many} with {many}"),
+        ),
+        [Ok(with_few), Ok(with_many)] => {
+            println!("         {path}: {with_few} instructions per message with {few} {what}, {with_many} with {many}");
+            Verdict::Passed
+        }
+    }
+}
+
+/// Instructions per message of a path, whose words are its name and maybe a number, as the difference of two runs.
+fn count(path: &[&str], messages: [u64; 2], threads: usize) -> Result<u64, String> {
     let one = || {
-        let [short, long] = MESSAGES.map(|messages| run(path, messages));
-        Ok((long?.saturating_sub(short?)) / (MESSAGES[1] - MESSAGES[0]))
+        let [short, long] = messages.map(|messages| run(path, messages, threads));
+        Ok((long?.saturating_sub(short?)) / (messages[1] - messages[0]))
     };
     let mut counts = (0..ROUNDS).map(|_| one()).collect::<Result<Vec<u64>, String>>()?;
     counts.sort_unstable();
     counts.get(ROUNDS / 2).copied().ok_or_else(|| "nothing was counted".to_owned())
 }
 
-/// Instructions of the program's thread in one whole run.
-fn run(path: &str, messages: u64) -> Result<u64, String> {
+/// Instructions of the first `threads` threads in one whole run.
+fn run(path: &[&str], messages: u64, threads: usize) -> Result<u64, String> {
+    let (name, number) = path.split_at(1);
     let out = std::env::temp_dir().join(format!("roxe-instructions.{}", std::process::id()));
     let mut command = Command::new("valgrind");
     command.args(["--tool=callgrind", "--separate-threads=yes"]);
     command.arg(format!("--callgrind-out-file={}", out.display()));
-    command.arg(build::hot_paths()).args([path, &messages.to_string()]);
+    command.arg(build::hot_paths()).args(name).arg(messages.to_string()).args(number);
     // A thread that spins counts time, not work.
     let output = command.env("ROXE_SPIN_US", "0").output().map_err(|e| format!("valgrind: {e}"))?;
     // One file for each thread, the first one's is the program's; and one that has nothing of interest.
-    let [all, first, second] = ["", "-01", "-02"].map(|thread| format!("{}{thread}", out.display()));
-    let text = fs::read_to_string(&first).unwrap_or_default();
-    [all, first, second].iter().for_each(|file| drop(fs::remove_file(file)));
-    let count = text.lines().find_map(|line| line.strip_prefix("totals: ")?.trim().parse().ok());
-    match count {
-        Some(count) if output.status.success() => Ok(count),
-        _ => Err(format!("{path} under valgrind: {}\n{}", output.status, String::from_utf8_lossy(&output.stderr))),
+    let files = ["-01", "-02", ""].map(|thread| format!("{}{thread}", out.display()));
+    let counts: Option<Vec<u64>> = files[..threads].iter().map(|file| total(file)).collect();
+    files.iter().for_each(|file| drop(fs::remove_file(file)));
+    match counts {
+        Some(counts) if output.status.success() => Ok(counts.iter().sum()),
+        _ => Err(format!("{path:?} under valgrind: {}\n{}", output.status, String::from_utf8_lossy(&output.stderr))),
     }
+}
+
+/// What a file of callgrind counts.
+fn total(file: &str) -> Option<u64> {
+    let text = fs::read_to_string(file).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("totals: ")?.trim().parse().ok())
 }
