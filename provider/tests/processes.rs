@@ -279,12 +279,18 @@ fn two_processes_exchange_every_byte() {
 fn with_rings(role: &str, knobs: &[(&str, &str)]) -> (Peer, Peer) {
     let knobs = [&[BY_RING], knobs].concat();
     let (mut a, mut b) = (Peer::start(role, &knobs), Peer::start(role, &knobs));
-    join(&mut a, &mut b);
-    while a.ask("rings")[0] == 0 || b.ask("rings")[0] == 0 {
+    join_by_rings(&mut a, &mut b);
+    (a, b)
+}
+
+/// Connects two peers and waits until packets of both sides, more than before, go through rings.
+fn join_by_rings(a: &mut Peer, b: &mut Peer) {
+    join(a, b);
+    let before = (a.ask("rings")[0], b.ask("rings")[0]);
+    while a.ask("rings")[0] == before.0 || b.ask("rings")[0] == before.1 {
         a.ask("write 1 10000");
         b.ask("write 1 10000");
     }
-    (a, b)
 }
 
 #[test]
@@ -311,6 +317,23 @@ fn a_ring_ends_with_either_process_and_leaves_nothing() {
     // The background thread hears of the end, whenever it gets a processor.
     while a.ask("rings")[2] > 0 {
         std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_writer_killed_at_any_moment_leaves_nothing_and_the_next_one_works() {
+    let (mut a, mut b) = with_rings("rc", &[]);
+    for _ in 0..5 {
+        assert_eq!(a.ask("try"), [0]);
+        a.signal(libc::SIGKILL);
+        // The background thread hears of the end, whenever it gets a processor.
+        while b.ask("rings")[2] > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        a = Peer::start("rc", &[BY_RING]);
+        join_by_rings(&mut a, &mut b);
+        assert_eq!(a.ask("write 10 100000"), [10]);
+        assert_eq!(b.ask("check 10 100000"), [1]);
     }
 }
 

@@ -8,7 +8,7 @@
 //! rings out, then one ring; the list of rings that somebody waits for is inside of both. Rings end under the receive lock.
 
 use super::poller::Poller;
-use super::rx::RxState;
+use super::rx::{RxState, YOUNG};
 use super::{Engine, clock};
 use crate::flow::Receiver;
 use crate::fork::Lockable;
@@ -173,6 +173,11 @@ impl Rings {
         out.iter().filter(|(_, what)| matches!(what, Out::Wanted)).map(|(slot, _)| *slot).collect()
     }
 
+    /// Whether this ring is still read.
+    fn reads(&self, ring: &Arc<Inbound>) -> bool {
+        self.inbound.read().iter().any(|other| Arc::ptr_eq(other, ring))
+    }
+
     fn set(&self, slot: Slot, what: Out) {
         self.out.lock().insert(slot, what);
     }
@@ -298,15 +303,13 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes over the list of rings to read; whether it has changed.
-    pub(super) fn refresh_rings(&self, state: &mut RxState) -> bool {
+    /// Takes over the list of rings to read. New ones are young.
+    pub(super) fn refresh_rings(&self, state: &mut RxState) {
         let version = self.rings.inbound_version.load(Ordering::Acquire);
-        if version == state.rings_version {
-            return false;
+        if version != state.rings_version {
+            state.rings.clone_from(&self.rings.inbound.read());
+            (state.rings_version, state.young_visits) = (version, YOUNG);
         }
-        state.rings.clone_from(&self.rings.inbound.read());
-        state.rings_version = version;
-        true
     }
 
     /// Something was said on lines: rings were accepted or are gone. Background thread only.
@@ -320,21 +323,10 @@ impl Engine {
 
     fn tend_out(&self) {
         let mut changed = Vec::new();
-        self.rings.out.lock().retain(|slot, what| {
-            let (Out::Offered(_, line) | Out::Ready(_, line)) = what else { return true };
-            match line.hear() {
-                Said::Nothing => return true,
-                Said::Accepted(doorbell) => {
-                    changed.push((*slot, Receiver::Ring));
-                    what.accept(doorbell);
-                }
-                Said::Gone => {
-                    changed.push((*slot, Receiver::Absent));
-                    what.give_up();
-                }
-            }
-            true
-        });
+        for (slot, what) in self.rings.out.lock().iter_mut() {
+            // One event may stand for both of what a line can say.
+            changed.extend((0..2).map_while(|_| what.hear()).map(|receiver| (*slot, receiver)));
+        }
         for (slot, receiver) in &changed {
             self.flows.set_receiver(*slot, *receiver);
         }
@@ -345,13 +337,16 @@ impl Engine {
 
     /// Reads what is left of rings whose writers are gone, and forgets them.
     fn tend_inbound(&self, rx: &mut super::rx::Rx) {
-        let is_gone = |ring: &Arc<Inbound>| matches!(ring.line.hear(), Said::Gone);
+        // A writer says nothing else.
+        let is_gone = |ring: &Arc<Inbound>| !matches!(ring.line.hear(), Said::Nothing);
         let gone: Vec<_> = self.rings.inbound.read().iter().filter(|ring| is_gone(ring)).map(Arc::clone).collect();
         if gone.is_empty() {
             return;
         }
-        while gone.iter().any(|ring| !ring.reader.is_empty()) && self.receive(rx, true, clock::now()) {}
+        let is_left = |ring: &Arc<Inbound>| !ring.reader.is_empty() && self.rings.reads(ring);
+        while gone.iter().any(is_left) && self.receive(rx, true, clock::now()) {}
         self.forget_inbound(&gone);
+        self.refresh_rings(rx.state());
     }
 
     /// Does not read these rings any more.
@@ -382,6 +377,22 @@ impl Engine {
 }
 
 impl Out {
+    /// What its line says: how packets get there from now on.
+    fn hear(&mut self) -> Option<Receiver> {
+        let (Self::Offered(_, line) | Self::Ready(_, line)) = self else { return None };
+        match line.hear() {
+            Said::Nothing => None,
+            Said::Accepted(doorbell) => {
+                self.accept(doorbell);
+                Some(Receiver::Ring)
+            }
+            Said::Gone => {
+                self.give_up();
+                Some(Receiver::Absent)
+            }
+        }
+    }
+
     /// The offer was accepted.
     fn accept(&mut self, doorbell: Doorbell) {
         *self = match std::mem::replace(self, Self::Wanted) {

@@ -37,7 +37,7 @@ const BUDGET: usize = 8;
 /// Runs of one visit to one ring.
 const RING_BUDGET: usize = 32;
 /// Visits for which a ring counts as young.
-const YOUNG: u32 = 256;
+pub(super) const YOUNG: u32 = 256;
 /// A receive of at least this many bytes belongs to a stream, and more of it is probably there.
 const STREAM: usize = 16 << 10;
 /// Sockets without traffic are looked at on every n-th visit.
@@ -263,9 +263,7 @@ impl Engine {
 
     /// Receives from the rings. What was sent by the socket before a ring was there comes first.
     fn receive_by_rings(&self, buf: &mut [u8], state: &mut RxState, now: Instant) -> bool {
-        if self.refresh_rings(state) {
-            state.young_visits = YOUNG;
-        }
+        self.refresh_rings(state);
         self.look_for_room();
         let has_packets = state.rings.iter().any(|ring| !ring.reader.is_empty());
         if has_packets && state.young_visits > 0 {
@@ -277,6 +275,8 @@ impl Engine {
             rings.iter().for_each(|ring| self.drain_ring(ring, buf, state, now));
             state.rings = rings;
             state.prefers_rings = true;
+            // A broken one is let go of now: its writer shall hear of it.
+            self.refresh_rings(state);
         }
         has_packets
     }

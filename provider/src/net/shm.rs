@@ -169,7 +169,7 @@ pub(crate) mod tests {
     }
 
     /// What stays with the process that makes an offer.
-    fn keep(offer: Offer) -> (Writer, Line) {
+    pub(crate) fn keep(offer: Offer) -> (Writer, Line) {
         (offer.writer, offer.line)
     }
 

@@ -79,7 +79,7 @@ impl SlotSocket {
     }
 
     /// Claims `slot`. `EADDRINUSE`: a process has it.
-    fn claim_one(ifindex: u32, slot: Slot) -> io::Result<Self> {
+    pub(crate) fn claim_one(ifindex: u32, slot: Slot) -> io::Result<Self> {
         Ok(Self { slot, ifindex, socket: mailbox(&Name { ifindex, slot })? })
     }
 

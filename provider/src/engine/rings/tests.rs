@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::config::config;
-use crate::net::shm::tests::carry;
+use crate::net::shm::tests::{carry, keep};
+use crate::net::slot::SlotSocket;
 use crate::testing;
 use std::net::Ipv4Addr;
 use std::time;
@@ -94,4 +95,115 @@ fn nobody_sleeps_while_there_is_room_for_those_who_wait() {
     assert!(!inbound.reader.must_tell() && !rings.prepare_sleep());
     read(&inbound);
     assert!(inbound.reader.must_tell() && rings.prepare_sleep());
+}
+
+/// Looks until there is something.
+fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let start = time::Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(start.elapsed() < PATIENCE, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Another process, as far as `engine` can see: a slot, and what came into its mailbox.
+struct Stranger {
+    mailbox: SlotSocket,
+    poller: Poller,
+}
+
+impl Stranger {
+    fn new(mailbox: SlotSocket) -> Self {
+        Self { mailbox, poller: Poller::new().unwrap() }
+    }
+
+    fn find_ring(&self, engine: &Engine) -> Option<SharedSender> {
+        let here = Ipv4Addr::LOCALHOST.into();
+        let av = Av { sgid: here, dgid: here, hop_limit: 64, ..Av::default() };
+        let ring = engine.find_ring(&av, self.mailbox.slot().qpn(5));
+        engine.progress();
+        ring
+    }
+
+    /// Takes up the ring that `engine` offers when it wants to send.
+    fn take_up(&self, engine: &Engine) -> Inbound {
+        let (size, descriptors) = wait_for("no offer came", || {
+            assert!(self.find_ring(engine).is_none(), "an old ring");
+            let mut buf = vec![0; 64 << 10];
+            let (len, descriptors) = self.mailbox.recv(&mut buf).unwrap()?;
+            let Some((Frame::Ring { size }, _)) = Frame::parse(&buf[..len]) else { return None };
+            Some((size as usize, descriptors))
+        });
+        Inbound::accept(size, descriptors, self.poller.doorbell(), |_| Ok(())).unwrap()
+    }
+
+    /// What `engine` says to it arrives.
+    fn hears(&self, engine: &Engine, inbound: &Inbound) {
+        let ring = wait_for("no ring is used", || self.find_ring(engine));
+        let mut sender = ring.lock();
+        assert_eq!(fill(&mut sender, |count| count == 3), 3);
+        let (meta, _) = inbound.reader.next().unwrap().unwrap();
+        assert_eq!(meta.len, 3 * LONG);
+    }
+}
+
+#[test]
+fn whoever_takes_the_slot_of_a_dead_process_gets_a_ring_of_its_own() {
+    let engine = engine();
+    let first = Stranger::new(SlotSocket::claim(engine.ifindex()).unwrap());
+    let slot = first.mailbox.slot();
+    let inbound = first.take_up(&engine);
+    first.hears(&engine, &inbound);
+    let old = first.find_ring(&engine).unwrap();
+    drop((first, inbound));
+    let second = Stranger::new(SlotSocket::claim_one(engine.ifindex(), slot).unwrap());
+    wait_for("the ring of the dead is still there", || old.lock().is_gone().then_some(()));
+    assert!(old.lock().slot(&heading(), LONG).is_none());
+    let inbound = second.take_up(&engine);
+    second.hears(&engine, &inbound);
+}
+
+#[test]
+fn a_stranger_that_refuses_is_not_asked_again_at_once() {
+    let engine = engine();
+    let stranger = Stranger::new(SlotSocket::claim(engine.ifindex()).unwrap());
+    drop(stranger.take_up(&engine));
+    wait_for("nobody heard of it", || {
+        matches!(engine.rings.out.lock().get(&stranger.mailbox.slot()), Some(Out::Refused(_))).then_some(())
+    });
+    assert!(stranger.find_ring(&engine).is_none() && !engine.rings.has_wanted.load(Ordering::Relaxed));
+}
+
+#[test]
+fn nonsense_in_a_ring_is_counted_and_a_broken_one_is_let_go_of() {
+    let engine = engine();
+    let poller = engine.poller().unwrap();
+    let malformed = || engine.counters().malformed.get() + engine.counters().unknown_qp.get();
+    let offer = Offer::new(shm::SIZE).unwrap();
+    engine.accept_ring(shm::SIZE as u32, carry(&offer.descriptors(poller.doorbell())));
+    let (mut writer, line) = keep(offer);
+    assert!(matches!(line.hear(), Said::Accepted(_)));
+    // Bytes of every kind and length, in runs as they should be. The first one of a BTH is its opcode.
+    let (before, mut packets) = (malformed(), 0);
+    for (seed, len) in (0..=u8::MAX).zip([1, 4, 7, 8, 11, 12, 16, 20, 28, 100, 1000, LONG].into_iter().cycle()) {
+        let slot = writer.slot(&heading(), len).unwrap();
+        slot.iter_mut().zip(0..).for_each(|(byte, at): (_, usize)| *byte = seed.wrapping_add((at * 37) as u8));
+        writer.publish();
+        packets += 1;
+        wait_for("it is not read", || {
+            engine.progress();
+            engine.rings.inbound.read().iter().all(|ring| ring.reader.is_empty()).then_some(())
+        });
+    }
+    wait_for("not all of it is counted", || (malformed() >= before + packets).then_some(()));
+    assert_eq!(engine.counters().panics.get(), 0);
+    writer.break_it();
+    wait_for("it is still read", || {
+        engine.progress();
+        engine.rings.inbound.read().is_empty().then_some(())
+    });
+    wait_for("the writer does not hear of it", || matches!(line.hear(), Said::Gone).then_some(()));
 }

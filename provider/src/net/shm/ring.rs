@@ -168,6 +168,12 @@ impl Writer {
         self.has_room(bytes)
     }
 
+    /// Says that something was written, and it was not.
+    #[cfg(test)]
+    pub(crate) fn break_it(&self) {
+        self.memory.word(Word::Tail).store(self.tail + 3 * SIZE as u64, Ordering::Release);
+    }
+
     /// Whether half of the ring is free. If not, the reader will say when it is.
     pub(crate) fn is_half_free(&mut self) -> bool {
         self.has_room_or_waits(self.memory.size() / 2)
