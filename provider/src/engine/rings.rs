@@ -19,7 +19,7 @@ use parking_lot::{Mutex, RwLock};
 use roxe_transport::time::Instant;
 use roxe_transport::wr::Av;
 use roxe_wire::Qpn;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
@@ -35,6 +35,9 @@ const FEW: usize = 16;
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// The same for one whose mailbox was full.
 const BUSY: Duration = Duration::from_millis(5);
+/// Queue pairs that are served at a time when a ring has room again. Thousands may wait, and if all were served most would
+/// find it full once more.
+const TURNS: usize = 64;
 
 /// The writing half of a ring, shared by the queue pairs that send to one process.
 #[derive(Debug, Default)]
@@ -43,8 +46,8 @@ pub(crate) struct Sender {
     writer: Option<Writer>,
     doorbell: Option<Doorbell>,
     /// Queue pairs that wait for room: who could write nothing goes first.
-    starved: Vec<Qpn>,
-    sated: Vec<Qpn>,
+    starved: VecDeque<Qpn>,
+    sated: VecDeque<Qpn>,
     /// Whether it is in the list of rings that somebody waits for.
     is_listed: bool,
 }
@@ -185,9 +188,9 @@ impl Rings {
     /// Registers `qpn` for room in `ring`, whose lock the caller holds as `sender`.
     pub(super) fn wait(&self, ring: &SharedSender, sender: &mut Sender, qpn: Qpn, has_written: bool) {
         if has_written {
-            sender.sated.push(qpn)
+            sender.sated.push_back(qpn)
         } else {
-            sender.starved.push(qpn)
+            sender.starved.push_back(qpn)
         }
         if !std::mem::replace(&mut sender.is_listed, true) {
             self.full.lock().push(Arc::clone(ring));
@@ -361,18 +364,25 @@ impl Engine {
         if !self.rings.has_full.load(Ordering::Acquire) {
             return;
         }
-        let full = std::mem::take(&mut *self.rings.full.lock());
-        let (roomy, full): (Vec<_>, Vec<_>) = full.into_iter().partition(|ring| ring.lock().is_half_free());
-        for ring in roomy {
-            let mut sender = ring.lock();
-            sender.is_listed = false;
-            let (starved, sated) = (std::mem::take(&mut sender.starved), std::mem::take(&mut sender.sated));
-            drop(sender);
-            self.flows.push_ready(starved.into_iter().chain(sated));
-        }
+        let mut full = std::mem::take(&mut *self.rings.full.lock());
+        full.retain(|ring| self.offer_room(ring));
         let mut list = self.rings.full.lock();
         list.extend(full);
         self.rings.has_full.store(!list.is_empty(), Ordering::Release);
+    }
+
+    /// Lets some of those who wait for room in `ring` have it, if there is. Whether others go on waiting.
+    fn offer_room(&self, ring: &SharedSender) -> bool {
+        let mut sender = ring.lock();
+        if !sender.is_half_free() {
+            return true;
+        }
+        let Sender { starved, sated, is_listed, .. } = &mut *sender;
+        let first = starved.len().min(TURNS);
+        let then = sated.len().min((TURNS - first).max(TURNS / 4));
+        self.flows.push_ready(starved.drain(..first).chain(sated.drain(..then)));
+        *is_listed = !starved.is_empty() || !sated.is_empty();
+        *is_listed
     }
 }
 
