@@ -120,8 +120,8 @@ pub(crate) struct Inbound {
 }
 
 impl Inbound {
-    /// Takes an offer of a ring with `size` bytes of data that came with `descriptors`; `doorbell` wakes this process, and `watch` lets
-    /// it hear of the line. EINVAL: it is not as ours are.
+    /// Takes an offer of a ring with `size` bytes of data that came with `descriptors`; `doorbell` wakes this process, and
+    /// `watch` lets it hear of the line. EINVAL: it is not as ours are.
     pub(crate) fn accept(
         size: usize,
         descriptors: Vec<OwnedFd>,

@@ -2,9 +2,10 @@
 //!
 //! The data is a sequence of *records*: a header, then the packets of one run, as a link would move it, each with room for
 //! an ICRC; a record starts on a cache line, and its packets so that the payload of the first one, and of others of the usual
-//! sizes, ends on a multiple of 16: copies into and out of a ring that is not aligned run at 7 GB/s, others at 12. `Tail` and `Head` count bytes and only grow. The writer builds packets where
-//! the reader will find them and publishes a record by moving the tail; the reader gives room back by moving the head. What
-//! is read out of shared memory is checked: a writer that is broken ([`Broken`]) is not read from any more.
+//! sizes, ends on a multiple of 16: copies into and out of a ring that is not aligned run at 7 GB/s, others at 12. `Tail` and
+//! `Head` count bytes and only grow. The writer builds packets where the reader will find them and publishes a record by
+//! moving the tail; the reader gives room back by moving the head. What is read out of shared memory is checked: a writer
+//! that is broken ([`Broken`]) is not read from any more.
 //!
 //! Sleeping: the reader sets `Asleep`, then looks at the tail again; the writer moves the tail, then looks at `Asleep`. With
 //! a full fence between each two steps at least one of them sees the other. `Waits` is the same with the roles changed.
