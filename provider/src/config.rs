@@ -63,7 +63,7 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "ROXE_LINK",
-        default: "udp",
+        default: "auto",
         help: "How packets reach processes of this user on this host: auto through shared memory, or udp as all others.",
     },
     Knob {
@@ -181,7 +181,7 @@ fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
         steering: switch("ROXE_STEERING", true)?,
         gso: switch("ROXE_GSO", true)?,
         gro: switch("ROXE_GRO", true)?,
-        rings: parse_with(&get, "ROXE_LINK", "it must be auto or udp", false, parse_link)?,
+        rings: parse_with(&get, "ROXE_LINK", "it must be auto or udp", true, parse_link)?,
         dcqcn: switch("ROXE_DCQCN", false)?,
         stats: switch("ROXE_STATS", false)?,
         counters: parse_with(&get, "ROXE_COUNTERS", "it must be the name of a folder", None, |text| {
@@ -258,7 +258,7 @@ mod tests {
         let config = parse(|_| None).unwrap();
         assert_eq!(config.netdevs, ["lo"]);
         assert_eq!((config.window, config.rcvbuf, config.spin_us), (None, 4 << 20, 50));
-        assert!(config.steering && config.gso && config.gro);
+        assert!(config.steering && config.gso && config.gro && config.rings);
         assert_eq!((config.dcqcn, config.stats, config.faults, config.capture), (false, false, None, None));
         assert_eq!(config.counters, None);
     }
