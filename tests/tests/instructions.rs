@@ -10,7 +10,6 @@ use roxe_tests::build;
 use roxe_tests::guest::link;
 use roxe_tests::pair::installed;
 use roxe_tests::report::{self, Check, Verdict};
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -29,6 +28,8 @@ const COPYING: [&str; 2] = ["rc_write_64k", "rc_read_64k"];
 /// The paths.
 const PATHS: [&str; 7] =
     ["rc_send_64", "rc_send_64_list", "rc_write_64", "rc_write_64_list", "ud_send_64", "rc_write_64k", "rc_read_64k"];
+/// Values of `ROXE_LINK`, each of which has its numbers.
+const LINKS: [&str; 2] = ["auto", "udp"];
 
 /// A path on which a message must cost the same, however many of something there are.
 struct Flat {
@@ -63,12 +64,18 @@ fn main() -> ExitCode {
     if std::env::args().any(|word| word == "--write") {
         return write();
     }
-    let costs = PATHS.map(|path| Check::new(format!("instructions: {path}"), move || judge(path)));
+    let costs =
+        cells().map(|(link, path)| Check::new(format!("instructions: {link} {path}"), move || judge(link, path)));
     let flat = FLAT.each_ref().map(|flat| {
         let Flat { path, what, few, many } = flat;
         Check::new(format!("instructions: {path} with {many} {what} as with {few}"), || judge_flat(flat))
     });
-    report::main(costs.into_iter().chain(flat).collect())
+    report::main(costs.chain(flat).collect())
+}
+
+/// Every path over every link.
+fn cells() -> impl Iterator<Item = (&'static str, &'static str)> {
+    LINKS.into_iter().flat_map(|link| PATHS.map(|path| (link, path)))
 }
 
 /// Where the numbers are kept.
@@ -77,8 +84,8 @@ fn file() -> PathBuf {
 }
 
 fn write() -> ExitCode {
-    let line = |path| count(&[path], MESSAGES, PROGRAM).map(|count| format!("{path} {count}\n"));
-    let text = PATHS.into_iter().map(line).collect::<Result<String, String>>();
+    let line = |(link, path)| count(link, &[path], MESSAGES, PROGRAM).map(|count| format!("{link} {path} {count}\n"));
+    let text = cells().map(line).collect::<Result<String, String>>();
     match text.and_then(|text| fs::write(file(), text).map_err(|e| e.to_string())) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
@@ -88,29 +95,31 @@ fn write() -> ExitCode {
     }
 }
 
-/// The numbers that are kept.
-fn kept() -> BTreeMap<String, u64> {
-    let text = fs::read_to_string(file()).unwrap_or_default();
-    let words = text.lines().filter_map(|line| line.split_once(' '));
-    words.filter_map(|(path, count)| Some((path.to_owned(), count.parse().ok()?))).collect()
+/// The number that is kept.
+fn kept(link: &str, path: &str) -> Option<u64> {
+    let text = fs::read_to_string(file()).ok()?;
+    let head = format!("{link} {path} ");
+    text.lines().find_map(|line| line.strip_prefix(&head))?.parse().ok()
 }
 
-fn judge(path: &str) -> Verdict {
+fn judge(link: &str, path: &str) -> Verdict {
     if !installed("valgrind") {
         return Verdict::Skipped("valgrind is not installed".to_owned());
     }
-    let Some(&kept) = kept().get(path) else {
-        return Verdict::Failed(format!("tests/instructions.txt has no line for {path}; write it with `-- --write`"));
+    let Some(kept) = kept(link, path) else {
+        return Verdict::Failed(format!(
+            "tests/instructions.txt has no line for {link} {path}; write it with `-- --write`"
+        ));
     };
     let tolerance = if COPYING.contains(&path) { TOLERANCE_COPYING } else { TOLERANCE };
-    match count(&[path], MESSAGES, PROGRAM) {
+    match count(link, &[path], MESSAGES, PROGRAM) {
         Err(why) => Verdict::Failed(why),
         Ok(now) if now * 100 > kept * (100 + tolerance) => Verdict::Failed(format!(
             "a message costs {now} instructions, and {kept} when tests/instructions.txt was written; \
              if that has to be, write it anew with `-- --write`"
         )),
         Ok(now) => {
-            println!("         {path}: {now} instructions per message, kept {kept}");
+            println!("         {link} {path}: {now} instructions per message, kept {kept}");
             Verdict::Passed
         }
     }
@@ -121,7 +130,7 @@ fn judge_flat(&Flat { path, what, few, many }: &Flat) -> Verdict {
     if !installed("valgrind") {
         return Verdict::Skipped("valgrind is not installed".to_owned());
     }
-    match [few, many].map(|number| count(&[path, &number.to_string()], LAPS, BOTH)) {
+    match [few, many].map(|number| count("udp", &[path, &number.to_string()], LAPS, BOTH)) {
         [Err(why), _] | [_, Err(why)] => Verdict::Failed(why),
         [Ok(with_few), Ok(with_many)] if with_many * 100 > with_few * (100 + TOLERANCE_FLAT) => Verdict::Failed(
             format!("a message costs {with_few} instructions with {few} {what} and {with_many} with {many}"),
@@ -134,9 +143,9 @@ fn judge_flat(&Flat { path, what, few, many }: &Flat) -> Verdict {
 }
 
 /// Instructions per message of a path, whose words are its name and maybe a number, as the difference of two runs.
-fn count(path: &[&str], messages: [u64; 2], threads: usize) -> Result<u64, String> {
+fn count(link: &str, path: &[&str], messages: [u64; 2], threads: usize) -> Result<u64, String> {
     let one = || {
-        let [short, long] = messages.map(|messages| run(path, messages, threads));
+        let [short, long] = messages.map(|messages| run(link, path, messages, threads));
         Ok((long?.saturating_sub(short?)) / (messages[1] - messages[0]))
     };
     let mut counts = (0..ROUNDS).map(|_| one()).collect::<Result<Vec<u64>, String>>()?;
@@ -145,7 +154,7 @@ fn count(path: &[&str], messages: [u64; 2], threads: usize) -> Result<u64, Strin
 }
 
 /// Instructions of the first `threads` threads in one whole run.
-fn run(path: &[&str], messages: u64, threads: usize) -> Result<u64, String> {
+fn run(link: &str, path: &[&str], messages: u64, threads: usize) -> Result<u64, String> {
     let (name, number) = path.split_at(1);
     let out = std::env::temp_dir().join(format!("roxe-instructions.{}", std::process::id()));
     let mut command = Command::new("valgrind");
@@ -153,7 +162,8 @@ fn run(path: &[&str], messages: u64, threads: usize) -> Result<u64, String> {
     command.arg(format!("--callgrind-out-file={}", out.display()));
     command.arg(build::hot_paths()).args(name).arg(messages.to_string()).args(number);
     // A thread that spins counts time, not work.
-    let output = command.env("ROXE_SPIN_US", "0").output().map_err(|e| format!("valgrind: {e}"))?;
+    let output =
+        command.env("ROXE_SPIN_US", "0").env("ROXE_LINK", link).output().map_err(|e| format!("valgrind: {e}"))?;
     // One file for each thread, the first one's is the program's; and one that has nothing of interest.
     let files = ["-01", "-02", ""].map(|thread| format!("{}{thread}", out.display()));
     let counts: Option<Vec<u64>> = files[..threads].iter().map(|file| total(file)).collect();
