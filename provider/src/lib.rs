@@ -50,9 +50,9 @@
 //! # Unsafe code
 //!
 //! Lives in `guard` (touching application memory), `crc` (wide registers), `fork` (locks across a fork), `net` and
-//! `engine::poller` (sockets and waiting), `net::shm::memory` (memory shared with another process), `rwlock` (one lock made of
-//! several), `prefetch` (one instruction), and in `engine::clock`, `mapped`, `event`, `port` and `exit` (a system call or two
-//! each); everything else is safe.
+//! `engine::poller` (sockets and waiting), `net::shm::memory` (memory shared with another process), `prefetch` (one
+//! instruction), and in `engine::clock`, `mapped`, `event`, `port` and `exit` (a system call or two each); everything else is
+//! safe.
 #![deny(unsafe_code)]
 
 pub mod cm;
@@ -88,8 +88,6 @@ mod port;
 #[allow(unsafe_code)]
 mod prefetch;
 mod qp;
-#[allow(unsafe_code)]
-mod rwlock;
 mod srq;
 mod stats;
 mod steering;

@@ -8,13 +8,14 @@ use crate::error::Error;
 use crate::guard::{self, Fault, Sum};
 use crate::limits::MAX_MR;
 use crate::pd::PdId;
-use crate::rwlock::{RwLock, RwLockReadGuard};
 use crate::table::Slots;
 use crate::uses::ObjectId;
+use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard, ShardedLockWriteGuard};
 use roxe_transport::cx::{AtomicOp, MemError};
 use roxe_transport::wr::{Access, Sge};
 use roxe_wire::RKey;
 use std::ops::Range;
+use std::sync::PoisonError;
 use std::sync::atomic::{Ordering, fence};
 
 mod advise;
@@ -166,12 +167,13 @@ impl Region {
 /// The regions of a context by key.
 #[derive(Debug)]
 pub(crate) struct MemoryTable {
-    regions: RwLock<Slots<Region>>,
+    /// Every thread reads it all the time: each has a part of the lock of its own, whose cache line does not travel.
+    regions: ShardedLock<Slots<Region>>,
 }
 
 impl MemoryTable {
     pub(crate) fn new() -> Self {
-        Self { regions: RwLock::new(Slots::new(MAX_MR as usize)) }
+        Self { regions: ShardedLock::new(Slots::new(MAX_MR as usize)) }
     }
 
     /// The regions, for as long as the value lives: any number of accesses. Locking for each packet made the processor wait
@@ -179,16 +181,21 @@ impl MemoryTable {
     /// ask this table for anything else.
     #[inline]
     pub(crate) fn hold(&self) -> Regions<'_> {
-        Regions(self.regions.read())
+        Regions(self.regions.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The regions, when nobody else looks at them.
+    fn change(&self) -> ShardedLockWriteGuard<'_, Slots<Region>> {
+        self.regions.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn insert(&self, region: Region) -> Result<u32, Error> {
-        self.regions.write().insert(region)
+        self.change().insert(region)
     }
 
     /// Lets `key` stand for something else. Returns when no access to what it stood for is under way any more.
     fn replace(&self, key: u32, region: Region) -> Result<(), Error> {
-        let mut regions = self.regions.write();
+        let mut regions = self.change();
         let old = regions.get_mut(key).ok_or_else(|| Error::invalid("no such region"))?;
         old.check_free()?;
         *old = region;
@@ -197,7 +204,7 @@ impl MemoryTable {
 
     /// Kills the key of a region. Returns when no access under it is under way any more. EBUSY while windows are bound.
     fn remove(&self, key: u32) -> Result<(), Error> {
-        let mut regions = self.regions.write();
+        let mut regions = self.change();
         regions.get(key).map_or(Ok(()), Region::check_free)?;
         // clause: KEY-DEAD
         regions.remove(key);
@@ -206,7 +213,7 @@ impl MemoryTable {
 
     /// Kills the key of a region and closes the windows bound to it. Returns when no access under any of them is under way.
     fn revoke(&self, key: u32) {
-        let mut regions = self.regions.write();
+        let mut regions = self.change();
         if regions.get(key).is_some_and(|region| region.check_free().is_err()) {
             window::close_all(&mut regions, |entry| entry.is_window_of(key));
         }
@@ -217,13 +224,13 @@ impl MemoryTable {
     /// How many regions there are.
     #[cfg(test)]
     fn len(&self) -> usize {
-        self.regions.read().len()
+        self.hold().0.len()
     }
 }
 
 /// Regions that are held. The methods mirror [`roxe_transport::cx::Memory`] for one protection domain each.
 #[derive(Debug)]
-pub(crate) struct Regions<'t>(RwLockReadGuard<'t, Slots<Region>>);
+pub(crate) struct Regions<'t>(ShardedLockReadGuard<'t, Slots<Region>>);
 
 impl Regions<'_> {
     #[inline]

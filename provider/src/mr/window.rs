@@ -106,7 +106,7 @@ impl Drop for Mw {
 impl MemoryTable {
     /// Binds a window for the queue pair of `reach`; when it returns, no access through an earlier binding is under way.
     pub(crate) fn bind(&self, reach: Reach, bind: &Bind) -> Result<(), MemError> {
-        let mut regions = self.regions.write();
+        let mut regions = self.change();
         let key = regions.key_of_slot(bind.rkey.0).ok_or(MemError::BadKey)?;
         let window = regions.get(key).and_then(Region::window).ok_or(MemError::BadKey)?;
         window.check(reach, bind)?;
@@ -122,7 +122,7 @@ impl MemoryTable {
 
     /// Closes a window of type 2 for the queue pair of `reach` or for its peer.
     pub(crate) fn invalidate(&self, reach: Reach, rkey: RKey) -> Result<(), MemError> {
-        let mut regions = self.regions.write();
+        let mut regions = self.change();
         let entry = regions.get(rkey.0).ok_or(MemError::BadKey)?;
         // clause: INVALIDATE-REFUSED, WINDOW-TYPE-2
         let window = match (entry.window(), entry.users) {
@@ -138,11 +138,11 @@ impl MemoryTable {
     /// Closes the windows that only `qp`, which is going, could use.
     pub(crate) fn forget_qp(&self, qp: ObjectId) {
         // clause: WINDOW-QP-GONE
-        close_all(&mut self.regions.write(), |entry| entry.users == Users::Qp(qp));
+        close_all(&mut self.change(), |entry| entry.users == Users::Qp(qp));
     }
 
     fn remove_window(&self, key: u32) {
-        let mut regions = self.regions.write();
+        let mut regions = self.change();
         let Some(entry) = regions.key_of_slot(key).and_then(|key| regions.remove(key)) else { return };
         if let Some(window) = entry.window() {
             release(&mut regions, window);
