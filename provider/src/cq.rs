@@ -58,6 +58,8 @@ struct State {
     polled: u64,
     /// Entries that had been appended when the last event was raised.
     announced: u64,
+    /// Timestamp of the entry appended last.
+    newest: u64,
     capacity: usize,
     armed: Armed,
     moderator: Moderator,
@@ -144,6 +146,7 @@ impl Cq {
                 appended: 0,
                 polled: 0,
                 announced: 0,
+                newest: 0,
                 capacity,
                 armed: Armed::No,
                 moderator: Moderator::default(),
@@ -252,7 +255,7 @@ impl Cq {
         self.state.lock().polled
     }
 
-    fn append(&self, cqe: Cqe, note: impl FnOnce(Place)) -> Result<bool, Overrun> {
+    fn append(&self, mut cqe: Cqe, note: impl FnOnce(Place)) -> Result<bool, Overrun> {
         let mut state = self.state.lock();
         if state.overrun {
             return Err(Overrun);
@@ -266,6 +269,9 @@ impl Cq {
         }
         note(Place { number: state.appended, polled: state.polled });
         state.appended += 1;
+        // Whoever looked at the clock first may come second. Programs subtract the timestamps of successive entries.
+        cqe.timestamp = cqe.timestamp.max(state.newest);
+        state.newest = cqe.timestamp;
         state.ring.push_back(cqe);
         let verdict = state.fires(&cqe);
         drop(state);
@@ -376,6 +382,17 @@ mod tests {
         assert_eq!(drain(&cq), [2, 3, 4]);
         assert_eq!(cq.poll(0, |_| panic!("nothing was asked for")).unwrap(), 0);
         assert_eq!(drain(&cq), []);
+    }
+
+    #[test]
+    fn timestamps_never_go_back() {
+        let cq = cq(10);
+        for timestamp in [5, 9, 7, 10] {
+            cq.push(Cqe { timestamp, ..cqe(0) }).unwrap();
+        }
+        let mut times = vec![];
+        cq.poll(10, |cqe| times.push(cqe.timestamp)).unwrap();
+        assert_eq!(times, [5, 9, 9, 10]);
     }
 
     // clause: CQ-OVERRUN
