@@ -124,6 +124,11 @@ impl Presence {
         self.muted.swap(false, SeqCst)
     }
 
+    /// It leaves and sleeps: nobody was there lately.
+    pub(super) fn go(&self) {
+        self.last_poll.store(0, Relaxed);
+    }
+
     /// Whether a thread that sleeps would oversleep `deadline`. Ask after the deadline is published.
     pub(super) fn oversleeps(&self, deadline: Instant) -> bool {
         let until = self.sleeps_until.load(SeqCst);
@@ -474,5 +479,7 @@ mod tests {
         presence.waits_itself.store(true, Relaxed);
         assert!(presence.is_present(now));
         assert!(!presence.is_present(now.after(BETWEEN_EVENTS)), "it does something else");
+        presence.go();
+        assert!(!presence.is_present(now), "it sleeps");
     }
 }
