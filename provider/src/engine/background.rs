@@ -28,9 +28,6 @@ const FIRST_TICK: Duration = Duration::from_micros(62);
 const RHYTHM_TICK: Duration = Duration::from_micros(250);
 /// How long it watches for a thread of the program, which leaves the engine for some nanoseconds between two polls.
 const WATCH: Duration = Duration::from_micros(1);
-/// A thread that receives while it waits for events comes in again so soon. Between two of them it is outside for longer than
-/// [`WATCH`], and cannot come in at all while this thread has its processor.
-const BETWEEN_EVENTS: Duration = Duration::from_micros(50);
 /// Score: what a served and an unneeded wake-up change, and its maximum. From the second unneeded one in a row on each costs
 /// twice as much as the one before: what woke the thread wakes it again until the program has taken it, and that program may
 /// wait for this very processor. Thirty of them took 100 us.
@@ -124,11 +121,6 @@ impl Presence {
         self.muted.swap(false, SeqCst)
     }
 
-    /// It leaves and sleeps: nobody was there lately.
-    pub(super) fn go(&self) {
-        self.last_poll.store(0, Relaxed);
-    }
-
     /// Whether a thread that sleeps would oversleep `deadline`. Ask after the deadline is published.
     pub(super) fn oversleeps(&self, deadline: Instant) -> bool {
         let until = self.sleeps_until.load(SeqCst);
@@ -139,11 +131,8 @@ impl Presence {
         now.since(Instant(self.last_poll.load(Relaxed)))
     }
 
-    /// Whether a thread of the program is inside, or comes in within [`WATCH`], or was just there for events.
-    fn is_present(&self, now: Instant) -> bool {
-        if self.waits_itself.load(Relaxed) && self.age(now) < BETWEEN_EVENTS {
-            return true;
-        }
+    /// Whether a thread of the program is inside, or comes in within [`WATCH`].
+    fn is_present(&self) -> bool {
         let (seen, start) = (self.last_poll.load(Relaxed), clock::now());
         loop {
             if self.inside.load(Relaxed) || self.last_poll.load(Relaxed) != seen {
@@ -286,7 +275,7 @@ impl Engine {
         self.steer(now);
         self.tell_counters(now);
         let polled_recently = presence.age(now) < TICK;
-        if polled_recently && presence.is_present(now) {
+        if polled_recently && presence.is_present() {
             if presence.add_score(-experience.note_unneeded()) == 0 {
                 presence.muted.store(true, SeqCst);
                 // Whoever arms now finds `muted` and wakes us; whoever armed just before has filled the score.
@@ -460,26 +449,13 @@ mod tests {
 
     #[test]
     fn a_thread_inside_is_present_and_the_score_stays_in_bounds() {
-        let (presence, now) = (Presence::default(), clock::now());
-        assert!(!presence.is_present(now));
+        let presence = Presence::default();
+        assert!(!presence.is_present());
         presence.enter_to_send();
-        assert!(presence.is_present(now));
+        assert!(presence.is_present());
         presence.leave();
-        assert!(!presence.is_present(now));
+        assert!(!presence.is_present());
         assert_eq!(presence.add_score(-5), 0);
         assert_eq!(presence.add_score(1000), FULL);
-    }
-
-    #[test]
-    fn who_waits_for_events_itself_is_present_between_them() {
-        let (presence, now) = (Presence::default(), clock::now());
-        presence.enter(now);
-        presence.leave();
-        assert!(!presence.is_present(now), "it polls, and was about to come in again");
-        presence.waits_itself.store(true, Relaxed);
-        assert!(presence.is_present(now));
-        assert!(!presence.is_present(now.after(BETWEEN_EVENTS)), "it does something else");
-        presence.go();
-        assert!(!presence.is_present(now), "it sleeps");
     }
 }

@@ -27,11 +27,8 @@ impl Engine {
         let wait = Wait(self);
         // A thread that is cancelled must not hold locks of ours.
         let is_over = poller::uncancelled(|| self.is_started() && self.look_around(&is_over));
-        if !is_over {
-            presence.go();
-            if presence.hand_over() {
-                self.kick();
-            }
+        if !is_over && presence.hand_over() {
+            self.kick();
         }
         wait
     }
