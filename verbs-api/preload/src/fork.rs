@@ -108,7 +108,6 @@ fn accepted(rdma: &Rdma, fd: c_int) -> Option<RawFd> {
     let name = Name::ask(fd, real().getsockname)?.any_address();
     let listener = Listener::new(rdma, name.family())?;
     rdma.set_number(listener.number, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
-    let _turn = turn();
     // SAFETY: an address with its length; numbers; four bytes.
     unsafe {
         let listens = rdma.rbind(listener.number, name.as_ptr(), name.1) == 0 && rdma.rlisten(listener.number, 1) == 0;
@@ -120,16 +119,18 @@ fn accepted(rdma: &Rdma, fd: c_int) -> Option<RawFd> {
     }
 }
 
-/// An rsocket that is closed when dropped.
+/// An rsocket that is closed when dropped. The turn ends after that: before, the next process would find the port taken.
 struct Listener<'a> {
     rdma: &'a Rdma,
     number: RawFd,
+    _turn: Option<File>,
 }
 
 impl<'a> Listener<'a> {
     fn new(rdma: &'a Rdma, family: c_int) -> Option<Self> {
+        let turn = turn();
         let number = rdma.create(family, libc::SOCK_STREAM, 0);
-        (number >= 0).then_some(Self { rdma, number })
+        (number >= 0).then_some(Self { rdma, number, _turn: turn })
     }
 }
 
@@ -140,7 +141,7 @@ impl Drop for Listener<'_> {
     }
 }
 
-/// Waits until no other process of this user is between listening and accepting. The lock ends with its holder, however
+/// Waits until no other process of this user listens to accept. The lock ends with its holder, however
 /// that ends; where there is no place for it, nobody waits.
 fn turn() -> Option<File> {
     // SAFETY: takes no pointers.
