@@ -44,7 +44,7 @@ pub(crate) fn read_summed(addr: u64, out: &mut [u8]) -> Result<Option<Sum>, Faul
     arch::read_summed(addr, out)
 }
 
-/// The sum of the first `blocks` times [`roxe_wire::icrc::BLOCK`] bytes of a copy, as [`roxe_wire::icrc::remainder`] has it.
+/// The sum of the first `blocks` times [`roxe_wire::icrc::BLOCK`] bytes of a copy, as [`roxe_wire::icrc::Summed`] wants it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sum {
     pub(crate) blocks: u8,
