@@ -2,6 +2,8 @@
 
 use crate::device::{Context, devices};
 use crate::pd::Pd;
+use crate::qp::Qp;
+use roxe_transport::qp::{AttrMask, QpAttr};
 use std::ffi::c_void;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
@@ -17,6 +19,18 @@ pub(crate) fn context() -> Arc<Context> {
 /// A protection domain in a context of its own.
 pub(crate) fn pd() -> Arc<Pd> {
     context().alloc_pd().unwrap()
+}
+
+/// Takes `qp` to INIT, RTR and RTS. An end passes over what it does not have.
+pub(crate) fn connect(qp: &Qp, [init, rtr, rts]: [QpAttr; 3]) {
+    let of_init = AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS;
+    let of_rtr = AttrMask::AV | AttrMask::PATH_MTU | AttrMask::DEST_QPN | AttrMask::RQ_PSN;
+    let of_rtr = of_rtr | AttrMask::MAX_DEST_RD_ATOMIC | AttrMask::MIN_RNR_TIMER;
+    let of_rts = AttrMask::SQ_PSN | AttrMask::TIMEOUT | AttrMask::RETRY_CNT | AttrMask::RNR_RETRY;
+    let of_rts = of_rts | AttrMask::MAX_QP_RD_ATOMIC;
+    for (attr, mask) in [(init, of_init), (rtr, of_rtr), (rts, of_rts)] {
+        qp.modify(&attr, mask | AttrMask::STATE).unwrap();
+    }
 }
 
 /// Whether there is something to read, now.

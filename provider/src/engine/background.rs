@@ -7,7 +7,7 @@
 //! not, and there was something to receive, two points are added. At zero points it mutes the sockets and only looks
 //! again after a tick. A busy poller is inside nearly always, so the score goes to zero; one that waits on memory is
 //! outside when its packets come, so it stays up. Arming a completion queue fills the score: the program is about to
-//! sleep.
+//! sleep. If it receives itself before it does ([`super::waiting`]), the score is filled when it gives up.
 
 use super::poller::{self, Poller, Watch, Woken};
 use super::rx::Rx;

@@ -5,7 +5,7 @@ use super::rx::RxState;
 use crate::cq::{Cq, CqInit};
 use crate::qp::{Qp, QpInit};
 use crate::testing;
-use roxe_transport::qp::{AttrMask, QpAttr, QpCaps, QpState, Service};
+use roxe_transport::qp::{QpAttr, QpCaps, QpState, Service};
 use roxe_transport::wr::{Access, Av, SendData, SendFlags, SendOp, SendRequest, WcStatus};
 use roxe_wire::{PathMtu, RKey};
 use std::net::Ipv4Addr;
@@ -29,14 +29,7 @@ fn alone() -> (Arc<Qp>, Arc<Cq>) {
     let init = QpAttr { state: QpState::Init, port: 1, access: Access::REMOTE_WRITE, ..QpAttr::default() };
     let rtr = QpAttr { state: QpState::Rtr, av, dest_qpn: qp.qpn(), path_mtu: PathMtu::Mtu1024, ..init };
     let rts = QpAttr { state: QpState::Rts, timeout: 1, retry_cnt: 0, ..rtr };
-    let of_init = AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS;
-    let of_rtr = AttrMask::AV | AttrMask::PATH_MTU | AttrMask::DEST_QPN | AttrMask::RQ_PSN;
-    let of_rtr = of_rtr | AttrMask::MAX_DEST_RD_ATOMIC | AttrMask::MIN_RNR_TIMER;
-    let of_rts = AttrMask::SQ_PSN | AttrMask::TIMEOUT | AttrMask::RETRY_CNT | AttrMask::RNR_RETRY;
-    let of_rts = of_rts | AttrMask::MAX_QP_RD_ATOMIC;
-    for (attr, mask) in [(init, of_init), (rtr, of_rtr), (rts, of_rts)] {
-        qp.modify(&attr, mask | AttrMask::STATE).unwrap();
-    }
+    testing::connect(&qp, [init, rtr, rts]);
     (qp, cq)
 }
 

@@ -6,7 +6,7 @@ use crate::net::slot::SlotSocket;
 use crate::qp::{Qp, QpInit};
 use crate::testing::{self, PAGE, Pages};
 use crate::xrcd::XrcdInit;
-use roxe_transport::qp::{AttrMask, QpAttr, QpCaps, QpEvents, QpState, Service};
+use roxe_transport::qp::{QpAttr, QpCaps, QpEvents, QpState, Service};
 use roxe_transport::wr::{Access, Av, SendData, SendFlags, SendOp, SendRequest, Sge, WcStatus};
 use roxe_wire::{NakCode, PathMtu, Qpn};
 use std::fs::File;
@@ -50,15 +50,7 @@ fn connect(qp: &Qp, dest: Qpn) {
     let rtr = QpAttr { max_dest_rd_atomic: 4, min_rnr_timer: 1, ..rtr };
     // The timer of the peer does not help: what is lost between processes is asked for again by the target alone.
     let rts = QpAttr { state: QpState::Rts, timeout: 0, retry_cnt: 7, rnr_retry: 7, max_rd_atomic: 4, ..rtr };
-    // An end passes over what it does not have.
-    let of_init = AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS;
-    let of_rtr = AttrMask::AV | AttrMask::PATH_MTU | AttrMask::DEST_QPN | AttrMask::RQ_PSN;
-    let of_rtr = of_rtr | AttrMask::MAX_DEST_RD_ATOMIC | AttrMask::MIN_RNR_TIMER;
-    let of_rts = AttrMask::SQ_PSN | AttrMask::TIMEOUT | AttrMask::RETRY_CNT | AttrMask::RNR_RETRY;
-    let of_rts = of_rts | AttrMask::MAX_QP_RD_ATOMIC;
-    for (attr, mask) in [(init, of_init), (rtr, of_rtr), (rts, of_rts)] {
-        qp.modify(&attr, mask | AttrMask::STATE).unwrap();
-    }
+    testing::connect(qp, [init, rtr, rts]);
 }
 
 impl Scene {
