@@ -233,6 +233,12 @@ pub(crate) fn log_path(tag: &str) -> PathBuf {
     std::env::temp_dir().join(format!("roxe-test-{}-{tag}.log", std::process::id()))
 }
 
+/// What a counter had reached in the end, as `ROXE_STATS` lets processes tell it: the sum over all that are in `output`.
+pub fn counter(output: &str, name: &str) -> u64 {
+    let words = output.split_whitespace().filter_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+    words.filter_map(|value| value.parse::<u64>().ok()).sum()
+}
+
 /// Whether some process of this network namespace listens on TCP `port` (column 2 is the local address, column 4 the
 /// state, 0A is LISTEN).
 pub fn listens(port: u16) -> bool {

@@ -254,11 +254,7 @@ fn fabric(args: &str) -> Verdict {
     })
 }
 
-/// Packets that passed through the process, as `ROXE_STATS` tells it. Who only acknowledges sends few.
+/// Packets that passed through the process. Who only acknowledges sends few.
 fn passed(output: &str) -> u64 {
-    let number = |word: &str| {
-        let value = word.strip_prefix("sent_packets=").or_else(|| word.strip_prefix("received_packets="));
-        value.and_then(|value| value.parse::<u64>().ok())
-    };
-    output.split_whitespace().filter_map(number).sum()
+    ["sent_packets", "received_packets"].map(|name| pair::counter(output, name)).into_iter().sum()
 }

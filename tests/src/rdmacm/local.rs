@@ -212,7 +212,7 @@ impl Meeting<'_> {
             if lossy && !end.output.contains("roxe: faults: ") {
                 return Err(format!("`{}` does not tell of faults\n{}", end.command, end.output));
             }
-            match received(&end.output) {
+            match pair::counter(&end.output, "received_packets") {
                 packets if packets < self.exchange.packets => {
                     Err(format!("`{}` has received {packets} packets\n{}", end.command, end.output))
                 }
@@ -233,10 +233,4 @@ pub fn listens(witness: u32, port: u16) -> bool {
 /// How many sockets are members of the group.
 pub(crate) fn members(witness: u32, ip: Ip) -> usize {
     members_in(&fs::read_to_string(format!("/proc/{witness}/net/{}", group_table(ip))).unwrap_or_default(), ip)
-}
-
-/// The packets that roxe counts at the end of a process.
-pub fn received(output: &str) -> u64 {
-    let number = |rest: &str| rest.split(|c: char| !c.is_ascii_digit()).next().and_then(|n| n.parse::<u64>().ok());
-    output.split("received_packets=").skip(1).filter_map(number).sum()
 }
