@@ -126,13 +126,16 @@ impl Device {
         }
     }
 
-    /// Takes over what the interface is like now, does `then`, and tells every context what changed.
-    pub(crate) fn refresh(&self, then: impl FnOnce()) {
+    /// Takes over what the interface is like now, and tells every context what changed. `prepare` is done with the new
+    /// GID table before anybody sees it.
+    pub(crate) fn refresh(&self, prepare: impl FnOnce(&GidTable)) {
         // Held from the look on, so that nobody takes over an older look after this one.
         let mut contexts = self.contexts.lock();
         let Ok(now) = Netdev::find(self.ifindex) else { return };
-        let changes = self.port.write().follow(now.as_ref());
-        then();
+        let mut port = self.port.read().clone();
+        let changes = port.follow(now.as_ref());
+        prepare(&port.gids);
+        *self.port.write() = port;
         contexts.retain(|context| context.strong_count() > 0);
         for context in contexts.iter().filter_map(Weak::upgrade) {
             changes.iter().for_each(|kind| context.raise(*kind, PORT.into(), ObjectId::next()));

@@ -209,7 +209,7 @@ fn mtu_of(name: &str) -> Result<u32, Error> {
 }
 
 /// What may change while the device is known.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Port {
     pub(crate) attr: PortAttr,
     pub(crate) gids: GidTable,

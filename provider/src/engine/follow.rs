@@ -4,6 +4,7 @@
 
 use super::Engine;
 use crate::cm;
+use crate::port::GidTable;
 
 impl Engine {
     /// Looks at the interface, and lets the background thread follow it from now on. If that cannot be, the device works all
@@ -37,19 +38,19 @@ impl Engine {
         }
     }
 
-    /// Takes over what the interface is like. Programs hear of a new address once packets can come to it.
+    /// Takes over what the interface is like. Programs see a new address once packets can leave from it and come to it.
     fn look(&self) {
-        self.device.refresh(|| self.open_new_links());
+        self.device.refresh(|gids| self.open_new_links(gids));
     }
 
     /// Opens the addresses that have come, if sockets are open at all. What cannot be opened is reported to whoever wants to
     /// use it.
-    fn open_new_links(&self) {
+    fn open_new_links(&self, gids: &GidTable) {
         let Ok(poller) = self.poller() else { return };
         if !self.is_started() {
             return;
         }
-        for (_, gid) in self.device.gids().used() {
+        for (_, gid) in gids.used() {
             if self.link(gid).is_none() {
                 let _ = self.open_link(gid).and_then(|link| self.add_link(link, &poller));
             }
