@@ -271,9 +271,11 @@ impl Engine {
             self.empty_sockets(buf, state, now);
         }
         if has_packets {
-            let rings = std::mem::take(&mut state.rings);
-            rings.iter().for_each(|ring| self.drain_ring(ring, buf, state, now));
-            state.rings = rings;
+            let mut next = 0;
+            while let Some(ring) = state.rings.get(next).map(Arc::clone) {
+                next += 1;
+                self.drain_ring(&ring, buf, state, now);
+            }
             state.prefers_rings = true;
             // A broken one is let go of now: its writer shall hear of it.
             self.refresh_rings(state);
@@ -295,19 +297,9 @@ impl Engine {
     /// Receives from one ring.
     fn drain_ring(&self, ring: &Arc<Inbound>, buf: &mut [u8], state: &mut RxState, now: Instant) {
         for _ in 0..RING_BUDGET {
-            match ring.reader.next() {
-                Ok(None) => break,
-                Ok(Some((meta, bytes))) => {
-                    self.counters().received_by_ring.add(meta.len.div_ceil(meta.segment) as u64);
-                    if self.tap().is_none() {
-                        self.dispatch(state, &meta, bytes, Way::Ring, now);
-                    } else if let Some(copy) = buf.get_mut(..meta.len) {
-                        copy.copy_from_slice(bytes);
-                        let meta = sealed(meta, copy);
-                        self.dispatch(state, &meta, copy, Way::Ring, now);
-                    }
-                    ring.reader.give_back(&meta);
-                }
+            match ring.reader.next(|meta, bytes| self.take_from_ring(meta, bytes, buf, state, now)) {
+                Ok(true) => {}
+                Ok(false) => break,
                 Err(Broken) => {
                     self.counters().malformed.add(1);
                     return self.forget_inbound(std::slice::from_ref(ring));
@@ -316,6 +308,18 @@ impl Engine {
         }
         if ring.reader.must_tell() {
             ring.doorbell.ring();
+        }
+    }
+
+    /// Takes one run out of a ring. For a tap it is copied into `buf`, and sealed there.
+    fn take_from_ring(&self, meta: RxMeta, bytes: &[u8], buf: &mut [u8], state: &mut RxState, now: Instant) {
+        self.counters().received_by_ring.add(meta.len.div_ceil(meta.segment) as u64);
+        if self.tap().is_none() {
+            self.dispatch(state, &meta, bytes, Way::Ring, now);
+        } else if let Some(copy) = buf.get_mut(..meta.len) {
+            copy.copy_from_slice(bytes);
+            let meta = sealed(meta, copy);
+            self.dispatch(state, &meta, copy, Way::Ring, now);
         }
     }
 
