@@ -17,6 +17,7 @@ mod piggyback;
 mod poller;
 mod rings;
 mod rx;
+mod spinning;
 mod start;
 mod strays;
 mod table;

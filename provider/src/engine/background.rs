@@ -11,6 +11,8 @@
 
 use super::poller::{self, Poller, Watch, Woken};
 use super::rx::Rx;
+use super::spinning::{Crowd, Look};
+use super::waiting::Waiters;
 use super::{Batch, Engine, clock};
 use parking_lot::MutexGuard;
 use roxe_transport::time::Instant;
@@ -34,12 +36,6 @@ const WATCH: Duration = Duration::from_micros(1);
 const SERVED: i32 = 2;
 const UNNEEDED: i32 = 1;
 const FULL: i32 = 32;
-/// A look, with what it found, that takes longer than this was interrupted by somebody else's turn.
-pub(super) const CROWDED: Duration = Duration::from_micros(500);
-/// After that the thread goes to sleep without looking around for so many rounds, and for twice as many each time it
-/// happens again.
-const CROWDED_ROUNDS: u32 = 16;
-const MAX_CROWDED_ROUNDS: u32 = 4096;
 /// A program that polls more often than this after arming is not waiting for the event.
 const POLLS_AFTER_ARMING: u32 = 4;
 /// The thread is awake, or will look soon of its own accord.
@@ -56,11 +52,9 @@ pub(super) struct Presence {
     score: AtomicI32,
     muted: AtomicBool,
     /// Threads of the program that wait for an event, and may receive meanwhile.
-    pub(super) waiting: AtomicU32,
+    pub(super) waiters: Waiters,
     /// It waits in this way, so arming need not wake the background thread.
     pub(super) waits_itself: AtomicBool,
-    /// What these threads met.
-    pub(super) crowd: Crowd,
     /// An acknowledgement has waited for the program's answer since the last look.
     in_rhythm: AtomicBool,
     /// The deadline that the sleeping thread will wake up for; [`AWAKE`] if there is nothing to tell it.
@@ -76,9 +70,8 @@ impl Default for Presence {
             polls_since_arming: AtomicU32::new(u32::MAX),
             score: AtomicI32::new(0),
             muted: AtomicBool::new(false),
-            waiting: AtomicU32::new(0),
+            waiters: Waiters::default(),
             waits_itself: AtomicBool::new(false),
-            crowd: Crowd::default(),
             in_rhythm: AtomicBool::new(false),
             sleeps_until: AtomicU64::new(AWAKE),
         }
@@ -155,46 +148,30 @@ impl Presence {
         self.polls_since_arming.load(Relaxed) <= POLLS_AFTER_ARMING
     }
 
+    /// A thread of the program is there. Whether the background thread may sleep however many packets come, and how long.
+    fn mute(&self, experience: &mut Experience, now: Instant) -> Option<Duration> {
+        let is_sure = self.waiters.receive(now);
+        let points = if is_sure { FULL } else { experience.note_unneeded() };
+        if self.add_score(-points) > 0 {
+            return None;
+        }
+        self.muted.store(true, SeqCst);
+        // Whoever arms or gives up waiting now finds `muted` and wakes us; whoever armed just before has filled the score.
+        let still = self.score.load(SeqCst) == 0 && (!is_sure || self.waiters.receive(now));
+        still.then(|| experience.next_tick(self.in_rhythm.swap(false, Relaxed)))
+    }
+
     /// In the child of a fork, where no thread waits.
     pub(super) fn abandon(&self) {
-        self.waiting.store(0, Relaxed);
+        self.waiters.abandon();
     }
 
     /// The thread has received something. A program that armed and waits elsewhere, as with `poll(2)`, wants to be woken the
     /// next time.
     fn note_served(&self) {
-        if self.waits_for_event() && self.waiting.load(Relaxed) == 0 {
+        if self.waits_for_event() && !self.waiters.exist() {
             self.waits_itself.store(false, Relaxed);
         }
-    }
-}
-
-/// Whether looking around is of use, or in the way of others. Advice.
-#[derive(Debug, Default)]
-pub(super) struct Crowd {
-    /// Rounds that still end without spinning, and how many there will be the next time.
-    hasty_rounds: AtomicU32,
-    penalty: AtomicU32,
-}
-
-impl Crowd {
-    /// Whether to keep looking for a while.
-    pub(super) fn may_spin(&self) -> bool {
-        let rounds = self.hasty_rounds.load(Relaxed);
-        self.hasty_rounds.store(rounds.saturating_sub(1), Relaxed);
-        rounds == 0
-    }
-
-    /// Somebody else wanted the processor while the thread was spinning.
-    pub(super) fn note_crowd(&self) {
-        let penalty = (self.penalty.load(Relaxed) * 2).clamp(CROWDED_ROUNDS, MAX_CROWDED_ROUNDS);
-        self.penalty.store(penalty, Relaxed);
-        self.hasty_rounds.store(penalty, Relaxed);
-    }
-
-    /// Spinning was of use.
-    pub(super) fn note_find(&self) {
-        self.penalty.store(0, Relaxed);
     }
 }
 
@@ -275,14 +252,9 @@ impl Engine {
         self.steer(now);
         self.tell_counters(now);
         let polled_recently = presence.age(now) < TICK;
-        if polled_recently && presence.is_present() {
-            if presence.add_score(-experience.note_unneeded()) == 0 {
-                presence.muted.store(true, SeqCst);
-                // Whoever arms now finds `muted` and wakes us; whoever armed just before has filled the score.
-                if presence.score.load(SeqCst) == 0 {
-                    let tick = experience.next_tick(presence.in_rhythm.swap(false, Relaxed));
-                    return Sleep::muted(self.steering_deadline(), now, tick);
-                }
+        if polled_recently && (presence.waiters.receive(now) || presence.is_present()) {
+            if let Some(tick) = presence.mute(experience, now) {
+                return Sleep::muted(self.steering_deadline(), now, tick);
             }
         } else {
             experience.unneeded = 0;
@@ -324,35 +296,22 @@ impl Engine {
         (rx, now)
     }
 
-    /// Keeps looking for a while: a peer that is about to answer must not pay for waking us. Gives the processor to
-    /// whoever wants it after every look in vain; if somebody does, sleeping is better, the next times as well: who wakes
-    /// up goes first, who only waits for his turn does not, and who yields has less of it later.
+    /// Keeps looking for a while: a peer that is about to answer must not pay for waking us.
     fn spin(&self, crowd: &Crowd) {
-        let patience = Duration::from_micros(self.config.spin_us.into());
-        let mut last_found = clock::now();
-        let mut last_look = last_found;
-        let mut found = true;
         let seen = self.presence.last_poll.load(Relaxed);
-        loop {
-            if !found {
-                std::thread::yield_now();
-            }
+        crowd.keep_looking(self.usual_patience(), clock::now, || {
             let now = clock::now();
-            if now.since(last_look) >= CROWDED {
-                return crowd.note_crowd();
-            }
-            last_look = now;
-            found = self.serve(now);
+            let found = self.serve(now);
             if found {
-                last_found = now;
                 crowd.note_find();
             }
             self.tell_counters(now);
-            let taken_over = self.presence.last_poll.load(Relaxed) != seen && !self.presence.waits_for_event();
-            if taken_over || now.since(last_found) >= patience {
-                return;
+            match found {
+                _ if self.presence.last_poll.load(Relaxed) != seen && !self.presence.waits_for_event() => Look::Enough,
+                true => Look::Found,
+                false => Look::Vain,
             }
-        }
+        });
     }
 
     /// Announces the next deadline, then looks at it again: whoever adds an earlier one meanwhile either finds the
@@ -419,30 +378,15 @@ mod tests {
     }
 
     #[test]
-    fn who_was_in_the_way_spins_less_and_less_until_it_pays() {
-        let crowd = Crowd::default();
-        assert!(crowd.may_spin());
-        for rounds in [CROWDED_ROUNDS, 2 * CROWDED_ROUNDS, 4 * CROWDED_ROUNDS] {
-            crowd.note_crowd();
-            assert_eq!((0..).take_while(|_| !crowd.may_spin()).count() as u32, rounds);
-        }
-        crowd.note_find();
-        crowd.note_crowd();
-        assert_eq!(crowd.hasty_rounds.load(Relaxed), CROWDED_ROUNDS);
-        (0..40).for_each(|_| crowd.note_crowd());
-        assert_eq!(crowd.hasty_rounds.load(Relaxed), MAX_CROWDED_ROUNDS);
-    }
-
-    #[test]
     fn arming_wakes_nobody_for_a_program_that_waits_itself_until_it_waits_elsewhere() {
         let presence = Presence::default();
         presence.waits_itself.store(true, Relaxed);
         presence.muted.store(true, SeqCst);
         assert!(!presence.arm());
-        presence.waiting.store(1, Relaxed);
+        let waiting = presence.waiters.come();
         presence.note_served();
         assert!(!presence.arm(), "it waits itself");
-        presence.waiting.store(0, Relaxed);
+        drop(waiting);
         presence.note_served();
         assert!(presence.arm());
     }
