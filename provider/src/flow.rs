@@ -161,8 +161,15 @@ impl Flow {
     }
 
     /// Takes `bytes` of the datagram window. `look` finds out about the receiver and is asked when a window is used up
-    /// without anybody who would return credits.
-    pub(crate) fn reserve_datagram(&self, bytes: u32, now: Instant, look: impl FnOnce() -> Receiver) -> bool {
+    /// without anybody who would return credits. A receiver with a ring is sent to without end only if the packet goes
+    /// `by_ring`: who began to send before the ring was there goes on by the socket.
+    pub(crate) fn reserve_datagram(
+        &self,
+        bytes: u32,
+        now: Instant,
+        look: impl FnOnce() -> Receiver,
+        by_ring: impl FnOnce() -> bool,
+    ) -> bool {
         let used = self.datagrams.fetch_add(bytes, Ordering::SeqCst);
         if used.saturating_add(bytes) <= self.window {
             return true;
@@ -172,7 +179,12 @@ impl Flow {
             *receiver = look();
             self.last_sign.store(now.0, Ordering::Relaxed);
         }
-        if *receiver == Receiver::Credits {
+        let has_window = match *receiver {
+            Receiver::Credits => true,
+            Receiver::Ring => !by_ring(),
+            Receiver::Remote | Receiver::Absent => false,
+        };
+        if has_window {
             self.datagrams.fetch_sub(bytes, Ordering::SeqCst);
             return false;
         }
@@ -587,7 +599,7 @@ mod tests {
     fn datagrams_stop_without_credits_and_go_on_with_them() {
         let flows = flows();
         let flow = flows.get(key(2), T0, || Receiver::Credits);
-        let reserve = |bytes| flow.reserve_datagram(bytes, T0, || panic!("the receiver is known"));
+        let reserve = |bytes| flow.reserve_datagram(bytes, T0, || panic!("the receiver is known"), || true);
         assert!(reserve(1000));
         assert!(!reserve(1));
         flows.credit(key(2), 300, T0);
@@ -596,14 +608,27 @@ mod tests {
     }
 
     #[test]
+    fn who_goes_on_by_the_socket_when_there_is_a_ring_keeps_within_the_window() {
+        let flows = flows();
+        let flow = flows.get(key(2), T0, || Receiver::Credits);
+        let reserve = |bytes, by_ring| flow.reserve_datagram(bytes, T0, || panic!("the receiver is known"), || by_ring);
+        assert!(reserve(1000, false));
+        flows.set_receiver(key(2).slot, Receiver::Ring);
+        assert!(reserve(1000, false) && !reserve(1, false), "the socket may hold two windows");
+        flows.credit(key(2), 300, T0);
+        assert!(reserve(300, false) && !reserve(1, false));
+        assert!((0..10).all(|_| reserve(1000, true)));
+    }
+
+    #[test]
     fn a_window_without_signs_of_life_opens_again() {
         let flows = flows();
         let flow = flows.get(key(3), T0, || Receiver::Credits);
-        assert!(flow.reserve_datagram(1000, T0, || Receiver::Credits));
+        assert!(flow.reserve_datagram(1000, T0, || Receiver::Credits, || false));
         flow.open_if_stalled(T0.after(STALL - Duration::from_nanos(1)));
-        assert!(!flow.reserve_datagram(1, T0, || Receiver::Credits));
+        assert!(!flow.reserve_datagram(1, T0, || Receiver::Credits, || false));
         flow.open_if_stalled(T0.after(STALL));
-        assert!(flow.reserve_datagram(1000, T0, || Receiver::Credits));
+        assert!(flow.reserve_datagram(1000, T0, || Receiver::Credits, || false));
     }
 
     #[test]
@@ -612,10 +637,10 @@ mod tests {
         let dead = flows.get(key(4), T0, || Receiver::Absent);
         let distant = flows.get(key(5), T0, || Receiver::Remote);
         for _ in 0..10 {
-            assert!(dead.reserve_datagram(900, T0, || Receiver::Absent));
-            assert!(distant.reserve_datagram(900, T0, || panic!("a remote receiver stays remote")));
+            assert!(dead.reserve_datagram(900, T0, || Receiver::Absent, || false));
+            assert!(distant.reserve_datagram(900, T0, || panic!("a remote receiver stays remote"), || false));
         }
-        assert!(!(0..3).all(|_| dead.reserve_datagram(900, T0, || Receiver::Credits)));
+        assert!(!(0..3).all(|_| dead.reserve_datagram(900, T0, || Receiver::Credits, || false)));
     }
 
     #[test]

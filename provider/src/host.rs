@@ -126,13 +126,15 @@ pub(crate) struct QpHost<'a> {
     held: Option<Regions<'a>>,
     /// Whether packets go into a ring, or come out of one.
     by_ring: bool,
+    /// What the visit knows of rings.
+    rings: u32,
 }
 
 impl<'a> QpHost<'a> {
     /// For one visit to `qp` at `now`.
     pub(crate) fn new(qp: &'a QpCore, path: &'a mut Path, now: Instant) -> Self {
         let (report, selected, elsewhere, copied, held) = (Report::default(), None, None, None, None);
-        Self { qp, path, now, report, selected, elsewhere, copied, held, by_ring: false }
+        Self { qp, path, now, report, selected, elsewhere, copied, held, by_ring: false, rings: 0 }
     }
 
     /// The packets that are handed in came by a ring, or not.
@@ -142,9 +144,10 @@ impl<'a> QpHost<'a> {
 
     /// A batch begins. With `copied`, payloads are summed up on their way into packets, and it will say which: one pass over
     /// the data instead of two, where the processor can. RC asks for no room if it `by_ring`: a ring that is full takes no
-    /// packet, and counting each made the processor wait for the stores of the one before.
-    pub(crate) fn begin_batch(&mut self, copied: Option<Vec<Copied>>, by_ring: bool) {
-        (self.copied, self.by_ring) = (copied, by_ring);
+    /// packet, and counting each made the processor wait for the stores of the one before. `rings` says as of
+    /// when the visit knows which there are ([`Engine::knows_rings`]).
+    pub(crate) fn begin_batch(&mut self, copied: Option<Vec<Copied>>, by_ring: bool, rings: u32) {
+        (self.copied, self.by_ring, self.rings) = (copied, by_ring, rings);
     }
 
     /// Which payloads were summed up, if they were to be. Lets go of the memory: the first packet of the next batch locks a
@@ -218,12 +221,12 @@ impl<'a> QpHost<'a> {
 
     /// One attempt to reserve room.
     fn try_reserve(&mut self, key: Key, bytes: u32, own: u32) -> bool {
-        let (engine, now, has_turn) = (self.qp.engine(), self.now, self.path.has_turn);
+        let (engine, now, has_turn, rings) = (self.qp.engine(), self.now, self.path.has_turn, self.rings);
         let flow = self.path.flow(key, engine, now);
         match pool(self.qp.service()) {
             Pool::Stream if has_turn => flow.reserve_in_turn(bytes),
             Pool::Stream => flow.reserve_stream(bytes, own),
-            Pool::Datagrams => flow.reserve_datagram(bytes, now, || engine.look_at(key)),
+            Pool::Datagrams => flow.reserve_datagram(bytes, now, || engine.look_at(key), || engine.knows_rings(rings)),
         }
     }
 }

@@ -256,6 +256,11 @@ impl Engine {
         if is_local { self.rings.find(slot) } else { None }
     }
 
+    /// Whether who looked for rings at `version` knows all there are, and uses them.
+    pub(crate) fn knows_rings(&self, version: u32) -> bool {
+        self.rings.version() == version
+    }
+
     /// Whether packets to `slot` go through a ring.
     pub(super) fn has_ring(&self, slot: Slot) -> bool {
         self.rings.is_ready(slot)
@@ -326,15 +331,18 @@ impl Engine {
 
     fn tend_out(&self) {
         let mut changed = Vec::new();
-        for (slot, what) in self.rings.out.lock().iter_mut() {
+        let mut out = self.rings.out.lock();
+        for (slot, what) in out.iter_mut() {
             // One event may stand for both of what a line can say.
             changed.extend((0..2).map_while(|_| what.hear()).map(|receiver| (*slot, receiver)));
         }
+        if !changed.is_empty() {
+            // Before anybody hears of a ring: who sends without end because there is one must know that it has to use it.
+            self.rings.version.fetch_add(2, Ordering::Release);
+        }
+        drop(out);
         for (slot, receiver) in &changed {
             self.flows.set_receiver(*slot, *receiver);
-        }
-        if !changed.is_empty() {
-            self.rings.version.fetch_add(2, Ordering::Release);
         }
     }
 

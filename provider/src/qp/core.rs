@@ -409,7 +409,7 @@ impl QpCore {
         let mut outlet = Outlet::new(self.engine(), tx, self.qpn);
         loop {
             let copied = if frames.is_none() { outlet.lend_copied() } else { None };
-            host.begin_batch(copied, outlet.by_ring());
+            host.begin_batch(copied, outlet.by_ring(), outlet.rings());
             let state = machine.poll_transmit(&mut host, &mut outlet);
             if let Some(copied) = host.end_batch() {
                 outlet.note_copied(copied);

@@ -113,6 +113,11 @@ impl<'a> Outlet<'a> {
         self.cache.ring.is_some()
     }
 
+    /// What it knows of rings, for [`Engine::knows_rings`].
+    pub(crate) fn rings(&self) -> u32 {
+        self.cache.version
+    }
+
     /// A list of payloads that are summed up on their way, for [`Outlet::note_copied`]; `None` if packets need no ICRC: the
     /// last ones went into a ring.
     pub(crate) fn lend_copied(&mut self) -> Option<Vec<Copied>> {
