@@ -147,7 +147,8 @@ pub struct Qp {
 }
 
 impl Qp {
-    /// A queue pair in RESET. Its queues are reserved whole at the first post; after that nothing allocates.
+    /// A queue pair in RESET. Its receive queue is reserved whole at the first post, its send queue doubles until it holds what
+    /// is under way; after that nothing allocates.
     pub fn new(config: QpConfig) -> Self {
         Self {
             requester: Requester::new(&config),

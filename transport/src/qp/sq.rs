@@ -1,19 +1,22 @@
 //! The send queue: a ring of work requests with their lists, inline bytes and destinations in flat side arrays.
 //!
-//! Entries are named by a running index that wraps at 2^32; `slot` maps it into the arrays. Each array is reserved whole
-//! at the first post that needs it and touched as the ring comes by, so an idle QP costs next to nothing. A queue that was
-//! empty begins anew with its first place: of thousands of QPs with few requests each, those places stay in the cache.
+//! Entries are named by a running index that wraps at 2^32; `slot` maps it into the arrays. They begin with the first post
+//! that needs them and double as requests pile up, so that thousands of QPs with few requests each stay small; in steady
+//! state nothing allocates. A queue that was empty begins anew with its first place, which is still in the cache.
 //! Touches `wr`.
 
 use crate::qp::PostError;
 use crate::qp::segment::MAX_MESSAGE;
 use crate::qp::shared::{QpCaps, QpConfig, Service};
-use crate::qp::tagged::{MAX_RENDEZVOUS, Rendezvous};
+use crate::qp::tagged::Rendezvous;
 use crate::wr::{SendData, SendFlags, SendOp, SendRequest, Sge, UdDest, WcOpcode};
 use roxe_wire::{Psn, Tmh};
 
 /// Bytes of the remote word of an atomic and of an ATOMIC WRITE.
 const ATOMIC_LEN: u32 = 8;
+
+/// Places that a ring begins with. Room for 64 requests from the start spread 10,000 QPs over four times as many pages.
+const FIRST_PLACES: u32 = 4;
 
 /// Who wants a send work request done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -115,18 +118,16 @@ pub(crate) enum Payload<'a> {
     Inline(&'a [u8]),
 }
 
-/// `width` items for each entry of a ring. Reserved whole when the first is put, touched as the ring comes by: an array
-/// that is reserved costs a page even if nobody uses it, and most queues use one kind of payload.
+/// `width` items for each entry of a ring, as far as they were ever put: most queues use one kind of payload.
 #[derive(Debug)]
 struct Lanes<T> {
     items: Vec<T>,
-    slots: usize,
     width: usize,
 }
 
 impl<T: Copy> Lanes<T> {
-    const fn new(slots: usize, width: usize) -> Self {
-        Self { items: Vec::new(), slots, width }
+    const fn new(width: usize) -> Self {
+        Self { items: Vec::new(), width }
     }
 
     fn put(&mut self, slot: usize, values: &[T], filler: T) {
@@ -135,8 +136,6 @@ impl<T: Copy> Lanes<T> {
         }
         let (start, end) = (slot * self.width, (slot + 1) * self.width);
         if self.items.len() < end {
-            // Reserves once: `len` never exceeds this.
-            self.items.reserve_exact(self.slots * self.width - self.items.len());
             self.items.resize(end, filler);
         }
         if let Some(room) = self.items.get_mut(start..start + values.len()) {
@@ -148,13 +147,21 @@ impl<T: Copy> Lanes<T> {
         let start = slot * self.width;
         self.items.get(start..start + len).unwrap_or(&[])
     }
+
+    /// In a ring of `slots` entries that of `slot` becomes the first one, and those before it the last ones.
+    fn turn(&mut self, slot: usize, slots: usize) {
+        if let Some(&filler) = self.items.first() {
+            self.items.resize(slots * self.width, filler);
+            self.items.rotate_left(slot * self.width);
+        }
+    }
 }
 
-/// Places, elements and inline bytes that the card needs for requests of its own.
-fn internal_room(config: &QpConfig) -> (u32, u32, u32) {
+/// Elements and inline bytes that a request of the card's own needs.
+fn internal_room(config: &QpConfig) -> (u32, u32) {
     match config.srq_max_sge {
-        Some(max_sge) if config.tag_matching => (MAX_RENDEZVOUS, max_sge, Tmh::LEN as u32),
-        _ => (0, 0, 0),
+        Some(max_sge) if config.tag_matching => (max_sge, Tmh::LEN as u32),
+        _ => (0, 0),
     }
 }
 
@@ -162,6 +169,7 @@ fn internal_room(config: &QpConfig) -> (u32, u32, u32) {
 #[derive(Debug)]
 pub(crate) struct SendQueue {
     caps: QpCaps,
+    /// Places that there are by now, a power of two, less one.
     mask: u32,
     head: u32,
     tail: u32,
@@ -179,21 +187,19 @@ pub(crate) struct SendQueue {
 impl SendQueue {
     pub(crate) fn new(config: &QpConfig) -> Self {
         let caps = config.caps;
-        let (own_slots, own_sges, own_bytes) = internal_room(config);
-        let slots = (caps.max_send_wr + own_slots).max(1).next_power_of_two();
-        let len = slots as usize;
+        let (own_sges, own_bytes) = internal_room(config);
         Self {
             caps,
-            mask: slots - 1,
+            mask: FIRST_PLACES - 1,
             head: 0,
             tail: 0,
             base: 0,
             internal: 0,
             slots: Vec::new(),
-            sges: Lanes::new(len, caps.max_send_sge.max(own_sges) as usize),
+            sges: Lanes::new(caps.max_send_sge.max(own_sges) as usize),
             // clause: ATOMIC-WRITE-INLINE
-            inline: Lanes::new(len, caps.max_inline_data.max(ATOMIC_LEN).max(own_bytes) as usize),
-            dests: Lanes::new(len, usize::from(config.service == Service::Ud)),
+            inline: Lanes::new(caps.max_inline_data.max(ATOMIC_LEN).max(own_bytes) as usize),
+            dests: Lanes::new(usize::from(config.service == Service::Ud)),
         }
     }
 
@@ -219,8 +225,20 @@ impl SendQueue {
     fn next_slot(&mut self) -> usize {
         if self.is_empty() {
             self.base = self.tail;
+        } else if self.tail.wrapping_sub(self.head) > self.mask {
+            self.grow();
         }
         self.slot(self.tail)
+    }
+
+    /// Doubles a ring whose places are all taken. The oldest entry gets the first one.
+    fn grow(&mut self) {
+        let (first, places) = (self.slot(self.head), self.slots.len());
+        self.slots.rotate_left(first);
+        self.sges.turn(first, places);
+        self.inline.turn(first, places);
+        self.dests.turn(first, places);
+        (self.base, self.mask) = (self.head, 2 * self.mask + 1);
     }
 
     /// The entry `index`, if it is in the queue.
@@ -306,10 +324,7 @@ impl SendQueue {
         // A place exists from the second lap on; on the first it is the next to append.
         match self.slots.get_mut(slot) {
             Some(old) => *old = filled,
-            None => {
-                self.slots.reserve_exact(self.mask as usize + 1 - self.slots.len());
-                self.slots.push(filled);
-            }
+            None => self.slots.push(filled),
         }
         self.tail = self.tail.wrapping_add(1);
     }
@@ -441,6 +456,29 @@ mod tests {
         }
         sq.clear();
         assert!(sq.is_empty() && sq.head().is_none() && sq.pop().is_none());
+    }
+
+    #[test]
+    fn it_doubles_as_requests_pile_up_and_keeps_each_with_its_data() {
+        let mut sq = queue(100);
+        // Three come and one goes: the ring has turned whenever it grows.
+        for byte in 0..144 {
+            let list = [sge(byte.into())];
+            let data = if byte % 4 == 0 { SendData::Inline(&[byte]) } else { SendData::Sges(&list) };
+            sq.push(&request(byte.into(), data), 0).expect("room");
+            if byte % 3 == 2 {
+                sq.drop_head();
+            }
+        }
+        assert_eq!((sq.tail - sq.head, sq.mask), (96, 127));
+        for index in sq.head..sq.tail {
+            let (byte, wqe) = (u8::try_from(index).expect("small"), sq.get(index).expect("queued"));
+            assert_eq!(wqe.wr_id, u64::from(byte));
+            match sq.payload(index, wqe) {
+                Payload::Inline(bytes) => assert!(byte % 4 == 0 && bytes == [byte]),
+                Payload::Sges(sges) => assert_eq!(sges, [sge(byte.into())]),
+            }
+        }
     }
 
     #[test]
