@@ -138,6 +138,8 @@ struct Fleet {
     target: RemoteAddr,
     /// Which queue pair is next.
     turn: usize,
+    /// Bytes that the process occupied before.
+    resident: usize,
     server: Child,
     /// A line to the server: poll, or stop polling.
     input: ChildStdin,
@@ -155,9 +157,18 @@ impl Fleet {
         let region = pd.alloc_mr(LONGEST, REMOTE)?;
         let qps = (0..count).map(|_| queue_pair(&pd, &cq)).collect::<Result<Vec<_>>>()?;
         let target = meet(&qps, &mut input, output)?;
-        let each = crate::resident()?.saturating_sub(resident) / count;
-        println!("{count} queue pairs connected in {:.1} s, {each} bytes each", begun.elapsed().as_secs_f32());
-        Ok(Self { qps, cq, region, target, turn: 0, server, input })
+        let fleet = Self { qps, cq, region, target, turn: 0, resident, server, input };
+        println!(
+            "{count} queue pairs connected in {:.1} s, {} bytes each",
+            begun.elapsed().as_secs_f32(),
+            fleet.each()?
+        );
+        Ok(fleet)
+    }
+
+    /// Bytes that each queue pair has added to what this process occupies.
+    fn each(&self) -> Result<usize> {
+        Ok(resident()?.saturating_sub(self.resident) / self.qps.len())
     }
 
     /// Million messages per second that go round all queue pairs. The server is awake meanwhile.
@@ -288,6 +299,8 @@ fn queue_pairs(fleets: &mut [Fleet; 2], under_way: impl Fn(&Fleet) -> usize, rou
             fleet.rate(SIZES[0], under_way(fleet))?;
         }
     }
+    let [_, many] = &*fleets;
+    println!("  {} queue pairs take {} bytes each once they have sent {EACH} messages", many.qps.len(), many.each()?);
     for size in SIZES {
         println!(" {size} bytes");
         let names =
