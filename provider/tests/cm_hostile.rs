@@ -19,6 +19,7 @@ use roxe_provider::wire::cm::{
 use roxe_provider::wire::{Deth, Gid, Header, Kind, NetHeader, Packet, PathMtu, Pkey, Psn, Qkey, Qpn, icrc};
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::io::ErrorKind;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -67,7 +68,12 @@ impl Hostile {
     fn hear(&self, wanted: &str) -> Message {
         let mut bytes = [0; 2048];
         loop {
-            let (len, _) = self.socket.recv_from(&mut bytes).unwrap_or_else(|e| panic!("no {wanted}: {e}"));
+            let len = match self.socket.recv(&mut bytes) {
+                Ok(len) => len,
+                // This process was stopped and goes on: waiting with a limit ends then (`man 7 signal`).
+                Err(e) if e.kind() == ErrorKind::Interrupted => continue,
+                Err(e) => panic!("no {wanted}: {e}"),
+            };
             let packet = Packet::parse(&bytes[..len]).unwrap();
             let mad = Mad::of_packet(&packet).unwrap().unwrap();
             if mad.message.name() == wanted {
