@@ -233,12 +233,12 @@ impl Engine {
     /// all the time, when the machine is overloaded. Who does not get the lock of the receive side leaves them to its holder.
     /// Whether anything was there.
     fn visit(&self, mut rx: MutexGuard<'_, Rx>, all: bool, now: Instant) -> bool {
-        let is_due = self.timers.is_due(now);
-        let found = self.receive(&mut rx, all || is_due, now);
-        let may_run = is_due && rx.state().ends_overdue(found);
+        let due = self.timers.is_due(now).then(|| self.timers.added());
+        let found = self.receive(&mut rx, all || due.is_some(), now);
+        let due = due.filter(|_| rx.state().ends_overdue(found));
         drop(rx);
-        if may_run {
-            self.run_timers(now);
+        if let Some(added) = due {
+            self.run_timers(added, now);
         }
         found
     }
@@ -407,8 +407,10 @@ impl Engine {
         }
     }
 
-    fn run_timers(&self, now: Instant) {
-        while let Some((deadline, who)) = self.timers.pop_due(now) {
+    /// Runs what is due of the first `added` timers: a thread that stood still before it sent sets one that is due at once, and
+    /// nobody has looked for an answer yet.
+    fn run_timers(&self, added: u64, now: Instant) {
+        while let Some((deadline, who)) = self.timers.pop_due_before(added, now) {
             match who {
                 Due::Qp(qpn) => self.table.get(qpn).into_iter().for_each(|qp| qp.on_timer(deadline, now)),
                 Due::Cq(cq) => cq.upgrade().into_iter().for_each(|cq| cq.on_deadline(deadline)),

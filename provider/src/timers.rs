@@ -84,14 +84,24 @@ impl<T> Timers<T> {
 
     /// Takes the earliest entry if it is due.
     pub(crate) fn pop_due(&self, now: Instant) -> Option<(Instant, T)> {
+        self.pop_due_before(u64::MAX, now)
+    }
+
+    /// The same, if it was there when [`Timers::added`] said `added`.
+    pub(crate) fn pop_due_before(&self, added: u64, now: Instant) -> Option<(Instant, T)> {
         if !self.is_due(now) {
             return None;
         }
         let mut heap = self.heap.lock();
-        heap.entries.peek().filter(|entry| entry.deadline <= now)?;
+        heap.entries.peek().filter(|entry| entry.deadline <= now && entry.number < added)?;
         let Entry { deadline, what, .. } = heap.entries.pop()?;
         self.publish(&heap);
         Some((deadline, what))
+    }
+
+    /// How many entries were ever added.
+    pub(crate) fn added(&self) -> u64 {
+        self.heap.lock().number
     }
 
     /// Whether an entry is due.
@@ -148,6 +158,17 @@ mod tests {
         assert_eq!(timers.next(), Some(Instant(30)));
         assert_eq!([pop(&timers, 30), pop(&timers, 30)], [Some((30, "c")), Some((30, "d"))]);
         assert_eq!(timers.next(), None);
+    }
+
+    #[test]
+    fn what_was_added_later_can_be_left_for_later() {
+        let timers = Timers::default();
+        timers.add(Instant(20), "before");
+        let added = timers.added();
+        timers.add(Instant(20), "after");
+        assert_eq!(timers.pop_due_before(added, Instant(20)), Some((Instant(20), "before")));
+        assert_eq!(timers.pop_due_before(added, Instant(20)), None);
+        assert_eq!(pop(&timers, 20), Some((20, "after")));
     }
 
     #[test]

@@ -62,6 +62,31 @@ fn a_timer_waits_for_a_look_at_what_has_arrived() {
 }
 
 #[test]
+fn a_timer_that_was_moved_waits_for_a_look_of_its_own() {
+    let (qp, cq) = alone();
+    let engine = qp.pd().context().engine();
+    let mut held = engine.rx.lock();
+    let mut done = vec![];
+    let mut poll = || {
+        cq.poll(1, |cqe| done.push(cqe.status)).unwrap();
+        done.clone()
+    };
+    // The timer of the first one stays where it is, and the second one's comes later.
+    write(&qp);
+    while poll().is_empty() {
+        engine.receive(&mut held, true, clock::now());
+    }
+    write(&qp);
+    let start = clock::now();
+    while clock::now().since(start) < LATE {}
+    // Somebody looked before the second one was sent.
+    engine.run_timers(engine.timers.added(), clock::now());
+    drop(held);
+    while poll().len() < 2 {}
+    assert_eq!(poll(), [WcStatus::Success; 2]);
+}
+
+#[test]
 fn packets_without_end_hold_up_timers_for_a_while_only() {
     let mut state = RxState::default();
     for _ in 0..2 {

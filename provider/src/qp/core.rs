@@ -350,7 +350,8 @@ impl QpCore {
         true
     }
 
-    /// Acts on the timer that was registered for `deadline`; an entry that was overtaken by an earlier one does nothing.
+    /// Acts on the timer that was registered for `deadline`; an entry that was overtaken by an earlier one does nothing. What
+    /// has become due since is registered anew: it may be for a packet that left after the last look for an answer.
     pub(crate) fn on_timer(&self, deadline: Instant, now: Instant) {
         let mut inner = self.inner.lock();
         if inner.registered != Some(deadline) {
@@ -362,7 +363,7 @@ impl QpCore {
         let looks = inner.parking.deadline().is_some_and(|at| at <= now);
         let mut report = if looks { self.drain_parking(&mut inner, now) } else { Report::default() };
         let Inner { machine, path, .. } = &mut *inner;
-        if machine.poll_timeout().is_some_and(|at| at <= now) {
+        if machine.poll_timeout().is_some_and(|at| at <= deadline) {
             let mut host = QpHost::new(self, path, now);
             machine.handle_timeout(&mut host);
             report = report | host.end();
