@@ -40,7 +40,7 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::flow::{Flows, Key, Ready, Receiver};
 use crate::fork::{self, Lockable};
-use crate::live::{self, Live, Turn};
+use crate::live::{Live, Turn};
 use crate::net::news::News;
 use crate::net::slot::{self, Slot};
 use crate::net::steer::Steering;
@@ -295,8 +295,8 @@ impl Engine {
     pub(crate) fn leave_after_send(&self, now: Instant) {
         self.serve_ready(now);
         self.presence.leave();
-        if self.device.live().is_some() && instant(&self.tell_at).is_none() {
-            self.publish(&self.tell_at, Some(now.after(live::PERIOD)));
+        if let Some(live) = self.device.live().filter(|_| instant(&self.tell_at).is_none()) {
+            self.publish(&self.tell_at, Some(now.after(live.pause())));
         }
     }
 
@@ -478,7 +478,7 @@ impl Engine {
             None => {}
         }
         if live.is_behind(self.counters()) {
-            self.tell_at.store(now.after(live::PERIOD).0, Ordering::SeqCst);
+            self.tell_at.store(now.after(live.pause()).0, Ordering::SeqCst);
         }
     }
 
