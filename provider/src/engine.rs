@@ -221,8 +221,10 @@ impl Engine {
 
     /// A thread of the program comes in and does all that. Whether anything had arrived.
     fn work(&self) -> bool {
+        // First: what interrupts a program that polls does so in a system call, and on some machines the clock is one.
+        self.presence.come_in();
         let now = clock::now();
-        self.presence.enter(now);
+        self.presence.note_poll(now);
         let found = self.rx.try_lock().is_some_and(|rx| self.visit(rx, false, now));
         self.serve_ready(now);
         self.run_cm();
@@ -283,7 +285,7 @@ impl Engine {
 
     /// A thread of the program is going to send.
     pub(crate) fn enter_to_send(&self) {
-        self.presence.enter_to_send();
+        self.presence.come_in();
     }
 
     /// It has left its requests for later.

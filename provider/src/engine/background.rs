@@ -79,17 +79,16 @@ impl Default for Presence {
 }
 
 impl Presence {
-    /// A thread of the program comes in to receive.
-    pub(super) fn enter(&self, now: Instant) {
+    /// A thread of the program comes in.
+    pub(super) fn come_in(&self) {
         self.inside.store(true, Relaxed);
+    }
+
+    /// It is going to receive.
+    pub(super) fn note_poll(&self, now: Instant) {
         self.last_poll.store(now.0, Relaxed);
         let polls = self.polls_since_arming.load(Relaxed);
         self.polls_since_arming.store(polls.saturating_add(1), Relaxed);
-    }
-
-    /// A thread of the program comes in to send.
-    pub(super) fn enter_to_send(&self) {
-        self.inside.store(true, Relaxed);
     }
 
     /// It answers its peer at once, and again and again.
@@ -355,7 +354,7 @@ mod tests {
         assert!(!presence.arm());
         assert_eq!(presence.add_score(0), FULL);
         assert!(presence.waits_for_event());
-        (0..=POLLS_AFTER_ARMING).for_each(|_| presence.enter(Instant(1)));
+        (0..=POLLS_AFTER_ARMING).for_each(|_| presence.note_poll(Instant(1)));
         assert!(!presence.waits_for_event());
     }
 
@@ -395,7 +394,7 @@ mod tests {
     fn a_thread_inside_is_present_and_the_score_stays_in_bounds() {
         let presence = Presence::default();
         assert!(!presence.is_present());
-        presence.enter_to_send();
+        presence.come_in();
         assert!(presence.is_present());
         presence.leave();
         assert!(!presence.is_present());
