@@ -16,7 +16,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 // copy(rdi = to, rsi = from, rdx = length): the head, then the tail, which is what lies in the last aligned word of the
 // destination (r8 = its bytes). Every byte is stored once, and stores become visible in program order,
 // a string instruction as a whole before the stores behind it. Below the threshold 16-byte moves beat the start-up of
-// `rep movsb`. move() is the same with 16-byte moves only.
+// `rep movsq`, which is as fast as `rep movsb`, and eight times as fast on an emulated processor. move() is the same with
+// 16-byte moves only.
 global_asm!(
     ".pushsection .text.roxe_guard,\"ax\",@progbits",
     ".p2align 6",
@@ -46,12 +47,12 @@ global_asm!(
     "jz 7f",
     "cmp rdx, r9",
     "jb 1f",
-    // Zen 4 and 5: `rep movsb` takes 16 times as long where the target is 1 to 15 bytes further in its page.
+    // Zen 4 and 5: it takes up to 5 times as long where the target is 1 to 31 bytes further in its page.
     "mov eax, edi",
     "sub eax, esi",
     "dec eax",
     "and eax, 4095",
-    "cmp eax, 15",
+    "cmp eax, 31",
     "jae 9f",
     "1:",
     "mov ecx, edx",
@@ -90,6 +91,7 @@ global_asm!(
     "add rsi, 8",
     "add rdi, 8",
     "5:",
+    "20:",
     "test dl, 4",
     "jz 5f",
     "mov eax, [rsi]",
@@ -142,8 +144,9 @@ global_asm!(
     "ret",
     "9:",
     "mov rcx, rdx",
-    "rep movsb",
-    "jmp 7b",
+    "shr rcx, 3",
+    "rep movsq",
+    "jmp 20b",
     ".cfi_endproc",
     ".size roxe_guard_copy, . - roxe_guard_copy",
     // cas(rdi = word, rsi = compare, rdx = swap, rcx = where the old value goes)
