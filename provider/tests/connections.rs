@@ -345,6 +345,25 @@ fn a_lookup_finds_the_process_that_serves() {
 }
 
 #[test]
+fn processes_that_stand_still_keep_nobody_from_connecting() {
+    // Which of the sockets of an address gets a message is up to the system; so many make it one of these.
+    const MANY: usize = 30;
+    let start = || Peer::start("puppet", &[("ROXE_LINK", "auto")]);
+    alone("processes_that_stand_still_keep_nobody_from_connecting", || {
+        let [mut server, mut client] = [start(), start()];
+        assert_eq!(ask(&mut server, "listen 127.0.0.1:7001"), 0);
+        let mut still: Vec<_> = (0..MANY).map(|_| start()).collect();
+        for (n, peer) in still.iter_mut().enumerate() {
+            assert_eq!(ask(peer, &format!("listen 127.0.0.1:{}", 7100 + n)), 0);
+            peer.stop();
+        }
+        server.tell("serve 1 5");
+        assert_eq!([ask(&mut client, "connect 7001"), ask(&mut client, "disconnect")], [5, 0]);
+        assert_eq!(server.hear(), "1");
+    });
+}
+
+#[test]
 fn a_child_has_ports_of_its_own_and_leaves_its_parents_alone() {
     alone("a_child_has_ports_of_its_own_and_leaves_its_parents_alone", || {
         let [mut first, mut second, mut client] = [start(), start(), start()];

@@ -154,13 +154,14 @@ impl Session<'_> {
 }
 
 impl Door {
-    /// Puts a message into `batch`; what is in there leaves if it is full.
+    /// Puts a message into `batch`; what is in there leaves if it is full. One that stays on this host leaves at once.
     fn put(&mut self, batch: &mut Batch, outgoing: &Outgoing, engine: &Engine) {
         let Outgoing { route, mad } = outgoing;
         let av = Av { sgid: route.local, dgid: route.remote, hop_limit: HOP_LIMIT, ..Av::default() };
         let (header, mad) = (gsi_header(self.psn), mad.to_bytes());
         self.psn = self.psn.add(1);
-        if !write(batch, &av, &header, &mad) {
+        let is_routed = engine.keeps_mads(*route) && engine.route_own_mad(*route, &header, &mad);
+        if !is_routed && !write(batch, &av, &header, &mad) {
             batch.flush(engine, GSI_ORDINAL, &mut self.link);
             write(batch, &av, &header, &mad);
         }

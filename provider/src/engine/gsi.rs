@@ -5,25 +5,26 @@
 //! nobody stays here: our machine answers as one that knows neither the service nor the id, so the peer need not wait. A
 //! request waits a moment for its listener ([`PATIENCE`]): stock programs (perftest) agree over one connection to make the
 //! next, and the one that shall listen may not have had a processor since.
+//! What we say to processes of this host is routed here too, where rings are allowed and nobody watches: it never sees a socket.
 //! Of a message for whoever has a connection with its sender (a REJ for timeout that names no id of ours) only this
 //! process hears; the others' retries end in time.
 
-use super::Engine;
 use super::poller::Watch;
 use super::rx::{Run, RxState};
 use super::strays::Fate;
+use super::{Engine, clock};
 use crate::error::Error;
-use crate::net::RxMeta;
 use crate::net::forward::Frame;
 use crate::net::service::{Mailbox, Place, Scope, ServiceSocket};
 use crate::net::slot::Slot;
+use crate::net::{HOP_LIMIT, ROCE_PORT, RxMeta};
 use crate::qp::header_of;
 use roxe_transport::cm::{Addressee, Route, addressee};
 use roxe_transport::qp::DropReason;
 use roxe_transport::time::Instant;
-use roxe_wire::cm::{Mad, ServiceId};
-use roxe_wire::icrc::Sealer;
-use roxe_wire::{Kind, Packet, Pkey, Qkey};
+use roxe_wire::cm::{MAD_LEN, Mad, ServiceId};
+use roxe_wire::icrc::{self, Sealer};
+use roxe_wire::{Header, Kind, Packet, Pkey, Qkey};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -77,6 +78,44 @@ impl Engine {
                 Way::Ours | Way::Nobody => self.take_mads(state, alone, now),
             }
         }
+    }
+
+    /// Whether messages along `route` go from process to process, past the socket of the address. What comes there the system
+    /// gives to any of the processes that share it; one that ends or stands still takes it along, and four seconds pass until
+    /// it is repeated. A server whose twelve children leave one after the other met that in one of four runs.
+    pub(crate) fn keeps_mads(&self, route: Route) -> bool {
+        let is_here = |gid| self.link(gid).is_some();
+        self.rings().is_on() && self.tap().is_none() && is_here(route.local) && is_here(route.remote)
+    }
+
+    /// Routes a message of ours as if it had come to our own socket. Whether it did: not while others wait for room in a
+    /// mailbox, which takes ten, as the socket takes more.
+    pub(crate) fn route_own_mad(&self, route: Route, header: &Header, mad: &[u8; MAD_LEN]) -> bool {
+        let mut rx = self.rx.lock();
+        if !rx.state().strays.is_empty() {
+            return false;
+        }
+        let mut packet = vec![0; header.padded_len(MAD_LEN) + icrc::LEN];
+        let len = packet.len();
+        let room = packet.get_mut(..len - icrc::LEN).and_then(|room| header.emit(MAD_LEN, room));
+        room.into_iter().for_each(|room| room.copy_from_slice(mad));
+        let meta = RxMeta {
+            len,
+            segment: len,
+            first_index: 0,
+            src: route.local,
+            dst: route.remote,
+            src_port: ROCE_PORT,
+            traffic_class: 0,
+            hop_limit: HOP_LIMIT,
+            sealed: true,
+            by_ring: false,
+        };
+        icrc::seal(&header_of(&meta, 0), &mut packet);
+        let now = clock::now();
+        self.route_mads(rx.state(), Run { meta: &meta, bytes: &packet, index: 0 }, now);
+        self.retry_later(rx.state(), now);
+        true
     }
 
     fn let_wait(&self, state: &mut RxState, run: Run<'_>, now: Instant) {

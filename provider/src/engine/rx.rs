@@ -450,7 +450,7 @@ impl Engine {
     }
 
     /// Sends what other processes had no room for earlier. While anything is left, the background thread comes back soon.
-    fn retry_later(&self, state: &mut RxState, now: Instant) {
+    pub(super) fn retry_later(&self, state: &mut RxState, now: Instant) {
         self.send_letters(state, now);
         self.offer_rings(state, now);
         let Some(first) = state.slots.first() else { return };
