@@ -66,6 +66,12 @@ impl Sender {
         self.writer.as_mut()?.slot(heading, len)
     }
 
+    /// The same for who has just asked whether it is there; `None`: the ring is gone.
+    #[inline]
+    pub(super) fn place(&mut self, heading: &Heading, len: usize) -> Option<&mut [u8]> {
+        self.writer.as_mut()?.place(heading, len)
+    }
+
     /// Whether there is room for one.
     #[inline]
     pub(super) fn takes(&mut self, heading: &Heading, len: usize) -> bool {

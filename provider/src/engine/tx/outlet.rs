@@ -215,7 +215,7 @@ impl TxBatch for Outlet<'_> {
         self.has_written = true;
         let open = self.open.as_mut()?;
         (open.packets, open.bytes, open.last) = (open.packets + 1, open.bytes + total as u64, total as u64);
-        let (packet, icrc) = open.sender.slot(&heading, total)?.split_at_mut_checked(len)?;
+        let (packet, icrc) = open.sender.place(&heading, total)?.split_at_mut_checked(len)?;
         icrc.fill(0);
         Some(packet)
     }
