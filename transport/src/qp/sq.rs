@@ -15,7 +15,7 @@ use roxe_wire::{Psn, Tmh};
 /// Bytes of the remote word of an atomic and of an ATOMIC WRITE.
 const ATOMIC_LEN: u32 = 8;
 
-/// Places that a ring begins with. Room for 64 requests from the start spread 10,000 QPs over four times as many pages.
+/// Places that a ring begins with. With room for 64 requests from the start, a process with 10,000 QPs occupied 120 MB, not 43.
 const FIRST_PLACES: u32 = 4;
 
 /// Who wants a send work request done.
