@@ -5,6 +5,7 @@
 
 use super::Id;
 use super::deliver::deliver;
+use crate::engine::parting::LOCK_LIMIT;
 use crate::engine::{Batch, Engine, clock, parting};
 use crate::error::Error;
 use crate::exit::at_exit;
@@ -63,6 +64,8 @@ struct Door {
     psn: Psn,
     /// The link of the last message.
     link: Option<Arc<UdpLink>>,
+    /// The receive side was not to be had in time the last time.
+    was_kept_waiting: bool,
 }
 
 /// What came while nobody looked.
@@ -160,12 +163,23 @@ impl Door {
         let av = Av { sgid: route.local, dgid: route.remote, hop_limit: HOP_LIMIT, ..Av::default() };
         let (header, mad) = (gsi_header(self.psn), mad.to_bytes());
         self.psn = self.psn.add(1);
-        let is_routed = engine.keeps_mads(*route) && engine.route_own_mad(*route, &header, &mad);
-        if !is_routed && !write(batch, &av, &header, &mad) {
+        if !self.put_to_own_host(*route, &header, &mad, engine) && !write(batch, &av, &header, &mad) {
             batch.flush(engine, GSI_ORDINAL, &mut self.link);
             write(batch, &av, &header, &mad);
         }
         engine.counters().sent_mads.add(1);
+    }
+
+    /// Sends a message that stays on this host, if it does and can be sent without the socket now. The thread that holds the
+    /// receive side may be this very one, in a signal handler that ends the process: waits for it once only.
+    fn put_to_own_host(&mut self, route: Route, header: &Header, mad: &[u8; MAD_LEN], engine: &Engine) -> bool {
+        if !engine.keeps_mads(route) {
+            return false;
+        }
+        let limit = if self.was_kept_waiting { Duration::ZERO } else { LOCK_LIMIT };
+        let sent = engine.route_own_mad(route, header, mad, limit);
+        self.was_kept_waiting = sent.is_none();
+        sent == Some(true)
     }
 }
 
@@ -182,7 +196,7 @@ fn write(batch: &mut Batch, av: &Av, header: &Header, mad: &[u8; MAD_LEN]) -> bo
 impl Core {
     fn new(engine: &Engine) -> Result<Self, Error> {
         let settings = Settings { prefix: engine.slot()?.get(), ..Settings::new(Guid(engine.node_guid())) };
-        let door = Door { psn: Psn::new(draw() as u32), link: None };
+        let door = Door { psn: Psn::new(draw() as u32), link: None, was_kept_waiting: false };
         let (ids, listeners) = (HashMap::new(), HashMap::new());
         Ok(Self { cm: Cm::new(settings), ids, listeners, door, called_at: None, look_at: None })
     }

@@ -89,11 +89,17 @@ impl Engine {
     }
 
     /// Routes a message of ours as if it had come to our own socket. Whether it did: not while others wait for room in a
-    /// mailbox, which takes ten, as the socket takes more.
-    pub(crate) fn route_own_mad(&self, route: Route, header: &Header, mad: &[u8; MAD_LEN]) -> bool {
-        let mut rx = self.rx.lock();
+    /// mailbox, which takes ten, as the socket takes more. `None`: another thread has the receive side for longer than `limit`.
+    pub(crate) fn route_own_mad(
+        &self,
+        route: Route,
+        header: &Header,
+        mad: &[u8; MAD_LEN],
+        limit: Duration,
+    ) -> Option<bool> {
+        let mut rx = self.rx.try_lock_for(limit)?;
         if !rx.state().strays.is_empty() {
-            return false;
+            return Some(false);
         }
         let mut packet = vec![0; header.padded_len(MAD_LEN) + icrc::LEN];
         let len = packet.len();
@@ -115,7 +121,7 @@ impl Engine {
         let now = clock::now();
         self.route_mads(rx.state(), Run { meta: &meta, bytes: &packet, index: 0 }, now);
         self.retry_later(rx.state(), now);
-        true
+        Some(true)
     }
 
     fn let_wait(&self, state: &mut RxState, run: Run<'_>, now: Instant) {

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 /// Longest wait for a lock: the thread that holds it may be the one that ends the process.
-const LOCK_LIMIT: Duration = Duration::from_millis(50);
+pub(crate) const LOCK_LIMIT: Duration = Duration::from_millis(50);
 /// Longest wait for processes that do not read what we have for them.
 const MAIL_LIMIT: Duration = Duration::from_millis(200);
 /// How long until the next look at a full mailbox.

@@ -1,10 +1,13 @@
 //! Rings whose other half the test holds in its hands.
 
 use super::*;
+use crate::cm::Session;
 use crate::config::config;
 use crate::net::shm::tests::{carry, keep};
 use crate::net::slot::SlotSocket;
 use crate::testing;
+use roxe_transport::cm::{Resolve, Route};
+use roxe_wire::cm::ServiceId;
 use std::net::Ipv4Addr;
 use std::time;
 
@@ -203,4 +206,20 @@ fn nonsense_in_a_ring_is_counted_and_a_broken_one_is_let_go_of() {
         engine.rings.inbound.read().is_empty().then_some(())
     });
     wait_for("the writer does not hear of it", || matches!(line.hear(), Said::Gone).then_some(()));
+}
+
+#[test]
+fn a_message_for_this_host_does_not_wait_for_a_receive_side_that_is_never_free() {
+    let engine = engine();
+    let here = Ipv4Addr::LOCALHOST.into();
+    let resolve = Resolve::new(Route { local: here, remote: here }, ServiceId(7001));
+    let ask = |session: &mut Session<'_>| {
+        let (cm, mut cx) = session.cx();
+        cm.resolve(&mut cx, &resolve).unwrap()
+    };
+    // As when a signal handler ends the process, and has interrupted a thread that receives.
+    let held = engine.rx.lock();
+    let first = engine.cm(ask).unwrap();
+    assert_ne!(first, engine.cm(ask).unwrap());
+    drop(held);
 }
