@@ -44,7 +44,7 @@ pub const KNOBS: &[Knob] = &[
     Knob {
         name: "ROXE_SPIN_US",
         default: "50",
-        help: "Microseconds the background thread keeps looking for packets before it sleeps, 0 to 10000.",
+        help: "Microseconds a thread keeps looking for packets before it sleeps, 0 to 10000; four times that when it slept too early.",
     },
     Knob {
         name: "ROXE_STEERING",
