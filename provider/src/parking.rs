@@ -3,8 +3,8 @@
 //! A card with its own processor drops them. Here the same processors run the program, and on a busy machine it may not be
 //! scheduled for as long as its receive queue lasts, while the background thread goes on receiving. And packets between
 //! processes of one host may overtake each other when some of them took the way over another process. So they
-//! wait a little, in order, and their senders get no credit meanwhile and stop ([`crate::flow`]). Bounded in bytes and
-//! time. Touches nothing.
+//! wait a little, in order, and their senders get no credit meanwhile and stop ([`crate::flow`]); those that send by a ring
+//! find it full. Bounded in bytes and time. Touches nothing.
 
 use roxe_transport::time::Instant;
 use roxe_wire::{NetHeader, Psn, Qpn};
@@ -17,6 +17,8 @@ const PATIENCE: Duration = Duration::from_millis(100);
 const LOOK: Duration = Duration::from_millis(1);
 /// Bytes that wait for one queue pair.
 const MAX_BYTES: usize = 4 << 20;
+/// From this many on nothing more is taken out of rings. What was under way by sockets then still finds room.
+const CROWDED: usize = MAX_BYTES / 2;
 
 /// A packet whose ICRC was right.
 #[derive(Debug)]
@@ -60,6 +62,11 @@ impl Parking {
     /// Whether nothing waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.packets.is_empty()
+    }
+
+    /// Whether senders have to wait.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.bytes >= CROWDED
     }
 
     /// Lets a packet wait at its place; false if there is no room.

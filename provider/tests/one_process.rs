@@ -174,6 +174,39 @@ fn early_messages_are_kept(service: Service, seed: u8) -> bool {
 }
 
 #[test]
+fn messages_that_come_long_before_their_receives_hold_up_their_sender() {
+    assert!((0..10).any(|_| the_sender_waits_for_receives()));
+}
+
+/// More than may wait for a queue pair is sent before the first receive is posted. Whether all of it arrives: not if the
+/// machine stands still for 100 ms.
+fn the_sender_waits_for_receives() -> bool {
+    let (a, b) = (Node::open(), Node::open());
+    let (qa, qb) = pair(&a, &b, Service::Uc, 0, PathMtu::Mtu4096);
+    // There may be a ring after so many visits.
+    for id in 0..400 {
+        post_recv(&qb, id, b.sge(0, 8));
+        post(&qa, id, SendOp::Send, a.sge(0, 8));
+        wait_both((&a, 1), (&b, 1));
+    }
+    let (count, len) = (40, 200_000);
+    (0..count).for_each(|n| post(&qa, n, SendOp::Send, a.sge(0, len)));
+    let (mut sent, mut last) = (0, Instant::now());
+    while sent < count as usize && last.elapsed() < Duration::from_millis(20) {
+        let found = a.cq.poll(64, |cqe| assert_ok(&[*cqe])).unwrap();
+        if found > 0 {
+            (sent, last) = (sent + found, Instant::now());
+        }
+    }
+    (0..count).for_each(|n| post_recv(&qb, n, b.sge(0, len)));
+    let (start, mut got) = (Instant::now(), 0);
+    while got < count as usize && start.elapsed() < Duration::from_secs(1) {
+        got += b.cq.poll(64, |cqe| assert_ok(&[*cqe])).unwrap();
+    }
+    got == count as usize
+}
+
+#[test]
 fn datagrams_to_nobody_complete() {
     let a = Node::open();
     let qp = a.qp(Service::Ud);

@@ -94,6 +94,8 @@ pub(super) struct RxState {
     pub(super) young_visits: u32,
     /// The last packets came by a ring, and more of them is to be expected there.
     prefers_rings: bool,
+    /// A queue pair for which so much waits that rings are left alone.
+    crowded: Option<Arc<QpCore>>,
     /// When all sockets were looked at last.
     looked_at: Instant,
     /// Slots of this process with their mailboxes.
@@ -265,6 +267,9 @@ impl Engine {
     fn receive_by_rings(&self, buf: &mut [u8], state: &mut RxState, now: Instant) -> bool {
         self.refresh_rings(state);
         self.look_for_room();
+        if state.rests() {
+            return false;
+        }
         let has_packets = state.rings.iter().any(|ring| !ring.reader.is_empty());
         if has_packets && state.young_visits > 0 {
             state.young_visits -= 1;
@@ -297,6 +302,9 @@ impl Engine {
     /// Receives from one ring.
     fn drain_ring(&self, ring: &Arc<Inbound>, buf: &mut [u8], state: &mut RxState, now: Instant) {
         for _ in 0..RING_BUDGET {
+            if state.crowded.is_some() {
+                break;
+            }
             match ring.reader.next(|meta, bytes| self.take_from_ring(meta, bytes, buf, state, now)) {
                 Ok(true) => {}
                 Ok(false) => break,
@@ -428,6 +436,9 @@ impl Engine {
     /// Gives a run to its queue pair.
     fn hand_in(&self, state: &mut RxState, qp: &Arc<QpCore>, run: Run<'_>, now: Instant) {
         let report = qp.receive(run, &mut state.tools(run.meta), now);
+        if report.is_crowded && run.meta.by_ring {
+            state.crowded = Some(Arc::clone(qp));
+        }
         state.touch(qp, report);
     }
 
@@ -526,6 +537,14 @@ impl RxState {
             self.overdue = 0;
         }
         ends
+    }
+
+    /// Whether rings are left alone: what they bring has overtaken packets that went another way, or its receives, and is to
+    /// wait where its writer notices. Packets by other ways are looked for at every visit then.
+    fn rests(&mut self) -> bool {
+        self.crowded.take_if(|qp| !qp.is_crowded());
+        self.prefers_rings &= self.crowded.is_none();
+        self.crowded.is_some()
     }
 
     pub(super) fn touch(&mut self, qp: &Arc<QpCore>, report: Report) {

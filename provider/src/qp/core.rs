@@ -94,6 +94,8 @@ pub(crate) struct Report {
     pub(crate) announce_recv: bool,
     /// There is something to send.
     pub(crate) has_work: bool,
+    /// So much waits for receives, or for packets in front of it, that no more shall come by rings.
+    pub(crate) is_crowded: bool,
     events: QpEvents,
 }
 
@@ -112,6 +114,7 @@ impl BitOr for Report {
             announce_send: self.announce_send | other.announce_send,
             announce_recv: self.announce_recv | other.announce_recv,
             has_work: self.has_work | other.has_work,
+            is_crowded: self.is_crowded | other.is_crowded,
             events: self.events | other.events,
         }
     }
@@ -250,8 +253,14 @@ impl QpCore {
             taken.add(self, creditor, net.dst, &packet);
         }
         taken.settle(self);
-        let report = host.end();
-        report | self.drain_parking(&mut inner, now) | self.settle(&mut inner)
+        let report = host.end() | self.drain_parking(&mut inner, now);
+        let report = Report { is_crowded: inner.parking.is_crowded(), ..report };
+        report | self.settle(&mut inner)
+    }
+
+    /// Whether more than half of what may wait for it waits.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.inner.lock().parking.is_crowded()
     }
 
     /// Counts a packet that the state machine did not want.
