@@ -5,7 +5,6 @@
 
 use super::Id;
 use super::deliver::deliver;
-use crate::engine::parting::LOCK_LIMIT;
 use crate::engine::{Batch, Engine, clock, parting};
 use crate::error::Error;
 use crate::exit::at_exit;
@@ -176,7 +175,7 @@ impl Door {
         if !engine.keeps_mads(route) {
             return false;
         }
-        let limit = if self.was_kept_waiting { Duration::ZERO } else { LOCK_LIMIT };
+        let limit = if self.was_kept_waiting { Duration::ZERO } else { parting::LOCK_LIMIT };
         let sent = engine.route_own_mad(route, header, mad, limit);
         self.was_kept_waiting = sent.is_none();
         sent == Some(true)
