@@ -236,8 +236,9 @@ impl Engine {
     /// Whether anything was there.
     fn visit(&self, mut rx: MutexGuard<'_, Rx>, all: bool, now: Instant) -> bool {
         let due = self.timers.is_due(now).then(|| self.timers.added());
-        let found = self.receive(&mut rx, all || due.is_some(), now);
-        let due = due.filter(|_| rx.state().ends_overdue(found));
+        let all = all || rx.state().takes_turn_of_sockets(due.is_some(), now);
+        let found = self.receive(&mut rx, all, now);
+        let due = due.filter(|_| rx.state().ends_overdue(found || !all));
         drop(rx);
         if let Some(added) = due {
             self.run_timers(added, now);

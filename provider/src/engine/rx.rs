@@ -42,8 +42,8 @@ pub(super) const YOUNG: u32 = 256;
 const STREAM: usize = 16 << 10;
 /// Sockets without traffic are looked at on every n-th visit.
 const COLD: u32 = 16;
-/// While packets come by rings, all sockets are looked at this often: a look costs three system calls, as much as a message
-/// takes from one process to another and back.
+/// While packets come by rings, or before timers run, all sockets are looked at this often: a look costs three system calls, as
+/// much as a message takes from one process to another and back.
 const BESIDE_RINGS: Duration = Duration::from_micros(20);
 /// After a frame, mailboxes are looked at on this many visits in a row.
 const MAIL_VISITS: u32 = 64;
@@ -195,8 +195,6 @@ impl Engine {
     pub(super) fn receive(&self, rx: &mut Rx, all: bool, now: Instant) -> bool {
         let Rx { buf, state } = rx;
         self.refresh_links(state);
-        state.visits = state.visits.wrapping_add(1);
-        let all = all || state.takes_turn_of_sockets(now);
         let mut found = false;
         if self.rings().is_on() {
             found |= self.receive_by_rings(buf, state, now);
@@ -515,9 +513,11 @@ impl Engine {
 }
 
 impl RxState {
-    /// Whether it is time to look at all sockets.
-    fn takes_turn_of_sockets(&mut self, now: Instant) -> bool {
-        let is_time = if self.prefers_rings {
+    /// Whether this visit looks at all sockets. While a timer `is_due` not every visit does: of 10,000 queue pairs one is due
+    /// every 7 us.
+    pub(super) fn takes_turn_of_sockets(&mut self, is_due: bool, now: Instant) -> bool {
+        self.visits = self.visits.wrapping_add(1);
+        let is_time = if self.prefers_rings || is_due {
             now.since(self.looked_at) >= BESIDE_RINGS
         } else {
             self.visits.is_multiple_of(COLD)
@@ -528,8 +528,8 @@ impl RxState {
         is_time
     }
 
-    /// Whether timers may run that were due before this visit. Not if it has `found` packets: more of them may be there, or
-    /// answers to those.
+    /// Whether timers may run that were due before this visit. Not if it may not have found all packets: more of them may be
+    /// there, or answers to those.
     pub(super) fn ends_overdue(&mut self, found: bool) -> bool {
         self.overdue += 1;
         let ends = !found || self.overdue >= MAX_OVERDUE;

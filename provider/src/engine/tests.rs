@@ -97,6 +97,13 @@ fn packets_without_end_hold_up_timers_for_a_while_only() {
 }
 
 #[test]
+fn timers_that_are_always_due_have_the_sockets_looked_at_now_and_then() {
+    let (mut state, start) = (RxState::default(), clock::now());
+    let looks = (0..1000).filter(|at| state.takes_turn_of_sockets(true, start.after(Duration::from_nanos(100) * *at)));
+    assert_eq!(looks.count(), 5);
+}
+
+#[test]
 fn who_waits_for_an_event_receives_what_it_tells_of() {
     let (qp, cq) = alone();
     for _ in 0..100 {
