@@ -208,6 +208,28 @@ pub fn run_against(
     Ok([server.wait(Instant::now()), client])
 }
 
+/// Starts `server`, waits until it listens on TCP `port`, starts `client`, and kills both in the middle of their work: as soon
+/// as `enough`, or when `limit` is over. An output that does not end with [`KILLED`] is that of one that ended before.
+pub fn kill_pair(
+    server: &Program,
+    client: &Program,
+    port: u16,
+    envs: &[(&str, &str)],
+    enough: impl Fn() -> bool,
+    limit: Duration,
+) -> io::Result<[Outcome; 2]> {
+    let (deadline, here) = (deadline(limit), Place::here(envs));
+    let mut server = Running::start(server, &here, log_path(&format!("s{port}")))?;
+    while !listens(port) && !server.exited() && Instant::now() < deadline {
+        thread::sleep(LOOK);
+    }
+    let mut client = Running::start(client, &here, log_path(&format!("c{port}")))?;
+    while !enough() && !server.exited() && !client.exited() && Instant::now() < deadline {
+        thread::sleep(LOOK);
+    }
+    Ok([server.wait(Instant::now()), client.wait(Instant::now())])
+}
+
 /// Starts both in their order and waits for the second.
 fn meet(
     [server, client]: [(&Program, &Place); 2],

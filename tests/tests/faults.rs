@@ -314,7 +314,10 @@ fn one_name() -> Verdict {
     verdict(share())
 }
 
-/// Both are still at it when their time is over.
+/// Bytes of a capture with ten thousand packets, which tshark reads in a second.
+const SOME: u64 = 2 << 20;
+
+/// Both are still at it when each has captured something.
 fn killed() -> Verdict {
     if !pair::installed("ib_send_bw") {
         return Verdict::Skipped("ib_send_bw is not installed (see the README's test command)".into());
@@ -323,9 +326,14 @@ fn killed() -> Verdict {
         let scratch = Scratch::new();
         let capture = scratch.join("%p.pcapng");
         let envs = [("ROXE_CAPTURE", &*capture.to_string_lossy())];
-        let [server, client] = run_pair("ib_send_bw", "-F -x 0 -D 60 -s 64 -r 4 -t 4", &envs, Duration::from_secs(3))?;
-        if server.ok || client.ok || !client.output.contains("killed") {
-            return Err(format!("not killed\n{}\n{}", said(&server), said(&client)));
+        let has_some = |file: &PathBuf| fs::metadata(file).is_ok_and(|file| file.len() >= SOME);
+        let enough = || scratch.files().iter().filter(|file| has_some(file)).count() == 2;
+        let (port, args) = (port(), "-F -x 0 -D 60 -s 64 -r 4 -t 4");
+        let server = program("ib_send_bw", &format!("{args} -p {port}"));
+        let client = program("ib_send_bw", &format!("{args} -p {port} 127.0.0.1"));
+        let both = pair::kill_pair(&server, &client, port, &envs, enough, LIMIT).map_err(|e| e.to_string())?;
+        if !enough() || !both.iter().all(|outcome| outcome.output.ends_with(pair::KILLED)) {
+            return Err(format!("not killed in the middle\n{}\n{}", said(&both[0]), said(&both[1])));
         }
         check_files(&scratch.files(), &[])
     };
