@@ -1,30 +1,14 @@
 //! The finished shared object, as the dynamic loader sees it: every symbol of `exports.map` is there under its version,
 //! and that version is the default one.
 
+use roxe_tests::build;
 use std::ffi::{CString, c_void};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
 /// A symbol and the version node that it belongs to.
 struct Export {
     name: String,
     node: String,
-}
-
-/// Builds `libroxe.so` in the profile of this test, because cargo builds no cdylib for the tests of its package.
-fn build() -> PathBuf {
-    let exe = std::env::current_exe().unwrap();
-    let profile_dir = exe.parent().and_then(Path::parent).unwrap();
-    let release = profile_dir.ends_with("release");
-    let target = profile_dir.parent().unwrap();
-    let status = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "-p", env!("CARGO_PKG_NAME"), "--profile", if release { "release" } else { "dev" }])
-        .args([Path::new("--target-dir"), target])
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .status()
-        .unwrap();
-    assert!(status.success(), "the shared object does not build");
-    profile_dir.join("libroxe.so")
 }
 
 /// The entries of the version script: lines between `NODE {` and `}`, names separated by semicolons.
@@ -53,9 +37,9 @@ fn open(path: &Path) -> *mut c_void {
 
 #[test]
 fn every_symbol_has_its_version() {
-    let exports = exports(include_str!("../exports.map"));
+    let exports = exports(include_str!("../../verbs-api/capi/exports.map"));
     assert_eq!(exports.len(), 75 + 71 + 68, "public and private symbols of libibverbs, those of librdmacm");
-    let library = open(&build());
+    let library = open(&build::roxe().with_file_name("libroxe.so"));
     for Export { name, node } in exports {
         let (c_name, c_node) = (CString::new(name.as_str()).unwrap(), CString::new(node.as_str()).unwrap());
         // SAFETY: a loaded library and two C strings.
