@@ -4,6 +4,9 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
 
+/// What people install.
+const PRODUCT: [&str; 6] = ["-p", "roxe-cli", "-p", "roxe-capi", "-p", "roxe-preload"];
+
 /// Path of the release build of the program `roxe`, with `libroxe.so` beside it; builds both on first use.
 ///
 /// `ROXE_BIN` names a ready one instead (an installed copy, or a build with other options).
@@ -25,14 +28,15 @@ fn workspace() -> PathBuf {
 pub fn hot_paths() -> PathBuf {
     static BIN: OnceLock<PathBuf> = OnceLock::new();
     BIN.get_or_init(|| {
-        release(&["-p", "roxe-tests", "--example", "hot_paths"]);
+        // Asked for alone it would get other features of the crates below, and all of them would be built anew.
+        release(&[&PRODUCT[..], &["-p", "roxe", "--example", "hot_paths"]].concat());
         target_dir().join("release/examples/hot_paths")
     })
     .clone()
 }
 
 fn build() -> PathBuf {
-    release(&["-p", "roxe-cli", "-p", "roxe-capi", "-p", "roxe-preload"]);
+    release(&PRODUCT);
     target_dir().join("release/roxe")
 }
 

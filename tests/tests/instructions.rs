@@ -2,7 +2,7 @@
 //!
 //! Clocks drift from run to run, instructions hardly do: a change that makes a path longer shows up here. Counted is what the
 //! thread of the program executes, not the kernel, nor the background thread, which only lends a hand: the walk of
-//! `tests/examples/hot_paths.rs`, as the difference of a long and a short run.
+//! `verbs-api/roxe/examples/hot_paths.rs`, as the difference of a long and a short run.
 //! Who made a path longer on purpose, or shorter, writes the file anew with `-- --write`.
 //! On some paths a message must cost the same with few and with many queue pairs or regions; these need no file.
 
