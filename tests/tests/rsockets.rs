@@ -177,7 +177,9 @@ fn streams() -> Vec<Check> {
     for lossy in [false, true] {
         for (tool, options) in lines(lossy) {
             let name = format!("{tool} {options}{}", if lossy { ", loss" } else { "" });
-            checks.push(Check::new(name, move || stock(tool, &options, lossy)));
+            // What is lost is waited for, but not by who looks again and again.
+            let waits = lossy && !options.contains("-T n ");
+            checks.push(Check::new(name, move || stock(tool, &options, lossy)).that_waits(waits));
         }
     }
     checks
