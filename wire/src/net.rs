@@ -28,9 +28,9 @@ pub struct NetHeader {
 /// The two bits of the traffic class that belong to ECN (RFC 3168 §5); both set is CE, congestion experienced.
 pub const ECN: u8 = 0b11;
 
-const IPV4_LEN: usize = 20;
-const IPV6_LEN: usize = 40;
-const UDP_LEN: usize = 8;
+pub(crate) const IPV4_LEN: usize = 20;
+pub(crate) const IPV6_LEN: usize = 40;
+pub(crate) const UDP_LEN: usize = 8;
 const PROTOCOL_UDP: u8 = 17;
 // clause: IP-DF
 const DONT_FRAGMENT: u16 = 0x4000;
@@ -154,7 +154,8 @@ pub(crate) fn word_sum(bytes: &[u8]) -> u64 {
 }
 
 /// A length field: headers and payload. No datagram is longer than the field can say; a made-up one wraps.
-fn wire_length(headers: usize, udp_payload_len: usize) -> [u8; 2] {
+#[inline]
+pub(crate) fn wire_length(headers: usize, udp_payload_len: usize) -> [u8; 2] {
     (headers.wrapping_add(udp_payload_len) as u16).to_be_bytes()
 }
 

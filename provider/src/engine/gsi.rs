@@ -23,7 +23,7 @@ use roxe_transport::cm::{Addressee, Route, addressee};
 use roxe_transport::qp::DropReason;
 use roxe_transport::time::Instant;
 use roxe_wire::cm::{MAD_LEN, Mad, ServiceId};
-use roxe_wire::icrc::{self, Sealer};
+use roxe_wire::icrc;
 use roxe_wire::{Header, Kind, Packet, Pkey, Qkey};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -166,9 +166,9 @@ impl Engine {
     /// Checks packets for queue pair 1 and leaves their messages in the agent's inbox.
     // clause: CM-GSI, ICRC-WRONG
     pub(super) fn admit_mads(&self, state: &mut RxState, run: Run<'_>) {
-        let mut sums = Sealer::new(&header_of(run.meta, 0));
+        state.ident.begin_run(&header_of(run.meta, 0));
         for (index, bytes) in run.packets() {
-            if !state.ident.verify(&mut sums, bytes, index) {
+            if !state.ident.verify(bytes, index) {
                 self.counters().icrc_errors.add(1);
                 continue;
             }

@@ -24,8 +24,8 @@ use crate::net::udp::UdpLink;
 use crate::net::{Link, RxMeta};
 use crate::qp::{QpCore, Report};
 use roxe_transport::time::Instant;
-use roxe_wire::Qpn;
 use roxe_wire::icrc::Sealer;
+use roxe_wire::{NetHeader, Qpn};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -147,15 +147,23 @@ impl<'a> Run<'a> {
 pub(crate) struct IdentGuess {
     /// The last identification of a sender that counts.
     counting: Option<u16>,
+    /// Between the addresses of the newest run.
+    sums: Sealer,
 }
 
 impl IdentGuess {
-    /// Whether the ICRC of `packet` is right for some identification; `sums` is of its addresses.
+    /// A run comes that is between the addresses of `net`.
     #[inline]
-    pub(crate) fn verify(&mut self, sums: &mut Sealer, packet: &[u8], index: u16) -> bool {
+    pub(crate) fn begin_run(&mut self, net: &NetHeader) {
+        self.sums.turn_to(net);
+    }
+
+    /// Whether the ICRC of `packet`, which is in the run that began last, is right for some identification.
+    #[inline]
+    pub(crate) fn verify(&mut self, packet: &[u8], index: u16) -> bool {
         let likely = self.counting.map_or(index, |last| last.wrapping_add(1));
         // clause: IP-IDENT
-        let Some(ident) = sums.solve_ident(packet, likely, crc::update) else { return false };
+        let Some(ident) = self.sums.solve_ident(packet, likely, crc::update) else { return false };
         self.counting = (ident != index).then_some(ident);
         true
     }

@@ -13,6 +13,7 @@ pub(crate) use outlet::{Outlet, TxCache};
 
 use super::Engine;
 use crate::counters::Counters;
+use crate::crc;
 use crate::guard::Sum;
 use crate::host::Copied;
 use crate::net::slot::Slot;
@@ -57,6 +58,8 @@ pub(crate) struct Batch {
     newest: usize,
     /// Room for what [`Batch::lend_copied`] lends.
     copied: Vec<Copied>,
+    /// Between the addresses of the last run.
+    sealer: Sealer,
 }
 
 thread_local! {
@@ -85,6 +88,7 @@ impl Batch {
             avs: Vec::with_capacity(MAX_PACKETS),
             newest: 0,
             copied: Vec::with_capacity(MAX_PACKETS),
+            sealer: Sealer::default(),
         }
     }
 
@@ -197,11 +201,11 @@ impl Batch {
 
     /// Writes the ICRCs of a run.
     fn seal(&mut self, run: Range<usize>, net: &NetHeader) {
-        let mut sealer = Sealer::new(net);
-        // A run has no more than MAX_SEGMENTS packets; the kernel counts their identifications from 0.
-        for (ident, entry) in (0..=u8::MAX).zip(self.packets.get(run).unwrap_or_default()) {
+        self.sealer.turn_to(net);
+        // The kernel counts the identifications of a run from 0.
+        for (ident, entry) in (0..=u16::MAX).zip(self.packets.get(run).unwrap_or_default()) {
             if let Some(packet) = self.bytes.get_mut(entry.start..entry.start + entry.len) {
-                sealer.seal(ident, packet, entry.summed.as_ref());
+                self.sealer.seal(ident, packet, entry.summed.as_ref(), crc::update);
             }
         }
     }

@@ -29,7 +29,6 @@ use roxe_transport::Qp as Machine;
 use roxe_transport::cx::{Side, TxState};
 use roxe_transport::qp::{AttrMask, DropReason, QpAttr, QpConfig, QpEvents, QpState, Service, charge_of};
 use roxe_transport::time::Instant;
-use roxe_wire::icrc::Sealer;
 use roxe_wire::{Gid, Kind, NetHeader, Packet, Qpn};
 use std::ops::BitOr;
 use std::sync::Arc;
@@ -222,11 +221,11 @@ impl QpCore {
         let Inner { machine, path, parking, .. } = &mut *inner;
         let mut host = QpHost::new(self, path, now).came_by_ring(run.meta.by_ring);
         let mut taken = Taken::default();
-        let mut sums = Sealer::new(&header_of(run.meta, 0));
+        tools.ident.begin_run(&header_of(run.meta, 0));
         for (index, bytes) in run.packets() {
             let net = header_of(run.meta, index);
             // clause: ICRC-WRONG
-            if run.meta.sealed && !tools.ident.verify(&mut sums, bytes, index) {
+            if run.meta.sealed && !tools.ident.verify(bytes, index) {
                 self.engine().counters().icrc_errors.add(1);
                 continue;
             }
