@@ -80,6 +80,15 @@ pub struct CongestionCounts {
     pub rp_cnp_handled: u32,
 }
 
+impl CongestionCounts {
+    /// Whether nothing was counted.
+    #[inline]
+    const fn is_empty(&self) -> bool {
+        let Self { np_ecn_marked_roce_packets, np_cnp_sent, rp_cnp_handled } = self;
+        *np_ecn_marked_roce_packets | *np_cnp_sent | *rp_cnp_handled == 0
+    }
+}
+
 /// The traffic class of packets that may be marked; the DSCP stays.
 pub(crate) const fn markable(traffic_class: u8) -> u8 {
     traffic_class & !ECN | ECT_0
@@ -230,7 +239,7 @@ impl Congestion {
     /// Takes what was counted since the last call, if anything was.
     #[inline]
     pub(crate) fn take_counts(&mut self) -> Option<CongestionCounts> {
-        if self.counts == CongestionCounts::default() { None } else { Some(core::mem::take(&mut self.counts)) }
+        if self.counts.is_empty() { None } else { Some(core::mem::take(&mut self.counts)) }
     }
 
     /// Lets the rate recover; at that of the line there is none to keep.

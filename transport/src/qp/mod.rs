@@ -284,7 +284,12 @@ impl Qp {
 
     /// Whether a packet of UC or UD would be dropped for nothing but the want of a receive. A host may keep such a packet,
     /// and those behind it, until the application posts one. Takes a receive from a shared queue if there is one.
+    #[inline]
     pub fn lacks_receive<H: Host>(&mut self, host: &mut H, net: &NetHeader, packet: &Packet<'_>) -> bool {
+        !self.service().is_reliable() && self.lacks_datagram_receive(host, net, packet)
+    }
+
+    fn lacks_datagram_receive<H: Host>(&mut self, host: &mut H, net: &NetHeader, packet: &Packet<'_>) -> bool {
         let (service, kind) = (self.shared.config.service, &packet.header.kind);
         matches!((service, kind), (Service::Ud, Kind::Ud { .. }) | (Service::Uc, Kind::UcRequest(_)))
             && takes_receive(kind)
@@ -404,13 +409,21 @@ impl Qp {
         }
     }
 
+    #[inline]
     fn send_answers<H: Host, T: TxBatch>(&mut self, host: &mut H, tx: &mut T) -> TxState {
+        if !self.responder.has_work() {
+            return TxState::Drained;
+        }
         let state = self.responder.poll_transmit(&mut self.shared, host, tx);
         self.settle(host);
         state
     }
 
+    #[inline]
     fn send_requests<H: Host, T: TxBatch>(&mut self, host: &mut H, tx: &mut T) -> TxState {
+        if !self.requester.has_work(&self.shared) {
+            return TxState::Drained;
+        }
         let state = self.requester.poll_transmit(&mut self.shared, host, tx);
         self.settle(host);
         state
@@ -454,7 +467,7 @@ impl Qp {
     #[inline]
     pub fn take_retry_counts(&mut self) -> Option<RetryCounts> {
         let counts = &mut self.shared.retries;
-        if *counts == RetryCounts::default() { None } else { Some(core::mem::take(counts)) }
+        if counts.is_empty() { None } else { Some(core::mem::take(counts)) }
     }
 
     /// A packet came marked. Only data of the connected peer counts: whether cards react to marked acknowledgements is not
@@ -502,7 +515,16 @@ impl Qp {
     }
 
     /// Enters the state that a role asked for, and waits for nothing that is done.
+    #[inline]
     fn settle<H: Host>(&mut self, host: &mut H) {
+        let sh = &self.shared;
+        if sh.failed || sh.send_error || sh.congestion.is_pausing() {
+            self.settle_unrest(host);
+        }
+    }
+
+    #[cold]
+    fn settle_unrest<H: Host>(&mut self, host: &mut H) {
         if self.shared.failed {
             self.enter_error(host);
         } else if self.shared.send_error {
@@ -510,7 +532,7 @@ impl Qp {
             // clause: STATE-SQE
             self.shared.set_state(QpState::Sqe);
             self.requester.flush(&mut self.shared, host);
-        } else if self.shared.congestion.is_pausing() && self.is_quiescent() {
+        } else if self.is_quiescent() {
             // What was held back has been acknowledged meanwhile.
             self.shared.congestion.end_pause();
         }
@@ -529,10 +551,15 @@ impl Qp {
     }
 
     /// Flushes what was posted after the queues were flushed.
+    #[inline]
     fn flush_posted<H: Host>(&mut self, host: &mut H) {
-        if !core::mem::take(&mut self.flush_due) {
-            return;
+        if core::mem::take(&mut self.flush_due) {
+            self.flush_again(host);
         }
+    }
+
+    #[cold]
+    fn flush_again<H: Host>(&mut self, host: &mut H) {
         match self.shared.state {
             QpState::Err => self.enter_error(host),
             QpState::Sqe => self.requester.flush(&mut self.shared, host),

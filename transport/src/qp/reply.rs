@@ -47,6 +47,11 @@ enum Step {
 }
 
 impl Step {
+    /// Acknowledges everything before the expected PSN.
+    const fn acknowledge(e_psn: Psn) -> Self {
+        Self::Ack(e_psn.sub(1))
+    }
+
     /// Whether it carries READ data.
     const fn is_data(self) -> bool {
         matches!(self, Self::Answer(Due::Read(_)))
@@ -79,11 +84,13 @@ impl Replies {
         }
     }
 
+    #[inline]
     pub(crate) fn is_due(&self) -> bool {
         self.ack || self.nak.is_some() || self.bounded.is_some() || self.ring.is_due()
     }
 
     /// Whether all that is owed is an acknowledgement, which nothing depends on but the patience of the peer.
+    #[inline]
     pub(crate) fn is_only_ack(&self) -> bool {
         self.ack && self.nak.is_none() && self.bounded.is_none() && !self.ring.is_due()
     }
@@ -188,6 +195,12 @@ impl Replies {
         tx: &mut T,
         progress: Progress,
     ) -> TxState {
+        // Mostly that is all.
+        if self.is_only_ack() {
+            let sent = send(sh, host, tx, Step::acknowledge(progress.e_psn), progress.msn);
+            self.ack = matches!(sent, Sent::Full);
+            return if self.ack { TxState::BatchFull } else { TxState::Drained };
+        }
         while let Some(step) = self.next_step(progress.e_psn) {
             // clause: DCQCN-PACING
             if step.is_data() && !sh.congestion.may_send(host.now()) {
@@ -217,7 +230,7 @@ impl Replies {
         if let Some(due) = self.ring.due() {
             return Some(Step::Answer(due));
         }
-        self.nak.map(Step::Nak).or_else(|| self.ack.then_some(Step::Ack(e_psn.sub(1))))
+        self.nak.map(Step::Nak).or_else(|| self.ack.then(|| Step::acknowledge(e_psn)))
     }
 
     /// `step` is in the batch.

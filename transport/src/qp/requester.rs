@@ -213,14 +213,14 @@ impl Requester {
         self.paid = false;
     }
 
-    /// Sends what may be sent.
+    /// Sends what may be sent, which is [something](Self::has_work).
     pub(crate) fn poll_transmit<H: Host, T: TxBatch>(&mut self, sh: &mut Shared, host: &mut H, tx: &mut T) -> TxState {
         self.burst = 0;
-        if sh.config.service.is_reliable() && self.has_work(sh) {
+        if sh.config.service.is_reliable() {
             self.unasked.limit = host.ask_after(&sh.attr.av, sh.attr.dest_qpn);
         }
         // clause: DCQCN-PACING
-        while !sh.failed && self.has_work(sh) && sh.congestion.may_send(host.now()) {
+        while sh.congestion.may_send(host.now()) {
             let step = match sh.config.service {
                 Service::Rc | Service::XrcIni | Service::XrcTgt => self.send_reliable(sh, host, tx),
                 Service::Uc | Service::Ud => self.send_unreliable(sh, host, tx),
@@ -232,12 +232,22 @@ impl Requester {
                 Step::BatchFull => return TxState::BatchFull,
                 Step::Stop => break,
             }
+            if sh.failed || !self.has_work(sh) {
+                break;
+            }
         }
         TxState::Drained
     }
 
     /// Whether there is a packet to send now, but for room at the peer and in the batch.
+    #[inline]
     pub(crate) fn has_work(&self, sh: &Shared) -> bool {
+        // Every visit asks several times, mostly when all is sent.
+        self.cursor.wqe != self.sq.tail_index() && self.may_go_on(sh)
+    }
+
+    /// The same when there is a request to go on with.
+    fn may_go_on(&self, sh: &Shared) -> bool {
         let Some(wqe) = self.sq.get(self.cursor.wqe) else { return false };
         let may_start = match sh.state {
             QpState::Rts => true,

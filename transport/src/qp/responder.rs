@@ -139,6 +139,7 @@ impl Responder {
     }
 
     /// Whether the peer is owed an answer.
+    #[inline]
     pub(crate) fn has_work(&self) -> bool {
         self.replies.is_due()
     }
@@ -154,6 +155,7 @@ impl Responder {
     }
 
     /// Writes the answers that are due into `tx`.
+    #[inline]
     pub(crate) fn poll_transmit<H: Host, T: TxBatch>(&mut self, sh: &mut Shared, host: &mut H, tx: &mut T) -> TxState {
         self.replies.poll_transmit(sh, host, tx, self.progress)
     }
@@ -162,6 +164,7 @@ impl Responder {
     ///
     /// # Errors
     /// Why it was not executed, for the counters; the peer is told what it must know.
+    #[inline]
     pub(crate) fn handle_request<H: Host>(
         &mut self,
         sh: &mut Shared,
@@ -211,6 +214,7 @@ impl Responder {
         self.handle_request(sh, host, bth, req, payload)
     }
 
+    #[inline]
     fn handle_expected<H: Host>(
         &mut self,
         sh: &mut Shared,
