@@ -181,7 +181,7 @@ impl Congestion {
     /// Whether a packet may leave now. If not, [`Congestion::deadline`] says when to ask again.
     #[inline]
     pub(crate) fn may_send(&mut self, now: Instant) -> bool {
-        self.pacer.is_none() || self.may_send_limited(now)
+        self.is_free() || self.may_send_limited(now)
     }
 
     #[cold]
@@ -192,6 +192,12 @@ impl Congestion {
         self.catch_up(now);
         self.pause = self.pacer.as_ref().and_then(|pacer| pacer.pause(now));
         self.pause.is_none()
+    }
+
+    /// Whether packets may leave as they come.
+    #[inline]
+    pub(crate) fn is_free(&self) -> bool {
+        self.pacer.is_none()
     }
 
     /// A packet with this payload left.

@@ -7,7 +7,7 @@ use crate::qp::flight::{charge, charge_alone, charge_range};
 use crate::qp::segment::{self, Place};
 use crate::qp::sq::{Payload, SendWqe};
 use crate::wr::{Av, SendOp};
-use roxe_wire::{Header, PathMtu, Request, Reth};
+use roxe_wire::{Form, Header, PathMtu, Request, Reth};
 
 /// Packets that room is taken for at once. Asking for each of them cost as much as its headers.
 const RUN: u32 = 16;
@@ -19,7 +19,7 @@ pub(crate) struct Outgoing {
     /// Payload bytes.
     pub(crate) len: u32,
     /// Where in the message they start.
-    offset: u32,
+    pub(crate) offset: u32,
     /// PSNs it takes.
     pub(crate) span: u32,
     /// Payload bytes of the next packet, while the responder is not asked for an answer before it.
@@ -67,6 +67,14 @@ impl Outgoing {
         Some(Self { request, len, offset, span: 1, brings: 0, next_len, asks_ack, solicited })
     }
 
+    /// From a packet in the middle of `wqe` to the next one, which is packet `index` and in the middle too; but the last packet
+    /// differs in more.
+    #[inline]
+    pub(crate) fn go_on(&mut self, wqe: &SendWqe, index: u32, mtu: PathMtu) {
+        self.offset = segment::offset(index, mtu);
+        self.next_len = (index + 1 < wqe.packets).then(|| segment::payload_len(wqe.length, mtu, index + 1));
+    }
+
     /// A request whose answer takes `span` PSNs; but for an ATOMIC WRITE it has no payload.
     fn question(request: Request, span: u32, brings: u32) -> Self {
         // clause: SEND-ASK-LAST
@@ -74,7 +82,7 @@ impl Outgoing {
     }
 }
 
-/// Outcome of [`put`].
+/// Outcome of [`Departing::put`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Put {
     /// The packet is in the batch.
@@ -85,29 +93,42 @@ pub(crate) enum Put {
     Fault,
 }
 
-/// Puts a packet into the batch.
-pub(crate) fn put<M: Memory, T: TxBatch>(
-    memory: &mut M,
-    tx: &mut T,
-    av: &Av,
-    header: &Header,
-    payload: Payload<'_>,
-    packet: &Outgoing,
-    note: PacketNote,
-) -> Put {
-    let len = packet.len as usize;
-    let Some(slot) = tx.slot(av, header.bth.dest_qpn, header.padded_len(len), note) else { return Put::Full };
-    let written = header.emit(len, slot).is_some_and(|room| payload.read(memory, packet.offset, room));
-    if written {
-        return Put::Done;
+/// A packet about to leave.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Departing<'a> {
+    pub(crate) av: &'a Av,
+    pub(crate) header: Header,
+    pub(crate) payload: Payload<'a>,
+    pub(crate) note: PacketNote,
+}
+
+impl Departing<'_> {
+    /// Puts it into the batch as what `packet` says.
+    #[inline]
+    pub(crate) fn put<M: Memory, T: TxBatch>(&self, memory: &mut M, tx: &mut T, packet: &Outgoing) -> Put {
+        match self.header.form(packet.len as usize) {
+            Some(form) => self.put_as(memory, tx, &form, packet.offset),
+            None => Put::Fault,
+        }
     }
-    tx.retract();
-    Put::Fault
+
+    /// The same when its form is known; `offset` is where in the message its payload starts.
+    #[inline]
+    pub(crate) fn put_as<M: Memory, T: TxBatch>(&self, memory: &mut M, tx: &mut T, form: &Form, offset: u32) -> Put {
+        let Self { av, header, payload, note } = self;
+        let Some(slot) = tx.slot(av, header.bth.dest_qpn, form.len(), *note) else { return Put::Full };
+        let written = header.emit_as(form, slot).is_some_and(|room| payload.read(memory, offset, room));
+        if written {
+            return Put::Done;
+        }
+        tx.retract();
+        Put::Fault
+    }
 }
 
 impl Payload<'_> {
     /// Copies `out.len()` bytes from `offset` on; whether that was possible.
-    pub(crate) fn read<M: Memory>(self, memory: &mut M, offset: u32, out: &mut [u8]) -> bool {
+    pub(crate) fn read<M: Memory>(&self, memory: &mut M, offset: u32, out: &mut [u8]) -> bool {
         match self {
             _ if out.is_empty() => true,
             // clause: RETRY-DATA

@@ -359,6 +359,7 @@ fn slot<'t, T: TxBatch>(
     };
     let header = Header { bth, kind };
     let note = PacketNote::answer(sh.config.qpn, why);
-    let slot = tx.slot(&sh.path, bth.dest_qpn, header.padded_len(len), note)?;
-    header.emit(len, slot)
+    let form = header.form(len)?;
+    let slot = tx.slot(&sh.path, bth.dest_qpn, form.len(), note)?;
+    header.emit_as(&form, slot)
 }

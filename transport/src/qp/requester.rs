@@ -15,7 +15,7 @@ use crate::cx::{FlowControl, Host, PacketNote, Side, TxBatch, TxState, Why};
 use crate::qp::PostError;
 use crate::qp::attr::QpState;
 use crate::qp::flight::{Flight, Room, charge};
-use crate::qp::outgoing::{Outgoing, Put, put};
+use crate::qp::outgoing::{Departing, Outgoing, Put};
 use crate::qp::retry::{Exhausted, Retry, Timer};
 use crate::qp::segment;
 use crate::qp::shared::{QpConfig, QpEvents, Service, Shared};
@@ -58,6 +58,15 @@ pub(crate) struct Cursor {
     pub(crate) packet: u32,
     /// The PSN of that packet.
     pub(crate) psn: Psn,
+}
+
+impl Cursor {
+    /// Moves behind a packet that takes `span` PSNs.
+    #[inline]
+    fn step(&mut self, span: u32) {
+        self.psn = self.psn.add(span);
+        self.packet += span;
+    }
 }
 
 /// What an attempt to send one packet led to.
@@ -222,7 +231,12 @@ impl Requester {
         // clause: DCQCN-PACING
         while sh.congestion.may_send(host.now()) {
             let step = match sh.config.service {
-                Service::Rc | Service::XrcIni | Service::XrcTgt => self.send_reliable(sh, host, tx),
+                Service::Rc | Service::XrcIni | Service::XrcTgt => match self.send_reliable(sh, host, tx) {
+                    Step::Sent(_) if self.cursor.packet > 0 && sh.congestion.is_free() => {
+                        self.send_middles(sh, host, tx)
+                    }
+                    step => step,
+                },
                 Service::Uc | Service::Ud => self.send_unreliable(sh, host, tx),
                 Service::Raw => self.send_frame(sh, host, tx),
             };
@@ -300,25 +314,15 @@ impl Requester {
         if room == Room::None {
             return Step::Stop;
         }
-        let bth = Bth {
-            // clause: SEND-ASK-STALL, SEND-ASK-MIDDLE
-            ack_req: packet.asks_ack
-                || room == Room::First
-                || self.unasked.is_enough(cost, self.window)
-                || sh.congestion.pauses_after(host.now(), packet.len),
-            solicited: packet.solicited,
-            // clause: BTH-MIGRATED
-            mig_req: sh.mig_req(),
-            ..Bth::new(sh.attr.dest_qpn, self.cursor.psn)
-        };
-        let kind = match sh.config.service {
-            Service::Rc => Kind::RcRequest(packet.request),
-            // clause: XRC-EVERY-REQUEST
-            _ => Kind::XrcRequest(XrcEth(wqe.srqn), packet.request),
-        };
-        let header = Header { bth, kind };
+        let mut header = self.header(sh, wqe, &packet);
+        // clause: SEND-ASK-STALL, SEND-ASK-MIDDLE
+        header.bth.ack_req = packet.asks_ack
+            || room == Room::First
+            || self.unasked.is_enough(cost, self.window)
+            || sh.congestion.pauses_after(host.now(), packet.len);
         let note = self.note(sh, wqe);
-        match put(host, tx, &sh.path, &header, self.sq.payload(self.cursor.wqe, wqe), &packet, note) {
+        let payload = self.sq.payload(self.cursor.wqe, wqe);
+        match (Departing { av: &sh.path, header, payload, note }).put(host, tx, &packet) {
             Put::Done => {}
             Put::Full => return Step::BatchFull,
             // clause: SEND-LOCAL-FAULT
@@ -333,11 +337,74 @@ impl Requester {
         Step::Sent(packet.len)
     }
 
+    /// Goes on with the packets that are neither first nor last of the message whose packet has just left: what differs from
+    /// one to the next is little, and the rest is done once for all of them.
+    fn send_middles<H: Host, T: TxBatch>(&mut self, sh: &mut Shared, host: &mut H, tx: &mut T) -> Step {
+        let (mtu, Cursor { wqe: at, packet: index, .. }) = (sh.attr.path_mtu, self.cursor);
+        let sent = Step::Sent(mtu.bytes());
+        let Some(wqe) = self.sq.get(at).filter(|wqe| index + 1 < wqe.packets && !wqe.awaits_response()) else {
+            return sent;
+        };
+        let Some(mut packet) = Outgoing::of(wqe, index, mtu) else { return sent };
+        let (header, payload) = (self.header(sh, wqe, &packet), self.sq.payload(at, wqe));
+        let Some(form) = header.form(packet.len as usize) else { return sent };
+        let mut departing = Departing { av: &sh.path, header, payload, note: self.note(sh, wqe) };
+        let cost = packet.cost();
+        while let Some(next) = packet.next_len
+            // clause: PSN-OUTSTANDING
+            && self.cursor.psn.distance(self.una_psn) < self.window
+        {
+            let run = || packet.charge_behind(wqe, self.cursor.packet, mtu);
+            let room = self.flight.reserve(sh, host, cost, charge(next), run);
+            if room == Room::None {
+                return Step::Stop;
+            }
+            // clause: SEND-ASK-STALL, SEND-ASK-MIDDLE
+            let asks_ack = room == Room::First || self.unasked.is_enough(cost, self.window);
+            (departing.header.bth.ack_req, departing.header.bth.psn) = (asks_ack, self.cursor.psn);
+            departing.note.why = self.why();
+            match departing.put_as(host, tx, &form, packet.offset) {
+                Put::Done => {}
+                Put::Full => return Step::BatchFull,
+                // clause: SEND-LOCAL-FAULT
+                Put::Fault => return self.stop_with(sh, host, WcStatus::LocProtErr),
+            }
+            self.flight.depart(cost);
+            self.unasked.add(cost, asks_ack);
+            self.cursor.step(1);
+            if self.cursor.psn.is_after(self.sent_psn) {
+                self.sent_psn = self.cursor.psn;
+            }
+            packet.go_on(wqe, self.cursor.packet, mtu);
+        }
+        sent
+    }
+
+    /// The headers of `packet` of `wqe`, which is at the cursor and asks for no acknowledgement yet.
+    fn header(&self, sh: &Shared, wqe: &SendWqe, packet: &Outgoing) -> Header {
+        let bth = Bth {
+            solicited: packet.solicited,
+            // clause: BTH-MIGRATED
+            mig_req: sh.mig_req(),
+            ..Bth::new(sh.attr.dest_qpn, self.cursor.psn)
+        };
+        let kind = match sh.config.service {
+            Service::Rc => Kind::RcRequest(packet.request),
+            // clause: XRC-EVERY-REQUEST
+            _ => Kind::XrcRequest(XrcEth(wqe.srqn), packet.request),
+        };
+        Header { bth, kind }
+    }
+
     /// What there is to say about the packet at the cursor, which belongs to `wqe`.
     pub(crate) fn note(&self, sh: &Shared, wqe: &SendWqe) -> PacketNote {
+        PacketNote { qpn: sh.config.qpn, wr_id: Some(wqe.wr_id), why: self.why() }
+    }
+
+    /// Why the packet at the cursor leaves.
+    fn why(&self) -> Why {
         let again = self.cursor.psn.is_before(self.sent_psn);
-        let why = if again { Why::Retransmission } else { Why::First };
-        PacketNote { qpn: sh.config.qpn, wr_id: Some(wqe.wr_id), why }
+        if again { Why::Retransmission } else { Why::First }
     }
 
     /// Numbers the work request at the cursor if it starts here. Doing so again gives the same numbers.
@@ -356,8 +423,7 @@ impl Requester {
         if self.cursor.wqe == self.fresh {
             self.fresh = self.fresh.wrapping_add(1);
         }
-        self.cursor.psn = self.cursor.psn.add(span);
-        self.cursor.packet += span;
+        self.cursor.step(span);
         if self.cursor.packet >= wqe.packets {
             self.cursor.wqe = self.cursor.wqe.wrapping_add(1);
             self.cursor.packet = 0;

@@ -328,6 +328,11 @@ impl Responder {
     /// All checks, then the deed.
     fn run<H: Host>(&mut self, sh: &mut Shared, host: &mut H, incoming: Incoming<'_>) -> Result<(), Refusal> {
         let Incoming { req, payload, .. } = incoming;
+        if matches!(req, Request::WriteMiddle | Request::SendMiddle)
+            && let Some(result) = self.go_on(sh, host, req, payload)
+        {
+            return result;
+        }
         // clause: CHECK-ORDER
         check_op_seq(self.open, req)?;
         check_op_valid(sh.attr.access, req)?;
@@ -335,6 +340,30 @@ impl Responder {
         self.check_length(sh.attr.path_mtu, req, payload)?;
         check_rkey(host, req)?;
         self.execute(sh, host, incoming)
+    }
+
+    /// A packet from the middle of a long message that passes every check. What does not is left to one check after the other.
+    #[inline]
+    fn go_on<H: Host>(
+        &mut self,
+        sh: &Shared,
+        host: &mut H,
+        req: &Request,
+        payload: &[u8],
+    ) -> Option<Result<(), Refusal>> {
+        let len = len_of(payload);
+        match (req, self.open) {
+            _ if len != sh.attr.path_mtu.bytes() => None,
+            (Request::WriteMiddle, Open::Write(write))
+                if len <= write.left && sh.attr.access.contains(Access::REMOTE_WRITE) =>
+            {
+                Some(self.place_write(host, write, payload))
+            }
+            (Request::SendMiddle, Open::Send(received)) if self.check_room(received, len).is_ok() => {
+                Some(self.place_send(host, payload))
+            }
+            _ => None,
+        }
     }
 
     /// A message that ends in a receive needs one from its first packet on, a WRITE with immediate only for its last; what

@@ -1,7 +1,7 @@
 //! The send loop of UC and UD: a work request is done when its last packet is in the batch; nothing comes back.
 
 use crate::cx::{Host, TxBatch};
-use crate::qp::outgoing::{Outgoing, Put, put};
+use crate::qp::outgoing::{Departing, Outgoing, Put};
 use crate::qp::requester::{Requester, Step};
 use crate::qp::shared::{Service, Shared};
 use crate::qp::sq::SendWqe;
@@ -39,7 +39,7 @@ impl Requester {
         let bth = Bth { solicited: packet.solicited, mig_req: sh.mig_req(), ..Bth::new(qpn, self.cursor.psn) };
         let Some(wqe) = self.sq.get(self.cursor.wqe) else { return Step::Stop };
         let (payload, note) = (self.sq.payload(self.cursor.wqe, wqe), self.note(sh, wqe));
-        match put(host, tx, &av, &Header { bth, kind }, payload, &packet, note) {
+        match (Departing { av: &av, header: Header { bth, kind }, payload, note }).put(host, tx, &packet) {
             Put::Done => {}
             Put::Full => return Step::BatchFull,
             Put::Fault => return self.stop_with(sh, host, WcStatus::LocProtErr),
