@@ -58,17 +58,24 @@ impl Bth {
         let [code, flags, ..] = w0.to_be_bytes();
         // clause: OPCODE-RESERVED
         let opcode = Opcode::from_u8(code).ok_or(ParseError::Opcode)?;
-        let bth = Self {
+        let mut bth = Self {
             dest_qpn: Qpn::new(w1),
-            psn: Psn::new(w2),
+            psn: Psn::default(),
             pkey: Pkey((w0 & 0xffff) as u16),
             solicited: flags & 0x80 != 0,
-            ack_req: w2 >> 31 != 0,
+            ack_req: false,
             mig_req: flags & 0x40 != 0,
             fecn: w1 & 1 << 31 != 0,
             becn: w1 & 1 << 30 != 0,
         };
+        bth.set_last_word(w2);
         Ok((opcode, usize::from(flags >> 4 & 3), bth))
+    }
+
+    /// Takes over what the last 4 bytes say.
+    #[inline]
+    pub(crate) fn set_last_word(&mut self, word: u32) {
+        (self.psn, self.ack_req) = (Psn::new(word), word >> 31 != 0);
     }
 
     /// Writes the header; reserved bits are 0. `pad` is 0..=3.

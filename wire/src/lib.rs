@@ -65,7 +65,7 @@ pub use ext::{
 pub use net::{ECN, NetHeader};
 pub use num::{Gid, LKey, Msn, PathMtu, Pkey, Psn, Qkey, Qpn, RKey};
 pub use opcode::{Opcode, Operation};
-pub use packet::{Form, Header, Kind, Packet, Request, Response, SendTail, UcRequest};
+pub use packet::{Form, Header, Kind, Packet, PacketReader, Request, Response, SendTail, UcRequest};
 pub use tm::{Rvh, TmOp, Tmh};
 
 use core::fmt;

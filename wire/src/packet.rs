@@ -146,6 +146,50 @@ impl<'a> Packet<'a> {
     }
 }
 
+/// Reads packets one after the other. Of one that differs from the one before in what a middle packet of a message differs, only
+/// that is read: its PSN and whether it asks for a response.
+#[derive(Clone, Copy, Debug)]
+pub struct PacketReader {
+    /// The newest packet without extended headers and pad: how it begins, up to the PSN, its length, and its headers.
+    start: [u8; 8],
+    len: usize,
+    header: Header,
+}
+
+impl Default for PacketReader {
+    fn default() -> Self {
+        let bth = Bth::new(crate::Qpn::new(0), crate::Psn::new(0));
+        // No packet is as short as that.
+        Self { start: [0; 8], len: 0, header: Header { bth, kind: Kind::Cnp } }
+    }
+}
+
+impl PacketReader {
+    /// As [`Packet::parse`].
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn parse<'a>(&mut self, udp_payload: &'a [u8]) -> Result<Packet<'a>, ParseError> {
+        if udp_payload.len() == self.len
+            && let Some((start, rest)) = udp_payload.split_first_chunk()
+            && *start == self.start
+            && let Some((last, rest)) = rest.split_first_chunk()
+            && let Some((payload, _)) = rest.split_last_chunk::<{ icrc::LEN }>()
+        {
+            self.header.bth.set_last_word(u32::from_be_bytes(*last));
+            return Ok(Packet { header: self.header, payload });
+        }
+        let packet = Packet::parse(udp_payload)?;
+        if let Some(start) = udp_payload.first_chunk()
+            && Bth::LEN + packet.payload.len() + icrc::LEN == udp_payload.len()
+        {
+            *self = Self { start: *start, len: udp_payload.len(), header: packet.header };
+        }
+        Ok(packet)
+    }
+}
+
 /// The payload in `body` = payload + pad, if the operation may carry it. A pad count without a payload has no meaning
 /// and is ignored: such packets have been captured.
 #[inline]

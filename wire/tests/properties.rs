@@ -3,8 +3,9 @@
 use crc::{CRC_32_ISO_HDLC, Crc};
 use proptest::prelude::*;
 use roxe_wire::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Feth, Gid, Header, Ieth, ImmDt, Kind, Msn, NetHeader, Packet, Pkey,
-    Placement, Psn, Qkey, Qpn, RKey, Request, Response, Reth, Selectivity, SendTail, Syndrome, UcRequest, XrcEth, icrc,
+    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Feth, Gid, Header, Ieth, ImmDt, Kind, Msn, NetHeader, Packet,
+    PacketReader, Pkey, Placement, Psn, Qkey, Qpn, RKey, Request, Response, Reth, Selectivity, SendTail, Syndrome,
+    UcRequest, XrcEth, icrc,
 };
 
 fn bth() -> impl Strategy<Value = Bth> {
@@ -167,6 +168,30 @@ proptest! {
         let bytes = emit(&net, &header, &payload);
         prop_assert_eq!(bytes.len() % 4, 0);
         prop_assert_eq!(Packet::parse(&bytes), Ok(Packet { header, payload: &payload }));
+    }
+
+    #[test]
+    fn a_packet_is_read_the_same_whatever_came_before_it(
+        net in net(),
+        packets in prop::collection::vec((packet(), 0..3_usize, any::<(u8, prop::sample::Index)>()), 1..5),
+    ) {
+        let mut reader = PacketReader::default();
+        for ((header, payload), again, (flip, at)) in packets {
+            let mut bytes = emit(&net, &header, &payload);
+            prop_assert_eq!(reader.parse(&bytes), Packet::parse(&bytes));
+            // One like it with another PSN, one with any other bits in its headers, and a shorter one.
+            for _ in 0..again {
+                let mut next = header;
+                next.bth.psn = next.bth.psn.next();
+                next.bth.ack_req ^= true;
+                let next = emit(&net, &next, &payload);
+                prop_assert_eq!(reader.parse(&next), Packet::parse(&next));
+            }
+            bytes[at.index(12)] ^= flip;
+            prop_assert_eq!(reader.parse(&bytes), Packet::parse(&bytes));
+            let short = at.index(bytes.len());
+            prop_assert_eq!(reader.parse(&bytes[..short]), Packet::parse(&bytes[..short]));
+        }
     }
 
     // clause: ICRC-SUM

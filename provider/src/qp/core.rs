@@ -29,7 +29,7 @@ use roxe_transport::Qp as Machine;
 use roxe_transport::cx::{Side, TxState};
 use roxe_transport::qp::{AttrMask, DropReason, QpAttr, QpConfig, QpEvents, QpState, Service, charge_of};
 use roxe_transport::time::Instant;
-use roxe_wire::{Gid, Kind, NetHeader, Packet, Qpn};
+use roxe_wire::{Gid, Kind, NetHeader, Packet, PacketReader, Qpn};
 use std::ops::BitOr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -221,15 +221,18 @@ impl QpCore {
         let Inner { machine, path, parking, .. } = &mut *inner;
         let mut host = QpHost::new(self, path, now).came_by_ring(run.meta.by_ring);
         let mut taken = Taken::default();
-        tools.ident.begin_run(&header_of(run.meta, 0));
+        let (mut net, mut reader) = (header_of(run.meta, run.index), PacketReader::default());
+        if run.meta.sealed {
+            tools.ident.begin_run(&net);
+        }
         for (index, bytes) in run.packets() {
-            let net = header_of(run.meta, index);
+            net.ident = index;
             // clause: ICRC-WRONG
             if run.meta.sealed && !tools.ident.verify(bytes, index) {
                 self.engine().counters().icrc_errors.add(1);
                 continue;
             }
-            let Ok(packet) = Packet::parse(bytes) else {
+            let Ok(packet) = reader.parse(bytes) else {
                 self.engine().counters().malformed.add(1);
                 continue;
             };

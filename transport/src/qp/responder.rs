@@ -343,7 +343,7 @@ impl Responder {
     }
 
     /// A packet from the middle of a long message that passes every check. What does not is left to one check after the other.
-    #[inline]
+    #[inline(always)]
     fn go_on<H: Host>(
         &mut self,
         sh: &Shared,
