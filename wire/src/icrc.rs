@@ -235,26 +235,28 @@ mod gf2 {
     const HIGH: [u32; 256] = powers(divide_by_x(ONE, 8 * 256));
     /// x^(8·256).
     const BLOCK: u32 = power_of_x(8 * 256);
-    /// What each bit of a register, the lowest first, becomes up to 16 times 256 zero bytes later.
-    static LATER: [[u32; 32]; 17] = later();
+    /// What each value of each four bits of a register, the lowest first, becomes up to 16 times 256 zero bytes later.
+    static LATER: [[[u32; 16]; 8]; 17] = later();
 
     /// What the register holds `blocks` times 256 zero bytes after it held `register`; `None` if that is too many.
+    #[inline]
     pub(super) fn shift(register: u32, blocks: u8) -> Option<u32> {
-        let bits = LATER.get(usize::from(blocks))?.iter().enumerate();
-        Some(bits.fold(0, |sum, (bit, later)| sum ^ later & (register >> bit & 1).wrapping_neg()))
+        let fours = LATER.get(usize::from(blocks))?.iter().enumerate();
+        Some(fours.fold(0, |sum, (at, later)| sum ^ later[(register >> (4 * at) & 15) as usize]))
     }
 
-    const fn later() -> [[u32; 32]; 17] {
-        let mut table = [[0; 32]; 17];
-        let mut bit = 0;
-        while bit < 32 {
-            let (mut blocks, mut value) = (0, 1 << bit);
-            while blocks < 17 {
-                table[blocks][bit] = value;
-                value = multiply(BLOCK, value);
-                blocks += 1;
+    const fn later() -> [[[u32; 16]; 8]; 17] {
+        let mut table = [[[0; 16]; 8]; 17];
+        let (mut blocks, mut power) = (0, ONE);
+        while blocks < 17 {
+            let mut at = 0;
+            while at < 8 * 16 {
+                let (four, value) = (at / 16, at % 16);
+                table[blocks][four][value] = multiply(power, (value as u32) << (4 * four));
+                at += 1;
             }
-            bit += 1;
+            power = multiply(BLOCK, power);
+            blocks += 1;
         }
         table
     }
