@@ -59,7 +59,9 @@ impl Step {
 }
 
 /// Everything owed.
+// In this order as `Qp` says.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub(crate) struct Replies {
     ring: ReplayRing,
     bounded: Option<BoundedAck>,
