@@ -79,7 +79,7 @@ impl Line {
     fn accept(&self, doorbell: RawFd) -> io::Result<()> {
         let mut control = Control::new();
         control.push_descriptors(&[doorbell]);
-        sys::send(self.fd(), None, [b"y", &[]], &control, libc::MSG_DONTWAIT).map(drop)
+        sys::send(self.fd(), &sys::Name::Peer, [b"y", &[]], &control, libc::MSG_DONTWAIT).map(drop)
     }
 }
 
@@ -152,7 +152,7 @@ pub(crate) mod tests {
         let (from, to) = Socket::pair(Domain::UNIX, Type::SEQPACKET, None).unwrap();
         let (mut sent, mut got) = (Control::new(), Control::new());
         sent.push_descriptors(descriptors);
-        sys::send(from.as_raw_fd(), None, [b"x", &[]], &sent, 0).unwrap();
+        sys::send(from.as_raw_fd(), &sys::Name::Peer, [b"x", &[]], &sent, 0).unwrap();
         sys::recv(to.as_raw_fd(), &mut [0; 8], &mut got).unwrap().unwrap();
         sys::take_descriptors(&got)
     }
@@ -214,7 +214,7 @@ pub(crate) mod tests {
     fn an_answer_without_a_doorbell_ends_the_ring() {
         let offer = Offer::new(SMALL).unwrap();
         let far = Line(Socket::from(offer.far_end.try_clone().unwrap()));
-        sys::send(far.fd(), None, [b"y", &[]], &Control::new(), 0).unwrap();
+        sys::send(far.fd(), &sys::Name::Peer, [b"y", &[]], &Control::new(), 0).unwrap();
         assert!(matches!(offer.line.hear(), Said::Gone));
         let (blocking, _ear) = UnixStream::pair().unwrap();
         far.accept(blocking.as_raw_fd()).unwrap();

@@ -107,14 +107,15 @@ impl SlotSocket {
     /// The same to any mailbox.
     pub(super) fn send_to(&self, name: &impl fmt::Display, header: &[u8], body: &[u8]) -> io::Result<()> {
         let flags = libc::MSG_DONTWAIT;
-        sys::send(self.fd(), Some(&abstract_address(name)?), [header, body], &Control::new(), flags).map(drop)
+        let name = abstract_address(name)?;
+        sys::send(self.fd(), &sys::Name::Any(&name), [header, body], &Control::new(), flags).map(drop)
     }
 
     /// The same with descriptors for the other process.
     pub(crate) fn send_descriptors(&self, to: Slot, header: &[u8], fds: &[RawFd]) -> io::Result<()> {
         let (name, mut control) = (abstract_address(&Name { ifindex: self.ifindex, slot: to })?, Control::new());
         control.push_descriptors(fds);
-        sys::send(self.fd(), Some(&name), [header, &[]], &control, libc::MSG_DONTWAIT).map(drop)
+        sys::send(self.fd(), &sys::Name::Any(&name), [header, &[]], &control, libc::MSG_DONTWAIT).map(drop)
     }
 
     /// Takes one frame of the same user out of the mailbox without waiting, with the descriptors that came along; frames of

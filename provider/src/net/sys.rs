@@ -1,6 +1,9 @@
 //! The system calls on sockets that no safe crate offers whole. **Unsafe room.**
 //!
 //! Each function is one call with its pointers made from slices that outlive it. Knows no packets and no policy.
+//!
+//! Datagrams go past the C library, whose functions let a thread be cancelled inside of them (`man 7 pthreads`), where it may
+//! hold our locks: that also takes 70 instructions.
 
 use super::cmsg::{CAPACITY, Control};
 use libc::{c_int, c_void, socklen_t};
@@ -55,10 +58,35 @@ pub(super) fn attach_reuseport_filter(fd: RawFd, program: &mut [libc::sock_filte
     check(rc as isize).map(drop)
 }
 
-/// Sends the concatenation of `parts` as one datagram to `name`, or to the peer of a connected socket.
+/// Where a datagram goes.
+pub(super) enum Name<'a> {
+    /// To the peer of a connected socket.
+    Peer,
+    /// To any address.
+    Any(&'a socket2::SockAddr),
+    /// To one of IPv4.
+    V4(libc::sockaddr_in),
+    /// To one of IPv6.
+    V6(libc::sockaddr_in6),
+}
+
+impl Name<'_> {
+    /// Its bytes, and how many.
+    fn raw(&self) -> (*const c_void, socklen_t) {
+        match self {
+            Self::Peer => (std::ptr::null(), 0),
+            Self::Any(name) => (name.as_ptr().cast(), name.len()),
+            Self::V4(name) => ((&raw const *name).cast(), size_of_val(name) as socklen_t),
+            Self::V6(name) => ((&raw const *name).cast(), size_of_val(name) as socklen_t),
+        }
+    }
+}
+
+/// Sends the concatenation of `parts` as one datagram to `name`.
+#[inline]
 pub(super) fn send(
     fd: RawFd,
-    name: Option<&socket2::SockAddr>,
+    name: &Name<'_>,
     parts: [&[u8]; 2],
     control: &Control,
     flags: c_int,
@@ -66,10 +94,8 @@ pub(super) fn send(
     let mut iov = parts.map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
     // SAFETY: an all-zero msghdr is valid: no name, no data, no control messages.
     let mut header: libc::msghdr = unsafe { zeroed() };
-    if let Some(name) = name {
-        header.msg_name = name.as_ptr().cast_mut().cast();
-        header.msg_namelen = name.len();
-    }
+    let (bytes, len) = name.raw();
+    (header.msg_name, header.msg_namelen) = (bytes.cast_mut(), len);
     header.msg_iov = iov.as_mut_ptr();
     header.msg_iovlen = iov.len();
     if !control.as_bytes().is_empty() {
@@ -77,14 +103,17 @@ pub(super) fn send(
         header.msg_controllen = control.as_bytes().len();
     }
     // SAFETY: name, data and control are live slices with their true lengths; sendmsg only reads them.
-    check(unsafe { libc::sendmsg(fd, &raw const header, flags | libc::MSG_NOSIGNAL) })
+    let rc = unsafe { libc::syscall(libc::SYS_sendmsg, fd, &raw const header, flags | libc::MSG_NOSIGNAL) };
+    check(rc as isize)
 }
 
 /// Receives one datagram without waiting: its length and the address of the sender (zero for Unix sockets).
 /// `None`: nothing there.
+#[inline]
 pub(super) fn recv(fd: RawFd, buf: &mut [u8], control: &mut Control) -> io::Result<Option<(usize, Gid, u16)>> {
+    // The longest of those that are looked at; of others the kernel writes the beginning.
     // SAFETY: all-zero is valid for both: an address of no family, and a msghdr without anything.
-    let (mut name, mut header): (libc::sockaddr_storage, libc::msghdr) = unsafe { (zeroed(), zeroed()) };
+    let (mut name, mut header): (libc::sockaddr_in6, libc::msghdr) = unsafe { (zeroed(), zeroed()) };
     let mut iov = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
     header.msg_name = (&raw mut name).cast();
     header.msg_namelen = size_of_val(&name) as socklen_t;
@@ -94,15 +123,20 @@ pub(super) fn recv(fd: RawFd, buf: &mut [u8], control: &mut Control) -> io::Resu
     header.msg_controllen = CAPACITY;
     loop {
         // SAFETY: name, data and control are live buffers with their true lengths.
-        match check(unsafe { libc::recvmsg(fd, &raw mut header, libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC) }) {
+        let rc = unsafe {
+            libc::syscall(libc::SYS_recvmsg, fd, &raw mut header, libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC)
+        };
+        match check(rc as isize) {
             Ok(len) => {
                 control.set_len(header.msg_controllen);
                 let (src, port) = parse_name(&name);
                 return Ok(Some((len, src, port)));
             }
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
+            Err(e) => match e.raw_os_error() {
+                Some(libc::EAGAIN) => return Ok(None),
+                Some(libc::EINTR) => {}
+                _ => return Err(e),
+            },
         }
     }
 }
@@ -123,19 +157,14 @@ pub(super) fn may_block(fd: RawFd) -> io::Result<bool> {
 }
 
 /// IP address and UDP port of a sender; zero for other families.
-fn parse_name(name: &libc::sockaddr_storage) -> (Gid, u16) {
-    let at = (&raw const *name).cast::<u8>();
-    match c_int::from(name.ss_family) {
+fn parse_name(name: &libc::sockaddr_in6) -> (Gid, u16) {
+    match c_int::from(name.sin6_family) {
         libc::AF_INET => {
-            // SAFETY: a sockaddr_storage is large enough for a sockaddr_in, whose fields may hold any bits.
-            let v4 = unsafe { at.cast::<libc::sockaddr_in>().read_unaligned() };
+            // SAFETY: a sockaddr_in6 is larger than a sockaddr_in, and as aligned; all fields of that may hold any bits.
+            let v4 = unsafe { &*(&raw const *name).cast::<libc::sockaddr_in>() };
             (Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr)).into(), u16::from_be(v4.sin_port))
         }
-        libc::AF_INET6 => {
-            // SAFETY: the same for a sockaddr_in6.
-            let v6 = unsafe { at.cast::<libc::sockaddr_in6>().read_unaligned() };
-            (IpAddr::V6(Ipv6Addr::from(v6.sin6_addr.s6_addr)).into(), u16::from_be(v6.sin6_port))
-        }
+        libc::AF_INET6 => (IpAddr::V6(Ipv6Addr::from(name.sin6_addr.s6_addr)).into(), u16::from_be(name.sin6_port)),
         _ => (Gid::default(), 0),
     }
 }
