@@ -21,6 +21,7 @@ use roxe_transport::time::Instant;
 use roxe_transport::wr::Cqe;
 use roxe_wire::Qpn;
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Entries a ring starts with; it doubles up to the capacity as entries pile up, so that a huge queue that is polled in
@@ -122,6 +123,8 @@ pub struct Cq {
     id: ObjectId,
     user: u64,
     uses: UseCount,
+    /// Whether there are entries, for who looks without the lock: most looks of a program that polls are in vain.
+    has_entries: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -141,6 +144,7 @@ impl Cq {
             id: ObjectId::next(),
             user: init.user,
             uses: UseCount::default(),
+            has_entries: AtomicBool::new(false),
             state: Mutex::new(State {
                 ring,
                 appended: 0,
@@ -179,12 +183,22 @@ impl Cq {
     /// Hands up to `max` entries to `f`, oldest first, and returns how many. An empty queue first lets the engine
     /// receive what has arrived. `f` must not use this queue.
     pub fn poll(&self, max: usize, mut f: impl FnMut(&Cqe)) -> Result<usize, Error> {
-        let n = self.state.lock().take(max, &mut f);
+        let n = self.take(max, &mut f);
         if n > 0 || max == 0 {
             return Ok(n);
         }
         self.engine().progress();
-        Ok(self.state.lock().take(max, f))
+        Ok(self.take(max, f))
+    }
+
+    fn take(&self, max: usize, f: impl FnMut(&Cqe)) -> usize {
+        if !self.has_entries.load(Ordering::Acquire) {
+            return 0;
+        }
+        let mut state = self.state.lock();
+        let n = state.take(max, f);
+        self.has_entries.store(!state.ring.is_empty(), Ordering::Release);
+        n
     }
 
     /// Asks for one event on the next entry, or on the next solicited one. An entry that came since the last event, and
@@ -273,6 +287,7 @@ impl Cq {
         cqe.timestamp = cqe.timestamp.max(state.newest);
         state.newest = cqe.timestamp;
         state.ring.push_back(cqe);
+        self.has_entries.store(true, Ordering::Release);
         let verdict = state.fires(&cqe);
         drop(state);
         Ok(self.announces(verdict))
