@@ -213,19 +213,19 @@ impl Engine {
         if !self.is_started() {
             return;
         }
-        if self.work() {
+        // First: what interrupts a program that polls does so in a system call, and on some machines the clock is one.
+        self.presence.come_in();
+        let now = clock::now();
+        if self.work(now) {
             self.idle_visits.store(0, Ordering::Relaxed);
         } else {
-            self.be_patient();
+            self.be_patient(now);
         }
         self.presence.leave();
     }
 
-    /// A thread of the program comes in and does all that. Whether anything had arrived.
-    fn work(&self) -> bool {
-        // First: what interrupts a program that polls does so in a system call, and on some machines the clock is one.
-        self.presence.come_in();
-        let now = clock::now();
+    /// Does all that for a thread of the program that has come in. Whether anything had arrived.
+    fn work(&self, now: Instant) -> bool {
         self.presence.note_poll(now);
         let found = self.rx.try_lock().is_some_and(|rx| self.visit(rx, false, now));
         self.serve_ready(now);
@@ -249,14 +249,14 @@ impl Engine {
     }
 
     /// A program that polls in vain for long lets others run: the peer it waits for may need this very processor.
-    fn be_patient(&self) {
+    fn be_patient(&self, now: Instant) {
         let visits = self.idle_visits.load(Ordering::Relaxed);
         if visits == 0 {
-            self.idle_since.store(clock::now().0, Ordering::Relaxed);
+            self.idle_since.store(now.0, Ordering::Relaxed);
         }
         if visits < PATIENT_VISITS {
             self.idle_visits.store(visits + 1, Ordering::Relaxed);
-        } else if clock::now().since(Instant(self.idle_since.load(Ordering::Relaxed))) >= PATIENCE {
+        } else if now.since(Instant(self.idle_since.load(Ordering::Relaxed))) >= PATIENCE {
             std::thread::yield_now();
         }
     }

@@ -156,7 +156,8 @@ impl Flow {
     }
 
     fn give(&self, pool: Pool, bytes: u32) {
-        let less = |used: u32| Some(used.saturating_sub(bytes));
+        // What went by a ring was not taken here.
+        let less = |used: u32| (used > 0).then(|| used.saturating_sub(bytes));
         let _ = self.used(pool).fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
     }
 

@@ -128,13 +128,15 @@ pub(crate) struct QpHost<'a> {
     by_ring: bool,
     /// What the visit knows of rings.
     rings: u32,
+    /// Whether packets are built.
+    sends: bool,
 }
 
 impl<'a> QpHost<'a> {
     /// For one visit to `qp` at `now`.
     pub(crate) fn new(qp: &'a QpCore, path: &'a mut Path, now: Instant) -> Self {
         let (report, selected, elsewhere, copied, held) = (Report::default(), None, None, None, None);
-        Self { qp, path, now, report, selected, elsewhere, copied, held, by_ring: false, rings: 0 }
+        Self { qp, path, now, report, selected, elsewhere, copied, held, by_ring: false, rings: 0, sends: false }
     }
 
     /// The packets that are handed in came by a ring, or not.
@@ -147,7 +149,7 @@ impl<'a> QpHost<'a> {
     /// packet, and counting each made the processor wait for the stores of the one before. `rings` says as of
     /// when the visit knows which there are ([`Engine::knows_rings`]).
     pub(crate) fn begin_batch(&mut self, copied: Option<Vec<Copied>>, by_ring: bool, rings: u32) {
-        (self.copied, self.by_ring, self.rings) = (copied, by_ring, rings);
+        (self.copied, self.by_ring, self.rings, self.sends) = (copied, by_ring, rings, true);
     }
 
     /// Which payloads were summed up, if they were to be. Lets go of the memory: the first packet of the next batch locks a
@@ -164,6 +166,7 @@ impl<'a> QpHost<'a> {
     }
 
     /// Ends the visit: what is to be done once the lock is dropped.
+    #[inline]
     pub(crate) fn end(self) -> Report {
         self.report
     }
@@ -184,15 +187,21 @@ impl<'a> QpHost<'a> {
         }
     }
 
-    /// Copies with `copy` from or to the regions there, which are held from then on. Not for UD, which may have to look for a
-    /// ring to somebody else behind any packet, and the list of rings is locked by those who wait for a ring.
+    /// Copies with `copy` from or to the regions there, which are held from then on.
     #[inline]
     fn copy<R>(&mut self, copy: impl FnOnce(&Regions<'_>, Reach) -> R) -> R {
+        self.hold_regions();
+        self.look(copy)
+    }
+
+    /// Holds the regions there from now on. Not for UD, which may have to look for a ring to somebody else behind any packet,
+    /// and the list of rings is locked by those who wait for a ring.
+    #[inline]
+    fn hold_regions(&mut self) {
         if self.selected.is_none() && self.qp.service() != Service::Ud {
             let qp = self.qp;
             self.held.get_or_insert_with(|| qp.memory().hold());
         }
-        self.look(copy)
     }
 
     /// Does `look` at the regions there. They are not held for it: it may come before the first packet of a batch.
@@ -272,6 +281,10 @@ impl Memory for QpHost<'_> {
             // A READ that its owner has allowed comes again. Whether it still does is seen when the data is fetched.
             return Ok(());
         }
+        if !self.sends {
+            // What may be written is written next.
+            self.hold_regions();
+        }
         self.look(|regions, reach| regions.check_remote(reach, rkey, va, len, access))
     }
 
@@ -329,10 +342,11 @@ impl Completions for QpHost<'_> {
         if side == Side::Recv && self.qp.service() == Service::XrcTgt {
             return self.complete_xrc(cqe);
         }
-        match side {
-            Side::Send => self.report.announce_send |= self.qp.cq(side).push_send(cqe, &mut self.path.unpolled)?,
-            Side::Recv => self.report.announce_recv |= self.qp.cq(side).push(cqe)?,
-        }
+        let (announce, fires) = match side {
+            Side::Send => (Report::ANNOUNCE_SEND, self.qp.cq(side).push_send(cqe, &mut self.path.unpolled)?),
+            Side::Recv => (Report::ANNOUNCE_RECV, self.qp.cq(side).push(cqe)?),
+        };
+        self.report |= Report::when(announce, fires);
         Ok(())
     }
 }

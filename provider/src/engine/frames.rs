@@ -176,6 +176,6 @@ fn deliver(frame: &[u8], chosen: &mut Vec<(Arc<QpCore>, u32)>, state: &mut RxSta
     let ip_csum_ok = checksum::is_verified(frame);
     for (qp, flow_tag) in chosen.drain(..) {
         let report = qp.receive_frame(frame, FrameNote { flow_tag, ip_csum_ok }, now);
-        state.touch(&qp, report);
+        state.touch(qp, report);
     }
 }

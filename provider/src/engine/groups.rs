@@ -110,7 +110,7 @@ impl Engine {
         };
         let members = std::mem::take(&mut group.members);
         for qp in &members {
-            self.hand_over(state, qp, run, now);
+            self.hand_over(state, Arc::clone(qp), run, now);
         }
         if let Some(group) = state.groups.get_mut(at) {
             group.members = members;

@@ -10,12 +10,14 @@ use crate::fork::Lockable;
 use crate::net::forward::{Errand, ErrandId, ErrandKind, Frame};
 use crate::net::service::Mailbox;
 use crate::net::slot::Slot;
+use crate::qp::Report;
 use crate::xrcd;
 use parking_lot::Mutex;
 use roxe_transport::qp::Outcome;
 use roxe_transport::time::Instant;
 use roxe_wire::{Gid, NetHeader, Packet, RKey};
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Letters that wait to be sent.
 const MAX_LETTERS: usize = 1024;
@@ -31,25 +33,41 @@ pub(crate) struct Letter {
 
 /// What waits.
 #[derive(Debug, Default)]
-pub(super) struct Letters(Mutex<VecDeque<Letter>>);
+pub(super) struct Letters {
+    queue: Mutex<VecDeque<Letter>>,
+    /// Whether there are any, for who looks at every visit.
+    are_there: AtomicBool,
+}
 
 impl Letters {
     pub(super) fn clear(&self) {
-        self.0.lock().clear();
+        self.queue.lock().clear();
+        self.are_there.store(false, Ordering::Relaxed);
+    }
+
+    fn pop(&self) -> Option<Letter> {
+        if !self.are_there.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut queue = self.queue.lock();
+        let first = queue.pop_front();
+        self.are_there.store(!queue.is_empty(), Ordering::Release);
+        first
     }
 
     /// The lock, for the fork handlers.
     pub(super) fn raw(&self) -> &impl Lockable {
-        &self.0
+        &self.queue
     }
 }
 
 impl Engine {
     /// Leaves a letter for [`Engine::send_letters`].
     pub(crate) fn post(&self, letter: Letter) {
-        let mut letters = self.letters.0.lock();
-        if letters.len() < MAX_LETTERS {
-            letters.push_back(letter);
+        let mut queue = self.letters.queue.lock();
+        if queue.len() < MAX_LETTERS {
+            queue.push_back(letter);
+            self.letters.are_there.store(true, Ordering::Release);
         } else {
             self.counters().forward_errors.add(1);
         }
@@ -57,19 +75,19 @@ impl Engine {
 
     /// Whether letters wait.
     pub(crate) fn has_letters(&self) -> bool {
-        !self.letters.0.lock().is_empty()
+        self.letters.are_there.load(Ordering::Acquire)
     }
 
     /// Sends the letters. A process that is gone has no queues any more.
     pub(super) fn send_letters(&self, state: &mut RxState, now: Instant) {
         while let Some(first) = state.slots.first() {
-            let Some(Letter { to, frame, body }) = self.letters.0.lock().pop_front() else { return };
+            let Some(Letter { to, frame, body }) = self.letters.pop() else { return };
             let fate = state.strays.send(first, Mailbox::Slot(to), &frame, &body);
             if let (Fate::Unowned, Frame::Errand(Errand { id, .. })) = (fate, frame)
                 && let Some(qp) = self.table.get(id.target)
             {
                 let report = qp.take_result((id, Outcome::NO_QUEUE, &[]), now);
-                if report.has_work {
+                if report.contains(Report::HAS_WORK) {
                     qp.serve(now);
                 }
                 qp.announce(report);
@@ -81,7 +99,7 @@ impl Engine {
     pub(super) fn take_result(&self, state: &mut RxState, result: (ErrandId, Outcome, &[u8]), now: Instant) {
         if let Some(qp) = self.table.get(result.0.target) {
             let report = qp.take_result(result, now);
-            state.touch(&qp, report);
+            state.touch(qp, report);
         }
     }
 

@@ -5,7 +5,7 @@
 
 use super::Engine;
 use super::rx::RxState;
-use crate::qp::QpCore;
+use crate::qp::{QpCore, Report};
 use roxe_transport::time::Instant;
 use std::sync::Arc;
 
@@ -17,12 +17,15 @@ pub(super) struct Waiting {
 }
 
 impl Engine {
-    /// Lets a queue pair answer that packets have touched, or keeps its answer for its next packet.
-    pub(super) fn serve_or_wait(&self, waiting: &mut Option<Waiting>, qp: &Arc<QpCore>, now: Instant) {
-        let Some(until) = qp.serve_or_wait(now) else { return };
-        let next = Waiting { qp: Arc::clone(qp), until };
-        if let Some(before) = waiting.replace(next).filter(|before| !Arc::ptr_eq(&before.qp, qp)) {
-            before.qp.end_waiting(now);
+    /// Lets a queue pair answer packets that left `report`, or keeps its answer for its next packet.
+    pub(super) fn serve_or_wait(&self, waiting: &mut Option<Waiting>, qp: &Arc<QpCore>, report: Report, now: Instant) {
+        let Some(until) = qp.serve_or_wait(report, now) else { return };
+        match waiting {
+            Some(waiting) if Arc::ptr_eq(&waiting.qp, qp) => waiting.until = until,
+            _ => {
+                let before = waiting.replace(Waiting { qp: Arc::clone(qp), until });
+                before.into_iter().for_each(|before| before.qp.end_waiting(now));
+            }
         }
         self.presence.note_rhythm();
         self.publish(&self.ack_at, Some(until));

@@ -8,7 +8,7 @@
 //! rings out, then one ring; the list of rings that somebody waits for is inside of both. Rings end under the receive lock.
 
 use super::poller::Poller;
-use super::rx::{RxState, YOUNG};
+use super::rx::{RxState, Sources, YOUNG};
 use super::{Engine, clock};
 use crate::flow::Receiver;
 use crate::fork::Lockable;
@@ -318,11 +318,11 @@ impl Engine {
     }
 
     /// Takes over the list of rings to read. New ones are young.
-    pub(super) fn refresh_rings(&self, state: &mut RxState) {
+    pub(super) fn refresh_rings(&self, sources: &mut Sources) {
         let version = self.rings.inbound_version.load(Ordering::Acquire);
-        if version != state.rings_version {
-            state.rings.clone_from(&self.rings.inbound.read());
-            (state.rings_version, state.young_visits) = (version, YOUNG);
+        if version != sources.rings_version {
+            sources.rings.clone_from(&self.rings.inbound.read());
+            (sources.rings_version, sources.young_visits) = (version, YOUNG);
         }
     }
 
@@ -363,7 +363,7 @@ impl Engine {
         let is_left = |ring: &Arc<Inbound>| !ring.reader.is_empty() && self.rings.reads(ring);
         while gone.iter().any(is_left) && self.receive(rx, true, clock::now()) {}
         self.forget_inbound(&gone);
-        self.refresh_rings(rx.state());
+        self.refresh_rings(rx.sources());
     }
 
     /// Does not read these rings any more.

@@ -25,7 +25,7 @@ use crate::net::{Link, RxMeta};
 use crate::qp::{QpCore, Report};
 use roxe_transport::time::Instant;
 use roxe_wire::icrc::Sealer;
-use roxe_wire::{NetHeader, Qpn};
+use roxe_wire::{Gid, NetHeader, Qpn};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -78,20 +78,26 @@ struct Touched {
 #[derive(Debug)]
 pub(super) struct Rx {
     buf: Vec<u8>,
+    sources: Sources,
     state: RxState,
 }
 
-/// All of it but the buffer.
+/// Where packets come from: copies of the engine's lists, renewed when those change.
 #[derive(Debug, Default)]
-pub(super) struct RxState {
-    /// Copy of the engine's list, renewed when that changes.
+pub(super) struct Sources {
     links: Vec<Arc<UdpLink>>,
     links_version: u32,
-    /// Copy of the engine's list of rings.
     pub(super) rings: Vec<Arc<Inbound>>,
     pub(super) rings_version: u32,
     /// Visits for which the sockets are emptied before the rings: a young ring shall not overtake them.
     pub(super) young_visits: u32,
+}
+
+/// What changes while packets are handed out.
+#[derive(Debug, Default)]
+pub(super) struct RxState {
+    /// The addresses of the links.
+    locals: Vec<Gid>,
     /// The last packets came by a ring, and more of them is to be expected there.
     prefers_rings: bool,
     /// A queue pair for which so much waits that rings are left alone.
@@ -137,7 +143,9 @@ pub(crate) struct Run<'a> {
 impl<'a> Run<'a> {
     /// The packets with their indices.
     pub(crate) fn packets(self) -> impl Iterator<Item = (u16, &'a [u8])> {
-        (self.index..=u16::MAX).zip(self.bytes.chunks(self.meta.segment))
+        // A receive has no more than 2^16 bytes.
+        let indexed = self.bytes.chunks(self.meta.segment).enumerate();
+        indexed.map(move |(at, packet)| (self.index.saturating_add(at as u16), packet))
     }
 }
 
@@ -174,15 +182,22 @@ impl IdentGuess {
 pub(crate) struct RxTools<'a> {
     /// Guesses identifications.
     pub(crate) ident: &'a mut IdentGuess,
-    /// Whether the sender is on this host and keeps a window for datagrams.
-    pub(crate) local_sender: bool,
+    /// The addresses of the device. A sender that has one is on this host and keeps a window for datagrams.
+    pub(crate) locals: &'a [Gid],
     /// Whether the packets shall find no receive (a fault).
     pub(crate) starved: bool,
 }
 
+impl RxTools<'_> {
+    /// Whether who sent from `src` to `dst` waits for credits.
+    pub(crate) fn owes_credit(&self, src: Gid, dst: Gid) -> bool {
+        self.locals.contains(&src) && !dst.is_multicast()
+    }
+}
+
 impl Default for Rx {
     fn default() -> Self {
-        Self { buf: vec![0; BUFFER], state: RxState::default() }
+        Self { buf: vec![0; BUFFER], sources: Sources::default(), state: RxState::default() }
     }
 }
 
@@ -191,9 +206,13 @@ impl Rx {
         &mut self.state
     }
 
+    pub(super) fn sources(&mut self) -> &mut Sources {
+        &mut self.sources
+    }
+
     /// Forgets sockets and whatever refers to them.
     pub(super) fn clear(&mut self) {
-        self.state = RxState::default();
+        (self.sources, self.state) = Default::default();
     }
 }
 
@@ -201,18 +220,15 @@ impl Engine {
     /// Takes what has arrived, up to a budget, and does all that follows from it. `all`: also look at sockets that had no
     /// traffic yet. Whether anything was there.
     pub(super) fn receive(&self, rx: &mut Rx, all: bool, now: Instant) -> bool {
-        let Rx { buf, state } = rx;
-        self.refresh_links(state);
+        let Rx { buf, sources, state } = rx;
+        self.refresh_links(sources, state);
         let mut found = false;
         if self.rings().is_on() {
-            found |= self.receive_by_rings(buf, state, now);
+            found |= self.receive_by_rings(sources, buf, state, now);
         }
         let skips_sockets = state.prefers_rings && !all;
-        for at in 0..state.links.len() {
-            if let Some(link) =
-                state.links.get(at).filter(|link| all || link.is_hot() && !skips_sockets).map(Arc::clone)
-                && self.drain_link(&link, Way::Address, buf, state, now)
-            {
+        for link in sources.links.iter().filter(|link| all || link.is_hot() && !skips_sockets) {
+            if self.drain_link(link, Way::Address, buf, state, now) {
                 found = true;
                 state.prefers_rings = false;
             }
@@ -236,11 +252,12 @@ impl Engine {
         found
     }
 
-    fn refresh_links(&self, state: &mut RxState) {
+    fn refresh_links(&self, sources: &mut Sources, state: &mut RxState) {
         let version = self.links_version.load(Ordering::Acquire);
-        if version != state.links_version {
-            state.links.clone_from(&self.links.read());
-            state.links_version = version;
+        if version != sources.links_version {
+            sources.links.clone_from(&self.links.read());
+            sources.links_version = version;
+            state.locals = sources.links.iter().map(|link| link.gid()).collect();
         }
     }
 
@@ -270,33 +287,30 @@ impl Engine {
     }
 
     /// Receives from the rings. What was sent by the socket before a ring was there comes first.
-    fn receive_by_rings(&self, buf: &mut [u8], state: &mut RxState, now: Instant) -> bool {
-        self.refresh_rings(state);
+    fn receive_by_rings(&self, sources: &mut Sources, buf: &mut [u8], state: &mut RxState, now: Instant) -> bool {
+        self.refresh_rings(sources);
         self.look_for_room();
         if state.rests() {
             return false;
         }
-        let has_packets = state.rings.iter().any(|ring| !ring.reader.is_empty());
-        if has_packets && state.young_visits > 0 {
-            state.young_visits -= 1;
-            self.empty_sockets(buf, state, now);
+        let has_packets = sources.rings.iter().any(|ring| !ring.reader.is_empty());
+        if has_packets && sources.young_visits > 0 {
+            sources.young_visits -= 1;
+            self.empty_sockets(&sources.links, buf, state, now);
         }
         if has_packets {
-            let mut next = 0;
-            while let Some(ring) = state.rings.get(next).map(Arc::clone) {
-                next += 1;
-                self.drain_ring(&ring, buf, state, now);
+            for ring in &sources.rings {
+                self.drain_ring(ring, buf, state, now);
             }
             state.prefers_rings = true;
             // A broken one is let go of now: its writer shall hear of it.
-            self.refresh_rings(state);
+            self.refresh_rings(sources);
         }
         has_packets
     }
 
     /// Receives from the sockets of all addresses and from the mailboxes until nothing is there, or a sender never stops.
-    fn empty_sockets(&self, buf: &mut [u8], state: &mut RxState, now: Instant) {
-        let links = state.links.clone();
+    fn empty_sockets(&self, links: &[Arc<UdpLink>], buf: &mut [u8], state: &mut RxState, now: Instant) {
         let mut rounds = 0..DRAIN_ROUNDS;
         while rounds.next().is_some()
             && links.iter().fold(false, |found, link| self.drain_link(link, Way::Address, buf, state, now) | found)
@@ -332,7 +346,7 @@ impl Engine {
 
     /// Takes one run out of a ring. For a tap it is copied into `buf`, and sealed there.
     fn take_from_ring(&self, meta: RxMeta, bytes: &[u8], buf: &mut [u8], state: &mut RxState, now: Instant) {
-        self.counters().received_by_ring.add(meta.len.div_ceil(meta.segment) as u64);
+        self.counters().received_by_ring.add_alone(meta.packets());
         if self.tap().is_none() {
             self.dispatch(state, &meta, bytes, Way::Ring, now);
         } else if let Some(copy) = buf.get_mut(..meta.len) {
@@ -398,17 +412,18 @@ impl Engine {
 
     /// Splits a receive into runs to one queue pair each and hands them out.
     fn dispatch(&self, state: &mut RxState, meta: &RxMeta, bytes: &[u8], way: Way, now: Instant) {
-        let counters = self.counters();
-        counters.received_packets.add(bytes.len().div_ceil(meta.segment) as u64);
-        counters.received_bytes.add(bytes.len() as u64);
+        self.counters().received_packets.add_alone(meta.packets());
+        self.counters().received_bytes.add_alone(bytes.len() as u64);
         let (mut rest, mut index) = (bytes, meta.first_index);
         while !rest.is_empty() {
             let qpn = peek_qpn(rest);
-            let count = rest.chunks(meta.segment).take_while(|packet| peek_qpn(packet) == qpn).count().max(1);
-            let (run, behind) = rest.split_at((count * meta.segment).min(rest.len()));
+            let (mut end, mut next) = (meta.segment, index.saturating_add(1));
+            while rest.get(end..).is_some_and(|rest| !rest.is_empty() && peek_qpn(rest) == qpn) {
+                (end, next) = (end + meta.segment, next.saturating_add(1));
+            }
+            let (run, behind) = rest.split_at(end.min(rest.len()));
             self.hand_out(state, qpn, Run { meta, bytes: run, index }, way, now);
-            rest = behind;
-            index = index.saturating_add(u16::try_from(count).unwrap_or(u16::MAX));
+            (rest, index) = (behind, next);
         }
     }
 
@@ -424,7 +439,7 @@ impl Engine {
             return self.counters().malformed.add(others as u64);
         }
         match self.table.find(qpn) {
-            Lookup::Found(qp) => self.hand_over(state, &qp, run, now),
+            Lookup::Found(qp) => self.hand_over(state, qp, run, now),
             Lookup::NotOurs if qpn == Qpn::GSI && way == Way::Address => self.route_mads(state, run, now),
             Lookup::NotOurs if qpn == Qpn::GSI => self.take_mads(state, run, now),
             Lookup::NotOurs if way == Way::Address => self.forward(state, qpn, run, now),
@@ -437,18 +452,18 @@ impl Engine {
 
     /// Gives a run to a queue pair, through the tap if there is one.
     #[inline]
-    pub(super) fn hand_over(&self, state: &mut RxState, qp: &Arc<QpCore>, run: Run<'_>, now: Instant) {
+    pub(super) fn hand_over(&self, state: &mut RxState, qp: Arc<QpCore>, run: Run<'_>, now: Instant) {
         match self.tap() {
             None => self.hand_in(state, qp, run, now),
-            Some(tap) => self.hand_in_tapped(tap, state, Some(qp), run, now),
+            Some(tap) => self.hand_in_tapped(tap, state, Some(&qp), run, now),
         }
     }
 
     /// Gives a run to its queue pair.
-    fn hand_in(&self, state: &mut RxState, qp: &Arc<QpCore>, run: Run<'_>, now: Instant) {
-        let report = qp.receive(run, &mut state.tools(run.meta), now);
-        if report.is_crowded && run.meta.by_ring {
-            state.crowded = Some(Arc::clone(qp));
+    fn hand_in(&self, state: &mut RxState, qp: Arc<QpCore>, run: Run<'_>, now: Instant) {
+        let report = qp.receive(run, &mut state.tools(), now);
+        if report.contains(Report::IS_CROWDED) && run.meta.by_ring {
+            state.crowded = Some(Arc::clone(&qp));
         }
         state.touch(qp, report);
     }
@@ -516,10 +531,11 @@ impl Engine {
     fn finish_batch(&self, state: &mut RxState, now: Instant) {
         let mut touched = std::mem::take(&mut state.touched);
         for Touched { qp, report } in touched.drain(..) {
-            if report.has_work {
-                self.serve_or_wait(&mut state.waiting, &qp, now);
+            if report.contains(Report::HAS_WORK) {
+                self.serve_or_wait(&mut state.waiting, &qp, report, now);
+            } else {
+                qp.announce(report);
             }
-            qp.announce(report);
         }
         state.touched = touched;
     }
@@ -560,17 +576,16 @@ impl RxState {
         self.crowded.is_some()
     }
 
-    pub(super) fn touch(&mut self, qp: &Arc<QpCore>, report: Report) {
+    pub(super) fn touch(&mut self, qp: Arc<QpCore>, report: Report) {
         match self.touched.last_mut() {
-            Some(last) if Arc::ptr_eq(&last.qp, qp) => last.report = last.report | report,
+            Some(last) if Arc::ptr_eq(&last.qp, &qp) => last.report |= report,
             _ if report.is_empty() => {}
-            _ => self.touched.push(Touched { qp: Arc::clone(qp), report }),
+            _ => self.touched.push(Touched { qp, report }),
         }
     }
 
-    /// What a queue pair needs to take in packets that came as `meta` says.
-    fn tools(&mut self, meta: &RxMeta) -> RxTools<'_> {
-        let local_sender = self.links.iter().any(|link| link.gid() == meta.src) && !meta.dst.is_multicast();
-        RxTools { ident: &mut self.ident, local_sender, starved: false }
+    /// What a queue pair needs to take in packets.
+    fn tools(&mut self) -> RxTools<'_> {
+        RxTools { ident: &mut self.ident, locals: &self.locals, starved: false }
     }
 }

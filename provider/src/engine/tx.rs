@@ -109,6 +109,10 @@ impl Batch {
 
     /// These payloads were summed up on their way into packets, in their order.
     pub(crate) fn note_copied(&mut self, mut copied: Vec<Copied>) {
+        if copied.is_empty() {
+            self.copied = copied;
+            return;
+        }
         let base = self.bytes.as_ptr().addr();
         let mut entries = self.packets.iter_mut().peekable();
         for Copied { to, sum } in copied.drain(..) {
@@ -203,9 +207,9 @@ impl Batch {
     fn seal(&mut self, run: Range<usize>, net: &NetHeader) {
         self.sealer.turn_to(net);
         // The kernel counts the identifications of a run from 0.
-        for (ident, entry) in (0..=u16::MAX).zip(self.packets.get(run).unwrap_or_default()) {
+        for (ident, entry) in self.packets.get(run).unwrap_or_default().iter().enumerate() {
             if let Some(packet) = self.bytes.get_mut(entry.start..entry.start + entry.len) {
-                self.sealer.seal(ident, packet, entry.summed.as_ref(), crc::update);
+                self.sealer.seal(ident as u16, packet, entry.summed.as_ref(), crc::update);
             }
         }
     }

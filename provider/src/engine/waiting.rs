@@ -124,7 +124,8 @@ impl Engine {
         }
         let _counted = Counted::new(&waiters.looking);
         let look = || {
-            let found = self.work();
+            self.presence.come_in();
+            let found = self.work(clock::now());
             self.presence.leave();
             match found {
                 _ if is_over() => Look::Enough,

@@ -63,6 +63,14 @@ pub(crate) struct RxMeta {
     pub(crate) by_ring: bool,
 }
 
+impl RxMeta {
+    /// How many packets there are.
+    pub(crate) fn packets(&self) -> u64 {
+        // Nearly always one, for which a division would take longer than all the rest.
+        if (1..=self.segment).contains(&self.len) { 1 } else { self.len.div_ceil(self.segment) as u64 }
+    }
+}
+
 /// Where a run of packets goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TxMeta {

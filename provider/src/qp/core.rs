@@ -24,13 +24,13 @@ use crate::pd::{Pd, PdId};
 use crate::srq::Srq;
 use crate::uses::ObjectId;
 use crate::xrcd::Xrcd;
+use bitflags::bitflags;
 use parking_lot::{Mutex, MutexGuard};
 use roxe_transport::Qp as Machine;
 use roxe_transport::cx::{Side, TxState};
 use roxe_transport::qp::{AttrMask, DropReason, QpAttr, QpConfig, QpEvents, QpState, Service, charge_of};
 use roxe_transport::time::Instant;
 use roxe_wire::{Gid, Kind, NetHeader, Packet, PacketReader, Qpn};
-use std::ops::BitOr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -87,38 +87,28 @@ pub(super) struct Inner {
     pub(super) machine: Machine,
 }
 
-/// What a visit leaves to be done without the lock.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Report {
-    /// The queue of sends fired.
-    pub(crate) announce_send: bool,
-    /// The queue of receives fired.
-    pub(crate) announce_recv: bool,
-    /// There is something to send.
-    pub(crate) has_work: bool,
-    /// So much waits for receives, or for packets in front of it, that no more shall come by rings.
-    pub(crate) is_crowded: bool,
-    events: QpEvents,
-}
-
-impl Report {
-    /// Whether there is nothing to do.
-    pub(crate) fn is_empty(self) -> bool {
-        self == Self::default()
+bitflags! {
+    /// What a visit leaves to be done without the lock.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub(crate) struct Report: u16 {
+        /// These asynchronous events were raised.
+        const EVENTS = QpEvents::all().bits() as u16;
+        /// The queue of sends fired.
+        const ANNOUNCE_SEND = 1 << 8;
+        /// The queue of receives fired.
+        const ANNOUNCE_RECV = 1 << 9;
+        /// There is something to send.
+        const HAS_WORK = 1 << 10;
+        /// So much waits for receives, or for packets in front of it, that no more shall come by rings.
+        const IS_CROWDED = 1 << 11;
     }
 }
 
-impl BitOr for Report {
-    type Output = Self;
-
-    fn bitor(self, other: Self) -> Self {
-        Self {
-            announce_send: self.announce_send | other.announce_send,
-            announce_recv: self.announce_recv | other.announce_recv,
-            has_work: self.has_work | other.has_work,
-            is_crowded: self.is_crowded | other.is_crowded,
-            events: self.events | other.events,
-        }
+impl Report {
+    /// `flag` if it `applies`.
+    #[inline]
+    pub(crate) fn when(flag: Self, applies: bool) -> Self {
+        if applies { flag } else { Self::empty() }
     }
 }
 
@@ -242,7 +232,7 @@ impl QpCore {
             if self.service == Service::XrcTgt && !tools.starved && host.hold(machine, &net, &packet, bytes) {
                 continue;
             }
-            let sender = sender_of(machine, &packet).filter(|_| tools.local_sender);
+            let sender = sender_of(machine, &packet).filter(|_| tools.owes_credit(net.src, net.dst));
             let creditor = sender.filter(|_| !run.meta.by_ring);
             if !tools.starved && must_wait(machine, &mut host, parking, &net, &packet, sender.is_some()) {
                 let psn = (self.service == Service::Uc).then_some(packet.header.bth.psn);
@@ -259,8 +249,9 @@ impl QpCore {
         }
         taken.settle(self);
         let report = host.end() | self.drain_parking(&mut inner, now);
-        let report = Report { is_crowded: inner.parking.is_crowded(), ..report };
-        report | self.settle(&mut inner)
+        let report = report | Report::when(Report::IS_CROWDED, inner.parking.is_crowded());
+        // Who serves it settles.
+        if inner.machine.has_work() { report | Report::HAS_WORK } else { report | self.settle(&mut inner) }
     }
 
     /// Whether more than half of what may wait for it waits.
@@ -277,19 +268,22 @@ impl QpCore {
 
     /// A datagram left the socket that will never be handed in, because of a fault: its sender on this host waits for
     /// credit all the same.
-    pub(crate) fn return_credit(&self, packet: &Packet<'_>, dst: Gid, tools: &RxTools<'_>) {
-        let creditor = sender_of(&self.inner.lock().machine, packet).filter(|_| tools.local_sender);
+    pub(crate) fn return_credit(&self, packet: &Packet<'_>, net: &NetHeader, tools: &RxTools<'_>) {
+        let sender = sender_of(&self.inner.lock().machine, packet);
+        let creditor = sender.filter(|_| tools.owes_credit(net.src, net.dst));
         let mut taken = Taken::default();
-        taken.add(self, creditor, dst, packet);
+        taken.add(self, creditor, net.dst, packet);
         taken.settle(self);
     }
 
     /// Hands over what waited, as far as its turn has come; what waited too long is not waited for any more.
+    #[inline]
     fn drain_parking(&self, inner: &mut Inner, now: Instant) -> Report {
+        if inner.parking.is_empty() { Report::default() } else { self.hand_over_parked(inner, now) }
+    }
+
+    fn hand_over_parked(&self, inner: &mut Inner, now: Instant) -> Report {
         let Inner { machine, path, parking, .. } = inner;
-        if parking.is_empty() {
-            return Report::default();
-        }
         let mut host = QpHost::new(self, path, now);
         let mut taken = Taken::default();
         while let Some(parked) = parking.front() {
@@ -320,13 +314,17 @@ impl QpCore {
         self.visit(now, |_, _| {});
     }
 
-    /// The same after packets came; but a lone acknowledgement may wait for what the program is about to send. Returns until
-    /// when, if it does.
-    pub(crate) fn serve_or_wait(&self, now: Instant) -> Option<Instant> {
+    /// The same after packets came, which left `report`; but a lone acknowledgement may wait for what the program is about to
+    /// send. Returns until when, if it does.
+    pub(crate) fn serve_or_wait(&self, report: Report, now: Instant) -> Option<Instant> {
         let mut inner = self.inner.lock();
         let until = if inner.machine.owes_only_ack() { inner.rhythm.on_request(now) } else { None };
         if until.is_none() {
-            self.finish(inner, now);
+            self.finish_with(inner, report, now);
+        } else {
+            let report = report | self.settle(&mut inner);
+            drop(inner);
+            self.announce(report);
         }
         until
     }
@@ -380,7 +378,7 @@ impl QpCore {
         if machine.poll_timeout().is_some_and(|at| at <= deadline) {
             let mut host = QpHost::new(self, path, now);
             machine.handle_timeout(&mut host);
-            report = report | host.end();
+            report |= host.end();
         }
         self.finish_with(inner, report, now);
         if looks {
@@ -462,19 +460,20 @@ impl QpCore {
         if let Some(met) = inner.machine.take_retry_counts() {
             self.engine().counters().count_retries(met);
         }
-        Report { has_work: inner.machine.has_work(), events: inner.machine.poll_event(), ..Report::default() }
+        let events = Report::from_bits_retain(inner.machine.poll_event().bits().into());
+        events | Report::when(Report::HAS_WORK, inner.machine.has_work())
     }
 
     /// Tells the program what a visit brought. No lock of a queue pair may be held.
     pub(crate) fn announce(&self, report: Report) {
-        if report.announce_send {
+        if report.contains(Report::ANNOUNCE_SEND) {
             self.send_cq.notify();
         }
-        if report.announce_recv {
+        if report.contains(Report::ANNOUNCE_RECV) {
             self.recv_cq.notify();
         }
-        if !report.events.is_empty() {
-            self.raise(report.events);
+        if report.intersects(Report::EVENTS) {
+            self.raise(QpEvents::from_bits_truncate(report.bits() as u8));
         }
     }
 

@@ -93,7 +93,7 @@ impl Engine {
         tap.record_arrivals(name.0, &arrivals, &verdicts);
         if verdicts.iter().all(Verdict::is_pass) {
             return match qp {
-                Some(qp) => self.hand_in(state, qp, run, now),
+                Some(qp) => self.hand_in(state, Arc::clone(qp), run, now),
                 None => self.admit_mads(state, run),
             };
         }
@@ -102,7 +102,7 @@ impl Engine {
             if (verdict.drop || verdict.corrupt.is_some())
                 && let (Some(qp), Ok(packet)) = (qp, &arrival.packet)
             {
-                qp.return_credit(packet, arrival.net.dst, &state.tools(run.meta));
+                qp.return_credit(packet, &arrival.net, &state.tools());
             }
             if !verdict.drop {
                 self.hand_in_spoiled(tap, state, qp, spoil(run.meta, arrival, name.0, &verdict), &verdict, now);
@@ -148,12 +148,14 @@ impl Engine {
         let Incoming { meta, bytes, rnr, is_copy, .. } = packet;
         let run = Run { meta, bytes, index: meta.first_index };
         let Some(qp) = qp else { return self.admit_mads(state, run) };
-        let mut tools = state.tools(meta);
+        let mut tools = state.tools();
         tools.starved = *rnr;
-        // The credit for a copy was never taken.
-        tools.local_sender &= !is_copy;
+        if *is_copy {
+            // The credit for a copy was never taken.
+            tools.locals = &[];
+        }
         let report = qp.receive(run, &mut tools, now);
-        state.touch(qp, report);
+        state.touch(Arc::clone(qp), report);
     }
 
     /// Lets packets go on, `now`, that are due by `until`. Whether there were any.

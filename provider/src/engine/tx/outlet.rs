@@ -66,7 +66,6 @@ impl TxCache {
 
 /// An open ring.
 struct OpenRing {
-    ring: SharedSender,
     sender: ArcMutexGuard<RawMutex, Sender>,
     /// Packets and bytes that were built.
     packets: u64,
@@ -80,7 +79,8 @@ struct OpenRing {
 /// The way out of one queue pair for one visit.
 pub(crate) struct Outlet<'a> {
     engine: &'a Engine,
-    batch: Box<Batch>,
+    /// What is staged; packets that go into a ring need none.
+    batch: Option<Box<Batch>>,
     cache: &'a mut TxCache,
     qpn: Qpn,
     open: Option<OpenRing>,
@@ -94,16 +94,20 @@ impl<'a> Outlet<'a> {
         if engine.rings().is_on() {
             cache.renew(engine);
         }
-        let (open, has_written, is_blocked) = (None, false, false);
-        Self { engine, batch: Batch::take(), cache, qpn, open, has_written, is_blocked }
+        Self { engine, batch: None, cache, qpn, open: None, has_written: false, is_blocked: false }
+    }
+
+    fn batch(&mut self) -> &mut Batch {
+        self.batch.get_or_insert_with(Batch::take)
     }
 
     /// Lets everything leave, in order; `ordinal` says which queue pair of this process it comes from. Whether the visit may go
     /// on: not if a ring is full, which the queue pair is registered for.
     pub(crate) fn flush(&mut self, ordinal: u32) -> bool {
-        match self.open.take() {
-            None => self.batch.flush(self.engine, ordinal, &mut self.cache.link),
-            Some(mut open) => self.flush_ring(&mut open, ordinal),
+        match (self.open.take(), &mut self.batch) {
+            (Some(mut open), _) => self.flush_ring(&mut open, ordinal),
+            (None, Some(batch)) => batch.flush(self.engine, ordinal, &mut self.cache.link),
+            (None, None) => {}
         }
         !self.is_blocked
     }
@@ -121,29 +125,31 @@ impl<'a> Outlet<'a> {
     /// A list of payloads that are summed up on their way, for [`Outlet::note_copied`]; `None` if packets need no ICRC: the
     /// last ones went into a ring.
     pub(crate) fn lend_copied(&mut self) -> Option<Vec<Copied>> {
-        self.cache.ring.is_none().then(|| self.batch.lend_copied())
+        if self.by_ring() { None } else { Some(self.batch().lend_copied()) }
     }
 
     /// As [`Batch::note_copied`].
     pub(crate) fn note_copied(&mut self, copied: Vec<Copied>) {
-        self.batch.note_copied(copied);
+        self.batch().note_copied(copied);
     }
 
     /// The same for raw packets.
     pub(crate) fn flush_frames(&mut self, link: &FrameSender) -> bool {
-        self.batch.flush_frames(link, self.engine.counters());
+        let counters = self.engine.counters();
+        self.batch().flush_frames(link, counters);
         true
     }
 
     /// Keeps the buffer for the next user on this thread.
     pub(crate) fn put_back(self) {
-        self.batch.put_back();
+        self.batch.into_iter().for_each(Batch::put_back);
     }
 
     fn flush_ring(&mut self, open: &mut OpenRing, ordinal: u32) {
         if let Some(tap) = self.engine.tap() {
-            self.batch.flush_tapped(self.engine, tap, ordinal, &mut self.cache.link, Some(&mut open.sender));
-            self.batch.clear();
+            let batch = self.batch.get_or_insert_with(Batch::take);
+            batch.flush_tapped(self.engine, tap, ordinal, &mut self.cache.link, Some(&mut open.sender));
+            batch.clear();
         }
         open.sender.publish();
         if open.packets > 0 {
@@ -156,14 +162,14 @@ impl<'a> Outlet<'a> {
         let ring = self.cache.ring(self.engine, av, to);
         match (ring, &self.open) {
             (None, None) => true,
-            (Some(ring), Some(open)) => Arc::ptr_eq(ring, &open.ring),
+            (Some(ring), Some(open)) => Arc::ptr_eq(ring, ArcMutexGuard::mutex(&open.sender)),
             (None, Some(_)) => false,
-            (Some(ring), None) if self.batch.is_empty() => {
-                let (ring, sender) = (Arc::clone(ring), ring.lock_arc());
+            (Some(ring), None) if self.batch.as_ref().is_none_or(|batch| batch.is_empty()) => {
+                let sender = ring.lock_arc();
                 if sender.is_gone() {
                     self.cache.ring = None;
                 } else {
-                    self.open = Some(OpenRing { ring, sender, packets: 0, bytes: 0, planned: 0, last: 0 });
+                    self.open = Some(OpenRing { sender, packets: 0, bytes: 0, planned: 0, last: 0 });
                 }
                 true
             }
@@ -180,7 +186,8 @@ impl<'a> Outlet<'a> {
         }
         self.is_blocked = true;
         if !std::mem::replace(&mut self.cache.waits, true) {
-            self.engine.rings().wait(&open.ring, &mut open.sender, self.qpn, self.has_written);
+            let ring = Arc::clone(ArcMutexGuard::mutex(&open.sender));
+            self.engine.rings().wait(&ring, &mut open.sender, self.qpn, self.has_written);
         }
         false
     }
@@ -205,7 +212,7 @@ impl TxBatch for Outlet<'_> {
         }
         let total = len + icrc::LEN;
         if self.open.is_none() || self.engine.tap().is_some() {
-            return if self.plan(record_len(total)) { self.batch.slot(av, to, len, note) } else { None };
+            return if self.plan(record_len(total)) { self.batch().slot(av, to, len, note) } else { None };
         }
         let heading = heading(av);
         let takes = self.open.as_mut().is_some_and(|open| open.sender.takes(&heading, total));
@@ -226,7 +233,7 @@ impl TxBatch for Outlet<'_> {
                 (open.packets, open.bytes) = (open.packets - 1, open.bytes - open.last);
                 open.sender.retract();
             }
-            _ => self.batch.retract(),
+            _ => self.batch().retract(),
         }
     }
 }

@@ -71,7 +71,7 @@ fn a_packet_with_a_wrong_icrc_is_counted_and_nothing_else() {
     qp.post_recv(&RecvRequest { wr_id: 5, sges: &[Sge { addr: mr.addr(), length: 64, lkey: mr.lkey() }] }).unwrap();
     let (meta, mut bytes) = datagram(qp.qpn());
     let receive = |bytes: &[u8]| {
-        let mut tools = RxTools { ident: &mut IdentGuess::default(), local_sender: false, starved: false };
+        let mut tools = RxTools { ident: &mut IdentGuess::default(), locals: &[], starved: false };
         let _ = qp.core.receive(Run { meta: &meta, bytes, index: 0 }, &mut tools, clock::now());
         let mut done: Vec<Cqe> = vec![];
         cq.poll(16, |cqe| done.push(*cqe)).unwrap();
