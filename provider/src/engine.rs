@@ -70,8 +70,6 @@ const PATIENT_VISITS: u32 = 24;
 const PATIENCE: Duration = Duration::from_micros(10);
 /// Visits to the sockets before a queue pair goes away; a peer that never stops sending must not hold it up.
 const DRAIN_ROUNDS: u32 = 16;
-/// Timers whose queue pairs are asked for before the first of them is run.
-const AT_A_TIME: usize = 8;
 /// What `steer_at` and `retry_at` hold when nothing is due.
 const NEVER: u64 = u64::MAX;
 
@@ -415,28 +413,13 @@ impl Engine {
     /// Runs what is due of the first `added` timers: a thread that stood still before it sent sets one that is due at once, and
     /// nobody has looked for an answer yet.
     fn run_timers(&self, added: u64, now: Instant) {
-        loop {
-            // Several at a time, whose memory comes meanwhile: of many queue pairs that is in no cache.
-            let due: [_; AT_A_TIME] = std::array::from_fn(|_| self.timers.pop_due_before(added, now));
-            for (_, who) in due.iter().flatten() {
-                if let Due::Qp(qpn) = who {
-                    self.table.prefetch(*qpn);
-                }
+        while let Some((deadline, who)) = self.timers.pop_due_before(added, now) {
+            match who {
+                Due::Qp(qpn) => self.table.get(qpn).into_iter().for_each(|qp| qp.on_timer(deadline, now)),
+                Due::Cq(cq) => cq.upgrade().into_iter().for_each(|cq| cq.on_deadline(deadline)),
+                Due::Cm => self.agent.note_call(deadline),
+                Due::Requests => self.look_for_listeners(now),
             }
-            let is_last = due[AT_A_TIME - 1].is_none();
-            due.into_iter().flatten().for_each(|(deadline, who)| self.run_timer(deadline, who, now));
-            if is_last {
-                break;
-            }
-        }
-    }
-
-    fn run_timer(&self, deadline: Instant, who: Due, now: Instant) {
-        match who {
-            Due::Qp(qpn) => self.table.get(qpn).into_iter().for_each(|qp| qp.on_timer(deadline, now)),
-            Due::Cq(cq) => cq.upgrade().into_iter().for_each(|cq| cq.on_deadline(deadline)),
-            Due::Cm => self.agent.note_call(deadline),
-            Due::Requests => self.look_for_listeners(now),
         }
     }
 

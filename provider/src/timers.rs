@@ -1,75 +1,32 @@
-//! What is due when, shared by several threads; the earliest deadline can be read without a lock.
+//! What is due when: a heap that several threads share, whose earliest deadline can be read without its lock.
 //!
 //! For queue pairs it is lazy: a QP enters when its deadline becomes earlier than what it has registered, never leaves
 //! early, and is asked again when its entry fires. So a QP that keeps moving its retransmission timer forward, once per
 //! message, costs one entry per timeout and not one per message. Packets that fault rules hold back wait in another one.
-//!
-//! Most timers run for as long as others that were set before, so they come in the order of their deadlines and wait in
-//! lines. Only what fits behind none goes into a heap: with 10,000 entries in no cache, taking one out of it took 250 ns.
 //! Touches nothing.
 
 use parking_lot::Mutex;
 use roxe_transport::time::Instant;
 use std::cmp::Ordering as Order;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::BinaryHeap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What [`Timers::next`] holds while there is nothing.
+/// What [`Timers::next`] holds while the heap is empty.
 const NEVER: u64 = u64::MAX;
-/// Lines: as many durations may be in use at a time before the heap is.
-const LINES: usize = 4;
 
 /// Deadlines, and what each is for. Those of one time come in the order in which they were added.
 #[derive(Debug)]
 pub(crate) struct Timers<T> {
-    queue: Mutex<Queue<T>>,
+    heap: Mutex<Heap<T>>,
     /// The earliest deadline, so that pollers look without locking.
     next: AtomicU64,
 }
 
 #[derive(Debug)]
-struct Queue<T> {
-    /// Each is in the order of deadlines.
-    lines: [VecDeque<Entry<T>>; LINES],
-    /// What fits behind no line.
-    heap: BinaryHeap<Entry<T>>,
+struct Heap<T> {
+    entries: BinaryHeap<Entry<T>>,
     /// Of the next entry.
     number: u64,
-}
-
-/// Where an entry waits.
-#[derive(Clone, Copy, Debug)]
-enum Place {
-    Line(usize),
-    Heap,
-}
-
-impl<T> Queue<T> {
-    fn len(&self) -> usize {
-        self.lines.iter().map(VecDeque::len).sum::<usize>() + self.heap.len()
-    }
-
-    fn push(&mut self, entry: Entry<T>) {
-        // Behind the latest that is not later: so a few long timers have a line of their own.
-        let fits = self.lines.iter_mut().filter(|line| line.back().is_none_or(|last| last.deadline <= entry.deadline));
-        match fits.max_by_key(|line| line.back().map(|last| last.deadline)) {
-            Some(line) => line.push_back(entry),
-            None => self.heap.push(entry),
-        }
-    }
-
-    /// The earliest entry.
-    fn earliest(&self) -> Option<(Place, &Entry<T>)> {
-        let lines = self.lines.iter().enumerate().filter_map(|(at, line)| Some((Place::Line(at), line.front()?)));
-        lines.chain(self.heap.peek().map(|entry| (Place::Heap, entry))).max_by_key(|(_, entry)| *entry)
-    }
-
-    fn pop(&mut self, place: Place) -> Option<Entry<T>> {
-        match place {
-            Place::Line(at) => self.lines.get_mut(at)?.pop_front(),
-            Place::Heap => self.heap.pop(),
-        }
-    }
 }
 
 #[derive(Debug)]
@@ -102,8 +59,7 @@ impl<T> Eq for Entry<T> {}
 
 impl<T> Default for Timers<T> {
     fn default() -> Self {
-        let lines = [const { VecDeque::new() }; LINES];
-        Self { queue: Mutex::new(Queue { lines, heap: BinaryHeap::new(), number: 0 }), next: AtomicU64::new(NEVER) }
+        Self { heap: Mutex::new(Heap { entries: BinaryHeap::new(), number: 0 }), next: AtomicU64::new(NEVER) }
     }
 }
 
@@ -115,14 +71,14 @@ impl<T> Timers<T> {
 
     /// The same, unless `most` entries are there already: then `what` is gone, and the answer is false.
     pub(crate) fn add_up_to(&self, most: usize, deadline: Instant, what: T) -> bool {
-        let mut queue = self.queue.lock();
-        if queue.len() >= most {
+        let mut heap = self.heap.lock();
+        if heap.entries.len() >= most {
             return false;
         }
-        let number = queue.number;
-        queue.number += 1;
-        queue.push(Entry { deadline, number, what });
-        self.publish(&queue);
+        let number = heap.number;
+        heap.number += 1;
+        heap.entries.push(Entry { deadline, number, what });
+        self.publish(&heap);
         true
     }
 
@@ -136,16 +92,16 @@ impl<T> Timers<T> {
         if !self.is_due(now) {
             return None;
         }
-        let mut queue = self.queue.lock();
-        let (place, _) = queue.earliest().filter(|(_, entry)| entry.deadline <= now && entry.number < added)?;
-        let Entry { deadline, what, .. } = queue.pop(place)?;
-        self.publish(&queue);
+        let mut heap = self.heap.lock();
+        heap.entries.peek().filter(|entry| entry.deadline <= now && entry.number < added)?;
+        let Entry { deadline, what, .. } = heap.entries.pop()?;
+        self.publish(&heap);
         Some((deadline, what))
     }
 
     /// How many entries were ever added.
     pub(crate) fn added(&self) -> u64 {
-        self.queue.lock().number
+        self.heap.lock().number
     }
 
     /// Whether an entry is due.
@@ -163,19 +119,18 @@ impl<T> Timers<T> {
 
     /// Forgets everything.
     pub(crate) fn clear(&self) {
-        let mut queue = self.queue.lock();
-        queue.lines.iter_mut().for_each(VecDeque::clear);
-        queue.heap.clear();
-        self.publish(&queue);
+        let mut heap = self.heap.lock();
+        heap.entries.clear();
+        self.publish(&heap);
     }
 
-    /// The lock, for the fork handlers.
+    /// The lock of the heap, for the fork handlers.
     pub(crate) fn raw(&self) -> &impl crate::fork::Lockable {
-        &self.queue
+        &self.heap
     }
 
-    fn publish(&self, queue: &Queue<T>) {
-        let next = queue.earliest().map_or(NEVER, |(_, entry)| entry.deadline.0);
+    fn publish(&self, heap: &Heap<T>) {
+        let next = heap.entries.peek().map_or(NEVER, |entry| entry.deadline.0);
         self.next.store(next, Ordering::SeqCst);
     }
 }
@@ -203,30 +158,6 @@ mod tests {
         assert_eq!(timers.next(), Some(Instant(30)));
         assert_eq!([pop(&timers, 30), pop(&timers, 30)], [Some((30, "c")), Some((30, "d"))]);
         assert_eq!(timers.next(), None);
-    }
-
-    #[test]
-    fn however_deadlines_come_they_go_in_order() {
-        let timers = Timers::default();
-        let mut left: Vec<(u64, usize)> = (0..1000).map(|at| (at * 7_919 % 257 * 1000 + at % 3, at as usize)).collect();
-        for (deadline, what) in &left {
-            timers.add(Instant(*deadline), *what);
-        }
-        left.sort_unstable();
-        let out = std::iter::from_fn(|| timers.pop_due(Instant(u64::MAX - 1)));
-        assert!(out.map(|(deadline, what)| (deadline.0, what)).eq(left));
-    }
-
-    #[test]
-    fn timers_of_a_few_durations_need_no_heap() {
-        let timers = Timers::default();
-        for now in 0..1000 {
-            for (at, length) in [5_000, 100, 1_000_000, 700].into_iter().enumerate() {
-                timers.add(Instant(now * 10 + length), at);
-            }
-            timers.pop_due(Instant(now * 10));
-        }
-        assert!(timers.queue.lock().heap.is_empty());
     }
 
     #[test]

@@ -325,12 +325,7 @@ impl Engine {
             if state.crowded.is_some() {
                 break;
             }
-            let taken = ring.reader.next(|meta, bytes, behind| {
-                // Comes meanwhile.
-                peek_qpn(behind).into_iter().for_each(|qpn| self.table.prefetch(qpn));
-                self.take_from_ring(meta, bytes, buf, state, now);
-            });
-            match taken {
+            match ring.reader.next(|meta, bytes| self.take_from_ring(meta, bytes, buf, state, now)) {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(Broken) => {

@@ -11,7 +11,6 @@ use parking_lot::RwLock;
 use roxe_wire::Qpn;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A slot takes no more QPs than this, so that a random number is soon found to be free.
 const MAX_PER_SLOT: usize = QPNS_PER_SLOT as usize * 3 / 4;
@@ -90,15 +89,10 @@ impl Owned {
     }
 }
 
-/// Of fewer queue pairs than this hardly one is in no cache, and none is asked for ahead of its turn.
-const MANY: usize = 256;
-
 /// All queue pairs of an engine.
 #[derive(Debug, Default)]
 pub(super) struct QpTable {
     slots: RwLock<Vec<Owned>>,
-    /// Whether there have ever been [`MANY`] in one slot.
-    has_many: AtomicBool,
 }
 
 impl QpTable {
@@ -114,19 +108,6 @@ impl QpTable {
                 Lookup::Found(Arc::clone(qp))
             }
             _ => Lookup::Unknown,
-        }
-    }
-
-    /// Asks for the memory of `qpn`, which will be visited soon.
-    #[inline]
-    pub(super) fn prefetch(&self, qpn: Qpn) {
-        if !self.has_many.load(Ordering::Relaxed) {
-            return;
-        }
-        let slots = self.slots.read();
-        let owned = slots.iter().find(|owned| owned.slot == Slot::of(qpn));
-        if let Some(Number::Used(qp)) = owned.and_then(|owned| owned.numbers.get(index_of(qpn))) {
-            prefetch(&**qp);
         }
     }
 
@@ -151,12 +132,7 @@ impl QpTable {
     /// Stores what `make` returns under a free number. `None`: all slots are full; add one.
     pub(super) fn insert(&self, random: u32, make: impl FnOnce(Qpn) -> Arc<QpCore>) -> Option<Arc<QpCore>> {
         let mut slots = self.slots.write();
-        let owned = slots.iter_mut().find(|owned| owned.used < MAX_PER_SLOT)?;
-        let qp = owned.take(random, make);
-        if owned.used >= MANY {
-            self.has_many.store(true, Ordering::Relaxed);
-        }
-        qp
+        slots.iter_mut().find(|owned| owned.used < MAX_PER_SLOT)?.take(random, make)
     }
 
     /// Forgets `qpn`.

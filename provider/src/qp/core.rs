@@ -41,50 +41,47 @@ const MAX_AHEAD: i32 = 1 << 14;
 static CREATED: AtomicU32 = AtomicU32::new(0);
 
 /// What the engine knows of a queue pair.
-// What a message touches lies together, as in the state machine.
 #[derive(Debug)]
-#[repr(C)]
 pub(crate) struct QpCore {
     pub(super) qpn: Qpn,
     /// Counts the queue pairs of this process, from 0.
     ordinal: u32,
-    pd_id: PdId,
     pub(super) service: Service,
-    /// Its receives are those of a work queue, and so are its events.
-    is_work_queue: bool,
-    /// Whether it ever bound a memory window.
-    binds: AtomicBool,
     pub(super) id: ObjectId,
+    pub(super) user: u64,
+    pd_id: PdId,
     pub(super) context: Arc<Context>,
     pub(super) send_cq: Arc<Cq>,
-    pub(super) srq: Option<Arc<Srq>>,
-    pub(super) inner: Mutex<Inner>,
     pub(super) recv_cq: Arc<Cq>,
-    pub(super) user: u64,
+    pub(super) srq: Option<Arc<Srq>>,
+    /// Its receives are those of a work queue, and so are its events.
+    is_work_queue: bool,
     /// Of an XRC target.
     xrcd: Option<Arc<Xrcd>>,
+    /// Whether it ever bound a memory window.
+    binds: AtomicBool,
+    pub(super) inner: Mutex<Inner>,
 }
 
 /// What the lock guards.
 #[derive(Debug)]
-#[repr(C)]
 pub(super) struct Inner {
+    pub(super) machine: Machine,
+    pub(super) path: Path,
+    /// What came before its receive was posted.
+    pub(super) parking: Parking,
+    /// The ways used last.
+    tx: TxCache,
+    /// The link of raw packets.
+    pub(super) frames: Option<FrameSender>,
+    /// How quickly the program answers its peer.
+    pub(super) rhythm: Rhythm,
+    /// The deadline registered with the engine.
+    registered: Option<Instant>,
     /// What is posted waits for company, and the engine will serve it at the next poll.
     gathers: bool,
     /// Destroyed, or inherited by the child of a fork.
     pub(super) is_cut_off: bool,
-    /// The link of raw packets.
-    pub(super) frames: Option<FrameSender>,
-    /// The deadline registered with the engine.
-    registered: Option<Instant>,
-    /// How quickly the program answers its peer.
-    pub(super) rhythm: Rhythm,
-    /// What came before its receive was posted.
-    pub(super) parking: Parking,
-    pub(super) path: Path,
-    /// The ways used last.
-    tx: TxCache,
-    pub(super) machine: Machine,
 }
 
 bitflags! {

@@ -113,36 +113,26 @@ impl fmt::Display for AttrMask {
 }
 
 /// The attributes of a queue pair, as modify sets and query reports them (`struct ibv_qp_attr`, IBA §11.2.5.2).
-// What packets look at comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(C)]
 pub struct QpAttr {
-    /// The peer.
-    pub dest_qpn: Qpn,
-    /// What the peer may do.
-    pub access: Access,
     /// The state; the target of a modify.
     pub state: QpState,
+    /// On input with `CUR_STATE`: the state that the caller believes the QP is in.
+    pub cur_state: Option<QpState>,
     /// Payload bytes of a full packet.
     pub path_mtu: PathMtu,
     /// State of path migration.
     pub path_mig_state: MigState,
-    /// READs and atomics this QP may have outstanding at the peer.
-    pub max_rd_atomic: u8,
-    /// READs and atomics the peer may have outstanding here.
-    pub max_dest_rd_atomic: u8,
-    /// Code of the local ACK timeout, 0..=31.
-    pub timeout: u8,
-    /// Retries after a timeout or a sequence error, 0..=7.
-    pub retry_cnt: u8,
-    /// Retries after RNR NAK, 0..=7; 7 is without end.
-    pub rnr_retry: u8,
     /// Key that datagrams to this QP must carry.
     pub qkey: Qkey,
     /// First PSN expected from the peer.
     pub rq_psn: Psn,
     /// First PSN sent to the peer.
     pub sq_psn: Psn,
+    /// The peer.
+    pub dest_qpn: Qpn,
+    /// What the peer may do.
+    pub access: Access,
     /// The way to the peer.
     pub av: Av,
     /// Alternate way to the peer; all zero when none is loaded.
@@ -151,14 +141,22 @@ pub struct QpAttr {
     pub pkey_index: u16,
     /// Alternate index in the P_Key table; 0.
     pub alt_pkey_index: u16,
-    /// On input with `CUR_STATE`: the state that the caller believes the QP is in.
-    pub cur_state: Option<QpState>,
     /// Raise `SQ_DRAINED` when the send queue is drained.
     pub en_sqd_async_notify: bool,
+    /// READs and atomics this QP may have outstanding at the peer.
+    pub max_rd_atomic: u8,
+    /// READs and atomics the peer may have outstanding here.
+    pub max_dest_rd_atomic: u8,
     /// Code of the wait that an RNR NAK asks for, 0..=31.
     pub min_rnr_timer: u8,
     /// Physical port; 1.
     pub port: u8,
+    /// Code of the local ACK timeout, 0..=31.
+    pub timeout: u8,
+    /// Retries after a timeout or a sequence error, 0..=7.
+    pub retry_cnt: u8,
+    /// Retries after RNR NAK, 0..=7; 7 is without end.
+    pub rnr_retry: u8,
     /// Alternate port; 1.
     pub alt_port: u8,
     /// Code of the local ACK timeout on the alternate way, 0..=31.

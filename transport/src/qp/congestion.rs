@@ -100,23 +100,21 @@ pub(crate) const fn cnp_class(traffic_class: u8) -> u8 {
 }
 
 /// Both roles of one queue pair.
-// What packets look at comes last: it lies beside the same of `Shared`.
 #[derive(Debug, Default)]
-#[repr(C)]
 pub(crate) struct Congestion {
     /// When the last CNP became due.
     noticed_at: Option<Instant>,
-    /// What program and path allow.
-    limit: Option<Limit>,
+    /// A CNP is to be sent.
+    notice_due: bool,
     /// The rate, while it is below that of the line. Elsewhere, because hardly any queue pair has one and it is long.
     rate: Option<Box<Rate>>,
-    /// Keeps to the rate and the limit, while there is one. Elsewhere as well.
-    pacer: Option<Box<Pacer>>,
+    /// What program and path allow.
+    limit: Option<Limit>,
+    /// Keeps to the rate and the limit, while there is one.
+    pacer: Option<Pacer>,
     /// Nothing is sent before this moment.
     pause: Option<Instant>,
     counts: CongestionCounts,
-    /// A CNP is to be sent.
-    notice_due: bool,
 }
 
 impl Congestion {
@@ -177,7 +175,7 @@ impl Congestion {
             return;
         };
         let burst = limit.map_or(BURST, |limit| if rate.is_some() { limit.burst.min(BURST) } else { limit.burst });
-        self.pacer.get_or_insert_with(|| Box::new(Pacer::new(now))).set(speed, burst);
+        self.pacer.get_or_insert_with(|| Pacer::new(now)).set(speed, burst);
     }
 
     /// Whether a packet may leave now. If not, [`Congestion::deadline`] says when to ask again.

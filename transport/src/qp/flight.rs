@@ -94,7 +94,7 @@ impl Flight {
     /// later.
     fn reach_ahead<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F, bytes: u32) -> bool {
         let missing = bytes - self.ahead;
-        let is_free = sh.config.line_rate.is_none() && flow.reserve_ahead(&sh.path, sh.attr.dest_qpn, missing);
+        let is_free = sh.config.line_rate.is_none() && flow.reserve_ahead(&sh.attr.av, sh.attr.dest_qpn, missing);
         if is_free {
             self.ahead = bytes;
         }
@@ -105,7 +105,7 @@ impl Flight {
     fn reach<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F, bytes: u32) -> bool {
         let missing = bytes.saturating_sub(self.ahead);
         let own = self.in_flight + self.ahead;
-        if missing != 0 && !flow.reserve(&sh.path, sh.attr.dest_qpn, missing, own) {
+        if missing != 0 && !flow.reserve(&sh.attr.av, sh.attr.dest_qpn, missing, own) {
             return false;
         }
         self.ahead += missing;
@@ -129,7 +129,7 @@ impl Flight {
     pub(crate) fn give_back<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F) {
         let landed = core::mem::take(&mut self.landed);
         if landed != 0 {
-            flow.release(&sh.path, sh.attr.dest_qpn, landed);
+            flow.release(&sh.attr.av, sh.attr.dest_qpn, landed);
         }
     }
 

@@ -135,19 +135,15 @@ drop_reasons! {
 /// A queue pair (IBA §10.2.4). See the crate documentation for how to drive one.
 ///
 /// Before dropping a `Qp`, take it to RESET or ERR: what it has reserved at [`crate::cx::FlowControl`] is given back then.
-// Its parts are in this order, and theirs in the order they have, so that what a message touches lies together: at the beginning,
-// up to the middle of the requester, and from the end of the responder to the middle of what is shared. Of thousands of queue
-// pairs hardly one is in a cache when its next message comes, and every line of it has to be waited for.
 #[derive(Debug)]
-#[repr(C)]
 pub struct Qp {
+    shared: Shared,
+    requester: Requester,
+    responder: Responder,
     /// Work was posted in a state that flushes it; the next `poll_transmit` does.
     flush_due: bool,
     /// The acknowledgement has let one batch of requests go first.
     ack_has_waited: bool,
-    requester: Requester,
-    responder: Responder,
-    shared: Shared,
 }
 
 impl Qp {
@@ -600,8 +596,9 @@ fn check_response(sh: &Shared, net: &NetHeader, bth: &Bth) -> Result<(), DropRea
 
 /// Both addresses are those of the connection, and the P_Key is ours (IBA §9.6.1.2). Any host may send datagrams.
 fn check_connection(sh: &Shared, net: &NetHeader, bth: &Bth) -> Result<(), DropReason> {
+    let av = &sh.attr.av;
     // clause: UDP-SOURCE-PORT, TAKE-ADDRESS, UD-ANY-SOURCE
-    if sh.config.service != Service::Ud && (net.src != sh.path.dgid || net.dst != sh.path.sgid) {
+    if sh.config.service != Service::Ud && (net.src != av.dgid || net.dst != av.sgid) {
         return Err(DropReason::Address);
     }
     // clause: TAKE-PKEY

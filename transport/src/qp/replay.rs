@@ -100,21 +100,19 @@ pub(crate) enum Due {
     },
 }
 
-// In this order as `Qp` says.
 #[derive(Debug, Default)]
-#[repr(C)]
 pub(crate) struct ReplayRing {
     entries: VecDeque<Entry>,
     /// Of `entries[0]`.
     base: Seq,
-    /// The READ at `cursor`, if its answer is under way or does not start at its beginning.
-    job: Option<ReadJob>,
-    /// The first one that was never answered in full.
-    fresh: Seq,
     /// The request being answered.
     cursor: Seq,
     /// The first one that is not due.
     end: Seq,
+    /// The first one that was never answered in full.
+    fresh: Seq,
+    /// The READ at `cursor`, if its answer is under way or does not start at its beginning.
+    job: Option<ReadJob>,
 }
 
 impl ReplayRing {

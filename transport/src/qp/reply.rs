@@ -59,9 +59,7 @@ impl Step {
 }
 
 /// Everything owed.
-// In this order as `Qp` says.
 #[derive(Debug, Default)]
-#[repr(C)]
 pub(crate) struct Replies {
     ring: ReplayRing,
     bounded: Option<BoundedAck>,

@@ -83,10 +83,9 @@ pub(crate) enum Step {
 }
 
 /// The sending role of a QP.
-// In this order as `Qp` says.
 #[derive(Debug)]
-#[repr(C)]
 pub(crate) struct Requester {
+    pub(crate) sq: SendQueue,
     pub(crate) cursor: Cursor,
     pub(crate) fresh: u32,
     pub(crate) una_psn: Psn,
@@ -109,7 +108,6 @@ pub(crate) struct Requester {
     pub(crate) paid: bool,
     /// In SQD: nothing that was started is left, and this was told.
     drained: bool,
-    pub(crate) sq: SendQueue,
 }
 
 impl Requester {
@@ -228,7 +226,7 @@ impl Requester {
     pub(crate) fn poll_transmit<H: Host, T: TxBatch>(&mut self, sh: &mut Shared, host: &mut H, tx: &mut T) -> TxState {
         self.burst = 0;
         if sh.config.service.is_reliable() {
-            self.unasked.limit = host.ask_after(&sh.path, sh.attr.dest_qpn);
+            self.unasked.limit = host.ask_after(&sh.attr.av, sh.attr.dest_qpn);
         }
         // clause: DCQCN-PACING
         while sh.congestion.may_send(host.now()) {

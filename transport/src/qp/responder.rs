@@ -69,12 +69,8 @@ pub(super) enum NakState {
 }
 
 /// The receiving side of a QP.
-// In this order as `Qp` says.
 #[derive(Debug)]
-#[repr(C)]
 pub(crate) struct Responder {
-    /// XRC: what came of the request that is handed in, in another process.
-    pub(super) outcome: Option<Outcome>,
     pub(super) rq: RecvQueue,
     pub(super) replies: Replies,
     pub(super) progress: Progress,
@@ -86,6 +82,8 @@ pub(crate) struct Responder {
     established: bool,
     /// The queue was flushed, and `LAST_WQE_REACHED` raised if there is one to raise.
     flushed: bool,
+    /// XRC: what came of the request that is handed in, in another process.
+    pub(super) outcome: Option<Outcome>,
 }
 
 impl Responder {

@@ -97,25 +97,23 @@ bitflags! {
 }
 
 /// State that both roles of a QP see.
-// In this order as `Qp` says.
 #[derive(Debug)]
-#[repr(C)]
 pub(crate) struct Shared {
-    /// What is known of congestion on the path.
-    pub(crate) congestion: Congestion,
+    pub(crate) config: QpConfig,
     pub(crate) state: QpState,
+    pub(crate) attr: QpAttr,
+    /// `attr.av` as packets of the connection carry it.
+    pub(crate) path: Av,
+    /// What is known of congestion on that path.
+    pub(crate) congestion: Congestion,
+    /// What it met of losses.
+    pub(crate) retries: RetryCounts,
     /// Raised and not yet taken by `poll_event`.
     pub(crate) events: QpEvents,
     /// A role hit a fatal error: the QP must enter the error state before the call returns.
     pub(crate) failed: bool,
     /// A send error on UC/UD: the QP must enter SQE before the call returns.
     pub(crate) send_error: bool,
-    /// What it met of losses.
-    pub(crate) retries: RetryCounts,
-    pub(crate) config: QpConfig,
-    /// `attr.av` as packets of the connection carry it.
-    pub(crate) path: Av,
-    pub(crate) attr: QpAttr,
     /// `PATH_MIG_ERR` was raised since software armed the migration.
     pub(crate) migration_failed: bool,
     /// Tag matching: the rendezvous that a message has just asked for, whether the data of one has just come, and how many

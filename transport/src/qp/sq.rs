@@ -166,9 +166,7 @@ fn internal_room(config: &QpConfig) -> (u32, u32) {
 }
 
 /// The ring of send work requests, oldest (`head`) to newest (before `tail`).
-// In this order as `Qp` says.
 #[derive(Debug)]
-#[repr(C)]
 pub(crate) struct SendQueue {
     caps: QpCaps,
     /// Places that there are by now, a power of two, less one.

@@ -73,9 +73,6 @@ pub(crate) fn record_len(len: usize) -> u64 {
     ((START + len) as u64).next_multiple_of(LINE)
 }
 
-/// Bytes that are shown of a run ahead of its turn: those that say which queue pair it is for.
-const PEEKED: usize = 8;
-
 /// Where in a record the packets begin whose first one has `segment` bytes.
 const fn start(segment: usize) -> usize {
     HEADER + icrc::LEN.wrapping_sub(segment) % ALIGN
@@ -241,9 +238,8 @@ impl Reader {
     }
 
     /// Shows the next run to `take`, where it is: copying it out cost 10 % at 1 MB messages. Then its room is the writer's
-    /// again, also if `take` panics: the same run would meet the same bug for ever. Whether there was one. The second bytes are
-    /// the first of the run behind it, if that is there already.
-    pub(crate) fn next(&self, take: impl FnOnce(RxMeta, &[u8], &[u8])) -> Result<bool, Broken> {
+    /// again, also if `take` panics: the same run would meet the same bug for ever. Whether there was one.
+    pub(crate) fn next(&self, take: impl FnOnce(RxMeta, &[u8])) -> Result<bool, Broken> {
         let head = self.head.load(Ordering::Relaxed);
         let there = self.memory.word(Word::Tail).load(Ordering::Acquire).wrapping_sub(head);
         if there == 0 {
@@ -254,20 +250,9 @@ impl Reader {
         let meta =
             parse(&header).filter(|meta| record_len(meta.len) <= there && there <= self.memory.size()).ok_or(Broken)?;
         let bytes = self.memory.view(head + start(meta.segment) as u64, meta.len).ok_or(Broken)?;
-        let end = head + record_len(meta.len);
-        let behind = if record_len(meta.len) < there { self.peek(end) } else { &[] };
-        let _shown = Shown { reader: self, end };
-        take(meta, bytes, behind);
+        let _shown = Shown { reader: self, end: head + record_len(meta.len) };
+        take(meta, bytes);
         Ok(true)
-    }
-
-    /// The first bytes of the run whose record starts at `at`; nothing has been checked yet.
-    fn peek(&self, at: u64) -> &[u8] {
-        let mut sizes = [0; 8];
-        self.memory.read(at, &mut sizes);
-        let [.., a, b, c, d] = sizes;
-        let segment = u32::from_ne_bytes([a, b, c, d]) as usize;
-        self.memory.view(at + start(segment) as u64, PEEKED).unwrap_or_default()
     }
 
     /// Whether the writer waits for room and must be told now that there is some; asked after reading.
@@ -338,7 +323,7 @@ mod tests {
 
     fn take_one(reader: &Reader) -> Option<(RxMeta, Vec<u8>)> {
         let mut taken = None;
-        reader.next(|meta, bytes, _| taken = Some((meta, bytes.to_vec()))).unwrap();
+        reader.next(|meta, bytes| taken = Some((meta, bytes.to_vec()))).unwrap();
         taken
     }
 
@@ -369,7 +354,7 @@ mod tests {
                 put(&mut writer, &heading(1), header + 4096 + icrc::LEN, 1);
             }
             writer.publish();
-            let check = |meta: RxMeta, bytes: &[u8], _: &[u8]| {
+            let check = |meta: RxMeta, bytes: &[u8]| {
                 assert_eq!(bytes.len(), 3 * meta.segment);
                 let payload = bytes[header..].as_ptr().addr();
                 assert!(payload.is_multiple_of(ALIGN), "{header}");
@@ -383,7 +368,7 @@ mod tests {
         let (mut writer, reader) = ring();
         while put(&mut writer, &heading(1), 4112, 7) {}
         writer.publish();
-        let look = |_, bytes: &[u8], _: &[u8]| {
+        let look = |_, bytes: &[u8]| {
             assert!(!put(&mut writer, &heading(1), 4112, 8) && bytes.iter().all(|byte| *byte == 7));
         };
         assert_eq!(reader.next(look), Ok(true));
@@ -397,7 +382,7 @@ mod tests {
             put(&mut writer, &heading(to), 100, byte);
         }
         writer.publish();
-        let met = catch_unwind(AssertUnwindSafe(|| reader.next(|_, _, _| panic!("on purpose"))));
+        let met = catch_unwind(AssertUnwindSafe(|| reader.next(|_, _| panic!("on purpose"))));
         assert!(met.is_err());
         assert_eq!(take(&reader), [(100, vec![8; 100])]);
     }
@@ -481,13 +466,13 @@ mod tests {
             let (mut writer, reader) = ring();
             writer.memory.room(0, HEADER).unwrap().copy_from_slice(&good);
             writer.memory.word(Word::Tail).store(tail, Ordering::Release);
-            assert_eq!(reader.next(|_, _, _| {}), Err(Broken), "tail {tail}");
+            assert_eq!(reader.next(|_, _| {}), Err(Broken), "tail {tail}");
         }
         for (len, segment) in [(0, 1), (1, 0), (1, 2), (MAX_RUN + 1, 1), (1 << 31, 1), (300, 100)] {
             let (mut writer, reader) = ring();
             writer.memory.room(0, HEADER).unwrap().copy_from_slice(&heading(1).to_bytes(len, segment));
             writer.memory.word(Word::Tail).store(record_len(200), Ordering::Release);
-            assert_eq!(reader.next(|_, _, _| {}), Err(Broken), "{len} bytes in segments of {segment}");
+            assert_eq!(reader.next(|_, _| {}), Err(Broken), "{len} bytes in segments of {segment}");
         }
     }
 
