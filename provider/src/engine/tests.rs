@@ -87,6 +87,16 @@ fn a_timer_that_was_moved_waits_for_a_look_of_its_own() {
 }
 
 #[test]
+fn who_receives_for_long_has_not_gone() {
+    let (qp, _) = alone();
+    let engine = qp.pd().context().engine();
+    let _held = engine.rx.lock();
+    let now = clock::now();
+    engine.presence.note_poll(now);
+    assert!(engine.polled_recently(now.after(Duration::from_secs(1))));
+}
+
+#[test]
 fn packets_without_end_hold_up_timers_for_a_while_only() {
     let mut state = RxState::default();
     for _ in 0..2 {
