@@ -6,11 +6,12 @@
 use roxe_transport::time::Instant;
 use std::time::Duration;
 
-/// An answer within this time is quick. Longer than [`PATIENCE`], because an acknowledgement that leaves by itself is what
+/// An answer within this time is quick. Longer than an acknowledgement waits, because one that leaves by itself is what
 /// holds up a program that watches its memory: the queue pair is locked meanwhile.
-const QUICK: Duration = Duration::from_micros(100);
-/// How long an acknowledgement waits for an answer.
-const PATIENCE: Duration = Duration::from_micros(20);
+const QUICK: Duration = Duration::from_micros(250);
+/// How long an acknowledgement waits for an answer, at least and at most: twice as long as the usual one takes. On an
+/// emulated processor 50 us pass between a packet and the answer.
+const PATIENCE: (Duration, Duration) = (Duration::from_micros(20), Duration::from_micros(100));
 /// Quick answers after which another is expected. One that does not come delays the completion of a peer by [`PATIENCE`], or
 /// by a tick of the background thread where the program does not poll.
 const ENOUGH: u8 = 32;
@@ -18,6 +19,8 @@ const ENOUGH: u8 = 32;
 /// ping-pong survives single ones, as the system may run something else at any time: starting anew every time made
 /// 40,000 round trips of `ib_write_lat` 2 us longer on average.
 const MISS: u8 = 64;
+/// The same of one that is slow while no acknowledgement waits for it, and delays nothing: on a crowded processor many are.
+const SLOW: u8 = 4;
 
 /// How one queue pair is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,6 +29,10 @@ pub(super) struct Rhythm {
     score: u8,
     /// When the request came that has not been answered yet.
     asked: Option<Instant>,
+    /// Its acknowledgement waits for the answer.
+    waits: bool,
+    /// How long quick answers take, nanoseconds.
+    usual: u32,
 }
 
 impl Rhythm {
@@ -35,29 +42,35 @@ impl Rhythm {
         // clause: ACK-BEHIND-REQUESTS
         // Two without an answer between them are no ping-pong.
         if self.asked.replace(now).is_some() {
-            self.miss();
+            self.lose(MISS);
         }
-        (self.score >= ENOUGH).then(|| now.after(PATIENCE))
+        self.waits = self.score >= ENOUGH;
+        let twice = Duration::from_nanos(2 * u64::from(self.usual));
+        self.waits.then(|| now.after(twice.clamp(PATIENCE.0, PATIENCE.1)))
     }
 
     /// The program posts a request.
     #[inline]
     pub(super) fn on_post(&mut self, now: Instant) {
-        match self.asked.take() {
-            None => {}
-            Some(asked) if now.since(asked) < QUICK => self.score = self.score.saturating_add(1),
-            Some(_) => self.miss(),
+        let Some(asked) = self.asked.take() else { return };
+        let took = now.since(asked);
+        if took < QUICK {
+            self.score = self.score.saturating_add(1);
+            self.usual = self.usual - self.usual / 8 + took.subsec_nanos() / 8;
+        } else if !self.waits {
+            // An acknowledgement that waited for it travels with it all the same.
+            self.lose(SLOW);
         }
     }
 
     /// The acknowledgement has waited in vain.
     pub(super) fn on_silence(&mut self) {
         self.asked = None;
-        self.miss();
+        self.lose(MISS);
     }
 
-    fn miss(&mut self) {
-        self.score = self.score.saturating_sub(MISS);
+    fn lose(&mut self, points: u8) {
+        self.score = self.score.saturating_sub(points);
     }
 }
 
@@ -82,16 +95,48 @@ mod tests {
     #[test]
     fn an_acknowledgement_waits_after_enough_quick_answers() {
         let (mut rhythm, now) = settled();
-        assert_eq!(rhythm.on_request(now), Some(now.after(PATIENCE)));
+        assert_eq!(rhythm.on_request(now), Some(now.after(PATIENCE.0)));
     }
 
     #[test]
-    fn a_slow_answer_a_missing_one_and_silence_end_it() {
-        let (mut slow, now) = settled();
-        slow.on_request(now);
-        slow.on_post(now.after(QUICK));
-        assert_eq!(slow.on_request(now), None);
+    fn an_acknowledgement_waits_twice_as_long_as_answers_take_within_bounds() {
+        for (takes, waits) in
+            [(1, 20..=20), (30, 50..=60), (200, 100..=100)].map(|(takes, waits)| (takes * SOON, waits))
+        {
+            let mut rhythm = Rhythm::default();
+            for _ in 0..ENOUGH {
+                rhythm.on_request(Instant(1));
+                rhythm.on_post(Instant(1).after(takes));
+            }
+            let until = rhythm.on_request(Instant(1)).unwrap();
+            assert!(waits.contains(&until.since(Instant(1)).as_micros()), "{takes:?}: {until:?}");
+        }
+    }
 
+    #[test]
+    fn some_slow_answers_only_delay_its_beginning_many_prevent_it() {
+        let begins = |one_in: u32| {
+            let mut rhythm = Rhythm::default();
+            (0..1000).any(|at| {
+                let waits = rhythm.on_request(Instant(1)).is_some();
+                rhythm.on_post(Instant(1).after(if at % one_in == 0 { QUICK } else { SOON }));
+                waits
+            })
+        };
+        assert_eq!([10, 3, 1].map(begins), [true, false, false]);
+    }
+
+    #[test]
+    fn an_acknowledgement_that_travels_with_a_slow_answer_is_no_miss() {
+        let (mut rhythm, now) = settled();
+        for _ in 0..10 {
+            assert!(rhythm.on_request(now).is_some());
+            rhythm.on_post(now.after(QUICK));
+        }
+    }
+
+    #[test]
+    fn a_missing_answer_and_silence_end_it() {
         let (mut missing, now) = settled();
         missing.on_request(now);
         assert_eq!(missing.on_request(now), None);
