@@ -13,6 +13,7 @@ mod waiters;
 pub(crate) use waiters::{Grant, Pool, Ready};
 
 use crate::net::slot::Slot;
+use crate::queue::Queue;
 use parking_lot::Mutex;
 use roxe_transport::time::Instant;
 use roxe_wire::{Gid, Qpn};
@@ -253,8 +254,7 @@ impl Flow {
 pub(crate) struct Flows {
     window: AtomicU32,
     map: Mutex<HashMap<Key, Arc<Flow>>>,
-    ready: Mutex<VecDeque<Ready>>,
-    has_ready: AtomicBool,
+    ready: Queue<Ready>,
     /// What this process owes to senders.
     credits: Mutex<Credits>,
     /// Whether that is anything.
@@ -353,8 +353,7 @@ impl Flows {
 
     /// These queue pairs have room again, or waited for something else to be served.
     pub(crate) fn push_ready(&self, qpns: impl Iterator<Item = Qpn>) {
-        self.ready.lock().extend(qpns.map(|qpn| Ready { qpn, grant: None }));
-        self.has_ready.store(true, Ordering::Release);
+        self.ready.change(|ready| ready.extend(qpns.map(|qpn| Ready { qpn, grant: None })));
     }
 
     /// There may be room on `flow`: whoever waited longest is ready and has it, as far as it goes. So a message costs one
@@ -368,23 +367,17 @@ impl Flows {
     }
 
     fn wake_waiters(&self, flow: &Arc<Flow>, pool: Pool) {
-        let mut ready = self.ready.lock();
-        while let Some((qpn, bytes)) = flow.waiters(pool).pop_if(|bytes| flow.room_for(pool, bytes)) {
-            flow.used(pool).fetch_add(bytes, Ordering::SeqCst);
-            ready.push_back(Ready { qpn, grant: Some(Grant { flow: Arc::clone(flow), pool, bytes }) });
-        }
-        self.has_ready.store(!ready.is_empty(), Ordering::Release);
+        self.ready.change(|ready| {
+            while let Some((qpn, bytes)) = flow.waiters(pool).pop_if(|bytes| flow.room_for(pool, bytes)) {
+                flow.used(pool).fetch_add(bytes, Ordering::SeqCst);
+                ready.push_back(Ready { qpn, grant: Some(Grant { flow: Arc::clone(flow), pool, bytes }) });
+            }
+        });
     }
 
     /// Takes the next queue pair that has room again.
     pub(crate) fn pop_ready(&self) -> Option<Ready> {
-        if !self.has_ready.load(Ordering::Acquire) {
-            return None;
-        }
-        let mut ready = self.ready.lock();
-        let next = ready.pop_front();
-        self.has_ready.store(!ready.is_empty(), Ordering::Release);
-        next
+        self.ready.pop()
     }
 
     /// A sender of datagrams ran out of credits.
@@ -400,14 +393,13 @@ impl Flows {
     /// Forgets everything.
     pub(crate) fn clear(&self) {
         self.map.lock().clear();
-        self.ready.lock().clear();
+        self.ready.change(VecDeque::clear);
         *self.credits.lock() = Credits::default();
-        self.has_ready.store(false, Ordering::Relaxed);
     }
 
     /// The locks, for the fork handlers, in the order they are taken.
     pub(crate) fn raw(&self) -> [&dyn crate::fork::Lockable; 3] {
-        [&self.map, &self.ready, &self.credits]
+        [&self.map, self.ready.raw(), &self.credits]
     }
 }
 

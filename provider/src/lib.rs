@@ -88,6 +88,7 @@ mod port;
 #[allow(unsafe_code)]
 mod prefetch;
 mod qp;
+mod queue;
 mod srq;
 mod stats;
 mod steering;

@@ -6,18 +6,15 @@
 use super::Engine;
 use super::rx::RxState;
 use super::strays::Fate;
-use crate::fork::Lockable;
 use crate::net::forward::{Errand, ErrandId, ErrandKind, Frame};
 use crate::net::service::Mailbox;
 use crate::net::slot::Slot;
 use crate::qp::Report;
+use crate::queue::Queue;
 use crate::xrcd;
-use parking_lot::Mutex;
 use roxe_transport::qp::Outcome;
 use roxe_transport::time::Instant;
 use roxe_wire::{Gid, NetHeader, Packet, RKey};
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Letters that wait to be sent.
 const MAX_LETTERS: usize = 1024;
@@ -32,50 +29,23 @@ pub(crate) struct Letter {
 }
 
 /// What waits.
-#[derive(Debug, Default)]
-pub(super) struct Letters {
-    queue: Mutex<VecDeque<Letter>>,
-    /// Whether there are any, for who looks at every visit.
-    are_there: AtomicBool,
-}
-
-impl Letters {
-    pub(super) fn clear(&self) {
-        self.queue.lock().clear();
-        self.are_there.store(false, Ordering::Relaxed);
-    }
-
-    fn pop(&self) -> Option<Letter> {
-        if !self.are_there.load(Ordering::Acquire) {
-            return None;
-        }
-        let mut queue = self.queue.lock();
-        let first = queue.pop_front();
-        self.are_there.store(!queue.is_empty(), Ordering::Release);
-        first
-    }
-
-    /// The lock, for the fork handlers.
-    pub(super) fn raw(&self) -> &impl Lockable {
-        &self.queue
-    }
-}
+pub(super) type Letters = Queue<Letter>;
 
 impl Engine {
     /// Leaves a letter for [`Engine::send_letters`].
     pub(crate) fn post(&self, letter: Letter) {
-        let mut queue = self.letters.queue.lock();
-        if queue.len() < MAX_LETTERS {
-            queue.push_back(letter);
-            self.letters.are_there.store(true, Ordering::Release);
-        } else {
-            self.counters().forward_errors.add(1);
-        }
+        self.letters.change(|letters| {
+            if letters.len() < MAX_LETTERS {
+                letters.push_back(letter);
+            } else {
+                self.counters().forward_errors.add(1);
+            }
+        });
     }
 
     /// Whether letters wait.
     pub(crate) fn has_letters(&self) -> bool {
-        self.letters.are_there.load(Ordering::Acquire)
+        !self.letters.is_empty()
     }
 
     /// Sends the letters. A process that is gone has no queues any more.

@@ -10,6 +10,7 @@ use crate::net::slot::SlotSocket;
 use crate::net::steer::Steering;
 use crate::net::udp::UdpLink;
 use roxe_wire::Gid;
+use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -131,7 +132,7 @@ impl Engine {
         self.timers.clear();
         self.flows.clear();
         self.tap().into_iter().for_each(|tap| tap.delayed.clear());
-        self.letters.clear();
+        self.letters.change(VecDeque::clear);
         self.rings().clear();
         self.publish(&self.steer_at, None);
         self.publish(&self.retry_at, None);

@@ -1,0 +1,64 @@
+//! A queue that is mostly empty, which is seen without its lock. Touches nothing.
+
+use crate::fork::Lockable;
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What waits for whoever comes by, oldest first.
+#[derive(Debug)]
+pub(crate) struct Queue<T> {
+    entries: Mutex<VecDeque<T>>,
+    /// Changed under the lock only.
+    has_entries: AtomicBool,
+}
+
+impl<T> Default for Queue<T> {
+    fn default() -> Self {
+        Self { entries: Mutex::default(), has_entries: AtomicBool::new(false) }
+    }
+}
+
+impl<T> Queue<T> {
+    /// Whether nothing waits.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        !self.has_entries.load(Ordering::Acquire)
+    }
+
+    /// Takes the oldest.
+    #[inline]
+    pub(crate) fn pop(&self) -> Option<T> {
+        if self.is_empty() { None } else { self.change(VecDeque::pop_front) }
+    }
+
+    /// Does `what` to the queue, under its lock.
+    pub(crate) fn change<R>(&self, what: impl FnOnce(&mut VecDeque<T>) -> R) -> R {
+        let mut entries = self.entries.lock();
+        let result = what(&mut entries);
+        self.has_entries.store(!entries.is_empty(), Ordering::Release);
+        result
+    }
+
+    /// The lock, for the fork handlers.
+    pub(crate) fn raw(&self) -> &impl Lockable {
+        &self.entries
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_go_in_their_order_and_an_empty_queue_is_seen() {
+        let queue = Queue::default();
+        assert!(queue.is_empty() && queue.pop().is_none());
+        queue.change(|entries| entries.extend([1, 2]));
+        assert!(!queue.is_empty());
+        assert_eq!([queue.pop(), queue.pop(), queue.pop()], [Some(1), Some(2), None]);
+        queue.change(|entries| entries.push_back(3));
+        queue.change(VecDeque::clear);
+        assert!(queue.is_empty());
+    }
+}
