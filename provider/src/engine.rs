@@ -211,9 +211,7 @@ impl Engine {
         if !self.is_started() {
             return;
         }
-        // First: what interrupts a program that polls does so in a system call, and on some machines the clock is one.
-        self.presence.come_in();
-        let now = clock::now();
+        let now = self.come_in();
         if self.work(now) {
             self.idle_visits.store(0, Ordering::Relaxed);
         } else {
@@ -222,9 +220,17 @@ impl Engine {
         self.presence.leave();
     }
 
+    /// A thread of the program comes in to receive. When that is.
+    fn come_in(&self) -> Instant {
+        // First: what interrupts a program that polls does so in a system call, and on some machines the clock is one.
+        self.presence.come_in();
+        let now = clock::now();
+        self.presence.note_poll(now);
+        now
+    }
+
     /// Does all that for a thread of the program that has come in. Whether anything had arrived.
     fn work(&self, now: Instant) -> bool {
-        self.presence.note_poll(now);
         let found = self.rx.try_lock().is_some_and(|rx| self.visit(rx, false, now));
         self.serve_ready(now);
         self.run_cm();

@@ -124,8 +124,7 @@ impl Engine {
         }
         let _counted = Counted::new(&waiters.looking);
         let look = || {
-            self.presence.come_in();
-            let found = self.work(clock::now());
+            let found = self.work(self.come_in());
             self.presence.leave();
             match found {
                 _ if is_over() => Look::Enough,
