@@ -554,9 +554,9 @@ impl RxState {
 
     /// Whether timers may run that were due before this visit. Not if it may not have found all packets: more of them may be
     /// there, or answers to those.
-    pub(super) fn ends_overdue(&mut self, found: bool) -> bool {
+    pub(super) fn ends_overdue(&mut self, may_find_more: bool) -> bool {
         self.overdue += 1;
-        let ends = !found || self.overdue >= MAX_OVERDUE;
+        let ends = !may_find_more || self.overdue >= MAX_OVERDUE;
         if ends {
             self.overdue = 0;
         }
