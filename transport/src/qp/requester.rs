@@ -61,11 +61,14 @@ pub(crate) struct Cursor {
 }
 
 impl Cursor {
-    /// Moves behind a packet that takes `span` PSNs.
+    /// Moves behind a packet that takes `span` PSNs, and `sent` as well if none as new has ever left.
     #[inline]
-    fn step(&mut self, span: u32) {
+    fn step(&mut self, span: u32, sent: &mut Psn) {
         self.psn = self.psn.add(span);
         self.packet += span;
+        if self.psn.is_after(*sent) {
+            *sent = self.psn;
+        }
     }
 }
 
@@ -371,10 +374,7 @@ impl Requester {
             }
             self.flight.depart(cost);
             self.unasked.add(cost, asks_ack);
-            self.cursor.step(1);
-            if self.cursor.psn.is_after(self.sent_psn) {
-                self.sent_psn = self.cursor.psn;
-            }
+            self.cursor.step(1, &mut self.sent_psn);
             packet.go_on(wqe, self.cursor.packet, mtu);
         }
         sent
@@ -423,13 +423,10 @@ impl Requester {
         if self.cursor.wqe == self.fresh {
             self.fresh = self.fresh.wrapping_add(1);
         }
-        self.cursor.step(span);
+        self.cursor.step(span, &mut self.sent_psn);
         if self.cursor.packet >= wqe.packets {
             self.cursor.wqe = self.cursor.wqe.wrapping_add(1);
             self.cursor.packet = 0;
-        }
-        if self.cursor.psn.is_after(self.sent_psn) {
-            self.sent_psn = self.cursor.psn;
         }
     }
 
