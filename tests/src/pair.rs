@@ -219,11 +219,8 @@ pub fn kill_pair(
     limit: Duration,
 ) -> io::Result<[Outcome; 2]> {
     let (deadline, here) = (deadline(limit), Place::here(envs));
-    let mut server = Running::start(server, &here, log_path(&format!("s{port}")))?;
-    while !listens(port) && !server.exited() && Instant::now() < deadline {
-        thread::sleep(LOOK);
-    }
-    let mut client = Running::start(client, &here, log_path(&format!("c{port}")))?;
+    let both = [(server, &here), (client, &here)];
+    let [mut server, mut client] = start_both(both, &port.to_string(), || listens(port), deadline)?;
     while !enough() && !server.exited() && !client.exited() && Instant::now() < deadline {
         thread::sleep(LOOK);
     }
@@ -232,17 +229,28 @@ pub fn kill_pair(
 
 /// Starts both in their order and waits for the second.
 fn meet(
-    [server, client]: [(&Program, &Place); 2],
+    programs: [(&Program, &Place); 2],
     tag: &str,
     ready: impl Fn() -> bool,
     deadline: Instant,
 ) -> io::Result<(Running, Outcome)> {
+    let [first, second] = start_both(programs, tag, ready, deadline)?;
+    Ok((first, second.wait(deadline)))
+}
+
+/// Starts the first program, waits until it is `ready`, and starts the second.
+fn start_both(
+    [server, client]: [(&Program, &Place); 2],
+    tag: &str,
+    ready: impl Fn() -> bool,
+    deadline: Instant,
+) -> io::Result<[Running; 2]> {
     let mut first = Running::start(server.0, server.1, log_path(&format!("s{tag}")))?;
     while !ready() && !first.exited() && Instant::now() < deadline {
         thread::sleep(LOOK);
     }
     let second = Running::start(client.0, client.1, log_path(&format!("c{tag}")))?;
-    Ok((first, second.wait(deadline)))
+    Ok([first, second])
 }
 
 /// When `limit` from now is over. Whoever comes first builds the program, which may take longer than any limit.

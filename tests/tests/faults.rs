@@ -132,10 +132,16 @@ fn program(name: &str, args: &str) -> Program {
     Program { name: name.to_owned(), args: args.split_whitespace().map(str::to_owned).collect() }
 }
 
-fn run_pair(tool: &str, args: &str, envs: &[(&str, &str)], limit: Duration) -> Result<[Outcome; 2], String> {
+/// A server, its client, and the port where they meet.
+fn both(tool: &str, args: &str) -> (Program, Program, u16) {
     let port = port();
     let server = program(tool, &format!("{args} -p {port}"));
     let client = program(tool, &format!("{args} -p {port} 127.0.0.1"));
+    (server, client, port)
+}
+
+fn run_pair(tool: &str, args: &str, envs: &[(&str, &str)], limit: Duration) -> Result<[Outcome; 2], String> {
+    let (server, client, port) = both(tool, args);
     pair::run_pair(&server, &client, port, envs, limit).map_err(|e| e.to_string())
 }
 
@@ -328,12 +334,10 @@ fn killed() -> Verdict {
         let envs = [("ROXE_CAPTURE", &*capture.to_string_lossy())];
         let has_some = |file: &PathBuf| fs::metadata(file).is_ok_and(|file| file.len() >= SOME);
         let enough = || scratch.files().iter().filter(|file| has_some(file)).count() == 2;
-        let (port, args) = (port(), "-F -x 0 -D 60 -s 64 -r 4 -t 4");
-        let server = program("ib_send_bw", &format!("{args} -p {port}"));
-        let client = program("ib_send_bw", &format!("{args} -p {port} 127.0.0.1"));
-        let both = pair::kill_pair(&server, &client, port, &envs, enough, LIMIT).map_err(|e| e.to_string())?;
-        if !enough() || !both.iter().all(|outcome| outcome.output.ends_with(pair::KILLED)) {
-            return Err(format!("not killed in the middle\n{}\n{}", said(&both[0]), said(&both[1])));
+        let (server, client, port) = both("ib_send_bw", "-F -x 0 -D 60 -s 64 -r 4 -t 4");
+        let ends = pair::kill_pair(&server, &client, port, &envs, enough, LIMIT).map_err(|e| e.to_string())?;
+        if !enough() || !ends.iter().all(|end| end.output.ends_with(pair::KILLED)) {
+            return Err(format!("not killed in the middle\n{}\n{}", said(&ends[0]), said(&ends[1])));
         }
         check_files(&scratch.files(), &[])
     };
