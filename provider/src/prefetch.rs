@@ -15,6 +15,14 @@ pub(crate) fn prefetch<T>(value: &T) {
     }
 }
 
+/// The same of `bytes`.
+#[inline]
+pub(crate) fn prefetch_bytes(bytes: &[u8]) {
+    for chunk in bytes.chunks(LINE) {
+        line(chunk.as_ptr().cast());
+    }
+}
+
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn line(at: *const i8) {

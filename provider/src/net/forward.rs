@@ -90,7 +90,7 @@ const RESULT: u8 = 5;
 const RING: u8 = 6;
 
 /// What rings look like inside, second byte of their header: a process that knows another way wants none of ours.
-const RING_FORMAT: u8 = 1;
+const RING_FORMAT: u8 = 2;
 
 /// Kinds of errands, second byte of their header. The third one is the path MTU.
 const EXECUTE: u8 = 1;

@@ -1,6 +1,7 @@
 //! Memory shared with one other process. **Unsafe room**: a sealed memfd, mapped, and bytes copied in and out.
 //!
-//! The file is a page of words that both sides read and write atomically, and data that one of them writes. Its size is
+//! The file is a page of words that both sides read and write atomically, and data that one of them writes, with marks in it
+//! that are atomic words, too. Its size is
 //! sealed, so that no other process can take pages away from under us (`SIGBUS`). The data is mapped twice in a row: what
 //! wraps around its end is one piece all the same. Knows no packets.
 
@@ -19,14 +20,12 @@ const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEA
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub(super) enum Word {
-    /// Bytes ever written. Of the writer.
-    Tail = 0,
     /// Bytes ever read. Of the reader.
-    Head = 128,
+    Head = 0,
     /// Not 0: the reader sleeps. The reader sets it, the writer takes it back.
-    Asleep = 256,
-    /// Not 0: the writer waits for room. The writer sets it, the reader takes it back.
-    Waits = 384,
+    Asleep = 128,
+    /// Not 0: the writer waits until the head is here. The writer sets it, the reader takes it back.
+    Waits = 256,
 }
 
 /// One mapping of the memory.
@@ -116,6 +115,14 @@ impl SharedMemory {
     pub(super) fn word(&self, word: Word) -> &AtomicU64 {
         // SAFETY: inside the mapping, aligned, and both processes touch it by atomic operations only.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(word as usize).cast()) }
+    }
+
+    /// The word at position `at` of the data, a multiple of 8.
+    #[inline]
+    pub(super) fn mark(&self, at: u64) -> &AtomicU64 {
+        // SAFETY: inside the first mapping of the data, aligned by the mask, and both processes touch it by atomic operations
+        // only: what is read as bytes or lent to be written never has a mark in it.
+        unsafe { AtomicU64::from_ptr(self.data(at & !7).cast()) }
     }
 
     /// Copies out what stands at position `at`, which counts on around the end; at most as much as there is data.

@@ -1,17 +1,20 @@
 //! A ring of packets from one process to another: the writer's half and the reader's half.
 //!
-//! The data is a sequence of *records*: a header, then the packets of one run, as a link would move it, each with room for
-//! an ICRC; a record starts on a cache line, and its packets so that the payload of the first one, and of others of the usual
-//! sizes, ends on a multiple of 16: copies into and out of a ring that is not aligned run at 7 GB/s, others at 12. `Tail` and
-//! `Head` count bytes and only grow. The writer builds packets where the reader will find them and publishes a record by
-//! moving the tail; the reader gives room back by moving the head. What is read out of shared memory is checked: a writer
-//! that is broken ([`Broken`]) is not read from any more.
+//! The data is a sequence of *records*: a mark, addresses if they are not those of the record before, then the packets of one
+//! run, as a link would move it, each with room for an ICRC. A record starts on a cache line, and its packets so that the
+//! payload of the first one, and of others of the usual sizes, ends on a multiple of 16: copies into and out of a ring that
+//! is not aligned run at 7 GB/s, others at 12. The writer builds packets where the reader will find them, takes the mark of
+//! the next record away, and publishes the record by its own mark, which says how long it is. So the reader finds out that
+//! something has come from the line where it stands: a small packet is one line that moves between the processors, which
+//! takes 0.03 us where they share a cache and 0.15 where not. `Head` counts bytes and only grows: the reader gives room back
+//! by moving it. What is read out of shared memory is checked: a writer that is broken ([`Broken`]) is not read from any more.
 //!
-//! Sleeping: the reader sets `Asleep`, then looks at the tail again; the writer moves the tail, then looks at `Asleep`. With
-//! a full fence between each two steps at least one of them sees the other. `Waits` is the same with the roles changed.
+//! Sleeping: the reader sets `Asleep`, then looks for a mark again; the writer sets the mark, then looks at `Asleep`. With a
+//! full fence between each two steps at least one of them sees the other. `Waits` is the same with the roles changed.
 
 use super::memory::{SharedMemory, Word};
 use crate::net::{ROCE_PORT, RxMeta};
+use crate::prefetch::prefetch_bytes;
 use roxe_wire::{Gid, icrc};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -25,14 +28,19 @@ pub(crate) const SIZE: usize = 2 << 20;
 pub(crate) const SMALL: usize = 256 << 10;
 /// Most bytes of packets in a record. The reader works on one while the writer fills the next.
 pub(crate) const MAX_RUN: usize = 32 << 10;
-/// Bytes of the header of a record.
-const HEADER: usize = 48;
+/// Bytes of a mark.
+const MARK: usize = 8;
+/// Bytes of addresses: from, then to.
+const ADDRESSES: usize = 32;
 /// Where the packets of a record begin at most.
-const START: usize = 64;
+const START: usize = MARK + ADDRESSES + ALIGN;
 /// What payloads are aligned to.
 const ALIGN: usize = 16;
 /// Records start on a multiple of this.
 const LINE: u64 = 64;
+/// Records of at most this many bytes are built beside the ring: while the reader looks for the mark, each locked operation
+/// between two stores to its line would wait until the line has come back.
+const STAGED: usize = 256;
 
 /// Where a run goes, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +61,8 @@ pub(crate) struct Heading {
 #[derive(Debug)]
 struct Open {
     heading: Heading,
+    /// Whether its addresses are those of the record before.
+    goes_on: bool,
     /// Bytes of the first packet.
     segment: usize,
     /// Bytes of all.
@@ -68,17 +78,62 @@ impl Open {
     }
 }
 
-/// Bytes that a record with `len` bytes of packets takes.
+/// Bytes that must be free for a record with `len` bytes of packets, at most: the mark of the next one is taken away.
 pub(crate) fn record_len(len: usize) -> u64 {
-    ((START + len) as u64).next_multiple_of(LINE)
+    ((START + len) as u64).next_multiple_of(LINE) + LINE
 }
 
 /// Where in a record the packets begin whose first one has `segment` bytes.
-const fn start(segment: usize) -> usize {
-    HEADER + icrc::LEN.wrapping_sub(segment) % ALIGN
+const fn start(goes_on: bool, segment: usize) -> usize {
+    let before = if goes_on { MARK } else { MARK + ADDRESSES };
+    before + icrc::LEN.wrapping_sub(segment).wrapping_sub(before) % ALIGN
 }
 
-const _: () = assert!(HEADER + ALIGN <= START && HEADER.is_multiple_of(ALIGN));
+/// What the mark of a record says. No mark: 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Mark {
+    /// Bytes of the packets, and of the first one.
+    len: usize,
+    segment: usize,
+    traffic_class: u8,
+    hop_limit: u8,
+    sealed: bool,
+    goes_on: bool,
+}
+
+impl Mark {
+    fn to_word(self) -> u64 {
+        let flags = u8::from(self.sealed) | u8::from(self.goes_on) << 1;
+        let [len, segment] = [self.len as u16, self.segment as u16].map(u16::to_ne_bytes);
+        u64::from_ne_bytes([len[0], len[1], segment[0], segment[1], self.traffic_class, self.hop_limit, flags, 0])
+    }
+
+    fn parse(word: u64) -> Option<Self> {
+        let [l0, l1, s0, s1, traffic_class, hop_limit, flags, _] = word.to_ne_bytes();
+        let [len, segment] = [[l0, l1], [s0, s1]].map(|bytes| usize::from(u16::from_ne_bytes(bytes)));
+        let is_sane = (1..=MAX_RUN).contains(&len) && (1..=len).contains(&segment);
+        is_sane.then_some(Self {
+            len,
+            segment,
+            traffic_class,
+            hop_limit,
+            sealed: flags & 1 != 0,
+            goes_on: flags & 2 != 0,
+        })
+    }
+
+    /// Where the packets begin in the record.
+    fn start(&self) -> usize {
+        start(self.goes_on, self.segment)
+    }
+
+    /// Bytes from the record to the next one.
+    fn extent(&self) -> u64 {
+        ((self.start() + self.len) as u64).next_multiple_of(LINE)
+    }
+}
+
+const _: () = assert!(MAX_RUN <= u16::MAX as usize);
 
 /// The half that writes.
 #[derive(Debug)]
@@ -89,13 +144,20 @@ pub(crate) struct Writer {
     /// The head as it was last seen.
     head: u64,
     open: Option<Open>,
+    /// From where to where the last record went.
+    addresses: Option<(Gid, Gid)>,
+    /// The lines behind the tail and before this begin with no mark.
+    cleared: u64,
+    /// The record that is being built, if it is small.
+    staged: Box<[u8; STAGED]>,
 }
 
 impl Writer {
     /// A new ring with `size` bytes of data, and the file for the reader.
     pub(crate) fn create(size: usize) -> io::Result<(Self, OwnedFd)> {
         let (memory, fd) = SharedMemory::create(size)?;
-        Ok((Self { memory, tail: 0, head: 0, open: None }, fd))
+        let staged = Box::new([0; STAGED]);
+        Ok((Self { memory, tail: 0, head: 0, open: None, addresses: None, cleared: 0, staged }, fd))
     }
 
     /// Whether there is room for a packet of `len` bytes with its ICRC.
@@ -116,11 +178,30 @@ impl Writer {
     /// The same for who has just asked whether it is there: a second look cost 45 instructions of each packet.
     #[inline]
     pub(crate) fn place(&mut self, heading: &Heading, len: usize) -> Option<&mut [u8]> {
-        let before = self.open.as_ref().map_or(0, |open| open.len);
-        let fresh = Open { heading: *heading, segment: len, len: 0, last: len };
-        let open = self.open.get_or_insert(fresh);
+        let open = match &mut self.open {
+            Some(open) => open,
+            none => none.insert(Open {
+                heading: *heading,
+                goes_on: self.addresses == Some((heading.src, heading.dst)),
+                segment: len,
+                len: 0,
+                last: len,
+            }),
+        };
+        let before = open.len;
         (open.len, open.last) = (before + len, len);
-        self.memory.room(self.tail + (start(open.segment) + before) as u64, len)
+        let at = start(open.goes_on, open.segment) + before;
+        if at + len <= STAGED {
+            return self.staged.get_mut(at..at + len);
+        }
+        if before > 0
+            && let Some(staged) = self.staged.get(MARK..at)
+            && let Some(room) = self.memory.room(self.tail + MARK as u64, staged.len())
+        {
+            room.copy_from_slice(staged);
+        }
+        self.cleared = self.tail;
+        self.memory.room(self.tail + at as u64, len)
     }
 
     /// Takes the last slot back.
@@ -135,12 +216,39 @@ impl Writer {
     /// Hands the record that is being built to the reader.
     pub(crate) fn publish(&mut self) {
         let Some(open) = self.open.take() else { return };
-        let header = open.heading.to_bytes(open.len, open.segment);
-        if let Some(room) = self.memory.room(self.tail, HEADER) {
-            room.copy_from_slice(&header);
+        let Open { heading: Heading { src, dst, traffic_class, hop_limit, sealed }, goes_on, segment, len, .. } = open;
+        let mark = Mark { len, segment, traffic_class, hop_limit, sealed, goes_on };
+        let end = mark.start() + len;
+        if !goes_on {
+            self.staged[MARK..MARK + ADDRESSES].copy_from_slice([src.0, dst.0].as_flattened());
+            self.addresses = Some((src, dst));
         }
-        self.tail += record_len(open.len);
-        self.memory.word(Word::Tail).store(self.tail, Ordering::Release);
+        // What was not built beside the ring needs the addresses at most.
+        let staged = match self.staged.get(MARK..end) {
+            Some(staged) => staged,
+            None if goes_on => &[],
+            None => &self.staged[MARK..MARK + ADDRESSES],
+        };
+        let next = self.tail + mark.extent();
+        if next >= self.cleared {
+            self.memory.mark(next).store(0, Ordering::Relaxed);
+            self.cleared = next + LINE;
+        }
+        if let Some(room) = self.memory.room(self.tail + MARK as u64, staged.len()) {
+            room.copy_from_slice(staged);
+        }
+        self.memory.mark(self.tail).store(mark.to_word(), Ordering::Release);
+        self.tail = next;
+        self.clear_ahead();
+    }
+
+    /// Has the lines of the next small record here, without a mark, before it is built.
+    fn clear_ahead(&mut self) {
+        let end = (self.tail + LINE + STAGED as u64).min(self.head.saturating_add(self.memory.size()));
+        while self.cleared < end {
+            self.memory.mark(self.cleared).store(0, Ordering::Relaxed);
+            self.cleared += LINE;
+        }
     }
 
     /// Whether the reader sleeps, and has to be woken: asked after something was published; it is told once.
@@ -166,7 +274,8 @@ impl Writer {
         if self.has_room(bytes) {
             return true;
         }
-        self.memory.word(Word::Waits).store(1, Ordering::Relaxed);
+        let half = self.tail.saturating_sub(self.memory.size() / 2).max(1);
+        self.memory.word(Word::Waits).store(half, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         self.has_room(bytes)
     }
@@ -174,44 +283,13 @@ impl Writer {
     /// Says that something was written, and it was not.
     #[cfg(test)]
     pub(crate) fn break_it(&self) {
-        self.memory.word(Word::Tail).store(self.tail + 3 * SIZE as u64, Ordering::Release);
+        self.memory.mark(self.tail).store(u64::MAX, Ordering::Release);
     }
 
     /// Whether half of the ring is free. If not, the reader will say when it is.
     pub(crate) fn is_half_free(&mut self) -> bool {
         self.has_room_or_waits(self.memory.size() / 2)
     }
-}
-
-impl Heading {
-    fn to_bytes(self, len: usize, segment: usize) -> [u8; HEADER] {
-        let mut out = [0; HEADER];
-        out[..4].copy_from_slice(&(len as u32).to_ne_bytes());
-        out[4..8].copy_from_slice(&(segment as u32).to_ne_bytes());
-        (out[8], out[9], out[10]) = (self.traffic_class, self.hop_limit, u8::from(self.sealed));
-        out[16..32].copy_from_slice(&self.src.0);
-        out[32..48].copy_from_slice(&self.dst.0);
-        out
-    }
-}
-
-/// Reads the header of a record.
-fn parse(header: &[u8; HEADER]) -> Option<RxMeta> {
-    let word = |at: usize| Some(u32::from_ne_bytes(*header.get(at..)?.first_chunk()?) as usize);
-    let gid = |at: usize| Some(Gid(*header.get(at..)?.first_chunk()?));
-    let (len, segment) = (word(0)?, word(4)?);
-    ((1..=MAX_RUN).contains(&len) && (1..=len).contains(&segment)).then_some(RxMeta {
-        len,
-        segment,
-        first_index: 0,
-        src: gid(16)?,
-        dst: gid(32)?,
-        src_port: ROCE_PORT,
-        traffic_class: header[8],
-        hop_limit: header[9],
-        by_ring: true,
-        sealed: header[10] != 0,
-    })
 }
 
 /// The writer of a ring wrote what makes no sense.
@@ -222,49 +300,77 @@ pub(crate) struct Broken;
 #[derive(Debug)]
 pub(crate) struct Reader {
     memory: SharedMemory,
-    /// What of the ring has been read; what the shared word says, unless the writer is broken.
+    /// What of the ring has been read, as the shared word says.
     head: AtomicU64,
+    /// From where to where the last record went.
+    addresses: [AtomicU64; 4],
 }
 
 impl Reader {
     /// The ring with `size` bytes of data in a file that its writer has sent.
     pub(crate) fn open(fd: &OwnedFd, size: usize) -> io::Result<Self> {
-        Ok(Self { memory: SharedMemory::open(fd, size)?, head: AtomicU64::new(0) })
+        Ok(Self { memory: SharedMemory::open(fd, size)?, head: AtomicU64::new(0), addresses: Default::default() })
     }
 
     /// Whether nothing is there.
     pub(crate) fn is_empty(&self) -> bool {
-        self.memory.word(Word::Tail).load(Ordering::Acquire) == self.head.load(Ordering::Relaxed)
+        self.mark() == 0
+    }
+
+    /// The mark of the next record.
+    fn mark(&self) -> u64 {
+        self.memory.mark(self.head.load(Ordering::Relaxed)).load(Ordering::Acquire)
     }
 
     /// Shows the next run to `take`, where it is: copying it out cost 10 % at 1 MB messages. Then its room is the writer's
     /// again, also if `take` panics: the same run would meet the same bug for ever. Whether there was one.
     pub(crate) fn next(&self, take: impl FnOnce(RxMeta, &[u8])) -> Result<bool, Broken> {
-        let head = self.head.load(Ordering::Relaxed);
-        let there = self.memory.word(Word::Tail).load(Ordering::Acquire).wrapping_sub(head);
-        if there == 0 {
+        let word = self.mark();
+        if word == 0 {
             return Ok(false);
         }
-        let mut header = [0; HEADER];
-        self.memory.read(head, &mut header);
-        let meta =
-            parse(&header).filter(|meta| record_len(meta.len) <= there && there <= self.memory.size()).ok_or(Broken)?;
-        let bytes = self.memory.view(head + start(meta.segment) as u64, meta.len).ok_or(Broken)?;
-        let _shown = Shown { reader: self, end: head + record_len(meta.len) };
+        let mark = Mark::parse(word).ok_or(Broken)?;
+        let head = self.head.load(Ordering::Relaxed);
+        let (src, dst) = self.addresses(head, mark.goes_on);
+        let bytes = self.memory.view(head + mark.start() as u64, mark.len).ok_or(Broken)?;
+        prefetch_bytes(bytes.get(..STAGED).unwrap_or(bytes));
+        let Mark { len, segment, traffic_class, hop_limit, sealed, .. } = mark;
+        let meta = RxMeta {
+            len,
+            segment,
+            first_index: 0,
+            src,
+            dst,
+            src_port: ROCE_PORT,
+            traffic_class,
+            hop_limit,
+            by_ring: true,
+            sealed,
+        };
+        let _shown = Shown { reader: self, end: head + mark.extent() };
         take(meta, bytes);
         Ok(true)
+    }
+
+    /// From where to where the record at `head` goes.
+    fn addresses(&self, head: u64, goes_on: bool) -> (Gid, Gid) {
+        if !goes_on {
+            for (at, word) in (0..).zip(&self.addresses) {
+                let mut bytes = [0; 8];
+                self.memory.read(head + (MARK + 8 * at) as u64, &mut bytes);
+                word.store(u64::from_le_bytes(bytes), Ordering::Relaxed);
+            }
+        }
+        let [s0, s1, d0, d1] = self.addresses.each_ref().map(|word| u128::from(word.load(Ordering::Relaxed)));
+        (Gid((s0 | s1 << 64).to_le_bytes()), Gid((d0 | d1 << 64).to_le_bytes()))
     }
 
     /// Whether the writer waits for room and must be told now that there is some; asked after reading.
     pub(crate) fn must_tell(&self) -> bool {
         fence(Ordering::SeqCst);
         let waits = self.memory.word(Word::Waits);
-        waits.load(Ordering::Relaxed) != 0 && self.is_half_empty() && waits.swap(0, Ordering::Relaxed) != 0
-    }
-
-    fn is_half_empty(&self) -> bool {
-        let tail = self.memory.word(Word::Tail).load(Ordering::Relaxed);
-        tail.wrapping_sub(self.head.load(Ordering::Relaxed)) <= self.memory.size() / 2
+        let until = waits.load(Ordering::Relaxed);
+        until != 0 && self.head.load(Ordering::Relaxed) >= until && waits.swap(0, Ordering::Relaxed) != 0
     }
 
     /// From now on the writer wakes us, once. Whether something has come already.
@@ -319,6 +425,11 @@ mod tests {
     /// Everything in the ring: segments and bytes of each run.
     fn take(reader: &Reader) -> Vec<(usize, Vec<u8>)> {
         std::iter::from_fn(|| take_one(reader).map(|(meta, bytes)| (meta.segment, bytes))).collect()
+    }
+
+    /// The same, packet by packet.
+    fn packets(reader: &Reader) -> Vec<Vec<u8>> {
+        take(reader).iter().flat_map(|(segment, run)| run.chunks(*segment).map(<[u8]>::to_vec)).collect()
     }
 
     fn take_one(reader: &Reader) -> Option<(RxMeta, Vec<u8>)> {
@@ -412,6 +523,37 @@ mod tests {
         assert_eq!(take(&reader), [(100, [[1; 100], [3; 100]].concat())]);
     }
 
+    /// Small records are built beside the ring and grow into it; some packets are taken back.
+    #[test]
+    fn packets_of_all_sizes_come_as_they_went() {
+        let (mut writer, reader) = ring();
+        let mut random = 1u32;
+        let mut roll = |below: u32| {
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (random >> 16) % below
+        };
+        let (mut sent, mut got) = (Vec::new(), Vec::new());
+        for byte in (0..=255).cycle().take(100_000) {
+            let most = if roll(4) == 0 { 4200 } else { 120 };
+            let (len, to) = (16 + roll(most) as usize, 1 + roll(20).saturating_sub(17) as u8);
+            let fits = put(&mut writer, &heading(to), len, byte);
+            match roll(6) {
+                0 if fits => writer.retract(),
+                _ if fits => sent.push(vec![byte; len]),
+                _ => {}
+            }
+            if roll(3) == 0 {
+                writer.publish();
+            }
+            if roll(300) == 0 {
+                got.extend(packets(&reader));
+            }
+        }
+        writer.publish();
+        got.extend(packets(&reader));
+        assert!(sent == got && sent.len() > 20_000, "{} sent, {} came", sent.len(), got.len());
+    }
+
     #[test]
     fn bytes_survive_many_turns_of_the_ring() {
         let (mut writer, reader) = ring();
@@ -458,22 +600,30 @@ mod tests {
         assert!(!writer.must_wake());
     }
 
-    /// Writes a header or a word as no writer of ours does.
+    /// Writes a mark as no writer of ours does.
     #[test]
-    fn a_broken_writer_is_noticed_and_nothing_outside_is_read() {
-        let good = heading(1).to_bytes(200, 100);
-        for tail in [1, 64, SIZE as u64 + 64, u64::MAX, u64::MAX / 2] {
-            let (mut writer, reader) = ring();
-            writer.memory.room(0, HEADER).unwrap().copy_from_slice(&good);
-            writer.memory.word(Word::Tail).store(tail, Ordering::Release);
-            assert_eq!(reader.next(|_, _| {}), Err(Broken), "tail {tail}");
-        }
-        for (len, segment) in [(0, 1), (1, 0), (1, 2), (MAX_RUN + 1, 1), (1 << 31, 1), (300, 100)] {
-            let (mut writer, reader) = ring();
-            writer.memory.room(0, HEADER).unwrap().copy_from_slice(&heading(1).to_bytes(len, segment));
-            writer.memory.word(Word::Tail).store(record_len(200), Ordering::Release);
+    fn a_broken_writer_is_noticed() {
+        let good = Mark { len: 200, segment: 100, traffic_class: 0, hop_limit: 1, sealed: true, goes_on: false };
+        assert_eq!(Mark::parse(good.to_word()), Some(good));
+        for (len, segment) in [(0, 1), (1, 0), (1, 2), (MAX_RUN + 1, 1), (0xffff, 1), (200, 201)] {
+            let (writer, reader) = ring();
+            writer.memory.mark(0).store(Mark { len, segment, ..good }.to_word(), Ordering::Release);
             assert_eq!(reader.next(|_, _| {}), Err(Broken), "{len} bytes in segments of {segment}");
         }
+    }
+
+    #[test]
+    fn addresses_are_written_when_they_change() {
+        let (mut writer, reader) = ring();
+        let mut ends = Vec::new();
+        for to in [1, 1, 2, 2, 1] {
+            assert!(put(&mut writer, &heading(to), 40, to));
+            writer.publish();
+            ends.push(writer.tail);
+        }
+        assert_eq!(ends, [128, 192, 320, 384, 512], "a small packet is one line");
+        let seen: Vec<_> = std::iter::from_fn(|| take_one(&reader)).map(|(meta, bytes)| (meta.dst, bytes[0])).collect();
+        assert_eq!(seen, [1, 1, 2, 2, 1].map(|to| (heading(to).dst, to)));
     }
 
     #[test]
@@ -484,7 +634,8 @@ mod tests {
             reader.memory.word(Word::Head).store(head, Ordering::Release);
             let before = writer.tail;
             while writer.tail < before + 2 * SIZE as u64 && put(&mut writer, &heading(1), 4112, 7) {}
-            // `before` is where the last record begins, which is not published.
+            // `before` is where the last record begins, which was not published.
+            writer.publish();
             assert!(writer.tail <= before + SIZE as u64 + record_len(MAX_RUN), "head {head}");
         }
     }
