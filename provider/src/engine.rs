@@ -29,7 +29,7 @@ pub(crate) use frames::{Destination, Target};
 pub(crate) use letters::Letter;
 #[cfg(test)]
 pub(crate) use rx::IdentGuess;
-pub(crate) use rx::{Run, RxTools};
+pub(crate) use rx::{Joined, Run, RxTools};
 pub(crate) use tx::{Batch, Outlet, TxCache};
 
 use crate::cm::Agent;

@@ -386,6 +386,19 @@ fn faults_meet_packets_in_a_ring_as_on_a_wire() {
     assert!(a.ask("counters")[2] + b.ask("counters")[2] > 0, "damaged packets are noticed by their ICRC");
 }
 
+/// Who watches gets single packets, whatever the other process writes into the ring.
+#[test]
+fn faults_on_one_side_meet_packets_that_the_other_has_joined() {
+    let (mut a, mut b) = (Peer::start("rc", &[BY_RING]), Peer::start("rc", &[BY_RING, ("ROXE_FAULTS", "drop rx 1%")]));
+    join_by_rings(&mut a, &mut b);
+    for len in [100_000, 1_000_000] {
+        assert_eq!(a.ask(&format!("write 20 {len}")), [20]);
+        assert_eq!(b.ask(&format!("check 20 {len}")), [1]);
+        assert_eq!(b.ask(&format!("write 20 {len}")), [20]);
+        assert_eq!(a.ask(&format!("check 20 {len}")), [1]);
+    }
+}
+
 /// Not a test of its own: needs an address that nobody else receives on. A third process, of another test, could get all the
 /// packets and forward them, or have the kernel steer them.
 #[test]

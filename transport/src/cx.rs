@@ -252,7 +252,15 @@ pub trait TxBatch {
     /// `None`: the batch is full, send it and ask again.
     fn slot(&mut self, av: &Av, to: Qpn, len: usize, note: PacketNote) -> Option<&mut [u8]>;
 
-    /// Takes the last slot back: its payload could not be read.
+    /// Room for `len` bytes more behind the payload in the last slot: those of the next packet, which differs from the one in
+    /// the slot by its PSN, the next one, and asks for no acknowledgement. [`crate::Qp::handle_joined`] takes in what comes
+    /// to be. `None`: there is no such thing here, or no room; the packet needs a slot of its own.
+    fn extend(&mut self, len: usize) -> Option<&mut [u8]> {
+        let _ = len;
+        None
+    }
+
+    /// Takes the last slot back, or what it was extended by: the payload could not be read.
     fn retract(&mut self);
 }
 

@@ -78,7 +78,13 @@ impl Sender {
         self.writer.as_mut().is_some_and(|writer| writer.takes(heading, len))
     }
 
-    /// Takes the last slot back.
+    /// As [`Writer::extend`].
+    #[inline]
+    pub(super) fn extend(&mut self, len: usize) -> Option<&mut [u8]> {
+        self.writer.as_mut()?.extend(len)
+    }
+
+    /// Takes the last slot back, or what it was extended by.
     pub(super) fn retract(&mut self) {
         self.writer.iter_mut().for_each(Writer::retract);
     }

@@ -3,7 +3,10 @@
 //! Everything here runs under the engine's receive lock, which is tried and never waited for on a data path, so holding
 //! it across the sends that a batch causes stops nobody.
 
+mod joined;
 mod tapped;
+
+pub(crate) use joined::Joined;
 
 use super::frames::FrameSide;
 use super::groups::Group;
@@ -17,7 +20,7 @@ use crate::crc;
 use crate::flow::{Key, Owed};
 use crate::net::forward::Frame;
 use crate::net::service::{Mailbox, ServiceSocket};
-use crate::net::shm::{Broken, Inbound};
+use crate::net::shm::{Broken, Inbound, Record};
 use crate::net::slot::{Slot, SlotSocket};
 use crate::net::steer::{self, Steering};
 use crate::net::udp::UdpLink;
@@ -325,7 +328,7 @@ impl Engine {
             if state.crowded.is_some() {
                 break;
             }
-            match ring.reader.next(|meta, bytes| self.take_from_ring(meta, bytes, buf, state, now)) {
+            match ring.reader.next(|record| self.take_from_ring(record, buf, state, now)) {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(Broken) => {
@@ -340,15 +343,24 @@ impl Engine {
     }
 
     /// Takes one run out of a ring. For a tap it is copied into `buf`, and sealed there.
-    fn take_from_ring(&self, meta: RxMeta, bytes: &[u8], buf: &mut [u8], state: &mut RxState, now: Instant) {
+    fn take_from_ring(&self, record: Record<'_>, buf: &mut [u8], state: &mut RxState, now: Instant) {
+        let Record { meta, bytes, joined } = record;
+        if joined > 1 {
+            return self.take_joined(record, buf, state, now);
+        }
         self.counters().received_by_ring.add_alone(meta.packets());
         if self.tap().is_none() {
             self.dispatch(state, &meta, bytes, Way::Ring, now);
         } else if let Some(copy) = buf.get_mut(..meta.len) {
             copy.copy_from_slice(bytes);
-            let meta = sealed(meta, copy);
-            self.dispatch(state, &meta, copy, Way::Ring, now);
+            self.show_from_ring(meta, copy, state, now);
         }
+    }
+
+    /// Hands on a run from a ring that lies where it can be sealed for a tap.
+    fn show_from_ring(&self, meta: RxMeta, bytes: &mut [u8], state: &mut RxState, now: Instant) {
+        let meta = if self.tap().is_some() { sealed(meta, bytes) } else { meta };
+        self.dispatch(state, &meta, bytes, Way::Ring, now);
     }
 
     /// Receives from the sockets of all groups.

@@ -9,7 +9,7 @@
 mod memory;
 mod ring;
 
-pub(crate) use ring::{Broken, Heading, MAX_RUN, Reader, SIZE, SMALL, Writer, record_len};
+pub(crate) use ring::{Broken, Heading, MAX_RUN, Reader, Record, SIZE, SMALL, Writer, record_len};
 
 use super::cmsg::Control;
 use super::sys;

@@ -10,7 +10,7 @@ use super::QpInit;
 use super::rhythm::Rhythm;
 use crate::cq::Cq;
 use crate::device::Context;
-use crate::engine::{Engine, Outlet, Run, RxTools, TxCache, clock};
+use crate::engine::{Engine, Joined, Outlet, Run, RxTools, TxCache, clock};
 use crate::event::AsyncEventKind;
 use crate::flow::{Grant, Key};
 use crate::fork::Lockable;
@@ -245,10 +245,28 @@ impl QpCore {
             taken.add(self, creditor, net.dst, &packet);
         }
         taken.settle(self);
-        let report = host.end() | self.drain_parking(&mut inner, now);
+        let report = host.end();
+        self.end_receiving(&mut inner, report, now)
+    }
+
+    /// As [`QpCore::receive`], for packets that share a header. `None`: they have to be taken apart first.
+    pub(crate) fn receive_joined(&self, meta: &RxMeta, packets: &Joined<'_>, now: Instant) -> Option<Report> {
+        let mut inner = self.inner.lock();
+        if inner.is_cut_off {
+            return None;
+        }
+        let Inner { machine, path, .. } = &mut *inner;
+        let mut host = QpHost::new(self, path, now).came_by_ring(true);
+        let is_taken = machine.handle_joined(&mut host, &header_of(meta, 0), &packets.first.header, packets.payload);
+        let report = host.end();
+        is_taken.then(|| self.end_receiving(&mut inner, report, now))
+    }
+
+    fn end_receiving(&self, inner: &mut Inner, report: Report, now: Instant) -> Report {
+        let report = report | self.drain_parking(inner, now);
         let report = report | Report::when(Report::IS_CROWDED, inner.parking.is_crowded());
         // Who serves it settles.
-        if inner.machine.has_work() { report | Report::HAS_WORK } else { report | self.settle(&mut inner) }
+        if inner.machine.has_work() { report | Report::HAS_WORK } else { report | self.settle(inner) }
     }
 
     /// Whether more than half of what may wait for it waits.

@@ -352,6 +352,18 @@ impl Qp {
         result
     }
 
+    /// Takes in packets from the middle of one message that follow each other, all at once: `header` is that of the first,
+    /// those of the others differ by their PSNs and ask for nothing, and `payload` is that of all. False if the outcome would
+    /// not be the plain one; then nothing has been done, and they have to be handed in one by one.
+    pub fn handle_joined<H: Host>(&mut self, host: &mut H, net: &NetHeader, header: &Header, payload: &[u8]) -> bool {
+        let sh = &mut self.shared;
+        let (Service::Rc, Kind::RcRequest(req)) = (sh.config.service, &header.kind) else { return false };
+        sh.attr.path_mig_state == MigState::Migrated
+            && !net.is_marked()
+            && check_request(sh, net, &header.bth).is_ok()
+            && self.responder.handle_joined(sh, host, &header.bth, req, payload)
+    }
+
     /// Passes on what one role has for the other: a rendezvous to begin, or one whose data is there.
     fn serve_rendezvous(&mut self) {
         if let Some(rendezvous) = self.shared.rendezvous.take() {

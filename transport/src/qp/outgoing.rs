@@ -124,6 +124,18 @@ impl Departing<'_> {
         tx.retract();
         Put::Fault
     }
+
+    /// Puts it behind a packet that differs from it by its PSN; `len` bytes from `offset` on are its payload. `None`: the
+    /// batch does not join packets, or not these.
+    #[inline]
+    pub(crate) fn join<M: Memory, T: TxBatch>(&self, memory: &mut M, tx: &mut T, offset: u32, len: u32) -> Option<Put> {
+        let room = tx.extend(len as usize)?;
+        if self.payload.read(memory, offset, room) {
+            return Some(Put::Done);
+        }
+        tx.retract();
+        Some(Put::Fault)
+    }
 }
 
 impl Payload<'_> {

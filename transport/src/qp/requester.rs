@@ -352,7 +352,7 @@ impl Requester {
         let (header, payload) = (self.header(sh, wqe, &packet), self.sq.payload(at, wqe));
         let Some(form) = header.form(packet.len as usize) else { return sent };
         let mut departing = Departing { av: &sh.path, header, payload, note: self.note(sh, wqe) };
-        let cost = packet.cost();
+        let (cost, mut joins) = (packet.cost(), false);
         while let Some(next) = packet.next_len
             // clause: PSN-OUTSTANDING
             && self.cursor.psn.distance(self.una_psn) < self.window
@@ -366,8 +366,9 @@ impl Requester {
             let asks_ack = room == Room::First || self.unasked.is_enough(cost, self.window);
             (departing.header.bth.ack_req, departing.header.bth.psn) = (asks_ack, self.cursor.psn);
             departing.note.why = self.why();
-            match departing.put_as(host, tx, &form, packet.offset) {
-                Put::Done => {}
+            let joined = if joins && !asks_ack { departing.join(host, tx, packet.offset, packet.len) } else { None };
+            match joined.unwrap_or_else(|| departing.put_as(host, tx, &form, packet.offset)) {
+                Put::Done => joins = sh.config.service == Service::Rc,
                 Put::Full => return Step::BatchFull,
                 // clause: SEND-LOCAL-FAULT
                 Put::Fault => return self.stop_with(sh, host, WcStatus::LocProtErr),

@@ -182,6 +182,41 @@ impl Responder {
         }
     }
 
+    /// As [`crate::Qp::handle_joined`].
+    pub(crate) fn handle_joined<H: Host>(
+        &mut self,
+        sh: &mut Shared,
+        host: &mut H,
+        bth: &Bth,
+        req: &Request,
+        payload: &[u8],
+    ) -> bool {
+        let (len, mtu) = (len_of(payload), sh.attr.path_mtu.bytes());
+        if bth.psn != self.progress.e_psn || !len.is_multiple_of(mtu) {
+            return false;
+        }
+        let placed = match (req, self.open) {
+            (Request::WriteMiddle, Open::Write(write)) if may_go_on(sh, write, len) => {
+                self.place_write(host, write, payload)
+            }
+            (Request::SendMiddle, Open::Send(received)) if self.check_room(received, len).is_ok() => {
+                self.place_send(host, payload)
+            }
+            _ => return false,
+        };
+        // Memory that refuses some of it may have taken the rest, which is written once more then.
+        if placed.is_err() {
+            return false;
+        }
+        self.begin_expected(sh);
+        self.progress.e_psn = self.progress.e_psn.add(len / mtu);
+        // clause: ACK-ASKED
+        if bth.ack_req {
+            self.replies.acknowledge();
+        }
+        true
+    }
+
     /// A request on an extended reliable connection: as [`Responder::handle_request`], but receives, their completions and
     /// the domain of remote keys are those of the shared queue that the packet names.
     ///
@@ -221,15 +256,21 @@ impl Responder {
         host: &mut H,
         incoming: Incoming<'_>,
     ) -> Result<(), DropReason> {
-        self.nak_state = NakState::None;
-        self.replies.withdraw_nak();
-        self.note_established(sh);
+        self.begin_expected(sh);
         match self.run(sh, host, incoming) {
             // clause: ACK-AFTER-DEED
             Ok(()) => self.advance(sh, incoming),
             Err(refusal) => return Err(self.refuse(sh, host, refusal)),
         }
         Ok(())
+    }
+
+    /// The request that is expected has come.
+    #[inline]
+    fn begin_expected(&mut self, sh: &mut Shared) {
+        self.nak_state = NakState::None;
+        self.replies.withdraw_nak();
+        self.note_established(sh);
     }
 
     /// A packet before this one is missing. One NAK asks for it; the rest of what is under way is dropped in silence
@@ -354,9 +395,7 @@ impl Responder {
         let len = len_of(payload);
         match (req, self.open) {
             _ if len != sh.attr.path_mtu.bytes() => None,
-            (Request::WriteMiddle, Open::Write(write))
-                if len <= write.left && sh.attr.access.contains(Access::REMOTE_WRITE) =>
-            {
+            (Request::WriteMiddle, Open::Write(write)) if may_go_on(sh, write, len) => {
                 Some(self.place_write(host, write, payload))
             }
             (Request::SendMiddle, Open::Send(received)) if self.check_room(received, len).is_ok() => {
@@ -610,6 +649,11 @@ fn psns(req: &Request, mtu: PathMtu) -> u32 {
         Request::Read(reth) => segment::packets(reth.dma_len, mtu),
         _ => 1,
     }
+}
+
+/// Whether a WRITE may go on with `len` bytes that are not its last.
+fn may_go_on(sh: &Shared, write: OpenWrite, len: u32) -> bool {
+    len <= write.left && sh.attr.access.contains(Access::REMOTE_WRITE)
 }
 
 /// Tag matching: whether the QP can read data from the peer by itself.

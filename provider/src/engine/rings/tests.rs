@@ -52,7 +52,7 @@ fn fill(sender: &mut Sender, mut is_enough: impl FnMut(usize) -> bool) -> usize 
 
 /// Takes out all that is there.
 fn read(inbound: &Inbound) {
-    while inbound.reader.next(|_, _| {}).unwrap() {}
+    while inbound.reader.next(|_| {}).unwrap() {}
 }
 
 #[test]
@@ -146,7 +146,7 @@ impl Stranger {
         let ring = wait_for("no ring is used", || self.find_ring(engine));
         let mut sender = ring.lock();
         assert_eq!(fill(&mut sender, |count| count == 3), 3);
-        assert!(inbound.reader.next(|meta, _| assert_eq!(meta.len, 3 * LONG)).unwrap());
+        assert!(inbound.reader.next(|record| assert_eq!(record.meta.len, 3 * LONG)).unwrap());
     }
 }
 

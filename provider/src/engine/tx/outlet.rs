@@ -16,7 +16,7 @@ use crate::net::udp::UdpLink;
 use parking_lot::{ArcMutexGuard, RawMutex};
 use roxe_transport::cx::{PacketNote, TxBatch};
 use roxe_transport::wr::Av;
-use roxe_wire::{Gid, Qpn, icrc};
+use roxe_wire::{Bth, Gid, Qpn, icrc};
 use std::sync::Arc;
 
 /// Visits after which a queue pair without a ring looks for one again.
@@ -225,6 +225,19 @@ impl TxBatch for Outlet<'_> {
         let (packet, icrc) = open.sender.place(&heading, total)?.split_at_mut_checked(len)?;
         icrc.fill(0);
         Some(packet)
+    }
+
+    #[inline]
+    fn extend(&mut self, len: usize) -> Option<&mut [u8]> {
+        if self.engine.tap().is_some() {
+            return None;
+        }
+        let open = self.open.as_mut()?;
+        let room = open.sender.extend(len)?;
+        // As much as it would be alone.
+        let total = (Bth::LEN + len + icrc::LEN) as u64;
+        (open.packets, open.bytes, open.last) = (open.packets + 1, open.bytes + total, total);
+        Some(room)
     }
 
     fn retract(&mut self) {

@@ -67,14 +67,20 @@ struct Open {
     segment: usize,
     /// Bytes of all.
     len: usize,
-    /// Bytes of the newest.
+    /// Bytes of the newest, or by which it was extended last.
     last: usize,
+    /// Packets that share the first header.
+    joined: u8,
 }
 
 impl Open {
     /// Whether a packet of `len` bytes can be the next one: all but the last one have one size.
     fn takes(&self, heading: &Heading, len: usize) -> bool {
-        self.last == self.segment && len <= self.segment && self.len + len <= MAX_RUN && self.heading == *heading
+        self.joined == 1
+            && self.last == self.segment
+            && len <= self.segment
+            && self.len + len <= MAX_RUN
+            && self.heading == *heading
     }
 }
 
@@ -95,6 +101,8 @@ struct Mark {
     /// Bytes of the packets, and of the first one.
     len: usize,
     segment: usize,
+    /// Packets that share the first header.
+    joined: u8,
     traffic_class: u8,
     hop_limit: u8,
     sealed: bool,
@@ -105,16 +113,27 @@ impl Mark {
     fn to_word(self) -> u64 {
         let flags = u8::from(self.sealed) | u8::from(self.goes_on) << 1;
         let [len, segment] = [self.len as u16, self.segment as u16].map(u16::to_ne_bytes);
-        u64::from_ne_bytes([len[0], len[1], segment[0], segment[1], self.traffic_class, self.hop_limit, flags, 0])
+        u64::from_ne_bytes([
+            len[0],
+            len[1],
+            segment[0],
+            segment[1],
+            self.traffic_class,
+            self.hop_limit,
+            flags,
+            self.joined,
+        ])
     }
 
     fn parse(word: u64) -> Option<Self> {
-        let [l0, l1, s0, s1, traffic_class, hop_limit, flags, _] = word.to_ne_bytes();
+        let [l0, l1, s0, s1, traffic_class, hop_limit, flags, joined] = word.to_ne_bytes();
         let [len, segment] = [[l0, l1], [s0, s1]].map(|bytes| usize::from(u16::from_ne_bytes(bytes)));
-        let is_sane = (1..=MAX_RUN).contains(&len) && (1..=len).contains(&segment);
+        let is_run = (1..=MAX_RUN).contains(&len) && (1..=len).contains(&segment);
+        let is_sane = is_run && (joined == 1 || joined > 1 && len == segment);
         is_sane.then_some(Self {
             len,
             segment,
+            joined,
             traffic_class,
             hop_limit,
             sealed: flags & 1 != 0,
@@ -186,6 +205,7 @@ impl Writer {
                 segment: len,
                 len: 0,
                 last: len,
+                joined: 1,
             }),
         };
         let before = open.len;
@@ -204,10 +224,32 @@ impl Writer {
         self.memory.room(self.tail + at as u64, len)
     }
 
-    /// Takes the last slot back.
+    /// Room for the payload of one more packet, of `len` bytes, behind that of a packet that is a record of its own: it
+    /// shares its header. `None`: there is no such packet, or no room.
+    #[inline]
+    pub(crate) fn extend(&mut self, len: usize) -> Option<&mut [u8]> {
+        let open = self.open.as_ref()?;
+        let (end, joined) = (open.len + len, open.joined.checked_add(1)?);
+        let is_alone = open.len == open.segment && len.is_multiple_of(ALIGN) && open.len > STAGED;
+        if !is_alone || end > MAX_RUN || !self.has_room(record_len(end)) {
+            return None;
+        }
+        let open = self.open.as_mut()?;
+        // Their ICRC comes behind all of them.
+        let at = start(open.goes_on, open.segment) + open.len - icrc::LEN;
+        (open.len, open.segment, open.last, open.joined) = (end, end, len, joined);
+        let (room, icrc) = self.memory.room(self.tail + at as u64, len + icrc::LEN)?.split_at_mut_checked(len)?;
+        icrc.fill(0);
+        Some(room)
+    }
+
+    /// Takes the last slot back, or what it was extended by.
     pub(crate) fn retract(&mut self) {
         if let Some(open) = &mut self.open {
             open.len -= open.last;
+            if open.joined > 1 {
+                (open.segment, open.joined) = (open.len, open.joined - 1);
+            }
             open.last = open.segment;
         }
         self.open.take_if(|open| open.len == 0);
@@ -216,8 +258,10 @@ impl Writer {
     /// Hands the record that is being built to the reader.
     pub(crate) fn publish(&mut self) {
         let Some(open) = self.open.take() else { return };
-        let Open { heading: Heading { src, dst, traffic_class, hop_limit, sealed }, goes_on, segment, len, .. } = open;
-        let mark = Mark { len, segment, traffic_class, hop_limit, sealed, goes_on };
+        let Open {
+            heading: Heading { src, dst, traffic_class, hop_limit, sealed }, goes_on, segment, len, joined, ..
+        } = open;
+        let mark = Mark { len, segment, joined, traffic_class, hop_limit, sealed, goes_on };
         let end = mark.start() + len;
         if !goes_on {
             self.staged[MARK..MARK + ADDRESSES].copy_from_slice([src.0, dst.0].as_flattened());
@@ -292,6 +336,17 @@ impl Writer {
     }
 }
 
+/// What the reader finds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Record<'a> {
+    /// What there is to know of the run.
+    pub(crate) meta: RxMeta,
+    /// The packets.
+    pub(crate) bytes: &'a [u8],
+    /// How many packets the only one in it stands for: their payloads follow each other behind the header of the first.
+    pub(crate) joined: u8,
+}
+
 /// The writer of a ring wrote what makes no sense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Broken;
@@ -324,7 +379,7 @@ impl Reader {
 
     /// Shows the next run to `take`, where it is: copying it out cost 10 % at 1 MB messages. Then its room is the writer's
     /// again, also if `take` panics: the same run would meet the same bug for ever. Whether there was one.
-    pub(crate) fn next(&self, take: impl FnOnce(RxMeta, &[u8])) -> Result<bool, Broken> {
+    pub(crate) fn next(&self, take: impl FnOnce(Record<'_>)) -> Result<bool, Broken> {
         let word = self.mark();
         if word == 0 {
             return Ok(false);
@@ -334,7 +389,7 @@ impl Reader {
         let (src, dst) = self.addresses(head, mark.goes_on);
         let bytes = self.memory.view(head + mark.start() as u64, mark.len).ok_or(Broken)?;
         prefetch_bytes(bytes.get(..STAGED).unwrap_or(bytes));
-        let Mark { len, segment, traffic_class, hop_limit, sealed, .. } = mark;
+        let Mark { len, segment, joined, traffic_class, hop_limit, sealed, .. } = mark;
         let meta = RxMeta {
             len,
             segment,
@@ -348,7 +403,7 @@ impl Reader {
             sealed,
         };
         let _shown = Shown { reader: self, end: head + mark.extent() };
-        take(meta, bytes);
+        take(Record { meta, bytes, joined });
         Ok(true)
     }
 
@@ -434,7 +489,7 @@ mod tests {
 
     fn take_one(reader: &Reader) -> Option<(RxMeta, Vec<u8>)> {
         let mut taken = None;
-        reader.next(|meta, bytes| taken = Some((meta, bytes.to_vec()))).unwrap();
+        reader.next(|record| taken = Some((record.meta, record.bytes.to_vec()))).unwrap();
         taken
     }
 
@@ -465,7 +520,7 @@ mod tests {
                 put(&mut writer, &heading(1), header + 4096 + icrc::LEN, 1);
             }
             writer.publish();
-            let check = |meta: RxMeta, bytes: &[u8]| {
+            let check = |Record { meta, bytes, .. }: Record<'_>| {
                 assert_eq!(bytes.len(), 3 * meta.segment);
                 let payload = bytes[header..].as_ptr().addr();
                 assert!(payload.is_multiple_of(ALIGN), "{header}");
@@ -479,8 +534,8 @@ mod tests {
         let (mut writer, reader) = ring();
         while put(&mut writer, &heading(1), 4112, 7) {}
         writer.publish();
-        let look = |_, bytes: &[u8]| {
-            assert!(!put(&mut writer, &heading(1), 4112, 8) && bytes.iter().all(|byte| *byte == 7));
+        let look = |record: Record<'_>| {
+            assert!(!put(&mut writer, &heading(1), 4112, 8) && record.bytes.iter().all(|byte| *byte == 7));
         };
         assert_eq!(reader.next(look), Ok(true));
         assert!(put(&mut writer, &heading(1), 4112, 8));
@@ -493,7 +548,7 @@ mod tests {
             put(&mut writer, &heading(to), 100, byte);
         }
         writer.publish();
-        let met = catch_unwind(AssertUnwindSafe(|| reader.next(|_, _| panic!("on purpose"))));
+        let met = catch_unwind(AssertUnwindSafe(|| reader.next(|_| panic!("on purpose"))));
         assert!(met.is_err());
         assert_eq!(take(&reader), [(100, vec![8; 100])]);
     }
@@ -603,13 +658,54 @@ mod tests {
     /// Writes a mark as no writer of ours does.
     #[test]
     fn a_broken_writer_is_noticed() {
-        let good = Mark { len: 200, segment: 100, traffic_class: 0, hop_limit: 1, sealed: true, goes_on: false };
+        let good =
+            Mark { len: 200, segment: 100, joined: 1, traffic_class: 0, hop_limit: 1, sealed: true, goes_on: false };
         assert_eq!(Mark::parse(good.to_word()), Some(good));
         for (len, segment) in [(0, 1), (1, 0), (1, 2), (MAX_RUN + 1, 1), (0xffff, 1), (200, 201)] {
             let (writer, reader) = ring();
             writer.memory.mark(0).store(Mark { len, segment, ..good }.to_word(), Ordering::Release);
-            assert_eq!(reader.next(|_, _| {}), Err(Broken), "{len} bytes in segments of {segment}");
+            assert_eq!(reader.next(|_| {}), Err(Broken), "{len} bytes in segments of {segment}");
         }
+    }
+
+    #[test]
+    fn packets_share_a_header_if_they_have_a_record_for_themselves() {
+        let (mut writer, reader) = ring();
+        assert!(writer.extend(1024).is_none(), "there is no packet");
+        assert!(put(&mut writer, &heading(1), 100, 1) && writer.extend(1024).is_none(), "too small");
+        writer.publish();
+        assert!(put(&mut writer, &heading(1), 1056, 2) && put(&mut writer, &heading(1), 1040, 3));
+        assert!(writer.extend(1024).is_none(), "not alone");
+        writer.publish();
+        take(&reader);
+        assert!(put(&mut writer, &heading(1), 1040, 4) && writer.extend(1000).is_none(), "not aligned");
+        for byte in 5..8 {
+            writer.extend(1024).unwrap().fill(byte);
+        }
+        writer.retract();
+        assert!(put(&mut writer, &heading(1), 1040, 8), "begins a record");
+        writer.publish();
+        let mut seen = Vec::new();
+        while reader.next(|record| seen.push((record.joined, record.meta.segment, record.bytes.to_vec()))).unwrap() {}
+        let [(joined, segment, shared), (1, 1040, single)] = &seen[..] else { panic!("{} records", seen.len()) };
+        assert_eq!((*joined, *segment, shared.len()), (3, 1040 + 2048, 1040 + 2048));
+        let payload = [vec![4; 1036], vec![5; 1024], vec![6; 1024]].concat();
+        assert!(shared.starts_with(&payload) && single.iter().all(|byte| *byte == 8));
+    }
+
+    #[test]
+    fn a_record_takes_packets_until_it_is_full() {
+        let (mut writer, reader) = ring();
+        assert!(put(&mut writer, &heading(1), 272, 1));
+        let most = std::iter::from_fn(|| writer.extend(256).map(drop)).count();
+        assert_eq!(most, (MAX_RUN - 272) / 256);
+        while put(&mut writer, &heading(1), 4112, 7) {
+            while writer.extend(4096).is_some() {}
+        }
+        writer.publish();
+        let mut bytes = 0;
+        while reader.next(|record| bytes += record.bytes.len()).unwrap() {}
+        assert!(bytes > SIZE - MAX_RUN && writer.is_half_free());
     }
 
     #[test]

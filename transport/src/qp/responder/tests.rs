@@ -2,6 +2,7 @@
 
 mod atomics;
 mod duplicates;
+mod joined;
 mod nonposted;
 mod order;
 mod reads;
