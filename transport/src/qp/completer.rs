@@ -59,6 +59,28 @@ impl Requester {
         }
     }
 
+    /// As [`crate::Qp::handle_joined`], for READ data.
+    pub(crate) fn handle_joined<H: Host>(&mut self, sh: &mut Shared, host: &mut H, psn: Psn, payload: &[u8]) -> bool {
+        let (mtu, Ok(len)) = (sh.attr.path_mtu, u32::try_from(payload.len())) else { return false };
+        let Some(wqe) = self.sq.head().copied().filter(SendWqe::is_answered_as_read) else { return false };
+        let (index, count) = (index_of(psn, &wqe), len / mtu.bytes());
+        // All are the oldest there is, none ends a request, and no retry is about to ask for them again.
+        let is_next = psn == self.una_psn && !psn.add(count).is_after(self.cursor.psn);
+        let end = segment::read_chunk_end(index, wqe.packets, mtu);
+        if !is_next || count * mtu.bytes() != len || index.saturating_add(count) >= end {
+            return false;
+        }
+        // What memory has taken when it refuses the rest is written once more then.
+        if self.place(host, &wqe, segment::offset(index, mtu), payload).is_err() {
+            return false;
+        }
+        self.bytes_due = self.bytes_due.saturating_sub(len);
+        self.una_psn = psn.add(count);
+        self.widen(self.una_psn.distance(psn));
+        self.on_progress(sh, host);
+        true
+    }
+
     /// Answers can only be about packets that were sent and not acknowledged (IBA §9.7.5.1.1).
     fn check_response_psn(&self, psn: Psn) -> Result<(), DropReason> {
         // clause: RESP-REGION

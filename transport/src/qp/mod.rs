@@ -356,12 +356,21 @@ impl Qp {
     /// those of the others differ by their PSNs and ask for nothing, and `payload` is that of all. False if the outcome would
     /// not be the plain one; then nothing has been done, and they have to be handed in one by one.
     pub fn handle_joined<H: Host>(&mut self, host: &mut H, net: &NetHeader, header: &Header, payload: &[u8]) -> bool {
-        let sh = &mut self.shared;
-        let (Service::Rc, Kind::RcRequest(req)) = (sh.config.service, &header.kind) else { return false };
-        sh.attr.path_mig_state == MigState::Migrated
-            && !net.is_marked()
-            && check_request(sh, net, &header.bth).is_ok()
-            && self.responder.handle_joined(sh, host, &header.bth, req, payload)
+        let (sh, bth) = (&mut self.shared, &header.bth);
+        if sh.config.service != Service::Rc || sh.attr.path_mig_state != MigState::Migrated || net.is_marked() {
+            return false;
+        }
+        let taken = match &header.kind {
+            Kind::RcRequest(req) if check_request(sh, net, bth).is_ok() => {
+                self.responder.handle_joined(sh, host, bth, req, payload)
+            }
+            Kind::RcResponse(Response::ReadMiddle) if check_response(sh, net, bth).is_ok() => {
+                self.requester.handle_joined(sh, host, bth.psn, payload)
+            }
+            _ => false,
+        };
+        self.settle(host);
+        taken
     }
 
     /// Passes on what one role has for the other: a rendezvous to begin, or one whose data is there.

@@ -56,6 +56,13 @@ impl Step {
     const fn is_data(self) -> bool {
         matches!(self, Self::Answer(Due::Read(_)))
     }
+
+    /// The READ of which it is a part from the middle, on a connection whose packets may share a header.
+    fn middle(self, sh: &Shared) -> Option<ReadJob> {
+        let Self::Answer(Due::Read(job)) = self else { return None };
+        let is_middle = !job.first && !job.next_len(sh.attr.path_mtu).1;
+        (is_middle && sh.config.service == Service::Rc).then_some(job)
+    }
 }
 
 /// Everything owed.
@@ -201,13 +208,18 @@ impl Replies {
             self.ack = matches!(sent, Sent::Full);
             return if self.ack { TxState::BatchFull } else { TxState::Drained };
         }
+        let mut behind = None;
         while let Some(step) = self.next_step(progress.e_psn) {
             // clause: DCQCN-PACING
             if step.is_data() && !sh.congestion.may_send(host.now()) {
                 break;
             }
-            match send(sh, host, tx, step, progress.msn) {
-                Sent::Yes => self.sent(step, sh, host.now()),
+            let joined = behind.and_then(|psn| join(sh, host, tx, step, psn));
+            match joined.unwrap_or_else(|| send(sh, host, tx, step, progress.msn)) {
+                Sent::Yes => {
+                    behind = step.middle(sh).map(|job| job.psn);
+                    self.sent(step, sh, host.now());
+                }
                 Sent::Full => return TxState::BatchFull,
                 Sent::Later => return TxState::Drained,
                 Sent::Unreadable(job, error) => self.give_up_read(sh, job, error),
@@ -310,6 +322,20 @@ fn send<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, step: Step, 
         Some(_) => Sent::Yes,
         None => Sent::Full,
     }
+}
+
+/// Puts the packet of `step` behind the one with `psn`, if both are from the middle of one READ and the batch joins packets.
+fn join<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, step: Step, psn: Psn) -> Option<Sent> {
+    let job = step.middle(sh).filter(|job| job.psn == psn.next())?;
+    let room = tx.extend(sh.attr.path_mtu.bytes() as usize)?;
+    // clause: READ-AFTER-WRITE
+    Some(match host.read_remote(job.rkey, job.va, room) {
+        Ok(()) => Sent::Yes,
+        Err(error) => {
+            tx.retract();
+            Sent::Unreadable(job, error)
+        }
+    })
 }
 
 /// Writes the next packet of the answer to a READ. After a restart it begins with FIRST or ONLY like a new one.

@@ -1,4 +1,4 @@
-//! Packets from the middle of a message that share a header in a ring.
+//! Packets from the middle of a message, or of the data of a READ, that share a header in a ring.
 //!
 //! Through a ring goes one header for all the packets that a record has room for, and the queue pair takes their payload in
 //! at once: 4 KB cost as many instructions to copy as all the rest of a packet did. They are packets all the same: they count as such, and

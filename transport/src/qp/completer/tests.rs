@@ -75,6 +75,14 @@ impl Script {
         self.pair.end(Peer::A).dropped.0
     }
 
+    /// `payload` arrives behind the header of the first of several packets of READ data; whether that was taken as it is.
+    fn joined(&mut self, psn: u32, payload: &[u8]) -> bool {
+        let net = self.pair.net_of(1);
+        let header = Header { bth: Bth::new(QPN_A, Psn::new(psn)), kind: Kind::RcResponse(Response::ReadMiddle) };
+        let end = self.pair.end(Peer::A);
+        end.qp.handle_joined(&mut end.host, &net, &header, payload)
+    }
+
     fn ack(&mut self, psn: u32) -> Option<DropReason> {
         self.answer(psn, Response::Ack(ACK), &[])
     }
@@ -246,6 +254,71 @@ fn read_answers_land_and_acknowledge_what_came_before() {
     assert_eq!(s.memory(600), [[1; 256].as_slice(), &[2; 256], &[3; 88]].concat());
     assert_eq!(s.ack(104), None);
     assert_eq!(s.done(), [(3, OK)]);
+}
+
+/// Everything a READ of 20 packets leaves, whose packets `from..until` come at once or one by one.
+fn read_in_parts(from: u32, until: u32, at_once: bool) -> (Vec<u8>, String) {
+    let mut s = Script::new();
+    s.post(1, READ, 20 * 256);
+    s.post(2, ADD, 8);
+    s.post(3, ADD, 8);
+    assert_eq!(s.psns(), [100, 120]);
+    let data: Vec<u8> = (0..=255).cycle().step_by(3).take(20 * 256).collect();
+    let part = |from: u32, until: u32| &data[(from - 100) as usize * 256..(until - 100) as usize * 256];
+    for psn in 100..120 {
+        let response = match psn {
+            100 => Response::ReadFirst(ACK),
+            119 => Response::ReadLast(ACK),
+            _ => Response::ReadMiddle,
+        };
+        match psn {
+            psn if at_once && psn == from => assert!(s.joined(from, part(from, until))),
+            psn if at_once && (from..until).contains(&psn) => {}
+            _ => assert_eq!(s.answer(psn, response, part(psn, psn + 1)), None),
+        }
+    }
+    (s.memory(20 * 256), format!("{:?}", (s.done(), s.reserved(), s.psns())))
+}
+
+#[test]
+fn several_packets_of_read_data_at_once_do_what_they_do_one_by_one() {
+    for (from, until) in [(101, 119), (101, 103), (105, 110), (118, 119)] {
+        assert!(read_in_parts(from, until, true) == read_in_parts(from, until, false), "{from}..{until}");
+    }
+}
+
+#[test]
+fn read_data_that_is_not_plain_is_left_alone() {
+    let mut s = Script::new();
+    s.post(1, READ, 256 * 200);
+    assert_eq!(s.psns(), [100, 164]);
+    assert_eq!(s.answer(100, Response::ReadFirst(ACK), &[1; 256]), None);
+    for (what, psn, len) in [
+        ("a duplicate", 100, 2 * 256),
+        ("behind a gap", 102, 2 * 256),
+        ("the end of a request", 101, 63 * 256),
+        ("beyond a request", 101, 70 * 256),
+        ("no whole packets", 101, 300),
+    ] {
+        assert!(!s.joined(psn, &vec![9; len]), "{what}");
+    }
+    assert!(s.memory(256 * 200)[256..].iter().all(|byte| *byte == 0));
+    assert!(s.joined(101, &[1; 62 * 256]));
+    assert_eq!(s.answer(163, Response::ReadLast(ACK), &[1; 256]), None);
+    assert_eq!(s.psns(), [228]);
+    // A retry is about to ask for them again.
+    s.time_out();
+    assert!(!s.joined(164, &[9; 2 * 256]));
+    let mr = s.mr;
+    s.pair.end(Peer::A).host.memory.deregister(mr);
+    assert_eq!(s.psns(), [164]);
+    assert!(!s.joined(164, &[9; 2 * 256]), "memory that is gone");
+    assert_eq!(s.state(), QpState::Rts);
+    let mut s = Script::new();
+    s.post(1, ADD, 8);
+    s.post(2, SendOp::Send, 1024);
+    assert_eq!(s.psns(), [100, 101, 102, 103, 104]);
+    assert!(!s.joined(100, &[9; 2 * 256]), "nothing was to be read");
 }
 
 #[test]
