@@ -35,6 +35,8 @@ const SOON: TimeCode = TimeCode::new(10);
 /// What a peer gets that has to answer in time: 2 s, three times.
 const IN_TIME: TimeCode = TimeCode::new(19);
 const PATIENCE: Duration = Duration::from_secs(20);
+/// Set for a process that does not end before TimeWait does.
+const STAYS: &str = "ROXE_TEST_STAYS";
 
 /// Whoever sends packets to the process, and hears its answers.
 struct Hostile {
@@ -325,7 +327,8 @@ fn what_is_wrong_is_counted_and_changes_nothing() {
     });
 }
 
-/// The program of a process that somebody else ends connections with: ends itself as soon as it has agreed.
+/// The program of a process that somebody else ends connections with: ends itself as soon as it has agreed, or when TimeWait
+/// is over.
 #[test]
 fn peer() {
     if std::env::var_os(ROLE).is_none() {
@@ -338,6 +341,9 @@ fn peer() {
     passive.expect(EventKind::Established);
     passive.expect(EventKind::Disconnected);
     passive.id.disconnect().unwrap();
+    if std::env::var_os(STAYS).is_some() {
+        passive.expect(EventKind::TimewaitExit);
+    }
     std::process::exit(0);
 }
 
@@ -345,19 +351,21 @@ fn peer() {
 #[test]
 fn who_has_gone_has_said_so_more_than_once() {
     alone("who_has_gone_has_said_so_more_than_once", || {
-        let mut leaver = Peer::start("leaver", &[]);
-        let service = ServiceId::new(PortSpace::Tcp, leaver.hear().parse().unwrap());
         let other = Hostile::at(PEER);
-        let mut req = Req { local_cm_response_timeout: IN_TIME, ..other.req(service, 1) };
-        // TimeWait lasts until the process ends.
-        req.primary.local_ack_timeout = IN_TIME;
-        other.send(req.clone());
-        let Message::Rep(rep) = other.hear("REP") else { unreachable!() };
-        let (local_comm_id, remote_comm_id) = (req.local_comm_id, rep.local_comm_id);
-        other.send(Rtu { local_comm_id, remote_comm_id, ..Rtu::default() });
-        other.send(Dreq { local_comm_id, remote_comm_id, remote_qpn: rep.local_qpn, ..Dreq::default() });
-        // One as ever, the others on the way out: the first three may be lost.
-        (0..4).for_each(|_| assert_eq!(other.hear("DREP").name(), "DREP"));
+        // TimeWait lasts until the process ends, or is over by then.
+        for (knobs, local_ack_timeout) in [(&[][..], IN_TIME), (&[(STAYS, "")], SOON)] {
+            let mut leaver = Peer::start("leaver", knobs);
+            let service = ServiceId::new(PortSpace::Tcp, leaver.hear().parse().unwrap());
+            let mut req = Req { local_cm_response_timeout: IN_TIME, ..other.req(service, 1) };
+            req.primary.local_ack_timeout = local_ack_timeout;
+            other.send(req.clone());
+            let Message::Rep(rep) = other.hear("REP") else { unreachable!() };
+            let (local_comm_id, remote_comm_id) = (req.local_comm_id, rep.local_comm_id);
+            other.send(Rtu { local_comm_id, remote_comm_id, ..Rtu::default() });
+            other.send(Dreq { local_comm_id, remote_comm_id, remote_qpn: rep.local_qpn, ..Dreq::default() });
+            // One as ever, the others on the way out: the first three may be lost.
+            (0..4).for_each(|_| assert_eq!(other.hear("DREP").name(), "DREP"));
+        }
     });
 }
 

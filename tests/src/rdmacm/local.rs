@@ -132,13 +132,10 @@ impl Meeting<'_> {
         }
         // Servers whose client failed wait for ever: they get a moment to say why, no more.
         let good = clients.iter().all(|client| client.ok);
-        let patience = match (exchange.stays, self.weather) {
-            (true, _) => Duration::ZERO,
-            (false, _) if !good => Duration::from_secs(1),
-            (false, Weather::Clean) => PARTING,
-            // The DREP of a client may be lost, and once its process has ended there is nobody to repeat it: the server asks 15
-            // times, for 62 s, before it takes the connection for gone.
-            (false, Weather::Loss(_)) => deadline.saturating_duration_since(Instant::now()),
+        let patience = match exchange.stays {
+            true => Duration::ZERO,
+            false if good => PARTING,
+            false => Duration::from_secs(1),
         };
         if exchange.stays && good {
             self.await_farewells(&mut servers, Instant::now() + PARTING);

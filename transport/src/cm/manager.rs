@@ -2,6 +2,7 @@
 
 use super::alternate::AlternateState;
 use super::conn::{Connection, Peer, State};
+use super::farewells::Farewells;
 use super::listen::{Listen, ListenId, Listeners};
 use super::outbox::{Event, Outbox, Outgoing};
 use super::sidr::Sidr;
@@ -40,6 +41,7 @@ pub struct Cm {
     pub(super) listeners: Listeners,
     pub(super) table: Table,
     pub(super) sidr: Sidr,
+    pub(super) farewells: Farewells,
     pub(super) out: Outbox,
 }
 
@@ -52,6 +54,7 @@ impl Cm {
             listeners: Listeners::default(),
             table: Table::default(),
             sidr: Sidr::default(),
+            farewells: Farewells::default(),
             out: Outbox::default(),
         }
     }
@@ -229,9 +232,12 @@ impl Cm {
     // clause: CM-PARTING
     pub fn part(&mut self, cx: &mut Cx<'_>, id: CommId) {
         let tid = cx.tid();
-        let Self { table, listeners, settings, out, sidr } = self;
-        if !sidr.destroy(id, listeners, out) {
-            table.with(id, listeners, |conn| conn.part(cx.now, tid, settings, out));
+        let Self { table, listeners, settings, out, sidr, farewells } = self;
+        if sidr.destroy(id, listeners, out) {
+            return;
+        }
+        if table.with(id, listeners, |conn| conn.part(cx.now, tid, settings, out)).is_none() {
+            farewells.repeat(cx.now, id, out);
         }
     }
 
@@ -270,8 +276,9 @@ impl Cm {
 impl Cm {
     /// Acts on every timer that is due; does nothing if none is.
     pub fn handle_timeout(&mut self, now: Instant) {
-        let Self { table, listeners, settings, out, sidr } = self;
+        let Self { table, listeners, settings, out, sidr, farewells } = self;
         while let Some(id) = table.due(now) {
+            table.get(id).into_iter().for_each(|conn| farewells.note(now, conn));
             table.with(id, listeners, |conn| conn.on_timeout(now, settings, out));
         }
         sidr.handle_timeout(now, out);
@@ -312,9 +319,10 @@ impl Cm {
         Some(conn.terms)
     }
 
-    /// All connections and lookups and between which addresses they are, also those that their program has forgotten.
+    /// All connections and lookups and between which addresses they are, also those that their program has forgotten, and
+    /// those that are over and that [`part`](Self::part) may yet have to speak of.
     pub fn all(&self) -> impl Iterator<Item = (CommId, Route)> {
-        self.table.iter().map(|conn| (conn.id, conn.route())).chain(self.sidr.all())
+        self.table.iter().map(|conn| (conn.id, conn.route())).chain(self.sidr.all()).chain(self.farewells.all())
     }
 
     /// The connections that end with the process at their other end.

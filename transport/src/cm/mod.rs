@@ -55,7 +55,7 @@
 //! # Files
 //!
 //! `terms` is what programs say and `outbox` what they hear; `conn`, `active`, `passive`, `teardown` are one
-//! connection, `patience` requests that find nobody, `alternate` its alternate path; `sidr` is the lookup of datagram services; `table` finds connections, `listen` listeners; `dispatch`
+//! connection, `farewells` what may have to be said again of one that is forgotten, `patience` requests that find nobody, `alternate` its alternate path; `sidr` is the lookup of datagram services; `table` finds connections, `listen` listeners; `dispatch`
 //! gives messages to them after `checks`; `manager` is [`Cm`] itself; `fields` fills messages in; `times` knows what time codes mean.
 
 mod active;
@@ -63,6 +63,7 @@ mod alternate;
 mod checks;
 mod conn;
 mod dispatch;
+mod farewells;
 mod fields;
 mod listen;
 mod manager;

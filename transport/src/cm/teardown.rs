@@ -6,7 +6,7 @@ use super::terms::Refusal;
 use super::times::wait;
 use super::{CmError, Ignored, Settings, fields};
 use crate::time::Instant;
-use roxe_wire::cm::{Answered, CommId, Dreq, Info, Mad, Message, Mra, Rej, RejReason, TimeCode, TransactionId};
+use roxe_wire::cm::{Answered, CommId, Dreq, Info, Message, Mra, Rej, RejReason, TimeCode, TransactionId};
 
 impl Connection {
     /// Our program does not want the connection: after a REQ or a REP of the peer.
@@ -100,6 +100,11 @@ impl Connection {
         self.enter_time_wait(now);
     }
 
+    /// Whether it ends as the peer asked, who may not have got our answer.
+    pub(super) fn was_asked(&self) -> bool {
+        self.last.as_ref().is_some_and(|mad| matches!(mad.message, Message::Drep(_)))
+    }
+
     fn answer_dreq(&mut self, tid: TransactionId, out: &mut Outbox) {
         self.tid = tid;
         self.send(fields::drep(self.id, self.remote_id()), out);
@@ -112,7 +117,7 @@ impl Connection {
         match self.state {
             State::DreqSent => self.repeat(out),
             // Unless the peer asked for nothing.
-            State::TimeWait if self.last.as_ref().is_some_and(is_drep) => self.repeat(out),
+            State::TimeWait if self.was_asked() => self.repeat(out),
             _ => self.destroy(now, tid, settings, out),
         }
     }
@@ -168,8 +173,4 @@ impl Connection {
         self.enter_time_wait(now);
         self.tell(EventKind::Disconnected(Ending::TimedOut), out);
     }
-}
-
-const fn is_drep(mad: &Mad) -> bool {
-    matches!(mad.message, Message::Drep(_))
 }

@@ -177,6 +177,46 @@ fn who_knows_the_end_is_told_nothing_when_the_process_ends() {
     assert_eq!((node.state(id), node.cm.len()), (State::TimeWait, 1));
 }
 
+// clause: CM-PARTING
+#[test]
+fn a_drep_is_said_once_more_until_the_peer_would_have_asked_again() {
+    let mut node = Node::listening();
+    let id = told_to_end(&mut node);
+    node.run_out();
+    assert_eq!(node.events(), [EventKind::TimeWaitExit]);
+    for _ in 0..3 {
+        assert!(node.cm.all().eq([(id, route())]), "forgotten, and yet to be told");
+        node.call(|cm, cx| cm.part(cx, id));
+        assert_eq!(node.sent(), [Message::Drep(fields::drep(id, PEER_ID))]);
+    }
+    node.now = node.now.after(Duration::from_millis(4095));
+    node.call(|cm, cx| cm.part(cx, id));
+    assert_eq!(node.names(), ["DREP"]);
+    node.now = node.now.after(Duration::from_millis(1));
+    node.call(|cm, cx| cm.part(cx, id));
+    assert_eq!(node.names(), [""; 0], "it has asked again, and was answered");
+    let next = told_to_end(&mut node);
+    node.run_out();
+    assert!(node.cm.all().eq([(next, route())]), "the older one makes room");
+}
+
+// clause: CM-PARTING, CM-BOUNDS
+#[test]
+fn who_was_answered_is_remembered_up_to_a_number() {
+    let mut node = Node::listening();
+    let ids: Vec<_> = (0..1030)
+        .map(|_| {
+            let id = told_to_end(&mut node);
+            // It was not the first that came to its end.
+            node.cm.handle_timeout(node.cm.poll_timeout().expect("TimeWait"));
+            assert!(node.cm.is_empty());
+            node.events();
+            id
+        })
+        .collect();
+    assert!(node.cm.all().map(|(id, _)| id).eq(ids[6..].iter().copied()), "the last 1024");
+}
+
 // clause: CM-MATCH
 #[test]
 fn both_ends_may_be_in_one_machine() {
