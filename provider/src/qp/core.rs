@@ -257,7 +257,7 @@ impl QpCore {
         }
         let Inner { machine, path, .. } = &mut *inner;
         let mut host = QpHost::new(self, path, now).came_by_ring(true);
-        let is_taken = machine.handle_joined(&mut host, &header_of(meta, 0), &packets.first.header, packets.payload);
+        let is_taken = machine.handle_joined(&mut host, &header_of(meta, 0), &packets.first, packets.payload);
         let report = host.end();
         is_taken.then(|| self.end_receiving(&mut inner, report, now))
     }

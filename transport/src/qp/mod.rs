@@ -352,15 +352,25 @@ impl Qp {
         result
     }
 
-    /// Takes in packets from the middle of one message that follow each other, all at once: `header` is that of the first,
-    /// those of the others differ by their PSNs and ask for nothing, and `payload` is that of all. False if the outcome would
+    /// Takes in packets from the middle of one message that follow each other, all at once: the headers of the others differ
+    /// from those of the `first` by their PSNs and ask for nothing, and `payload` is that of all. False if the outcome would
     /// not be the plain one; then nothing has been done, and they have to be handed in one by one.
-    pub fn handle_joined<H: Host>(&mut self, host: &mut H, net: &NetHeader, header: &Header, payload: &[u8]) -> bool {
-        let (sh, bth) = (&mut self.shared, &header.bth);
-        if sh.config.service != Service::Rc || sh.attr.path_mig_state != MigState::Migrated || net.is_marked() {
+    pub fn handle_joined<H: Host>(
+        &mut self,
+        host: &mut H,
+        net: &NetHeader,
+        first: &Packet<'_>,
+        payload: &[u8],
+    ) -> bool {
+        let (sh, bth) = (&mut self.shared, &first.header.bth);
+        let is_plain = sh.config.service == Service::Rc
+            && sh.attr.path_mig_state == MigState::Migrated
+            && !net.is_marked()
+            && first.payload.len() == sh.attr.path_mtu.bytes() as usize;
+        if !is_plain {
             return false;
         }
-        let taken = match &header.kind {
+        let taken = match &first.header.kind {
             Kind::RcRequest(req) if check_request(sh, net, bth).is_ok() => {
                 self.responder.handle_joined(sh, host, bth, req, payload)
             }

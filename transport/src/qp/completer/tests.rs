@@ -5,8 +5,8 @@ use crate::sim::setup::{QPN_A, Setup};
 use crate::sim::{Mr, Pair, Peer, Rng};
 use crate::wr::{Access, SendData, SendFlags, SendOp, SendRequest, Sge, WcOpcode, WcStatus};
 use roxe_wire::{
-    Aeth, AtomicAckEth, Bth, Feth, Header, Kind, Msn, NakCode, PathMtu, Placement, Psn, RKey, Request, Response,
-    Selectivity, Syndrome,
+    Aeth, AtomicAckEth, Bth, Feth, Header, Kind, Msn, NakCode, Packet, PathMtu, Placement, Psn, RKey, Request,
+    Response, Selectivity, Syndrome,
 };
 
 const ACK: Aeth = aeth(Syndrome::ACK_UNLIMITED);
@@ -77,10 +77,15 @@ impl Script {
 
     /// `payload` arrives behind the header of the first of several packets of READ data; whether that was taken as it is.
     fn joined(&mut self, psn: u32, payload: &[u8]) -> bool {
+        self.joined_of(256, psn, payload)
+    }
+
+    /// The same with packets of `len` bytes.
+    fn joined_of(&mut self, len: usize, psn: u32, payload: &[u8]) -> bool {
         let net = self.pair.net_of(1);
         let header = Header { bth: Bth::new(QPN_A, Psn::new(psn)), kind: Kind::RcResponse(Response::ReadMiddle) };
         let end = self.pair.end(Peer::A);
-        end.qp.handle_joined(&mut end.host, &net, &header, payload)
+        end.qp.handle_joined(&mut end.host, &net, &Packet { header, payload: &payload[..len] }, payload)
     }
 
     fn ack(&mut self, psn: u32) -> Option<DropReason> {
@@ -303,6 +308,7 @@ fn read_data_that_is_not_plain_is_left_alone() {
         assert!(!s.joined(psn, &vec![9; len]), "{what}");
     }
     assert!(s.memory(256 * 200)[256..].iter().all(|byte| *byte == 0));
+    assert!(!s.joined_of(512, 101, &[9; 4 * 256]), "packets of another size");
     assert!(s.joined(101, &[1; 62 * 256]));
     assert_eq!(s.answer(163, Response::ReadLast(ACK), &[1; 256]), None);
     assert_eq!(s.psns(), [228]);
