@@ -490,6 +490,12 @@ impl Context {
         Ok(self.events.next()?.event)
     }
 
+    /// The same for a caller that has slept itself, by reading a unit from `async_fd`. `None`: there is no event any more, go on
+    /// waiting.
+    pub fn take_async_event(&self) -> Option<AsyncEvent> {
+        Some(self.events.take_next()?.event)
+    }
+
     /// As [`Context::next_async_event`], but never waits, whatever the mode of `async_fd`.
     pub fn try_next_async_event(&self) -> Option<AsyncEvent> {
         Some(self.events.try_next()?.event)

@@ -50,6 +50,7 @@ use crate::timers::Timers;
 use background::Presence;
 use letters::Letters;
 use parking_lot::{Mutex, MutexGuard, RwLock};
+pub use poller::uncancelled;
 use poller::{Poller, Watch};
 use rings::Rings;
 use roxe_transport::qp::Service;
@@ -344,17 +345,17 @@ impl Engine {
 
     /// Whether some process owns the number `qpn`.
     pub(crate) fn has_owner(&self, qpn: Qpn) -> bool {
-        slot::is_owned(self.ifindex(), Slot::of(qpn))
+        self.is_owned(Slot::of(qpn))
     }
 
     /// Whether some process owns `slot`.
     pub(crate) fn is_owned(&self, slot: Slot) -> bool {
-        slot::is_owned(self.ifindex(), slot)
+        uncancelled(|| slot::is_owned(self.ifindex(), slot))
     }
 
     /// Whether another process of this interface owns the number `qpn`.
     pub(crate) fn is_foreign(&self, qpn: Qpn) -> bool {
-        matches!(self.table.find(qpn), Lookup::NotOurs) && slot::is_owned(self.ifindex(), Slot::of(qpn))
+        matches!(self.table.find(qpn), Lookup::NotOurs) && self.is_owned(Slot::of(qpn))
     }
 
     /// Forgets a queue pair; packets for it are dropped from now on.
@@ -382,7 +383,7 @@ impl Engine {
             Receiver::Remote
         } else if self.has_ring(key.slot) {
             Receiver::Ring
-        } else if slot::is_owned(self.ifindex(), key.slot) {
+        } else if self.is_owned(key.slot) {
             Receiver::Credits
         } else {
             Receiver::Absent

@@ -6,11 +6,12 @@
 
 use crate::device::Context;
 use crate::error::Error;
+use crate::net::wake;
 use crate::uses::{ObjectId, Use, UseCount};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
@@ -92,8 +93,7 @@ impl<T> EventQueue<T> {
     pub(crate) fn push(&self, event: T) {
         let mut events = self.events.lock();
         events.push_back(event);
-        // An eventfd refuses only near 2^64 queued units, which memory forbids; there is nobody to tell either.
-        let _ = (&self.fd).write(&1u64.to_ne_bytes());
+        wake(self.fd());
     }
 
     /// Takes the oldest event. Waits for one, or fails with EAGAIN if the descriptor is non-blocking.
@@ -106,10 +106,15 @@ impl<T> EventQueue<T> {
                 ErrorKind::WouldBlock => Error::new(libc::EAGAIN, "no event is pending"),
                 _ => Error::os("cannot wait for an event", &e),
             })?;
-            if let Some(event) = self.events.lock().pop_front() {
+            if let Some(event) = self.take_next() {
                 return Ok(event);
             }
         }
+    }
+
+    /// The oldest event, for a caller that has read a unit from the descriptor. `None`: it was forgotten meanwhile.
+    pub(crate) fn take_next(&self) -> Option<T> {
+        self.events.lock().pop_front()
     }
 
     /// Whether [`EventQueue::next`] would wait.
@@ -204,9 +209,20 @@ impl CompChannel {
     /// Waits for the next event and returns the `user` token of its CQ; EAGAIN if the descriptor is non-blocking and
     /// nothing is pending, EINTR as `read(2)` gives it.
     pub fn get_event(&self) -> Result<u64, Error> {
-        let is_over = || !self.events.is_empty();
-        let _wait = self.events.would_wait().then(|| self.context.engine().before_sleep(is_over));
+        let _wait = self.before_wait();
         Ok(self.events.next()?.user)
+    }
+
+    /// For a caller that sleeps itself, by a `read` of the descriptor: looks around first. Keep the answer until it has slept.
+    pub fn before_wait(&self) -> impl Sized + '_ {
+        let is_over = || !self.events.is_empty();
+        self.events.would_wait().then(|| self.context.engine().before_sleep(is_over))
+    }
+
+    /// The rest of [`CompChannel::get_event`] for that caller, once it has read a unit. `None`: there is no event any more, go
+    /// on waiting.
+    pub fn take_event(&self) -> Option<u64> {
+        Some(self.events.take_next()?.user)
     }
 
     /// As [`CompChannel::get_event`], but never waits, whatever the mode of the descriptor.

@@ -106,6 +106,7 @@ pub use cq::{Cq, CqInit, Moderation};
 pub use device::{Context, Device, DeviceAttr, devices, preview};
 pub use dm::Dm;
 pub use engine::clock::now;
+pub use engine::uncancelled;
 pub use error::Error;
 pub use event::{AsyncEvent, AsyncEventKind, CompChannel};
 pub use live::counter_files;

@@ -5,7 +5,7 @@
 
 use super::Id;
 use super::deliver::deliver;
-use crate::engine::{Batch, Engine, clock, parting};
+use crate::engine::{Batch, Engine, clock, parting, uncancelled};
 use crate::error::Error;
 use crate::exit::at_exit;
 use crate::fork::Lockable;
@@ -326,7 +326,7 @@ impl Engine {
     #[inline]
     pub(crate) fn run_cm(&self) {
         if self.agent().is_waiting.load(Ordering::Relaxed) {
-            self.work_off_inbox();
+            uncancelled(|| self.work_off_inbox());
         }
     }
 

@@ -37,6 +37,12 @@ impl Channel {
         Ok(fetched(self.events.next()?))
     }
 
+    /// The same for a caller that has slept itself, by reading a unit from the descriptor. `None`: there is no event any more,
+    /// go on waiting.
+    pub fn take(&self) -> Option<Event> {
+        self.events.take_next().map(fetched)
+    }
+
     /// The oldest event, if there is one. Never waits, whatever the mode of the descriptor.
     pub fn try_next(&self) -> Option<Event> {
         self.events.try_next().map(fetched)

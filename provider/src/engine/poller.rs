@@ -81,9 +81,7 @@ impl Poller {
 
     /// Wakes the thread, or keeps it from going to sleep the next time.
     pub(super) fn kick(&self) {
-        let one = 1u64.to_ne_bytes();
-        // SAFETY: eight bytes are read from `one`. The call fails only if a kick is pending 2^64 times.
-        unsafe { libc::write(self.kick, one.as_ptr().cast(), one.len()) };
+        crate::net::wake(self.kick);
     }
 
     /// The same for news of the interface, which wake however deep the thread sleeps.
@@ -195,8 +193,11 @@ pub(super) fn spawn_without_signals(name: &str, f: impl FnOnce() + Send + 'stati
 }
 
 /// Runs `f` while a request to cancel the calling thread (`man pthread_cancel`) has to wait: system calls would heed it,
-/// wherever they are.
-pub(super) fn uncancelled<R>(f: impl FnOnce() -> R) -> R {
+/// wherever they are, with locks held and frames above them that nothing of C may unwind.
+///
+/// Whoever posts and polls does so without, and what it calls does nothing that could be cancelled, or does it in here.
+#[inline]
+pub fn uncancelled<R>(f: impl FnOnce() -> R) -> R {
     /// `PTHREAD_CANCEL_DISABLE` of glibc.
     const DISABLE: c_int = 1;
     unsafe extern "C" {

@@ -9,7 +9,7 @@
 
 use super::poller::Poller;
 use super::rx::{RxState, Sources, YOUNG};
-use super::{Engine, clock};
+use super::{Engine, clock, uncancelled};
 use crate::flow::Receiver;
 use crate::fork::Lockable;
 use crate::net::forward::Frame;
@@ -284,7 +284,7 @@ impl Engine {
             return;
         }
         for slot in self.rings.wanted() {
-            let what = match self.offer_ring(state, slot) {
+            let what = match uncancelled(|| self.offer_ring(state, slot)) {
                 Ok(Offer { writer, line, .. }) => Out::Offered(writer, line),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => Out::Refused(now.after(BUSY)),
                 Err(_) => Out::Refused(now.after(ASK_AGAIN)),
@@ -310,7 +310,7 @@ impl Engine {
             self.rings.is_on && [shm::SIZE, shm::SMALL].contains(&size) && self.rings.inbound.read().len() < MAX_RINGS;
         if let (true, Ok(poller)) = (is_wanted, self.poller()) {
             // What cannot be mapped or watched is let go of, which the other process notices.
-            let _ = self.open_inbound(size, descriptors, &poller);
+            let _ = uncancelled(|| self.open_inbound(size, descriptors, &poller));
         }
     }
 
@@ -327,7 +327,7 @@ impl Engine {
     pub(super) fn refresh_rings(&self, sources: &mut Sources) {
         let version = self.rings.inbound_version.load(Ordering::Acquire);
         if version != sources.rings_version {
-            sources.rings.clone_from(&self.rings.inbound.read());
+            uncancelled(|| sources.rings.clone_from(&self.rings.inbound.read()));
             (sources.rings_version, sources.young_visits) = (version, YOUNG);
         }
     }

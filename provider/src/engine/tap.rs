@@ -16,6 +16,7 @@ pub(super) use remark::{Fate, Origin, Remark};
 
 use crate::config::Config;
 use crate::counters::Counters;
+use crate::engine::uncancelled;
 use crate::error::Error;
 use crate::timers::Timers;
 use faults::Faults;
@@ -101,7 +102,7 @@ pub(super) fn marked(mut net: NetHeader, verdict: &Verdict) -> NetHeader {
 
 /// Tells the person who runs the program. A closed standard error is nobody to tell.
 fn tell(text: &dyn Display) {
-    let _ = writeln!(std::io::stderr(), "roxe: {text}");
+    let _ = uncancelled(|| writeln!(std::io::stderr(), "roxe: {text}"));
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! costs more than all the rest of a message. Meanwhile the background thread is muted like that of a program that polls.
 
 use super::spinning::{Crowd, Look};
-use super::{Engine, clock, poller};
+use super::{Engine, clock, uncancelled};
 use roxe_transport::time::Instant;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::Duration;
@@ -106,7 +106,7 @@ impl Engine {
         presence.waits_itself.store(true, Relaxed);
         let mut wait = Wait { engine: self, _counted: counted, since: clock::now(), sleeps: false };
         // A thread that is cancelled must not hold locks of ours.
-        wait.sleeps = poller::uncancelled(|| !self.is_started() || !self.look_around(&is_over));
+        wait.sleeps = uncancelled(|| !self.is_started() || !self.look_around(&is_over));
         if wait.sleeps {
             waiters.last_catch.store(0, SeqCst);
             if presence.hand_over() {

@@ -20,6 +20,8 @@ pub(crate) mod steer;
 mod sys;
 pub(crate) mod udp;
 
+pub(crate) use sys::wake;
+
 use roxe_wire::Gid;
 use std::io;
 

@@ -14,8 +14,7 @@ pub(crate) use ring::{Broken, Heading, MAX_RUN, Reader, Record, SIZE, SMALL, Wri
 use super::cmsg::Control;
 use super::sys;
 use socket2::{Domain, Socket, Type};
-use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 /// Descriptors of an offer.
@@ -23,7 +22,7 @@ const OFFERED: usize = 3;
 
 /// Wakes the background thread of another process: the eventfd that it sleeps on.
 #[derive(Debug)]
-pub(crate) struct Doorbell(File);
+pub(crate) struct Doorbell(OwnedFd);
 
 impl Doorbell {
     /// From a descriptor that the other process sent. EINVAL: writing to it could block.
@@ -31,13 +30,12 @@ impl Doorbell {
         if sys::may_block(fd.as_raw_fd())? {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
-        Ok(Self(fd.into()))
+        Ok(Self(fd))
     }
 
     /// Wakes it, or keeps it from going to sleep.
     pub(crate) fn ring(&self) {
-        // Fails only if it was rung 2^64 times.
-        let _ = (&self.0).write(&1u64.to_ne_bytes());
+        sys::wake(self.0.as_raw_fd());
     }
 }
 

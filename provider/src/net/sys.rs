@@ -2,7 +2,7 @@
 //!
 //! Each function is one call with its pointers made from slices that outlive it. Knows no packets and no policy.
 //!
-//! Datagrams go past the C library, whose functions let a thread be cancelled inside of them (`man 7 pthreads`), where it may
+//! Datagrams and wake-ups go past the C library, whose functions let a thread be cancelled inside of them (`man 7 pthreads`), where it may
 //! hold our locks: that also takes 70 instructions.
 
 use super::cmsg::{CAPACITY, Control};
@@ -147,6 +147,13 @@ pub(super) fn take_descriptors(control: &Control) -> Vec<OwnedFd> {
     let fds = messages.flat_map(|(_, _, data)| data.chunks_exact(size_of::<RawFd>()));
     // SAFETY: the kernel has just opened these descriptors for us, and nobody else knows of them.
     fds.filter_map(|fd| Some(unsafe { OwnedFd::from_raw_fd(RawFd::from_ne_bytes(fd.try_into().ok()?)) })).collect()
+}
+
+/// Adds one to an eventfd. Fails only near 2^64, and there is nobody to tell.
+pub(crate) fn wake(fd: RawFd) {
+    let one = 1u64.to_ne_bytes();
+    // SAFETY: eight bytes are read from `one`.
+    unsafe { libc::syscall(libc::SYS_write, fd, one.as_ptr(), one.len()) };
 }
 
 /// Whether reading and writing may wait.

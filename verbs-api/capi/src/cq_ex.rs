@@ -2,7 +2,7 @@
 
 use crate::abi::{ibv_cq, ibv_cq_ex, ibv_poll_cq_attr, ibv_wc_tm_info};
 use crate::data::{immediate, wc_flags};
-use crate::errno::status;
+use crate::errno::quick_status;
 use crate::object::Object;
 use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_uint};
@@ -66,7 +66,7 @@ unsafe fn object<'a>(cq: *mut ibv_cq_ex) -> Option<&'a Object<ibv_cq_ex>> {
 /// Takes the next entry: 0, or ENOENT if there is none. The cursor is locked.
 fn advance(object: &Object<ibv_cq_ex>) -> c_int {
     let mut found = None;
-    let poll = status(|| object.inner.cq.poll(1, |cqe| found = Some(*cqe)).map(drop).map_err(Into::into));
+    let poll = quick_status(|| object.inner.cq.poll(1, |cqe| found = Some(*cqe)).map(drop).map_err(Into::into));
     let Some(cqe) = found else { return if poll == 0 { libc::ENOENT } else { poll } };
     let public = object.exposed();
     // SAFETY: the cursor is locked by this thread, and the program reads the public fields only between polls.

@@ -3,7 +3,7 @@
 //! Nothing here allocates or looks a handle up; lists are converted on the stack. Handles are compared with NULL only.
 
 use crate::abi::{ibv_ah, ibv_cq, ibv_cq_ex, ibv_qp, ibv_qp_ex, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq, ibv_wc};
-use crate::errno::{EINVAL, Errno, Result, negative, status};
+use crate::errno::{EINVAL, Errno, Result, quick_negative, quick_status};
 use crate::object::Object;
 use crate::window;
 use core::ffi::{c_int, c_uint};
@@ -71,7 +71,7 @@ fn to_wc(cqe: &Cqe) -> ibv_wc {
 pub(crate) unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: called through the context of a living CQ.
     let Some(object) = (unsafe { Object::<ibv_cq_ex>::trusted(handle) }) else { return -libc::EINVAL };
-    negative(|| {
+    quick_negative(|| {
         let max = usize::try_from(num_entries).map_err(|_| EINVAL)?;
         if wc.is_null() && max > 0 {
             return Err(EINVAL);
@@ -92,7 +92,7 @@ pub(crate) unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, num_entries: c_int,
 pub(crate) unsafe extern "C" fn req_notify_cq(handle: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: called through the context of a living CQ.
     let Some(object) = (unsafe { Object::<ibv_cq_ex>::trusted(handle) }) else { return libc::EINVAL };
-    status(|| {
+    quick_status(|| {
         object.inner.cq.req_notify(solicited_only != 0);
         Ok(())
     })
@@ -242,7 +242,7 @@ pub(crate) unsafe extern "C" fn post_send(
 ) -> c_int {
     // SAFETY: called through the context of a living QP.
     let Some(object) = (unsafe { Object::<ibv_qp_ex>::trusted(handle) }) else { return libc::EINVAL };
-    status(|| {
+    quick_status(|| {
         let mut queue = object.inner.qp.send();
         let mut next = wr;
         // SAFETY: the list ends with NULL and its elements are whole structures of the program.
@@ -309,7 +309,7 @@ pub(crate) unsafe extern "C" fn post_recv(
     // SAFETY: called through the context of a living QP.
     let Some(object) = (unsafe { Object::<ibv_qp_ex>::trusted(handle) }) else { return libc::EINVAL };
     // SAFETY: the program passes a list that ends with NULL.
-    status(|| unsafe { post_receives(wr, bad_wr, |request| object.inner.qp.post_recv(request)) })
+    quick_status(|| unsafe { post_receives(wr, bad_wr, |request| object.inner.qp.post_recv(request)) })
 }
 
 /// `man ibv_post_srq_recv`.
@@ -321,5 +321,5 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     // SAFETY: called through the context of a living SRQ.
     let Some(object) = (unsafe { Object::<ibv_srq>::trusted(handle) }) else { return libc::EINVAL };
     // SAFETY: the program passes a list that ends with NULL.
-    status(|| unsafe { post_receives(wr, bad_wr, |request| object.inner.srq.post_recv(request)) })
+    quick_status(|| unsafe { post_receives(wr, bad_wr, |request| object.inner.srq.post_recv(request)) })
 }

@@ -1,6 +1,8 @@
-//! How a Rust result becomes a C return value: three conventions, one place, and the wall that stops a panic.
+//! How a Rust result becomes a C return value: three conventions, one place, and the wall that stops a panic, or one who
+//! cancels the thread.
 
 use core::ffi::c_int;
+use roxe_provider::uncancelled;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// A positive errno value.
@@ -33,8 +35,28 @@ pub(crate) fn set_errno(value: c_int) {
 }
 
 /// Runs `body`; a panic, which would be a defect of ours, becomes EIO instead of crossing into C.
-fn contained<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
+#[inline]
+fn caught<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Errno(libc::EIO)))
+}
+
+/// The same, and nobody cancels the thread meanwhile: that would unwind it too, to where a panic is caught, which ends the
+/// process.
+fn contained<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
+    uncancelled(|| caught(body))
+}
+
+/// As [`status`], for what runs per message, which sees to it itself that it is not cancelled: saying so takes longer than many
+/// a call.
+#[inline]
+pub(crate) fn quick_status(body: impl FnOnce() -> Result<()>) -> c_int {
+    caught(body).map_or_else(|errno| errno.0, |()| 0)
+}
+
+/// As [`negative`], for what runs per message.
+#[inline]
+pub(crate) fn quick_negative(body: impl FnOnce() -> Result<c_int>) -> c_int {
+    caught(body).unwrap_or_else(|errno| -errno.0)
 }
 
 /// For calls that return 0 or a positive errno value.

@@ -8,8 +8,9 @@ use crate::abi::{
     async_element, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_qp_ex, ibv_srq, ibv_wq,
 };
 use crate::context::context;
-use crate::errno::{EINVAL, Result, minus_one, pointer, silent, status};
+use crate::errno::{EINVAL, Result, pointer, silent, status};
 use crate::object::{Exposed, Object, Token, with_token};
+use crate::sleep::for_event;
 use core::ffi::{c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicI32, Ordering};
 use roxe_provider::{AsyncEvent, AsyncEventKind, CompChannel};
@@ -55,39 +56,36 @@ pub(crate) fn count_cq(handle: *mut ibv_comp_channel, change: i32) {
     }
 }
 
-/// Waits on `handle` until an event of a living CQ comes; returns the CQ and its context pointer.
-fn next_cq(handle: *mut ibv_comp_channel) -> Result<(*mut ibv_cq, *mut c_void)> {
-    let channel = &Object::<ibv_comp_channel>::live(handle)?.inner;
-    loop {
-        let token = Token(channel.get_event()?);
-        let found = with_token::<ibv_cq_ex, _>(token, |object| {
-            object.inner.comp_events.hand_out();
-            // SAFETY: the structure is alive; the field is not written after creation.
-            (object.handle(), unsafe { (&raw const (*object.handle()).cq_context).read() })
-        });
-        if let Some(found) = found {
-            return Ok(found);
-        }
-    }
+/// The CQ of the next event and its context pointer; `None` if it is gone.
+fn next_cq(channel: &CompChannel) -> Option<(*mut ibv_cq, *mut c_void)> {
+    with_token::<ibv_cq_ex, _>(Token(channel.take_event()?), |object| {
+        object.inner.comp_events.hand_out();
+        // SAFETY: the structure is alive; the field is not written after creation.
+        (object.handle(), unsafe { (&raw const (*object.handle()).cq_context).read() })
+    })
 }
 
 /// `man ibv_get_cq_event`.
-pub(crate) unsafe extern "C" fn ibv_get_cq_event(
+pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
     handle: *mut ibv_comp_channel,
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
-    minus_one(|| {
+    let channel = || Object::<ibv_comp_channel>::live(handle).map(|object| &object.inner);
+    let prepare = || {
         if cq.is_null() || cq_context.is_null() {
             return Err(EINVAL);
         }
-        let found = next_cq(handle)?;
+        channel().map(|channel| (channel.fd(), channel.before_wait()))
+    };
+    for_event(prepare, || {
+        let Some(found) = next_cq(channel()?) else { return Ok(false) };
         // SAFETY: not NULL; the program passes two variables.
         unsafe {
             cq.write(found.0);
             cq_context.write(found.1);
         }
-        Ok(0)
+        Ok(true)
     })
 }
 
@@ -151,20 +149,20 @@ fn hand_out(event: AsyncEvent) -> Option<async_element> {
 }
 
 /// `man ibv_get_async_event`.
-pub(crate) unsafe extern "C" fn ibv_get_async_event(handle: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
-    minus_one(|| {
+pub(crate) unsafe extern "C-unwind" fn ibv_get_async_event(
+    handle: *mut ibv_context,
+    event: *mut ibv_async_event,
+) -> c_int {
+    let prepare = || {
         let context = context(handle)?;
-        if event.is_null() {
-            return Err(EINVAL);
-        }
-        loop {
-            let next = context.next_async_event()?;
-            if let Some(element) = hand_out(next) {
-                // SAFETY: not NULL; the program passes a whole structure.
-                unsafe { event.write(ibv_async_event { element, event_type: next.kind as c_int }) };
-                return Ok(0);
-            }
-        }
+        if event.is_null() { Err(EINVAL) } else { Ok((context.async_fd(), ())) }
+    };
+    for_event(prepare, || {
+        let next = context(handle)?.take_async_event();
+        let Some((next, element)) = next.and_then(|next| Some((next, hand_out(next)?))) else { return Ok(false) };
+        // SAFETY: not NULL; the program passes a whole structure.
+        unsafe { event.write(ibv_async_event { element, event_type: next.kind as c_int }) };
+        Ok(true)
     })
 }
 

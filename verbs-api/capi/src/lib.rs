@@ -6,7 +6,7 @@
 //! - `abi.rs`, `abi_layout.rs`: the structures of `infiniband/verbs.h` and the proof that they are laid out as in C;
 //! - `exports.rs` with `exports.map`: the dynamic symbols and their version nodes; `unsupported.rs`: EOPNOTSUPP for those
 //!   that are not implemented;
-//! - `errno.rs`: results to return values, panics to EIO; `object.rs`: the objects that programs hold pointers to;
+//! - `errno.rs`: results to return values, panics to EIO; `sleep.rs`: waiting for events; `object.rs`: the objects that programs hold pointers to;
 //! - one file per kind of object, `data.rs` with `qp_ex.rs` and `cq_ex.rs` for what runs per message.
 //!
 //! This is a room where `unsafe` is allowed. The reasons given at each block rest on three promises that every verbs
@@ -40,6 +40,7 @@ mod query;
 mod rate;
 mod rdmacm;
 mod rsocket;
+mod sleep;
 mod srq;
 mod tags;
 #[cfg(test)]

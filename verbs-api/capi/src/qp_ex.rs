@@ -5,7 +5,7 @@
 
 use crate::abi::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_cap, ibv_qp_ex, ibv_sge};
 use crate::data::ud_dest;
-use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, status};
+use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, quick_status};
 use crate::object::Object;
 use crate::window;
 use core::cell::UnsafeCell;
@@ -284,7 +284,7 @@ unsafe extern "C" fn wr_complete(qp: Qpx) -> c_int {
     if !builder.lock.is_locked() {
         return libc::EINVAL;
     }
-    let posted = status(|| {
+    let posted = quick_status(|| {
         // SAFETY: the lock is held since `wr_start`.
         let batch = unsafe { &*builder.batch.get() };
         batch.error.map_or_else(|| batch.post(&object.inner.qp), Err)

@@ -7,7 +7,7 @@ use crate::abi::{
 use crate::context::context;
 use crate::cq::cq;
 use crate::data::post_receives;
-use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, quick_status, status};
 use crate::memory::pd;
 use crate::object::{Exposed, Object, Token, Unacked};
 use crate::qp::publish_hash;
@@ -132,7 +132,7 @@ unsafe extern "C" fn post_recv(handle: *mut ibv_wq, wr: *mut ibv_recv_wr, bad_wr
     // SAFETY: called through the structure of a living queue.
     let Some(object) = (unsafe { Object::<ibv_wq>::trusted(handle) }) else { return libc::EINVAL };
     // SAFETY: the program passes a list that ends with NULL.
-    status(|| unsafe { post_receives(wr, bad_wr, |request| object.inner.wq.post_recv(request)) })
+    quick_status(|| unsafe { post_receives(wr, bad_wr, |request| object.inner.wq.post_recv(request)) })
 }
 
 /// `man ibv_create_rwq_ind_table`.

@@ -4,6 +4,7 @@
 //! is killed leaves a file that is complete up to its last batch. The file is locked as long as the process lives: a second
 //! process that is given the same name writes beside it, and so does the child of a fork. Touches one file.
 
+use crate::engine::uncancelled;
 use crate::fork::Lockable;
 use parking_lot::{Mutex, MutexGuard};
 use roxe_wire::capture::{Direction, Outgoing, write_interface, write_packet, write_section};
@@ -108,7 +109,7 @@ impl State {
     /// Writes what was gathered. After a failure the file keeps what was whole, and nothing more is recorded.
     fn write_out(&mut self) {
         if let Some(mut file) = self.file.take_if(|_| !self.blocks.is_empty()) {
-            match file.write_all(&self.blocks) {
+            match uncancelled(|| file.write_all(&self.blocks)) {
                 Ok(()) => {
                     self.written += self.blocks.len() as u64;
                     self.file = Some(file);

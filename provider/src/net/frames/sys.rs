@@ -64,7 +64,7 @@ pub(super) fn set_membership(fd: RawFd, ifindex: u32, kind: u16, mac: [u8; 6], a
 pub(super) fn send<'a>(fd: RawFd, frames: impl Iterator<Item = &'a [u8]>) -> io::Result<usize> {
     // SAFETY: all-zero is valid for both: no data, no name, no control messages.
     let (mut parts, mut headers): ([libc::iovec; MAX_SEND], [libc::mmsghdr; MAX_SEND]) = unsafe { zeroed() };
-    let mut count = 0;
+    let mut count: libc::c_uint = 0;
     for ((part, header), frame) in parts.iter_mut().zip(&mut headers).zip(frames) {
         *part = libc::iovec { iov_base: frame.as_ptr().cast_mut().cast(), iov_len: frame.len() };
         header.msg_hdr.msg_iov = part;
@@ -73,7 +73,8 @@ pub(super) fn send<'a>(fd: RawFd, frames: impl Iterator<Item = &'a [u8]>) -> io:
     }
     loop {
         // SAFETY: the first `count` headers point to live frames with their true lengths; sendmmsg only reads them.
-        match check(unsafe { libc::sendmmsg(fd, headers.as_mut_ptr(), count, 0) }) {
+        let rc = unsafe { libc::syscall(libc::SYS_sendmmsg, fd, headers.as_mut_ptr(), count, 0) };
+        match check(rc as c_int) {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             other => return other,
         }
@@ -93,7 +94,7 @@ pub(super) fn recv(
     // SAFETY: all-zero is valid for both: no data, no name, no control messages.
     let (mut parts, mut headers): ([libc::iovec; MAX_RECV], [libc::mmsghdr; MAX_RECV]) = unsafe { zeroed() };
     let mut controls = [Control::new(); MAX_RECV];
-    let mut count = 0;
+    let mut count: libc::c_uint = 0;
     for (((room, part), header), control) in
         area.chunks_exact_mut(slot).zip(&mut parts).zip(&mut headers).zip(&mut controls)
     {
@@ -107,8 +108,10 @@ pub(super) fn recv(
     }
     // With MSG_TRUNC the length is that of the frame, not of what fitted.
     let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
+    let no_timeout = std::ptr::null_mut::<libc::timespec>();
     // SAFETY: the first `count` headers point to live buffers with their true lengths; no timeout.
-    let found = match check(unsafe { libc::recvmmsg(fd, headers.as_mut_ptr(), count, flags, std::ptr::null_mut()) }) {
+    let rc = unsafe { libc::syscall(libc::SYS_recvmmsg, fd, headers.as_mut_ptr(), count, flags, no_timeout) };
+    let found = match check(rc as c_int) {
         Ok(found) => found,
         Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => 0,
         Err(e) => return Err(e),

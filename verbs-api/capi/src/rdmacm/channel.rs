@@ -8,6 +8,7 @@ use crate::abi::{rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel,
 use crate::ah;
 use crate::errno::{EINVAL, Errno, Result, minus_one, pointer, silent};
 use crate::object::{Exposed, Object, Token, with_token};
+use crate::sleep::for_event;
 use core::ffi::c_int;
 use core::ptr::{null, null_mut};
 use parking_lot::Mutex;
@@ -62,24 +63,33 @@ pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_ev
 }
 
 /// `man rdma_get_cm_event`: EAGAIN if the descriptor does not block and nothing is pending.
-pub(crate) unsafe extern "C" fn rdma_get_cm_event(
+pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
     channel: *mut rdma_event_channel,
     event: *mut *mut rdma_cm_event,
 ) -> c_int {
-    minus_one(|| {
+    let prepare = || {
         if event.is_null() {
             return Err(EINVAL);
         }
-        let next = next(channel)?;
+        Ok((inner(channel)?.channel.fd(), ()))
+    };
+    for_event(prepare, || {
+        let inner = inner(channel)?;
+        let _turn = inner.turn.lock();
+        let Some(next) = inner.channel.take().and_then(|next| hand_out(&next)) else { return Ok(false) };
         // SAFETY: not NULL; a variable of the program.
         unsafe { event.write(next) };
-        Ok(0)
+        Ok(true)
     })
+}
+
+fn inner<'a>(channel: *mut rdma_event_channel) -> Result<&'a ChannelInner> {
+    Object::<rdma_event_channel>::live(channel).map(|object| &object.inner)
 }
 
 /// Waits for the next event of an identifier that is alive.
 pub(super) fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_event> {
-    let inner = &Object::<rdma_event_channel>::live(channel)?.inner;
+    let inner = inner(channel)?;
     let _turn = inner.turn.lock();
     loop {
         let event = inner.channel.next()?;

@@ -1,0 +1,48 @@
+//! Sleeping for an event: where a thread of the program can be cancelled in a call of ours (`man pthread_cancel`), as it can
+//! with rdma-core.
+//!
+//! Whatever else a call does is done while that has to wait (see `errno.rs`). The sleep itself is a plain `read` without a lock
+//! of ours, and between it and the program is nothing that stops what unwinds: these functions are `C-unwind`.
+
+use crate::errno::{Result, minus_one};
+use core::ffi::{c_int, c_void};
+use std::io;
+use std::os::fd::RawFd;
+
+unsafe extern "C-unwind" {
+    /// `man 2 read`; the declaration of the crate `libc` promises that it does not unwind.
+    fn read(fd: c_int, buf: *mut c_void, count: usize) -> isize;
+}
+
+/// For calls that wait for an event and return 0, or -1 with `errno` set. `prepare` says on which eventfd to sleep, and what to
+/// keep until then; `take` works off an event of which a unit was read, and says whether it was one for the program.
+pub(crate) fn for_event<W>(prepare: impl Fn() -> Result<(RawFd, W)>, mut take: impl FnMut() -> Result<bool>) -> c_int {
+    loop {
+        let mut prepared = None;
+        let refused = minus_one(|| {
+            prepared = Some(prepare()?);
+            Ok(0)
+        });
+        let Some((fd, kept)) = prepared else { return refused };
+        let slept = take_unit(fd);
+        drop(kept);
+        let mut is_over = false;
+        let outcome = minus_one(|| {
+            slept?;
+            is_over = take()?;
+            Ok(0)
+        });
+        if is_over || outcome != 0 {
+            return outcome;
+        }
+    }
+}
+
+/// Reads one unit from an eventfd in semaphore mode; waits for it if the mode of the descriptor says so. A signal handler
+/// installed with `SA_RESTART` does not end that.
+fn take_unit(fd: RawFd) -> io::Result<()> {
+    let mut unit = [0u8; 8];
+    // SAFETY: room for the eight bytes that an eventfd gives.
+    let count = unsafe { read(fd, unit.as_mut_ptr().cast(), unit.len()) };
+    if count < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
