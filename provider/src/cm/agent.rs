@@ -326,7 +326,7 @@ impl Engine {
     #[inline]
     pub(crate) fn run_cm(&self) {
         if self.agent().is_waiting.load(Ordering::Relaxed) {
-            uncancelled(|| self.work_off_inbox());
+            self.work_off_inbox();
         }
     }
 
@@ -334,6 +334,10 @@ impl Engine {
     /// go: the fences see to it that one of the two finds what is there.
     #[cold]
     fn work_off_inbox(&self) {
+        uncancelled(|| self.work_off());
+    }
+
+    fn work_off(&self) {
         let agent = self.agent();
         while agent.is_waiting.load(Ordering::SeqCst) {
             fence(Ordering::SeqCst);

@@ -280,9 +280,13 @@ impl Engine {
 
     /// Offers the rings that somebody wants.
     pub(super) fn offer_rings(&self, state: &RxState, now: Instant) {
-        if !self.rings.has_wanted.load(Ordering::Relaxed) {
-            return;
+        if self.rings.has_wanted.load(Ordering::Relaxed) {
+            self.offer_wanted(state, now);
         }
+    }
+
+    #[cold]
+    fn offer_wanted(&self, state: &RxState, now: Instant) {
         for slot in self.rings.wanted() {
             let what = match uncancelled(|| self.offer_ring(state, slot)) {
                 Ok(Offer { writer, line, .. }) => Out::Offered(writer, line),
@@ -327,9 +331,14 @@ impl Engine {
     pub(super) fn refresh_rings(&self, sources: &mut Sources) {
         let version = self.rings.inbound_version.load(Ordering::Acquire);
         if version != sources.rings_version {
-            uncancelled(|| sources.rings.clone_from(&self.rings.inbound.read()));
+            self.take_over_rings(sources);
             (sources.rings_version, sources.young_visits) = (version, YOUNG);
         }
+    }
+
+    #[cold]
+    fn take_over_rings(&self, sources: &mut Sources) {
+        uncancelled(|| sources.rings.clone_from(&self.rings.inbound.read()));
     }
 
     /// Something was said on lines: rings were accepted or are gone. Background thread only.
