@@ -195,26 +195,13 @@ impl Responder {
         if bth.psn != self.progress.e_psn || !len.is_multiple_of(mtu) {
             return false;
         }
-        let placed = match (req, self.open) {
-            (Request::WriteMiddle, Open::Write(write)) if may_go_on(sh, write, len) => {
-                self.place_write(host, write, payload)
-            }
-            (Request::SendMiddle, Open::Send(received)) if self.check_room(received, len).is_ok() => {
-                self.place_send(host, payload)
-            }
-            _ => return false,
-        };
         // Memory that refuses some of it may have taken the rest, which is written once more then.
-        if placed.is_err() {
-            return false;
+        let is_placed = matches!(self.go_on(sh, host, req, payload), Some(Ok(())));
+        if is_placed {
+            self.begin_expected(sh);
+            self.advance_by(len / mtu, bth, req);
         }
-        self.begin_expected(sh);
-        self.progress.e_psn = self.progress.e_psn.add(len / mtu);
-        // clause: ACK-ASKED
-        if bth.ack_req {
-            self.replies.acknowledge();
-        }
-        true
+        is_placed
     }
 
     /// A request on an extended reliable connection: as [`Responder::handle_request`], but receives, their completions and
@@ -370,6 +357,7 @@ impl Responder {
     fn run<H: Host>(&mut self, sh: &mut Shared, host: &mut H, incoming: Incoming<'_>) -> Result<(), Refusal> {
         let Incoming { req, payload, .. } = incoming;
         if matches!(req, Request::WriteMiddle | Request::SendMiddle)
+            && len_of(payload) == sh.attr.path_mtu.bytes()
             && let Some(result) = self.go_on(sh, host, req, payload)
         {
             return result;
@@ -383,7 +371,8 @@ impl Responder {
         self.execute(sh, host, incoming)
     }
 
-    /// A packet from the middle of a long message that passes every check. What does not is left to one check after the other.
+    /// What comes from the middle of a long message, whole packets, and passes every check. What does not is left to one check
+    /// after the other.
     #[inline(always)]
     fn go_on<H: Host>(
         &mut self,
@@ -394,8 +383,9 @@ impl Responder {
     ) -> Option<Result<(), Refusal>> {
         let len = len_of(payload);
         match (req, self.open) {
-            _ if len != sh.attr.path_mtu.bytes() => None,
-            (Request::WriteMiddle, Open::Write(write)) if may_go_on(sh, write, len) => {
+            (Request::WriteMiddle, Open::Write(write))
+                if len <= write.left && sh.attr.access.contains(Access::REMOTE_WRITE) =>
+            {
                 Some(self.place_write(host, write, payload))
             }
             (Request::SendMiddle, Open::Send(received)) if self.check_room(received, len).is_ok() => {
@@ -599,7 +589,13 @@ impl Responder {
     /// The request is executed: the next one is expected (IBA §9.7.5).
     pub(super) fn advance(&mut self, sh: &Shared, incoming: Incoming<'_>) {
         let Incoming { bth, req, .. } = incoming;
-        self.progress.e_psn = self.progress.e_psn.add(psns(req, sh.attr.path_mtu));
+        self.advance_by(psns(req, sh.attr.path_mtu), bth, req);
+    }
+
+    /// The same of a request, or a part of one, that takes `psns`.
+    #[inline]
+    fn advance_by(&mut self, psns: u32, bth: &Bth, req: &Request) {
+        self.progress.e_psn = self.progress.e_psn.add(psns);
         // clause: MSN-COUNT
         if self.open == Open::None {
             self.progress.msn = self.progress.msn.next();
@@ -649,11 +645,6 @@ fn psns(req: &Request, mtu: PathMtu) -> u32 {
         Request::Read(reth) => segment::packets(reth.dma_len, mtu),
         _ => 1,
     }
-}
-
-/// Whether a WRITE may go on with `len` bytes that are not its last.
-fn may_go_on(sh: &Shared, write: OpenWrite, len: u32) -> bool {
-    len <= write.left && sh.attr.access.contains(Access::REMOTE_WRITE)
 }
 
 /// Tag matching: whether the QP can read data from the peer by itself.
