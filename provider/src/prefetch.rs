@@ -8,18 +8,10 @@ const LINE: usize = 64;
 
 /// Asks for all of `value`. It costs one instruction for each line, and nothing is waited for.
 #[inline]
-pub(crate) fn prefetch<T>(value: &T) {
+pub(crate) fn prefetch<T: ?Sized>(value: &T) {
     let start = std::ptr::from_ref(value).cast::<i8>();
-    for at in (0..size_of::<T>()).step_by(LINE) {
+    for at in (0..size_of_val(value)).step_by(LINE) {
         line(start.wrapping_add(at));
-    }
-}
-
-/// The same of `bytes`.
-#[inline]
-pub(crate) fn prefetch_bytes(bytes: &[u8]) {
-    for chunk in bytes.chunks(LINE) {
-        line(chunk.as_ptr().cast());
     }
 }
 

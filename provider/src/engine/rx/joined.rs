@@ -1,13 +1,12 @@
 //! Packets from the middle of a message, or of the data of a READ, that share a header in a ring.
 //!
 //! Through a ring goes one header for all the packets that a record has room for, and the queue pair takes their payload in
-//! at once: 4 KB cost as many instructions to copy as all the rest of a packet did. They are packets all the same: they count as such, and
-//! where the outcome is not the plain one, or somebody watches, they are taken apart first.
+//! at once: 4 KB cost as many instructions to copy as all the rest of a packet did. They are packets all the same: they count
+//! as such, and where the outcome is not the plain one, or somebody watches, they are taken apart first.
 
 use super::RxState;
 use crate::engine::Engine;
 use crate::engine::table::Lookup;
-use crate::engine::tx::peek_qpn;
 use crate::net::RxMeta;
 use crate::net::shm::Record;
 use roxe_transport::time::Instant;
@@ -56,7 +55,7 @@ impl Engine {
         let Some(packets) = Joined::parse(bytes, joined.into()) else { return self.counters().malformed.add(1) };
         self.counters().received_by_ring.add_alone(joined.into());
         if self.tap().is_none()
-            && let Some(Lookup::Found(qp)) = peek_qpn(bytes).map(|qpn| self.table.find(qpn))
+            && let Lookup::Found(qp) = self.table.find(packets.first.header.bth.dest_qpn)
             && let Some(report) = qp.receive_joined(&meta, &packets, now)
         {
             self.counters().received_packets.add_alone(joined.into());

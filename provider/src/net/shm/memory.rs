@@ -120,8 +120,9 @@ impl SharedMemory {
     /// The word at position `at` of the data, a multiple of 8.
     #[inline]
     pub(super) fn mark(&self, at: u64) -> &AtomicU64 {
-        // SAFETY: inside the first mapping of the data, aligned by the mask, and both processes touch it by atomic operations
-        // only: what is read as bytes or lent to be written never has a mark in it.
+        // SAFETY: inside the first mapping of the data and aligned by the mask. As a word both processes touch it by atomic
+        // operations only. The writer, who alone writes bytes over one that nobody looks for, does so through `room`, which
+        // borrows the value; the reader looks for none in bytes that it was given.
         unsafe { AtomicU64::from_ptr(self.data(at & !7).cast()) }
     }
 

@@ -14,7 +14,7 @@
 
 use super::memory::{SharedMemory, Word};
 use crate::net::{ROCE_PORT, RxMeta};
-use crate::prefetch::prefetch_bytes;
+use crate::prefetch::prefetch;
 use roxe_wire::{Gid, icrc};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -388,7 +388,7 @@ impl Reader {
         let head = self.head.load(Ordering::Relaxed);
         let (src, dst) = self.addresses(head, mark.goes_on);
         let bytes = self.memory.view(head + mark.start() as u64, mark.len).ok_or(Broken)?;
-        prefetch_bytes(bytes.get(..STAGED).unwrap_or(bytes));
+        prefetch(bytes.get(..STAGED).unwrap_or(bytes));
         let Mark { len, segment, joined, traffic_class, hop_limit, sealed, .. } = mark;
         let meta = RxMeta {
             len,
