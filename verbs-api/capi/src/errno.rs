@@ -61,7 +61,7 @@ pub(crate) fn quick_negative(body: impl FnOnce() -> Result<c_int>) -> c_int {
 
 /// For calls that return 0 or a positive errno value.
 pub(crate) fn status(body: impl FnOnce() -> Result<()>) -> c_int {
-    contained(body).map_or_else(|errno| errno.0, |()| 0)
+    uncancelled(|| quick_status(body))
 }
 
 /// For calls that return a number, or -1 with `errno` set.
@@ -85,7 +85,7 @@ pub(crate) fn length(body: impl FnOnce() -> Result<usize>) -> isize {
 
 /// For calls that return a number, or a negative errno value.
 pub(crate) fn negative(body: impl FnOnce() -> Result<c_int>) -> c_int {
-    contained(body).unwrap_or_else(|errno| -errno.0)
+    uncancelled(|| quick_negative(body))
 }
 
 /// For calls that return a pointer, or NULL with `errno` set.

@@ -71,22 +71,25 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
-    let channel = || Object::<ibv_comp_channel>::live(handle).map(|object| &object.inner);
-    let prepare = || {
+    let find = || {
         if cq.is_null() || cq_context.is_null() {
             return Err(EINVAL);
         }
-        channel().map(|channel| (channel.fd(), channel.before_wait()))
+        Object::<ibv_comp_channel>::live(handle).map(|object| &object.inner)
     };
-    for_event(prepare, || {
-        let Some(found) = next_cq(channel()?) else { return Ok(false) };
-        // SAFETY: not NULL; the program passes two variables.
-        unsafe {
-            cq.write(found.0);
-            cq_context.write(found.1);
-        }
-        Ok(true)
-    })
+    for_event(
+        find,
+        |channel| (channel.fd(), channel.before_wait()),
+        |channel| {
+            let Some(found) = next_cq(channel) else { return Ok(false) };
+            // SAFETY: not NULL; the program passes two variables.
+            unsafe {
+                cq.write(found.0);
+                cq_context.write(found.1);
+            }
+            Ok(true)
+        },
+    )
 }
 
 /// `man ibv_get_cq_event`.
@@ -153,17 +156,18 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_async_event(
     handle: *mut ibv_context,
     event: *mut ibv_async_event,
 ) -> c_int {
-    let prepare = || {
-        let context = context(handle)?;
-        if event.is_null() { Err(EINVAL) } else { Ok((context.async_fd(), ())) }
-    };
-    for_event(prepare, || {
-        let next = context(handle)?.take_async_event();
-        let Some((next, element)) = next.and_then(|next| Some((next, hand_out(next)?))) else { return Ok(false) };
-        // SAFETY: not NULL; the program passes a whole structure.
-        unsafe { event.write(ibv_async_event { element, event_type: next.kind as c_int }) };
-        Ok(true)
-    })
+    let find = || if event.is_null() { Err(EINVAL) } else { context(handle) };
+    for_event(
+        find,
+        |context| (context.async_fd(), ()),
+        |context| {
+            let next = context.take_async_event();
+            let Some((next, element)) = next.and_then(|next| Some((next, hand_out(next)?))) else { return Ok(false) };
+            // SAFETY: not NULL; the program passes a whole structure.
+            unsafe { event.write(ibv_async_event { element, event_type: next.kind as c_int }) };
+            Ok(true)
+        },
+    )
 }
 
 /// `man ibv_get_async_event`.

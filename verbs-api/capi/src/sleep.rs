@@ -14,13 +14,24 @@ unsafe extern "C-unwind" {
     fn read(fd: c_int, buf: *mut c_void, count: usize) -> isize;
 }
 
-/// For calls that wait for an event and return 0, or -1 with `errno` set. `prepare` says on which eventfd to sleep, and what to
-/// keep until then; `take` works off an event of which a unit was read, and says whether it was one for the program.
-pub(crate) fn for_event<W>(prepare: impl Fn() -> Result<(RawFd, W)>, mut take: impl FnMut() -> Result<bool>) -> c_int {
+/// For calls that wait for an event and return 0, or -1 with `errno` set. `find` says on what, once: who waits on it goes on
+/// doing so when another thread destroys it, as with rdma-core. `prepare` says on which eventfd to sleep, and what to keep until
+/// then; `take` works off an event of which a unit was read, and says whether it was one for the program.
+pub(crate) fn for_event<T, W>(
+    find: impl FnOnce() -> Result<T>,
+    prepare: impl Fn(&T) -> (RawFd, W),
+    mut take: impl FnMut(&T) -> Result<bool>,
+) -> c_int {
+    let mut found = None;
+    let refused = minus_one(|| {
+        found = Some(find()?);
+        Ok(0)
+    });
+    let Some(found) = found else { return refused };
     loop {
         let mut prepared = None;
         let refused = minus_one(|| {
-            prepared = Some(prepare()?);
+            prepared = Some(prepare(&found));
             Ok(0)
         });
         let Some((fd, kept)) = prepared else { return refused };
@@ -29,7 +40,7 @@ pub(crate) fn for_event<W>(prepare: impl Fn() -> Result<(RawFd, W)>, mut take: i
         let mut is_over = false;
         let outcome = minus_one(|| {
             slept?;
-            is_over = take()?;
+            is_over = take(&found)?;
             Ok(0)
         });
         if is_over || outcome != 0 {

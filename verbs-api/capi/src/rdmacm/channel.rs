@@ -26,7 +26,8 @@ pub(crate) struct ChannelInner {
 // SAFETY: the handle is the whole structure, at offset 0.
 unsafe impl Exposed for rdma_event_channel {
     type Handle = Self;
-    type Inner = ChannelInner;
+    /// Shared with the threads that wait for events: rping, before rdma-core 59, destroys the channel below one.
+    type Inner = Arc<ChannelInner>;
 }
 
 /// Room for what a peer says: its length is one byte.
@@ -49,7 +50,8 @@ unsafe impl Exposed for CmEvent {
 pub(super) fn create() -> Result<*mut rdma_event_channel> {
     let channel = Channel::create()?;
     let exposed = rdma_event_channel { fd: channel.fd() };
-    Ok(Object::publish(Token::new(), exposed, ChannelInner { channel, turn: Mutex::new(()) }))
+    let inner = Arc::new(ChannelInner { channel, turn: Mutex::new(()) });
+    Ok(Object::publish(Token::new(), exposed, inner))
 }
 
 /// `man rdma_create_event_channel`.
@@ -67,24 +69,28 @@ pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
     channel: *mut rdma_event_channel,
     event: *mut *mut rdma_cm_event,
 ) -> c_int {
-    let prepare = || {
+    let find = || {
         if event.is_null() {
             return Err(EINVAL);
         }
-        Ok((inner(channel)?.channel.fd(), ()))
+        inner(channel)
     };
-    for_event(prepare, || {
-        let inner = inner(channel)?;
-        let _turn = inner.turn.lock();
-        let Some(next) = inner.channel.take().and_then(|next| hand_out(&next)) else { return Ok(false) };
-        // SAFETY: not NULL; a variable of the program.
-        unsafe { event.write(next) };
-        Ok(true)
-    })
+    for_event(
+        find,
+        |inner| (inner.channel.fd(), ()),
+        |inner| {
+            let _turn = inner.turn.lock();
+            let Some(next) = inner.channel.take().and_then(|next| hand_out(&next)) else { return Ok(false) };
+            // SAFETY: not NULL; a variable of the program.
+            unsafe { event.write(next) };
+            Ok(true)
+        },
+    )
 }
 
-fn inner<'a>(channel: *mut rdma_event_channel) -> Result<&'a ChannelInner> {
-    Object::<rdma_event_channel>::live(channel).map(|object| &object.inner)
+/// What `channel` is; EINVAL if there is none.
+pub(super) fn inner(channel: *mut rdma_event_channel) -> Result<Arc<ChannelInner>> {
+    Object::<rdma_event_channel>::with_live(channel, |object| Arc::clone(&object.inner))
 }
 
 /// Waits for the next event of an identifier that is alive.
@@ -243,6 +249,35 @@ pub(super) fn verdict(kind: c_int, status: c_int) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{self, Write};
+    use std::os::fd::{AsRawFd, BorrowedFd};
+    use std::{fs::File, thread};
+
+    #[test]
+    fn a_thread_that_waits_goes_on_when_its_channel_is_destroyed() {
+        // SAFETY: a fresh channel, whose descriptor is open; the other thread is past the call's first look at it when it is
+        // destroyed, and gives the call a variable of its own.
+        unsafe {
+            let channel = rdma_create_event_channel();
+            let mut fd = File::from(BorrowedFd::borrow_raw((*channel).fd).try_clone_to_owned().unwrap());
+            let address = channel.expose_provenance();
+            let waiting = thread::spawn(move || {
+                let mut event = null_mut();
+                let result = rdma_get_cm_event(std::ptr::with_exposed_provenance_mut(address), &raw mut event);
+                (result, io::Error::last_os_error().raw_os_error())
+            });
+            // A unit without an event: when it is gone, the thread waits.
+            fd.write_all(&1u64.to_ne_bytes()).unwrap();
+            let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            while libc::poll(&raw mut poll, 1, 0) > 0 {
+                thread::yield_now();
+            }
+            rdma_destroy_event_channel(channel);
+            libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK);
+            fd.write_all(&1u64.to_ne_bytes()).unwrap();
+            assert_eq!(waiting.join().unwrap(), (-1, Some(libc::EAGAIN)));
+        }
+    }
 
     #[test]
     fn a_channel_starts_with_its_descriptor() {

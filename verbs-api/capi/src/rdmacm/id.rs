@@ -3,7 +3,7 @@
 //! Programs read nearly every field of an identifier directly. [`show`] writes them when a call has changed something and
 //! when an event is handed out, which is when the library that this one replaces does.
 
-use super::channel::{self, ChannelInner};
+use super::channel;
 use super::{address, devices};
 use crate::abi::{
     ibv_gid, ibv_qp_init_attr, ibv_sa_path_rec, rdma_addr, rdma_cm_id, rdma_event_channel, rdma_ib_addr, rdma_route,
@@ -145,10 +145,6 @@ impl Drop for OwnChannel {
     }
 }
 
-fn inner_channel<'a>(handle: *mut rdma_event_channel) -> Result<&'a ChannelInner> {
-    Object::<rdma_event_channel>::live(handle).map(|object| &object.inner)
-}
-
 /// `man rdma_create_id`: without a channel the identifier is synchronous.
 pub(crate) unsafe extern "C" fn rdma_create_id(
     channel: *mut rdma_event_channel,
@@ -193,7 +189,7 @@ fn create_on(
     synchronous: bool,
 ) -> Result<*mut rdma_cm_id> {
     let token = Token::new();
-    let id = Id::create_for(&inner_channel(channel)?.channel, port_space, service(qp_type)?, token.0)?;
+    let id = Id::create_for(&channel::inner(channel)?.channel, port_space, service(qp_type)?, token.0)?;
     let state = State { synchronous, ..State::default() };
     Ok(publish(token, exposed(channel, context, port_space, qp_type), id, state))
 }
@@ -212,7 +208,7 @@ pub(super) fn adopt(event: &Event, listener: *mut rdma_cm_id) -> Result<*mut rdm
     let own = synchronous.then(OwnChannel::new).transpose()?;
     let channel = own.as_ref().map_or(channel, |own| own.0);
     if synchronous {
-        event.id.migrate(&inner_channel(channel)?.channel)?;
+        event.id.migrate(&channel::inner(channel)?.channel)?;
     }
     let token = Token::new();
     let state = State { synchronous, proposal: proposal(&event.data), ..State::default() };
@@ -280,7 +276,7 @@ fn migrate(handle: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> Result<
     }
     let own = synchronous.then(OwnChannel::new).transpose()?;
     let channel = own.as_ref().map_or(channel, |own| own.0);
-    object.inner.id.migrate(&inner_channel(channel)?.channel)?;
+    object.inner.id.migrate(&channel::inner(channel)?.channel)?;
     if was_synchronous {
         release_event(handle);
     }
