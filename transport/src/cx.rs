@@ -252,11 +252,12 @@ pub trait TxBatch {
     /// `None`: the batch is full, send it and ask again.
     fn slot(&mut self, av: &Av, to: Qpn, len: usize, note: PacketNote) -> Option<&mut [u8]>;
 
-    /// Room for `len` bytes more behind the payload in the last slot: those of the next packet, which differs from the one in
-    /// the slot by its PSN, the next one, and asks for no acknowledgement. [`crate::Qp::handle_joined`] takes in what comes
-    /// to be. `None`: there is no such thing here, or no room; the packet needs a slot of its own.
-    fn extend(&mut self, len: usize) -> Option<&mut [u8]> {
-        let _ = len;
+    /// Room behind the payload in the last slot for those of up to `count` packets more, of `len` bytes each: of at least one,
+    /// and as many as there is room for. They are the next packets, differ from the one in the slot by their PSNs, and ask for
+    /// no acknowledgement. [`crate::Qp::handle_joined`] takes in what comes to be. `None`: there is no such thing here, or no
+    /// room; the packet needs a slot of its own.
+    fn extend(&mut self, len: usize, count: u32) -> Option<&mut [u8]> {
+        let _ = (len, count);
         None
     }
 

@@ -80,8 +80,8 @@ impl Sender {
 
     /// As [`Writer::extend`].
     #[inline]
-    pub(super) fn extend(&mut self, len: usize) -> Option<&mut [u8]> {
-        self.writer.as_mut()?.extend(len)
+    pub(super) fn extend(&mut self, len: usize, count: u32) -> Option<&mut [u8]> {
+        self.writer.as_mut()?.extend(len, count)
     }
 
     /// Takes the last slot back, or what it was extended by.

@@ -4,6 +4,7 @@
 
 use crate::cx::{Memory, PacketNote, TxBatch};
 use crate::qp::flight::{charge, charge_alone, charge_range};
+use crate::qp::responder::len_of;
 use crate::qp::segment::{self, Place};
 use crate::qp::sq::{Payload, SendWqe};
 use crate::wr::{Av, SendOp};
@@ -125,16 +126,17 @@ impl Departing<'_> {
         Put::Fault
     }
 
-    /// Puts it behind a packet that differs from it by its PSN; `len` bytes from `offset` on are its payload. `None`: the
-    /// batch does not join packets, or not these.
+    /// Puts `packet`, and those behind it up to `count`, behind a packet from which they differ by their PSNs. Returns how many;
+    /// 0: the batch does not join packets, or not these, or not all of them could be read.
     #[inline]
-    pub(crate) fn join<M: Memory, T: TxBatch>(&self, memory: &mut M, tx: &mut T, offset: u32, len: u32) -> Option<Put> {
-        let room = tx.extend(len as usize)?;
-        if self.payload.read(memory, offset, room) {
-            return Some(Put::Done);
+    pub(crate) fn join<M: Memory, T: TxBatch>(&self, memory: &mut M, tx: &mut T, packet: &Outgoing, count: u32) -> u32 {
+        let Some(room) = tx.extend(packet.len as usize, count) else { return 0 };
+        let joined = len_of(room) / packet.len;
+        if self.payload.read(memory, packet.offset, room) {
+            return joined;
         }
         tx.retract();
-        Some(Put::Fault)
+        0
     }
 }
 

@@ -240,12 +240,15 @@ impl ReplayRing {
             Due::Once { .. } => self.finish(),
             Due::Read(job) => match job.next_len(mtu) {
                 (_, true) => self.finish(),
-                (len, false) => {
-                    let (psn, va, left) = (job.psn.next(), job.va.wrapping_add(len.into()), job.left - len);
-                    self.job = Some(ReadJob { psn, va, left, first: false, ..job });
-                }
+                (len, false) => self.go_on(job, 1, len),
             },
         }
+    }
+
+    /// `packets` of `job`, with `bytes` together, are sent, and not the last one.
+    pub(crate) fn go_on(&mut self, job: ReadJob, packets: u32, bytes: u32) {
+        let (psn, va, left) = (job.psn.add(packets), job.va.wrapping_add(bytes.into()), job.left - bytes);
+        self.job = Some(ReadJob { psn, va, left, first: false, ..job });
     }
 
     /// The request at the cursor needs no more answer.

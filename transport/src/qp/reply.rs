@@ -6,6 +6,7 @@
 use crate::cx::{Host, MemError, PacketNote, TxBatch, TxState, Why};
 use crate::qp::refusal::{Answer, Refusal};
 use crate::qp::replay::{Due, Entry, OnceKind, Op, ReadJob, ReplayRing, Seq};
+use crate::qp::responder::len_of;
 use crate::qp::shared::{Service, Shared};
 use crate::time::Instant;
 use crate::wr::Access;
@@ -57,11 +58,10 @@ impl Step {
         matches!(self, Self::Answer(Due::Read(_)))
     }
 
-    /// The READ of which it is a part from the middle, on a connection whose packets may share a header.
-    fn middle(self, sh: &Shared) -> Option<ReadJob> {
-        let Self::Answer(Due::Read(job)) = self else { return None };
-        let is_middle = !job.first && !job.next_len(sh.attr.path_mtu).1;
-        (is_middle && sh.config.service == Service::Rc).then_some(job)
+    /// Whether it is from the middle of a READ, so that others may share its header.
+    fn is_middle(self, sh: &Shared) -> bool {
+        let Self::Answer(Due::Read(job)) = self else { return false };
+        !job.first && !job.next_len(sh.attr.path_mtu).1 && sh.config.service == Service::Rc
     }
 }
 
@@ -208,17 +208,18 @@ impl Replies {
             self.ack = matches!(sent, Sent::Full);
             return if self.ack { TxState::BatchFull } else { TxState::Drained };
         }
-        let mut behind = None;
         while let Some(step) = self.next_step(progress.e_psn) {
             // clause: DCQCN-PACING
             if step.is_data() && !sh.congestion.may_send(host.now()) {
                 break;
             }
-            let joined = behind.and_then(|psn| join(sh, host, tx, step, psn));
-            match joined.unwrap_or_else(|| send(sh, host, tx, step, progress.msn)) {
+            match send(sh, host, tx, step, progress.msn) {
                 Sent::Yes => {
-                    behind = step.middle(sh).map(|job| job.psn);
                     self.sent(step, sh, host.now());
+                    // clause: DCQCN-PACING
+                    if step.is_middle(sh) && sh.congestion.is_free() {
+                        self.join(sh, host, tx);
+                    }
                 }
                 Sent::Full => return TxState::BatchFull,
                 Sent::Later => return TxState::Drained,
@@ -226,6 +227,22 @@ impl Replies {
             }
         }
         TxState::Drained
+    }
+
+    /// Puts more packets from the middle of a READ behind the one that has just left, if the batch joins them.
+    fn join<H: Host, T: TxBatch>(&mut self, sh: &Shared, host: &mut H, tx: &mut T) {
+        let (Some(Due::Read(job)), mtu) = (self.ring.due(), sh.attr.path_mtu.bytes()) else { return };
+        let before_last = job.left.saturating_sub(1) / mtu;
+        if before_last == 0 {
+            return;
+        }
+        let Some(room) = tx.extend(mtu as usize, before_last) else { return };
+        // clause: READ-AFTER-WRITE
+        match host.read_remote(job.rkey, job.va, room) {
+            Ok(()) => self.ring.go_on(job, len_of(room) / mtu, len_of(room)),
+            // Alone, the one that cannot be read says so.
+            Err(_) => tx.retract(),
+        }
     }
 
     /// Whether READ data is what leaves next.
@@ -322,20 +339,6 @@ fn send<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, step: Step, 
         Some(_) => Sent::Yes,
         None => Sent::Full,
     }
-}
-
-/// Puts the packet of `step` behind the one with `psn`, if both are from the middle of one READ and the batch joins packets.
-fn join<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, step: Step, psn: Psn) -> Option<Sent> {
-    let job = step.middle(sh).filter(|job| job.psn == psn.next())?;
-    let room = tx.extend(sh.attr.path_mtu.bytes() as usize)?;
-    // clause: READ-AFTER-WRITE
-    Some(match host.read_remote(job.rkey, job.va, room) {
-        Ok(()) => Sent::Yes,
-        Err(error) => {
-            tx.retract();
-            Sent::Unreadable(job, error)
-        }
-    })
 }
 
 /// Writes the next packet of the answer to a READ. After a restart it begins with FIRST or ONLY like a new one.

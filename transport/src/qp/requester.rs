@@ -334,7 +334,7 @@ impl Requester {
         self.reads_out += u32::from(wqe.awaits_response());
         self.bytes_due += packet.brings;
         self.flight.depart(cost);
-        self.unasked.add(cost, header.bth.ack_req);
+        self.unasked.add(1, cost, header.bth.ack_req);
         self.advance(packet.span);
         self.retry.on_sent(&sh.attr, host.now());
         Step::Sent(packet.len)
@@ -357,25 +357,39 @@ impl Requester {
             // clause: PSN-OUTSTANDING
             && self.cursor.psn.distance(self.una_psn) < self.window
         {
-            let run = || packet.charge_behind(wqe, self.cursor.packet, mtu);
-            let room = self.flight.reserve(sh, host, cost, charge(next), run);
-            if room == Room::None {
-                return Step::Stop;
+            let index = self.cursor.packet;
+            // Those that need not ask may share the header of the one before.
+            let silent = self.unasked.spare(cost, self.window).min(wqe.packets - 1 - index);
+            let joined = if joins && silent > 0 {
+                let behind = charge(segment::payload_len(wqe.length, mtu, index + silent));
+                let run = || packet.charge_behind(wqe, index + silent - 1, mtu);
+                let room = self.flight.reserve(sh, host, silent * cost, behind, run);
+                if room == Room::Both { departing.join(host, tx, &packet, silent) } else { 0 }
+            } else {
+                0
+            };
+            let mut asks_ack = false;
+            if joined == 0 {
+                let run = || packet.charge_behind(wqe, index, mtu);
+                let room = self.flight.reserve(sh, host, cost, charge(next), run);
+                if room == Room::None {
+                    return Step::Stop;
+                }
+                // clause: SEND-ASK-STALL, SEND-ASK-MIDDLE
+                asks_ack = room == Room::First || self.unasked.is_enough(cost, self.window);
+                (departing.header.bth.ack_req, departing.header.bth.psn) = (asks_ack, self.cursor.psn);
+                departing.note.why = self.why();
+                match departing.put_as(host, tx, &form, packet.offset) {
+                    Put::Done => joins = sh.config.service == Service::Rc,
+                    Put::Full => return Step::BatchFull,
+                    // clause: SEND-LOCAL-FAULT
+                    Put::Fault => return self.stop_with(sh, host, WcStatus::LocProtErr),
+                }
             }
-            // clause: SEND-ASK-STALL, SEND-ASK-MIDDLE
-            let asks_ack = room == Room::First || self.unasked.is_enough(cost, self.window);
-            (departing.header.bth.ack_req, departing.header.bth.psn) = (asks_ack, self.cursor.psn);
-            departing.note.why = self.why();
-            let joined = if joins && !asks_ack { departing.join(host, tx, packet.offset, packet.len) } else { None };
-            match joined.unwrap_or_else(|| departing.put_as(host, tx, &form, packet.offset)) {
-                Put::Done => joins = sh.config.service == Service::Rc,
-                Put::Full => return Step::BatchFull,
-                // clause: SEND-LOCAL-FAULT
-                Put::Fault => return self.stop_with(sh, host, WcStatus::LocProtErr),
-            }
-            self.flight.depart(cost);
-            self.unasked.add(cost, asks_ack);
-            self.cursor.step(1, &mut self.sent_psn);
+            let count = joined.max(1);
+            self.flight.depart(count * cost);
+            self.unasked.add(count, count * cost, asks_ack);
+            self.cursor.step(count, &mut self.sent_psn);
             packet.go_on(wqe, self.cursor.packet, mtu);
         }
         sent
@@ -563,9 +577,16 @@ impl Unasked {
         self.bytes + bytes >= self.limit || self.packets + 1 >= ASK_PACKETS.min(window / 4)
     }
 
-    /// A packet of `bytes` leaves, and asks if `asks`.
-    fn add(&mut self, bytes: u32, asks: bool) {
-        (self.packets, self.bytes) = if asks { (0, 0) } else { (self.packets + 1, self.bytes + bytes) };
+    /// How many packets of `bytes` may leave before one is to ask.
+    fn spare(&self, bytes: u32, window: i32) -> u32 {
+        let by_bytes = self.limit.saturating_sub(self.bytes + 1) / bytes;
+        let by_packets = ASK_PACKETS.min(window / 4) - 1 - self.packets;
+        by_bytes.min(u32::try_from(by_packets).unwrap_or(0))
+    }
+
+    /// Packets of `bytes` together leave, and ask if one of them `asks`.
+    fn add(&mut self, packets: u32, bytes: u32, asks: bool) {
+        (self.packets, self.bytes) = if asks { (0, 0) } else { (self.packets + packets as i32, self.bytes + bytes) };
     }
 }
 
@@ -675,7 +696,7 @@ mod tests {
             let mut unasked = Unasked { limit, ..Unasked::default() };
             let mut until = |_: &i32| {
                 let asks = unasked.is_enough(bytes, window);
-                unasked.add(bytes, asks);
+                unasked.add(1, bytes, asks);
                 !asks
             };
             [(); 2].map(|()| 1 + (0..1000).take_while(&mut until).count())

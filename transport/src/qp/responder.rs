@@ -658,7 +658,7 @@ pub(super) const fn has_own_answer(req: &Request) -> bool {
 }
 
 /// Bytes of a payload; one packet's, so it always fits.
-fn len_of(payload: &[u8]) -> u32 {
+pub(crate) fn len_of(payload: &[u8]) -> u32 {
     u32::try_from(payload.len()).unwrap_or(u32::MAX)
 }
 

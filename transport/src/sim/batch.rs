@@ -4,7 +4,7 @@
 
 use crate::cx::{PacketNote, TxBatch};
 use crate::wr::Av;
-use roxe_wire::{Header, NetHeader, Qpn, icrc};
+use roxe_wire::{Header, NetHeader, Packet, Qpn, icrc};
 
 /// What a fresh slot holds, so that bytes a QP forgot to write are not zero by luck.
 const POISON: u8 = 0xa5;
@@ -51,11 +51,11 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Makes room for `packets` packets, whose buffers are drawn from `pool`.
-    pub fn open<'b>(&'b mut self, pool: &'b mut Pool, packets: usize) -> OpenBatch<'b> {
+    /// Makes room for `packets` packets, whose buffers are drawn from `pool`; whether it `joins` them.
+    pub fn open<'b>(&'b mut self, pool: &'b mut Pool, packets: usize, joins: bool) -> OpenBatch<'b> {
         self.room = packets;
         self.packets.reserve(packets);
-        OpenBatch { batch: self, pool }
+        OpenBatch { batch: self, pool, joins, joined: Joined::default() }
     }
 
     /// Takes the packets out, sealed.
@@ -82,10 +82,49 @@ impl Batch {
 pub struct OpenBatch<'b> {
     batch: &'b mut Batch,
     pool: &'b mut Pool,
+    joins: bool,
+    joined: Joined,
+}
+
+/// What shares the header of the last packet.
+#[derive(Clone, Copy, Debug, Default)]
+struct Joined {
+    /// Payload of each.
+    len: usize,
+    /// Packets, and how many of them the last extension brought.
+    packets: usize,
+    newest: usize,
+}
+
+impl OpenBatch<'_> {
+    /// Takes the last packets apart, as they would travel.
+    fn part(&mut self) {
+        let Joined { len, packets, .. } = core::mem::take(&mut self.joined);
+        let Some((av, note, mut all)) = (if packets > 0 { self.batch.packets.pop() } else { None }) else { return };
+        let rest = all.split_off(all.len() - icrc::LEN - packets * len);
+        all.resize(all.len() + icrc::LEN, POISON);
+        let mut header = Packet::parse(&all).expect("what others are joined to does not parse").header;
+        self.batch.packets.push((av, note, all));
+        for payload in rest[..packets * len].chunks(len) {
+            (header.bth.psn, header.bth.ack_req) = (header.bth.psn.next(), false);
+            let mut bytes = self.pool.take();
+            let end = header.padded_len(len);
+            bytes.resize(end + icrc::LEN, POISON);
+            header.emit(len, &mut bytes[..end]).expect("there is room").copy_from_slice(payload);
+            self.batch.packets.push((av, note, bytes));
+        }
+    }
+}
+
+impl Drop for OpenBatch<'_> {
+    fn drop(&mut self) {
+        self.part();
+    }
 }
 
 impl TxBatch for OpenBatch<'_> {
     fn slot(&mut self, av: &Av, _to: Qpn, len: usize, note: PacketNote) -> Option<&mut [u8]> {
+        self.part();
         if self.batch.packets.len() >= self.batch.room {
             return None;
         }
@@ -96,7 +135,27 @@ impl TxBatch for OpenBatch<'_> {
         bytes.get_mut(..len)
     }
 
+    fn extend(&mut self, len: usize, count: u32) -> Option<&mut [u8]> {
+        let room = self.batch.room - self.batch.packets.len() - self.joined.packets;
+        let (.., bytes) = self.batch.packets.last_mut().filter(|_| self.joins)?;
+        let more = room.min(count as usize).min(BUFFER.saturating_sub(bytes.len()) / len);
+        if more == 0 {
+            return None;
+        }
+        self.joined = Joined { len, packets: self.joined.packets + more, newest: more };
+        let end = bytes.len() + more * len;
+        bytes.resize(end, POISON);
+        bytes.get_mut(end - icrc::LEN - more * len..end - icrc::LEN)
+    }
+
     fn retract(&mut self) {
+        if let (.., bytes) = self.batch.packets.last_mut().expect("there is nothing to retract")
+            && self.joined.newest > 0
+        {
+            bytes.truncate(bytes.len() - self.joined.newest * self.joined.len);
+            self.joined = Joined { packets: self.joined.packets - self.joined.newest, newest: 0, ..self.joined };
+            return;
+        }
         let (.., bytes) = self.batch.packets.pop().expect("a QP retracted a slot it had not taken");
         self.pool.put(bytes);
     }

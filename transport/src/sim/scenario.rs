@@ -279,6 +279,7 @@ pub fn random_setup(service: Service, choices: &mut impl Choices) -> Setup {
         stall: if choices.chance(500) { choices.below(600) } else { 0 },
         flow_limit: choices.chance(300).then(|| choices.between(1, 40_000)),
         log: false,
+        joins: choices.chance(500),
         ..base
     }
 }

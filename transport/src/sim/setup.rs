@@ -116,6 +116,8 @@ pub struct Setup {
     /// How often a full batch keeps the link busy for a while, per thousand batches: what arrives meanwhile finds answers
     /// half sent.
     pub stall: u32,
+    /// Its link joins packets, as a ring does.
+    pub joins: bool,
     /// One-way travel time.
     pub latency: Duration,
     /// Bytes that may be under way in one direction; `None`: no bound.
@@ -145,6 +147,7 @@ impl Default for Setup {
             access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
             batch: 64,
             stall: 0,
+            joins: false,
             latency: Duration::from_micros(5),
             flow_limit: None,
             line_rate: None,

@@ -474,8 +474,9 @@ impl<C: Choices> World<C> {
         let end = &mut self.ends[id];
         let before = (end.host.sends.len(), end.host.recvs.len());
         let idle = !end.qp.has_work();
-        let mut tx = self.batch.open(&mut self.wire.pool, end.setup.batch);
+        let mut tx = self.batch.open(&mut self.wire.pool, end.setup.batch, end.setup.joins);
         let state = end.qp.poll_transmit(&mut end.host, &mut tx);
+        drop(tx);
         let quiet = self.batch.is_empty() && before == (end.host.sends.len(), end.host.recvs.len());
         let at = self.now;
         ensure!(quiet || !idle, Silence, Some(id), at, "has_work was false, yet poll_transmit did something");

@@ -1,6 +1,7 @@
 //! What RC does when nothing goes wrong: every operation, size, MTU and list; signaling; numbers that wrap.
 
 use super::*;
+use crate::sim::batch::Batch;
 use crate::wr::{WcExtra, WcOpcode};
 use roxe_wire::{Aeth, PathMtu, RKey, Reth, Syndrome};
 
@@ -73,6 +74,54 @@ fn reads_of_every_size_arrive_at_every_mtu() {
             assert!(bytes(&p, A, dst)[n..].iter().all(|&b| b == 0), "{len} bytes at {mtu:?}");
             p.assert_settled();
         }
+    }
+}
+
+/// What both ends told each other for `op` on `len` bytes.
+fn told(joins: bool, mtu: PathMtu, op: fn(Mr) -> SendOp, len: u32) -> Vec<(Peer, Header, usize)> {
+    let mut p = Pair::new(Setup { path_mtu: mtu, joins, flow_limit: Some(40_000), ..Setup::default() });
+    let (here, there) = (filled(&mut p, A, 1 << 17), filled(&mut p, B, 1 << 17));
+    recv(&mut p, B, 1, &[there.all()]);
+    post(&mut p, A, 1, op(there), &[here.sge(0, len)]);
+    p.run();
+    assert_eq!(sends(&mut p, A), each(1..=1, WcStatus::Success));
+    p.log.iter().map(|packet| (packet.from, packet.header, packet.len)).collect()
+}
+
+// clause: SEND-ASK-MIDDLE
+#[test]
+fn packets_that_share_a_header_are_those_that_would_have_left_alone() {
+    let ops: [fn(Mr) -> SendOp; 3] = [|_| SendOp::Send, write_to, read_from];
+    for mtu in [PathMtu::Mtu256, PathMtu::Mtu1024] {
+        for packets in [2, 3, 4, 5, 16, 64, 100] {
+            let len = packets * mtu.bytes();
+            for (op, len) in ops.into_iter().flat_map(|op| [len - 1, len, len + 1].map(|len| (op, len))) {
+                assert_eq!(told(true, mtu, op, len), told(false, mtu, op, len), "{len} bytes at {mtu:?}");
+            }
+        }
+    }
+}
+
+/// The packets of a WRITE of 64 packets to which only `readable` bytes can be read, and the rest not.
+fn before_a_fault(joins: bool, readable: u32) -> Vec<Vec<u8>> {
+    let mut p = Pair::new(Setup::default());
+    let (here, there) = (filled(&mut p, A, 1 << 14), blank(&mut p, B, 1 << 14));
+    let (good, rest) = (here.sge(0, readable), here.sge(readable, (1 << 14) - readable));
+    post(&mut p, A, 1, write_to(there), &[good, Sge { lkey: roxe_wire::LKey(!rest.lkey.0), ..rest }]);
+    let (world, mut batch) = (&mut *p, Batch::default());
+    let end = &mut world.ends[0];
+    let _ = end.qp.poll_transmit(&mut end.host, &mut batch.open(&mut world.wire.pool, 64, joins));
+    assert_eq!(end.qp.state(), QpState::Err);
+    batch.drain().map(|(.., bytes)| bytes).collect()
+}
+
+// clause: SEND-LOCAL-FAULT
+#[test]
+fn a_source_that_ends_in_the_middle_has_what_is_before_it_sent() {
+    for packets in [2, 3, 30, 62] {
+        let sent = before_a_fault(true, packets * 256 + 7);
+        assert_eq!(sent.len(), packets as usize);
+        assert!(sent == before_a_fault(false, packets * 256 + 7), "{packets} packets");
     }
 }
 

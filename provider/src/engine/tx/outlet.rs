@@ -70,8 +70,8 @@ struct OpenRing {
     /// Packets and bytes that were built.
     packets: u64,
     bytes: u64,
-    /// Bytes of the packet built last.
-    last: u64,
+    /// The same of the last slot, or what it was extended by.
+    newest: (u64, u64),
     /// Bytes of the ring that staged packets will take.
     planned: u64,
 }
@@ -169,7 +169,7 @@ impl<'a> Outlet<'a> {
                 if sender.is_gone() {
                     self.cache.ring = None;
                 } else {
-                    self.open = Some(OpenRing { sender, packets: 0, bytes: 0, planned: 0, last: 0 });
+                    self.open = Some(OpenRing { sender, packets: 0, bytes: 0, newest: (0, 0), planned: 0 });
                 }
                 true
             }
@@ -221,29 +221,32 @@ impl TxBatch for Outlet<'_> {
         }
         self.has_written = true;
         let open = self.open.as_mut()?;
-        (open.packets, open.bytes, open.last) = (open.packets + 1, open.bytes + total as u64, total as u64);
+        let newest = (1, total as u64);
+        (open.packets, open.bytes, open.newest) = (open.packets + newest.0, open.bytes + newest.1, newest);
         let (packet, icrc) = open.sender.place(&heading, total)?.split_at_mut_checked(len)?;
         icrc.fill(0);
         Some(packet)
     }
 
     #[inline]
-    fn extend(&mut self, len: usize) -> Option<&mut [u8]> {
+    fn extend(&mut self, len: usize, count: u32) -> Option<&mut [u8]> {
         if self.engine.tap().is_some() {
             return None;
         }
         let open = self.open.as_mut()?;
-        let room = open.sender.extend(len)?;
-        // As much as it would be alone.
-        let total = (Bth::LEN + len + icrc::LEN) as u64;
-        (open.packets, open.bytes, open.last) = (open.packets + 1, open.bytes + total, total);
+        let room = open.sender.extend(len, count)?;
+        // As much as they would be alone.
+        let packets = room.len() / len;
+        let newest = (packets as u64, (room.len() + packets * (Bth::LEN + icrc::LEN)) as u64);
+        (open.packets, open.bytes, open.newest) = (open.packets + newest.0, open.bytes + newest.1, newest);
         Some(room)
     }
 
     fn retract(&mut self) {
         match &mut self.open {
             Some(open) if self.engine.tap().is_none() => {
-                (open.packets, open.bytes) = (open.packets - 1, open.bytes - open.last);
+                let (packets, bytes) = open.newest;
+                (open.packets, open.bytes) = (open.packets - packets, open.bytes - bytes);
                 open.sender.retract();
             }
             _ => self.batch().retract(),

@@ -69,8 +69,9 @@ struct Open {
     len: usize,
     /// Bytes of the newest, or by which it was extended last.
     last: usize,
-    /// Packets that share the first header.
+    /// Packets that share the first header, and how many of them the last extension brought.
     joined: u8,
+    newest: u8,
 }
 
 impl Open {
@@ -206,6 +207,7 @@ impl Writer {
                 len: 0,
                 last: len,
                 joined: 1,
+                newest: 0,
             }),
         };
         let before = open.len;
@@ -224,20 +226,25 @@ impl Writer {
         self.memory.room(self.tail + at as u64, len)
     }
 
-    /// Room for the payload of one more packet, of `len` bytes, behind that of a packet that is a record of its own: it
-    /// shares its header. `None`: there is no such packet, or no room.
+    /// Room for the payloads of up to `count` packets more, of `len` bytes each, behind that of a packet that is a record of
+    /// its own: they share its header. `None`: there is no such packet, or not even room for one.
     #[inline]
-    pub(crate) fn extend(&mut self, len: usize) -> Option<&mut [u8]> {
+    pub(crate) fn extend(&mut self, len: usize, count: u32) -> Option<&mut [u8]> {
         let open = self.open.as_ref()?;
-        let (end, joined) = (open.len + len, open.joined.checked_add(1)?);
         let is_alone = open.len == open.segment && len.is_multiple_of(ALIGN) && open.len > STAGED;
-        if !is_alone || end > MAX_RUN || !self.has_room(record_len(end)) {
+        if !is_alone {
             return None;
         }
-        let open = self.open.as_mut()?;
+        let (before, most) = (open.len, u32::from(u8::MAX - open.joined).min(count) as usize);
+        let wanted = most.min(MAX_RUN.saturating_sub(before) / len);
+        let free = self.free(record_len(before + wanted * len)).saturating_sub(record_len(before));
+        let count = wanted.min(free as usize / len);
+        let open = self.open.as_mut().filter(|_| count > 0)?;
+        let len = count * len;
         // Their ICRC comes behind all of them.
-        let at = start(open.goes_on, open.segment) + open.len - icrc::LEN;
-        (open.len, open.segment, open.last, open.joined) = (end, end, len, joined);
+        let at = start(open.goes_on, open.segment) + before - icrc::LEN;
+        (open.len, open.segment, open.last) = (before + len, before + len, len);
+        (open.joined, open.newest) = (open.joined + count as u8, count as u8);
         let (room, icrc) = self.memory.room(self.tail + at as u64, len + icrc::LEN)?.split_at_mut_checked(len)?;
         icrc.fill(0);
         Some(room)
@@ -245,13 +252,14 @@ impl Writer {
 
     /// Takes the last slot back, or what it was extended by.
     pub(crate) fn retract(&mut self) {
-        if let Some(open) = &mut self.open {
-            open.len -= open.last;
-            if open.joined > 1 {
-                (open.segment, open.joined) = (open.len, open.joined - 1);
-            }
-            open.last = open.segment;
+        let Some(open) = &mut self.open else { return };
+        open.len -= open.last;
+        if open.joined > 1 {
+            (open.segment, open.joined) = (open.len, open.joined - open.newest);
+            let at = start(open.goes_on, open.segment) + open.len - icrc::LEN;
+            self.memory.room(self.tail + at as u64, icrc::LEN).into_iter().for_each(|icrc| icrc.fill(0));
         }
+        open.last = open.segment;
         self.open.take_if(|open| open.len == 0);
     }
 
@@ -302,15 +310,19 @@ impl Writer {
         asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::Relaxed) != 0
     }
 
-    /// Whether `bytes` more can be written. A head that makes no sense leaves no room.
+    /// Whether `bytes` more can be written.
     fn has_room(&mut self, bytes: u64) -> bool {
-        let (end, size) = (self.tail + bytes, self.memory.size());
-        let fits = |head: u64| end.wrapping_sub(head) <= size;
-        if fits(self.head) {
-            return true;
+        self.free(bytes) >= bytes
+    }
+
+    /// How many bytes can be written, or at least `wanted`. A head that makes no sense leaves none.
+    fn free(&mut self, wanted: u64) -> u64 {
+        let (tail, size) = (self.tail, self.memory.size());
+        let free = |head: u64| size.saturating_sub(tail.wrapping_sub(head));
+        if free(self.head) < wanted {
+            self.head = self.memory.word(Word::Head).load(Ordering::Acquire);
         }
-        self.head = self.memory.word(Word::Head).load(Ordering::Acquire);
-        fits(self.head)
+        free(self.head)
     }
 
     /// Whether there are `bytes` of room. If not, the reader will say when half of the ring is free.
@@ -671,16 +683,16 @@ mod tests {
     #[test]
     fn packets_share_a_header_if_they_have_a_record_for_themselves() {
         let (mut writer, reader) = ring();
-        assert!(writer.extend(1024).is_none(), "there is no packet");
-        assert!(put(&mut writer, &heading(1), 100, 1) && writer.extend(1024).is_none(), "too small");
+        assert!(writer.extend(1024, 1).is_none(), "there is no packet");
+        assert!(put(&mut writer, &heading(1), 100, 1) && writer.extend(1024, 1).is_none(), "too small");
         writer.publish();
         assert!(put(&mut writer, &heading(1), 1056, 2) && put(&mut writer, &heading(1), 1040, 3));
-        assert!(writer.extend(1024).is_none(), "not alone");
+        assert!(writer.extend(1024, 1).is_none(), "not alone");
         writer.publish();
         take(&reader);
-        assert!(put(&mut writer, &heading(1), 1040, 4) && writer.extend(1000).is_none(), "not aligned");
+        assert!(put(&mut writer, &heading(1), 1040, 4) && writer.extend(1000, 1).is_none(), "not aligned");
         for byte in 5..8 {
-            writer.extend(1024).unwrap().fill(byte);
+            writer.extend(1024, 1).unwrap().fill(byte);
         }
         writer.retract();
         assert!(put(&mut writer, &heading(1), 1040, 8), "begins a record");
@@ -694,13 +706,39 @@ mod tests {
     }
 
     #[test]
+    fn several_share_a_header_at_once_as_far_as_there_is_room() {
+        let (mut writer, reader) = ring();
+        assert!(put(&mut writer, &heading(1), 4112, 1));
+        assert_eq!(writer.extend(4096, 3).map(|room| (room.fill(2), room.len()).1), Some(3 * 4096));
+        let most = (MAX_RUN - 4112) / 4096;
+        assert_eq!(writer.extend(4096, 100).map(|room| (room.fill(3), room.len()).1), Some((most - 3) * 4096));
+        assert!(writer.extend(4096, 1).is_none(), "the record is full");
+        writer.retract();
+        writer.publish();
+        let seen = |record: Record<'_>| {
+            let ends = [4108, 3 * 4096, icrc::LEN];
+            assert_eq!((record.joined, record.bytes.len()), (4, ends.iter().sum()));
+            let bytes = [vec![1; ends[0]], vec![2; ends[1]], vec![0; ends[2]]].concat();
+            assert!(record.bytes == bytes);
+        };
+        assert_eq!(reader.next(seen), Ok(true));
+        // A ring that is all but full has room for some.
+        while writer.free(SIZE as u64) > 12_800 && put(&mut writer, &heading(1), 4112, 1) {
+            writer.publish();
+        }
+        assert!(put(&mut writer, &heading(1), 4112, 1));
+        let room = writer.extend(1024, 100).map(|room| room.len()).unwrap();
+        assert!((1024..8 * 1024).contains(&room) && writer.extend(1024, 1).is_none(), "{room} bytes");
+    }
+
+    #[test]
     fn a_record_takes_packets_until_it_is_full() {
         let (mut writer, reader) = ring();
         assert!(put(&mut writer, &heading(1), 272, 1));
-        let most = std::iter::from_fn(|| writer.extend(256).map(drop)).count();
+        let most = std::iter::from_fn(|| writer.extend(256, 1).map(drop)).count();
         assert_eq!(most, (MAX_RUN - 272) / 256);
         while put(&mut writer, &heading(1), 4112, 7) {
-            while writer.extend(4096).is_some() {}
+            while writer.extend(4096, 1).is_some() {}
         }
         writer.publish();
         let mut bytes = 0;
