@@ -123,7 +123,9 @@ fn two_with(tool: &str, args: &str, envs: &[(&str, &str)], judge: impl Fn(&str) 
     let port = port();
     let server = program(tool, &format!("{args} -p {port}"));
     let client = program(tool, &format!("{args} -p {port} 127.0.0.1"));
-    match pair::run_pair(&server, &client, port, envs, LIMIT) {
+    // A failure that is hard to repeat shall say how many packets went which way.
+    let envs = [envs, &[("ROXE_STATS", "on")]].concat();
+    match pair::run_pair(&server, &client, port, &envs, LIMIT) {
         Err(e) => Verdict::Failed(e.to_string()),
         Ok([s, c]) => match (s.ok && c.ok).then(|| judge(&c.output)) {
             Some(Ok(())) => Verdict::Passed,
