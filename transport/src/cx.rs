@@ -252,6 +252,11 @@ pub trait TxBatch {
     /// `None`: the batch is full, send it and ask again.
     fn slot(&mut self, av: &Av, to: Qpn, len: usize, note: PacketNote) -> Option<&mut [u8]>;
 
+    /// Whether packets may share the header of the last slot: whether there is any use in asking for room for them.
+    fn joins(&self) -> bool {
+        false
+    }
+
     /// Room behind the payload in the last slot for those of up to `count` packets more, of `len` bytes each: of at least one,
     /// and as many as there is room for. They are the next packets, differ from the one in the slot by their PSNs, and ask for
     /// no acknowledgement. [`crate::Qp::handle_joined`] takes in what comes to be. `None`: there is no such thing here, or no

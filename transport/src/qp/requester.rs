@@ -380,7 +380,7 @@ impl Requester {
                 (departing.header.bth.ack_req, departing.header.bth.psn) = (asks_ack, self.cursor.psn);
                 departing.note.why = self.why();
                 match departing.put_as(host, tx, &form, packet.offset) {
-                    Put::Done => joins = sh.config.service == Service::Rc,
+                    Put::Done => joins = sh.config.service == Service::Rc && tx.joins(),
                     Put::Full => return Step::BatchFull,
                     // clause: SEND-LOCAL-FAULT
                     Put::Fault => return self.stop_with(sh, host, WcStatus::LocProtErr),

@@ -135,6 +135,10 @@ impl TxBatch for OpenBatch<'_> {
         bytes.get_mut(..len)
     }
 
+    fn joins(&self) -> bool {
+        self.joins
+    }
+
     fn extend(&mut self, len: usize, count: u32) -> Option<&mut [u8]> {
         let room = self.batch.room - self.batch.packets.len() - self.joined.packets;
         let (.., bytes) = self.batch.packets.last_mut().filter(|_| self.joins)?;

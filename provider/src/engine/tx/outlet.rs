@@ -229,11 +229,13 @@ impl TxBatch for Outlet<'_> {
     }
 
     #[inline]
+    fn joins(&self) -> bool {
+        self.open.is_some() && self.engine.tap().is_none()
+    }
+
+    #[inline]
     fn extend(&mut self, len: usize, count: u32) -> Option<&mut [u8]> {
-        if self.engine.tap().is_some() {
-            return None;
-        }
-        let open = self.open.as_mut()?;
+        let open = self.open.as_mut().filter(|_| self.engine.tap().is_none())?;
         let room = open.sender.extend(len, count)?;
         // As much as they would be alone.
         let packets = room.len() / len;
