@@ -8,10 +8,11 @@ use std::time::Duration;
 
 /// An answer within this time is quick. Longer than an acknowledgement waits, because one that leaves by itself is what
 /// holds up a program that watches its memory: the queue pair is locked meanwhile.
-const QUICK: Duration = Duration::from_micros(250);
+const QUICK: Duration = Duration::from_micros(1000);
 /// How long an acknowledgement waits for an answer, at least and at most: twice as long as the usual one takes. On an
-/// emulated processor 50 us pass between a packet and the answer.
-const PATIENCE: (Duration, Duration) = (Duration::from_micros(20), Duration::from_micros(100));
+/// emulated processor up to 300 us pass between a packet and the answer while acknowledgements do not wait; with 100 us they
+/// never came to, and a message of `ib_write_lat` took 550 us there instead of 20.
+const PATIENCE: (Duration, Duration) = (Duration::from_micros(20), Duration::from_micros(500));
 /// Quick answers after which another is expected. One that does not come delays the completion of a peer by [`PATIENCE`], or
 /// by a tick of the background thread where the program does not poll.
 const ENOUGH: u8 = 32;
@@ -101,7 +102,7 @@ mod tests {
     #[test]
     fn an_acknowledgement_waits_twice_as_long_as_answers_take_within_bounds() {
         for (takes, waits) in
-            [(1, 20..=20), (30, 50..=60), (200, 100..=100)].map(|(takes, waits)| (takes * SOON, waits))
+            [(1, 20..=20), (30, 50..=60), (400, 500..=500)].map(|(takes, waits)| (takes * SOON, waits))
         {
             let mut rhythm = Rhythm::default();
             for _ in 0..ENOUGH {
