@@ -22,31 +22,36 @@ pub(crate) fn for_event<T, W>(
     prepare: impl Fn(&T) -> (RawFd, W),
     mut take: impl FnMut(&T) -> Result<bool>,
 ) -> c_int {
-    let mut found = None;
-    let refused = minus_one(|| {
-        found = Some(find()?);
-        Ok(0)
-    });
-    let Some(found) = found else { return refused };
+    let found = match step(find) {
+        Ok(found) => found,
+        Err(refused) => return refused,
+    };
     loop {
-        let mut prepared = None;
-        let refused = minus_one(|| {
-            prepared = Some(prepare(&found));
-            Ok(0)
-        });
-        let Some((fd, kept)) = prepared else { return refused };
+        let (fd, kept) = match step(|| Ok(prepare(&found))) {
+            Ok(prepared) => prepared,
+            Err(refused) => return refused,
+        };
         let slept = take_unit(fd);
         drop(kept);
-        let mut is_over = false;
-        let outcome = minus_one(|| {
+        match step(|| {
             slept?;
-            is_over = take(&found)?;
-            Ok(0)
-        });
-        if is_over || outcome != 0 {
-            return outcome;
+            take(&found)
+        }) {
+            Ok(true) => return 0,
+            Ok(false) => {}
+            Err(refused) => return refused,
         }
     }
+}
+
+/// What `body` makes, or what the call returns instead, with `errno` set.
+fn step<T>(body: impl FnOnce() -> Result<T>) -> core::result::Result<T, c_int> {
+    let mut made = None;
+    let refused = minus_one(|| {
+        made = Some(body()?);
+        Ok(0)
+    });
+    made.ok_or(refused)
 }
 
 /// Reads one unit from an eventfd in semaphore mode; waits for it if the mode of the descriptor says so. A signal handler
