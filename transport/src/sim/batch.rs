@@ -153,15 +153,14 @@ impl TxBatch for OpenBatch<'_> {
     }
 
     fn retract(&mut self) {
-        if let (.., bytes) = self.batch.packets.last_mut().expect("there is nothing to retract")
-            && self.joined.newest > 0
-        {
-            bytes.truncate(bytes.len() - self.joined.newest * self.joined.len);
-            self.joined = Joined { packets: self.joined.packets - self.joined.newest, newest: 0, ..self.joined };
-            return;
+        let (av, note, mut bytes) = self.batch.packets.pop().expect("a QP retracted a slot it had not taken");
+        let Joined { len, packets, newest } = self.joined;
+        if newest == 0 {
+            return self.pool.put(bytes);
         }
-        let (.., bytes) = self.batch.packets.pop().expect("a QP retracted a slot it had not taken");
-        self.pool.put(bytes);
+        bytes.truncate(bytes.len() - newest * len);
+        self.joined = Joined { len, packets: packets - newest, newest: 0 };
+        self.batch.packets.push((av, note, bytes));
     }
 }
 

@@ -67,13 +67,31 @@ impl TxCache {
 /// An open ring.
 struct OpenRing {
     sender: ArcMutexGuard<RawMutex, Sender>,
-    /// Packets and bytes that were built.
-    packets: u64,
-    bytes: u64,
-    /// The same of the last slot, or what it was extended by.
-    newest: (u64, u64),
+    built: Built,
     /// Bytes of the ring that staged packets will take.
     planned: u64,
+}
+
+/// What was built in a ring.
+#[derive(Debug, Default)]
+struct Built {
+    packets: u64,
+    bytes: u64,
+    /// Packets and bytes of the last slot, or of what it was extended by.
+    newest: (u64, u64),
+}
+
+impl Built {
+    /// A slot, or what it was extended by.
+    fn add(&mut self, packets: usize, bytes: usize) {
+        self.newest = (packets as u64, bytes as u64);
+        (self.packets, self.bytes) = (self.packets + self.newest.0, self.bytes + self.newest.1);
+    }
+
+    fn take_back(&mut self) {
+        let (packets, bytes) = std::mem::take(&mut self.newest);
+        (self.packets, self.bytes) = (self.packets - packets, self.bytes - bytes);
+    }
 }
 
 /// The way out of one queue pair for one visit.
@@ -152,8 +170,8 @@ impl<'a> Outlet<'a> {
             batch.clear();
         }
         open.sender.publish();
-        if open.packets > 0 {
-            self.engine.counters().count_sent_by_ring(open.packets, open.bytes);
+        if open.built.packets > 0 {
+            self.engine.counters().count_sent_by_ring(open.built.packets, open.built.bytes);
         }
     }
 
@@ -169,7 +187,7 @@ impl<'a> Outlet<'a> {
                 if sender.is_gone() {
                     self.cache.ring = None;
                 } else {
-                    self.open = Some(OpenRing { sender, packets: 0, bytes: 0, newest: (0, 0), planned: 0 });
+                    self.open = Some(OpenRing { sender, built: Built::default(), planned: 0 });
                 }
                 true
             }
@@ -221,8 +239,7 @@ impl TxBatch for Outlet<'_> {
         }
         self.has_written = true;
         let open = self.open.as_mut()?;
-        let newest = (1, total as u64);
-        (open.packets, open.bytes, open.newest) = (open.packets + newest.0, open.bytes + newest.1, newest);
+        open.built.add(1, total);
         let (packet, icrc) = open.sender.place(&heading, total)?.split_at_mut_checked(len)?;
         icrc.fill(0);
         Some(packet)
@@ -239,16 +256,14 @@ impl TxBatch for Outlet<'_> {
         let room = open.sender.extend(len, count)?;
         // As much as they would be alone.
         let packets = room.len() / len;
-        let newest = (packets as u64, (room.len() + packets * (Bth::LEN + icrc::LEN)) as u64);
-        (open.packets, open.bytes, open.newest) = (open.packets + newest.0, open.bytes + newest.1, newest);
+        open.built.add(packets, room.len() + packets * (Bth::LEN + icrc::LEN));
         Some(room)
     }
 
     fn retract(&mut self) {
         match &mut self.open {
             Some(open) if self.engine.tap().is_none() => {
-                let (packets, bytes) = open.newest;
-                (open.packets, open.bytes) = (open.packets - packets, open.bytes - bytes);
+                open.built.take_back();
                 open.sender.retract();
             }
             _ => self.batch().retract(),
