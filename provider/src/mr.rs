@@ -90,7 +90,7 @@ type Copier = fn(u64, &mut [u8]) -> Result<Option<Sum>, Fault>;
 type Writer = fn(u64, &[u8]) -> Result<(), Fault>;
 
 fn plain_copy(addr: u64, out: &mut [u8]) -> Result<Option<Sum>, Fault> {
-    guard::read(addr, out).map(|()| None)
+    guard::read_shared(addr, out).map(|()| None)
 }
 
 impl Region {

@@ -22,6 +22,12 @@ pub(super) fn read(addr: u64, out: &mut [u8]) -> Result<(), Fault> {
     if usize::try_from(n) == Ok(out.len()) { Ok(()) } else { Err(Fault) }
 }
 
+/// As [`read`].
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) fn read_shared(addr: u64, out: &mut [u8]) -> Result<(), Fault> {
+    read(addr, out)
+}
+
 /// Never sums.
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) fn read_summed(addr: u64, out: &mut [u8]) -> Result<Option<super::Sum>, Fault> {

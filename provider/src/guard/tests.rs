@@ -1,10 +1,12 @@
 //! Both implementations against mapped, unmapped, forbidden and read-only memory; signals that are not ours.
 
-use super::{Fault, portable, x86};
+use super::x86::{self, Moves};
+use super::{Fault, portable};
 use crate::testing::{PAGE, Pages};
 use roxe_transport::cx::AtomicOp;
 use roxe_wire::icrc::BLOCK;
 
+#[derive(Clone, Copy)]
 struct Arch {
     name: &'static str,
     read: fn(u64, &mut [u8]) -> Result<(), Fault>,
@@ -13,13 +15,19 @@ struct Arch {
     store: fn(u64, [u8; 8]) -> Result<(), Fault>,
 }
 
-fn arches() -> [Arch; 3] {
+fn arches() -> [Arch; 4] {
     super::install();
-    let moves =
-        Arch { name: "moves", read: x86::read, write: x86::write_shared, atomic: x86::atomic, store: x86::store };
+    let x86 = Arch { name: "x86", read: x86::read, write: x86::write, atomic: x86::atomic, store: x86::store };
     [
-        moves,
-        Arch { name: "x86", read: x86::read, write: x86::write, atomic: x86::atomic, store: x86::store },
+        Arch {
+            name: "narrow moves",
+            read: |addr, out| Moves::Narrow.read(addr, out),
+            write: |addr, data| Moves::Narrow.write(addr, data),
+            ..x86
+        },
+        // With what the processor has.
+        Arch { name: "moves", read: x86::read_shared, write: x86::write_shared, ..x86 },
+        x86,
         Arch {
             name: "portable",
             read: portable::read,
@@ -35,7 +43,8 @@ fn every_length_at_every_alignment_is_copied_exactly() {
     let pages = Pages::new(4);
     let data: Vec<u8> = (0..6000u32).map(|i| (i * 7 + i / 256) as u8 | 1).collect();
     for Arch { name, read, write, .. } in arches() {
-        let lengths = (0..200).chain([255, 256, 1023, 2047, 2048, 2055, 2056, 2064, 4096, 5000]);
+        let lengths =
+            (0..200).chain([255, 256, 1023, 1024, 1032, 1095, 1096, 2047, 2048, 2055, 2056, 2064, 4096, 5000]);
         for (len, skew) in lengths.flat_map(|len| (0..16).map(move |skew| (len, skew))) {
             let at = pages.addr() + 64 + skew;
             write(pages.addr(), &vec![0; len + 128]).unwrap();

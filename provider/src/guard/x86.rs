@@ -16,10 +16,23 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 // copy(rdi = to, rsi = from, rdx = length): the head, then the tail, which is what lies in the last aligned word of the
 // destination (r8 = its bytes). Every byte is stored once, and stores become visible in program order,
 // a string instruction as a whole before the stores behind it. Below the threshold 16-byte moves beat the start-up of
-// `rep movsq`, which is as fast as `rep movsb`, and eight times as fast on an emulated processor. move() is the same with
-// 16-byte moves only, and asks for the lines 1024 bytes further on: where two processors share no cache, a bare ring moves
-// 10.4 to 11.1 GB/s so, and 8.5 to 9.2 without. Not for those behind the end, which the other processor is about to write.
+// `rep movsq`, which is as fast as `rep movsb`, and eight times as fast on an emulated processor.
+//
+// move() is the same with 16-byte moves only, and asks for the lines 1024 bytes further on at both ends, those that are
+// written as its own. Not for lines behind the end, which the other processor is about to use. wide() moves 64 bytes at a
+// time. Where two processors share no cache, a bare ring with `rep movsq` in and plain moves out moves 8.5 to 9.2 GB/s,
+// with move() at both ends 10.5 to 12, and with wide() 11.5 to 12.4.
 global_asm!(
+    ".macro roxe_ask_ahead",
+    "prefetcht0 [rsi + 1024]",
+    "prefetchw [rdi + 1024]",
+    ".endm",
+    ".macro roxe_move_wide_line",
+    "vmovdqu64 zmm0, [rsi]",
+    "vmovdqu64 [rdi], zmm0",
+    "add rsi, 64",
+    "add rdi, 64",
+    ".endm",
     ".macro roxe_move_line",
     "movups xmm0, [rsi]",
     "movups xmm1, [rsi + 16]",
@@ -36,9 +49,38 @@ global_asm!(
     ".p2align 6",
     ".globl roxe_guard_begin, roxe_guard_end, roxe_guard_fault, roxe_guard_copy, roxe_guard_cas, roxe_guard_add",
     ".hidden roxe_guard_begin, roxe_guard_end, roxe_guard_fault, roxe_guard_copy, roxe_guard_cas, roxe_guard_add",
-    ".globl roxe_guard_fold, roxe_guard_move",
-    ".hidden roxe_guard_fold, roxe_guard_move",
+    ".globl roxe_guard_fold, roxe_guard_move, roxe_guard_wide",
+    ".hidden roxe_guard_fold, roxe_guard_move, roxe_guard_wide",
     "roxe_guard_begin:",
+    // wide(rdi = to, rsi = from, rdx = length): the last 8 to 71 bytes as move() does.
+    ".type roxe_guard_wide,@function",
+    "roxe_guard_wide:",
+    ".cfi_startproc",
+    "mov rcx, rdx",
+    "sub rcx, 8",
+    "jb roxe_guard_move",
+    "shr rcx, 6",
+    "jz roxe_guard_move",
+    "mov rax, rcx",
+    "shl rax, 6",
+    "sub rdx, rax",
+    "sub rcx, 16",
+    "jbe 2f",
+    "1:",
+    "roxe_ask_ahead",
+    "roxe_move_wide_line",
+    "dec rcx",
+    "jnz 1b",
+    "2:",
+    "add rcx, 16",
+    "3:",
+    "roxe_move_wide_line",
+    "dec rcx",
+    "jnz 3b",
+    "vzeroupper",
+    "jmp roxe_guard_move",
+    ".cfi_endproc",
+    ".size roxe_guard_wide, . - roxe_guard_wide",
     ".type roxe_guard_move,@function",
     "roxe_guard_move:",
     ".cfi_startproc",
@@ -76,7 +118,7 @@ global_asm!(
     "sub ecx, 16",
     "jbe 3f",
     "4:",
-    "prefetcht0 [rsi + 1024]",
+    "roxe_ask_ahead",
     "roxe_move_line",
     "dec ecx",
     "jnz 4b",
@@ -286,6 +328,8 @@ global_asm!(
     ".cfi_endproc",
     ".popsection",
     ".purgem roxe_move_line",
+    ".purgem roxe_move_wide_line",
+    ".purgem roxe_ask_ahead",
     threshold = const 960,
 );
 
@@ -297,6 +341,7 @@ unsafe extern "C" {
     static roxe_guard_fault: u8;
     fn roxe_guard_copy(to: *mut c_void, from: *const c_void, len: usize) -> u32;
     fn roxe_guard_move(to: *mut c_void, from: *const c_void, len: usize) -> u32;
+    fn roxe_guard_wide(to: *mut c_void, from: *const c_void, len: usize) -> u32;
     fn roxe_guard_cas(word: u64, compare: u64, swap: u64, old: *mut u64) -> u32;
     fn roxe_guard_add(word: u64, add: u64, old: *mut u64) -> u32;
     fn roxe_guard_fold(
@@ -355,11 +400,61 @@ pub(super) fn write(addr: u64, data: &[u8]) -> Result<(), Fault> {
     if rc == 0 { Ok(()) } else { Err(Fault) }
 }
 
+/// From this length on [`Moves::Wide`] pays.
+const WIDE: usize = 1024;
+
+/// How bytes are moved that another processor has in its cache.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Moves {
+    /// 16 at a time.
+    Narrow,
+    /// 64 at a time; the processor must have AVX-512.
+    Wide,
+}
+
+impl Moves {
+    /// The fastest way to move `len` bytes.
+    #[inline]
+    fn best(len: usize) -> Self {
+        if len >= WIDE && std::is_x86_feature_detected!("avx512f") { Self::Wide } else { Self::Narrow }
+    }
+
+    /// # Safety
+    ///
+    /// As for the assembly: the address that is ours is valid for `len` bytes.
+    #[inline]
+    unsafe fn run(self, to: *mut c_void, from: *const c_void, len: usize) -> Result<(), Fault> {
+        // SAFETY: the caller's promise; who says `Wide` has found the instructions.
+        let rc = unsafe {
+            match self {
+                Self::Narrow => roxe_guard_move(to, from, len),
+                Self::Wide => roxe_guard_wide(to, from, len),
+            }
+        };
+        if rc == 0 { Ok(()) } else { Err(Fault) }
+    }
+
+    #[inline]
+    pub(super) fn read(self, addr: u64, out: &mut [u8]) -> Result<(), Fault> {
+        // SAFETY: as in `read` below.
+        unsafe { self.run(out.as_mut_ptr().cast(), addr as *const c_void, out.len()) }
+    }
+
+    #[inline]
+    pub(super) fn write(self, addr: u64, data: &[u8]) -> Result<(), Fault> {
+        // SAFETY: as in `write` below.
+        unsafe { self.run(addr as *mut c_void, data.as_ptr().cast(), data.len()) }
+    }
+}
+
 #[inline]
 pub(super) fn write_shared(addr: u64, data: &[u8]) -> Result<(), Fault> {
-    // SAFETY: as in `write`.
-    let rc = unsafe { roxe_guard_move(addr as *mut c_void, data.as_ptr().cast(), data.len()) };
-    if rc == 0 { Ok(()) } else { Err(Fault) }
+    Moves::best(data.len()).write(addr, data)
+}
+
+#[inline]
+pub(super) fn read_shared(addr: u64, out: &mut [u8]) -> Result<(), Fault> {
+    Moves::best(out.len()).read(addr, out)
 }
 
 #[inline]
