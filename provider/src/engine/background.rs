@@ -257,7 +257,7 @@ impl Engine {
             }
         } else {
             experience.unneeded = 0;
-            let found = self.serve(now);
+            let found = self.serve(true, now);
             if found {
                 presence.note_served();
             }
@@ -283,10 +283,11 @@ impl Engine {
         self.presence.age(now) < TICK || self.rx.is_locked()
     }
 
-    /// Receives and runs timers, unless a thread of the program is at it. Whether there was anything to receive.
-    fn serve(&self, now: Instant) -> bool {
+    /// Receives and runs timers, unless a thread of the program is at it: from `all` sockets, or as a program that polls. Whether
+    /// there was anything to receive.
+    fn serve(&self, all: bool, now: Instant) -> bool {
         let (rx, now) = self.receive_side(now);
-        let found = rx.is_some_and(|rx| self.visit(rx, true, now));
+        let found = rx.is_some_and(|rx| self.visit(rx, all, now));
         self.serve_ready(now);
         self.run_cm();
         found
@@ -307,7 +308,7 @@ impl Engine {
         let seen = self.presence.last_poll.load(Relaxed);
         crowd.keep_looking(self.usual_patience(), clock::now, || {
             let now = clock::now();
-            let found = self.serve(now);
+            let found = self.serve(false, now);
             if found {
                 crowd.note_find();
             }
