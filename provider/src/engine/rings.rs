@@ -23,7 +23,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use std::time::Duration;
 
 /// Rings of one process in each direction; with more peers than that, the others are reached by the socket. Each costs two
@@ -100,12 +100,17 @@ impl Sender {
 
     /// Whether packets that take `bytes` in the ring have room.
     pub(super) fn has_room(&mut self, bytes: u64) -> bool {
-        self.writer.as_mut().is_some_and(|writer| writer.has_room_or_waits(bytes))
+        self.writer.as_mut().is_some_and(|writer| writer.has_room(bytes))
     }
 
-    /// Whether there is room for those who wait. If not, the reader will tell when there is.
+    /// Whether there is room for those who wait.
     fn is_half_free(&mut self) -> bool {
         self.writer.as_mut().is_none_or(Writer::is_half_free)
+    }
+
+    /// The same. If not, the reader will tell when there is.
+    fn is_half_free_or_waits(&mut self) -> bool {
+        self.writer.as_mut().is_none_or(Writer::is_half_free_or_waits)
     }
 
     fn close(&mut self) {
@@ -139,6 +144,8 @@ pub(super) struct Rings {
     /// Rings that somebody waits for.
     full: Mutex<Vec<SharedSender>>,
     has_full: AtomicBool,
+    /// Whether the background thread sleeps, and nobody else looks for room.
+    sleeps: AtomicBool,
 }
 
 impl Rings {
@@ -197,8 +204,10 @@ impl Rings {
         self.out.lock().insert(slot, what);
     }
 
-    /// Registers `qpn` for room in `ring`, whose lock the caller holds as `sender`.
-    pub(super) fn wait(&self, ring: &SharedSender, sender: &mut Sender, qpn: Qpn, has_written: bool) {
+    /// Registers `qpn` for room in `ring`, whose lock the caller holds as `sender`. Whether the background thread must be
+    /// woken: there is room by now, of which nobody will tell it.
+    #[must_use]
+    pub(super) fn wait(&self, ring: &SharedSender, sender: &mut Sender, qpn: Qpn, has_written: bool) -> bool {
         if has_written {
             sender.sated.push_back(qpn)
         } else {
@@ -208,27 +217,39 @@ impl Rings {
             self.full.lock().push(Arc::clone(ring));
             self.has_full.store(true, Ordering::Release);
         }
+        self.is_asleep() && sender.is_half_free_or_waits()
     }
 
     /// Before the background thread sleeps: from now on writers wake it, and so do readers of full rings. Whether something
     /// has come already.
     pub(super) fn prepare_sleep(&self) -> bool {
         let prepare = |found, ring: &Arc<Inbound>| ring.reader.prepare_sleep() | found;
-        self.is_on && (self.inbound.read().iter().fold(false, prepare) || self.has_room_again())
+        self.is_on && {
+            self.sleeps.store(true, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            self.inbound.read().iter().fold(false, prepare) || self.has_room_again()
+        }
     }
 
-    /// Whether there is room that somebody waits for: its reader has told so already, once.
+    /// Whether the background thread sleeps: asked after somebody was listed, who may have been overlooked when it lay down.
+    fn is_asleep(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.sleeps.load(Ordering::Relaxed)
+    }
+
+    /// Whether there is room that somebody waits for. If not, readers tell.
     fn has_room_again(&self) -> bool {
         if !self.has_full.load(Ordering::Acquire) {
             return false;
         }
         let full = self.full.lock().clone();
-        full.iter().any(|ring| ring.lock().is_half_free())
+        full.iter().any(|ring| ring.lock().is_half_free_or_waits())
     }
 
-    /// The background thread is awake.
+    /// The background thread is awake, or a thread of the program does its work.
     pub(super) fn awake(&self) {
         if self.is_on {
+            self.sleeps.store(false, Ordering::Relaxed);
             self.inbound.read().iter().for_each(|ring| ring.reader.awake());
         }
     }
@@ -398,6 +419,10 @@ impl Engine {
         let mut list = self.rings.full.lock();
         list.extend(full);
         self.rings.has_full.store(!list.is_empty(), Ordering::Release);
+        drop(list);
+        if self.rings.is_asleep() && self.rings.has_room_again() {
+            self.kick();
+        }
     }
 
     /// Lets some of those who wait for room in `ring` have it, if there is. Whether others go on waiting.

@@ -83,7 +83,7 @@ fn nobody_sleeps_while_there_is_room_for_those_who_wait() {
     let mut sender = ring.lock();
     fill(&mut sender, |_| false);
     assert!(!sender.has_room(LONG as u64));
-    rings.wait(&ring, &mut sender, Qpn::new(7), false);
+    assert!(!rings.wait(&ring, &mut sender, Qpn::new(7), false));
     drop(sender);
     assert!(!rings.prepare_sleep());
     read(&inbound);
@@ -96,6 +96,33 @@ fn nobody_sleeps_while_there_is_room_for_those_who_wait() {
     assert!(!inbound.reader.must_tell() && !rings.prepare_sleep());
     read(&inbound);
     assert!(inbound.reader.must_tell() && rings.prepare_sleep());
+}
+
+#[test]
+fn only_a_thread_that_sleeps_is_told_of_room() {
+    let rings = Rings::new(true);
+    let (ring, inbound) = ring();
+    let fill_and_wait = || {
+        let mut sender = ring.lock();
+        fill(&mut sender, |_| false);
+        rings.wait(&ring, &mut sender, Qpn::new(7), false)
+    };
+    // A thread of the program looks itself.
+    assert!(!fill_and_wait());
+    read(&inbound);
+    assert!(!inbound.reader.must_tell());
+    // The ring is full only after the thread has lain down.
+    assert!(rings.prepare_sleep());
+    rings.full.lock().clear();
+    rings.has_full.store(false, Ordering::Relaxed);
+    ring.lock().is_listed = false;
+    assert!(!rings.prepare_sleep() && !fill_and_wait());
+    read(&inbound);
+    assert!(inbound.reader.must_tell());
+    // There is room before anybody can have heard that it is waited for.
+    assert!(rings.wait(&ring, &mut ring.lock(), Qpn::new(8), false));
+    rings.awake();
+    assert!(!rings.wait(&ring, &mut ring.lock(), Qpn::new(9), false), "it is awake, and looks");
 }
 
 /// Looks until there is something.

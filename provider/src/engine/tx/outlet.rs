@@ -205,7 +205,9 @@ impl<'a> Outlet<'a> {
         self.is_blocked = true;
         if !std::mem::replace(&mut self.cache.waits, true) {
             let ring = Arc::clone(ArcMutexGuard::mutex(&open.sender));
-            self.engine.rings().wait(&ring, &mut open.sender, self.qpn, self.has_written);
+            if self.engine.rings().wait(&ring, &mut open.sender, self.qpn, self.has_written) {
+                self.engine.kick();
+            }
         }
         false
     }

@@ -311,7 +311,7 @@ impl Writer {
     }
 
     /// Whether `bytes` more can be written.
-    fn has_room(&mut self, bytes: u64) -> bool {
+    pub(crate) fn has_room(&mut self, bytes: u64) -> bool {
         self.free(bytes) >= bytes
     }
 
@@ -325,15 +325,15 @@ impl Writer {
         free(self.head)
     }
 
-    /// Whether there are `bytes` of room. If not, the reader will say when half of the ring is free.
-    pub(crate) fn has_room_or_waits(&mut self, bytes: u64) -> bool {
-        if self.has_room(bytes) {
+    /// Whether half of the ring is free. If not, the reader will say when it is, which costs it a system call.
+    pub(crate) fn is_half_free_or_waits(&mut self) -> bool {
+        if self.is_half_free() {
             return true;
         }
         let half = self.tail.saturating_sub(self.memory.size() / 2).max(1);
         self.memory.word(Word::Waits).store(half, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        self.has_room(bytes)
+        self.is_half_free()
     }
 
     /// Says that something was written, and it was not.
@@ -342,9 +342,9 @@ impl Writer {
         self.memory.mark(self.tail).store(u64::MAX, Ordering::Release);
     }
 
-    /// Whether half of the ring is free. If not, the reader will say when it is.
+    /// Whether half of the ring is free.
     pub(crate) fn is_half_free(&mut self) -> bool {
-        self.has_room_or_waits(self.memory.size() / 2)
+        self.has_room(self.memory.size() / 2)
     }
 }
 
@@ -646,7 +646,7 @@ mod tests {
         let (mut writer, reader) = ring();
         while put(&mut writer, &heading(1), 4112, 7) {}
         writer.publish();
-        assert!(!writer.has_room_or_waits(4112) && !writer.is_half_free());
+        assert!(!writer.has_room(4112) && !writer.is_half_free_or_waits());
         take_one(&reader).unwrap();
         assert!(!reader.must_tell(), "not before half of it is free");
         let left = take(&reader).len();
