@@ -11,7 +11,7 @@
 
 use super::poller::{self, Poller, Watch, Woken};
 use super::rx::Rx;
-use super::spinning::{Crowd, Look};
+use super::spinning::{Crowd, Look, ThisProcessor};
 use super::waiting::Waiters;
 use super::{Batch, Engine, clock};
 use parking_lot::MutexGuard;
@@ -306,7 +306,7 @@ impl Engine {
     /// Keeps looking for a while: a peer that is about to answer must not pay for waking us.
     fn spin(&self, crowd: &Crowd) {
         let seen = self.presence.last_poll.load(Relaxed);
-        crowd.keep_looking(self.usual_patience(), clock::now, || {
+        crowd.keep_looking(self.usual_patience(), ThisProcessor, || {
             let now = clock::now();
             let found = self.serve(false, now);
             if found {

@@ -3,12 +3,17 @@
 //! Who finds nothing gives the processor to whoever wants it. If somebody does, sleeping is better, the next times as well: who
 //! wakes up goes first, who only waits for his turn does not, and who yields has less of it later. Touches the scheduler.
 
+use super::{clock, poller};
 use roxe_transport::time::Instant;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
-/// A look, with what it found, that takes longer than this was interrupted by somebody else's turn.
+/// A look, with what it found, that takes longer than this was interrupted: by somebody else's turn if the thread was
+/// preempted. A machine below this one that takes the processor away gets nothing if the thread sleeps.
 const CROWDED: Duration = Duration::from_micros(500);
+/// Who has looked with success for long looks in vain for a quarter of that time, but at most for so many times its patience.
+/// Streams have pauses: a receiver that fell asleep in each had the sender wake it a thousand times a second.
+const STRETCH: u32 = 4;
 /// After that the thread goes to sleep without looking around for so many rounds, and for twice as many each time it
 /// happens again.
 const CROWDED_ROUNDS: u32 = 16;
@@ -23,6 +28,26 @@ pub(super) enum Look {
     Found,
     /// There is no need to look any more.
     Enough,
+}
+
+/// What a thread can know of the processor it runs on.
+pub(super) trait Processor {
+    fn now(&self) -> Instant;
+    /// How often somebody else had it although the thread would have gone on, or had offered it.
+    fn preemptions(&self) -> u64;
+}
+
+/// The one of the calling thread.
+pub(super) struct ThisProcessor;
+
+impl Processor for ThisProcessor {
+    fn now(&self) -> Instant {
+        clock::now()
+    }
+
+    fn preemptions(&self) -> u64 {
+        poller::preemptions()
+    }
 }
 
 /// Whether looking around is of use, or in the way of others. Advice.
@@ -46,27 +71,37 @@ impl Crowd {
     pub(super) fn keep_looking(
         &self,
         patience: Duration,
-        clock: impl Fn() -> Instant,
+        processor: impl Processor,
         mut look: impl FnMut() -> Look,
     ) -> bool {
-        let mut last_look = clock();
-        let mut last_found = last_look;
+        let start = processor.now();
+        let (mut last_look, mut last_found) = (start, start);
+        // Known from the first vain look on: who finds at once shall not ask.
+        let mut preemptions = None;
         loop {
             let what = look();
             if what == Look::Vain {
+                preemptions = preemptions.or_else(|| Some(processor.preemptions()));
                 // Who shares this processor may be the one that answers.
                 std::thread::yield_now();
             }
-            let now = clock();
-            match what {
-                Look::Enough => return true,
-                _ if now.since(last_look) >= CROWDED => {
+            let now = processor.now();
+            if what == Look::Enough {
+                return true;
+            }
+            if now.since(last_look) >= CROWDED {
+                let before = preemptions.replace(processor.preemptions());
+                if before.is_some() && before != preemptions {
                     self.note_crowd();
                     return false;
                 }
-                Look::Found => last_found = now,
-                Look::Vain if now.since(last_found) >= patience => return false,
-                Look::Vain => {}
+            }
+            if what == Look::Found {
+                last_found = now;
+            }
+            let stretched = (last_found.since(start) / STRETCH).clamp(patience, patience * STRETCH);
+            if now.since(last_found) >= stretched && what == Look::Vain {
+                return false;
             }
             last_look = now;
         }
@@ -91,26 +126,54 @@ mod tests {
     use std::cell::Cell;
 
     const PATIENCE: Duration = Duration::from_micros(50);
+    const US: Duration = Duration::from_micros(1);
 
-    /// What comes of these looks, which take a microsecond each, or so long; and how many were needed.
-    fn keep_looking(crowd: &Crowd, looks: &[(Look, Duration)]) -> (bool, usize) {
-        let (time, mut count) = (Cell::new(Instant(1)), 0);
+    /// A processor whose time and preemptions are those of looks.
+    struct Simulated<'a> {
+        time: &'a Cell<Instant>,
+        preemptions: &'a Cell<u64>,
+    }
+
+    impl Processor for Simulated<'_> {
+        fn now(&self) -> Instant {
+            self.time.get()
+        }
+
+        fn preemptions(&self) -> u64 {
+            self.preemptions.get()
+        }
+    }
+
+    /// What comes of these looks, which take so long and are preempted so often, and how many were needed. The last one
+    /// is for ever.
+    fn look_at(crowd: &Crowd, looks: &[(Look, Duration, u64)]) -> (bool, usize) {
+        let (time, preemptions, mut count) = (Cell::new(Instant(1)), Cell::new(0), 0);
         let look = || {
-            let (what, takes) = looks[count.min(looks.len() - 1)];
+            let (what, takes, preempted) = looks[count.min(looks.len() - 1)];
             time.set(time.get().after(takes));
+            preemptions.set(preemptions.get() + preempted);
             count += 1;
             what
         };
-        (crowd.keep_looking(PATIENCE, || time.get(), look), count)
+        (crowd.keep_looking(PATIENCE, Simulated { time: &time, preemptions: &preemptions }, look), count)
     }
 
     #[test]
     fn looking_ends_when_it_is_enough_or_nothing_has_come_for_as_long_as_patience() {
-        let (crowd, us) = (Crowd::default(), Duration::from_micros(1));
-        assert_eq!(keep_looking(&crowd, &[(Look::Vain, us), (Look::Found, us), (Look::Enough, us)]), (true, 3));
-        assert_eq!(keep_looking(&crowd, &[(Look::Vain, us)]), (false, 50));
-        assert_eq!(keep_looking(&crowd, &[(Look::Vain, us), (Look::Found, 100 * us), (Look::Vain, us)]), (false, 52));
+        let (crowd, vain) = (Crowd::default(), (Look::Vain, US, 0));
+        assert_eq!(look_at(&crowd, &[vain, (Look::Found, US, 0), (Look::Enough, US, 0)]), (true, 3));
+        assert_eq!(look_at(&crowd, &[vain]), (false, 50));
+        assert_eq!(look_at(&crowd, &[vain, (Look::Found, 100 * US, 0), vain]), (false, 52));
         assert!(crowd.may_spin());
+    }
+
+    #[test]
+    fn who_has_found_for_long_is_patient_for_longer() {
+        for (found, patience) in [(1, 50), (3, 75), (4, 100), (8, 200), (100, 200)] {
+            let mut looks = vec![(Look::Found, 100 * US, 0); found];
+            looks.push((Look::Vain, US, 0));
+            assert_eq!(look_at(&Crowd::default(), &looks), (false, found + patience));
+        }
     }
 
     #[test]
@@ -118,7 +181,7 @@ mod tests {
         let crowd = Crowd::default();
         assert!(crowd.may_spin());
         for rounds in [CROWDED_ROUNDS, 2 * CROWDED_ROUNDS, 4 * CROWDED_ROUNDS] {
-            assert_eq!(keep_looking(&crowd, &[(Look::Found, CROWDED)]), (false, 1));
+            assert_eq!(look_at(&crowd, &[(Look::Vain, US, 0), (Look::Found, CROWDED, 1)]), (false, 2));
             assert_eq!((0..).take_while(|_| !crowd.may_spin()).count() as u32, rounds);
         }
         crowd.note_find();
@@ -126,5 +189,13 @@ mod tests {
         assert_eq!(crowd.hasty_rounds.load(Relaxed), CROWDED_ROUNDS);
         (0..40).for_each(|_| crowd.note_crowd());
         assert_eq!(crowd.hasty_rounds.load(Relaxed), MAX_CROWDED_ROUNDS);
+    }
+
+    #[test]
+    fn a_machine_below_that_takes_the_processor_away_is_no_crowd() {
+        let (crowd, stolen, enough) = (Crowd::default(), (Look::Found, CROWDED, 0), (Look::Enough, US, 0));
+        assert_eq!(look_at(&crowd, &[(Look::Vain, US, 0), stolen, stolen, (Look::Found, US, 1), enough]), (true, 5));
+        assert_eq!(look_at(&crowd, &[stolen, stolen, enough]), (true, 3));
+        assert_eq!(look_at(&crowd, &[stolen, (Look::Found, CROWDED, 1), enough]), (false, 2));
     }
 }

@@ -3,7 +3,7 @@
 //! What comes soon then wakes nobody: neither the background thread by its packet nor the program by its event, and either
 //! costs more than all the rest of a message. Meanwhile the background thread is muted like that of a program that polls.
 
-use super::spinning::{Crowd, Look};
+use super::spinning::{Crowd, Look, ThisProcessor};
 use super::{Engine, clock, uncancelled};
 use roxe_transport::time::Instant;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
@@ -132,7 +132,7 @@ impl Engine {
                 false => Look::Vain,
             }
         };
-        let is_over = waiters.crowd.keep_looking(waiters.patience(self.usual_patience()), clock::now, look);
+        let is_over = waiters.crowd.keep_looking(waiters.patience(self.usual_patience()), ThisProcessor, look);
         if is_over {
             waiters.crowd.note_find();
             waiters.last_catch.store(clock::now().0, SeqCst);
