@@ -83,15 +83,8 @@ impl From<PdId> for Reach {
     }
 }
 
-/// Copies out of memory of the application, and sums up on the way or not.
-type Copier = fn(u64, &mut [u8]) -> Result<Option<Sum>, Fault>;
-
 /// Copies into memory of the application.
 type Writer = fn(u64, &[u8]) -> Result<(), Fault>;
-
-fn plain_copy(addr: u64, out: &mut [u8]) -> Result<Option<Sum>, Fault> {
-    guard::read_shared(addr, out).map(|()| None)
-}
 
 impl Region {
     /// Where `len` bytes at `va` are, if the region holds them and grants `access` to lists of `pd`.
@@ -117,13 +110,19 @@ impl Region {
         if granted { self.locate(va, len, access) } else { Err(MemError::WrongDomain) }
     }
 
-    /// Copies out for a list of `pd`, and says the sum if the copy found it.
+    /// Copies out for a list of `pd`, by `copy`.
     #[inline]
-    fn read(&self, pd: PdId, va: u64, out: &mut [u8], copy: Copier) -> Result<Option<Sum>, MemError> {
+    fn read(
+        &self,
+        pd: PdId,
+        va: u64,
+        out: &mut [u8],
+        copy: impl FnOnce(u64, &mut [u8]) -> Result<(), Fault>,
+    ) -> Result<(), MemError> {
         // clause: KEY-NULL
         if self.users == Users::Null(pd) {
             out.fill(0);
-            return Ok(None);
+            return Ok(());
         }
         Ok(copy(self.resolve(pd, va, out.len() as u64, Access::empty())?, out)?)
     }
@@ -240,7 +239,7 @@ impl Regions<'_> {
 
     /// Copies out of the list `sges`, from `offset` bytes into it.
     pub(crate) fn gather(&self, pd: PdId, sges: &[Sge], offset: u32, out: &mut [u8]) -> Result<(), MemError> {
-        self.gather_by(plain_copy, pd, sges, offset, out).map(drop)
+        self.gather_by(pd, sges, offset, out, |_, addr, out| guard::read_shared(addr, out))
     }
 
     /// The same, with the sum of the first bytes if the copy finds it on the way.
@@ -251,27 +250,32 @@ impl Regions<'_> {
         offset: u32,
         out: &mut [u8],
     ) -> Result<Option<Sum>, MemError> {
-        self.gather_by(guard::read_summed, pd, sges, offset, out)
+        let mut sum = None;
+        self.gather_by(pd, sges, offset, out, |is_first, addr, out| {
+            if is_first {
+                sum = guard::read_summed(addr, out)?;
+                return Ok(());
+            }
+            guard::read(addr, out)
+        })?;
+        Ok(sum)
     }
 
+    /// Copies each part by `copy`, which hears whether it is the first one.
+    #[inline]
     fn gather_by(
         &self,
-        copy: Copier,
         pd: PdId,
         sges: &[Sge],
         offset: u32,
         out: &mut [u8],
-    ) -> Result<Option<Sum>, MemError> {
-        let mut sum = None;
+        mut copy: impl FnMut(bool, u64, &mut [u8]) -> Result<(), Fault>,
+    ) -> Result<(), MemError> {
         walk(sges, offset, out.len(), |sge, part| {
             let is_first = part.start == 0;
             let out = out.get_mut(part).ok_or(MemError::Range)?;
-            let copy = if is_first { copy } else { plain_copy };
-            let found = self.find(sge.lkey.0)?.read(pd, sge.addr, out, copy)?;
-            sum = sum.or(found);
-            Ok(())
-        })?;
-        Ok(sum)
+            self.find(sge.lkey.0)?.read(pd, sge.addr, out, |addr, out| copy(is_first, addr, out))
+        })
     }
 
     /// Copies into the list `sges`, from `offset` bytes into it.
@@ -314,7 +318,7 @@ impl Regions<'_> {
         va: u64,
         out: &mut [u8],
     ) -> Result<(), MemError> {
-        self.read_remote_by(plain_copy, reach.into(), rkey, va, out).map(drop)
+        self.read_remote_by(guard::read_shared, reach.into(), rkey, va, out)
     }
 
     /// The same, with the sum of the first bytes if the copy finds it on the way.
@@ -328,16 +332,17 @@ impl Regions<'_> {
         self.read_remote_by(guard::read_summed, reach, rkey, va, out)
     }
 
-    fn read_remote_by(
+    #[inline]
+    fn read_remote_by<T: Default>(
         &self,
-        copy: Copier,
+        copy: impl FnOnce(u64, &mut [u8]) -> Result<T, Fault>,
         reach: Reach,
         rkey: RKey,
         va: u64,
         out: &mut [u8],
-    ) -> Result<Option<Sum>, MemError> {
+    ) -> Result<T, MemError> {
         if out.is_empty() {
-            return Ok(None);
+            return Ok(T::default());
         }
         let addr = self.find(rkey.0)?.resolve_remote(reach, va, out.len() as u64, Access::REMOTE_READ)?;
         Ok(copy(addr, out)?)
