@@ -201,7 +201,9 @@ impl AtomicAckEth {
 
 /// Immediate data: 4 bytes the receiver finds in its completion, in the order they were given in.
 // clause: IMM-OPAQUE
+// Aligned, so that headers are copied by words: loads of odd pieces wait until the stores before them have left the processor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(align(4))]
 pub struct ImmDt(pub [u8; 4]);
 
 impl ImmDt {
@@ -284,7 +286,9 @@ impl XrcEth {
 }
 
 /// FLUSH extended header: what must have become visible or persistent before the answer.
+// Aligned as immediate data is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(align(4))]
 pub struct Feth {
     /// How much memory.
     pub selectivity: Selectivity,
