@@ -137,56 +137,73 @@ impl<'a> Packet<'a> {
     /// What is wrong, when the bytes are no legal packet.
     #[inline]
     pub fn parse(udp_payload: &'a [u8]) -> Result<Self, ParseError> {
+        let mut packet = Self::none();
+        packet.read(udp_payload)?;
+        Ok(packet)
+    }
+
+    /// What a packet is read into.
+    const fn none() -> Self {
+        let bth = Bth::new(crate::Qpn::new(0), crate::Psn::new(0));
+        Self { header: Header { bth, kind: Kind::Cnp }, payload: &[] }
+    }
+
+    /// Becomes the packet in `udp_payload`; whatever it is after an error, it is not to be looked at.
+    fn read(&mut self, udp_payload: &'a [u8]) -> Result<(), ParseError> {
         let (covered, _) = udp_payload.split_last_chunk::<{ icrc::LEN }>().ok_or(ParseError::Truncated)?;
         let mut rest = Reader(covered);
         let (opcode, pad, bth) = Bth::read(&mut rest)?;
-        let kind = Kind::read(opcode, &mut rest)?;
-        let payload = strip_pad(opcode.facts().payload, pad, rest.0)?;
-        Ok(Self { header: Header { bth, kind }, payload })
+        self.header.bth = bth;
+        self.header.kind = Kind::read(opcode, &mut rest)?;
+        self.payload = strip_pad(opcode.facts().payload, pad, rest.0)?;
+        Ok(())
     }
 }
 
 /// Reads packets one after the other. Of one that differs from the one before in what a middle packet of a message differs, only
 /// that is read: its PSN and whether it asks for a response.
 #[derive(Clone, Copy, Debug)]
-pub struct PacketReader {
-    /// The newest packet without extended headers and pad: how it begins, up to the PSN, its length, and its headers.
+pub struct PacketReader<'a> {
+    /// The newest packet.
+    packet: Packet<'a>,
+    /// If it has neither extended headers nor pad, how it begins, up to the PSN, and its length; else 0.
     start: [u8; 8],
     len: usize,
-    header: Header,
 }
 
-impl Default for PacketReader {
+impl Default for PacketReader<'_> {
     fn default() -> Self {
-        let bth = Bth::new(crate::Qpn::new(0), crate::Psn::new(0));
         // No packet is as short as that.
-        Self { start: [0; 8], len: 0, header: Header { bth, kind: Kind::Cnp } }
+        Self { packet: Packet::none(), start: [0; 8], len: 0 }
     }
 }
 
-impl PacketReader {
-    /// As [`Packet::parse`].
+impl<'a> PacketReader<'a> {
+    /// As [`Packet::parse`]. The packet stays here: to copy what has just been written in small pieces takes as long as to
+    /// parse it.
     ///
     /// # Errors
     /// As there.
     #[inline]
-    pub fn parse<'a>(&mut self, udp_payload: &'a [u8]) -> Result<Packet<'a>, ParseError> {
+    pub fn parse(&mut self, udp_payload: &'a [u8]) -> Result<&Packet<'a>, ParseError> {
         if udp_payload.len() == self.len
             && let Some((start, rest)) = udp_payload.split_first_chunk()
             && *start == self.start
             && let Some((last, rest)) = rest.split_first_chunk()
             && let Some((payload, _)) = rest.split_last_chunk::<{ icrc::LEN }>()
         {
-            self.header.bth.set_last_word(u32::from_be_bytes(*last));
-            return Ok(Packet { header: self.header, payload });
+            self.packet.header.bth.set_last_word(u32::from_be_bytes(*last));
+            self.packet.payload = payload;
+            return Ok(&self.packet);
         }
-        let packet = Packet::parse(udp_payload)?;
+        self.len = 0;
+        self.packet.read(udp_payload)?;
         if let Some(start) = udp_payload.first_chunk()
-            && Bth::LEN + packet.payload.len() + icrc::LEN == udp_payload.len()
+            && Bth::LEN + self.packet.payload.len() + icrc::LEN == udp_payload.len()
         {
-            *self = Self { start: *start, len: udp_payload.len(), header: packet.header };
+            (self.start, self.len) = (*start, udp_payload.len());
         }
-        Ok(packet)
+        Ok(&self.packet)
     }
 }
 

@@ -226,23 +226,23 @@ impl QpCore {
                 self.engine().counters().malformed.add(1);
                 continue;
             };
-            if self.service == Service::XrcTgt && !tools.starved && host.hold(machine, &net, &packet, bytes) {
+            if self.service == Service::XrcTgt && !tools.starved && host.hold(machine, &net, packet, bytes) {
                 continue;
             }
-            let sender = sender_of(machine, &packet).filter(|_| tools.owes_credit(net.src, net.dst));
+            let sender = sender_of(machine, packet).filter(|_| tools.owes_credit(net.src, net.dst));
             let creditor = sender.filter(|_| !run.meta.by_ring);
-            if !tools.starved && must_wait(machine, &mut host, parking, &net, &packet, sender.is_some()) {
+            if !tools.starved && must_wait(machine, &mut host, parking, &net, packet, sender.is_some()) {
                 let psn = (self.service == Service::Uc).then_some(packet.header.bth.psn);
                 if parking.push(Parked { net, bytes: bytes.to_vec(), psn, creditor, at: now }) {
                     continue;
                 }
             }
             if tools.starved {
-                self.count(machine.handle_packet_starved(&mut host, &net, &packet));
+                self.count(machine.handle_packet_starved(&mut host, &net, packet));
             } else {
-                self.count(machine.handle_packet(&mut host, &net, &packet));
+                self.count(machine.handle_packet(&mut host, &net, packet));
             }
-            taken.add(self, creditor, net.dst, &packet);
+            taken.add(self, creditor, net.dst, packet);
         }
         taken.settle(self);
         let report = host.end();
