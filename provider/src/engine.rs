@@ -56,7 +56,7 @@ use rings::Rings;
 use roxe_transport::qp::Service;
 use roxe_transport::time::Instant;
 use roxe_wire::{Gid, Qpn};
-use rx::{Rx, RxState};
+use rx::{Rx, RxState, Visitor};
 use std::io;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -232,7 +232,7 @@ impl Engine {
 
     /// Does all that for a thread of the program that has come in. Whether anything had arrived.
     fn work(&self, now: Instant) -> bool {
-        let found = self.rx.try_lock().is_some_and(|rx| self.visit(rx, false, now));
+        let found = self.rx.try_lock().is_some_and(|rx| self.visit(rx, Visitor::Program, now));
         self.serve_ready(now);
         self.run_cm();
         found
@@ -241,9 +241,10 @@ impl Engine {
     /// Receives, then runs the timers that were due before, if nothing is left: what they wait for may have been in a socket
     /// all the time, when the machine is overloaded. Who does not get the lock of the receive side leaves them to its holder.
     /// Whether anything was there.
-    fn visit(&self, mut rx: MutexGuard<'_, Rx>, all: bool, now: Instant) -> bool {
+    fn visit(&self, mut rx: MutexGuard<'_, Rx>, visitor: Visitor, now: Instant) -> bool {
         let due = self.timers.is_due(now).then(|| self.timers.added());
-        let all = all || rx.state().takes_turn_of_sockets(due.is_some(), now);
+        rx.state().visitor = visitor;
+        let all = visitor == Visitor::Woken || rx.state().takes_turn_of_sockets(due.is_some(), now);
         let found = self.receive(&mut rx, all, now);
         let due = due.filter(|_| rx.state().ends_overdue(found || !all));
         drop(rx);

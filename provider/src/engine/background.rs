@@ -10,7 +10,7 @@
 //! sleep. If it receives itself before it does ([`super::waiting`]), the score is filled when it gives up.
 
 use super::poller::{self, Poller, Watch, Woken};
-use super::rx::Rx;
+use super::rx::{Rx, Visitor};
 use super::spinning::{Crowd, Look, ThisProcessor};
 use super::waiting::Waiters;
 use super::{Batch, Engine, clock};
@@ -257,7 +257,7 @@ impl Engine {
             }
         } else {
             experience.unneeded = 0;
-            let found = self.serve(true, now);
+            let found = self.serve(Visitor::Woken, now);
             if found {
                 presence.note_served();
             }
@@ -283,11 +283,10 @@ impl Engine {
         self.presence.age(now) < TICK || self.rx.is_locked()
     }
 
-    /// Receives and runs timers, unless a thread of the program is at it: from `all` sockets, or as a program that polls. Whether
-    /// there was anything to receive.
-    fn serve(&self, all: bool, now: Instant) -> bool {
+    /// Receives and runs timers, unless a thread of the program is at it. Whether there was anything to receive.
+    fn serve(&self, visitor: Visitor, now: Instant) -> bool {
         let (rx, now) = self.receive_side(now);
-        let found = rx.is_some_and(|rx| self.visit(rx, all, now));
+        let found = rx.is_some_and(|rx| self.visit(rx, visitor, now));
         self.serve_ready(now);
         self.run_cm();
         found
@@ -308,7 +307,7 @@ impl Engine {
         let seen = self.presence.last_poll.load(Relaxed);
         crowd.keep_looking(self.usual_patience(), ThisProcessor, || {
             let now = clock::now();
-            let found = self.serve(false, now);
+            let found = self.serve(Visitor::Spinning, now);
             if found {
                 crowd.note_find();
             }

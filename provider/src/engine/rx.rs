@@ -130,6 +130,20 @@ pub(super) struct RxState {
     overdue: u32,
     /// Whether the last visit found something.
     busy: bool,
+    /// Who is here.
+    pub(super) visitor: Visitor,
+}
+
+/// Who looks for packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Visitor {
+    /// A thread of the program.
+    #[default]
+    Program,
+    /// The background thread, which has just woken up: it looks everywhere.
+    Woken,
+    /// The same, while it keeps looking.
+    Spinning,
 }
 
 /// Some packets to one queue pair out of one receive.
