@@ -20,6 +20,7 @@ use crate::crc;
 use crate::flow::{Key, Owed};
 use crate::net::forward::Frame;
 use crate::net::service::{Mailbox, ServiceSocket};
+use crate::net::shelf::STREAM;
 use crate::net::shm::{Broken, Inbound, Record};
 use crate::net::slot::{Slot, SlotSocket};
 use crate::net::steer::{self, Steering};
@@ -41,8 +42,6 @@ const BUDGET: usize = 8;
 const RING_BUDGET: usize = 32;
 /// Visits for which a ring counts as young.
 pub(super) const YOUNG: u32 = 256;
-/// A receive of at least this many bytes belongs to a stream, and more of it is probably there.
-const STREAM: usize = 16 << 10;
 /// Sockets without traffic are looked at on every n-th visit.
 const COLD: u32 = 16;
 /// While packets come by rings, or before timers run, all sockets are looked at this often: a look costs three system calls, as
@@ -267,6 +266,13 @@ impl Engine {
         self.retry_later(state, now);
         state.busy = found;
         found
+    }
+
+    /// Nobody keeps looking from now on, unless who has the receive side does: nothing that was read stays in a socket.
+    pub(super) fn clear_shelves(&self) {
+        if let Some(rx) = self.rx.try_lock() {
+            rx.sources.links.iter().for_each(|link| link.clear_shelf());
+        }
     }
 
     fn refresh_links(&self, sources: &mut Sources, state: &mut RxState) {

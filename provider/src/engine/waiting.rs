@@ -108,6 +108,7 @@ impl Engine {
         // A thread that is cancelled must not hold locks of ours.
         wait.sleeps = uncancelled(|| !self.is_started() || !self.look_around(&is_over));
         if wait.sleeps {
+            self.clear_shelves();
             waiters.last_catch.store(0, SeqCst);
             if presence.hand_over() {
                 self.kick();

@@ -1,7 +1,7 @@
 //! How packets travel: links move datagrams and know no queue pairs.
 //!
-//! Lives here: the [`Link`] trait, the real link over a UDP socket ([`udp`]), the
-//! one through shared memory ([`shm`]), the ownership of QPN ranges among processes
+//! Lives here: the [`Link`] trait, the real link over a UDP socket ([`udp`]), with
+//! what it leaves in the queue of its socket ([`shelf`]), the one through shared memory ([`shm`]), the ownership of QPN ranges among processes
 //! ([`slot`]), and of services ([`service`]), the names of multicast groups ([`group`]), the kernel program that hands a packet to its owner ([`steer`]), the
 //! frames that processes of one host send each other when it did not ([`forward`]), what the system tells about its
 //! interfaces ([`news`]), and the raw link, which moves whole Ethernet frames ([`frames`]). Nothing in this folder locks
@@ -13,6 +13,7 @@ pub(crate) mod frames;
 pub(crate) mod group;
 pub(crate) mod news;
 pub(crate) mod service;
+pub(crate) mod shelf;
 pub(crate) mod shm;
 pub(crate) mod slot;
 pub(crate) mod steer;

@@ -63,7 +63,7 @@ impl Line {
     /// Reads what came without waiting.
     pub(crate) fn hear(&self) -> Said {
         let mut control = Control::new();
-        match sys::recv(self.fd(), &mut [0; 8], &mut control) {
+        match sys::recv(self.fd(), &mut [0; 8], &mut control, 0) {
             Ok(None) => Said::Nothing,
             Ok(Some((1.., ..))) => {
                 let doorbell = sys::take_descriptors(&control).into_iter().next().map(Doorbell::new);
@@ -151,7 +151,7 @@ pub(crate) mod tests {
         let (mut sent, mut got) = (Control::new(), Control::new());
         sent.push_descriptors(descriptors);
         sys::send(from.as_raw_fd(), &sys::Name::Peer, [b"x", &[]], &sent, 0).unwrap();
-        sys::recv(to.as_raw_fd(), &mut [0; 8], &mut got).unwrap().unwrap();
+        sys::recv(to.as_raw_fd(), &mut [0; 8], &mut got, 0).unwrap().unwrap();
         sys::take_descriptors(&got)
     }
 

@@ -162,7 +162,7 @@ pub(super) fn recv_from_same_user(fd: RawFd, buf: &mut [u8]) -> io::Result<Optio
 /// The same with its descriptors; those of other users, who may send what they like, are closed.
 fn recv_with_descriptors(fd: RawFd, buf: &mut [u8]) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
     let mut control = Control::new();
-    while let Some((len, ..)) = sys::recv(fd, buf, &mut control)? {
+    while let Some((len, ..)) = sys::recv(fd, buf, &mut control, 0)? {
         let descriptors = sys::take_descriptors(&control);
         if sys::credentials(&control) == Some(sys::effective_uid()) {
             return Ok(Some((len, descriptors)));

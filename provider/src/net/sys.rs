@@ -13,6 +13,9 @@ use std::mem::{size_of, size_of_val, zeroed};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
+/// Most datagrams that [`discard`] takes at once.
+pub(super) const MAX_DISCARDED: usize = 16;
+
 /// Sets an `int` option of a socket.
 pub(super) fn set_option(fd: RawFd, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
     let (value, len) = ((&raw const value).cast(), size_of_val(&value));
@@ -110,7 +113,12 @@ pub(super) fn send(
 /// Receives one datagram without waiting: its length and the address of the sender (zero for Unix sockets).
 /// `None`: nothing there.
 #[inline]
-pub(super) fn recv(fd: RawFd, buf: &mut [u8], control: &mut Control) -> io::Result<Option<(usize, Gid, u16)>> {
+pub(super) fn recv(
+    fd: RawFd,
+    buf: &mut [u8],
+    control: &mut Control,
+    flags: c_int,
+) -> io::Result<Option<(usize, Gid, u16)>> {
     // The longest of those that are looked at; of others the kernel writes the beginning.
     // SAFETY: all-zero is valid for both: an address of no family, and a msghdr without anything.
     let (mut name, mut header): (libc::sockaddr_in6, libc::msghdr) = unsafe { (zeroed(), zeroed()) };
@@ -124,7 +132,7 @@ pub(super) fn recv(fd: RawFd, buf: &mut [u8], control: &mut Control) -> io::Resu
     loop {
         // SAFETY: name, data and control are live buffers with their true lengths.
         let rc = unsafe {
-            libc::syscall(libc::SYS_recvmsg, fd, &raw mut header, libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC)
+            libc::syscall(libc::SYS_recvmsg, fd, &raw mut header, flags | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC)
         };
         match check(rc as isize) {
             Ok(len) => {
@@ -139,6 +147,19 @@ pub(super) fn recv(fd: RawFd, buf: &mut [u8], control: &mut Control) -> io::Resu
             },
         }
     }
+}
+
+/// Takes up to `count` datagrams out of the queue of a socket, at most [`MAX_DISCARDED`]. How many it were, and their bytes.
+pub(super) fn discard(fd: RawFd, count: usize) -> io::Result<(usize, usize)> {
+    // SAFETY: all-zero is valid: no name, no data, no control messages.
+    let mut headers: [libc::mmsghdr; MAX_DISCARDED] = unsafe { zeroed() };
+    let count = count.min(MAX_DISCARDED);
+    let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
+    let no_timeout = std::ptr::null_mut::<libc::timespec>();
+    // SAFETY: there are `count` headers at least, which point to nothing.
+    let rc = unsafe { libc::syscall(libc::SYS_recvmmsg, fd, headers.as_mut_ptr(), count, flags, no_timeout) };
+    let taken = check(rc as isize)?;
+    Ok((taken, headers.iter().take(taken).map(|header| header.msg_len as usize).sum()))
 }
 
 /// Takes possession of the descriptors that came with a message. Ask once: whoever does not want them drops them.

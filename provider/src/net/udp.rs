@@ -7,6 +7,7 @@
 //! interface never fills it; a dead interface gives up after [`SEND_TIMEOUT`] and the packets count as lost.
 
 use super::cmsg::{self, Control};
+use super::shelf::Shelf;
 use super::sys::{self, Name};
 use super::{HOP_LIMIT, Link, MAX_SEGMENTS, ROCE_PORT, RxMeta, SendError, TxMeta};
 use libc::c_int;
@@ -36,6 +37,8 @@ pub(crate) struct UdpLink {
     /// Whether traffic was seen here, so that pollers look here every time.
     hot: AtomicBool,
     rcvbuf: usize,
+    /// What was read last.
+    shelf: Shelf,
 }
 
 impl UdpLink {
@@ -61,6 +64,7 @@ impl UdpLink {
         socket.bind(&SockAddr::from(address))?;
         Ok(Self {
             rcvbuf: socket.recv_buffer_size()?,
+            shelf: Shelf::default(),
             socket,
             gid,
             is_v4: address.is_ipv4(),
@@ -82,10 +86,11 @@ impl UdpLink {
         Ok(link)
     }
 
-    /// The same link with a receive buffer of this many bytes, or what the kernel gives of them.
+    /// The same link with a receive buffer of this many bytes, or what the kernel gives of them, and a shelf in there.
     pub(crate) fn with_rcvbuf(self, bytes: usize) -> io::Result<Self> {
         self.socket.set_recv_buffer_size(bytes)?;
-        Ok(Self { rcvbuf: self.socket.recv_buffer_size()?, ..self })
+        let rcvbuf = self.socket.recv_buffer_size()?;
+        Ok(Self { rcvbuf, shelf: Shelf::new(self.fd(), rcvbuf), ..self })
     }
 
     /// The local address; the group's, if it was joined.
@@ -101,6 +106,11 @@ impl UdpLink {
     /// The descriptor, to wait on.
     pub(crate) fn fd(&self) -> RawFd {
         self.socket.as_raw_fd()
+    }
+
+    /// Nobody keeps looking here: what has been read leaves the queue of the socket, which is readable as long as it is there.
+    pub(crate) fn clear_shelf(&self) {
+        self.shelf.clear(self.fd());
     }
 
     /// Whether pollers should look here every time.
@@ -146,7 +156,11 @@ impl UdpLink {
 impl Link for UdpLink {
     fn recv(&self, buf: &mut [u8]) -> io::Result<Option<RxMeta>> {
         let mut control = Control::new();
-        let Some((len, src, src_port)) = sys::recv(self.fd(), buf, &mut control)? else { return Ok(None) };
+        let Some((len, src, src_port)) = sys::recv(self.fd(), buf, &mut control, self.shelf.flags())? else {
+            self.shelf.note_vain_look(self.fd());
+            return Ok(None);
+        };
+        self.shelf.note(self.fd(), len);
         let mut meta = RxMeta {
             len,
             segment: len.max(1),
@@ -339,7 +353,7 @@ mod tests {
         for no_checksum in [1, 0] {
             sys::set_option(from.as_raw_fd(), libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_TX, no_checksum).unwrap();
             from.send_to(&[7; 24], &to.local_addr().unwrap()).unwrap();
-            let received = sys::recv(to.as_raw_fd(), &mut [0; 64], &mut Control::new()).unwrap();
+            let received = sys::recv(to.as_raw_fd(), &mut [0; 64], &mut Control::new(), 0).unwrap();
             assert_eq!(received.map(|(len, ..)| len), Some(24), "without checksum: {no_checksum}");
         }
     }
