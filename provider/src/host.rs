@@ -413,6 +413,10 @@ impl FlowControl for QpHost<'_> {
         false
     }
 
+    fn reserve_in_run(&mut self, av: &Av, qpn: Qpn, bytes: u32) -> bool {
+        self.path.flow(Key::of(av.dgid, qpn), self.qp.engine(), self.now).reserve_in_run(bytes)
+    }
+
     fn reserve_ahead(&mut self, av: &Av, qpn: Qpn, bytes: u32) -> bool {
         let key = Key::of(av.dgid, qpn);
         self.by_ring || self.path.flow(key, self.qp.engine(), self.now).reserve_ahead(bytes)

@@ -167,6 +167,14 @@ pub trait FlowControl {
     /// never release: there, `own` is what the QP has reserved in this call of `poll_transmit`.
     fn reserve(&mut self, av: &Av, qpn: Qpn, bytes: u32, own: u32) -> bool;
 
+    /// Asks to send a packet that occupies `bytes` and would travel with the one before it ([`TxBatch::run_left`]; RC only):
+    /// a host may go beyond its window by the rest of a run, because that costs less than to begin another with it. The
+    /// answer is no where it does not; nothing comes of that, and [`FlowControl::reserve`] is asked.
+    fn reserve_in_run(&mut self, av: &Av, qpn: Qpn, bytes: u32) -> bool {
+        let _ = (av, qpn, bytes);
+        false
+    }
+
     /// Asks for `bytes` more at once, for packets that are to follow at the same receiver (RC only). The answer is no where
     /// others might want them; nothing comes of that.
     fn reserve_ahead(&mut self, av: &Av, qpn: Qpn, bytes: u32) -> bool;
@@ -264,6 +272,12 @@ pub trait TxBatch {
     fn extend(&mut self, len: usize, count: u32) -> Option<&mut [u8]> {
         let _ = (len, count);
         None
+    }
+
+    /// How many packets of `len` bytes would leave the host together with the last one, for little more than that costs alone.
+    fn run_left(&self, len: usize) -> u32 {
+        let _ = len;
+        0
     }
 
     /// Takes the last slot back, or what it was extended by: the payload could not be read.

@@ -288,6 +288,15 @@ impl TxBatch for Batch {
         self.bytes.get_mut(start..start + len)
     }
 
+    fn run_left(&self, len: usize) -> u32 {
+        let total = len + icrc::LEN;
+        let Some(first) = self.packets.get(self.newest).filter(|_| self.continues_run(total)) else { return 0 };
+        let by_bytes = (first.start + MAX_BYTES).saturating_sub(self.used) / total;
+        let left = by_bytes.min(MAX_SEGMENTS - (self.packets.len() - self.newest));
+        // A shorter one ends it.
+        if total < first.len { left.min(1) as u32 } else { left as u32 }
+    }
+
     fn retract(&mut self) {
         if let Some(entry) = self.packets.pop() {
             self.used = entry.start;
@@ -378,6 +387,24 @@ mod tests {
         batch.retract();
         (10..20).for_each(|_| push(&mut batch, &av(1), 0x1000, 4108));
         assert_eq!(runs(&batch, 64), [0..15, 15..20]);
+    }
+
+    #[test]
+    fn what_is_left_of_a_run_is_what_still_leaves_with_it() {
+        let mut batch = Batch::new();
+        assert_eq!(batch.run_left(100), 0);
+        push(&mut batch, &av(1), 0x1000, 4124);
+        assert_eq!((batch.run_left(4124), batch.run_left(4108), batch.run_left(4128)), (14, 1, 0));
+        push(&mut batch, &av(1), 0x1000, 4108);
+        assert_eq!((batch.run_left(4108), batch.run_left(4124)), (0, 0), "a shorter one has ended it");
+        for left in (0..15).rev() {
+            push(&mut batch, &av(1), 0x1000, 4108);
+            assert_eq!((batch.run_left(4108), batch.run_left(16)), (left, 1), "{left}");
+        }
+        assert_eq!(runs(&batch, 64), [0..2, 2..17]);
+        batch.clear();
+        (0..MAX_SEGMENTS).for_each(|_| push(&mut batch, &av(1), 0x1000, 16));
+        assert_eq!(batch.run_left(16), 0);
     }
 
     #[test]

@@ -64,7 +64,7 @@ pub(crate) struct Flight {
 impl Flight {
     /// Makes sure that `first` and then `more` bytes are reserved beyond what is in flight: whether both are, or nothing
     /// but the first, or not even that. Instead of `more` takes what `run` says that the packets behind the first one need, if
-    /// there is plenty.
+    /// there is plenty. `run_left` says how many packets still travel with the last one.
     pub(crate) fn reserve<F: FlowControl>(
         &mut self,
         sh: &Shared,
@@ -72,21 +72,22 @@ impl Flight {
         first: u32,
         more: u32,
         run: impl FnOnce() -> u32,
+        run_left: impl Fn() -> u32,
     ) -> Room {
-        if !self.reach(sh, flow, first) {
+        if !self.reach(sh, flow, first, || run_left() > 0) {
             // What is merely reserved brings no acknowledgement. Without it nothing is under way, so this is not refused.
             if self.in_flight != 0 || self.ahead == 0 {
                 return Room::None;
             }
             self.clear(sh, flow);
-            if !self.reach(sh, flow, first) {
+            if !self.reach(sh, flow, first, || false) {
                 return Room::None;
             }
         }
         let enough = more == 0
             || first + more <= self.ahead
             || self.reach_ahead(sh, flow, first + run())
-            || self.reach(sh, flow, first + more);
+            || self.reach(sh, flow, first + more, || run_left() > 1);
         if enough { Room::Both } else { Room::First }
     }
 
@@ -101,15 +102,17 @@ impl Flight {
         is_free
     }
 
-    /// Raises `ahead` to at least `bytes`.
-    fn reach<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F, bytes: u32) -> bool {
+    /// Raises `ahead` to at least `bytes`; `in_run`: the last packet of them travels with the one before it.
+    fn reach<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F, bytes: u32, in_run: impl FnOnce() -> bool) -> bool {
         let missing = bytes.saturating_sub(self.ahead);
-        let own = self.in_flight + self.ahead;
-        if missing != 0 && !flow.reserve(&sh.attr.av, sh.attr.dest_qpn, missing, own) {
-            return false;
+        let (av, qpn, own) = (&sh.attr.av, sh.attr.dest_qpn, self.in_flight + self.ahead);
+        let fits = missing == 0
+            || own != 0 && in_run() && flow.reserve_in_run(av, qpn, missing)
+            || flow.reserve(av, qpn, missing, own);
+        if fits {
+            self.ahead += missing;
         }
-        self.ahead += missing;
-        true
+        fits
     }
 
     /// A packet of `bytes`, reserved before, is in the batch.

@@ -313,11 +313,12 @@ impl Requester {
         let Some(packet) = Outgoing::of(wqe, self.cursor.packet, mtu) else { return self.run_local(sh, host) };
         let cost = packet.cost();
         let run = || packet.charge_behind(wqe, self.cursor.packet, mtu);
-        let room = self.flight.reserve(sh, host, cost, packet.next_len.map_or(0, charge), run);
+        let mut header = self.header(sh, wqe, &packet);
+        let run_left = || tx.run_left(header.padded_len(packet.len as usize));
+        let room = self.flight.reserve(sh, host, cost, packet.next_len.map_or(0, charge), run, run_left);
         if room == Room::None {
             return Step::Stop;
         }
-        let mut header = self.header(sh, wqe, &packet);
         // clause: SEND-ASK-STALL, SEND-ASK-MIDDLE
         header.bth.ack_req = packet.asks_ack
             || room == Room::First
@@ -363,7 +364,7 @@ impl Requester {
             let joined = if joins && silent > 0 {
                 let behind = charge(segment::payload_len(wqe.length, mtu, index + silent));
                 let run = || packet.charge_behind(wqe, index + silent - 1, mtu);
-                let room = self.flight.reserve(sh, host, silent * cost, behind, run);
+                let room = self.flight.reserve(sh, host, silent * cost, behind, run, || 0);
                 if room == Room::Both { departing.join(host, tx, &packet, silent) } else { 0 }
             } else {
                 0
@@ -371,7 +372,7 @@ impl Requester {
             let mut asks_ack = false;
             if joined == 0 {
                 let run = || packet.charge_behind(wqe, index, mtu);
-                let room = self.flight.reserve(sh, host, cost, charge(next), run);
+                let room = self.flight.reserve(sh, host, cost, charge(next), run, || tx.run_left(form.len()));
                 if room == Room::None {
                     return Step::Stop;
                 }

@@ -55,7 +55,7 @@ impl Batch {
     pub fn open<'b>(&'b mut self, pool: &'b mut Pool, packets: usize, joins: bool) -> OpenBatch<'b> {
         self.room = packets;
         self.packets.reserve(packets);
-        OpenBatch { batch: self, pool, joins, joined: Joined::default() }
+        OpenBatch { batch: self, pool, joins, joined: Joined::default(), run: 0 }
     }
 
     /// Takes the packets out, sealed.
@@ -84,6 +84,8 @@ pub struct OpenBatch<'b> {
     pool: &'b mut Pool,
     joins: bool,
     joined: Joined,
+    /// Packets of one size that leave together; 0: each leaves alone.
+    run: u32,
 }
 
 /// What shares the header of the last packet.
@@ -97,6 +99,15 @@ struct Joined {
 }
 
 impl OpenBatch<'_> {
+    /// The same, and `run` packets of one size leave together.
+    #[must_use]
+    pub fn in_runs_of(self, run: u32) -> Self {
+        // Not a move out of `self`, which has a destructor.
+        let mut this = self;
+        this.run = run;
+        this
+    }
+
     /// Takes the last packets apart, as they would travel.
     fn part(&mut self) {
         let Joined { len, packets, .. } = core::mem::take(&mut self.joined);
@@ -150,6 +161,13 @@ impl TxBatch for OpenBatch<'_> {
         let end = bytes.len() + more * len;
         bytes.resize(end, POISON);
         bytes.get_mut(end - icrc::LEN - more * len..end - icrc::LEN)
+    }
+
+    fn run_left(&self, len: usize) -> u32 {
+        let total = len + icrc::LEN;
+        let same = |(.., bytes): &&(Av, PacketNote, Vec<u8>)| bytes.len() == total;
+        let count = self.batch.packets.iter().rev().take_while(same).count() as u32;
+        count.next_multiple_of(self.run.max(1)) - count
     }
 
     fn retract(&mut self) {

@@ -75,6 +75,8 @@ pub struct XrcQueue {
 pub struct Flow {
     /// Bytes allowed; `None`: no bound.
     pub limit: Option<u32>,
+    /// Bytes beyond that for the rest of a run.
+    pub in_run: u32,
     /// Bytes reserved and not released.
     pub reserved: u32,
     /// Bytes that other QPs of this node have reserved towards the same receiver; they share the limit.
@@ -85,6 +87,18 @@ pub struct Flow {
     pub refused: bool,
     /// Whether reservations are given back (RC), so that `own` must equal `reserved`.
     pub returns: bool,
+}
+
+impl Flow {
+    /// Reserves `bytes` if they go no further than `beyond` the limit.
+    fn take(&mut self, bytes: u32, beyond: u32) -> bool {
+        let fits = self.limit.is_none_or(|limit| self.reserved + self.others + bytes <= limit + beyond);
+        if fits {
+            self.reserved = self.reserved.saturating_add(bytes);
+            self.peak = self.peak.max(self.reserved);
+        }
+        fits
+    }
 }
 
 /// The surroundings of one QP.
@@ -245,14 +259,12 @@ impl FlowControl for SimHost {
         true
     }
 
+    fn reserve_in_run(&mut self, _av: &Av, _qpn: Qpn, bytes: u32) -> bool {
+        self.flow.take(bytes, self.flow.in_run)
+    }
+
     fn reserve_ahead(&mut self, _av: &Av, _qpn: Qpn, bytes: u32) -> bool {
-        let flow = &mut self.flow;
-        let fits = flow.limit.is_none_or(|limit| flow.reserved + flow.others + bytes <= limit);
-        if fits {
-            flow.reserved = flow.reserved.saturating_add(bytes);
-            flow.peak = flow.peak.max(flow.reserved);
-        }
-        fits
+        self.flow.take(bytes, 0)
     }
 
     fn release(&mut self, _av: &Av, _qpn: Qpn, bytes: u32) {

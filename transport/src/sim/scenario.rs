@@ -280,6 +280,7 @@ pub fn random_setup(service: Service, choices: &mut impl Choices) -> Setup {
         flow_limit: choices.chance(300).then(|| choices.between(1, 40_000)),
         log: false,
         joins: choices.chance(500),
+        run: choices.below(5),
         ..base
     }
 }

@@ -118,6 +118,8 @@ pub struct Setup {
     pub stall: u32,
     /// Its link joins packets, as a ring does.
     pub joins: bool,
+    /// Packets of one size that its link sends at once, for which it goes beyond `flow_limit`; 0: none.
+    pub run: u32,
     /// One-way travel time.
     pub latency: Duration,
     /// Bytes that may be under way in one direction; `None`: no bound.
@@ -148,6 +150,7 @@ impl Default for Setup {
             batch: 64,
             stall: 0,
             joins: false,
+            run: 0,
             latency: Duration::from_micros(5),
             flow_limit: None,
             line_rate: None,
@@ -157,6 +160,11 @@ impl Default for Setup {
 }
 
 impl Setup {
+    /// Bytes that the rest of a run occupies at most.
+    pub(crate) fn in_run(&self) -> u32 {
+        self.run.saturating_sub(1) * crate::qp::charge(self.path_mtu.bytes())
+    }
+
     /// A setup for this service, else as default.
     pub fn of(service: Service) -> Self {
         Self { service, ..Self::default() }
@@ -196,6 +204,7 @@ impl Setup {
         let mut host = SimHost::with_depth((self.caps.max_send_wr + self.caps.max_recv_wr) as usize);
         host.tags = self.tag_matching.then(|| TagList::new(MAX_TAGS, SRQ_MAX_SGE as u32));
         host.flow.limit = self.flow_limit;
+        host.flow.in_run = self.in_run();
         host.flow.returns = self.service.is_reliable();
         (Qp::new(config), host)
     }

@@ -164,7 +164,7 @@ impl<C: Choices> World<C> {
             let known = self.by_place.insert((tie.here.node, tie.here.qpn.get()), self.ends.len());
             assert_eq!(known, None, "{:?} is taken", tie.here);
             let window = self.windows.entry((tie.here.node, tie.there.node)).or_default();
-            window.beyond += crate::qp::charge_alone(setup.path_mtu.bytes());
+            window.beyond += crate::qp::charge_alone(setup.path_mtu.bytes()) + setup.in_run();
             self.ends.push(End {
                 qp,
                 host,
@@ -345,7 +345,7 @@ impl<C: Choices> World<C> {
     }
 
     /// Keeps the sum of what is reserved from node to node, and holds it against the limit: each QP may go beyond it with
-    /// one packet when it has nothing under way.
+    /// one packet when it has nothing under way, and with the rest of a run.
     fn count_window(&mut self, id: usize) -> Result<(), Broken> {
         let end = &mut self.ends[id];
         let flow = &end.host.flow;
@@ -474,7 +474,7 @@ impl<C: Choices> World<C> {
         let end = &mut self.ends[id];
         let before = (end.host.sends.len(), end.host.recvs.len());
         let idle = !end.qp.has_work();
-        let mut tx = self.batch.open(&mut self.wire.pool, end.setup.batch, end.setup.joins);
+        let mut tx = self.batch.open(&mut self.wire.pool, end.setup.batch, end.setup.joins).in_runs_of(end.setup.run);
         let state = end.qp.poll_transmit(&mut end.host, &mut tx);
         drop(tx);
         let quiet = self.batch.is_empty() && before == (end.host.sends.len(), end.host.recvs.len());

@@ -390,6 +390,21 @@ fn a_packet_that_fills_the_window_asks_for_an_acknowledgement() {
     }
 }
 
+// clause: SEND-ASK-STALL
+#[test]
+fn a_full_window_ends_a_run_with_its_last_packet_and_that_asks() {
+    // Window in packets of 832 bytes each, what is sent of 32 alone, and in runs of 4; the first packet is longer.
+    for (window, alone, in_runs) in [(1, 1, 1), (2, 2, 5), (5, 5, 5), (6, 6, 9), (8, 8, 9), (29, 29, 29), (30, 30, 32)]
+    {
+        for (run, sent) in [(0, alone), (4, in_runs)] {
+            let mut s = Script::new(Setup { flow_limit: Some(window * 832), run, ..Setup::default() });
+            s.post(1, write_to(FAR), 8192);
+            assert_eq!(s.p.log.len(), sent, "window of {window}, runs of {run}");
+            assert!(s.p.log[sent - 1].header.bth.ack_req, "window of {window}, runs of {run}");
+        }
+    }
+}
+
 #[test]
 fn a_request_may_wait_for_company_only_behind_many_that_are_under_way() {
     let write = || write_to(FAR);

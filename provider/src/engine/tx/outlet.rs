@@ -262,6 +262,11 @@ impl TxBatch for Outlet<'_> {
         Some(room)
     }
 
+    /// A ring takes packets one by one as well.
+    fn run_left(&self, len: usize) -> u32 {
+        self.batch.as_ref().filter(|_| self.open.is_none()).map_or(0, |batch| batch.run_left(len))
+    }
+
     fn retract(&mut self) {
         match &mut self.open {
             Some(open) if self.engine.tap().is_none() => {
