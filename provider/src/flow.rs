@@ -112,16 +112,7 @@ impl Flow {
         self.take_up_to(bytes, self.window + (self.window / 4).min(MAX_BYTES as u32))
     }
 
-    /// Takes `bytes` of the RC window if no more than `most` are used then.
-    fn take_up_to(&self, bytes: u32, most: u32) -> bool {
-        let used = self.stream.fetch_add(bytes, Ordering::SeqCst).saturating_add(bytes);
-        if used > most {
-            self.give(Pool::Stream, bytes);
-        }
-        used <= most
-    }
-
-    /// The same for who waited, in its turn.
+    /// As [`Flow::reserve_stream`] for who waited, in its turn.
     pub(crate) fn reserve_in_turn(&self, bytes: u32) -> bool {
         self.take_stream(bytes, self.window, self.window)
     }
@@ -139,6 +130,15 @@ impl Flow {
             self.give(Pool::Stream, bytes);
         }
         fits
+    }
+
+    /// Takes `bytes` of the RC window if no more than `most` are used then.
+    fn take_up_to(&self, bytes: u32, most: u32) -> bool {
+        let used = self.stream.fetch_add(bytes, Ordering::SeqCst).saturating_add(bytes);
+        if used > most {
+            self.give(Pool::Stream, bytes);
+        }
+        used <= most
     }
 
     /// What is used when the window opens again.

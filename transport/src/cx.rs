@@ -167,7 +167,7 @@ pub trait FlowControl {
     /// never release: there, `own` is what the QP has reserved in this call of `poll_transmit`.
     fn reserve(&mut self, av: &Av, qpn: Qpn, bytes: u32, own: u32) -> bool;
 
-    /// Asks to send a packet that occupies `bytes` and would travel with the one before it ([`TxBatch::run_left`]; RC only):
+    /// Asks to send a packet that occupies `bytes` and would travel with the one before it ([`TxBatch::takes_along`]; RC only):
     /// a host may go beyond its window by the rest of a run, because that costs less than to begin another with it. The
     /// answer is no where it does not; nothing comes of that, and [`FlowControl::reserve`] is asked.
     fn reserve_in_run(&mut self, av: &Av, qpn: Qpn, bytes: u32) -> bool {
@@ -274,10 +274,11 @@ pub trait TxBatch {
         None
     }
 
-    /// How many packets of `len` bytes would leave the host together with the last one, for little more than that costs alone.
-    fn run_left(&self, len: usize) -> u32 {
-        let _ = len;
-        0
+    /// Whether `count` packets more, of `len` bytes each, would leave the host together with the last one, for little more than
+    /// that costs alone.
+    fn takes_along(&self, len: usize, count: usize) -> bool {
+        let _ = (len, count);
+        false
     }
 
     /// Takes the last slot back, or what it was extended by: the payload could not be read.

@@ -132,10 +132,10 @@ impl Batch {
         first.av == last.av && last.len == first.len && len <= first.len
     }
 
-    /// Whether the newest run has room for `len` bytes more.
-    fn run_has_room(&self, len: usize) -> bool {
+    /// Whether the newest run has room for `count` packets of `len` bytes more.
+    fn run_has_room(&self, len: usize, count: usize) -> bool {
         let start = self.packets.get(self.newest).map_or(self.used, |first| first.start);
-        self.packets.len() - self.newest < MAX_SEGMENTS && self.used + len - start <= MAX_BYTES
+        self.packets.len() - self.newest + count <= MAX_SEGMENTS && self.used + count * len - start <= MAX_BYTES
     }
 
     /// Whether there is room for a whole run.
@@ -273,7 +273,7 @@ impl TxBatch for Batch {
         let (start, total) = (self.used, len + icrc::LEN);
         let same_way = self.avs.last() == Some(av);
         let continues = same_way && self.continues_run(total);
-        let fits = if continues { self.run_has_room(total) } else { self.has_room() && total <= MAX_BYTES };
+        let fits = if continues { self.run_has_room(total, 1) } else { self.has_room() && total <= MAX_BYTES };
         if !fits {
             return None;
         }
@@ -288,13 +288,11 @@ impl TxBatch for Batch {
         self.bytes.get_mut(start..start + len)
     }
 
-    fn run_left(&self, len: usize) -> u32 {
+    fn takes_along(&self, len: usize, count: usize) -> bool {
         let total = len + icrc::LEN;
-        let Some(first) = self.packets.get(self.newest).filter(|_| self.continues_run(total)) else { return 0 };
-        let by_bytes = (first.start + MAX_BYTES).saturating_sub(self.used) / total;
-        let left = by_bytes.min(MAX_SEGMENTS - (self.packets.len() - self.newest));
-        // A shorter one ends it.
-        if total < first.len { left.min(1) as u32 } else { left as u32 }
+        // A shorter one ends the run.
+        let may_follow = count == 1 || self.packets.last().is_some_and(|last| last.len == total);
+        may_follow && self.continues_run(total) && self.run_has_room(total, count)
     }
 
     fn retract(&mut self) {
@@ -391,20 +389,21 @@ mod tests {
 
     #[test]
     fn what_is_left_of_a_run_is_what_still_leaves_with_it() {
+        let left = |batch: &Batch, len| (1..).take_while(|&count| batch.takes_along(len, count)).count();
         let mut batch = Batch::new();
-        assert_eq!(batch.run_left(100), 0);
+        assert_eq!(left(&batch, 100), 0);
         push(&mut batch, &av(1), 0x1000, 4124);
-        assert_eq!((batch.run_left(4124), batch.run_left(4108), batch.run_left(4128)), (14, 1, 0));
+        assert_eq!((left(&batch, 4124), left(&batch, 4108), left(&batch, 4128)), (14, 1, 0));
         push(&mut batch, &av(1), 0x1000, 4108);
-        assert_eq!((batch.run_left(4108), batch.run_left(4124)), (0, 0), "a shorter one has ended it");
-        for left in (0..15).rev() {
+        assert_eq!((left(&batch, 4108), left(&batch, 4124)), (0, 0), "a shorter one has ended it");
+        for more in (0..15).rev() {
             push(&mut batch, &av(1), 0x1000, 4108);
-            assert_eq!((batch.run_left(4108), batch.run_left(16)), (left, 1), "{left}");
+            assert_eq!((left(&batch, 4108), left(&batch, 16)), (more, 1), "{more}");
         }
         assert_eq!(runs(&batch, 64), [0..2, 2..17]);
         batch.clear();
         (0..MAX_SEGMENTS).for_each(|_| push(&mut batch, &av(1), 0x1000, 16));
-        assert_eq!(batch.run_left(16), 0);
+        assert_eq!(left(&batch, 16), 0);
     }
 
     #[test]

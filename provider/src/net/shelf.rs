@@ -147,6 +147,14 @@ mod tests {
             received.map(|(len, ..)| (buf[0], len))
         }
 
+        /// One comes through for each mark, of `len` bytes.
+        fn pass(&self, marks: impl IntoIterator<Item = u8>, len: usize) {
+            for mark in marks {
+                self.send(mark, len);
+                assert_eq!(self.recv(), Some((mark, len)));
+            }
+        }
+
         fn count(&self) -> usize {
             self.shelf.count.load(Relaxed)
         }
@@ -185,10 +193,7 @@ mod tests {
     #[test]
     fn after_many_looks_in_vain_nothing_is_left() {
         let pair = Pair::new(20 * STREAM);
-        (0..8).for_each(|mark| {
-            pair.send(mark, STREAM);
-            assert_eq!(pair.recv(), Some((mark, STREAM)));
-        });
+        pair.pass(0..8, STREAM);
         assert_eq!(pair.count(), 7, "the first one opened the shelf");
         for _ in 1..PATIENCE {
             assert_eq!(pair.recv(), None);
@@ -201,10 +206,7 @@ mod tests {
     #[test]
     fn what_has_not_been_read_outlives_a_clearing() {
         let pair = Pair::new(20 * STREAM);
-        (0..3).for_each(|mark| {
-            pair.send(mark, STREAM);
-            assert_eq!(pair.recv(), Some((mark, STREAM)));
-        });
+        pair.pass(0..3, STREAM);
         pair.send(3, STREAM);
         pair.shelf.clear(pair.to.as_raw_fd());
         assert_eq!(pair.recv(), Some((3, STREAM)));
@@ -215,10 +217,7 @@ mod tests {
     fn small_datagrams_leave_at_once_and_a_small_buffer_keeps_nothing() {
         for (limit, len) in [(20 * STREAM, STREAM - 1), (0, STREAM)] {
             let pair = Pair::new(limit);
-            (0..5).for_each(|mark| {
-                pair.send(mark, len);
-                assert_eq!(pair.recv(), Some((mark, len)));
-            });
+            pair.pass(0..5, len);
             assert_eq!((pair.count(), pair.is_readable()), (0, false));
         }
         let pair = Pair::new(0);
@@ -229,11 +228,9 @@ mod tests {
     #[test]
     fn no_more_than_so_many_are_kept_however_small() {
         let pair = Pair::new(1 << 30);
-        pair.send(0, STREAM);
-        assert_eq!(pair.recv(), Some((0, STREAM)));
+        pair.pass([0], STREAM);
         for mark in 0..=255 {
-            pair.send(mark, 1);
-            assert_eq!(pair.recv(), Some((mark, 1)));
+            pair.pass([mark], 1);
             assert!(pair.count() <= MAX_COUNT);
         }
     }

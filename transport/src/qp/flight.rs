@@ -64,7 +64,7 @@ pub(crate) struct Flight {
 impl Flight {
     /// Makes sure that `first` and then `more` bytes are reserved beyond what is in flight: whether both are, or nothing
     /// but the first, or not even that. Instead of `more` takes what `run` says that the packets behind the first one need, if
-    /// there is plenty. `run_left` says how many packets still travel with the last one.
+    /// there is plenty. `takes_along` says whether so many packets travel with the last one.
     pub(crate) fn reserve<F: FlowControl>(
         &mut self,
         sh: &Shared,
@@ -72,9 +72,9 @@ impl Flight {
         first: u32,
         more: u32,
         run: impl FnOnce() -> u32,
-        run_left: impl Fn() -> u32,
+        takes_along: impl Fn(usize) -> bool,
     ) -> Room {
-        if !self.reach(sh, flow, first, || run_left() > 0) {
+        if !self.reach(sh, flow, first, || takes_along(1)) {
             // What is merely reserved brings no acknowledgement. Without it nothing is under way, so this is not refused.
             if self.in_flight != 0 || self.ahead == 0 {
                 return Room::None;
@@ -87,7 +87,7 @@ impl Flight {
         let enough = more == 0
             || first + more <= self.ahead
             || self.reach_ahead(sh, flow, first + run())
-            || self.reach(sh, flow, first + more, || run_left() > 1);
+            || self.reach(sh, flow, first + more, || takes_along(2));
         if enough { Room::Both } else { Room::First }
     }
 

@@ -314,8 +314,8 @@ impl Requester {
         let cost = packet.cost();
         let run = || packet.charge_behind(wqe, self.cursor.packet, mtu);
         let mut header = self.header(sh, wqe, &packet);
-        let run_left = || tx.run_left(header.padded_len(packet.len as usize));
-        let room = self.flight.reserve(sh, host, cost, packet.next_len.map_or(0, charge), run, run_left);
+        let takes_along = |count| tx.takes_along(header.padded_len(packet.len as usize), count);
+        let room = self.flight.reserve(sh, host, cost, packet.next_len.map_or(0, charge), run, takes_along);
         if room == Room::None {
             return Step::Stop;
         }
@@ -364,7 +364,7 @@ impl Requester {
             let joined = if joins && silent > 0 {
                 let behind = charge(segment::payload_len(wqe.length, mtu, index + silent));
                 let run = || packet.charge_behind(wqe, index + silent - 1, mtu);
-                let room = self.flight.reserve(sh, host, silent * cost, behind, run, || 0);
+                let room = self.flight.reserve(sh, host, silent * cost, behind, run, |_| false);
                 if room == Room::Both { departing.join(host, tx, &packet, silent) } else { 0 }
             } else {
                 0
@@ -372,7 +372,8 @@ impl Requester {
             let mut asks_ack = false;
             if joined == 0 {
                 let run = || packet.charge_behind(wqe, index, mtu);
-                let room = self.flight.reserve(sh, host, cost, charge(next), run, || tx.run_left(form.len()));
+                let takes_along = |count| tx.takes_along(form.len(), count);
+                let room = self.flight.reserve(sh, host, cost, charge(next), run, takes_along);
                 if room == Room::None {
                     return Step::Stop;
                 }

@@ -101,11 +101,9 @@ struct Joined {
 impl OpenBatch<'_> {
     /// The same, and `run` packets of one size leave together.
     #[must_use]
-    pub fn in_runs_of(self, run: u32) -> Self {
-        // Not a move out of `self`, which has a destructor.
-        let mut this = self;
-        this.run = run;
-        this
+    pub fn in_runs_of(mut self, run: u32) -> Self {
+        self.run = run;
+        self
     }
 
     /// Takes the last packets apart, as they would travel.
@@ -163,11 +161,11 @@ impl TxBatch for OpenBatch<'_> {
         bytes.get_mut(end - icrc::LEN - more * len..end - icrc::LEN)
     }
 
-    fn run_left(&self, len: usize) -> u32 {
+    fn takes_along(&self, len: usize, count: usize) -> bool {
         let total = len + icrc::LEN;
         let same = |(.., bytes): &&(Av, PacketNote, Vec<u8>)| bytes.len() == total;
-        let count = self.batch.packets.iter().rev().take_while(same).count() as u32;
-        count.next_multiple_of(self.run.max(1)) - count
+        let before = self.batch.packets.iter().rev().take_while(same).count();
+        before + count <= before.next_multiple_of(self.run.max(1) as usize)
     }
 
     fn retract(&mut self) {

@@ -263,8 +263,8 @@ impl TxBatch for Outlet<'_> {
     }
 
     /// A ring takes packets one by one as well.
-    fn run_left(&self, len: usize) -> u32 {
-        self.batch.as_ref().filter(|_| self.open.is_none()).map_or(0, |batch| batch.run_left(len))
+    fn takes_along(&self, len: usize, count: usize) -> bool {
+        self.open.is_none() && self.batch.as_ref().is_some_and(|batch| batch.takes_along(len, count))
     }
 
     fn retract(&mut self) {
