@@ -44,9 +44,9 @@ impl Shelf {
     }
 
     fn with_limit(fd: RawFd, limit: usize) -> Self {
-        // Kernels before 4.7 cannot.
-        let can_peek = sys::set_option(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF, 0).is_ok();
-        Self { limit: if can_peek { limit } else { 0 }, ..Self::default() }
+        // Kernels before 4.7 cannot peek so; and what a sandbox does not let us take out must not be left there.
+        let can = sys::discard(fd, 0).is_ok() && sys::set_option(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF, 0).is_ok();
+        Self { limit: if can { limit } else { 0 }, ..Self::default() }
     }
 
     /// How the next datagram is received.
@@ -102,8 +102,10 @@ impl Shelf {
     /// Takes the oldest ones out of the queue, `most` of them or all.
     fn discard(&self, fd: RawFd, most: usize) {
         let (count, bytes) = (self.count.load(Relaxed), self.bytes.load(Relaxed));
-        // What is kept is there. If not, nothing is kept.
-        let (gone, gone_bytes) = sys::discard(fd, count.min(most)).unwrap_or((count, bytes));
+        let take = || sys::discard(fd, count.min(most));
+        // An error that waits in the socket comes instead of datagrams, and is gone then: those would be received once more. What
+        // is kept is there; if not, nothing is kept.
+        let (gone, gone_bytes) = take().or_else(|_| take()).unwrap_or((count, bytes));
         self.count.store(count.saturating_sub(gone), Relaxed);
         self.bytes.store(bytes.saturating_sub(gone_bytes), Relaxed);
     }
@@ -211,6 +213,18 @@ mod tests {
         pair.shelf.clear(pair.to.as_raw_fd());
         assert_eq!(pair.recv(), Some((3, STREAM)));
         assert_eq!(pair.recv(), None);
+    }
+
+    #[test]
+    fn an_error_that_waits_in_the_socket_keeps_nothing_there() {
+        let mut pair = Pair::new(20 * STREAM);
+        pair.to.connect(pair.from.local_addr().unwrap()).unwrap();
+        pair.pass(0..3, STREAM);
+        // Its port is closed now, and what is sent there comes back as an error.
+        pair.from = UdpSocket::bind("127.0.0.1:0").unwrap();
+        pair.to.send(&[1]).unwrap();
+        pair.shelf.clear(pair.to.as_raw_fd());
+        assert_eq!((pair.count(), pair.is_readable()), (0, false));
     }
 
     #[test]
