@@ -20,7 +20,7 @@ const FEW: usize = 64;
 /// The ICRC of `packet`, which reaches from the BTH to the end of the pad. Goes on the wire least significant byte
 /// first.
 pub fn compute(net: &NetHeader, packet: &[u8]) -> u32 {
-    Sealer::new(net).sum(net.ident, packet, update)
+    Sealer::new(net).sum::<Tables>(net.ident, packet)
 }
 
 pub use gf2::power_of_x;
@@ -40,17 +40,41 @@ pub struct Summed {
     pub remainder: u32,
 }
 
-/// What a CRC-32 register holds behind some bytes. [`update`] is one; others know more of the processor.
-pub type Update = fn(u32, &[u8]) -> u32;
+/// Sums up bytes: [`Tables`] on any processor, others know more of theirs.
+///
+/// A *lane* is 16 bytes as a little-endian number. What is in front of it in a packet is in it already.
+pub trait Crc {
+    /// What a CRC-32 register that was `register` holds behind `bytes`.
+    fn update(register: u32, bytes: &[u8]) -> u32;
 
-/// What a CRC-32 register that was `register` holds behind `bytes`.
-pub fn update(register: u32, bytes: &[u8]) -> u32 {
-    if bytes.len() < FEW {
-        return bits::update(register, bytes);
+    /// What one that was 0 holds behind `lane` and `bytes`.
+    fn update_behind(lane: u128, bytes: &[u8]) -> u32;
+
+    /// The same with `blocks` times [`BLOCK`] zero bytes behind those; `None` if that is too many.
+    fn shift_behind(lane: u128, bytes: &[u8], blocks: u8) -> Option<u32>;
+}
+
+/// Looks up a few bytes, and leaves more of them to `crc32fast`.
+#[derive(Clone, Copy, Debug)]
+pub struct Tables;
+
+impl Crc for Tables {
+    fn update(register: u32, bytes: &[u8]) -> u32 {
+        if bytes.len() < FEW {
+            return bits::update(register, bytes);
+        }
+        let mut hasher = Hasher::new_with_initial(!register);
+        hasher.update(bytes);
+        !hasher.finalize()
     }
-    let mut hasher = Hasher::new_with_initial(!register);
-    hasher.update(bytes);
-    !hasher.finalize()
+
+    fn update_behind(lane: u128, bytes: &[u8]) -> u32 {
+        Self::update(bits::update(0, &lane.to_le_bytes()), bytes)
+    }
+
+    fn shift_behind(lane: u128, bytes: &[u8], blocks: u8) -> Option<u32> {
+        gf2::shift(Self::update_behind(lane, bytes), blocks)
+    }
 }
 
 /// Seals or checks packets between two addresses: their headers are summed up once, and what a packet's length and its
@@ -96,18 +120,18 @@ impl Sealer {
     }
 
     /// Writes the ICRC into the last 4 bytes of a UDP payload, of a packet with this identification if it is IPv4. Does
-    /// nothing if there are no 4 bytes. What `summed` says of a stretch of it is taken for true; `update` sums up the rest.
-    pub fn seal(&mut self, ident: u16, udp_payload: &mut [u8], summed: Option<&Summed>, update: Update) {
+    /// nothing if there are no 4 bytes. What `summed` says of a stretch of it is taken for true.
+    pub fn seal<C: Crc>(&mut self, ident: u16, udp_payload: &mut [u8], summed: Option<&Summed>) {
         let Some((packet, icrc)) = udp_payload.split_last_chunk_mut::<LEN>() else { return };
-        let known = summed.and_then(|summed| self.sum_around(ident, packet, summed, update));
-        *icrc = known.unwrap_or_else(|| self.sum(ident, packet, update)).to_le_bytes();
+        let known = summed.and_then(|summed| self.sum_around::<C>(ident, packet, summed));
+        *icrc = known.unwrap_or_else(|| self.sum::<C>(ident, packet)).to_le_bytes();
     }
 
-    /// As [`solve_ident`], for packets between the addresses of this; `update` sums up what follows the BTH.
+    /// As [`solve_ident`], for packets between the addresses of this.
     // clause: IP-IDENT
-    pub fn solve_ident(&mut self, udp_payload: &[u8], likely: u16, update: Update) -> Option<u16> {
+    pub fn solve_ident<C: Crc>(&mut self, udp_payload: &[u8], likely: u16) -> Option<u16> {
         let (packet, icrc) = udp_payload.split_last_chunk::<LEN>()?;
-        let difference = self.sum(likely, packet, update) ^ u32::from_le_bytes(*icrc);
+        let difference = self.sum::<C>(likely, packet) ^ u32::from_le_bytes(*icrc);
         match self.is_ipv4 {
             true if difference == 0 => Some(likely),
             true => explain(difference, packet.len(), likely),
@@ -118,32 +142,33 @@ impl Sealer {
     /// The ICRC of `packet`.
     // clause: ICRC-SUM
     #[inline]
-    fn sum(&mut self, ident: u16, packet: &[u8], update: Update) -> u32 {
+    fn sum<C: Crc>(&mut self, ident: u16, packet: &[u8]) -> u32 {
         match packet.split_first_chunk() {
-            Some((bth, rest)) => !update(self.behind_bth(ident, packet.len(), bth), rest),
+            Some((bth, rest)) => !C::update_behind(self.lane(ident, packet.len(), bth), rest),
             // Not a packet; some CRC has to come out.
             None => !bits::update(BEHIND_PREFIX, packet),
         }
     }
 
     /// The same without looking at what is summed already; `None` if that does not lie behind the BTH.
-    fn sum_around(&mut self, ident: u16, packet: &[u8], summed: &Summed, update: Update) -> Option<u32> {
+    fn sum_around<C: Crc>(&mut self, ident: u16, packet: &[u8], summed: &Summed) -> Option<u32> {
         let (bth, rest) = packet.split_first_chunk()?;
         let (before, rest) = rest.split_at_checked(summed.start.checked_sub(Bth::LEN)?)?;
         let after = rest.get(usize::from(summed.blocks) * BLOCK..)?;
-        let register = bits::update(self.behind_bth(ident, packet.len(), bth), before);
-        let register = gf2::shift(register, summed.blocks)? ^ summed.remainder;
+        let lane = self.lane(ident, packet.len(), bth);
+        let register = C::shift_behind(lane, before, summed.blocks)? ^ summed.remainder;
         // Most packets have no pad, and no update is faster than one with nothing.
-        Some(if after.is_empty() { !register } else { !update(register, after) })
+        Some(if after.is_empty() { !register } else { !C::update(register, after) })
     }
 
-    /// The register behind the BTH of a packet of `len` bytes.
+    /// The BTH of a packet of `len` bytes, and all in front of it.
     #[inline]
-    fn behind_bth(&mut self, ident: u16, len: usize, bth: &[u8; Bth::LEN]) -> u32 {
-        let mut masked = *bth;
+    fn lane(&mut self, ident: u16, len: usize, bth: &[u8; Bth::LEN]) -> u128 {
+        let [a, b, c, d, _, e, f, g, h, i, j, k] = *bth;
+        let first = u32::from_le_bytes([a, b, c, d]) ^ self.behind_udp(ident, len.saturating_add(LEN));
         // Congestion bits do not count.
-        masked[4] = 0xff;
-        bits::update(self.behind_udp(ident, len.saturating_add(LEN)), &masked)
+        let [second, third] = [u32::from_le_bytes([0xff, e, f, g]), u32::from_le_bytes([h, i, j, k])];
+        u128::from(first) << 32 | u128::from(second) << 64 | u128::from(third) << 96
     }
 
     /// The register behind the UDP header.
@@ -205,14 +230,14 @@ pub fn verify(net: &NetHeader, udp_payload: &[u8]) -> bool {
 
 /// Writes the ICRC into the last 4 bytes of a UDP payload. Does nothing if there are no 4 bytes.
 pub fn seal(net: &NetHeader, udp_payload: &mut [u8]) {
-    Sealer::new(net).seal(net.ident, udp_payload, None, update);
+    Sealer::new(net).seal::<Tables>(net.ident, udp_payload, None);
 }
 
 /// The IPv4 identification that explains the received ICRC, if any does; `net.ident` is not looked at.
 ///
 /// `likely` is tried first. With IPv6 there is no identification: `Some(0)` if the ICRC is right.
 pub fn solve_ident(net: &NetHeader, udp_payload: &[u8], likely: u16) -> Option<u16> {
-    Sealer::new(net).solve_ident(udp_payload, likely, update)
+    Sealer::new(net).solve_ident::<Tables>(udp_payload, likely)
 }
 
 /// The identification of a packet of `len` bytes whose ICRC is by `difference` another than it would be with `ident`.
@@ -289,10 +314,13 @@ mod gf2 {
 
     /// x^`n` modulo the polynomial of CRC-32, reflected: the highest bit is x^0.
     pub const fn power_of_x(n: u32) -> u32 {
-        let (mut value, mut left) = (ONE, n);
+        let (mut value, mut square, mut left) = (ONE, ONE >> 1, n);
         while left > 0 {
-            value = value >> 1 ^ POLYNOMIAL & (value & 1).wrapping_neg();
-            left -= 1;
+            if left & 1 == 1 {
+                value = multiply(value, square);
+            }
+            square = multiply(square, square);
+            left >>= 1;
         }
         value
     }
@@ -393,7 +421,7 @@ mod tests {
             let mut hasher = Hasher::new_with_initial(7);
             hasher.update(&data[..len]);
             assert_eq!(!bits::update(!7, &data[..len]), hasher.finalize(), "{len}");
-            assert_eq!(bits::update(0, &data[..len]), update(0, &data[..len]), "{len}");
+            assert_eq!(bits::update(0, &data[..len]), Tables::update(0, &data[..len]), "{len}");
         }
     }
 
@@ -411,16 +439,16 @@ mod tests {
                 {
                     let datagram = &mut bytes[..len];
                     let end = start + usize::from(blocks) * BLOCK;
-                    let remainder = datagram.get(start..end).map_or(1, |bytes| update(0, bytes));
+                    let remainder = datagram.get(start..end).map_or(1, |bytes| Tables::update(0, bytes));
                     let fits = start >= 12 && end + LEN <= len;
-                    sealer.seal(ident, datagram, fits.then_some(&Summed { start, blocks, remainder }), update);
+                    sealer.seal::<Tables>(ident, datagram, fits.then_some(&Summed { start, blocks, remainder }));
                     let as_sent = NetHeader { ident: if net.is_ipv4() { ident } else { 0 }, ..net };
                     assert_eq!(verify(&as_sent, datagram), len >= LEN, "{ident} {len} {start} {blocks}");
                 }
             }
             // What does not lie in the packet cannot be known.
-            sealer.seal(0, &mut bytes, Some(&Summed { start: 4100, blocks: 1, remainder: 1 }), update);
-            sealer.seal(0, &mut bytes, Some(&Summed { start: 2, blocks: 1, remainder: 1 }), update);
+            sealer.seal::<Tables>(0, &mut bytes, Some(&Summed { start: 4100, blocks: 1, remainder: 1 }));
+            sealer.seal::<Tables>(0, &mut bytes, Some(&Summed { start: 2, blocks: 1, remainder: 1 }));
             assert!(verify(&NetHeader { ident: 0, ..net }, &bytes));
         }
     }
@@ -465,13 +493,13 @@ mod tests {
                 let datagram = &mut bytes[..len];
                 seal(&as_sent, datagram);
                 for likely in [0, 7, 255, 256, 65_535] {
-                    let found = sealer.solve_ident(datagram, likely, update);
+                    let found = sealer.solve_ident::<Tables>(datagram, likely);
                     assert_eq!(found, Some(as_sent.ident), "{len} {ident} {likely}");
                 }
                 datagram[len - 6] ^= 1;
-                assert_eq!(sealer.solve_ident(datagram, ident, update), None, "{len} {ident}");
+                assert_eq!(sealer.solve_ident::<Tables>(datagram, ident), None, "{len} {ident}");
             }
-            assert_eq!(sealer.solve_ident(&[0; 3], 0, update), None);
+            assert_eq!(sealer.solve_ident::<Tables>(&[0; 3], 0), None);
         }
     }
 

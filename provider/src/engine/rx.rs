@@ -16,7 +16,7 @@ use super::strays::{Fate, Strays};
 use super::table::Lookup;
 use super::tx::peek_qpn;
 use super::{DRAIN_ROUNDS, Engine};
-use crate::crc;
+use crate::crc::Folding;
 use crate::flow::{Key, Owed};
 use crate::net::forward::Frame;
 use crate::net::service::{Mailbox, ServiceSocket};
@@ -187,7 +187,7 @@ impl IdentGuess {
     pub(crate) fn verify(&mut self, packet: &[u8], index: u16) -> bool {
         let likely = self.counting.map_or(index, |last| last.wrapping_add(1));
         // clause: IP-IDENT
-        let Some(ident) = self.sums.solve_ident(packet, likely, crc::update) else { return false };
+        let Some(ident) = self.sums.solve_ident::<Folding>(packet, likely) else { return false };
         self.counting = (ident != index).then_some(ident);
         true
     }

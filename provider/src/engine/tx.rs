@@ -13,7 +13,7 @@ pub(crate) use outlet::{Outlet, TxCache};
 
 use super::Engine;
 use crate::counters::Counters;
-use crate::crc;
+use crate::crc::Folding;
 use crate::guard::Sum;
 use crate::host::Copied;
 use crate::net::slot::Slot;
@@ -209,7 +209,7 @@ impl Batch {
         // The kernel counts the identifications of a run from 0.
         for (ident, entry) in self.packets.get(run).unwrap_or_default().iter().enumerate() {
             if let Some(packet) = self.bytes.get_mut(entry.start..entry.start + entry.len) {
-                self.sealer.seal(ident as u16, packet, entry.summed.as_ref(), crc::update);
+                self.sealer.seal::<Folding>(ident as u16, packet, entry.summed.as_ref());
             }
         }
     }

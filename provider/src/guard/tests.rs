@@ -4,7 +4,7 @@ use super::x86::{self, Moves};
 use super::{Fault, portable};
 use crate::testing::{PAGE, Pages};
 use roxe_transport::cx::AtomicOp;
-use roxe_wire::icrc::BLOCK;
+use roxe_wire::icrc::{BLOCK, Crc, Tables};
 
 #[derive(Clone, Copy)]
 struct Arch {
@@ -73,7 +73,7 @@ fn a_summed_copy_is_exact_and_so_is_its_sum() {
         if let Some(super::Sum { blocks, remainder }) = sum {
             let end = usize::from(blocks) * BLOCK;
             assert_eq!(end, len - len % BLOCK);
-            assert_eq!(remainder, roxe_wire::icrc::update(0, &data[..end]), "{len} {skew}");
+            assert_eq!(remainder, Tables::update(0, &data[..end]), "{len} {skew}");
         }
     }
     pages.unmap(1, 1);
