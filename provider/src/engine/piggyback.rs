@@ -48,3 +48,29 @@ impl Engine {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::alone;
+    use super::*;
+
+    #[test]
+    fn an_acknowledgement_waits_longer_where_the_background_thread_looks_for_packets() {
+        let (qp, _cq) = alone();
+        let engine = qp.pd().context().engine();
+        let mut rx = engine.rx.lock();
+        let state = rx.state();
+        let (until, soon) = (Instant(1_000_000), Duration::from_nanos(1));
+        let mut waits = |visitor, by| {
+            let qp = engine.table.get(qp.qpn()).unwrap();
+            state.waiting = Some(Waiting { qp, until: until.after(soon) });
+            state.visitor = visitor;
+            engine.end_waiting(state, by, by);
+            state.waiting.take().is_some()
+        };
+        let [early, late] = [until, until.after(GRACE)].map(|by| [by, by.after(soon)]);
+        let looks = [Visitor::Program, Visitor::Woken, Visitor::Spinning];
+        assert_eq!(looks.map(|visitor| early.map(|by| waits(visitor, by))), [[true, false], [true; 2], [true; 2]]);
+        assert_eq!(looks.map(|visitor| late.map(|by| waits(visitor, by))), [[false; 2], [true, false], [true, false]]);
+    }
+}

@@ -16,7 +16,7 @@ use std::time::Duration;
 const LATE: Duration = Duration::from_millis(10);
 
 /// A queue pair connected with itself, which tries nothing again, and its completions.
-fn alone() -> (Arc<Qp>, Arc<Cq>) {
+pub(super) fn alone() -> (Arc<Qp>, Arc<Cq>) {
     let pd = testing::pd();
     let channel = Some(pd.context().create_comp_channel().unwrap());
     let cq = pd.context().create_cq(CqInit { cqe: 4, channel, user: 7, ..CqInit::default() }).unwrap();
