@@ -45,6 +45,13 @@ impl Bth {
         }
     }
 
+    /// That of the next packet where packets from the middle of a message share a header: only the first of them asks for an
+    /// acknowledgement.
+    #[must_use]
+    pub const fn next_joined(self) -> Self {
+        Self { psn: self.psn.next(), ack_req: false, ..self }
+    }
+
     /// Reads a header: what follows from the rest of the packet (opcode, pad count), and the header itself.
     /// Reserved bits are ignored.
     // clause: BTH-RESERVED

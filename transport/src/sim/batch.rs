@@ -115,7 +115,7 @@ impl OpenBatch<'_> {
         let mut header = Packet::parse(&all).expect("what others are joined to does not parse").header;
         self.batch.packets.push((av, note, all));
         for payload in rest[..packets * len].chunks(len) {
-            (header.bth.psn, header.bth.ack_req) = (header.bth.psn.next(), false);
+            header.bth = header.bth.next_joined();
             let mut bytes = self.pool.take();
             let end = header.padded_len(len);
             bytes.resize(end + icrc::LEN, POISON);

@@ -41,7 +41,7 @@ impl<'a> Joined<'a> {
             let (packet, icrc) = buf.get_mut(used..used + segment)?.split_at_mut_checked(Bth::LEN + len)?;
             header.emit(len, packet)?.copy_from_slice(payload);
             icrc.fill(0);
-            (header.bth.psn, header.bth.ack_req) = (header.bth.psn.next(), false);
+            header.bth = header.bth.next_joined();
             used += segment;
         }
         Some((segment, used))
