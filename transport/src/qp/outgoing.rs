@@ -4,8 +4,7 @@
 
 use crate::cx::{Memory, PacketNote, TxBatch};
 use crate::qp::flight::{charge, charge_alone, charge_range};
-use crate::qp::responder::len_of;
-use crate::qp::segment::{self, Place};
+use crate::qp::segment::{self, Place, len_of};
 use crate::qp::sq::{Payload, SendWqe};
 use crate::wr::{Av, SendOp};
 use roxe_wire::{Form, Header, PathMtu, Request, Reth};

@@ -6,7 +6,7 @@
 use crate::cx::{Host, MemError, PacketNote, TxBatch, TxState, Why};
 use crate::qp::refusal::{Answer, Refusal};
 use crate::qp::replay::{Due, Entry, OnceKind, Op, ReadJob, ReplayRing, Seq};
-use crate::qp::responder::len_of;
+use crate::qp::segment::len_of;
 use crate::qp::shared::{Service, Shared};
 use crate::time::Instant;
 use crate::wr::Access;

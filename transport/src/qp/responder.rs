@@ -12,7 +12,7 @@ use crate::qp::refusal::{Answer, Reaction, Refusal};
 use crate::qp::replay::{OnceKind, Op};
 use crate::qp::reply::{Progress, Replies, check_readable};
 use crate::qp::rq::{RecvQueue, takes_receive};
-use crate::qp::segment::{self, MAX_MESSAGE};
+use crate::qp::segment::{self, MAX_MESSAGE, len_of};
 use crate::qp::shared::{QpConfig, QpEvents, Shared};
 use crate::qp::tagged::MAX_RENDEZVOUS;
 use crate::qp::{DropReason, PostError, QpState};
@@ -655,11 +655,6 @@ fn may_read(sh: &Shared) -> bool {
 /// Whether `req` is answered by more than an acknowledgement, so that it must be remembered.
 pub(super) const fn has_own_answer(req: &Request) -> bool {
     matches!(req, Request::Read(_)) || OnceKind::of(req).is_some()
-}
-
-/// Bytes of a payload; one packet's, so it always fits.
-pub(crate) fn len_of(payload: &[u8]) -> u32 {
-    u32::try_from(payload.len()).unwrap_or(u32::MAX)
 }
 
 /// Whether `req` begins a message.

@@ -13,6 +13,11 @@ pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
 const READ_CHUNK_PACKETS: u32 = 64;
 const READ_CHUNK_BYTES: u32 = 128 << 10;
 
+/// Bytes of the payload of a packet, or of a few that are joined, so it always fits.
+pub(crate) fn len_of(payload: &[u8]) -> u32 {
+    u32::try_from(payload.len()).unwrap_or(u32::MAX)
+}
+
 /// log2 of the payload bytes of a full packet.
 const fn shift(mtu: PathMtu) -> u32 {
     mtu.bytes().trailing_zeros()
