@@ -1,8 +1,9 @@
 //! The capture file of this process (`ROXE_CAPTURE`): pcapng, one section, one interface per device.
 //!
 //! Packets are gathered while the recorder is locked and written with one system call when it is let go, so a process that
-//! is killed leaves a file that is complete up to its last batch. The file is locked as long as the process lives: a second
-//! process that is given the same name writes beside it, and so does the child of a fork. Touches one file.
+//! is killed leaves a file that is complete up to its last batch, of which the kernel may have cut off what is behind the end of
+//! a page. The file is locked as long as the process lives: a second process that is given the same name writes beside it, and
+//! so does the child of a fork. Touches one file.
 
 use crate::engine::uncancelled;
 use crate::fork::Lockable;
