@@ -270,7 +270,7 @@ impl Engine {
             if found && is_alone && pays() {
                 self.spin(&experience.crowd);
             }
-            self.clear_shelves();
+            self.clear_kept();
         }
         presence.muted.store(false, SeqCst);
         experience.muted_looks = 0;

@@ -268,10 +268,10 @@ impl Engine {
         found
     }
 
-    /// Nobody keeps looking from now on, unless who has the receive side does: nothing that was read stays in a socket.
-    pub(super) fn clear_shelves(&self) {
+    /// Nobody keeps looking from now on, unless who has the receive side does: nothing that was read or sent stays in a socket.
+    pub(super) fn clear_kept(&self) {
         if let Some(rx) = self.rx.try_lock() {
-            rx.sources.links.iter().for_each(|link| link.clear_shelf());
+            rx.sources.links.iter().for_each(|link| link.clear_kept());
         }
     }
 

@@ -11,7 +11,7 @@ mod tapped;
 
 pub(crate) use outlet::{Outlet, TxCache};
 
-use super::Engine;
+use super::{Engine, uncancelled};
 use crate::counters::Counters;
 use crate::crc::Folding;
 use crate::guard::Sum;
@@ -170,8 +170,12 @@ impl Batch {
     /// Sends the run that starts with packet `at` and returns where the next one starts.
     fn send_from(&mut self, at: usize, link: &UdpLink, av: &Av, counters: &Counters) -> usize {
         let run = self.run_from(at, link.max_segments());
-        self.seal(run.clone(), &header(link, av));
-        if self.send_run(run.clone(), link, av, counters) {
+        if link.lacks_keepers(av.dgid, self.bytes_of(run.clone()).len()) {
+            uncancelled(|| link.open_keepers());
+        }
+        let net = NetHeader { src_port: link.src_port(av.dgid), ..header(link, av) };
+        self.seal(run.clone(), &net);
+        if self.send_run(run.clone(), link, &net, counters) {
             return run.end;
         }
         // From now on the link takes them one by one.
@@ -215,12 +219,16 @@ impl Batch {
     }
 
     /// Sends one sealed run; false if the link has just found out that it cannot take several packets at once.
-    fn send_run(&self, run: Range<usize>, link: &UdpLink, av: &Av, counters: &Counters) -> bool {
-        let Some(packets) = self.packets.get(run) else { return true };
-        let (Some(first), Some(last)) = (packets.first(), packets.last()) else { return true };
-        let Some(bytes) = self.bytes.get(first.start..last.start + last.len) else { return true };
-        let to = TxMeta { dst: av.dgid, traffic_class: av.traffic_class, hop_limit: av.hop_limit };
-        send(link, &to, bytes, first.len, packets.len(), counters)
+    fn send_run(&self, run: Range<usize>, link: &UdpLink, net: &NetHeader, counters: &Counters) -> bool {
+        let Some(first) = self.packets.get(run.start) else { return true };
+        send(link, &TxMeta::of(net), self.bytes_of(run.clone()), first.len, run.len(), counters)
+    }
+
+    /// The packets of a run, one behind the other.
+    fn bytes_of(&self, run: Range<usize>) -> &[u8] {
+        let packets = self.packets.get(run).unwrap_or_default();
+        let (Some(first), Some(last)) = (packets.first(), packets.last()) else { return &[] };
+        self.bytes.get(first.start..last.start + last.len).unwrap_or_default()
     }
 }
 
@@ -422,7 +430,11 @@ mod tests {
         let open = |last| UdpLink::open(av(last).dgid, 1, true, false).unwrap();
         let (from, to) = (open(3), open(4));
         let no_segments = [[0; 400]];
-        let refused = from.send(&TxMeta { dst: to.gid(), traffic_class: 0, hop_limit: 0 }, &no_segments[0], 1);
+        let refused = from.send(
+            &TxMeta { dst: to.gid(), src_port: ROCE_PORT, traffic_class: 0, hop_limit: 0 },
+            &no_segments[0],
+            1,
+        );
         assert!(matches!(refused, Err(SendError::NoSegments)));
         let mut batch = Batch::new();
         let to_av = av(4);
@@ -457,5 +469,26 @@ mod tests {
         for (ident, packet) in (0..).zip(buf[..416].chunks(104)) {
             assert!(icrc::verify(&NetHeader { ident, ..net }, packet), "{ident}");
         }
+    }
+
+    #[test]
+    fn the_port_of_a_stream_to_the_own_address_is_in_its_icrcs() {
+        let link = UdpLink::open(av(7).dgid, 1, true, true).unwrap().with_rcvbuf(212_992).unwrap();
+        let (to_av, mut buf, mut ports) = (av(7), vec![0; 65_536], vec![]);
+        for count in [1, 40, 1, 40] {
+            let mut batch = Batch::new();
+            (0..count).for_each(|_| push(&mut batch, &to_av, 0x1000, 1000));
+            assert_eq!(batch.send_from(0, &link, &to_av, &Counters::default()), count);
+            let meta = link.recv(&mut buf).unwrap().unwrap();
+            let net = NetHeader { src: link.gid(), dst: link.gid(), src_port: meta.src_port, ..NetHeader::default() };
+            assert_eq!(meta.packets(), count as u64);
+            for (ident, packet) in (0..).zip(buf[..meta.len].chunks(meta.segment)) {
+                assert!(icrc::verify(&NetHeader { ident, ..net }, packet), "{ident}");
+            }
+            ports.push(meta.src_port);
+        }
+        let [first, own @ ..] = &ports[..] else { panic!("no ports") };
+        assert_eq!(*first, ROCE_PORT);
+        assert!(own[0] != ROCE_PORT && own.iter().all(|port| *port == own[0]), "{own:?}");
     }
 }

@@ -109,7 +109,7 @@ impl Engine {
         wait.sleeps = uncancelled(|| {
             let sleeps = !self.is_started() || !self.look_around(&is_over);
             if sleeps {
-                self.clear_shelves();
+                self.clear_kept();
             }
             sleeps
         });

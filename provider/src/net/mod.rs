@@ -1,7 +1,7 @@
 //! How packets travel: links move datagrams and know no queue pairs.
 //!
-//! Lives here: the [`Link`] trait, the real link over a UDP socket ([`udp`]), with
-//! what it leaves in the queue of its socket ([`shelf`]), the one through shared memory ([`shm`]), the ownership of QPN ranges among processes
+//! Lives here: the [`Link`] trait, the real link over a UDP socket ([`udp`]), with what it leaves in the queue of its socket
+//! ([`shelf`]) or in those of others (`keepers`), the one through shared memory ([`shm`]), the ownership of QPN ranges among processes
 //! ([`slot`]), and of services ([`service`]), the names of multicast groups ([`group`]), the kernel program that hands a packet to its owner ([`steer`]), the
 //! frames that processes of one host send each other when it did not ([`forward`]), what the system tells about its
 //! interfaces ([`news`]), and the raw link, which moves whole Ethernet frames ([`frames`]). Nothing in this folder locks
@@ -11,6 +11,7 @@ mod cmsg;
 pub(crate) mod forward;
 pub(crate) mod frames;
 pub(crate) mod group;
+mod keepers;
 pub(crate) mod news;
 pub(crate) mod service;
 pub(crate) mod shelf;
@@ -23,7 +24,7 @@ pub(crate) mod udp;
 
 pub(crate) use sys::wake;
 
-use roxe_wire::Gid;
+use roxe_wire::{Gid, NetHeader};
 use std::io;
 
 /// UDP port of RoCEv2, host order (IANA).
@@ -79,10 +80,20 @@ impl RxMeta {
 pub(crate) struct TxMeta {
     /// Destination address, of the same family as the link.
     pub(crate) dst: Gid,
+    /// UDP source port, one of the link's.
+    pub(crate) src_port: u16,
     /// IPv4 TOS or IPv6 traffic class.
     pub(crate) traffic_class: u8,
     /// IPv4 TTL or IPv6 hop limit.
     pub(crate) hop_limit: u8,
+}
+
+impl TxMeta {
+    /// Where packets go whose ICRC is that of these headers.
+    pub(crate) fn of(net: &NetHeader) -> Self {
+        let NetHeader { dst, src_port, traffic_class, hop_limit, .. } = *net;
+        Self { dst, src_port, traffic_class, hop_limit }
+    }
 }
 
 /// Why a run was not sent.

@@ -8,7 +8,7 @@
 //! A socket looks readable as long as something is kept: who is going to wait for it clears the shelf first. Belongs to the
 //! receive side of the engine and is changed under its lock. Touches the socket, and counts.
 
-use super::sys;
+use super::sys::{self, Discarded};
 use libc::c_int;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
@@ -45,8 +45,13 @@ impl Shelf {
 
     fn with_limit(fd: RawFd, limit: usize) -> Self {
         // Kernels before 4.7 cannot peek so; and what a sandbox does not let us take out must not be left there.
-        let can = sys::discard(fd, 0).is_ok() && sys::set_option(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF, 0).is_ok();
+        let can = sys::discard(fd, 0, 0).is_ok() && sys::set_option(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF, 0).is_ok();
         Self { limit: if can { limit } else { 0 }, ..Self::default() }
+    }
+
+    /// Whether anything may be kept.
+    pub(super) fn exists(&self) -> bool {
+        self.limit > 0
     }
 
     /// How the next datagram is received.
@@ -60,7 +65,7 @@ impl Shelf {
     pub(super) fn note(&self, fd: RawFd, len: usize) {
         if self.is_open.load(Relaxed) {
             self.keep(fd, len);
-        } else if self.limit > 0 && len >= STREAM {
+        } else if self.exists() && len >= STREAM {
             self.is_open.store(true, Relaxed);
         }
     }
@@ -102,12 +107,12 @@ impl Shelf {
     /// Takes the oldest ones out of the queue, `most` of them or all.
     fn discard(&self, fd: RawFd, most: usize) {
         let (count, bytes) = (self.count.load(Relaxed), self.bytes.load(Relaxed));
-        let take = || sys::discard(fd, count.min(most));
+        let take = || sys::discard(fd, count.min(most), 0);
         // An error that waits in the socket comes instead of datagrams, and is gone then: those would be received once more. What
         // is kept is there; if not, nothing is kept.
-        let (gone, gone_bytes) = take().or_else(|_| take()).unwrap_or((count, bytes));
-        self.count.store(count.saturating_sub(gone), Relaxed);
-        self.bytes.store(bytes.saturating_sub(gone_bytes), Relaxed);
+        let gone = take().or_else(|_| take()).unwrap_or(Discarded { count, bytes });
+        self.count.store(count.saturating_sub(gone.count), Relaxed);
+        self.bytes.store(bytes.saturating_sub(gone.bytes), Relaxed);
     }
 }
 

@@ -21,7 +21,7 @@
 use super::forward::Frame;
 use super::slot::{self, Slot, SlotSocket};
 use super::udp::UdpLink;
-use super::{Link, RxMeta, TxMeta};
+use super::{Link, ROCE_PORT, RxMeta, TxMeta};
 use libc::sock_filter;
 use roxe_transport::time::Instant;
 use roxe_wire::Gid;
@@ -173,7 +173,7 @@ impl Session {
     /// Sends a probe to every number.
     fn ask(&mut self, link: &UdpLink, now: Instant) {
         self.deadline = now.after(PATIENCE);
-        let to = TxMeta { dst: link.gid(), traffic_class: 0, hop_limit: 0 };
+        let to = TxMeta { dst: link.gid(), src_port: ROCE_PORT, traffic_class: 0, hop_limit: 0 };
         for index in 0..self.answers.len() {
             self.answers[index].clear();
             // A lost probe is a missing answer, which the session handles.
@@ -273,7 +273,7 @@ pub(crate) fn answer(packet: &[u8], meta: &RxMeta, mine: &[SlotSocket]) -> bool 
     let Ok(&[PROBE, round, _, _, i0, i1, i2, i3, ref nonce @ ..]) = <&[u8; PROBE_LEN]>::try_from(packet) else {
         return false;
     };
-    if meta.src != meta.dst || meta.src_port != super::ROCE_PORT {
+    if meta.src != meta.dst || meta.src_port != ROCE_PORT {
         return false;
     }
     let (index, nonce) = (u32::from_be_bytes([i0, i1, i2, i3]), u64::from_be_bytes(*nonce));
@@ -304,7 +304,7 @@ fn count_bound(table: &str, gid: Gid) -> usize {
         IpAddr::V4(ip) => word(&ip.octets()),
         IpAddr::V6(ip) => ip.octets().as_chunks::<4>().0.iter().map(word).collect(),
     };
-    let local = format!("{address}:{:04X}", super::ROCE_PORT);
+    let local = format!("{address}:{:04X}", ROCE_PORT);
     table.lines().filter(|line| line.split_whitespace().nth(1) == Some(&local)).count()
 }
 
@@ -481,7 +481,7 @@ mod tests {
             steering.step(Instant(round));
         }
         assert_eq!((steering.fd(), steering.deadline()), (None, None));
-        let to = TxMeta { dst: gid, traffic_class: 0, hop_limit: 0 };
+        let to = TxMeta { dst: gid, src_port: ROCE_PORT, traffic_class: 0, hop_limit: 0 };
         for (link, mine) in &members {
             members[0].0.send(&to, &packet_to(mine[0].slot().get()), 16).unwrap();
             assert_eq!(link.recv(&mut buf).unwrap().map(|meta| meta.len), Some(16));

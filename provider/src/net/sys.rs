@@ -48,15 +48,15 @@ pub(super) fn bind_netlink(fd: RawFd, groups: c_int) -> io::Result<()> {
     check(rc as isize).map(drop)
 }
 
-/// Attaches a classic BPF program that chooses a socket of the reuseport group; the kernel copies it.
-pub(super) fn attach_reuseport_filter(fd: RawFd, program: &mut [libc::sock_filter]) -> io::Result<()> {
+/// Attaches a classic BPF program; the kernel copies it. What for is the socket option `name`.
+pub(super) fn attach_filter(fd: RawFd, name: c_int, program: &mut [libc::sock_filter]) -> io::Result<()> {
     let len = u16::try_from(program.len()).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG))?;
     let program = libc::sock_fprog { len, filter: program.as_mut_ptr() };
     let size = size_of_val(&program) as socklen_t;
     // SAFETY: `program` and the `len` instructions it points to outlive the call, which only reads them.
     let rc = unsafe {
         let value = (&raw const program).cast::<c_void>();
-        libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, value, size)
+        libc::setsockopt(fd, libc::SOL_SOCKET, name, value, size)
     };
     check(rc as isize).map(drop)
 }
@@ -149,17 +149,26 @@ pub(super) fn recv(
     }
 }
 
-/// Takes up to `count` datagrams out of the queue of a socket, at most [`MAX_DISCARDED`]. How many it were, and their bytes.
-pub(super) fn discard(fd: RawFd, count: usize) -> io::Result<(usize, usize)> {
+/// What was taken out of a queue.
+pub(super) struct Discarded {
+    /// Datagrams.
+    pub(super) count: usize,
+    /// Their bytes.
+    pub(super) bytes: usize,
+}
+
+/// Takes up to `count` datagrams out of a queue of a socket, at most [`MAX_DISCARDED`]: that of errors with `MSG_ERRQUEUE` in
+/// `flags`.
+pub(super) fn discard(fd: RawFd, count: usize, flags: c_int) -> io::Result<Discarded> {
     // SAFETY: all-zero is valid: no name, no data, no control messages.
     let mut headers: [libc::mmsghdr; MAX_DISCARDED] = unsafe { zeroed() };
     let count = count.min(MAX_DISCARDED);
-    let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
+    let flags = flags | libc::MSG_DONTWAIT | libc::MSG_TRUNC;
     let no_timeout = std::ptr::null_mut::<libc::timespec>();
     // SAFETY: there are `count` headers at least, which point to nothing.
     let rc = unsafe { libc::syscall(libc::SYS_recvmmsg, fd, headers.as_mut_ptr(), count, flags, no_timeout) };
-    let taken = check(rc as isize)?;
-    Ok((taken, headers.iter().take(taken).map(|header| header.msg_len as usize).sum()))
+    let count = check(rc as isize)?;
+    Ok(Discarded { count, bytes: headers.iter().take(count).map(|header| header.msg_len as usize).sum() })
 }
 
 /// Takes possession of the descriptors that came with a message. Ask once: whoever does not want them drops them.

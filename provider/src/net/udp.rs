@@ -7,7 +7,8 @@
 //! interface never fills it; a dead interface gives up after [`SEND_TIMEOUT`] and the packets count as lost.
 
 use super::cmsg::{self, Control};
-use super::shelf::Shelf;
+use super::keepers::Keepers;
+use super::shelf::{STREAM, Shelf};
 use super::sys::{self, Name};
 use super::{HOP_LIMIT, Link, MAX_SEGMENTS, ROCE_PORT, RxMeta, SendError, TxMeta};
 use libc::c_int;
@@ -16,6 +17,7 @@ use socket2::{Domain, InterfaceIndexOrAddress, Protocol, SockAddr, Socket, Type}
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -39,6 +41,8 @@ pub(crate) struct UdpLink {
     rcvbuf: usize,
     /// What was read last.
     shelf: Shelf,
+    /// Where there is no shelf: who sends to this very address. Opened by the first run that is worth it.
+    keepers: OnceLock<Option<Keepers>>,
 }
 
 impl UdpLink {
@@ -46,17 +50,7 @@ impl UdpLink {
     /// the port, has it.
     pub(crate) fn open(gid: Gid, ifindex: u32, gso: bool, gro: bool) -> io::Result<Self> {
         let address = socket_addr(gid, ifindex);
-        let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
-        socket.set_reuse_port(true)?;
-        // The kernel clamps both to its limits instead of refusing.
-        socket.set_recv_buffer_size(BUFFER)?;
-        socket.set_send_buffer_size(BUFFER)?;
-        socket.set_write_timeout(Some(SEND_TIMEOUT))?;
-        if address.is_ipv4() {
-            set_v4_options(&socket, ifindex)?;
-        } else {
-            set_v6_options(&socket, ifindex)?;
-        }
+        let socket = bare_socket(address, ifindex, BUFFER)?;
         if gro {
             // Kernels before 5.0 deliver packets one by one instead.
             let _ = sys::set_option(socket.as_raw_fd(), libc::IPPROTO_UDP, libc::UDP_GRO, 1);
@@ -71,6 +65,8 @@ impl UdpLink {
             scope: ifindex,
             segments: AtomicBool::new(gso),
             hot: AtomicBool::new(false),
+            // Only those that receive streams have them.
+            keepers: OnceLock::from(None),
         })
     }
 
@@ -86,11 +82,46 @@ impl UdpLink {
         Ok(link)
     }
 
-    /// The same link with a receive buffer of this many bytes, or what the kernel gives of them, and a shelf in there.
+    /// The same link with a receive buffer of this many bytes, or what the kernel gives of them, and a shelf in there; if it is
+    /// too small for that, with keepers.
     pub(crate) fn with_rcvbuf(self, bytes: usize) -> io::Result<Self> {
         self.socket.set_recv_buffer_size(bytes)?;
         let rcvbuf = self.socket.recv_buffer_size()?;
-        Ok(Self { rcvbuf, shelf: Shelf::new(self.fd(), rcvbuf), ..self })
+        let shelf = Shelf::new(self.fd(), rcvbuf);
+        let keepers = if shelf.exists() { OnceLock::from(None) } else { OnceLock::new() };
+        Ok(Self { rcvbuf, shelf, keepers, ..self })
+    }
+
+    /// The UDP port that packets to `dst` come from.
+    pub(crate) fn src_port(&self, dst: Gid) -> u16 {
+        self.keepers_for(dst).map_or(ROCE_PORT, Keepers::port)
+    }
+
+    fn keepers_for(&self, dst: Gid) -> Option<&Keepers> {
+        self.keepers.get().and_then(Option::as_ref).filter(|_| dst == self.gid)
+    }
+
+    /// Whether [`UdpLink::open_keepers`] is worth it for a run of `len` bytes to `dst`.
+    #[inline]
+    pub(crate) fn lacks_keepers(&self, dst: Gid, len: usize) -> bool {
+        len >= STREAM && dst == self.gid && self.keepers.get().is_none()
+    }
+
+    /// Sends to its own address by keepers from now on, if they can be had. Closes sockets if not.
+    pub(crate) fn open_keepers(&self) {
+        self.keepers.get_or_init(|| self.make_keepers().ok());
+    }
+
+    fn make_keepers(&self) -> io::Result<Keepers> {
+        // The kernel doubles what it is asked for.
+        let buffer = self.rcvbuf / 2;
+        Keepers::open(|port| {
+            let mut address = socket_addr(self.gid, self.scope);
+            address.set_port(port);
+            let socket = bare_socket(address, self.scope, buffer)?;
+            socket.bind(&SockAddr::from(address))?;
+            Ok(socket)
+        })
     }
 
     /// The local address; the group's, if it was joined.
@@ -109,8 +140,10 @@ impl UdpLink {
     }
 
     /// Nobody keeps looking here: what has been read leaves the queue of the socket, which is readable as long as it is there.
-    pub(crate) fn clear_shelf(&self) {
+    /// Nor is anything kept of what was sent.
+    pub(crate) fn clear_kept(&self) {
         self.shelf.clear(self.fd());
+        self.keepers.get().and_then(Option::as_ref).map(Keepers::clear);
     }
 
     /// Whether pollers should look here every time.
@@ -127,7 +160,7 @@ impl UdpLink {
 
     /// Lets the kernel run `program` (classic BPF) to choose the socket of the port's group for each packet.
     pub(crate) fn attach_steering(&self, program: &mut [libc::sock_filter]) -> io::Result<()> {
-        sys::attach_reuseport_filter(self.fd(), program)
+        sys::attach_filter(self.fd(), libc::SO_ATTACH_REUSEPORT_CBPF, program)
     }
 
     /// The control messages a send needs.
@@ -192,9 +225,11 @@ impl Link for UdpLink {
     fn send(&self, to: &TxMeta, bytes: &[u8], segment: usize) -> Result<(), SendError> {
         let segment = (segment < bytes.len()).then(|| u16::try_from(segment).unwrap_or(u16::MAX));
         let name = name_of(to.dst, self.scope);
-        let control = self.control(to, segment);
+        let mut control = self.control(to, segment);
+        let keepers = self.keepers_for(to.dst).filter(|keepers| keepers.port() == to.src_port);
+        let fd = keepers.and_then(|keepers| keepers.next(bytes.len(), &mut control)).unwrap_or_else(|| self.fd());
         loop {
-            let Err(cause) = sys::send(self.fd(), &name, [bytes, &[]], &control, 0) else { return Ok(()) };
+            let Err(cause) = sys::send(fd, &name, [bytes, &[]], &control, 0) else { return Ok(()) };
             match cause.raw_os_error() {
                 Some(libc::EINTR) => {}
                 // What kernels and drivers answer that cannot segment (no support, or no checksum offload).
@@ -210,6 +245,22 @@ impl Link for UdpLink {
     fn max_segments(&self) -> usize {
         if self.segments.load(Ordering::Relaxed) { MAX_SEGMENTS } else { 1 }
     }
+}
+
+/// A socket that will be bound to `address`, or to another port of it.
+fn bare_socket(address: SocketAddr, ifindex: u32, rcvbuf: usize) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+    socket.set_reuse_port(true)?;
+    // The kernel clamps both to its limits instead of refusing.
+    socket.set_recv_buffer_size(rcvbuf)?;
+    socket.set_send_buffer_size(BUFFER)?;
+    socket.set_write_timeout(Some(SEND_TIMEOUT))?;
+    if address.is_ipv4() {
+        set_v4_options(&socket, ifindex)?;
+    } else {
+        set_v6_options(&socket, ifindex)?;
+    }
+    Ok(socket)
 }
 
 /// The socket address of `gid` at the RoCE port.
@@ -297,7 +348,7 @@ mod tests {
     fn a_run_arrives_as_one_with_its_segment_size_tos_and_ttl() {
         let (a, b) = (link(1, true, true), link(2, true, true));
         let run: Vec<u8> = (0..250u8).collect();
-        let to = TxMeta { dst: b.gid(), traffic_class: 0x68, hop_limit: 7 };
+        let to = TxMeta { dst: b.gid(), src_port: ROCE_PORT, traffic_class: 0x68, hop_limit: 7 };
         a.send(&to, &run, 100).unwrap();
         let mut buf = vec![0; 65_536];
         let meta = recv(&b, &mut buf);
@@ -314,7 +365,8 @@ mod tests {
         let (a, b) = (link(7, true, true), link(8, true, true));
         let mut buf = vec![0; 65_536];
         for (asked, sent) in [(0, 64), (1, 64), (2, 2), (64, 64), (255, 255)] {
-            a.send(&TxMeta { dst: b.gid(), traffic_class: 0, hop_limit: asked }, &[1; 20], 20).unwrap();
+            a.send(&TxMeta { dst: b.gid(), src_port: ROCE_PORT, traffic_class: 0, hop_limit: asked }, &[1; 20], 20)
+                .unwrap();
             assert_eq!(recv(&b, &mut buf).hop_limit, sent, "asked for {asked}");
         }
     }
@@ -327,7 +379,12 @@ mod tests {
         let (from, mut buf) = (link(9, true, true), vec![0; 65_536]);
         let members = [(); 3].map(|()| UdpLink::join(group, 1, true).unwrap());
         for (asked, sent) in [(0, 64), (1, 1), (7, 7)] {
-            from.send(&TxMeta { dst: group, traffic_class: 0, hop_limit: asked }, &[asked; 30], 30).unwrap();
+            from.send(
+                &TxMeta { dst: group, src_port: ROCE_PORT, traffic_class: 0, hop_limit: asked },
+                &[asked; 30],
+                30,
+            )
+            .unwrap();
             for member in &members {
                 let meta = recv(member, &mut buf);
                 assert_eq!((meta.len, meta.src, meta.dst, meta.hop_limit), (30, from.gid(), group, sent));
@@ -361,7 +418,7 @@ mod tests {
     #[test]
     fn without_gro_the_packets_arrive_one_by_one() {
         let (a, b) = (link(3, true, true), link(4, true, false));
-        a.send(&TxMeta { dst: b.gid(), traffic_class: 0, hop_limit: 0 }, &[7; 250], 100).unwrap();
+        a.send(&TxMeta { dst: b.gid(), src_port: ROCE_PORT, traffic_class: 0, hop_limit: 0 }, &[7; 250], 100).unwrap();
         let mut buf = vec![0; 65_536];
         let lens: Vec<usize> = (0..3).map(|_| recv(&b, &mut buf).len).collect();
         assert_eq!(lens, [100, 100, 50]);
@@ -374,9 +431,24 @@ mod tests {
     }
 
     #[test]
+    fn streams_to_the_own_address_come_from_another_port_where_there_is_no_shelf() {
+        let [small, large] = [212_992, 4 << 20].map(|rcvbuf| link(10, true, true).with_rcvbuf(rcvbuf).unwrap());
+        let (own, other) = (small.gid(), Ipv4Addr::new(127, 77, 0, 11).into());
+        assert!(!small.lacks_keepers(own, STREAM - 1) && !small.lacks_keepers(other, STREAM));
+        assert!(small.lacks_keepers(own, STREAM));
+        assert_eq!(small.src_port(own), ROCE_PORT);
+        small.open_keepers();
+        assert!(!small.lacks_keepers(own, STREAM));
+        assert_ne!(small.src_port(own), ROCE_PORT);
+        assert_eq!(small.src_port(other), ROCE_PORT);
+        assert!(!link(10, true, true).lacks_keepers(own, STREAM), "receives no streams");
+        assert_ne!(large.shelf.exists(), large.lacks_keepers(own, STREAM));
+    }
+
+    #[test]
     fn too_many_segments_say_so_once_and_for_all() {
         let (a, b) = (link(5, true, true), link(6, true, true));
-        let to = TxMeta { dst: b.gid(), traffic_class: 0, hop_limit: 64 };
+        let to = TxMeta { dst: b.gid(), src_port: ROCE_PORT, traffic_class: 0, hop_limit: 64 };
         assert!(matches!(a.send(&to, &[0; 400], 1), Err(SendError::NoSegments)));
         assert_eq!(a.max_segments(), 1);
     }
@@ -386,7 +458,7 @@ mod tests {
     fn ipv6_carries_the_same() {
         let gid = IpAddr::V6(Ipv6Addr::LOCALHOST).into();
         let Ok(link) = UdpLink::open(gid, 1, true, true) else { return };
-        let to = TxMeta { dst: gid, traffic_class: 0x20, hop_limit: 9 };
+        let to = TxMeta { dst: gid, src_port: ROCE_PORT, traffic_class: 0x20, hop_limit: 9 };
         link.send(&to, &[0xfd; 40], 20).unwrap();
         let mut buf = vec![0; 65_536];
         while let Some(meta) = link.recv(&mut buf).unwrap() {

@@ -97,7 +97,7 @@ impl Exit<'_> {
             put(ring, &net, run.clone().map(|at| batch.packet(at)), self.engine.counters());
             return run.end;
         }
-        if batch.send_run(run.clone(), link, av, self.engine.counters()) {
+        if batch.send_run(run.clone(), link, &net, self.engine.counters()) {
             return run.end;
         }
         // They will go one by one and were recorded as if they went together.
@@ -147,9 +147,8 @@ impl Exit<'_> {
         if let Some(ring) = &mut self.ring {
             return put(ring, net, [bytes], self.engine.counters());
         }
-        let to = TxMeta { dst: net.dst, traffic_class: net.traffic_class, hop_limit: net.hop_limit };
         // One packet needs no segmentation, which is all that could be refused.
-        send(link, &to, bytes, bytes.len(), 1, self.engine.counters());
+        send(link, &TxMeta::of(net), bytes, bytes.len(), 1, self.engine.counters());
     }
 
     fn record(&mut self, net: &NetHeader, bytes: &[u8], remark: &dyn Display) {
