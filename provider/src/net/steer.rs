@@ -304,7 +304,7 @@ fn count_bound(table: &str, gid: Gid) -> usize {
         IpAddr::V4(ip) => word(&ip.octets()),
         IpAddr::V6(ip) => ip.octets().as_chunks::<4>().0.iter().map(word).collect(),
     };
-    let local = format!("{address}:{:04X}", ROCE_PORT);
+    let local = format!("{address}:{ROCE_PORT:04X}");
     table.lines().filter(|line| line.split_whitespace().nth(1) == Some(&local)).count()
 }
 
