@@ -22,6 +22,8 @@ mod start;
 mod strays;
 mod table;
 pub(crate) mod tap;
+#[allow(unsafe_code)]
+mod thread;
 mod tx;
 mod waiting;
 
@@ -50,7 +52,6 @@ use crate::timers::Timers;
 use background::Presence;
 use letters::Letters;
 use parking_lot::{Mutex, MutexGuard, RwLock};
-pub use poller::uncancelled;
 use poller::{Poller, Watch};
 use rings::Rings;
 use roxe_transport::qp::Service;
@@ -64,6 +65,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use table::{Lookup, QpTable};
 use tap::{Held, MAX_HELD, Tap};
+pub use thread::uncancelled;
 
 /// Visits in a row that find nothing before a poller starts to offer its processor to others.
 const PATIENT_VISITS: u32 = 24;

@@ -9,11 +9,11 @@
 //! outside when its packets come, so it stays up. Arming a completion queue fills the score: the program is about to
 //! sleep. If it receives itself before it does ([`super::waiting`]), the score is filled when it gives up.
 
-use super::poller::{self, Poller, Watch, Woken};
+use super::poller::{Poller, Watch, Woken};
 use super::rx::{Rx, Visitor};
 use super::spinning::{Crowd, Look, ThisProcessor};
 use super::waiting::Waiters;
-use super::{Batch, Engine, clock};
+use super::{Batch, Engine, clock, thread};
 use parking_lot::MutexGuard;
 use roxe_transport::time::Instant;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -218,7 +218,7 @@ impl Sleep {
 
 /// The body of the thread; ends when nobody uses the engine any more.
 pub(super) fn run(engine: &Weak<Engine>, poller: &Arc<Poller>) {
-    poller::prefer_short_slices();
+    thread::prefer_short_slices();
     // The buffer of this thread exists from now on, not from its first packet on.
     Batch::put_back(Batch::take());
     let (mut woken, mut experience) = (Woken::Other, Experience::default());

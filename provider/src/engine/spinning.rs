@@ -3,7 +3,7 @@
 //! Who finds nothing gives the processor to whoever wants it. If somebody does, sleeping is better, the next times as well: who
 //! wakes up goes first, who only waits for his turn does not, and who yields has less of it later. Touches the scheduler.
 
-use super::{clock, poller};
+use super::{clock, thread};
 use roxe_transport::time::Instant;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
@@ -46,7 +46,7 @@ impl Processor for ThisProcessor {
     }
 
     fn preemptions(&self) -> u64 {
-        poller::preemptions()
+        thread::preemptions()
     }
 }
 

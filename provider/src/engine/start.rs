@@ -1,9 +1,9 @@
 //! How the engine comes to life and ends: sockets, slots, the thread; and what is left of it in the child of a fork.
 
-use super::poller::{self, Poller, Watch};
+use super::poller::{Poller, Watch};
 use super::rx::Rx;
 use super::tap::Tap;
-use super::{Engine, background, clock};
+use super::{Engine, background, clock, thread};
 use crate::error::Error;
 use crate::net::news::News;
 use crate::net::slot::SlotSocket;
@@ -70,7 +70,7 @@ impl Engine {
         // Where the system tells nothing (a sandbox may forbid it), the port is looked at when the device is opened.
         let heard = News::open().and_then(|news| poller.watch_news(news.fd()).map(|()| news));
         let (me, sleeper) = (Weak::clone(&self.me), Arc::clone(&poller));
-        poller::spawn_without_signals("roxe", move || background::run(&me, &sleeper))
+        thread::spawn_without_signals("roxe", move || background::run(&me, &sleeper))
             .map_err(|e| Error::os("cannot start the background thread", &e))?;
         *news = heard.ok();
         *self.poller.write() = Some(Arc::clone(&poller));
