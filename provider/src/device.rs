@@ -409,6 +409,15 @@ pub struct Context {
 }
 
 impl Context {
+    /// Ends the use of the device. If nothing else in this process uses it, nothing of it runs any more when this returns.
+    /// To be called with no lock held that anything of the device may need; dropping the last reference closes as well, but
+    /// does not wait.
+    pub fn close(self: Arc<Self>) {
+        let engine = Arc::clone(&self.engine);
+        drop(self);
+        engine.release();
+    }
+
     fn open(device: Arc<Device>) -> Result<Self, Error> {
         Ok(Self {
             engine: Engine::get(&device)?,

@@ -65,6 +65,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use table::{Lookup, QpTable};
 use tap::{Held, MAX_HELD, Tap};
+use thread::Thread;
 pub use thread::uncancelled;
 
 /// Visits in a row that find nothing before a poller starts to offer its processor to others.
@@ -85,8 +86,8 @@ pub(crate) struct Engine {
     /// Held while sockets and thread come to exist, while links are added, and while the port follows its interface. The
     /// outermost lock. Guards what the system tells of the interfaces; nothing, where it does not.
     starting: Mutex<Option<News>>,
-    /// For the thread to sleep on. The innermost lock, so that whoever holds any other may kick.
-    poller: RwLock<Option<Arc<Poller>>>,
+    /// The innermost lock, so that whoever holds any other may kick.
+    thread: RwLock<Option<Arc<Thread>>>,
     me: Weak<Self>,
     rx: Mutex<Rx>,
     links: RwLock<Vec<Arc<UdpLink>>>,
@@ -152,7 +153,7 @@ impl Engine {
             config,
             started: AtomicBool::new(false),
             starting: Mutex::default(),
-            poller: RwLock::default(),
+            thread: RwLock::default(),
             me,
             rx: Mutex::default(),
             links: RwLock::default(),
@@ -532,13 +533,13 @@ impl Engine {
     }
 
     fn kick(&self) {
-        if let Some(poller) = self.poller.read().as_ref() {
-            poller.kick();
+        if let Some(thread) = self.thread.read().as_ref() {
+            thread.poller().kick();
         }
     }
 
     fn poller(&self) -> Result<Arc<Poller>, Error> {
-        let poller = self.poller.read().as_ref().map(Arc::clone);
+        let poller = self.thread.read().as_ref().map(|thread| Arc::clone(thread.poller()));
         poller.ok_or_else(|| Error::new(libc::ENODEV, "the engine of this device is not running"))
     }
 
@@ -574,7 +575,7 @@ impl Engine {
             credits,
             timers,
             self.letters.raw(),
-            &self.poller,
+            &self.thread,
         ];
         always.into_iter().chain(held).chain(told)
     }

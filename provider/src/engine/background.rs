@@ -9,16 +9,17 @@
 //! outside when its packets come, so it stays up. Arming a completion queue fills the score: the program is about to
 //! sleep. If it receives itself before it does ([`super::waiting`]), the score is filled when it gives up.
 
-use super::poller::{Poller, Watch, Woken};
+use super::poller::{Watch, Woken};
 use super::rx::{Rx, Visitor};
 use super::spinning::{Crowd, Look, ThisProcessor};
+use super::thread::{self, Thread};
 use super::waiting::Waiters;
-use super::{Batch, Engine, clock, thread};
+use super::{Batch, Engine, clock};
 use parking_lot::MutexGuard;
 use roxe_transport::time::Instant;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// How often a muted thread looks whether the program still polls, after it always did.
@@ -216,33 +217,40 @@ impl Sleep {
     }
 }
 
-/// The body of the thread; ends when nobody uses the engine any more.
-pub(super) fn run(engine: &Weak<Engine>, poller: &Arc<Poller>) {
+/// What the thread does first.
+pub(super) fn prepare() {
     thread::prefer_short_slices();
     // The buffer of this thread exists from now on, not from its first packet on.
     Batch::put_back(Batch::take());
+}
+
+/// The body of the thread; ends when nobody uses the engine any more.
+pub(super) fn run(engine: &Weak<Engine>, thread: &Thread) {
     let (mut woken, mut experience) = (Woken::Other, Experience::default());
-    while let Some(engine) = engine.upgrade() {
-        let awake = || {
-            match woken {
-                Woken::News => engine.follow_interface(),
-                Woken::Line => engine.tend_rings(),
-                Woken::Other => {}
-            }
-            engine.round(&mut experience)
-        };
-        let sleep = catch_unwind(AssertUnwindSafe(awake)).unwrap_or_else(|_| {
-            // A bug of ours must not silence the device; the packet that met it is lost.
-            engine.counters().panics.add(1);
-            Sleep::muted(None, clock::now(), TICK)
-        });
-        drop(engine);
-        woken = poller.sleep(sleep.watch, sleep.until, sleep.now);
+    while let Some(sleep) = thread.turn(|| Some(engine.upgrade()?.wake_up(woken, &mut experience))) {
+        woken = thread.poller().sleep(sleep.watch, sleep.until, sleep.now);
     }
 }
 
 impl Engine {
-    /// One awakening: serve what there is, unless the program does it, and decide how to sleep.
+    /// What the background thread does when it wakes up, and how it sleeps next.
+    fn wake_up(&self, woken: Woken, experience: &mut Experience) -> Sleep {
+        let awake = || {
+            match woken {
+                Woken::News => self.follow_interface(),
+                Woken::Line => self.tend_rings(),
+                Woken::Other => {}
+            }
+            self.round(experience)
+        };
+        catch_unwind(AssertUnwindSafe(awake)).unwrap_or_else(|_| {
+            // A bug of ours must not silence the device; the packet that met it is lost.
+            self.counters().panics.add(1);
+            Sleep::muted(None, clock::now(), TICK)
+        })
+    }
+
+    /// One round: serve what there is, unless the program does it, and decide how to sleep.
     fn round(&self, experience: &mut Experience) -> Sleep {
         let presence = &self.presence;
         presence.sleeps_until.store(AWAKE, Relaxed);

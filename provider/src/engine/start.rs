@@ -3,7 +3,8 @@
 use super::poller::{Poller, Watch};
 use super::rx::Rx;
 use super::tap::Tap;
-use super::{Engine, background, clock, thread};
+use super::thread::Thread;
+use super::{Engine, background, clock};
 use crate::error::Error;
 use crate::net::news::News;
 use crate::net::slot::SlotSocket;
@@ -66,15 +67,23 @@ impl Engine {
         if let Ok(poller) = self.poller() {
             return Ok(poller);
         }
-        let poller = Arc::new(Poller::new().map_err(|e| Error::os("cannot create an epoll instance", &e))?);
+        let poller = Poller::new().map_err(|e| Error::os("cannot create an epoll instance", &e))?;
         // Where the system tells nothing (a sandbox may forbid it), the port is looked at when the device is opened.
         let heard = News::open().and_then(|news| poller.watch_news(news.fd()).map(|()| news));
-        let (me, sleeper) = (Weak::clone(&self.me), Arc::clone(&poller));
-        thread::spawn_without_signals("roxe", move || background::run(&me, &sleeper))
+        let me = Weak::clone(&self.me);
+        let thread = Thread::start(poller, background::prepare, move |thread| background::run(&me, thread))
             .map_err(|e| Error::os("cannot start the background thread", &e))?;
         *news = heard.ok();
-        *self.poller.write() = Some(Arc::clone(&poller));
+        let poller = Arc::clone(thread.poller());
+        *self.thread.write() = Some(thread);
         Ok(poller)
+    }
+
+    /// Somebody lets go of the engine, with no lock held. If nobody else has it, the thread is gone when this returns.
+    pub(crate) fn release(self: Arc<Self>) {
+        let (me, thread) = (Weak::clone(&self.me), self.thread.read().clone());
+        drop(self);
+        thread.into_iter().for_each(|thread| thread.join_if(|| me.strong_count() == 0));
     }
 
     /// Opens every address of the device. Fails if none can be opened; a single one that cannot is reported to whoever
@@ -145,8 +154,8 @@ impl Engine {
     pub(crate) fn abandon(&self) {
         self.started.store(false, Ordering::Release);
         *self.starting.lock() = None;
-        if let Some(poller) = self.poller.write().take() {
-            poller.close();
+        if let Some(thread) = self.thread.write().take() {
+            thread.poller().close();
         }
         if let Some(live) = self.device.live() {
             live.leave_to_parent(self.counters());
@@ -172,5 +181,34 @@ pub(super) fn explain(gid: Gid, cause: &io::Error) -> Error {
             Error::new(errno, format!("{address} is no longer an address of this host; query the GID table again"))
         }
         _ => Error::os(format!("cannot open UDP port 4791 of {address}"), cause),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::config;
+    use crate::testing;
+
+    /// An engine of its own that follows its interface, and its thread.
+    fn engine() -> (Arc<Engine>, Arc<Thread>) {
+        let device = Arc::clone(testing::context().device());
+        let engine = Arc::new_cyclic(|me| Engine::new(device, config().unwrap(), None, Weak::clone(me)));
+        engine.watch();
+        let thread = engine.thread.read().clone().unwrap();
+        (engine, thread)
+    }
+
+    #[test]
+    fn who_releases_an_engine_last_finds_its_thread_gone() {
+        for _ in 0..200 {
+            let (engine, thread) = engine();
+            let other = Arc::clone(&engine);
+            engine.release();
+            assert_eq!(Arc::strong_count(&thread), 3, "the engine, the thread and this test have it");
+            other.kick();
+            other.release();
+            assert_eq!(Arc::strong_count(&thread), 1, "nobody else has it");
+        }
     }
 }

@@ -1,13 +1,99 @@
-//! What threads ask of the system: signals, cancellation, slices of the processor. **Unsafe room**: pthread_sigmask,
-//! pthread_setcancelstate, sched_setattr, getrusage.
+//! The background thread, how it comes and goes; and what threads ask of the system. **Unsafe room**: pthread_sigmask,
+//! pthread_timedjoin_np, pthread_setcancelstate, sched_setattr, getrusage.
 //!
-//! Knows nothing of engines.
+//! Other cards have no thread, so programs do between two verbs what is only safe with none about. Libfabric writes jumps
+//! over functions of libc (madvise, mmap, munmap ...) right after it has looked at a device: a thread of ours that was
+//! inside one of them, to get its first memory or to give back its last, came back into the middle of a jump (seen as a
+//! SIGSEGV, once in some hundred runs of `fi_pingpong -e dgram`). So who starts the thread waits until it has what it
+//! needs, and who closes the device for the last time waits until it is gone. Knows nothing of what engines do.
 
+use super::poller::Poller;
 use libc::c_int;
+use parking_lot::Mutex;
 use std::io;
+use std::os::unix::thread::JoinHandleExt;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// The longest wait for the thread, which takes microseconds to come or go. But it may need the lock of the dynamic loader,
+/// and a program that opens or closes a device in a constructor or destructor of a library has that.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// The background thread of an engine, as both know it.
+#[derive(Debug)]
+pub(super) struct Thread {
+    poller: Arc<Poller>,
+    /// Held by the thread while it has hold of its engine.
+    turn: Mutex<()>,
+    /// Taken by who waits for its end.
+    handle: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Thread {
+    /// Starts it, to do `prepare` and then `body`; returns when the first is done.
+    pub(super) fn start(
+        poller: Poller,
+        prepare: impl FnOnce() + Send + 'static,
+        body: impl FnOnce(&Self) + Send + 'static,
+    ) -> io::Result<Arc<Self>> {
+        let thread = Arc::new(Self { poller: Arc::new(poller), turn: Mutex::default(), handle: Mutex::default() });
+        let own = Arc::clone(&thread);
+        let (prepared, is_prepared) = mpsc::sync_channel::<()>(0);
+        let handle = spawn_without_signals("roxe", move || {
+            prepare();
+            drop(prepared);
+            body(&own);
+        })?;
+        *thread.handle.lock() = Some(handle);
+        // What ends the wait is that the other half of the channel is gone, also with a panic.
+        let _ = is_prepared.recv_timeout(PATIENCE);
+        Ok(thread)
+    }
+
+    /// What it sleeps on.
+    pub(super) fn poller(&self) -> &Arc<Poller> {
+        &self.poller
+    }
+
+    /// One turn of the thread, in which it may have hold of its engine.
+    pub(super) fn turn<R>(&self, turn: impl FnOnce() -> R) -> R {
+        let _turn = self.turn.lock();
+        turn()
+    }
+
+    /// For who has let go of the engine, with no lock held: if nobody has it any more, which `is_over` says correctly between
+    /// two turns, this waits until the thread is gone.
+    pub(super) fn join_if(&self, is_over: impl FnOnce() -> bool) {
+        let turn = self.turn.try_lock_for(PATIENCE);
+        let is_over = turn.is_some() && is_over();
+        drop(turn);
+        if is_over {
+            let handle = self.handle.lock().take();
+            handle.into_iter().for_each(join);
+        }
+    }
+}
+
+/// Waits for the end of a thread, but not for ever.
+fn join(handle: JoinHandle<()>) {
+    let until = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default() + PATIENCE;
+    let until = libc::timespec {
+        tv_sec: libc::time_t::try_from(until.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: libc::c_long::from(until.subsec_nanos() as i32),
+    };
+    let thread = handle.into_pthread_t();
+    // SAFETY: a thread that was neither joined nor detached, and is one of the two here; `until` outlives the call, and
+    // nobody wants its result.
+    uncancelled(|| unsafe {
+        if libc::pthread_timedjoin_np(thread, std::ptr::null_mut(), &raw const until) != 0 {
+            libc::pthread_detach(thread);
+        }
+    });
+}
 
 /// Runs `f` on a new thread that takes no signals: handlers of the program belong on threads of the program.
-pub(super) fn spawn_without_signals(name: &str, f: impl FnOnce() + Send + 'static) -> io::Result<()> {
+fn spawn_without_signals(name: &str, f: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     // SAFETY: an all-zero signal set is valid memory for the calls that fill it; both masks outlive the calls.
     unsafe {
         let (mut all, mut old): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
@@ -19,7 +105,7 @@ pub(super) fn spawn_without_signals(name: &str, f: impl FnOnce() + Send + 'stati
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
         let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(f);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
-        spawned.map(drop)
+        spawned
     }
 }
 
@@ -77,5 +163,36 @@ pub(super) fn preemptions() -> u64 {
         let mut usage: libc::rusage = std::mem::zeroed();
         libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage);
         usage.ru_nivcsw.cast_unsigned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn who_starts_the_thread_finds_it_prepared() {
+        for _ in 0..100 {
+            let is_prepared = Arc::new(AtomicBool::new(false));
+            let own = Arc::clone(&is_prepared);
+            let prepare = move || {
+                std::thread::yield_now();
+                own.store(true, Ordering::SeqCst);
+            };
+            let _thread = Thread::start(Poller::new().unwrap(), prepare, |_| {}).unwrap();
+            assert!(is_prepared.load(Ordering::SeqCst));
+        }
+    }
+
+    #[test]
+    fn a_thread_that_does_not_come_or_go_is_not_waited_for_for_ever() {
+        let (come, may_come) = mpsc::channel::<()>();
+        let (go, may_go) = mpsc::channel::<()>();
+        let prepare = move || may_come.recv().unwrap();
+        let thread = Thread::start(Poller::new().unwrap(), prepare, move |_| may_go.recv().unwrap()).unwrap();
+        come.send(()).unwrap();
+        thread.join_if(|| true);
+        go.send(()).unwrap();
     }
 }

@@ -41,7 +41,11 @@ pub(crate) fn open(handle: *mut ibv_device) -> Result<*mut ibv_context> {
 
 /// `man ibv_close_device`. Objects that the program leaves behind keep the engine going until the process ends.
 pub(crate) unsafe extern "C" fn ibv_close_device(handle: *mut ibv_context) -> c_int {
-    minus_one(|| Object::<verbs_context>::retire(handle).map(|_| 0))
+    minus_one(|| {
+        let context = Arc::clone(&Object::<verbs_context>::retire(handle)?.inner.context);
+        context.close();
+        Ok(0)
+    })
 }
 
 /// What the program sees. An empty slot makes the header answer EOPNOTSUPP.
