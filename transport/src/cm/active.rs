@@ -1,7 +1,6 @@
 //! The side that asks: REQ out, REP in, RTU out.
 
-use super::alternate::Loading;
-use super::conn::{Connection, Remote, State, Timer};
+use super::conn::{Connection, Loading, Remote, State, Timer};
 use super::outbox::{EventKind, Outbox};
 use super::patience::Patience;
 use super::terms::{Connect, Ece, QpTerms};

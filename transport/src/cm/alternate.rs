@@ -10,7 +10,7 @@
 //! want to are asked; for the others a LAP is refused. Nothing here moves a connection to its alternate path: queue
 //! pairs do that, and the program says when its own has done so.
 
-use super::conn::{Connection, State};
+use super::conn::{Connection, Loading, State};
 use super::outbox::{EventKind, Outbox};
 use super::terms::{Alternate, AlternateAnswer, Route};
 use super::{CmError, Ignored, Settings, fields};
@@ -30,19 +30,6 @@ pub enum AlternateState {
     LapRcvd,
     /// The same, and the peer knows that we need longer.
     MraLapSent,
-}
-
-/// The same, with what it takes to go on.
-#[derive(Debug, Default)]
-pub(super) enum Loading {
-    #[default]
-    Nothing,
-    /// We asked: the LAP, for when it has to be sent again, and whether the peer needs longer.
-    Asked { lap: Box<Mad>, route: Route, patient: bool },
-    /// The peer asked: its transaction, and the MRA if it was told to wait.
-    Asks { tid: TransactionId, route: Route, mra: Option<Box<Mad>> },
-    /// We answered: the APR, for when the peer asks again.
-    Answered(Box<Mad>),
 }
 
 impl Connection {

@@ -1,17 +1,17 @@
-//! One connection: its state, what it remembers of the peer, its timer, and how its program leaves it.
+//! One connection: its state, what it remembers of the peer, its timer.
 //!
-//! What moves it is in `active.rs`, `passive.rs` and `teardown.rs`. It knows no other connection and no table.
+//! What moves it is in `active.rs`, `passive.rs`, `alternate.rs`, `timeout.rs` and `teardown.rs`. It knows no other
+//! connection and no table.
 
-use super::alternate::Loading;
 use super::outbox::{EventKind, Outbox};
 use super::patience::Patience;
-use super::terms::{QpTerms, Refusal, Route};
+use super::terms::{QpTerms, Route};
 use super::times::wait;
-use super::{CmError, Ignored, Settings, fields};
+use super::{CmError, Ignored};
 use crate::time::Instant;
 use core::time::Duration;
 use roxe_wire::Qpn;
-use roxe_wire::cm::{CommId, Guid, Mad, Message, PrivateData, Small, TimeCode, TransactionId, Transport};
+use roxe_wire::cm::{CommId, Guid, Mad, Message, Small, TimeCode, TransactionId, Transport};
 
 /// Where a connection stands (IBA §12.9); the picture is on the first page of the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -103,6 +103,19 @@ impl Timer {
     }
 }
 
+/// What is under way about an alternate path, with what it takes to go on.
+#[derive(Debug, Default)]
+pub(super) enum Loading {
+    #[default]
+    Nothing,
+    /// We asked: the LAP, for when it has to be sent again, and whether the peer needs longer.
+    Asked { lap: Box<Mad>, route: Route, patient: bool },
+    /// The peer asked: its transaction, and the MRA if it was told to wait.
+    Asks { tid: TransactionId, route: Route, mra: Option<Box<Mad>> },
+    /// We answered: the APR, for when the peer asks again.
+    Answered(Box<Mad>),
+}
+
 /// One connection.
 #[derive(Debug)]
 pub(super) struct Connection {
@@ -192,49 +205,6 @@ impl Connection {
     pub(super) fn enter_time_wait(&mut self, now: Instant) {
         self.state = State::TimeWait;
         self.timer.due = Some(now.after(wait(self.terms.timeout)));
-    }
-
-    /// The timer is due.
-    pub(super) fn on_timeout(&mut self, now: Instant, settings: &Settings, out: &mut Outbox) {
-        match self.state {
-            State::ReqSent if self.patience.is_pausing => self.ask_again(now, out),
-            State::ReqSent | State::MraReqRcvd | State::RepSent | State::MraRepRcvd => {
-                if self.timer.again(now) {
-                    self.repeat(out);
-                } else {
-                    self.give_up(settings, out);
-                }
-            }
-            State::Established => self.on_alternate_timeout(now, out),
-            State::DreqSent => self.on_disconnect_timeout(now, out),
-            State::TimeWait => {
-                self.tell(EventKind::TimeWaitExit, out);
-                self.finish();
-            }
-            _ => self.timer.stop(),
-        }
-    }
-
-    /// The peer does not answer. It may be that only its messages are lost, so it is told.
-    // clause: CM-RETRIES
-    fn give_up(&mut self, settings: &Settings, out: &mut Outbox) {
-        out.send(self.route(), self.tid, fields::timeout(self, settings.guid));
-        self.tell(EventKind::Unreachable, out);
-        self.finish();
-    }
-
-    /// Our program is not interested any more: what the kernel does when an id is destroyed, but that a DREQ is
-    /// repeated.
-    // clause: CM-DESTROY
-    pub(super) fn destroy(&mut self, now: Instant, tid: TransactionId, settings: &Settings, out: &mut Outbox) {
-        self.orphan = true;
-        match self.state {
-            State::ReqSent | State::MraReqRcvd => self.give_up(settings, out),
-            State::Established => self.send_dreq(now, tid, out),
-            State::DreqRcvd => self.send_drep(now, self.tid, out),
-            State::DreqSent | State::TimeWait | State::Idle => {}
-            _ => self.send_rejection(&Refusal::new(PrivateData::EMPTY), out),
-        }
     }
 
     /// Who has to be there for the connection not to end, once it is accepted.

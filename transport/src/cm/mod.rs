@@ -74,6 +74,7 @@ mod sidr;
 mod table;
 mod teardown;
 mod terms;
+mod timeout;
 mod times;
 
 #[cfg(test)]

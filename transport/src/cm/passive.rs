@@ -1,7 +1,6 @@
 //! The side that is asked: REQ in, REP out, RTU in.
 
-use super::alternate::Loading;
-use super::conn::{Connection, Remote, State, Timer};
+use super::conn::{Connection, Loading, Remote, State, Timer};
 use super::outbox::{EventKind, Origin, Outbox};
 use super::patience::Patience;
 use super::terms::{Accept, Ece, QpTerms, Route};

@@ -3,8 +3,6 @@
 //! Stock programs close their listener and open it again between two connections (perftest with `-R`), and agree with their
 //! client over the first one; the client may be quicker.
 
-use super::conn::Connection;
-use super::outbox::Outbox;
 use crate::time::Instant;
 use core::time::Duration;
 
@@ -41,22 +39,5 @@ impl Patience {
         self.pause = LONGEST.min(2 * self.pause);
         self.is_pausing = next.is_some();
         next
-    }
-}
-
-impl Connection {
-    /// Nobody listens where we asked: whether to ask again, after a pause.
-    // clause: CM-REQ-AGAIN
-    pub(super) fn will_ask_again(&mut self, now: Instant) -> bool {
-        let next = self.patience.pause(now);
-        self.timer.due = next.or(self.timer.due);
-        next.is_some()
-    }
-
-    /// The pause is over.
-    pub(super) fn ask_again(&mut self, now: Instant, out: &mut Outbox) {
-        self.patience.is_pausing = false;
-        self.repeat(out);
-        self.timer.start(now);
     }
 }

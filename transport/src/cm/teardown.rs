@@ -1,4 +1,4 @@
-//! How a connection ends, or comes to nothing: rejections, disconnects, and asking for patience.
+//! How a connection ends, or comes to nothing: rejections, disconnects, how its program leaves it, and asking for patience.
 
 use super::conn::{Connection, State};
 use super::outbox::{Ending, EventKind, Outbox};
@@ -6,7 +6,7 @@ use super::terms::Refusal;
 use super::times::wait;
 use super::{CmError, Ignored, Settings, fields};
 use crate::time::Instant;
-use roxe_wire::cm::{Answered, CommId, Dreq, Info, Message, Mra, Rej, RejReason, TimeCode, TransactionId};
+use roxe_wire::cm::{Answered, CommId, Dreq, Info, Message, Mra, PrivateData, Rej, RejReason, TimeCode, TransactionId};
 
 impl Connection {
     /// Our program does not want the connection: after a REQ or a REP of the peer.
@@ -108,6 +108,20 @@ impl Connection {
     fn answer_dreq(&mut self, tid: TransactionId, out: &mut Outbox) {
         self.tid = tid;
         self.send(fields::drep(self.id, self.remote_id()), out);
+    }
+
+    /// Our program is not interested any more: what the kernel does when an id is destroyed, but that a DREQ is
+    /// repeated.
+    // clause: CM-DESTROY
+    pub(super) fn destroy(&mut self, now: Instant, tid: TransactionId, settings: &Settings, out: &mut Outbox) {
+        self.orphan = true;
+        match self.state {
+            State::ReqSent | State::MraReqRcvd => self.give_up(settings, out),
+            State::Established => self.send_dreq(now, tid, out),
+            State::DreqRcvd => self.send_drep(now, self.tid, out),
+            State::DreqSent | State::TimeWait | State::Idle => {}
+            _ => self.send_rejection(&Refusal::new(PrivateData::EMPTY), out),
+        }
     }
 
     /// The process ends, and nobody will repeat what ends the connection if it is lost: it is said now, or said once more.
