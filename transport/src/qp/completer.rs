@@ -4,7 +4,7 @@
 //! everything that came before it (IBA §9.7.5.2, §10.8.5). What else it tells is a [`Trouble`], dealt with in one `match`.
 
 use crate::cx::{Host, Side};
-use crate::qp::DropReason;
+use crate::qp::error::DropReason;
 use crate::qp::flight::{charge, charge_range};
 use crate::qp::requester::{Requester, index_of};
 use crate::qp::retry::Exhausted;

@@ -15,7 +15,7 @@
 mod pacer;
 mod rate;
 
-use crate::qp::DropReason;
+use crate::qp::error::DropReason;
 use crate::time::Instant;
 use core::num::NonZeroU64;
 use core::time::Duration;

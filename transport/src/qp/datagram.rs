@@ -3,7 +3,7 @@
 //! May touch the receive queue, [`Shared`] and the host.
 
 use crate::cx::{Host, MemError};
-use crate::qp::DropReason;
+use crate::qp::error::DropReason;
 use crate::qp::responder::Responder;
 use crate::qp::rq::RecvQueue;
 use crate::qp::shared::Shared;

@@ -6,29 +6,14 @@
 //! and outcomes between the two. May touch [`Shared`] and the host.
 
 use crate::cx::Host;
-use crate::qp::refusal::{Answer, Refusal};
+use crate::qp::attr::QpState;
+use crate::qp::error::DropReason;
+use crate::qp::refusal::{Answer, Outcome, Refusal};
 use crate::qp::replay::{OnceKind, Op};
 use crate::qp::responder::{Incoming, NakState, Open, OpenWrite, Responder, check_op_valid, has_own_answer};
 use crate::qp::shared::{QpEvents, Service, Shared};
-use crate::qp::{DropReason, Qp, QpState, check_request};
+use crate::qp::{Qp, check_request};
 use roxe_wire::{Kind, NakCode, NetHeader, Packet, Psn, Request, XrcEth};
-
-/// What came of a request that was executed in another process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// It is executed. An atomic found this word; 0 for all others. A READ is allowed.
-    Done(u64),
-    /// There was no receive.
-    NotReady,
-    /// The peer is told this code, and the connection ends.
-    Refused(NakCode, QpEvents),
-}
-
-impl Outcome {
-    /// The queue is not there, or not in this domain.
-    // clause: XRC-QUEUE-KNOWN
-    pub const NO_QUEUE: Self = Self::Refused(NakCode::InvalidRequest, QpEvents::REQ_ERR);
-}
 
 impl Qp {
     /// The shared queue that `packet` names, if it is the request that this XRC target expects next and nothing here stands

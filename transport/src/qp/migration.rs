@@ -1,39 +1,15 @@
 //! Path migration: a connection whose path is lost goes on over its alternate path (IBA §17.2.8).
 //!
 //! Lives here: what packets of the peer and exhausted retries do to the state of migration. What software may set is
-//! in `attr.rs`. Without an alternate path all of this costs one test of that state for each packet.
+//! in `modify.rs`. Without an alternate path all of this costs one test of that state for each packet.
 
 use crate::cx::FlowControl;
-use crate::qp::DropReason;
+use crate::qp::attr::MigState;
+use crate::qp::error::DropReason;
 use crate::qp::requester::Requester;
 use crate::qp::shared::{QpEvents, Service, Shared};
 use crate::wr::Av;
 use roxe_wire::{Header, Kind, NetHeader, Pkey};
-
-/// State of path migration (values of `enum ibv_mig_state`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum MigState {
-    /// On the path; there is no alternate one, or it waits for software.
-    #[default]
-    Migrated = 0,
-    /// Software offers the alternate path; the peer has not said that it does the same.
-    Rearm = 1,
-    /// Both ends may go over to the alternate path.
-    Armed = 2,
-}
-
-impl MigState {
-    /// The state with this `enum ibv_mig_state` value.
-    pub const fn from_code(code: u8) -> Option<Self> {
-        match code {
-            0 => Some(Self::Migrated),
-            1 => Some(Self::Rearm),
-            2 => Some(Self::Armed),
-            _ => None,
-        }
-    }
-}
 
 impl Shared {
     /// The M bit of a packet that is sent now: the peer shall go over, or has nothing to do.

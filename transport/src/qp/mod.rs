@@ -3,14 +3,16 @@
 //! Inside `qp` only this file sees both roles. A role that hits a fatal error says so in `Shared`; the change of state
 //! and the flush of both queues happen here, before the call that caused them returns.
 
-pub mod attr;
+mod attr;
 mod completer;
 mod congestion;
 mod datagram;
 mod delegate;
+mod error;
 mod flight;
 mod local;
 mod migration;
+mod modify;
 mod outgoing;
 #[cfg(any(test, feature = "sim"))]
 pub mod probe;
@@ -28,12 +30,13 @@ mod sq;
 mod tagged;
 mod unreliable;
 
-pub use attr::{AttrMask, ModifyError, QpAttr, QpState};
+pub use attr::{AttrMask, MigState, QpAttr, QpState};
 pub use congestion::{CongestionCounts, MIN_RATE_KBPS, RateLimit};
-pub use delegate::Outcome;
+pub use error::{DropReason, PostError};
 pub use flight::{charge, charge_alone, charge_of};
-pub use migration::MigState;
+pub use modify::ModifyError;
 pub use raw::FrameNote;
+pub use refusal::Outcome;
 pub use retry::RetryCounts;
 pub use shared::{QpCaps, QpConfig, QpEvents, Service};
 pub use tagged::MAX_RENDEZVOUS_REQUEST;
@@ -46,91 +49,6 @@ use requester::Requester;
 use responder::Responder;
 use roxe_wire::{Bth, Header, Kind, NetHeader, Packet, Pkey, Psn, Qpn, Request, Response};
 use shared::Shared;
-use thiserror::Error;
-
-/// Why a work request was not accepted; nothing was queued (`man ibv_post_send`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
-pub enum PostError {
-    /// The state of the QP does not allow it.
-    #[error("the queue pair is not in a state that accepts this work request")]
-    State,
-    /// The queue is full.
-    #[error("the queue is full")]
-    QueueFull,
-    /// The list is longer than the queue was created for.
-    #[error("the scatter/gather list has too many elements")]
-    TooManySges,
-    /// More inline bytes than the queue was created for.
-    #[error("the inline data is longer than max_inline_data")]
-    InlineTooLong,
-    /// The service, or `max_rd_atomic` = 0, rules this operation out, or its data cannot be inline.
-    #[error("this queue pair cannot do this operation")]
-    BadOpcode,
-    /// The message is longer than 2^31 bytes, the result buffer of an atomic shorter than 8, the data of an ATOMIC WRITE not 8
-    /// bytes, or a FLUSH has data.
-    #[error("the length is out of range")]
-    BadLength,
-    /// A datagram without a destination.
-    #[error("the message needs a destination")]
-    MissingDestination,
-}
-
-macro_rules! drop_reasons {
-    ($($(#[$doc:meta])+ $variant:ident => $name:literal,)+) => {
-        /// Why a packet was ignored. Nobody is told but the counters: a peer must not learn, nor break, anything by it.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub enum DropReason {
-            $($(#[$doc])+ $variant,)+
-        }
-
-        impl DropReason {
-            /// All reasons; `reason as usize` is the index of `reason`.
-            pub const ALL: &[Self] = &[$(Self::$variant,)+];
-
-            /// Name of the counter.
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $name,)+
-                }
-            }
-        }
-    };
-}
-
-drop_reasons! {
-    /// The QP is in a state that does not take this kind of packet.
-    BadState => "bad_state",
-    /// The packet belongs to another transport service.
-    WrongService => "wrong_service",
-    /// The P_Key is not ours.
-    Pkey => "pkey",
-    /// The Q_Key is not ours.
-    Qkey => "qkey",
-    /// It does not come from, or go to, the addresses of this connection.
-    Address => "address",
-    /// A response to something that was never sent.
-    GhostResponse => "ghost_response",
-    /// A response to something that is already complete.
-    DuplicateResponse => "duplicate_response",
-    /// A response that tells of a loss whose repair is already under way.
-    AwaitingRetry => "awaiting_retry",
-    /// An acknowledgement with a reserved syndrome.
-    ReservedSyndrome => "reserved_syndrome",
-    /// A request that was executed before.
-    DuplicateRequest => "duplicate_request",
-    /// A request behind a lost one.
-    OutOfSequence => "out_of_sequence",
-    /// A request for a receive, and none is posted.
-    NoReceive => "no_receive",
-    /// A request that is malformed, not offered, not allowed on this QP, or longer than the receive.
-    InvalidRequest => "invalid_request",
-    /// A request that the remote key does not allow.
-    RemoteAccess => "remote_access",
-    /// A good request that met unusable memory of our own application.
-    LocalProtection => "local_protection",
-    /// A congestion notification for a queue pair that does not limit its rate.
-    CongestionNotice => "rp_cnp_ignored",
-}
 
 /// A queue pair (IBA §10.2.4). See the crate documentation for how to drive one.
 ///
@@ -199,15 +117,15 @@ impl Qp {
     /// # Errors
     /// The caller's fault, always; nothing changed.
     pub fn modify<H: Host>(&mut self, host: &mut H, attr: &QpAttr, mask: AttrMask) -> Result<(), ModifyError> {
-        let mask = mask.difference(attr::ignored(self.service()));
+        let mask = mask.difference(modify::ignored(self.service()));
         let from = self.shared.state;
-        let to = attr::check(&self.shared, attr, mask)?;
+        let to = modify::check(&self.shared, attr, mask)?;
         self.flush_posted(host);
         if to == QpState::Reset || mask.intersects(AttrMask::AV | AttrMask::DEST_QPN) {
             self.requester.release_all(&self.shared, host);
         }
-        let migrates = attr::migrates(&self.shared, attr, mask);
-        attr::apply(&mut self.shared, attr, mask, to);
+        let migrates = modify::migrates(&self.shared, attr, mask);
+        modify::apply(&mut self.shared, attr, mask, to);
         if migrates {
             self.requester.migrate(&mut self.shared, host);
         }

@@ -4,10 +4,11 @@
 //! May touch the queues, [`Shared`] and the host.
 
 use crate::cx::{Host, TxBatch};
+use crate::qp::Qp;
+use crate::qp::error::DropReason;
 use crate::qp::requester::{Requester, Step};
 use crate::qp::responder::Responder;
 use crate::qp::shared::Shared;
-use crate::qp::{DropReason, Qp};
 use crate::wr::{Cqe, SendFlags, WcOpcode, WcStatus};
 use roxe_wire::frame::{self, checksum};
 

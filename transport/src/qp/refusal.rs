@@ -3,7 +3,7 @@
 //! Pure data; `responder.rs` acts on it.
 
 use crate::cx::MemError;
-use crate::qp::DropReason;
+use crate::qp::error::DropReason;
 use crate::qp::shared::{QpEvents, Service};
 use crate::wr::WcStatus;
 use roxe_wire::NakCode;
@@ -44,6 +44,23 @@ pub(crate) enum Answer {
     Silence,
     RnrNak,
     Nak(NakCode),
+}
+
+/// What came of a request that was executed in another process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is executed. An atomic found this word; 0 for all others. A READ is allowed.
+    Done(u64),
+    /// There was no receive.
+    NotReady,
+    /// The peer is told this code, and the connection ends.
+    Refused(NakCode, QpEvents),
+}
+
+impl Outcome {
+    /// The queue is not there, or not in this domain.
+    // clause: XRC-QUEUE-KNOWN
+    pub const NO_QUEUE: Self = Self::Refused(NakCode::InvalidRequest, QpEvents::REQ_ERR);
 }
 
 /// Where there always is a receive to report on.

@@ -12,8 +12,8 @@
 //! ```
 
 use crate::cx::{FlowControl, Host, PacketNote, Side, TxBatch, TxState, Why};
-use crate::qp::PostError;
 use crate::qp::attr::QpState;
+use crate::qp::error::PostError;
 use crate::qp::flight::{Flight, Room, charge};
 use crate::qp::outgoing::{Departing, Outgoing, Put};
 use crate::qp::retry::{Exhausted, Retry, Timer};

@@ -7,15 +7,15 @@
 //! May touch [`Shared`] and the host.
 
 use crate::cx::{AtomicOp, Host, SrqPlace, TxBatch, TxState};
-use crate::qp::delegate::Outcome;
-use crate::qp::refusal::{Answer, Reaction, Refusal};
+use crate::qp::attr::QpState;
+use crate::qp::error::{DropReason, PostError};
+use crate::qp::refusal::{Answer, Outcome, Reaction, Refusal};
 use crate::qp::replay::{OnceKind, Op};
 use crate::qp::reply::{Progress, Replies, check_readable};
 use crate::qp::rq::{RecvQueue, takes_receive};
 use crate::qp::segment::{self, MAX_MESSAGE, len_of};
 use crate::qp::shared::{QpConfig, QpEvents, Shared};
 use crate::qp::tagged::MAX_RENDEZVOUS;
-use crate::qp::{DropReason, PostError, QpState};
 use crate::wr::{Access, Cqe, RecvRequest, VendorErr, WcExtra, WcOpcode};
 use roxe_wire::{
     AtomicEth, Bth, Feth, ImmDt, PathMtu, Psn, RKey, Request, Reth, Selectivity, SendTail, UcRequest, XrcEth,

@@ -4,7 +4,7 @@
 //! completes. So asking for a receive changes nothing that the application could see. May touch [`Shared`] and the host.
 
 use crate::cx::{Host, MemError, Side};
-use crate::qp::PostError;
+use crate::qp::error::PostError;
 use crate::qp::shared::{QpConfig, Service, Shared};
 use crate::qp::tagged::{Fate, Rendezvous, wanted_tag};
 use crate::wr::{Cqe, RecvRequest, Sge, WcOpcode, WcStatus};

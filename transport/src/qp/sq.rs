@@ -5,7 +5,7 @@
 //! state nothing allocates. A queue that was empty begins anew with its first place, which is still in the cache.
 //! Touches `wr`.
 
-use crate::qp::PostError;
+use crate::qp::error::PostError;
 use crate::qp::segment::MAX_MESSAGE;
 use crate::qp::shared::{QpCaps, QpConfig, Service};
 use crate::qp::tagged::Rendezvous;

@@ -8,7 +8,7 @@ use super::setup::{Peer, Setup};
 use super::topology::Topology;
 use super::world::{End, START, World};
 use crate::qp::PostError;
-use crate::qp::attr::QpState;
+use crate::qp::QpState;
 use crate::time::Instant;
 use crate::wr::{Cqe, RecvRequest, SendRequest};
 use core::ops::{Deref, DerefMut};

@@ -22,7 +22,7 @@ use super::setup::{QKEY, Setup};
 use super::wire::Tally;
 use super::world::World;
 use crate::fault::{Action, Hold, Part, Rate, Rule, Rules};
-use crate::qp::attr::QpState;
+use crate::qp::QpState;
 use crate::qp::shared::Service;
 use crate::wr::{Access, Cqe, RecvRequest, SendData, SendFlags, SendOp, SendRequest, Sge, UdDest};
 use crate::wr::{WcExtra, WcOpcode, WcStatus};

@@ -5,8 +5,8 @@
 use super::host::{MAX_TAGS, SRQ_MAX_SGE, SimHost};
 use super::topology::address;
 use crate::Qp;
-use crate::qp::attr::{AttrMask, QpAttr, QpState};
 use crate::qp::shared::{QpCaps, QpConfig, Service};
+use crate::qp::{AttrMask, QpAttr, QpState};
 use crate::tags::TagList;
 use crate::wr::{Access, Av};
 use core::num::NonZeroU64;

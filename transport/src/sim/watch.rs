@@ -6,7 +6,7 @@
 use super::host::SimHost;
 use super::promise::{Broken, ensure};
 use crate::Qp;
-use crate::qp::attr::QpState;
+use crate::qp::QpState;
 use crate::qp::probe::Probe;
 use crate::time::Instant;
 use roxe_wire::{Header, Kind, Psn, Response, Syndrome};

@@ -32,7 +32,7 @@ mod xrc;
 
 use crate::fault::Rules;
 use crate::qp::PostError;
-use crate::qp::attr::{AttrMask, ModifyError, QpAttr, QpState};
+use crate::qp::{AttrMask, ModifyError, QpAttr, QpState};
 use crate::sim::pair::Pair;
 use crate::sim::setup::{QKEY, Setup, av, qpn};
 use crate::sim::wire::{LOST, Peer};
