@@ -16,9 +16,11 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The longest wait for the thread, which takes microseconds to come or go. But it may need the lock of the dynamic loader,
-/// and a program that opens or closes a device in a constructor or destructor of a library has that.
-const PATIENCE: Duration = Duration::from_millis(100);
+/// The longest wait for the thread to come, and to go. Both take microseconds, up to a tenth of a second where namespaces come
+/// and go. But a thread may need the lock of the dynamic loader, and a program that opens or closes a device in a constructor
+/// or destructor of a library has that. With glibc 2.36 a thread needs it to come.
+const TO_COME: Duration = Duration::from_millis(100);
+const TO_GO: Duration = Duration::from_secs(1);
 
 /// The background thread of an engine, as both know it.
 #[derive(Debug)]
@@ -47,7 +49,7 @@ impl Thread {
         })?;
         *thread.handle.lock() = Some(handle);
         // What ends the wait is that the other half of the channel is gone, also with a panic.
-        let _ = is_prepared.recv_timeout(PATIENCE);
+        let _ = is_prepared.recv_timeout(TO_COME);
         Ok(thread)
     }
 
@@ -65,7 +67,7 @@ impl Thread {
     /// For who has let go of the engine, with no lock held: if nobody has it any more, which `is_over` says correctly between
     /// two turns, this waits until the thread is gone.
     pub(super) fn join_if(&self, is_over: impl FnOnce() -> bool) {
-        let turn = self.turn.try_lock_for(PATIENCE);
+        let turn = self.turn.try_lock_for(TO_GO);
         let is_over = turn.is_some() && is_over();
         drop(turn);
         if is_over {
@@ -77,7 +79,7 @@ impl Thread {
 
 /// Waits for the end of a thread, but not for ever.
 fn join(handle: JoinHandle<()>) {
-    let until = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default() + PATIENCE;
+    let until = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default() + TO_GO;
     let until = libc::timespec {
         tv_sec: libc::time_t::try_from(until.as_secs()).unwrap_or(libc::time_t::MAX),
         tv_nsec: libc::c_long::from(until.subsec_nanos() as i32),
