@@ -2,8 +2,8 @@
 
 use crate::abi::{ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_global_route, ibv_grh, ibv_pd, ibv_wc};
 use crate::context::context;
+use crate::domain::{context_of, pd};
 use crate::errno::{EINVAL, Result, minus_one, pointer, status};
-use crate::memory::{context_of, pd};
 use crate::object::{Exposed, Object, Token};
 use crate::rate;
 use core::ffi::c_int;

@@ -3,9 +3,10 @@
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_modify_cq_attr};
 use crate::context::context;
 use crate::cq_ex::{self, Cursor};
-use crate::domain::{self, Home, Resource};
+use crate::domain;
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
 use crate::event::{count_cq, optional_channel};
+use crate::home::{Home, Resource};
 use crate::object::{Exposed, Object, Token, Unacked};
 use core::ffi::{c_int, c_void};
 use roxe_provider::{Cq, CqInit, Moderation, Use};

@@ -2,8 +2,9 @@
 
 use crate::abi::{ibv_alloc_dm_attr, ibv_context, ibv_dm, ibv_mr, ibv_pd};
 use crate::context::context;
+use crate::domain::pd;
 use crate::errno::{EINVAL, Errno, Result, pointer, silent, status};
-use crate::memory::{self, access, pd};
+use crate::memory::{self, access};
 use crate::object::{Exposed, Object, Token};
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::null_mut;

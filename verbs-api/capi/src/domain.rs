@@ -1,4 +1,5 @@
-//! Parent domains and thread domains: a protection domain with a program's own allocators and with a promise about threads.
+//! Protection domains; parent domains and thread domains, which are such with a program's own allocators and with a promise
+//! about threads.
 //!
 //! A parent domain is an `ibv_pd` of its own on the access to memory of another (`man ibv_alloc_parent_domain`). What the
 //! device allocates for a queue pair, a shared receive queue or a completion queue, so that the program can see it, is the
@@ -8,34 +9,15 @@
 use crate::abi::{ibv_context, ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr};
 use crate::context::context;
 use crate::errno::{EINVAL, Errno, Result, pointer, status};
-use crate::memory::pd;
+use crate::home::{Allocators, Home, Resource};
 use crate::object::{Exposed, Object, Token};
-use core::alloc::Layout;
-use core::ffi::{c_int, c_void};
-use core::ptr::NonNull;
+use core::ffi::c_int;
 use roxe_provider::{Pd, Use};
 use std::sync::Arc;
 
 /// `IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS` and `IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT`.
 const MASK_ALLOCATORS: u32 = 1;
 const MASK_PD_CONTEXT: u32 = 2;
-/// `IBV_ALLOCATOR_USE_DEFAULT`.
-const USE_DEFAULT: usize = usize::MAX;
-/// Blocks start at, and are multiples of, this many bytes: simple allocators that only count upwards keep them aligned.
-const GRAIN: usize = 64;
-
-/// What a block is for, as allocators are told. The upper 32 bits, a number of the kernel for the driver, are 0 (unknown).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u64)]
-pub(crate) enum Resource {
-    Qp = 1,
-    Srq = 2,
-    Cq = 3,
-}
-
-type Alloc = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, usize, u64) -> *mut c_void;
-type Free = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, *mut c_void, u64);
-
 /// The Rust part of a protection domain.
 pub(crate) struct PdInner {
     pub(crate) pd: Arc<Pd>,
@@ -57,20 +39,6 @@ impl PdInner {
     }
 }
 
-/// A program's functions.
-#[derive(Clone, Copy)]
-struct Allocators {
-    alloc: Alloc,
-    free: Free,
-    pd_context: *mut c_void,
-}
-
-// SAFETY: the pointer is only handed back to the program's own functions, which it promised to be callable from every
-// thread that creates or destroys an object of the domain.
-unsafe impl Send for Allocators {}
-// SAFETY: as above.
-unsafe impl Sync for Allocators {}
-
 // SAFETY: the handle is the whole structure, at offset 0.
 unsafe impl Exposed for ibv_pd {
     type Handle = Self;
@@ -84,38 +52,16 @@ unsafe impl Exposed for ibv_td {
     type Inner = Arc<()>;
 }
 
-/// Where the block of an object lives.
-#[derive(Clone, Copy)]
-pub(crate) struct Home {
-    pd: *mut ibv_pd,
-    allocators: Allocators,
-    resource: Resource,
+/// The provider's domain behind a handle.
+pub(crate) fn pd<'a>(handle: *mut ibv_pd) -> Result<&'a Arc<Pd>> {
+    Object::<ibv_pd>::live(handle).map(|object| &object.inner.pd)
 }
 
-impl Home {
-    /// A block from the program; `None` if it leaves that to us, ENOMEM if it has none.
-    pub(crate) fn alloc(&self, layout: Layout) -> Result<Option<NonNull<c_void>>> {
-        let Allocators { alloc, pd_context, .. } = self.allocators;
-        let align = layout.align().max(GRAIN);
-        let size = layout.size().next_multiple_of(align);
-        // SAFETY: a function of the program, called with what its man page promises.
-        let block = unsafe { alloc(self.pd, pd_context, size, align, self.resource as u64) };
-        match block.addr() {
-            USE_DEFAULT => Ok(None),
-            addr if addr.is_multiple_of(layout.align()) => NonNull::new(block).map(Some).ok_or(Errno(libc::ENOMEM)),
-            _ => {
-                self.free(block);
-                Err(EINVAL)
-            }
-        }
-    }
-
-    /// Returns a block.
-    pub(crate) fn free(&self, block: *mut c_void) {
-        let Allocators { free, pd_context, .. } = self.allocators;
-        // SAFETY: a function of the program, called with a block that its other function gave us.
-        unsafe { free(self.pd, pd_context, block, self.resource as u64) };
-    }
+/// The context of an object, as its structure says; the object is alive, so the field is ours.
+pub(crate) fn context_of(pd: *mut ibv_pd) -> Result<*mut ibv_context> {
+    let object = Object::<ibv_pd>::live(pd)?;
+    // SAFETY: the structure lives as long as the object and the field is never written after creation.
+    Ok(unsafe { (&raw const (*object.exposed()).context).read() })
 }
 
 /// Where the block of an object of the domain `handle` shall live; `None`: wherever we like.
@@ -148,6 +94,23 @@ fn optional_td(handle: *mut ibv_td) -> Result<Option<Arc<()>>> {
         return Ok(None);
     }
     Object::<ibv_td>::live(handle).map(|object| Some(Arc::clone(&object.inner)))
+}
+
+/// `man ibv_alloc_pd`.
+pub(crate) unsafe extern "C" fn ibv_alloc_pd(handle: *mut ibv_context) -> *mut ibv_pd {
+    pointer(|| {
+        let pd = context(handle)?.alloc_pd()?;
+        let token = Token::new();
+        Ok(Object::publish(token, ibv_pd { context: handle, handle: token.short() }, PdInner::plain(pd)))
+    })
+}
+
+/// `man ibv_alloc_pd`.
+pub(crate) unsafe extern "C" fn ibv_dealloc_pd(handle: *mut ibv_pd) -> c_int {
+    status(|| {
+        pd(handle)?.dealloc()?;
+        Object::<ibv_pd>::retire(handle).map(drop)
+    })
 }
 
 /// `man ibv_alloc_parent_domain`.

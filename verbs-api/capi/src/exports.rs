@@ -61,12 +61,14 @@ export! {
     "IBVERBS_1.0", rate: ibv_rate_to_mult mult_to_ibv_rate;
     "IBVERBS_1.0", event: ibv_create_comp_channel ibv_destroy_comp_channel;
     "IBVERBS_1.1", ah: ibv_create_ah ibv_create_ah_from_wc ibv_destroy_ah ibv_init_ah_from_wc;
-    "IBVERBS_1.1", context: ibv_close_device ibv_open_device;
+    "IBVERBS_1.1", context: ibv_close_device;
+    "IBVERBS_1.1", open: ibv_open_device;
     "IBVERBS_1.1", cq: ibv_create_cq ibv_destroy_cq ibv_resize_cq;
     "IBVERBS_1.1", device: ibv_free_device_list ibv_get_device_guid ibv_get_device_list ibv_get_device_name;
+    "IBVERBS_1.1", domain: ibv_alloc_pd ibv_dealloc_pd;
     "IBVERBS_1.1", event: ibv_ack_async_event ibv_ack_cq_events ibv_get_async_event ibv_get_cq_event;
     "IBVERBS_1.1", marshall: ibv_copy_ah_attr_from_kern;
-    "IBVERBS_1.1", memory: ibv_alloc_pd ibv_dealloc_pd ibv_dereg_mr ibv_dofork_range ibv_dontfork_range ibv_fork_init
+    "IBVERBS_1.1", memory: ibv_dereg_mr ibv_dofork_range ibv_dontfork_range ibv_fork_init
         ibv_reg_mr ibv_rereg_mr;
     "IBVERBS_1.1", qp: ibv_attach_mcast ibv_create_qp ibv_destroy_qp ibv_detach_mcast ibv_modify_qp ibv_query_qp;
     "IBVERBS_1.1", query: ibv_query_device ibv_query_gid ibv_query_pkey ibv_query_port;

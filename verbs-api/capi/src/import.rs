@@ -4,11 +4,11 @@
 //! that came from another process names nothing, because its memory and its queues cannot be reached from here.
 
 use crate::abi::{ibv_context, ibv_mr, ibv_pd, verbs_context};
-use crate::context::{ContextInner, context, exposed};
-use crate::domain::PdInner;
+use crate::context::{ContextInner, context};
+use crate::domain::{PdInner, context_of, pd};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, pointer, silent};
-use crate::memory::pd;
 use crate::object::{Object, Token};
+use crate::open::exposed;
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -77,7 +77,7 @@ pub(crate) unsafe extern "C" fn ibv_import_mr(pd_handle: *mut ibv_pd, mr_handle:
         };
         let mr = Object::<ibv_mr>::find(is_it).ok_or(EINVAL)?;
         let exposed = ibv_mr {
-            context: crate::memory::context_of(pd_handle)?,
+            context: context_of(pd_handle)?,
             pd: pd_handle,
             addr: core::ptr::null_mut(),
             length: usize::try_from(mr.length()).map_err(|_| EINVAL)?,

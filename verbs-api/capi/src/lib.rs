@@ -6,7 +6,9 @@
 //! - `abi.rs`, `abi_layout.rs`: the structures of `infiniband/verbs.h` and the proof that they are laid out as in C;
 //! - `exports.rs` with `exports.map`: the dynamic symbols and their version nodes; `unsupported.rs`: EOPNOTSUPP for those
 //!   that are not implemented;
-//! - `errno.rs`: results to return values, panics to EIO; `sleep.rs`: waiting for events; `object.rs`: the objects that programs hold pointers to;
+//! - `errno.rs`: results to return values, panics to EIO; `sleep.rs`: waiting for events; `object.rs`: the objects that
+//!   programs hold pointers to, and `home.rs`: memory of their own for them;
+//! - `open.rs`: the functions that are reached through a context; `create_ex.rs`: which kind of queue extended attributes mean;
 //! - one file per kind of object, `data.rs` with `qp_ex.rs` and `cq_ex.rs` for what runs per message.
 //!
 //! This is a room where `unsafe` is allowed. The reasons given at each block rest on three promises that every verbs
@@ -21,6 +23,7 @@ mod context;
 mod counters;
 mod cq;
 mod cq_ex;
+mod create_ex;
 mod data;
 mod device;
 mod dm;
@@ -30,10 +33,12 @@ mod errno;
 mod event;
 mod exports;
 mod flow;
+mod home;
 mod import;
 mod marshall;
 mod memory;
 mod object;
+mod open;
 mod qp;
 mod qp_ex;
 mod query;

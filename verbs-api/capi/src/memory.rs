@@ -1,12 +1,11 @@
-//! Protection domains, memory regions, and the fork calls.
+//! Memory regions, and the fork calls.
 
-use crate::abi::{ibv_context, ibv_mr, ibv_pd};
-use crate::context::context;
-use crate::domain::PdInner;
+use crate::abi::{ibv_mr, ibv_pd};
+use crate::domain::{context_of, pd};
 use crate::errno::{EINVAL, Result, minus_one, pointer, status};
 use crate::object::{Exposed, Object, Token};
 use core::ffi::{c_int, c_uint, c_void};
-use roxe_provider::{Access, DmaBuf, Mr, MrChange, Pd};
+use roxe_provider::{Access, DmaBuf, Mr, MrChange};
 use std::sync::Arc;
 
 /// `IBV_ACCESS_OPTIONAL_RANGE`: hints in these bits that the device does not know are ignored.
@@ -22,35 +21,6 @@ const FORK_UNNEEDED: c_int = 2;
 unsafe impl Exposed for ibv_mr {
     type Handle = Self;
     type Inner = Arc<Mr>;
-}
-
-/// The provider's domain behind a handle.
-pub(crate) fn pd<'a>(handle: *mut ibv_pd) -> Result<&'a Arc<Pd>> {
-    Object::<ibv_pd>::live(handle).map(|object| &object.inner.pd)
-}
-
-/// The context of an object, as its structure says; the object is alive, so the field is ours.
-pub(crate) fn context_of(pd: *mut ibv_pd) -> Result<*mut ibv_context> {
-    let object = Object::<ibv_pd>::live(pd)?;
-    // SAFETY: the structure lives as long as the object and the field is never written after creation.
-    Ok(unsafe { (&raw const (*object.exposed()).context).read() })
-}
-
-/// `man ibv_alloc_pd`.
-pub(crate) unsafe extern "C" fn ibv_alloc_pd(handle: *mut ibv_context) -> *mut ibv_pd {
-    pointer(|| {
-        let pd = context(handle)?.alloc_pd()?;
-        let token = Token::new();
-        Ok(Object::publish(token, ibv_pd { context: handle, handle: token.short() }, PdInner::plain(pd)))
-    })
-}
-
-/// `man ibv_alloc_pd`.
-pub(crate) unsafe extern "C" fn ibv_dealloc_pd(handle: *mut ibv_pd) -> c_int {
-    status(|| {
-        pd(handle)?.dealloc()?;
-        Object::<ibv_pd>::retire(handle).map(drop)
-    })
 }
 
 /// The rights that `bits` name; hints that the device does not know are left out, other unknown bits refused.

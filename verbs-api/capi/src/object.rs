@@ -6,8 +6,8 @@
 //!
 //! Touches the heap blocks it made and nothing else.
 
-use crate::domain::Home;
 use crate::errno::{EINVAL, Result};
+use crate::home::Home;
 use core::alloc::Layout;
 use core::any::TypeId;
 use core::cell::UnsafeCell;

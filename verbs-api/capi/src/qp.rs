@@ -1,19 +1,18 @@
 //! Queue pairs: making, changing, asking and destroying them. Posting to them is in `data.rs` and `qp_ex.rs`.
 
 use crate::abi::{
-    ibv_ah_attr, ibv_context, ibv_gid, ibv_global_route, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex,
-    ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_rate_limit_attr,
+    ibv_ah_attr, ibv_gid, ibv_global_route, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr,
+    ibv_qp_init_attr_ex, ibv_qp_rate_limit_attr,
 };
 use crate::ah::ah_attr;
 use crate::cq::cq;
-use crate::domain::{Resource, home};
+use crate::domain::{context_of, home, pd};
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
-use crate::memory::{context_of, pd};
+use crate::home::Resource;
 use crate::object::{Exposed, Object, Token, Unacked};
 use crate::qp_ex::{self, Builder};
 use crate::rate;
 use crate::srq::optional_srq;
-use crate::{wq, xrc};
 use core::ffi::c_int;
 use core::ptr::null_mut;
 use roxe_provider::{Access, AttrMask, Context, Qp, QpAttr, QpInit, QpInitView};
@@ -21,12 +20,6 @@ use roxe_transport::qp::{MigState, QpCaps, QpState, RateLimit, Service};
 use roxe_transport::wr::Av;
 use roxe_wire::{Gid, PathMtu, Psn, Qkey, Qpn};
 use std::sync::Arc;
-
-/// Bits of `ibv_qp_init_attr_ex.comp_mask`.
-const MASK_PD: u32 = 1;
-const MASK_XRCD: u32 = 1 << 1;
-const MASK_CREATE_FLAGS: u32 = 1 << 2;
-const MASK_SEND_OPS_FLAGS: u32 = 1 << 6;
 
 /// `IBV_QPT_RC` and `IBV_QPT_UD`.
 pub(crate) const RC: c_int = 2;
@@ -84,7 +77,7 @@ fn cap_to_c(caps: &QpCaps) -> ibv_qp_cap {
 }
 
 /// Makes a QP and writes what it really takes back to `init`.
-fn create(handle: *mut ibv_pd, init: &mut ibv_qp_init_attr, extended: bool) -> Result<*mut ibv_qp> {
+pub(crate) fn create(handle: *mut ibv_pd, init: &mut ibv_qp_init_attr, extended: bool) -> Result<*mut ibv_qp> {
     let token = Token::new();
     let service = service(init.qp_type)?;
     // An XRC initiator has nothing to receive with, and programs leave those fields empty.
@@ -146,37 +139,6 @@ pub(crate) unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp
         // SAFETY: NULL or a whole structure of the program.
         let init = unsafe { init.as_mut() }.ok_or(EINVAL)?;
         create(pd, init, false)
-    })
-}
-
-/// EINVAL without a domain, EOPNOTSUPP for what the device does not do.
-fn check_extended(init: &ibv_qp_init_attr_ex) -> Result<()> {
-    let given = |bit| init.comp_mask & bit != 0;
-    let flags = if given(MASK_CREATE_FLAGS) { init.create_flags } else { 0 };
-    let ops = if given(MASK_SEND_OPS_FLAGS) { init.send_ops_flags } else { 0 };
-    let other = init.comp_mask & !(MASK_PD | MASK_CREATE_FLAGS | MASK_SEND_OPS_FLAGS);
-    if other != 0 || flags != 0 || ops & !qp_ex::operations_of(service(init.qp_type)?) != 0 {
-        return Err(EOPNOTSUPP);
-    }
-    if given(MASK_PD) { Ok(()) } else { Err(EINVAL) }
-}
-
-/// `man ibv_create_qp_ex`.
-pub(crate) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
-    pointer(|| {
-        crate::context::context(context)?;
-        // SAFETY: NULL or a whole structure of the program.
-        let extended = unsafe { init.as_ref() }.ok_or(EINVAL)?;
-        if extended.qp_type == XRC_RECV && extended.comp_mask & MASK_XRCD != 0 {
-            return xrc::create_target(context, extended);
-        }
-        if wq::is_hash_qp(extended) {
-            return wq::create_hash_qp(extended);
-        }
-        check_extended(extended)?;
-        let (pd, builders) = (extended.pd, extended.comp_mask & MASK_SEND_OPS_FLAGS != 0);
-        // SAFETY: not NULL, and the extended structure starts with the classic one.
-        create(pd, unsafe { &mut *init.cast::<ibv_qp_init_attr>() }, builders)
     })
 }
 

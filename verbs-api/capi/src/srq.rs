@@ -1,11 +1,10 @@
 //! Shared receive queues. Posting to them is in `data.rs`.
 
-use crate::abi::{ibv_context, ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex};
-use crate::domain::{Resource, home};
-use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
-use crate::memory::{context_of, pd};
+use crate::abi::{ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
+use crate::domain::{context_of, home, pd};
+use crate::errno::{EINVAL, Result, pointer, status};
+use crate::home::Resource;
 use crate::object::{Exposed, Object, Token, Unacked};
-use crate::{tags, xrc};
 use core::ffi::{c_int, c_void};
 use roxe_provider::{Error, Srq, SrqInit};
 use std::sync::Arc;
@@ -13,17 +12,9 @@ use std::sync::Arc;
 /// `IBV_SRQ_MAX_WR` and `IBV_SRQ_LIMIT`: which attributes a modify sets.
 const MAX_WR: c_int = 1;
 const LIMIT: c_int = 2;
-/// `IBV_SRQ_INIT_ATTR_TYPE` and `IBV_SRQ_INIT_ATTR_PD`: the fields that a basic SRQ is made from.
-const MASK_TYPE: u32 = 1;
-const MASK_PD: u32 = 2;
-/// `IBV_SRQT_BASIC`.
+/// `IBV_SRQT_BASIC` and `IBV_SRQT_XRC`.
 pub(crate) const BASIC: c_int = 0;
-/// `IBV_SRQT_XRC`, and what else it is made from: `IBV_SRQ_INIT_ATTR_XRCD` and `IBV_SRQ_INIT_ATTR_CQ`.
 pub(crate) const XRC: c_int = 1;
-const MASK_XRC: u32 = MASK_TYPE | MASK_PD | 1 << 2 | 1 << 3;
-/// `IBV_SRQT_TM`, and what else it is made from: `IBV_SRQ_INIT_ATTR_CQ` and `IBV_SRQ_INIT_ATTR_TM`.
-const TAGS: c_int = 2;
-const MASK_TAGS: u32 = MASK_TYPE | MASK_PD | 1 << 3 | 1 << 4;
 
 /// The Rust part of an SRQ.
 pub(crate) struct SrqInner {
@@ -52,7 +43,7 @@ fn attr(srq: &Srq) -> ibv_srq_attr {
 
 /// Makes an SRQ and writes what it really takes back to `wish`. The limit is not part of creation (`man
 /// ibv_create_srq`), so it starts unarmed.
-fn create(handle: *mut ibv_pd, srq_context: *mut c_void, wish: &mut ibv_srq_attr) -> Result<*mut ibv_srq> {
+pub(crate) fn create(handle: *mut ibv_pd, srq_context: *mut c_void, wish: &mut ibv_srq_attr) -> Result<*mut ibv_srq> {
     let pd = pd(handle)?;
     publish(handle, srq_context, wish, |init| pd.create_srq(init))
 }
@@ -87,32 +78,6 @@ pub(crate) unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_s
         // SAFETY: NULL or a whole structure of the program.
         let init = unsafe { init.as_mut() }.ok_or(EINVAL)?;
         create(pd, init.srq_context, &mut init.attr)
-    })
-}
-
-/// `man ibv_create_srq_ex`.
-pub(crate) unsafe extern "C" fn create_srq_ex(
-    context: *mut ibv_context,
-    init: *mut ibv_srq_init_attr_ex,
-) -> *mut ibv_srq {
-    pointer(|| {
-        crate::context::context(context)?;
-        // SAFETY: NULL or a whole structure of the program.
-        let init = unsafe { init.as_mut() }.ok_or(EINVAL)?;
-        if init.comp_mask == MASK_XRC && init.srq_type == XRC {
-            return xrc::create_srq(init);
-        }
-        if init.comp_mask == MASK_TAGS && init.srq_type == TAGS {
-            return tags::create_srq(init);
-        }
-        let other_type = init.comp_mask & MASK_TYPE != 0 && init.srq_type != BASIC;
-        if other_type || init.comp_mask & !(MASK_TYPE | MASK_PD) != 0 {
-            return Err(EOPNOTSUPP);
-        }
-        if init.comp_mask & MASK_PD == 0 {
-            return Err(EINVAL);
-        }
-        create(init.pd, init.srq_context, &mut init.attr)
     })
 }
 

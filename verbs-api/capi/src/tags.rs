@@ -3,8 +3,8 @@
 use crate::abi::{ibv_ops_wr, ibv_srq, ibv_srq_init_attr_ex};
 use crate::cq::extended_cq;
 use crate::data::{SgeList, report_bad};
+use crate::domain::pd;
 use crate::errno::{EINVAL, Result, status};
-use crate::memory::pd;
 use crate::object::Object;
 use crate::srq;
 use core::ffi::c_int;

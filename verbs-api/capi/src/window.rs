@@ -1,8 +1,9 @@
 //! Memory windows (`man ibv_alloc_mw`, `man ibv_bind_mw`). Invalidating and binding type 2 are work requests: `data.rs`.
 
 use crate::abi::{ibv_mr, ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_pd, ibv_qp, ibv_qp_ex};
+use crate::domain::{context_of, pd};
 use crate::errno::{EINVAL, Result, pointer, status};
-use crate::memory::{self, context_of, pd};
+use crate::memory;
 use crate::object::{Exposed, Object, Token};
 use core::ffi::{c_int, c_uint};
 use roxe_provider::{Mw, MwKind};

@@ -7,8 +7,8 @@ use crate::abi::{
 use crate::context::context;
 use crate::cq::cq;
 use crate::data::post_receives;
+use crate::domain::pd;
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, quick_status, status};
-use crate::memory::pd;
 use crate::object::{Exposed, Object, Token, Unacked};
 use crate::qp::publish_hash;
 use core::ffi::c_int;

@@ -9,8 +9,8 @@ use crate::abi::{
 };
 use crate::context::context;
 use crate::cq::cq;
+use crate::domain::pd;
 use crate::errno::{EINVAL, Errno, Result, pointer, status};
-use crate::memory::pd;
 use crate::object::{Exposed, Object, Token, Unacked};
 use crate::qp::{QpInner, XRC_RECV};
 use crate::qp_ex;

@@ -4,8 +4,9 @@
 use crate::abi::{ibv_context, ibv_pd, ibv_xrcd, ibv_xrcd_init_attr};
 use crate::context;
 use crate::device::{self, c_array, handles};
+use crate::domain::ibv_alloc_pd;
 use crate::errno::{Errno, Result, pointer};
-use crate::memory::ibv_alloc_pd;
+use crate::open;
 use crate::xrc::open_xrcd;
 use core::ffi::c_int;
 use core::ptr::null_mut;
@@ -36,7 +37,7 @@ fn open_all(opened: &mut Vec<Opened>) -> Result<()> {
             continue;
         }
         opened.truncate(at);
-        opened.push(Opened { context: context::open(device)?, pd: null_mut(), xrcd: null_mut() });
+        opened.push(Opened { context: open::open(device)?, pd: null_mut(), xrcd: null_mut() });
     }
     Ok(())
 }

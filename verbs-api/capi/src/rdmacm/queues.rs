@@ -7,12 +7,13 @@ use crate::abi::{
     ibv_qp_init_attr_ex, ibv_srq_init_attr, ibv_srq_init_attr_ex, ibv_xrcd, rdma_cm_id,
 };
 use crate::cq::{ibv_create_cq, ibv_destroy_cq};
+use crate::create_ex::{create_qp_ex, create_srq_ex};
+use crate::domain::context_of;
 use crate::errno::{EINVAL, Result, minus_one, silent};
 use crate::event::{ibv_create_comp_channel, ibv_destroy_comp_channel};
-use crate::memory::context_of;
 use crate::object::Object;
-use crate::qp::{self, XRC_INI, XRC_RECV, create_qp_ex, ibv_destroy_qp};
-use crate::srq::{BASIC, XRC, create_srq_ex, ibv_destroy_srq};
+use crate::qp::{self, XRC_INI, XRC_RECV, ibv_destroy_qp};
+use crate::srq::{BASIC, XRC, ibv_destroy_srq};
 use core::ffi::c_int;
 use core::ptr::null_mut;
 use roxe_provider::QpState;

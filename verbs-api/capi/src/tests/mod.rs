@@ -33,12 +33,15 @@ mod xrc;
 
 use crate::abi::*;
 use crate::ah::{ibv_create_ah, ibv_destroy_ah};
-use crate::context::{ibv_close_device, ibv_open_device};
+use crate::context::ibv_close_device;
 use crate::cq::{ibv_create_cq, ibv_destroy_cq};
+use crate::create_ex::create_qp_ex;
 use crate::device::{ibv_free_device_list, ibv_get_device_list};
+use crate::domain::{ibv_alloc_pd, ibv_dealloc_pd};
 use crate::event::{ibv_ack_async_event, ibv_create_comp_channel, ibv_destroy_comp_channel, ibv_get_async_event};
-use crate::memory::{ibv_alloc_pd, ibv_dealloc_pd, ibv_dereg_mr, ibv_reg_mr};
-use crate::qp::{create_qp_ex, ibv_create_qp, ibv_destroy_qp, ibv_modify_qp, ibv_query_qp};
+use crate::memory::{ibv_dereg_mr, ibv_reg_mr};
+use crate::open::ibv_open_device;
+use crate::qp::{ibv_create_qp, ibv_destroy_qp, ibv_modify_qp, ibv_query_qp};
 use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
 use core::ptr::{self, null_mut};

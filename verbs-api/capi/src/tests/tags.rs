@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::cq::create_cq_ex;
-use crate::srq::{create_srq_ex, ibv_destroy_srq};
+use crate::create_ex::create_srq_ex;
+use crate::srq::ibv_destroy_srq;
 use std::collections::VecDeque;
 
 /// `IBV_WC_STANDARD_FLAGS` and `IBV_WC_EX_WITH_TM_INFO`.

@@ -1,8 +1,9 @@
 //! XRC as a C program sees it: domains, shared queues with numbers, targets with several handles.
 
 use super::*;
+use crate::create_ex::create_srq_ex;
 use crate::qp::ibv_qp_to_qp_ex;
-use crate::srq::{create_srq_ex, ibv_create_srq, ibv_destroy_srq};
+use crate::srq::{ibv_create_srq, ibv_destroy_srq};
 use crate::xrc::{close_xrcd, get_srq_num, open_qp, open_xrcd};
 use std::os::fd::AsRawFd;
 
