@@ -1,18 +1,10 @@
-//! Event channels, and the events that programs take from them and give back.
-//!
-//! An event that the program holds counts at the identifier that it came to, which for a connection request is the listener;
-//! destroying or moving that identifier waits until it is given back.
+//! Event channels. The events that come through them are in `event.rs`.
 
-use super::id::{self, CmId};
-use crate::abi::{rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel, rdma_event_param, rdma_ud_param};
-use crate::ah;
-use crate::errno::{EINVAL, Errno, Result, minus_one, pointer, silent};
-use crate::object::{Exposed, Object, Token, with_token};
-use crate::sleep::for_event;
-use core::ffi::c_int;
-use core::ptr::{null, null_mut};
+use crate::abi::rdma_event_channel;
+use crate::errno::{Result, pointer, silent};
+use crate::object::{Exposed, Object, Token};
 use parking_lot::Mutex;
-use roxe_provider::cm::{Channel, ConnParam, Event, EventData, EventKind, UdParam};
+use roxe_provider::cm::Channel;
 use std::sync::Arc;
 
 /// The Rust part of a channel.
@@ -20,7 +12,7 @@ pub(crate) struct ChannelInner {
     pub(crate) channel: Arc<Channel>,
     /// Held by who takes an event, until the program's structures know of it: the events of a new identifier come after the
     /// request that makes it, and another thread may be waiting for them.
-    turn: Mutex<()>,
+    pub(super) turn: Mutex<()>,
 }
 
 // SAFETY: the handle is the whole structure, at offset 0.
@@ -28,22 +20,6 @@ unsafe impl Exposed for rdma_event_channel {
     type Handle = Self;
     /// Shared with the threads that wait for events: rping, before rdma-core 59, destroys the channel below one.
     type Inner = Arc<ChannelInner>;
-}
-
-/// Room for what a peer says: its length is one byte.
-const PRIVATE_DATA: usize = u8::MAX as usize;
-
-/// An event as programs see it, with what it points to.
-#[repr(C)]
-pub(crate) struct CmEvent {
-    public: rdma_cm_event,
-    private_data: [u8; PRIVATE_DATA],
-}
-
-// SAFETY: the public structure is the first field.
-unsafe impl Exposed for CmEvent {
-    type Handle = rdma_cm_event;
-    type Inner = ();
 }
 
 /// A new channel.
@@ -64,220 +40,15 @@ pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_ev
     silent(|| Object::<rdma_event_channel>::retire(channel).map(drop));
 }
 
-/// `man rdma_get_cm_event`: EAGAIN if the descriptor does not block and nothing is pending.
-pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
-    channel: *mut rdma_event_channel,
-    event: *mut *mut rdma_cm_event,
-) -> c_int {
-    let find = || {
-        if event.is_null() {
-            return Err(EINVAL);
-        }
-        inner(channel)
-    };
-    for_event(
-        find,
-        |inner| (inner.channel.fd(), ()),
-        |inner| {
-            let _turn = inner.turn.lock();
-            let Some(next) = inner.channel.take().and_then(|next| hand_out(&next)) else { return Ok(false) };
-            // SAFETY: not NULL; a variable of the program.
-            unsafe { event.write(next) };
-            Ok(true)
-        },
-    )
-}
-
 /// What `channel` is; EINVAL if there is none.
 pub(super) fn inner(channel: *mut rdma_event_channel) -> Result<Arc<ChannelInner>> {
     Object::<rdma_event_channel>::with_live(channel, |object| Arc::clone(&object.inner))
 }
 
-/// Waits for the next event of an identifier that is alive.
-pub(super) fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_event> {
-    let inner = inner(channel)?;
-    let _turn = inner.turn.lock();
-    loop {
-        let event = inner.channel.next()?;
-        if let Some(handed_out) = hand_out(&event) {
-            return Ok(handed_out);
-        }
-    }
-}
-
-/// Makes an event of the program's; `None` if whom it is for is gone, or if a request finds no resources.
-fn hand_out(event: &Event) -> Option<*mut rdma_cm_event> {
-    let owner = count(event.listener.as_ref().unwrap_or(&event.id).user());
-    match (owner, &event.listener) {
-        (Some(listener), Some(_)) => request(event, listener),
-        (Some(id), None) => Some(publish(event, id, null_mut(), outcome(event, id))),
-        (None, listener) => {
-            if listener.is_some() {
-                event.id.destroy();
-            }
-            None
-        }
-    }
-}
-
-/// The identifier whose token is `user`, with one event more handed out.
-fn count(user: u64) -> Option<*mut rdma_cm_id> {
-    with_token::<CmId, _>(Token(user), |object| {
-        object.inner.events.hand_out();
-        object.handle()
-    })
-}
-
-fn acknowledge(owner: *mut rdma_cm_id) -> Result<()> {
-    Object::<CmId>::with_live(owner, |object| object.inner.events.ack(1))
-}
-
-/// A request: gives the program an identifier for it.
-fn request(event: &Event, listener: *mut rdma_cm_id) -> Option<*mut rdma_cm_event> {
-    match id::adopt(event, listener) {
-        Ok(id) => Some(publish(event, id, listener, (event.kind, event.status))),
-        Err(_) => {
-            event.id.destroy();
-            acknowledge(listener).ok();
-            None
-        }
-    }
-}
-
-/// Kind and status of an event whose identifier is shown as it is now. Without resources for what was resolved, it is not.
-fn outcome(event: &Event, id: *mut rdma_cm_id) -> (EventKind, c_int) {
-    match (id::live(id).and_then(id::show), event.kind) {
-        (Err(errno), EventKind::AddrResolved) => (EventKind::AddrError, -errno.0),
-        (_, kind) => (kind, event.status),
-    }
-}
-
-fn publish(
-    event: &Event,
-    id: *mut rdma_cm_id,
-    listen_id: *mut rdma_cm_id,
-    (kind, status): (EventKind, c_int),
-) -> *mut rdma_cm_event {
-    let public = rdma_cm_event { id, listen_id, event: kind as c_int, status, param: param(&event.data) };
-    let said = private_data(&event.data);
-    let len = said.len().min(PRIVATE_DATA);
-    let mut exposed = CmEvent { public, private_data: [0; PRIVATE_DATA] };
-    exposed.private_data[..len].copy_from_slice(&said[..len]);
-    let handle = Object::<CmEvent>::publish(Token::new(), exposed, ());
-    if len > 0 {
-        let event = handle.cast::<CmEvent>();
-        // SAFETY: a fresh block that starts with the event; both members of the union start with these two fields.
-        unsafe {
-            (*event).public.param.conn.private_data = (&raw const (*event).private_data).cast();
-            (*event).public.param.conn.private_data_len = len as u8;
-        }
-    }
-    handle
-}
-
-fn private_data(data: &EventData) -> &[u8] {
-    match data {
-        EventData::None => &[],
-        EventData::Conn(conn) => &conn.private_data,
-        EventData::Ud(ud) => &ud.private_data,
-        EventData::Group { .. } => &[],
-    }
-}
-
-/// What the peer says, but for its private data.
-fn param(data: &EventData) -> rdma_event_param {
-    // The larger member first, so that all of the union is defined.
-    let mut param = rdma_event_param { ud: ud_param(&UdParam::default()) };
-    match data {
-        EventData::None => {}
-        EventData::Conn(conn) => param.conn = conn_param(conn),
-        EventData::Ud(ud) => param.ud = ud_param(ud),
-        EventData::Group { user, ud } => {
-            let context = std::ptr::with_exposed_provenance(*user as usize);
-            param.ud = rdma_ud_param { private_data: context, ..ud_param(ud) };
-        }
-    }
-    param
-}
-
-fn conn_param(conn: &ConnParam) -> rdma_conn_param {
-    rdma_conn_param {
-        private_data: null(),
-        private_data_len: 0,
-        responder_resources: conn.responder_resources,
-        initiator_depth: conn.initiator_depth,
-        flow_control: conn.flow_control.into(),
-        retry_count: conn.retry_count,
-        rnr_retry_count: conn.rnr_retry_count,
-        srq: conn.srq.into(),
-        qp_num: conn.qp_num,
-    }
-}
-
-fn ud_param(ud: &UdParam) -> rdma_ud_param {
-    rdma_ud_param {
-        private_data: null(),
-        private_data_len: 0,
-        ah_attr: ah::to_c(&ud.ah_attr),
-        qp_num: ud.qp_num,
-        qkey: ud.qkey,
-    }
-}
-
-/// `man rdma_ack_cm_event`.
-pub(crate) unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
-    minus_one(|| give_back(event).map(|()| 0))
-}
-
-/// Ends an event; EINVAL if the program does not hold it.
-pub(super) fn give_back(event: *mut rdma_cm_event) -> Result<()> {
-    let event = Object::<CmEvent>::retire(event)?;
-    // SAFETY: the block is ours now; the program was not to write to it.
-    let (id, listener) = unsafe { ((*event.exposed()).public.id, (*event.exposed()).public.listen_id) };
-    acknowledge(if listener.is_null() { id } else { listener })
-}
-
-/// What an event comes to for a call that waited for it.
-pub(super) fn verdict(kind: c_int, status: c_int) -> Result<()> {
-    match status {
-        0 => Ok(()),
-        _ if kind == EventKind::Rejected as c_int => Err(Errno(libc::ECONNREFUSED)),
-        _ => Err(Errno(status.saturating_abs())),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{self, Write};
-    use std::os::fd::{AsRawFd, BorrowedFd};
-    use std::{fs::File, thread};
-
-    #[test]
-    fn a_thread_that_waits_goes_on_when_its_channel_is_destroyed() {
-        // SAFETY: a fresh channel, whose descriptor is open; the other thread is past the call's first look at it when it is
-        // destroyed, and gives the call a variable of its own.
-        unsafe {
-            let channel = rdma_create_event_channel();
-            let mut fd = File::from(BorrowedFd::borrow_raw((*channel).fd).try_clone_to_owned().unwrap());
-            let address = channel.expose_provenance();
-            let waiting = thread::spawn(move || {
-                let mut event = null_mut();
-                let result = rdma_get_cm_event(std::ptr::with_exposed_provenance_mut(address), &raw mut event);
-                (result, io::Error::last_os_error().raw_os_error())
-            });
-            // A unit without an event: when it is gone, the thread waits.
-            fd.write_all(&1u64.to_ne_bytes()).unwrap();
-            let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-            while libc::poll(&raw mut poll, 1, 0) > 0 {
-                thread::yield_now();
-            }
-            rdma_destroy_event_channel(channel);
-            libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK);
-            fd.write_all(&1u64.to_ne_bytes()).unwrap();
-            assert_eq!(waiting.join().unwrap(), (-1, Some(libc::EAGAIN)));
-        }
-    }
+    use core::ptr::null_mut;
 
     #[test]
     fn a_channel_starts_with_its_descriptor() {

@@ -3,10 +3,11 @@
 
 use super::address::{read, read_optional};
 use super::addrinfo::PASSIVE;
-use super::id::{self, Template, complete, live, release_event};
+use super::id::{Template, live};
+use super::life::{self, complete, release_event};
 use super::queues::{create_qp, destroy_qp, destroy_srq};
 use super::resolve::{bind, resolve, resolve_route};
-use super::{channel, options};
+use super::{event, options};
 use crate::abi::{ibv_pd, ibv_qp_init_attr, rdma_addrinfo, rdma_cm_event, rdma_cm_id};
 use crate::errno::{EINVAL, Errno, Result, minus_one, silent};
 use core::ffi::c_int;
@@ -30,7 +31,7 @@ pub(crate) unsafe extern "C" fn rdma_create_ep(
         if id.is_null() {
             return Err(EINVAL);
         }
-        let made = id::create(null_mut(), null_mut(), res.ai_port_space, res.ai_qp_type)?;
+        let made = life::create(null_mut(), null_mut(), res.ai_port_space, res.ai_qp_type)?;
         // SAFETY: the addresses and blocks are as long as the structure says.
         unsafe { prepare(made, res, pd, init) }.inspect_err(|_| destroy(made).unwrap_or_default())?;
         // SAFETY: not NULL; a variable of the program.
@@ -122,7 +123,7 @@ fn destroy(id: *mut rdma_cm_id) -> Result<()> {
     live(id)?;
     destroy_qp(id);
     destroy_srq(id);
-    id::destroy(id)
+    life::destroy(id)
 }
 
 /// `man rdma_get_request`: EINVAL for a listener that is not synchronous.
@@ -134,7 +135,7 @@ pub(crate) unsafe extern "C" fn rdma_get_request(listen: *mut rdma_cm_id, id: *m
         }
         release_event(listen);
         // SAFETY: alive; a synchronous identifier belongs to one thread at a time.
-        let event = channel::next(unsafe { (*listen).channel })?;
+        let event = event::next(unsafe { (*listen).channel })?;
         // SAFETY: alive as above, and the event is the program's.
         let request = unsafe { take_request(listen, event) }.inspect_err(|_| unsafe { (*listen).event = event })?;
         // SAFETY: not NULL; a variable of the program.

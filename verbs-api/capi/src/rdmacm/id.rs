@@ -1,14 +1,13 @@
-//! Communication identifiers: making, destroying and moving them, and keeping what programs read in them true.
+//! Communication identifiers: what they are, and keeping what programs read in them true.
 //!
 //! Programs read nearly every field of an identifier directly. [`show`] writes them when a call has changed something and
 //! when an event is handed out, which is when the library that this one replaces does.
 
-use super::channel;
-use super::{address, devices};
+use super::{address, channel, devices};
 use crate::abi::{
     ibv_gid, ibv_qp_init_attr, ibv_sa_path_rec, rdma_addr, rdma_cm_id, rdma_event_channel, rdma_ib_addr, rdma_route,
 };
-use crate::errno::{EINVAL, Result, minus_one};
+use crate::errno::{EINVAL, Result};
 use crate::object::{Exposed, Object, Token, Unacked};
 use crate::qp::{self, RC, UD, XRC_RECV, show_state};
 use core::ffi::{c_int, c_void};
@@ -83,13 +82,13 @@ pub(super) fn provided<'a>(handle: *mut rdma_cm_id) -> Result<&'a Arc<Id>> {
 }
 
 /// `enum rdma_port_space`; EINVAL for a number that is none.
-fn port_space(code: c_int) -> Result<PortSpace> {
+pub(super) fn port_space(code: c_int) -> Result<PortSpace> {
     let spaces = [PortSpace::Ipoib, PortSpace::Tcp, PortSpace::Udp, PortSpace::Ib];
     spaces.into_iter().find(|space| c_int::from(space.code()) == code).ok_or(EINVAL)
 }
 
 /// The type of queue pair that an identifier is for unless somebody says another.
-fn usual_type(port_space: PortSpace) -> c_int {
+pub(super) fn usual_type(port_space: PortSpace) -> c_int {
     match port_space {
         PortSpace::Udp | PortSpace::Ipoib => UD,
         PortSpace::Tcp | PortSpace::Ib => RC,
@@ -127,14 +126,14 @@ fn exposed(channel: *mut rdma_event_channel, context: *mut c_void, port_space: P
 }
 
 /// A channel for one identifier; destroyed unless taken.
-struct OwnChannel(*mut rdma_event_channel);
+pub(super) struct OwnChannel(pub(super) *mut rdma_event_channel);
 
 impl OwnChannel {
-    fn new() -> Result<Self> {
+    pub(super) fn new() -> Result<Self> {
         channel::create().map(Self)
     }
 
-    fn take(mut self) -> *mut rdma_event_channel {
+    pub(super) fn take(mut self) -> *mut rdma_event_channel {
         core::mem::replace(&mut self.0, null_mut())
     }
 }
@@ -145,43 +144,8 @@ impl Drop for OwnChannel {
     }
 }
 
-/// `man rdma_create_id`: without a channel the identifier is synchronous.
-pub(crate) unsafe extern "C" fn rdma_create_id(
-    channel: *mut rdma_event_channel,
-    id: *mut *mut rdma_cm_id,
-    context: *mut c_void,
-    ps: c_int,
-) -> c_int {
-    minus_one(|| {
-        if id.is_null() {
-            return Err(EINVAL);
-        }
-        let made = create(channel, context, ps, 0)?;
-        // SAFETY: not NULL; a variable of the program.
-        unsafe { id.write(made) };
-        Ok(0)
-    })
-}
-
-/// Makes an identifier for queue pairs of this type; 0: what is usual in the port space.
-pub(super) fn create(
-    channel: *mut rdma_event_channel,
-    context: *mut c_void,
-    ps: c_int,
-    qp_type: c_int,
-) -> Result<*mut rdma_cm_id> {
-    let port_space = port_space(ps)?;
-    let qp_type = if qp_type == 0 { usual_type(port_space) } else { qp_type };
-    if !channel.is_null() {
-        return create_on(channel, context, port_space, qp_type, false);
-    }
-    let own = OwnChannel::new()?;
-    let made = create_on(own.0, context, port_space, qp_type, true)?;
-    own.take();
-    Ok(made)
-}
-
-fn create_on(
+/// Makes an identifier on a channel.
+pub(super) fn create_on(
     channel: *mut rdma_event_channel,
     context: *mut c_void,
     port_space: PortSpace,
@@ -231,81 +195,6 @@ fn proposal(data: &EventData) -> Depths {
         }
         _ => Depths::default(),
     }
-}
-
-/// `man rdma_destroy_id`: waits until the program gave back all events.
-pub(crate) unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
-    minus_one(|| destroy(id).map(|()| 0))
-}
-
-pub(super) fn destroy(handle: *mut rdma_cm_id) -> Result<()> {
-    let object = live(handle)?;
-    object.inner.id.destroy();
-    object.conceal();
-    release_event(handle);
-    object.inner.events.wait();
-    let object = Object::<CmId>::retire(handle)?;
-    if object.inner.state.lock().synchronous {
-        // SAFETY: the block is still ours.
-        drop(OwnChannel(unsafe { (*object.exposed()).public.channel }));
-    }
-    Ok(())
-}
-
-/// Gives back the event that a synchronous call left in the identifier.
-pub(super) fn release_event(handle: *mut rdma_cm_id) {
-    // SAFETY: the caller knows that the identifier is alive.
-    let event = unsafe { (&raw mut (*handle).event).replace(null_mut()) };
-    if !event.is_null() {
-        channel::give_back(event).ok();
-    }
-}
-
-/// `man rdma_migrate_id`: waits until the program gave back the events that it took from the old channel. EINVAL to make a
-/// synchronous identifier synchronous.
-pub(crate) unsafe extern "C" fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
-    minus_one(|| migrate(id, channel).map(|()| 0))
-}
-
-fn migrate(handle: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> Result<()> {
-    let object = live(handle)?;
-    let synchronous = channel.is_null();
-    let was_synchronous = object.inner.state.lock().synchronous;
-    if synchronous && was_synchronous {
-        return Err(EINVAL);
-    }
-    let own = synchronous.then(OwnChannel::new).transpose()?;
-    let channel = own.as_ref().map_or(channel, |own| own.0);
-    object.inner.id.migrate(&channel::inner(channel)?.channel)?;
-    if was_synchronous {
-        release_event(handle);
-    }
-    object.inner.state.lock().synchronous = synchronous;
-    // SAFETY: alive, and the program does not use it meanwhile.
-    let old = unsafe { (&raw mut (*handle).channel).replace(channel) };
-    own.map(OwnChannel::take);
-    if was_synchronous {
-        drop(OwnChannel(old));
-    }
-    object.inner.events.wait();
-    Ok(())
-}
-
-/// For a synchronous identifier: waits for the outcome of a call and leaves it in `id->event`. ECONNREFUSED if the peer
-/// rejects; otherwise the errno that the event says.
-pub(super) fn complete(handle: *mut rdma_cm_id) -> Result<()> {
-    if !live(handle)?.inner.state.lock().synchronous {
-        return Ok(());
-    }
-    release_event(handle);
-    // SAFETY: alive; a synchronous identifier belongs to one thread at a time.
-    let event = channel::next(unsafe { (*handle).channel })?;
-    // SAFETY: as above; the event is the program's from here on.
-    let (kind, status) = unsafe {
-        (*handle).event = event;
-        ((*event).event, (*event).status)
-    };
-    channel::verdict(kind, status)
 }
 
 /// Shows the program what its identifier has become: device, addresses, path, and the state of its queue pair.

@@ -1,7 +1,8 @@
 //! Multicast groups of datagram identifiers.
 
 use super::address::read;
-use super::id::{complete, live, provided, show};
+use super::id::{live, provided, show};
+use super::life::complete;
 use crate::abi::{rdma_cm_id, rdma_cm_join_mc_attr_ex};
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, minus_one};
 use core::ffi::{c_int, c_void};

@@ -1,7 +1,8 @@
 //! Where an identifier is and where it goes: binding, resolving, listening, ports.
 
 use super::address::{read, read_optional};
-use super::id::{complete, live, provided, show};
+use super::id::{live, provided, show};
+use super::life::complete;
 use crate::abi::rdma_cm_id;
 use crate::errno::{Result, minus_one};
 use core::ffi::c_int;
