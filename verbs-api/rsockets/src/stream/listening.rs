@@ -2,7 +2,7 @@
 
 use super::endpoint::Endpoint;
 use super::open::Open;
-use super::phase::Phase;
+use super::phase::{Listening, Phase};
 use super::settings::Settings;
 use super::{Inner, Stream};
 use crate::errno::{self, os};
@@ -15,28 +15,6 @@ use std::io;
 
 /// Connections that may wait for `accept`, whatever the program asks for: as the system limits it.
 const MOST_BACKLOG: usize = 4096;
-
-/// A listener.
-#[derive(Debug)]
-pub(crate) struct Listening {
-    id: CmId,
-    backlog: usize,
-    accepted: VecDeque<Stream>,
-}
-
-impl Listening {
-    pub(crate) const fn id(&self) -> &CmId {
-        &self.id
-    }
-
-    pub(crate) fn ready(&self) -> i16 {
-        if self.accepted.is_empty() { 0 } else { libc::POLLIN }
-    }
-
-    fn has_room(&self) -> bool {
-        self.accepted.len() < self.backlog
-    }
-}
 
 impl Stream {
     pub(crate) fn listen(&self, backlog: i32) -> io::Result<()> {

@@ -1,10 +1,11 @@
 //! Where a stream is between `socket` and `close`.
 
-use super::listening::Listening;
+use super::Stream;
 use super::open::Open;
 use super::opening::Opening;
 use crate::proto::stream::Link;
 use roxe::cm::CmId;
+use std::collections::VecDeque;
 
 #[derive(Debug)]
 pub(crate) enum Phase {
@@ -61,5 +62,28 @@ impl Phase {
             Link::Down => ready | libc::POLLHUP,
             Link::Broken => ready | libc::POLLHUP | libc::POLLERR,
         }
+    }
+}
+
+/// A listener.
+#[derive(Debug)]
+pub(crate) struct Listening {
+    pub(super) id: CmId,
+    /// Connections that may wait.
+    pub(super) backlog: usize,
+    pub(super) accepted: VecDeque<Stream>,
+}
+
+impl Listening {
+    pub(crate) const fn id(&self) -> &CmId {
+        &self.id
+    }
+
+    pub(crate) fn ready(&self) -> i16 {
+        if self.accepted.is_empty() { 0 } else { libc::POLLIN }
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        self.accepted.len() < self.backlog
     }
 }
