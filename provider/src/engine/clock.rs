@@ -15,6 +15,14 @@ pub fn now() -> Instant {
     Instant((time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64).max(1))
 }
 
+/// A duration as system calls take it.
+pub(super) fn timespec(duration: Duration) -> libc::timespec {
+    libc::timespec {
+        tv_sec: libc::time_t::try_from(duration.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: libc::c_long::from(duration.subsec_nanos() as i32),
+    }
+}
+
 /// How long the calling thread has had a processor. Always a system call.
 pub(crate) fn spent() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };

@@ -3,6 +3,7 @@
 //! Two epoll instances: one with everything, and a quiet one without sockets, for the time in which the program's own
 //! threads receive; packets then wake nobody. Knows descriptors and times, nothing else.
 
+use super::clock::timespec;
 use libc::c_int;
 use roxe_transport::time::Instant;
 use std::io;
@@ -145,12 +146,7 @@ impl Poller {
         }
         // A time of zero would switch the timer off, so a deadline that has passed is one nanosecond away.
         let left = until.map_or(Duration::ZERO, |until| until.since(now).max(Duration::from_nanos(1)));
-        let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        let value = libc::timespec {
-            tv_sec: libc::time_t::try_from(left.as_secs()).unwrap_or(libc::time_t::MAX),
-            tv_nsec: libc::c_long::from(left.subsec_nanos() as i32),
-        };
-        let spec = libc::itimerspec { it_interval: zero, it_value: value };
+        let spec = libc::itimerspec { it_interval: timespec(Duration::ZERO), it_value: timespec(left) };
         // SAFETY: reads `spec`; no old value is wanted.
         unsafe { libc::timerfd_settime(self.timer, 0, &raw const spec, std::ptr::null_mut()) };
     }

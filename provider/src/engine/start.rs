@@ -81,7 +81,7 @@ impl Engine {
 
     /// Somebody lets go of the engine, with no lock held. If nobody else has it, the thread is gone when this returns.
     pub(crate) fn release(self: Arc<Self>) {
-        let (me, thread) = (Weak::clone(&self.me), self.thread.read().clone());
+        let (me, thread) = (Arc::downgrade(&self), self.thread.read().clone());
         drop(self);
         thread.into_iter().for_each(|thread| thread.join_if(|| me.strong_count() == 0));
     }

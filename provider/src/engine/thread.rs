@@ -7,6 +7,7 @@
 //! SIGSEGV, in 2 of 90 runs of `fi_pingpong -e dgram`). So who starts the thread waits until it has what it
 //! needs, and who closes the device for the last time waits until it is gone. Knows nothing of what engines do.
 
+use super::clock::timespec;
 use super::poller::Poller;
 use libc::c_int;
 use parking_lot::Mutex;
@@ -79,11 +80,8 @@ impl Thread {
 
 /// Waits for the end of a thread, but not for ever.
 fn join(handle: JoinHandle<()>) {
-    let until = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default() + TO_GO;
-    let until = libc::timespec {
-        tv_sec: libc::time_t::try_from(until.as_secs()).unwrap_or(libc::time_t::MAX),
-        tv_nsec: libc::c_long::from(until.subsec_nanos() as i32),
-    };
+    // The call knows no other clock than that of the wall.
+    let until = timespec(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default() + TO_GO);
     let thread = handle.into_pthread_t();
     // SAFETY: a thread that was neither joined nor detached, and is one of the two here; `until` outlives the call, and
     // nobody wants its result.
