@@ -18,6 +18,7 @@ use std::sync::Arc;
 /// `IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS` and `IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT`.
 const MASK_ALLOCATORS: u32 = 1;
 const MASK_PD_CONTEXT: u32 = 2;
+
 /// The Rust part of a protection domain.
 pub(crate) struct PdInner {
     pub(crate) pd: Arc<Pd>,

@@ -3,6 +3,7 @@
 use crate::abi::rdma_event_channel;
 use crate::errno::{Result, pointer, silent};
 use crate::object::{Exposed, Object, Token};
+use core::ptr::null_mut;
 use parking_lot::Mutex;
 use roxe_provider::cm::Channel;
 use std::sync::Arc;
@@ -30,6 +31,25 @@ pub(super) fn create() -> Result<*mut rdma_event_channel> {
     Ok(Object::publish(Token::new(), exposed, inner))
 }
 
+/// A channel for one identifier; destroyed unless taken.
+pub(super) struct OwnChannel(pub(super) *mut rdma_event_channel);
+
+impl OwnChannel {
+    pub(super) fn new() -> Result<Self> {
+        create().map(Self)
+    }
+
+    pub(super) fn take(mut self) -> *mut rdma_event_channel {
+        core::mem::replace(&mut self.0, null_mut())
+    }
+}
+
+impl Drop for OwnChannel {
+    fn drop(&mut self) {
+        Object::<rdma_event_channel>::retire(self.0).ok();
+    }
+}
+
 /// `man rdma_create_event_channel`.
 pub(crate) unsafe extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
     pointer(create)
@@ -48,7 +68,6 @@ pub(super) fn inner(channel: *mut rdma_event_channel) -> Result<Arc<ChannelInner
 #[cfg(test)]
 mod tests {
     use super::*;
-    use core::ptr::null_mut;
 
     #[test]
     fn a_channel_starts_with_its_descriptor() {

@@ -3,7 +3,8 @@
 //! Programs read nearly every field of an identifier directly. [`show`] writes them when a call has changed something and
 //! when an event is handed out, which is when the library that this one replaces does.
 
-use super::{address, channel, devices};
+use super::channel::{self, OwnChannel};
+use super::{address, devices};
 use crate::abi::{
     ibv_gid, ibv_qp_init_attr, ibv_sa_path_rec, rdma_addr, rdma_cm_id, rdma_event_channel, rdma_ib_addr, rdma_route,
 };
@@ -123,25 +124,6 @@ fn exposed(channel: *mut rdma_event_channel, context: *mut c_void, port_space: P
         qp_type,
     };
     CmId { public, path: ibv_sa_path_rec::default() }
-}
-
-/// A channel for one identifier; destroyed unless taken.
-pub(super) struct OwnChannel(pub(super) *mut rdma_event_channel);
-
-impl OwnChannel {
-    pub(super) fn new() -> Result<Self> {
-        channel::create().map(Self)
-    }
-
-    pub(super) fn take(mut self) -> *mut rdma_event_channel {
-        core::mem::replace(&mut self.0, null_mut())
-    }
-}
-
-impl Drop for OwnChannel {
-    fn drop(&mut self) {
-        Object::<rdma_event_channel>::retire(self.0).ok();
-    }
 }
 
 /// Makes an identifier on a channel.

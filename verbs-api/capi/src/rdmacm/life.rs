@@ -1,7 +1,8 @@
 //! Making, destroying and moving identifiers, and waiting for what becomes of synchronous ones.
 
-use super::id::{CmId, OwnChannel, create_on, live, port_space, usual_type};
-use super::{channel, event};
+use super::channel::{self, OwnChannel};
+use super::event;
+use super::id::{CmId, create_on, live, port_space, usual_type};
 use crate::abi::{rdma_cm_id, rdma_event_channel};
 use crate::errno::{EINVAL, Result, minus_one};
 use crate::object::Object;
