@@ -170,7 +170,7 @@ impl Batch {
     /// Sends the run that starts with packet `at` and returns where the next one starts.
     fn send_from(&mut self, at: usize, link: &UdpLink, av: &Av, counters: &Counters) -> usize {
         let run = self.run_from(at, link.max_segments());
-        if link.lacks_keepers(av.dgid, self.bytes_of(run.clone()).len()) {
+        if link.lacks_keepers(av.dgid, || self.bytes_of(run.clone()).len()) {
             uncancelled(|| link.open_keepers());
         }
         let net = NetHeader { src_port: link.src_port(av.dgid), ..header(link, av) };

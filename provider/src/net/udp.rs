@@ -101,10 +101,11 @@ impl UdpLink {
         self.keepers.get().and_then(Option::as_ref).filter(|_| dst == self.gid)
     }
 
-    /// Whether [`UdpLink::open_keepers`] is worth it for a run of `len` bytes to `dst`.
+    /// Whether [`UdpLink::open_keepers`] is worth it for a run of `len` bytes to `dst`. Nobody works that out where there are
+    /// some, or can be none.
     #[inline]
-    pub(crate) fn lacks_keepers(&self, dst: Gid, len: usize) -> bool {
-        len >= STREAM && dst == self.gid && self.keepers.get().is_none()
+    pub(crate) fn lacks_keepers(&self, dst: Gid, len: impl FnOnce() -> usize) -> bool {
+        self.keepers.get().is_none() && dst == self.gid && len() >= STREAM
     }
 
     /// Sends to its own address by keepers from now on, if they can be had. Closes sockets if not.
@@ -143,7 +144,7 @@ impl UdpLink {
     /// Nor is anything kept of what was sent.
     pub(crate) fn clear_kept(&self) {
         self.shelf.clear(self.fd());
-        self.keepers.get().and_then(Option::as_ref).map(Keepers::clear);
+        self.keepers_for(self.gid).map(Keepers::clear);
     }
 
     /// Whether pollers should look here every time.
@@ -434,15 +435,15 @@ mod tests {
     fn streams_to_the_own_address_come_from_another_port_where_there_is_no_shelf() {
         let [small, large] = [212_992, 4 << 20].map(|rcvbuf| link(10, true, true).with_rcvbuf(rcvbuf).unwrap());
         let (own, other) = (small.gid(), Ipv4Addr::new(127, 77, 0, 11).into());
-        assert!(!small.lacks_keepers(own, STREAM - 1) && !small.lacks_keepers(other, STREAM));
-        assert!(small.lacks_keepers(own, STREAM));
+        assert!(!small.lacks_keepers(own, || STREAM - 1) && !small.lacks_keepers(other, || STREAM));
+        assert!(small.lacks_keepers(own, || STREAM));
         assert_eq!(small.src_port(own), ROCE_PORT);
         small.open_keepers();
-        assert!(!small.lacks_keepers(own, STREAM));
+        assert!(!small.lacks_keepers(own, || STREAM));
         assert_ne!(small.src_port(own), ROCE_PORT);
         assert_eq!(small.src_port(other), ROCE_PORT);
-        assert!(!link(10, true, true).lacks_keepers(own, STREAM), "receives no streams");
-        assert_ne!(large.shelf.exists(), large.lacks_keepers(own, STREAM));
+        assert!(!link(10, true, true).lacks_keepers(own, || STREAM), "receives no streams");
+        assert_ne!(large.shelf.exists(), large.lacks_keepers(own, || STREAM));
     }
 
     #[test]
