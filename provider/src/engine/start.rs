@@ -188,12 +188,11 @@ pub(super) fn explain(gid: Gid, cause: &io::Error) -> Error {
 mod tests {
     use super::*;
     use crate::config::config;
-    use crate::testing;
+    use crate::engine::tests::private_engine;
 
     /// An engine of its own that follows its interface, and its thread.
     fn engine() -> (Arc<Engine>, Arc<Thread>) {
-        let device = Arc::clone(testing::context().device());
-        let engine = Arc::new_cyclic(|me| Engine::new(device, config().unwrap(), None, Weak::clone(me)));
+        let engine = private_engine(config().unwrap());
         engine.watch();
         let thread = engine.thread.read().clone().unwrap();
         (engine, thread)

@@ -1,7 +1,8 @@
 //! Who runs timers, and when.
 
-use super::clock;
 use super::rx::RxState;
+use super::{Engine, clock};
+use crate::config::Config;
 use crate::cq::{Cq, CqInit};
 use crate::qp::{Qp, QpInit};
 use crate::testing;
@@ -9,11 +10,17 @@ use roxe_transport::qp::{QpAttr, QpCaps, QpState, Service};
 use roxe_transport::wr::{Access, Av, SendData, SendFlags, SendOp, SendRequest, WcStatus};
 use roxe_wire::{PathMtu, RKey};
 use std::net::Ipv4Addr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// The shortest timeout of a queue pair takes half as long.
 const LATE: Duration = Duration::from_millis(10);
+
+/// An engine that no other test uses.
+pub(super) fn private_engine(config: &'static Config) -> Arc<Engine> {
+    let device = Arc::clone(testing::context().device());
+    Arc::new_cyclic(|me| Engine::new(device, config, None, Weak::clone(me)))
+}
 
 /// A queue pair connected with itself, which tries nothing again, and its completions.
 pub(super) fn alone() -> (Arc<Qp>, Arc<Cq>) {

@@ -3,9 +3,9 @@
 use super::*;
 use crate::cm::Session;
 use crate::config::config;
+use crate::engine::tests::private_engine;
 use crate::net::shm::tests::{carry, keep};
 use crate::net::slot::SlotSocket;
-use crate::testing;
 use roxe_transport::cm::{Resolve, Route};
 use roxe_wire::cm::ServiceId;
 use std::net::Ipv4Addr;
@@ -23,8 +23,7 @@ fn heading() -> Heading {
 /// An engine of its own that uses rings, and sleeps unless it is woken.
 fn engine() -> Arc<Engine> {
     let quiet = super::super::Config { rings: true, steering: false, ..config().unwrap().clone() };
-    let device = Arc::clone(testing::context().device());
-    let engine = Arc::new_cyclic(|me| Engine::new(device, Box::leak(Box::new(quiet)), None, me.clone()));
+    let engine = private_engine(Box::leak(Box::new(quiet)));
     engine.start_with_links().unwrap();
     engine
 }
