@@ -31,11 +31,12 @@ impl Counter {
 /// All counters of a device.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    /// RoCE packets handed to the link.
+    /// RoCE packets handed to the link, and messages of connection managers that stay on this host.
     pub(crate) sent_packets: Counter,
     /// Their bytes, from the BTH to the ICRC.
     pub(crate) sent_bytes: Counter,
-    /// RoCE packets taken from the link. Counted, as the next two, under the lock of the receive side.
+    /// RoCE packets that came to the end of their way here; those of other processes count there, when they have been
+    /// forwarded. Counted, as the next two, under the lock of the receive side.
     pub(crate) received_packets: Counter,
     /// Their bytes, from the BTH to the ICRC.
     pub(crate) received_bytes: Counter,
@@ -53,7 +54,7 @@ pub(crate) struct Counters {
     pub(crate) send_errors: Counter,
     /// Receives that failed.
     pub(crate) receive_errors: Counter,
-    /// Packets for another process, forwarded to it.
+    /// Packets for another process that came here and were forwarded to it; a part of no other counter.
     pub(crate) forwarded: Counter,
     /// Packets for another process that could not be forwarded.
     pub(crate) forward_errors: Counter,
@@ -144,11 +145,23 @@ impl Counters {
         self.send_rnr_err.add(met.send_rnr_err.into());
     }
 
-    /// Counts packets that were handed to a ring.
-    pub(crate) fn count_sent_by_ring(&self, packets: u64, bytes: u64) {
+    /// Counts packets that were sent.
+    pub(crate) fn count_sent(&self, packets: u64, bytes: u64) {
         self.sent_packets.add(packets);
         self.sent_bytes.add(bytes);
+    }
+
+    /// Counts packets that were handed to a ring.
+    pub(crate) fn count_sent_by_ring(&self, packets: u64, bytes: u64) {
+        self.count_sent(packets, bytes);
         self.sent_by_ring.add(packets);
+    }
+
+    /// Counts packets that were received. The caller holds the lock of the receive side.
+    #[inline]
+    pub(crate) fn count_received(&self, packets: u64, bytes: usize) {
+        self.received_packets.add_alone(packets);
+        self.received_bytes.add_alone(bytes as u64);
     }
 
     /// How many packets were dropped for `reason`.

@@ -106,7 +106,7 @@ impl Engine {
     // clause: UD-MULTICAST
     pub(super) fn hand_to_group(&self, state: &mut RxState, at: usize, qpn: Qpn, run: Run<'_>, now: Instant) {
         let Some(group) = state.groups.get_mut(at).filter(|_| qpn == Qpn::MULTICAST) else {
-            return self.counters().unknown_qp.add(run.packets().count() as u64);
+            return self.counters().unknown_qp.add(run.count());
         };
         let members = std::mem::take(&mut group.members);
         for qp in &members {

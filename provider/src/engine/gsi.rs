@@ -119,6 +119,7 @@ impl Engine {
         };
         icrc::seal(&header_of(&meta, 0), &mut packet);
         let now = clock::now();
+        self.counters().count_sent(1, len as u64);
         self.route_mads(rx.state(), Run { meta: &meta, bytes: &packet, index: 0 }, now);
         self.retry_later(rx.state(), now);
         Some(true)
@@ -157,6 +158,7 @@ impl Engine {
 
     /// Takes packets for queue pair 1 in, through the tap if there is one.
     pub(super) fn take_mads(&self, state: &mut RxState, run: Run<'_>, now: Instant) {
+        self.count_received(run);
         match self.tap() {
             None => self.admit_mads(state, run),
             Some(tap) => self.hand_in_tapped(tap, state, None, run, now),
@@ -229,7 +231,7 @@ impl Engine {
         let fate = state.strays.send(first, to, &frame, run.bytes);
         match fate {
             Fate::Forwarded => self.counters().forwarded.add(1),
-            Fate::Lost => self.counters().forward_errors.add(1),
+            Fate::Lost => self.count_lost(run),
             Fate::Unowned => {}
         }
         fate != Fate::Unowned

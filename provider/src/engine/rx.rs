@@ -157,6 +157,11 @@ pub(crate) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
+    /// How many packets there are.
+    pub(crate) fn count(&self) -> u64 {
+        self.meta.packets_in(self.bytes.len())
+    }
+
     /// The packets with their indices.
     pub(crate) fn packets(self) -> impl Iterator<Item = (u16, &'a [u8])> {
         // A receive has no more than 2^16 bytes.
@@ -439,8 +444,6 @@ impl Engine {
 
     /// Splits a receive into runs to one queue pair each and hands them out.
     fn dispatch(&self, state: &mut RxState, meta: &RxMeta, bytes: &[u8], way: Way, now: Instant) {
-        self.counters().received_packets.add_alone(meta.packets());
-        self.counters().received_bytes.add_alone(bytes.len() as u64);
         let (mut rest, mut index) = (bytes, meta.first_index);
         while !rest.is_empty() {
             let qpn = peek_qpn(rest);
@@ -456,25 +459,53 @@ impl Engine {
 
     /// Gives a run to its queue pair, to the members of its group, or to the process that owns it.
     fn hand_out(&self, state: &mut RxState, qpn: Option<Qpn>, run: Run<'_>, way: Way, now: Instant) {
-        let Some(qpn) = qpn else { return self.counters().malformed.add(1) };
+        let Some(qpn) = qpn else { return self.count_malformed(run) };
         if let Way::Group(at) = way {
+            self.count_received(run);
             return self.hand_to_group(state, at, qpn, run, now);
         }
         if run.bytes.first() == Some(&steer::PROBE) {
-            let is_probe = |packet| steer::answer(packet, run.meta, &state.slots);
-            let others = run.packets().filter(|(_, packet)| !is_probe(packet)).count();
-            return self.counters().malformed.add(others as u64);
+            return self.answer_probes(state, run);
         }
         match self.table.find(qpn) {
-            Lookup::Found(qp) => self.hand_over(state, qp, run, now),
+            Lookup::Found(qp) => {
+                self.count_received(run);
+                self.hand_over(state, qp, run, now);
+            }
             Lookup::NotOurs if qpn == Qpn::GSI && way == Way::Address => self.route_mads(state, run, now),
             Lookup::NotOurs if qpn == Qpn::GSI => self.take_mads(state, run, now),
             Lookup::NotOurs if way == Way::Address => self.forward(state, qpn, run, now),
             Lookup::Unknown | Lookup::NotOurs => {
-                self.counters().unknown_qp.add(run.packets().count() as u64);
+                self.count_unknown(run);
                 self.tap().into_iter().for_each(|tap| tap.record_unknown(qpn, run));
             }
         }
+    }
+
+    /// Answers probes, which count as nothing; what only begins like one is malformed.
+    #[cold]
+    fn answer_probes(&self, state: &RxState, run: Run<'_>) {
+        for (index, bytes) in run.packets() {
+            if !steer::answer(bytes, run.meta, &state.slots) {
+                self.count_malformed(Run { bytes, index, ..run });
+            }
+        }
+    }
+
+    /// Counts a run whose way ends in this process.
+    #[inline]
+    pub(super) fn count_received(&self, run: Run<'_>) {
+        self.counters().count_received(run.count(), run.bytes.len());
+    }
+
+    fn count_malformed(&self, run: Run<'_>) {
+        self.count_received(run);
+        self.counters().malformed.add(run.count());
+    }
+
+    fn count_unknown(&self, run: Run<'_>) {
+        self.count_received(run);
+        self.counters().unknown_qp.add(run.count());
     }
 
     /// Gives a run to a queue pair, through the tap if there is one.
@@ -497,7 +528,7 @@ impl Engine {
 
     /// Sends a stray run to the process that owns `qpn`.
     fn forward(&self, state: &mut RxState, qpn: Qpn, run: Run<'_>, now: Instant) {
-        let (to, count) = (Slot::of(qpn), run.packets().count() as u64);
+        let to = Slot::of(qpn);
         let frame = Frame::Packets(RxMeta { first_index: run.index, ..*run.meta });
         let fate = match state.slots.first() {
             Some(first) if to.can_be_owned() => state.strays.send(first, Mailbox::Slot(to), &frame, run.bytes),
@@ -505,12 +536,18 @@ impl Engine {
         };
         match fate {
             Fate::Forwarded => {
-                self.counters().forwarded.add(count);
+                self.counters().forwarded.add(run.count());
                 self.note_stray(state, run.meta.dst, now);
             }
-            Fate::Unowned => self.counters().unknown_qp.add(count),
-            Fate::Lost => self.counters().forward_errors.add(count),
+            Fate::Unowned => self.count_unknown(run),
+            Fate::Lost => self.count_lost(run),
         }
+    }
+
+    /// Counts a run that another process should have had.
+    pub(super) fn count_lost(&self, run: Run<'_>) {
+        self.count_received(run);
+        self.counters().forward_errors.add(run.count());
     }
 
     /// Sends what other processes had no room for earlier. While anything is left, the background thread comes back soon.

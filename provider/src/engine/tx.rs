@@ -236,10 +236,7 @@ impl Batch {
 fn send(link: &UdpLink, to: &TxMeta, bytes: &[u8], segment: usize, count: usize, counters: &Counters) -> bool {
     link.set_hot();
     match link.send(to, bytes, segment) {
-        Ok(()) => {
-            counters.sent_packets.add(count as u64);
-            counters.sent_bytes.add(bytes.len() as u64);
-        }
+        Ok(()) => counters.count_sent(count as u64, bytes.len() as u64),
         Err(SendError::Lost) => counters.send_errors.add(count as u64),
         Err(SendError::NoSegments) => return false,
     }

@@ -70,8 +70,13 @@ pub(crate) struct RxMeta {
 impl RxMeta {
     /// How many packets there are.
     pub(crate) fn packets(&self) -> u64 {
+        self.packets_in(self.len)
+    }
+
+    /// How many packets `len` of these bytes are.
+    pub(crate) fn packets_in(&self, len: usize) -> u64 {
         // Nearly always one, for which a division would take longer than all the rest.
-        if (1..=self.segment).contains(&self.len) { 1 } else { self.len.div_ceil(self.segment) as u64 }
+        if (1..=self.segment).contains(&len) { 1 } else { len.div_ceil(self.segment) as u64 }
     }
 }
 

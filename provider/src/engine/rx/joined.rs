@@ -58,9 +58,8 @@ impl Engine {
             && let Lookup::Found(qp) = self.table.find(packets.first.header.bth.dest_qpn)
             && let Some(report) = qp.receive_joined(&meta, &packets, now)
         {
-            self.counters().received_packets.add_alone(joined.into());
             let headers = (usize::from(joined) - 1) * (Bth::LEN + icrc::LEN);
-            self.counters().received_bytes.add_alone((bytes.len() + headers) as u64);
+            self.counters().count_received(joined.into(), bytes.len() + headers);
             return state.touch(qp, report);
         }
         let Some((segment, len)) = packets.part(buf) else { return self.counters().malformed.add(1) };
