@@ -28,8 +28,14 @@ impl Counter {
     }
 }
 
-/// All counters of a device.
-#[derive(Debug, Default)]
+impl Clone for Counter {
+    fn clone(&self) -> Self {
+        Self(AtomicU64::new(self.get()))
+    }
+}
+
+/// All counters of a device. A copy counts no more.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Counters {
     /// RoCE packets handed to the link, and messages of connection managers that stay on this host.
     pub(crate) sent_packets: Counter,

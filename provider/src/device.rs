@@ -10,10 +10,9 @@ use crate::dm::{Budget, Dm};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::event::{AsyncEvent, AsyncEventKind, CompChannel, EventQueue};
-use crate::exit::at_exit;
 use crate::fork::Lockable;
 use crate::limits;
-use crate::live::{self, Live};
+use crate::live::Live;
 use crate::mr::MemoryTable;
 use crate::net::MAX_BYTES;
 use crate::net::frames::Interface;
@@ -44,11 +43,8 @@ static KNOWN: Mutex<Vec<Arc<Device>>> = Mutex::new(Vec::new());
 /// EINVAL if one is named twice or a `ROXE_*` variable is not understood.
 pub fn devices() -> Result<Vec<Arc<Device>>, Error> {
     let config = config()?;
-    if config.stats {
-        stats::print_at_exit();
-    }
-    if config.counters.is_some() {
-        at_exit(live::publish_all);
+    if config.stats || config.counters.is_some() {
+        stats::report_at_exit();
     }
     let netdevs = choose(&Netdev::all(), &config.netdevs)?;
     let mut known = KNOWN.lock();

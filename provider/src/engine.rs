@@ -42,7 +42,7 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::flow::{Flows, Key, Ready, Receiver};
 use crate::fork::{self, Lockable};
-use crate::live::{Live, Turn};
+use crate::live::Live;
 use crate::net::news::News;
 use crate::net::slot::{self, Slot};
 use crate::net::steer::Steering;
@@ -487,7 +487,7 @@ impl Engine {
             Some(due) if due > now => return,
             Some(_) => {
                 self.tell_at.store(NEVER, Ordering::SeqCst);
-                live.publish(self.counters(), Turn::Now);
+                live.publish(self.counters());
             }
             None => {}
         }
@@ -584,7 +584,7 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         if let Some(live) = self.device.live() {
-            live.publish(self.counters(), Turn::Now);
+            live.publish(self.counters());
         }
         // The thread wakes, finds nobody, and ends.
         self.kick();

@@ -10,7 +10,6 @@
 //! for them. Touches the files and the lock.
 
 use crate::counters::{Counters, FILES};
-use crate::device::known_devices;
 use crate::engine::clock;
 use crate::fork::Lockable;
 use parking_lot::Mutex;
@@ -43,15 +42,15 @@ pub(crate) struct Live {
     folder: PathBuf,
     /// What was added to the files so far.
     told: Mutex<Values>,
-    /// They cannot be written.
-    lost: AtomicBool,
+    /// They cannot be written, or have been written for the last time.
+    is_closed: AtomicBool,
     /// How long after something was counted to write it, nanoseconds.
     pause: AtomicU64,
 }
 
 /// Whether to wait for the turn of another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
+enum Turn {
     Now,
     Wait,
 }
@@ -61,28 +60,40 @@ impl Live {
     pub(crate) fn new(root: &Path, device: &str) -> Self {
         let told = Mutex::new([0; FILES.len()]);
         let pause = AtomicU64::new(pause_after(Duration::ZERO));
-        Self { folder: root.join(device).join("ports/1"), told, lost: AtomicBool::new(false), pause }
+        Self { folder: root.join(device).join("ports/1"), told, is_closed: AtomicBool::new(false), pause }
     }
 
     /// Whether something was counted that the files do not show.
     pub(crate) fn is_behind(&self, counters: &Counters) -> bool {
-        !self.lost.load(Ordering::Relaxed) && *self.told.lock() != values(counters)
+        !self.is_closed.load(Ordering::Relaxed) && *self.told.lock() != values(counters)
     }
 
-    /// Adds what the files do not show yet. If another process is at it, [`Turn::Now`] leaves it for later.
-    pub(crate) fn publish(&self, counters: &Counters, turn: Turn) {
+    /// Adds what the files do not show yet, later if another process is at it.
+    pub(crate) fn publish(&self, counters: &Counters) {
         let begun = clock::spent();
+        self.add_new(&mut self.told.lock(), counters, Turn::Now);
+        self.pause.store(pause_after(clock::spent().saturating_sub(begun)), Ordering::Relaxed);
+    }
+
+    /// The end: adds what the files do not show yet, and nothing any more from then on. What they show of this process.
+    pub(crate) fn close(&self, counters: &Counters) -> Counters {
         let mut told = self.told.lock();
-        if self.lost.load(Ordering::Relaxed) {
+        let last = counters.clone();
+        self.add_new(&mut told, &last, Turn::Wait);
+        self.is_closed.store(true, Ordering::Relaxed);
+        last
+    }
+
+    fn add_new(&self, told: &mut Values, counters: &Counters, turn: Turn) {
+        if self.is_closed.load(Ordering::Relaxed) {
             return;
         }
         match take_turn(&self.folder, turn) {
             // Others wait until this is dropped.
-            Ok(Some(_folder)) => self.add_all(&mut told, values(counters)),
+            Ok(Some(_folder)) => self.add_all(told, values(counters)),
             Ok(None) => {}
-            Err(_) => self.lost.store(true, Ordering::Relaxed),
+            Err(_) => self.is_closed.store(true, Ordering::Relaxed),
         }
-        self.pause.store(pause_after(clock::spent().saturating_sub(begun)), Ordering::Relaxed);
     }
 
     /// How long after something was counted to write it.
@@ -108,13 +119,6 @@ impl Live {
     /// Its lock, for the fork handlers.
     pub(crate) fn raw(&self) -> &impl Lockable {
         &self.told
-    }
-}
-
-/// At the end of the process.
-pub(crate) fn publish_all() {
-    for device in known_devices() {
-        device.live().into_iter().for_each(|live| live.publish(device.counters(), Turn::Wait));
     }
 }
 
@@ -184,11 +188,11 @@ mod tests {
         assert!(!live.is_behind(&counters));
         counters.sent_packets.add(9);
         assert!(live.is_behind(&counters));
-        live.publish(&counters, Turn::Now);
-        live.publish(&counters, Turn::Wait);
+        live.publish(&counters);
+        live.publish(&counters);
         assert_eq!((files.sent().as_str(), live.is_behind(&counters)), ("9\n", false));
         counters.sent_packets.add(91);
-        live.publish(&counters, Turn::Now);
+        live.publish(&counters);
         assert_eq!(files.sent(), "100\n");
     }
 
@@ -198,14 +202,28 @@ mod tests {
         let (first, second) = (Live::new(&files.0, "roxe0"), Live::new(&files.0, "roxe0"));
         let counters = Counters::default();
         counters.sent_packets.add(5);
-        first.publish(&counters, Turn::Now);
+        first.publish(&counters);
         let turn = take_turn(&files.0.join("roxe0/ports/1"), Turn::Now).unwrap();
         assert!(turn.is_some());
-        second.publish(&counters, Turn::Now);
+        second.publish(&counters);
         assert_eq!((files.sent().as_str(), second.is_behind(&counters)), ("5\n", true));
         drop(turn);
-        second.publish(&counters, Turn::Now);
+        second.publish(&counters);
         assert_eq!(files.sent(), "10\n");
+    }
+
+    #[test]
+    fn what_is_counted_behind_the_last_time_is_told_nowhere() {
+        let files = Files::new("last");
+        let (live, counters) = (Live::new(&files.0, "roxe0"), Counters::default());
+        counters.sent_packets.add(5);
+        live.publish(&counters);
+        counters.sent_packets.add(2);
+        let last = live.close(&counters);
+        counters.sent_packets.add(1);
+        live.publish(&counters);
+        assert_eq!((files.sent().as_str(), last.sent_packets.get()), ("7\n", 7));
+        assert!(!live.is_behind(&counters));
     }
 
     #[test]
@@ -215,7 +233,7 @@ mod tests {
         counters.sent_packets.add(5);
         live.leave_to_parent(&counters);
         counters.sent_packets.add(1);
-        live.publish(&counters, Turn::Wait);
+        live.publish(&counters);
         assert_eq!(files.sent(), "1\n");
     }
 
@@ -230,7 +248,7 @@ mod tests {
         let (live, counters) = (Live::new(Path::new("/nonexistent"), "roxe0"), Counters::default());
         counters.sent_packets.add(1);
         assert!(live.is_behind(&counters));
-        live.publish(&counters, Turn::Wait);
+        live.publish(&counters);
         assert!(!live.is_behind(&counters));
     }
 }

@@ -1,21 +1,27 @@
-//! `ROXE_STATS=on`: what the devices counted, printed when the process ends.
+//! What the devices counted, told when the process ends: to the files of [`crate::live`], and with `ROXE_STATS=on` to people
+//! who run a program that knows no counters.
 //!
-//! For people who run a program that knows no counters. One line per device on standard error, as names and values, of
-//! all counters that are not zero. A process that is killed, or leaves by `_exit`, prints nothing.
+//! They get one line per device on standard error, as names and values, of all counters that are not zero. Packets may still
+//! come while the process ends: both are told the same. A process that is killed, or leaves by `_exit`, tells nothing.
 
+use crate::config::config;
 use crate::device::known_devices;
-use crate::exit::at_exit;
+use crate::exit::{Stage, at_exit};
 use std::io::Write;
 
-/// From now on the counters are printed when the process ends.
-pub(crate) fn print_at_exit() {
-    at_exit(print);
+/// From now on the counters are told when the process ends.
+pub(crate) fn report_at_exit() {
+    at_exit(Stage::Report, report);
 }
 
-fn print() {
-    let mut stderr = std::io::stderr().lock();
+fn report() {
+    let prints = config().is_ok_and(|config| config.stats);
     for device in known_devices() {
-        let _ = stderr.write_all(line(device.name(), &device.counters().list()).as_bytes());
+        let counters = device.counters();
+        let last = device.live().map_or_else(|| counters.clone(), |live| live.close(counters));
+        if prints {
+            let _ = std::io::stderr().write_all(line(device.name(), &last.list()).as_bytes());
+        }
     }
 }
 

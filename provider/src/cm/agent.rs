@@ -7,7 +7,7 @@ use super::Id;
 use super::deliver::deliver;
 use crate::engine::{Batch, Engine, clock, parting, uncancelled};
 use crate::error::Error;
-use crate::exit::at_exit;
+use crate::exit::{Stage, at_exit};
 use crate::fork::Lockable;
 use crate::net::HOP_LIMIT;
 use crate::net::udp::UdpLink;
@@ -354,7 +354,7 @@ impl Engine {
 fn ensure<'a>(core: &'a mut Option<Core>, engine: &Engine) -> Result<&'a mut Core, Error> {
     if core.is_none() {
         *core = Some(Core::new(engine)?);
-        at_exit(parting::part);
+        at_exit(Stage::Part, parting::part);
     }
     core.as_mut().ok_or_else(|| Error::new(libc::ENODEV, "connection management is not running"))
 }

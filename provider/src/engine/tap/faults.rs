@@ -4,7 +4,7 @@
 
 use super::remark::Fate;
 use crate::error::Error;
-use crate::exit::at_exit;
+use crate::exit::{Stage, at_exit};
 use crate::fork::Lockable;
 use parking_lot::{Mutex, MutexGuard};
 use roxe_transport::fault::{Injector, Rules, Verdict};
@@ -28,7 +28,7 @@ impl Faults {
         let seed = rules.seed().map_or_else(drawn, Ok)?;
         let rules = Rules::new(Some(seed), rules.list().to_vec());
         super::tell(&format_args!("faults: {rules}"));
-        at_exit(|| super::process::faults().into_iter().for_each(Self::report));
+        at_exit(Stage::Report, || super::process::faults().into_iter().for_each(Self::report));
         let injector = Mutex::new(Injector::new(&rules, seed));
         Ok(Self { rules, injector, active: AtomicBool::new(true) })
     }
