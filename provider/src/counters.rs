@@ -23,6 +23,10 @@ impl Counter {
         self.0.store(self.get().wrapping_add(n), Ordering::Relaxed);
     }
 
+    fn clear(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -175,8 +179,17 @@ impl Counters {
         self.drops.get(reason as usize).map_or(0, Counter::get)
     }
 
-    /// Every counter with its name.
+    /// Begins anew.
+    pub(crate) fn clear(&self) {
+        self.all().for_each(|(_, counter)| counter.clear());
+    }
+
+    /// What every counter has reached, with its name.
     pub(crate) fn list(&self) -> Vec<(&'static str, u64)> {
+        self.all().map(|(name, counter)| (name, counter.get())).collect()
+    }
+
+    fn all(&self) -> impl Iterator<Item = (&'static str, &Counter)> {
         let traffic = [
             ("sent_packets", &self.sent_packets),
             ("sent_bytes", &self.sent_bytes),
@@ -213,11 +226,10 @@ impl Counters {
             ("local_ack_timeout_err", &self.local_ack_timeout_err),
             ("send_rnr_err", &self.send_rnr_err),
         ];
-        let traffic = traffic.into_iter().map(|(name, counter)| (name, counter.get()));
-        let drops = DropReason::ALL.iter().map(|&reason| (reason.name(), self.drops(reason)));
-        let ignored = Ignored::ALL.iter().zip(&self.ignored).map(|(reason, counter)| (reason.name(), counter.get()));
-        let bad = MadError::ALL.iter().zip(&self.bad_mads).map(|(reason, counter)| (reason.name(), counter.get()));
-        traffic.chain(drops).chain(ignored).chain(bad).collect()
+        let drops = DropReason::ALL.iter().zip(&self.drops).map(|(reason, counter)| (reason.name(), counter));
+        let ignored = Ignored::ALL.iter().zip(&self.ignored).map(|(reason, counter)| (reason.name(), counter));
+        let bad = MadError::ALL.iter().zip(&self.bad_mads).map(|(reason, counter)| (reason.name(), counter));
+        traffic.into_iter().chain(drops).chain(ignored).chain(bad)
     }
 }
 
@@ -285,6 +297,15 @@ mod tests {
         assert_eq!(names.len(), list.len());
         let files: HashSet<_> = FILES.iter().map(|(path, _)| path).collect();
         assert_eq!(files.len(), FILES.len());
+    }
+
+    #[test]
+    fn all_begin_anew_at_once() {
+        let counters = Counters::default();
+        counters.all().for_each(|(_, counter)| counter.add(1));
+        assert!(FILES.iter().any(|(_, value)| value(&counters) > 0));
+        counters.clear();
+        assert!(FILES.iter().all(|(_, value)| value(&counters) == 0));
     }
 
     #[test]

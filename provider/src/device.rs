@@ -70,6 +70,19 @@ pub(crate) fn known_devices() -> Vec<Arc<Device>> {
     KNOWN.try_lock().map(|known| known.clone()).unwrap_or_default()
 }
 
+/// The lock of the list, outside of all others, for the fork handlers.
+pub(crate) fn lock() -> &'static dyn Lockable {
+    &KNOWN
+}
+
+/// In the child of a fork: what was counted so far the parent tells.
+pub(crate) fn abandon() {
+    for device in known_devices() {
+        device.counters.clear();
+        device.live.iter().for_each(Live::begin_anew);
+    }
+}
+
 /// The interfaces with these names, in the order of the names.
 fn choose(all: &[Netdev], names: &[String]) -> Result<Vec<Netdev>, Error> {
     let find = |(at, name): (usize, &String)| {

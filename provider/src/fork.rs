@@ -3,14 +3,16 @@
 //! A fork copies memory but only one thread, so a lock that another thread holds at that moment would stay locked for ever
 //! in the child, and the sockets would have two owners. Before the fork we therefore take every lock that our background
 //! thread can hold (the receive side, the tables, each queue pair, the flows and timers; completion queues, shared receive
-//! queues and memory tables are only taken by it inside those; and what records and spoils packets). Afterwards both sides let go of them, and the child closes
-//! its copies of the sockets, so that the packets of the parent stay the parent's. Engines of the child start again when
-//! it creates its first queue pair; queue pairs it inherited belong to the parent and refuse work.
+//! queues and memory tables are only taken by it inside those; and what records and spoils packets), and that of the list of
+//! devices. Afterwards both sides let go of them, and the child closes its copies of the sockets, so that the packets of the
+//! parent stay the parent's, and counts from 0. Engines of the child start again when it creates its first queue pair; queue
+//! pairs it inherited belong to the parent and refuse work.
 //!
 //! What this cannot cover is another thread of the program that is inside a verb on a completion queue, a shared receive
 //! queue or a memory region at the moment of the fork; POSIX promises such programs nothing either.
 
 use crate::cm::{ids, ports};
+use crate::device;
 use crate::engine::Engine;
 use crate::engine::tap::process;
 use crate::qp::QpCore;
@@ -122,6 +124,7 @@ fn install() {
 }
 
 extern "C" fn before() {
+    device::lock().lock_raw();
     let engines = ENGINES.lock();
     let alive = engines.iter().filter_map(|(_, engine)| engine.upgrade());
     HELD.set(alive.map(lock_all).collect());
@@ -155,6 +158,7 @@ fn release(unlock: fn(&dyn Lockable)) -> Vec<Held> {
         engine.outer_locks().into_iter().for_each(unlock);
     }
     unlock(&ENGINES);
+    unlock(device::lock());
     held
 }
 
@@ -180,6 +184,7 @@ extern "C" fn after_in_child() {
     let held = release(unlock_in_child);
     process::abandon();
     ports::abandon();
+    device::abandon();
     for (engine, _) in held {
         engine.abandon();
     }

@@ -206,6 +206,7 @@ impl Puppet {
 
     fn work_in_child(&self, dm: &Dm) {
         let node = &self.node;
+        assert_eq!(counter(&node.context, "sent_packets"), 0, "what the parent has sent");
         let own = node.context.alloc_dm(64, 0).unwrap();
         own.write(0, b"by child").unwrap();
         let region = node.pd.reg_dm_mr(&own, 0, 64, Access::ZERO_BASED).unwrap();

@@ -157,9 +157,6 @@ impl Engine {
         if let Some(thread) = self.thread.write().take() {
             thread.poller().close();
         }
-        if let Some(live) = self.device.live() {
-            live.leave_to_parent(self.counters());
-        }
         self.forget_sockets();
         self.presence.abandon();
         self.agent.abandon();
