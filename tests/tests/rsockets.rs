@@ -378,10 +378,10 @@ fn fetch(server_options: &[&str], client_shim: &str, by_rdma: bool) -> Verdict {
         meeting.ready = if server_options.is_empty() { Ready::Tcp } else { Ready::Claimed };
         let [server, client] = meeting.run(&clients).map_err(|e| e.to_string())?;
         let page = fs::read_to_string(folder.join("LICENSE-APACHE")).map_err(|e| e.to_string())?;
-        let (whole, packets) = (client.output.contains(&page), received(&client));
-        match client.ok && whole && (packets > 10) == by_rdma {
+        let (whole, bytes) = (client.output.contains(&page), pair::counter(&client.output, "received_bytes"));
+        match client.ok && whole && (bytes > page.len() as u64) == by_rdma {
             true => Ok(()),
-            false => Err(format!("whole: {whole}, packets: {packets}\n{}\n{}", said(&server), said(&client))),
+            false => Err(format!("whole: {whole}, bytes by RDMA: {bytes}\n{}\n{}", said(&server), said(&client))),
         }
     };
     verdict(work())
