@@ -64,7 +64,8 @@ pub(crate) struct Counters {
     pub(crate) send_errors: Counter,
     /// Receives that failed.
     pub(crate) receive_errors: Counter,
-    /// Packets for another process that came here and were forwarded to it; a part of no other counter.
+    /// Packets for another process, put into its mailbox: those that came here, which count nowhere else, and own messages of
+    /// connection managers.
     pub(crate) forwarded: Counter,
     /// Packets for another process that could not be forwarded.
     pub(crate) forward_errors: Counter,

@@ -106,8 +106,9 @@ impl Engine {
     // clause: UD-MULTICAST
     pub(super) fn hand_to_group(&self, state: &mut RxState, at: usize, qpn: Qpn, run: Run<'_>, now: Instant) {
         let Some(group) = state.groups.get_mut(at).filter(|_| qpn == Qpn::MULTICAST) else {
-            return self.counters().unknown_qp.add(run.count());
+            return self.count_dropped(run, &self.counters().unknown_qp);
         };
+        self.count_received(run);
         let members = std::mem::take(&mut group.members);
         for qp in &members {
             self.hand_over(state, Arc::clone(qp), run, now);

@@ -231,7 +231,7 @@ impl Engine {
         let fate = state.strays.send(first, to, &frame, run.bytes);
         match fate {
             Fate::Forwarded => self.counters().forwarded.add(1),
-            Fate::Lost => self.count_lost(run),
+            Fate::Lost => self.count_dropped(run, &self.counters().forward_errors),
             Fate::Unowned => {}
         }
         fate != Fate::Unowned

@@ -16,6 +16,7 @@ use super::strays::{Fate, Strays};
 use super::table::Lookup;
 use super::tx::peek_qpn;
 use super::{DRAIN_ROUNDS, Engine};
+use crate::counters::Counter;
 use crate::crc::Folding;
 use crate::flow::{Key, Owed};
 use crate::net::forward::Frame;
@@ -459,9 +460,8 @@ impl Engine {
 
     /// Gives a run to its queue pair, to the members of its group, or to the process that owns it.
     fn hand_out(&self, state: &mut RxState, qpn: Option<Qpn>, run: Run<'_>, way: Way, now: Instant) {
-        let Some(qpn) = qpn else { return self.count_malformed(run) };
+        let Some(qpn) = qpn else { return self.count_dropped(run, &self.counters().malformed) };
         if let Way::Group(at) = way {
-            self.count_received(run);
             return self.hand_to_group(state, at, qpn, run, now);
         }
         if run.bytes.first() == Some(&steer::PROBE) {
@@ -476,7 +476,7 @@ impl Engine {
             Lookup::NotOurs if qpn == Qpn::GSI => self.take_mads(state, run, now),
             Lookup::NotOurs if way == Way::Address => self.forward(state, qpn, run, now),
             Lookup::Unknown | Lookup::NotOurs => {
-                self.count_unknown(run);
+                self.count_dropped(run, &self.counters().unknown_qp);
                 self.tap().into_iter().for_each(|tap| tap.record_unknown(qpn, run));
             }
         }
@@ -487,7 +487,7 @@ impl Engine {
     fn answer_probes(&self, state: &RxState, run: Run<'_>) {
         for (index, bytes) in run.packets() {
             if !steer::answer(bytes, run.meta, &state.slots) {
-                self.count_malformed(Run { bytes, index, ..run });
+                self.count_dropped(Run { bytes, index, ..run }, &self.counters().malformed);
             }
         }
     }
@@ -498,14 +498,10 @@ impl Engine {
         self.counters().count_received(run.count(), run.bytes.len());
     }
 
-    fn count_malformed(&self, run: Run<'_>) {
+    /// The same of one that reaches no queue pair; `why` is one of the counters.
+    pub(super) fn count_dropped(&self, run: Run<'_>, why: &Counter) {
         self.count_received(run);
-        self.counters().malformed.add(run.count());
-    }
-
-    fn count_unknown(&self, run: Run<'_>) {
-        self.count_received(run);
-        self.counters().unknown_qp.add(run.count());
+        why.add(run.count());
     }
 
     /// Gives a run to a queue pair, through the tap if there is one.
@@ -539,15 +535,9 @@ impl Engine {
                 self.counters().forwarded.add(run.count());
                 self.note_stray(state, run.meta.dst, now);
             }
-            Fate::Unowned => self.count_unknown(run),
-            Fate::Lost => self.count_lost(run),
+            Fate::Unowned => self.count_dropped(run, &self.counters().unknown_qp),
+            Fate::Lost => self.count_dropped(run, &self.counters().forward_errors),
         }
-    }
-
-    /// Counts a run that another process should have had.
-    pub(super) fn count_lost(&self, run: Run<'_>) {
-        self.count_received(run);
-        self.counters().forward_errors.add(run.count());
     }
 
     /// Sends what other processes had no room for earlier. While anything is left, the background thread comes back soon.
