@@ -3,8 +3,10 @@
 //! Lives here: the table [`KNOBS`] (what `roxe config` and the README print) and the parsed `Config`. Nothing else in
 //! the crate reads the environment. Touches only `std::env`, and the file of rules that `ROXE_FAULTS` may name.
 
+use crate::net::is_privileged_start;
 use roxe_transport::fault::Rules;
 use std::borrow::Cow;
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
@@ -77,6 +79,11 @@ pub const KNOBS: &[Knob] = &[
         help: "Print what every device counted to standard error when the process ends: on or off.",
     },
     Knob {
+        name: "ROXE_STATS_FILES",
+        default: "none",
+        help: "Folder where every process leaves what it would print, for the case that it is killed; `roxe run --stats` sets it.",
+    },
+    Knob {
         name: "ROXE_COUNTERS",
         default: "none",
         help: "Folder with files, as /sys/class/infiniband has them, to add to what devices count; `roxe run` sets it.",
@@ -127,6 +134,8 @@ pub(crate) struct Config {
     pub(crate) dcqcn: bool,
     /// Whether to print the counters when the process ends.
     pub(crate) stats: bool,
+    /// Where every process leaves what it would print, in case it cannot.
+    pub(crate) stats_files: Option<PathBuf>,
     /// Where every device has files that show its counters.
     pub(crate) counters: Option<PathBuf>,
     /// What to do to packets; `None`: nothing.
@@ -137,13 +146,22 @@ pub(crate) struct Config {
 
 /// The knobs with the value of each as it is set in this environment (`None`: not set).
 pub fn settings() -> impl Iterator<Item = (&'static Knob, Option<String>)> {
-    KNOBS.iter().map(|knob| (knob, std::env::var(knob.name).ok()))
+    KNOBS.iter().map(|knob| (knob, text_of(knob.name)))
+}
+
+/// The environment variable `name`; not set for a program that has rights which whoever started it lacks.
+pub fn variable(name: &str) -> Option<OsString> {
+    if is_privileged_start() { None } else { std::env::var_os(name) }
+}
+
+fn text_of(name: &str) -> Option<String> {
+    variable(name)?.into_string().ok()
 }
 
 /// The configuration of this process, read from the environment on the first call.
 pub(crate) fn config() -> Result<&'static Config, ConfigError> {
     static CONFIG: OnceLock<Result<Config, ConfigError>> = OnceLock::new();
-    CONFIG.get_or_init(|| parse(|name| std::env::var(name).ok())).as_ref().map_err(Clone::clone)
+    CONFIG.get_or_init(|| parse(text_of)).as_ref().map_err(Clone::clone)
 }
 
 /// Whether the environment can be used as it is; the error names the variable and what it may hold.
@@ -184,6 +202,9 @@ fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
         rings: parse_with(&get, "ROXE_LINK", "it must be auto or udp", true, parse_link)?,
         dcqcn: switch("ROXE_DCQCN", false)?,
         stats: switch("ROXE_STATS", false)?,
+        stats_files: parse_with(&get, "ROXE_STATS_FILES", "it must be the name of a folder", None, |text| {
+            Some((!text.is_empty()).then(|| text.into()))
+        })?,
         counters: parse_with(&get, "ROXE_COUNTERS", "it must be the name of a folder", None, |text| {
             Some((!text.is_empty()).then(|| text.into()))
         })?,
@@ -260,7 +281,7 @@ mod tests {
         assert_eq!((config.window, config.rcvbuf, config.spin_us), (None, 4 << 20, 50));
         assert!(config.steering && config.gso && config.gro && config.rings);
         assert_eq!((config.dcqcn, config.stats, config.faults, config.capture), (false, false, None, None));
-        assert_eq!(config.counters, None);
+        assert_eq!((config.counters, config.stats_files), (None, None));
     }
 
     #[test]
@@ -274,6 +295,7 @@ mod tests {
         assert!(!with("ROXE_STEERING", "off").unwrap().steering);
         assert!(with("ROXE_LINK", "auto").unwrap().rings && !with("ROXE_LINK", "udp").unwrap().rings);
         assert_eq!(with("ROXE_COUNTERS", "/x").unwrap().counters, Some("/x".into()));
+        assert_eq!(with("ROXE_STATS_FILES", "/x").unwrap().stats_files, Some("/x".into()));
         assert_eq!(with("ROXE_CAPTURE", "a.pcapng").unwrap().capture, Some("a.pcapng".into()));
     }
 

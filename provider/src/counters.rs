@@ -60,10 +60,16 @@ pub(crate) struct Counters {
     pub(crate) icrc_errors: Counter,
     /// Packets for a queue pair that does not exist.
     pub(crate) unknown_qp: Counter,
+    /// Packets from an address of this host and a port that is not of this user.
+    pub(crate) foreign_source_port: Counter,
     /// Packets that the link could not send.
     pub(crate) send_errors: Counter,
+    /// Runs of packets that the system did not cut (`UDP_SEGMENT`), which then left one by one.
+    pub(crate) segments_refused: Counter,
     /// Receives that failed.
     pub(crate) receive_errors: Counter,
+    /// Datagrams that the system dropped because the receive buffer of a socket was full.
+    pub(crate) rcvbuf_errors: Counter,
     /// Packets for another process, put into its mailbox: those that came here, which count nowhere else, and own messages of
     /// connection managers.
     pub(crate) forwarded: Counter,
@@ -201,8 +207,11 @@ impl Counters {
             ("malformed", &self.malformed),
             ("icrc_errors", &self.icrc_errors),
             ("unknown_qp", &self.unknown_qp),
+            ("foreign_source_port", &self.foreign_source_port),
             ("send_errors", &self.send_errors),
+            ("segments_refused", &self.segments_refused),
             ("receive_errors", &self.receive_errors),
+            ("rcvbuf_errors", &self.rcvbuf_errors),
             ("forwarded", &self.forwarded),
             ("forward_errors", &self.forward_errors),
             ("sent_mads", &self.sent_mads),
@@ -239,7 +248,7 @@ pub(crate) type File = (&'static str, fn(&Counters) -> u64);
 
 /// The files of a port, named as those of the kernel's drivers (rxe, mlx5) that mean the same. What cannot happen here is
 /// always 0. Data is counted in units of 4 octets, from the BTH to the ICRC.
-pub(crate) const FILES: [File; 37] = [
+pub(crate) const FILES: [File; 55] = [
     ("counters/port_xmit_data", |c| c.sent_bytes.get() / 4),
     ("counters/port_rcv_data", |c| c.received_bytes.get() / 4),
     ("counters/port_xmit_packets", |c| c.sent_packets.get()),
@@ -276,6 +285,24 @@ pub(crate) const FILES: [File; 37] = [
     ("hw_counters/rp_cnp_ignored", |c| c.drops(DropReason::CongestionNotice)),
     ("hw_counters/qkey_violations", |c| c.drops(DropReason::Qkey)),
     ("hw_counters/unknown_qp", |c| c.unknown_qp.get()),
+    ("hw_counters/foreign_source_port", |c| c.foreign_source_port.get()),
+    ("hw_counters/malformed", |c| c.malformed.get()),
+    ("hw_counters/bad_state", |c| c.drops(DropReason::BadState)),
+    ("hw_counters/wrong_service", |c| c.drops(DropReason::WrongService)),
+    ("hw_counters/pkey_violations", |c| c.drops(DropReason::Pkey)),
+    ("hw_counters/wrong_address", |c| c.drops(DropReason::Address)),
+    ("hw_counters/ghost_response", |c| c.drops(DropReason::GhostResponse)),
+    ("hw_counters/duplicate_response", |c| c.drops(DropReason::DuplicateResponse)),
+    ("hw_counters/awaiting_retry", |c| c.drops(DropReason::AwaitingRetry)),
+    ("hw_counters/reserved_syndrome", |c| c.drops(DropReason::ReservedSyndrome)),
+    ("hw_counters/invalid_request", |c| c.drops(DropReason::InvalidRequest)),
+    ("hw_counters/local_protection", |c| c.drops(DropReason::LocalProtection)),
+    ("hw_counters/rcvbuf_errors", |c| c.rcvbuf_errors.get()),
+    ("hw_counters/receive_errors", |c| c.receive_errors.get()),
+    ("hw_counters/forward_errors", |c| c.forward_errors.get()),
+    ("hw_counters/mads_lost", |c| c.mads_lost.get()),
+    ("hw_counters/oversized_frames", |c| c.oversized_frames.get()),
+    ("hw_counters/panics", |c| c.panics.get()),
     ("hw_counters/forwarded", |c| c.forwarded.get()),
 ];
 

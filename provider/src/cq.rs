@@ -12,10 +12,10 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::event::{AsyncEventKind, CompChannel};
 use crate::limits::{MAX_CQE, NUM_COMP_VECTORS};
+use crate::lock::{Mutex, rank};
 use crate::unpolled::{Place, Unpolled};
 use crate::uses::{ObjectId, Use, UseCount};
 use moderation::{Moderator, Verdict};
-use parking_lot::Mutex;
 use roxe_transport::cx::Overrun;
 use roxe_transport::time::Instant;
 use roxe_transport::wr::Cqe;
@@ -54,9 +54,12 @@ enum Armed {
 #[derive(Debug)]
 struct State {
     ring: VecDeque<Cqe>,
-    /// Entries that were ever appended, and how many of them were taken for certain: entries can also be dropped.
+    /// Entries that were ever appended: the number of the next one.
     appended: u64,
+    /// The number of the oldest entry that is left, or of the next one.
     polled: u64,
+    /// Numbers of entries that were dropped out of turn, rising. Those below `polled` mean nothing any more.
+    dropped: VecDeque<u64>,
     /// Entries that had been appended when the last event was raised.
     announced: u64,
     /// Timestamp of the entry appended last.
@@ -90,8 +93,8 @@ impl State {
 
     /// Whether an entry that came since the last event, and that nobody has polled, fires the event that was just armed.
     fn fires_for_missed(&mut self) -> Verdict {
-        let first = self.appended.saturating_sub(self.ring.len() as u64);
-        let known = usize::try_from(self.announced.saturating_sub(first)).unwrap_or(usize::MAX);
+        let dropped = self.dropped.iter().filter(|&&number| (self.polled..self.announced).contains(&number)).count();
+        let known = usize::try_from(self.announced.saturating_sub(self.polled)).unwrap_or(usize::MAX) - dropped;
         let missed = match self.armed {
             Armed::No => None,
             Armed::Solicited => self.ring.iter().skip(known).find(|cqe| cqe.solicited),
@@ -106,8 +109,45 @@ impl State {
         let n = max.min(self.ring.len());
         // Mostly one or a few; a drain of the ring pays for putting it together again.
         (0..n).filter_map(|_| self.ring.pop_front()).for_each(|cqe| f(&cqe));
-        self.polled = if self.ring.is_empty() { self.appended } else { self.polled + n as u64 };
+        self.pass(n as u64);
         n
+    }
+
+    /// The `n` oldest entries have left the ring.
+    fn pass(&mut self, n: u64) {
+        if self.ring.is_empty() {
+            self.polled = self.appended;
+            return;
+        }
+        let before = self.polled;
+        self.polled += n;
+        // Each number that no entry in front of the oldest one has any more is one to skip.
+        while let Some(number) = self.dropped.pop_front_if(|number| *number <= self.polled) {
+            self.polled += u64::from(number >= before);
+        }
+    }
+
+    /// Drops the entries of one queue pair; `forgotten` is told of each. The numbers of the others stay as they are: queue
+    /// pairs know their completions by them.
+    fn forget(&mut self, qpn: Qpn, mut forgotten: impl FnMut(&Cqe)) {
+        let mut before = std::mem::take(&mut self.dropped);
+        before.retain(|&number| number >= self.polled);
+        let mut number = self.polled;
+        self.ring.retain(|cqe| {
+            while before.pop_front_if(|dropped| *dropped == number).is_some() {
+                self.dropped.push_back(number);
+                number += 1;
+            }
+            let stays = cqe.qpn != qpn;
+            if !stays {
+                self.dropped.push_back(number);
+                forgotten(cqe);
+            }
+            number += 1;
+            stays
+        });
+        self.dropped.append(&mut before);
+        self.pass(0);
     }
 }
 
@@ -118,14 +158,15 @@ pub struct Cq {
     me: Weak<Self>,
     context: Arc<Context>,
     channel: Option<Arc<CompChannel>>,
-    /// Ends when the queue is destroyed; locked while an event is announced.
-    channel_use: Mutex<Option<Use>>,
+    /// The place in the quota and the use of the channel; they end when the queue is destroyed. Locked while an event is
+    /// announced.
+    held: Mutex<rank::CqChannel, Option<(Use, Option<Use>)>>,
     id: ObjectId,
     user: u64,
     uses: UseCount,
     /// Whether there are entries, for who looks without the lock: most looks of a program that polls are in vain.
     has_entries: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<rank::Cq, State>,
 }
 
 impl Cq {
@@ -135,11 +176,12 @@ impl Cq {
             let vector = init.comp_vector;
             return Err(Error::invalid(format!("completion vector {vector} does not exist; use 0")));
         }
+        let quota = context.device().quotas().cqs.take()?;
         let ring = VecDeque::with_capacity(capacity.min(FIRST_ENTRIES));
         Ok(Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             context,
-            channel_use: Mutex::new(init.channel.as_ref().map(|channel| channel.hold())),
+            held: Mutex::new(Some((quota, init.channel.as_ref().map(|channel| channel.hold())))),
             channel: init.channel,
             id: ObjectId::next(),
             user: init.user,
@@ -149,6 +191,7 @@ impl Cq {
                 ring,
                 appended: 0,
                 polled: 0,
+                dropped: VecDeque::new(),
                 announced: 0,
                 newest: 0,
                 capacity,
@@ -243,12 +286,12 @@ impl Cq {
     pub fn destroy(&self) -> Result<(), Error> {
         self.uses.check_unused("completion queue", "queue pairs")?;
         // First no new events, then forget the old ones.
-        let channel_use = self.channel_use.lock().take();
+        let held = self.held.lock().take();
         if let Some(channel) = &self.channel {
             channel.forget(self.id);
         }
         self.context.forget_events(self.id);
-        drop(channel_use);
+        drop(held);
         Ok(())
     }
 
@@ -313,20 +356,14 @@ impl Cq {
     }
 
     /// Drops what waits here of one queue pair; `dropped` is told of each and must not use this queue.
-    pub(crate) fn forget(&self, qpn: Qpn, mut dropped: impl FnMut(&Cqe)) {
-        self.state.lock().ring.retain(|cqe| {
-            let stays = cqe.qpn != qpn;
-            if !stays {
-                dropped(cqe);
-            }
-            stays
-        });
+    pub(crate) fn forget(&self, qpn: Qpn, dropped: impl FnMut(&Cqe)) {
+        self.state.lock().forget(qpn, dropped);
     }
 
     /// Announces on the channel that an armed entry came; not any more once the queue is destroyed.
     pub(crate) fn notify(&self) {
-        let in_use = self.channel_use.lock();
-        if let (Some(channel), Some(_)) = (&self.channel, in_use.as_ref()) {
+        let held = self.held.lock();
+        if let (Some(channel), Some(_)) = (&self.channel, held.as_ref()) {
             channel.announce(self.id, self.user());
         }
     }
@@ -581,6 +618,57 @@ mod tests {
         assert_eq!(channel.destroy().unwrap_err().errno(), libc::EBUSY);
         drop(stays);
         assert!(channel.destroy().is_ok());
+    }
+
+    /// An entry of the queue pair `qpn`.
+    fn cqe_of(qpn: u32) -> Cqe {
+        Cqe { qpn: Qpn::new(qpn), ..Cqe::default() }
+    }
+
+    // clause: SEND-PLACE
+    #[test]
+    fn what_was_polled_is_known_by_its_number_although_other_queue_pairs_were_reset() {
+        // Every way in which six entries belong to three queue pairs, again and again, of which one after the other is reset,
+        // while the queue is polled and never runs empty for long.
+        for case in 0..3u32.pow(6) * 4 {
+            let cq = cq(100);
+            let owner = |at: u32| case / 4 / 3u32.pow(at) % 3;
+            let mut unpolled: [Unpolled; 3] = Default::default();
+            let mut waiting = VecDeque::new();
+            for at in 0..24 {
+                cq.push_send(cqe_of(owner(at % 6)), &mut unpolled[owner(at % 6) as usize]).unwrap();
+                waiting.push_back(owner(at % 6));
+                if at % 4 == case % 4 {
+                    let reset = (at / 4) % 3;
+                    cq.forget(Qpn::new(reset), |_| {});
+                    waiting.retain(|&owner| owner != reset);
+                    unpolled[reset as usize].clear();
+                }
+                if at % 5 == 4 {
+                    let n = cq.take(2, |cqe| assert_eq!(waiting.pop_front(), Some(cqe.qpn.get())));
+                    assert!(n == 2 || waiting.is_empty());
+                }
+                for (qpn, unpolled) in (0..).zip(&mut unpolled) {
+                    unpolled.forget(cq.polled());
+                    let left = waiting.iter().filter(|&&owner| owner == qpn).count();
+                    assert_eq!(unpolled.len() as usize, left, "case {case}, queue pair {qpn} after {at}");
+                }
+            }
+        }
+    }
+
+    // clause: CQ-ARM
+    #[test]
+    fn an_entry_that_was_announced_does_not_fire_again_when_another_queue_pair_is_reset() {
+        let cq = cq(10);
+        cq.req_notify(false);
+        cq.push(cqe_of(1)).unwrap();
+        cq.req_notify(false);
+        assert_eq!(cq.push(cqe_of(2)), Ok(true));
+        cq.push(cqe_of(1)).unwrap();
+        cq.forget(Qpn::new(1), |_| {});
+        cq.req_notify(false);
+        assert!(!has_event(&cq), "the entry of queue pair 2 was announced");
     }
 
     #[test]

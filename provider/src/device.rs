@@ -10,19 +10,18 @@ use crate::dm::{Budget, Dm};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::event::{AsyncEvent, AsyncEventKind, CompChannel, EventQueue};
-use crate::fork::Lockable;
 use crate::limits;
 use crate::live::Live;
+use crate::lock::{Lockable, Mutex, RwLock, rank};
 use crate::mr::MemoryTable;
 use crate::net::MAX_BYTES;
 use crate::net::frames::Interface;
 use crate::pd::{AhAttr, Pd};
 use crate::port::{GidEntry, GidTable, Netdev, Port, PortAttr};
 use crate::stats;
-use crate::uses::ObjectId;
+use crate::uses::{ObjectId, Quotas};
 use crate::wq::{RwqTable, Wq};
 use crate::xrcd::{Xrcd, XrcdInit};
-use parking_lot::{Mutex, RwLock};
 use roxe_transport::qp::DropReason;
 use roxe_transport::wr::Av;
 use roxe_wire::frame::{ETH_LEN, TAG_LEN};
@@ -35,7 +34,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Weak};
 
 /// What earlier calls of [`devices`] gave out, with their engines and counters.
-static KNOWN: Mutex<Vec<Arc<Device>>> = Mutex::new(Vec::new());
+static KNOWN: Mutex<rank::Devices, Vec<Arc<Device>>> = Mutex::new(Vec::new());
 
 /// The devices of this process: loopback as `roxe0`, or the interfaces that `ROXE_NETDEV` names as `roxe0`, `roxe1`, ...
 ///
@@ -70,7 +69,7 @@ pub(crate) fn known_devices() -> Vec<Arc<Device>> {
     KNOWN.try_lock().map(|known| known.clone()).unwrap_or_default()
 }
 
-/// The lock of the list, outside of all others, for the fork handlers.
+/// The lock of the list, for the fork handlers.
 pub(crate) fn lock() -> &'static dyn Lockable {
     &KNOWN
 }
@@ -108,11 +107,12 @@ pub struct Device {
     netdev: String,
     ifindex: u32,
     guid: u64,
-    port: RwLock<Port>,
+    port: RwLock<rank::Port, Port>,
     /// Who wants to know what becomes of the port.
-    contexts: Mutex<Vec<Weak<Context>>>,
+    contexts: Mutex<rank::Contexts, Vec<Weak<Context>>>,
     counters: Counters,
     dm_budget: Arc<Budget>,
+    quotas: Quotas,
     /// Shows the counters to others.
     live: Option<Live>,
 }
@@ -120,9 +120,10 @@ pub struct Device {
 impl Device {
     fn new(index: u32, netdev: &Netdev) -> Self {
         let name = format!("roxe{index}");
-        let folder = config().ok().and_then(|config| config.counters.as_deref());
+        let folders = config().map(|config| (config.counters.as_deref(), config.stats_files.as_deref()));
+        let (files, stats) = folders.unwrap_or_default();
         Self {
-            live: folder.map(|folder| Live::new(folder, &name)),
+            live: files.or(stats).map(|_| Live::new(files, stats, &name)),
             name,
             index,
             ifindex: netdev.ifindex,
@@ -132,6 +133,7 @@ impl Device {
             contexts: Mutex::default(),
             counters: Counters::default(),
             dm_budget: Arc::default(),
+            quotas: Quotas::default(),
         }
     }
 
@@ -251,6 +253,11 @@ impl Device {
 
     pub(crate) fn dm_budget(&self) -> &Arc<Budget> {
         &self.dm_budget
+    }
+
+    /// How many objects of each kind there may be.
+    pub(crate) fn quotas(&self) -> &Quotas {
+        &self.quotas
     }
 
     /// What shows the counters to other programs, if anything does.
@@ -373,19 +380,19 @@ impl DeviceAttr {
             device_cap_flags_ex: CAP_FLAGS_EX | CAP_FLAGS as u64,
             max_sge: limits::MAX_SGE,
             max_sge_rd: limits::MAX_SGE,
-            max_cq: limits::MAX_OBJECTS,
+            max_cq: limits::MAX_CQ,
             max_cqe: limits::MAX_CQE,
             max_mr: limits::MAX_MR,
-            max_mw: limits::MAX_MR,
-            max_pd: limits::MAX_OBJECTS,
+            max_mw: limits::MAX_MW,
+            max_pd: limits::MAX_PD,
             max_qp_rd_atom: limits::MAX_QP_RD_ATOM.into(),
             max_res_rd_atom: u32::from(limits::MAX_QP_RD_ATOM) * limits::MAX_QP,
             max_qp_init_rd_atom: limits::MAX_QP_RD_ATOM.into(),
             atomic_cap: 2,
             max_mcast_grp: limits::MAX_MCAST_GRP,
             max_mcast_qp_attach: limits::MAX_MCAST_QP_ATTACH,
-            max_ah: limits::MAX_OBJECTS,
-            max_srq: limits::MAX_OBJECTS,
+            max_ah: limits::MAX_AH,
+            max_srq: limits::MAX_SRQ,
             max_srq_wr: limits::MAX_SRQ_WR,
             max_srq_sge: limits::MAX_SRQ_SGE,
             max_pkeys: 1,
@@ -519,9 +526,9 @@ impl Context {
         Some(self.events.try_next()?.event)
     }
 
-    /// A new protection domain.
+    /// A new protection domain; ENOMEM: there are `max_pd`.
     pub fn alloc_pd(self: &Arc<Self>) -> Result<Arc<Pd>, Error> {
-        Ok(Pd::create(Arc::clone(self)))
+        Pd::create(Arc::clone(self))
     }
 
     /// A buffer of `length` bytes in the memory of the device, zeroed, aligned to `2^log_align` bytes.
@@ -536,7 +543,8 @@ impl Context {
         CompChannel::create(Arc::clone(self))
     }
 
-    /// A new completion queue; EINVAL for a size of 0 or beyond `max_cqe`, or a vector that does not exist.
+    /// A new completion queue; EINVAL for a size of 0 or beyond `max_cqe`, or a vector that does not exist. ENOMEM: there are
+    /// `max_cq`.
     pub fn create_cq(self: &Arc<Self>, init: CqInit) -> Result<Arc<Cq>, Error> {
         Cq::create(Arc::clone(self), init)
     }
@@ -551,6 +559,7 @@ impl Context {
 
     /// Everything counted so far on this device in this process, by name.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.engine.count_socket_drops();
         self.device.counters.list()
     }
 

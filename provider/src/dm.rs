@@ -11,9 +11,9 @@ use crate::device::Context;
 use crate::error::Error;
 use crate::guard::{self, Fault};
 use crate::limits::{DM_GRAIN, MAX_DM_SIZE};
+use crate::lock::{Mutex, rank};
 use crate::mapped::{Mapping, page_size};
 use crate::uses::{Use, UseCount};
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -67,7 +67,7 @@ pub struct Dm {
     context: Arc<Context>,
     length: u64,
     /// Until it is freed.
-    block: Mutex<Option<Arc<Block>>>,
+    block: Mutex<rank::DeviceMemory, Option<Arc<Block>>>,
     uses: UseCount,
 }
 

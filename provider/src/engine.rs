@@ -41,9 +41,11 @@ use crate::cq::Cq;
 use crate::device::Device;
 use crate::error::Error;
 use crate::flow::{Flows, Key, Ready, Receiver};
-use crate::fork::{self, Lockable};
+use crate::fork;
 use crate::live::Live;
+use crate::lock::{Lockable, Mutex, MutexGuard, RwLock, rank};
 use crate::net::news::News;
+use crate::net::runtime_dir;
 use crate::net::slot::{self, Slot};
 use crate::net::steer::Steering;
 use crate::net::udp::UdpLink;
@@ -51,7 +53,6 @@ use crate::qp::QpCore;
 use crate::timers::Timers;
 use background::Presence;
 use letters::Letters;
-use parking_lot::{Mutex, MutexGuard, RwLock};
 use poller::{Poller, Watch};
 use rings::Rings;
 use roxe_transport::qp::Service;
@@ -63,7 +64,7 @@ use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
-use table::{Lookup, QpTable};
+use table::QpTable;
 use tap::{Held, MAX_HELD, Tap};
 use thread::Thread;
 pub use thread::uncancelled;
@@ -74,6 +75,11 @@ const PATIENT_VISITS: u32 = 24;
 const PATIENCE: Duration = Duration::from_micros(10);
 /// Visits to the sockets before a queue pair goes away; a peer that never stops sending must not hold it up.
 const DRAIN_ROUNDS: u32 = 16;
+/// Visits to all sources after which each has been read once over, whoever goes on sending: one takes eight datagrams from each
+/// socket and mailbox and 32 runs from each ring, which is more than a 2,048th of what fits in there.
+const ROUNDS_OF_ALL: u32 = 2048;
+/// How long the kernel takes to close what a process had that has died.
+const CLOSING: Duration = Duration::from_millis(100);
 /// What `steer_at` and `retry_at` hold when nothing is due.
 const NEVER: u64 = u64::MAX;
 
@@ -83,18 +89,20 @@ pub(crate) struct Engine {
     config: &'static Config,
     /// Whether the sockets exist in this process, and with them the thread.
     started: AtomicBool,
-    /// Held while sockets and thread come to exist, while links are added, and while the port follows its interface. The
-    /// outermost lock. Guards what the system tells of the interfaces; nothing, where it does not.
-    starting: Mutex<Option<News>>,
-    /// The innermost lock, so that whoever holds any other may kick.
-    thread: RwLock<Option<Arc<Thread>>>,
+    /// Held while sockets and thread come to exist, while links are added, and while the port follows its interface.
+    /// Guards what the system tells of the interfaces; nothing, where it does not.
+    starting: Mutex<rank::Starting, Option<News>>,
+    /// Whoever holds any lock may wake it.
+    thread: RwLock<rank::Thread, Option<Arc<Thread>>>,
     me: Weak<Self>,
-    rx: Mutex<Rx>,
-    links: RwLock<Vec<Arc<UdpLink>>>,
+    rx: Mutex<rank::Rx, Rx>,
+    links: RwLock<rank::Links, Vec<Arc<UdpLink>>>,
     links_version: AtomicU32,
+    /// The addresses of all interfaces of this host.
+    host_addresses: RwLock<rank::HostAddresses, Vec<Gid>>,
     table: QpTable,
     flows: Flows,
-    timers: Timers<Due>,
+    timers: Timers<rank::Timers, Due>,
     presence: Presence,
     /// Visits of pollers in a row that found nothing.
     idle_visits: AtomicU32,
@@ -129,6 +137,8 @@ enum Due {
     Cm,
     /// Requests that nobody listens for yet.
     Requests,
+    /// The names of a process that has died.
+    DeadNames,
 }
 
 impl std::fmt::Debug for Engine {
@@ -158,6 +168,7 @@ impl Engine {
             rx: Mutex::default(),
             links: RwLock::default(),
             links_version: AtomicU32::new(0),
+            host_addresses: RwLock::default(),
             table: QpTable::default(),
             flows: Flows::default(),
             timers: Timers::default(),
@@ -244,7 +255,7 @@ impl Engine {
     /// Receives, then runs the timers that were due before, if nothing is left: what they wait for may have been in a socket
     /// all the time, when the machine is overloaded. Who does not get the lock of the receive side leaves them to its holder.
     /// Whether anything was there.
-    fn visit(&self, mut rx: MutexGuard<'_, Rx>, visitor: Visitor, now: Instant) -> bool {
+    fn visit(&self, mut rx: MutexGuard<'_, rank::Rx, Rx>, visitor: Visitor, now: Instant) -> bool {
         let due = self.timers.is_due(now).then(|| self.timers.added());
         rx.state().visitor = visitor;
         let all = visitor == Visitor::Woken || rx.state().takes_turn_of_sockets(due.is_some(), now);
@@ -280,11 +291,25 @@ impl Engine {
         if let Some(tap) = self.tap() {
             self.release_held(tap, rx.state(), Instant(u64::MAX), clock::now());
         }
-        let mut rounds = 0..DRAIN_ROUNDS;
-        while rounds.next().is_some() && self.receive(&mut rx, true, clock::now()) {}
+        self.receive_until_empty(&mut rx, DRAIN_ROUNDS);
         self.end_waiting(rx.state(), Instant(u64::MAX), clock::now());
         drop(rx);
         self.run_cm();
+    }
+
+    /// Visits all sources until none of them has anything, at most `rounds` times.
+    fn receive_until_empty(&self, rx: &mut Rx, rounds: u32) {
+        let mut rounds = 0..rounds;
+        while rounds.next().is_some() && self.receive(rx, true, clock::now()) {}
+    }
+
+    /// Receives everything that has arrived before the call, by whatever way: rings, sockets and mailboxes are empty when it
+    /// returns, or as much was taken from each as it can hold. Waits for the receive side; take only locks that are outside of
+    /// that around this.
+    pub(crate) fn receive_all_arrived(&self) {
+        if self.is_started() {
+            self.receive_until_empty(&mut self.rx.lock(), ROUNDS_OF_ALL);
+        }
     }
 
     /// The program is about to wait for an event: the background thread takes over.
@@ -344,7 +369,7 @@ impl Engine {
 
     /// Whether `qpn` is a number of this process.
     pub(crate) fn is_ours(&self, qpn: Qpn) -> bool {
-        !matches!(self.table.find(qpn), Lookup::NotOurs)
+        self.table.owns(Slot::of(qpn))
     }
 
     /// Whether some process owns the number `qpn`.
@@ -359,7 +384,7 @@ impl Engine {
 
     /// Whether another process of this interface owns the number `qpn`.
     pub(crate) fn is_foreign(&self, qpn: Qpn) -> bool {
-        matches!(self.table.find(qpn), Lookup::NotOurs) && self.is_owned(Slot::of(qpn))
+        !self.is_ours(qpn) && self.is_owned(Slot::of(qpn))
     }
 
     /// Forgets a queue pair; packets for it are dropped from now on.
@@ -414,6 +439,11 @@ impl Engine {
         self.wait_for(deadline, Due::Requests);
     }
 
+    /// A process of this host has died: its names are taken away, once the kernel has closed all that it had.
+    pub(crate) fn note_death(&self, now: Instant) {
+        self.wait_for(now.after(CLOSING), Due::DeadNames);
+    }
+
     fn wait_for(&self, deadline: Instant, who: Due) {
         self.timers.add(deadline, who);
         if self.presence.oversleeps(deadline) {
@@ -429,6 +459,10 @@ impl Engine {
                 Due::Qp(qpn) => self.table.get(qpn).into_iter().for_each(|qp| qp.on_timer(deadline, now)),
                 Due::Cq(cq) => cq.upgrade().into_iter().for_each(|cq| cq.on_deadline(deadline)),
                 Due::Cm => self.agent.note_call(deadline),
+                Due::DeadNames => {
+                    runtime_dir::note_death();
+                    self.kick();
+                }
                 Due::Requests => self.look_for_listeners(now),
             }
         }
@@ -473,6 +507,15 @@ impl Engine {
         }
     }
 
+    /// Counts what the system has dropped at the sockets. Those of groups are left for the next time if somebody receives.
+    pub(crate) fn count_socket_drops(&self) {
+        let of_groups = self.rx.try_lock().map_or(0, |mut rx| {
+            rx.state().groups.iter().flat_map(|group| &group.links).map(|link| link.take_drops()).sum()
+        });
+        let of_addresses: u64 = self.links.read().iter().map(|link| link.take_drops()).sum();
+        self.counters().rcvbuf_errors.add(of_addresses + of_groups);
+    }
+
     /// Writes the counters to their files if it is time, and sees to it that it will be if they have moved. Background
     /// thread only.
     #[inline]
@@ -487,6 +530,7 @@ impl Engine {
             Some(due) if due > now => return,
             Some(_) => {
                 self.tell_at.store(NEVER, Ordering::SeqCst);
+                self.count_socket_drops();
                 live.publish(self.counters());
             }
             None => {}
@@ -543,10 +587,19 @@ impl Engine {
         poller.ok_or_else(|| Error::new(libc::ENODEV, "the engine of this device is not running"))
     }
 
-    /// The locks outside of those of the queue pairs, outermost first, for the fork handlers. The last one is that of the
-    /// table: whoever takes it lists the queue pairs with [`Engine::lock_table`] instead.
-    pub(crate) fn outer_locks(&self) -> [&dyn Lockable; 5] {
-        [self.agent.raw(), &self.starting, self.device.raw_contexts(), &self.rx, self.table.raw()]
+    /// The lock of the connection manager, for the fork handlers.
+    pub(crate) fn raw_agent(&self) -> &dyn Lockable {
+        self.agent.raw()
+    }
+
+    /// The locks between that and the one of the table.
+    pub(crate) fn outer_locks(&self) -> [&dyn Lockable; 3] {
+        [&self.starting, self.device.raw_contexts(), &self.rx]
+    }
+
+    /// The lock of the table, which is taken by [`Engine::lock_table`].
+    pub(crate) fn raw_table(&self) -> &dyn Lockable {
+        self.table.raw()
     }
 
     /// Takes the lock of the table and lists the queue pairs.
@@ -554,7 +607,7 @@ impl Engine {
         self.table.lock_and_list()
     }
 
-    /// The locks inside of those of the queue pairs, outermost first.
+    /// The locks inside of those of the queue pairs.
     pub(crate) fn inner_locks(&self) -> impl Iterator<Item = &dyn Lockable> {
         let [map, ready, credits] = self.flows.raw();
         let held = self.tap().map(|tap| tap.delayed.raw() as &dyn Lockable);
@@ -563,10 +616,12 @@ impl Engine {
         let timers = self.timers.raw();
         let inbox = self.agent.raw_inbox();
         let [out, inbound, full] = self.rings.raw();
-        let always: [&dyn Lockable; 12] = [
+        let always: [&dyn Lockable; 14] = [
+            self.table.raw_owned(),
             inbox,
             port,
             &self.links,
+            &self.host_addresses,
             map,
             out,
             inbound,

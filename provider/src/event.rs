@@ -6,9 +6,9 @@
 
 use crate::device::Context;
 use crate::error::Error;
+use crate::lock::{Mutex, rank};
 use crate::net::wake;
 use crate::uses::{ObjectId, Use, UseCount};
-use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -73,7 +73,7 @@ pub struct AsyncEvent {
 #[derive(Debug)]
 pub(crate) struct EventQueue<T> {
     fd: File,
-    events: Mutex<VecDeque<T>>,
+    events: Mutex<rank::Events, VecDeque<T>>,
 }
 
 impl<T> EventQueue<T> {

@@ -2,7 +2,7 @@
 //!
 //! A process that is killed, or leaves by `_exit`, does none of it.
 
-use parking_lot::Mutex;
+use crate::lock::{Mutex, rank};
 use std::panic::catch_unwind;
 
 /// When a task is done: what may still move packets comes before what tells about them.
@@ -12,12 +12,14 @@ pub(crate) enum Stage {
     Part,
     /// The user is told.
     Report,
+    /// What others could still find of this process goes away.
+    Clean,
 }
 
 type Task = (Stage, fn());
 
 /// What is to be done, in order.
-static TASKS: Mutex<Vec<Task>> = Mutex::new(Vec::new());
+static TASKS: Mutex<rank::ExitTasks, Vec<Task>> = Mutex::new(Vec::new());
 
 /// Does `task` when the process ends, once however often it is asked for; those of one stage in the order of the calls.
 pub(crate) fn at_exit(stage: Stage, task: fn()) {

@@ -6,22 +6,24 @@
 //! out of its socket, towards other hosts there is no window. Lost packets return no credit, so a window without any sign
 //! of life for [`STALL`] opens again: flow control may cost speed, never liveness.
 //!
-//! Locks here are the innermost of all. Touches nothing.
+//! Touches nothing.
 
+mod used;
 mod waiters;
 
 pub(crate) use waiters::{Grant, Pool, Ready};
 
+use crate::lock::{Mutex, rank};
 use crate::net::MAX_BYTES;
 use crate::net::slot::Slot;
 use crate::queue::Queue;
-use parking_lot::Mutex;
 use roxe_transport::time::Instant;
 use roxe_wire::{Gid, Qpn};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
+use used::Used;
 use waiters::Waiters;
 
 /// How long a sender of datagrams waits for credits before it assumes that they are lost.
@@ -70,12 +72,12 @@ pub(crate) struct Flow {
     key: Key,
     window: u32,
     /// Unacknowledged bytes of RC.
-    stream: AtomicU32,
+    stream: Used,
     /// RC was refused room and waits for more than a little.
     is_full: AtomicBool,
     /// Bytes of UC and UD without credit.
-    datagrams: AtomicU32,
-    receiver: Mutex<Receiver>,
+    datagrams: Used,
+    receiver: Mutex<rank::FlowReceiver, Receiver>,
     /// When the last credit came or the window was opened, nanoseconds.
     last_sign: AtomicU64,
     /// The same for RC: when the last bytes came back.
@@ -119,7 +121,7 @@ impl Flow {
 
     /// Takes `bytes` if `most` are used then, or none were; up to `limit` the window is open for all.
     fn take_stream(&self, bytes: u32, limit: u32, most: u32) -> bool {
-        let before = self.stream.fetch_add(bytes, Ordering::SeqCst);
+        let before = self.stream.take(bytes);
         let used = before.saturating_add(bytes);
         let fits = used <= most || before == 0;
         if used <= limit && self.is_full.load(Ordering::Relaxed) {
@@ -134,7 +136,7 @@ impl Flow {
 
     /// Takes `bytes` of the RC window if no more than `most` are used then.
     fn take_up_to(&self, bytes: u32, most: u32) -> bool {
-        let used = self.stream.fetch_add(bytes, Ordering::SeqCst).saturating_add(bytes);
+        let used = self.stream.take(bytes).saturating_add(bytes);
         if used > most {
             self.give(Pool::Stream, bytes);
         }
@@ -165,7 +167,7 @@ impl Flow {
         self.last_landing.store(now.0, Ordering::Relaxed);
     }
 
-    fn used(&self, pool: Pool) -> &AtomicU32 {
+    fn used(&self, pool: Pool) -> &Used {
         match pool {
             Pool::Stream => &self.stream,
             Pool::Datagrams => &self.datagrams,
@@ -173,9 +175,7 @@ impl Flow {
     }
 
     fn give(&self, pool: Pool, bytes: u32) {
-        // What went by a ring was not taken here.
-        let less = |used: u32| (used > 0).then(|| used.saturating_sub(bytes));
-        let _ = self.used(pool).fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+        self.used(pool).give(bytes);
     }
 
     /// Takes `bytes` of the datagram window. `look` finds out about the receiver and is asked when a window is used up
@@ -188,7 +188,7 @@ impl Flow {
         look: impl FnOnce() -> Receiver,
         by_ring: impl FnOnce() -> bool,
     ) -> bool {
-        let used = self.datagrams.fetch_add(bytes, Ordering::SeqCst);
+        let used = self.datagrams.take(bytes);
         if used.saturating_add(bytes) <= self.datagram_window() {
             return true;
         }
@@ -203,10 +203,10 @@ impl Flow {
             Receiver::Remote | Receiver::Absent => false,
         };
         if has_window {
-            self.datagrams.fetch_sub(bytes, Ordering::SeqCst);
+            self.datagrams.give(bytes);
             return false;
         }
-        self.datagrams.store(0, Ordering::SeqCst);
+        self.datagrams.clear();
         true
     }
 
@@ -221,7 +221,7 @@ impl Flow {
         if now.since(Instant(self.last_sign.load(Ordering::Relaxed))) >= STALL {
             self.last_sign.store(now.0, Ordering::Relaxed);
             *self.receiver.lock() = Receiver::Absent;
-            self.datagrams.store(0, Ordering::SeqCst);
+            self.datagrams.clear();
         }
     }
 
@@ -230,7 +230,7 @@ impl Flow {
     pub(crate) fn open_stream_if_stalled(&self, now: Instant) {
         if now.since(Instant(self.last_landing.load(Ordering::Relaxed))) >= STREAM_STALL {
             self.last_landing.store(now.0, Ordering::Relaxed);
-            self.stream.store(0, Ordering::SeqCst);
+            self.stream.clear();
         }
     }
 
@@ -251,7 +251,7 @@ impl Flow {
     /// What is held for a waiter that needs `bytes`, if there is room for it: for a packet of a long message a quarter of the
     /// window, so that runs are long.
     fn room_for(&self, pool: Pool, bytes: u32) -> Option<u32> {
-        let used = self.used(pool).load(Ordering::SeqCst);
+        let used = self.used(pool).get();
         let (room, wanted) = match pool {
             Pool::Stream if bytes > SHORT => (used <= self.nearly_full(), bytes.max(self.window / 4)),
             Pool::Stream => (used <= self.nearly_full(), bytes),
@@ -261,7 +261,7 @@ impl Flow {
     }
 
     fn is_idle(&self) -> bool {
-        self.stream.load(Ordering::Relaxed) == 0 && !self.waiters.iter().any(Waiters::are_there)
+        self.stream.get() == 0 && !self.waiters.iter().any(Waiters::are_there)
     }
 }
 
@@ -269,10 +269,10 @@ impl Flow {
 #[derive(Debug, Default)]
 pub(crate) struct Flows {
     window: AtomicU32,
-    map: Mutex<HashMap<Key, Arc<Flow>>>,
-    ready: Queue<Ready>,
+    map: Mutex<rank::Flows, HashMap<Key, Arc<Flow>>>,
+    ready: Queue<rank::FlowReady, Ready>,
     /// What this process owes to senders.
-    credits: Mutex<Credits>,
+    credits: Mutex<rank::FlowCredits, Credits>,
     /// Whether that is anything.
     owes: AtomicBool,
     /// Whether datagrams were refused since the mailboxes were last read to the end.
@@ -334,9 +334,9 @@ impl Flows {
         let flow = Arc::new(Flow {
             key,
             window: self.window.load(Ordering::Relaxed),
-            stream: AtomicU32::new(0),
+            stream: Used::default(),
             is_full: AtomicBool::new(false),
-            datagrams: AtomicU32::new(0),
+            datagrams: Used::default(),
             receiver: Mutex::new(look()),
             last_sign: AtomicU64::new(now.0),
             last_landing: AtomicU64::new(now.0),
@@ -362,7 +362,7 @@ impl Flows {
         drop(map);
         for flow in flows {
             *flow.receiver.lock() = receiver;
-            flow.datagrams.store(0, Ordering::SeqCst);
+            flow.datagrams.clear();
             self.wake(&flow);
         }
     }
@@ -385,7 +385,7 @@ impl Flows {
     fn wake_waiters(&self, flow: &Arc<Flow>, pool: Pool) {
         self.ready.change(|ready| {
             while let Some((qpn, bytes)) = flow.waiters(pool).pop_if(|bytes| flow.room_for(pool, bytes)) {
-                flow.used(pool).fetch_add(bytes, Ordering::SeqCst);
+                flow.used(pool).take(bytes);
                 ready.push_back(Ready { qpn, grant: Some(Grant { flow: Arc::clone(flow), pool, bytes }) });
             }
         });
@@ -414,7 +414,7 @@ impl Flows {
     }
 
     /// The locks, for the fork handlers, in the order they are taken.
-    pub(crate) fn raw(&self) -> [&dyn crate::fork::Lockable; 3] {
+    pub(crate) fn raw(&self) -> [&dyn crate::lock::Lockable; 3] {
         [&self.map, self.ready.raw(), &self.credits]
     }
 }

@@ -1,11 +1,11 @@
-//! A program that forks: the child may go on using what it inherited. **Unsafe room**: `pthread_atfork`, forced unlocks.
+//! A program that forks: the child may go on using what it inherited. **Unsafe room**: `pthread_atfork`.
 //!
 //! A fork copies memory but only one thread, so a lock that another thread holds at that moment would stay locked for ever
 //! in the child, and the sockets would have two owners. Before the fork we therefore take every lock that our background
 //! thread can hold (the receive side, the tables, each queue pair, the flows and timers; completion queues, shared receive
 //! queues and memory tables are only taken by it inside those; and what records and spoils packets), and that of the list of
 //! devices. Afterwards both sides let go of them, and the child closes its copies of the sockets, so that the packets of the
-//! parent stay the parent's, and counts from 0. Engines of the child start again when it creates its first queue pair; queue
+//! parent stay the parent's, and counts from 0; their names stay, too. Engines of the child start again when it creates its first queue pair; queue
 //! pairs it inherited belong to the parent and refuse work.
 //!
 //! What this cannot cover is another thread of the program that is inside a verb on a completion queue, a shared receive
@@ -15,81 +15,26 @@ use crate::cm::{ids, ports};
 use crate::device;
 use crate::engine::Engine;
 use crate::engine::tap::process;
+use crate::lock::{Lockable, Mutex, rank};
+use crate::net::runtime_dir;
 use crate::qp::QpCore;
-use parking_lot::{Mutex, RwLock};
 use std::cell::Cell;
 use std::sync::{Arc, Once, Weak};
 
-/// A lock that can be taken in one call and released in another.
-pub(crate) trait Lockable {
-    /// Takes it exclusively.
-    fn lock_raw(&self);
-
-    /// Releases it.
-    ///
-    /// # Safety
-    /// This thread, or the one it is a copy of, took it with [`Lockable::lock_raw`] and did not release it since.
-    unsafe fn unlock_raw(&self);
-
-    /// Takes it back from a thread that waited for it at the moment of the fork: a lock that is released may be handed over
-    /// to who has waited long, and in the child there is nobody to take it.
-    ///
-    /// # Safety
-    /// As for [`Lockable::unlock_raw`], which was just called, in the child of a fork.
-    unsafe fn take_back(&self);
-}
-
-impl<T> Lockable for Mutex<T> {
-    fn lock_raw(&self) {
-        std::mem::forget(self.lock());
-    }
-
-    unsafe fn unlock_raw(&self) {
-        // SAFETY: the caller holds the lock, whose guard was forgotten.
-        unsafe { self.force_unlock() }
-    }
-
-    unsafe fn take_back(&self) {
-        while self.is_locked() {
-            // SAFETY: this thread is alone, so whoever has the lock does not exist.
-            unsafe { self.force_unlock() }
-        }
-    }
-}
-
-impl<T> Lockable for RwLock<T> {
-    fn lock_raw(&self) {
-        std::mem::forget(self.write());
-    }
-
-    unsafe fn unlock_raw(&self) {
-        // SAFETY: the caller holds the lock for writing, and the guard was forgotten.
-        unsafe { self.force_unlock_write() }
-    }
-
-    unsafe fn take_back(&self) {
-        while self.is_locked() {
-            // SAFETY: this thread is alone, so whoever has the lock, for reading or writing, does not exist.
-            unsafe {
-                if self.is_locked_exclusive() {
-                    self.force_unlock_write();
-                } else {
-                    self.force_unlock_read();
-                }
-            }
-        }
-    }
-}
-
 /// The engines of this process by interface index.
-static ENGINES: Mutex<Vec<(u32, Weak<Engine>)>> = Mutex::new(Vec::new());
+static ENGINES: Mutex<rank::Engines, Vec<(u32, Weak<Engine>)>> = Mutex::new(Vec::new());
 
-/// An engine whose locks are all taken, and the queue pairs it had then.
-type Held = (Arc<Engine>, Vec<Arc<QpCore>>);
+/// Everything that is locked while a thread forks.
+#[derive(Default)]
+struct Held {
+    engines: Vec<Arc<Engine>>,
+    /// Those that the engines had when their tables were locked.
+    qps: Vec<Arc<QpCore>>,
+}
 
 thread_local! {
     /// What the fork that this thread is in the middle of has locked. The child's only thread is a copy of this one.
-    static HELD: Cell<Vec<Held>> = const { Cell::new(Vec::new()) };
+    static HELD: Cell<Option<Held>> = const { Cell::new(None) };
 }
 
 /// The engine of the interface `ifindex`, made by `make` if there is none.
@@ -124,42 +69,66 @@ fn install() {
 }
 
 extern "C" fn before() {
-    device::lock().lock_raw();
-    let engines = ENGINES.lock();
-    let alive = engines.iter().filter_map(|(_, engine)| engine.upgrade());
-    HELD.set(alive.map(lock_all).collect());
-    std::mem::forget(engines);
-    process::outer_lock().lock_raw();
-    process::inner_locks().for_each(Lockable::lock_raw);
-    ports::locks().into_iter().for_each(Lockable::lock_raw);
-    ids().lock_raw();
+    let engines = lock_engines();
+    in_order(outside(&engines)).for_each(Lockable::lock_raw);
+    let qps: Vec<_> = engines.iter().flat_map(|engine| engine.lock_table()).collect();
+    qps.iter().for_each(|qp| qp.raw().lock_raw());
+    in_order(inside(&engines)).for_each(Lockable::lock_raw);
+    HELD.set(Some(Held { engines, qps }));
 }
 
-/// Takes every lock of an engine that its thread may hold.
-fn lock_all(engine: Arc<Engine>) -> Held {
-    let [outside @ .., _] = engine.outer_locks();
-    outside.into_iter().for_each(Lockable::lock_raw);
-    let qps = engine.lock_table();
-    qps.iter().for_each(|qp| qp.raw().lock_raw());
-    engine.inner_locks().for_each(Lockable::lock_raw);
-    (engine, qps)
+/// Takes the locks outside of that of the list of engines, and that one. Connection managers look for engines, so theirs come
+/// first; as one may be made meanwhile, this looks again when it has the list.
+fn lock_engines() -> Vec<Arc<Engine>> {
+    loop {
+        let engines = alive(&ENGINES.lock());
+        engines.iter().for_each(|engine| engine.raw_agent().lock_raw());
+        device::lock().lock_raw();
+        ENGINES.lock_raw();
+        // SAFETY: this thread has just taken the lock, and changes nothing.
+        let now = alive(unsafe { &*ENGINES.data_ptr() });
+        if now.iter().all(|engine| engines.iter().any(|known| Arc::ptr_eq(engine, known))) {
+            return engines;
+        }
+        [&ENGINES, device::lock()].into_iter().for_each(unlock_in_parent);
+        engines.iter().for_each(|engine| unlock_in_parent(engine.raw_agent()));
+    }
+}
+
+fn alive(engines: &[(u32, Weak<Engine>)]) -> Vec<Arc<Engine>> {
+    engines.iter().filter_map(|(_, engine)| engine.upgrade()).collect()
+}
+
+/// These locks in the order of their ranks, whether they are of one engine or of the process.
+fn in_order<'a>(locks: impl Iterator<Item = &'a dyn Lockable>) -> impl Iterator<Item = &'a dyn Lockable> {
+    let mut locks: Vec<_> = locks.collect();
+    locks.sort_by_key(|lock| lock.level());
+    locks.into_iter()
+}
+
+/// The locks between that of the list of engines and those of their tables.
+fn outside<'a>(engines: &'a [Arc<Engine>]) -> impl Iterator<Item = &'a dyn Lockable> {
+    let of_process = [process::outer_lock()].map(|lock| -> &'a dyn Lockable { lock });
+    engines.iter().flat_map(|engine| engine.outer_locks()).chain(of_process)
+}
+
+/// The locks inside of those of queue pairs. Which there are is certain once those outside are taken.
+fn inside<'a>(engines: &'a [Arc<Engine>]) -> impl Iterator<Item = &'a dyn Lockable> {
+    let of_process = process::inner_locks().chain(ports::locks()).chain([ids() as &dyn Lockable, runtime_dir::lock()]);
+    let of_process = of_process.map(|lock| -> &'a dyn Lockable { lock });
+    engines.iter().flat_map(|engine| engine.inner_locks()).chain(of_process)
 }
 
 /// Releases what [`before`] took, in this thread or in the one this is a copy of, and returns the engines.
-fn release(unlock: fn(&dyn Lockable)) -> Vec<Held> {
-    unlock(ids());
-    ports::locks().into_iter().for_each(unlock);
-    process::inner_locks().for_each(&unlock);
-    unlock(process::outer_lock());
-    let held = HELD.take();
-    for (engine, qps) in &held {
-        engine.inner_locks().for_each(&unlock);
-        qps.iter().for_each(|qp| unlock(qp.raw()));
-        engine.outer_locks().into_iter().for_each(unlock);
-    }
-    unlock(&ENGINES);
-    unlock(device::lock());
-    held
+fn release(unlock: fn(&dyn Lockable)) -> Vec<Arc<Engine>> {
+    let Held { engines, qps } = HELD.take().unwrap_or_default();
+    inside(&engines).for_each(unlock);
+    qps.iter().for_each(|qp| unlock(qp.raw()));
+    engines.iter().for_each(|engine| unlock(engine.raw_table()));
+    outside(&engines).for_each(unlock);
+    [&ENGINES, device::lock()].into_iter().for_each(unlock);
+    engines.iter().for_each(|engine| unlock(engine.raw_agent()));
+    engines
 }
 
 fn unlock_in_parent(lock: &dyn Lockable) {
@@ -182,10 +151,11 @@ extern "C" fn after_in_parent() {
 
 extern "C" fn after_in_child() {
     let held = release(unlock_in_child);
+    runtime_dir::abandon();
     process::abandon();
     ports::abandon();
     device::abandon();
-    for (engine, _) in held {
+    for engine in held {
         engine.abandon();
     }
 }
@@ -195,6 +165,14 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicI32, Ordering};
 
+    /// The fork handlers run while the test has its lock.
+    mod rank {
+        crate::ranks! { 1.. ;
+            /// That of the test.
+            OfTest,
+        }
+    }
+
     /// Whether a thread of this process sleeps.
     fn sleeps(thread: i32) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap_or_default();
@@ -203,7 +181,7 @@ mod tests {
 
     #[test]
     fn a_lock_comes_back_from_a_thread_that_the_child_lacks() {
-        static LOCK: Mutex<()> = Mutex::new(());
+        static LOCK: Mutex<rank::OfTest, ()> = Mutex::new(());
         static WAITER: AtomicI32 = AtomicI32::new(0);
         LOCK.lock_raw();
         let waiter = std::thread::spawn(|| {

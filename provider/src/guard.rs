@@ -13,6 +13,7 @@
 
 #[cfg(any(test, not(target_arch = "x86_64")))]
 mod portable;
+mod shared;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -21,6 +22,8 @@ use portable as arch;
 use roxe_transport::cx::AtomicOp;
 #[cfg(target_arch = "x86_64")]
 use x86 as arch;
+
+pub(crate) use shared::SharedBytes;
 
 /// The memory is not mapped, or not with the right the access needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,9 +67,10 @@ pub(crate) fn write(addr: u64, data: &[u8]) -> Result<(), Fault> {
     arch::write(addr, data)
 }
 
-/// The same for `data` that another processor wrote: string moves are slow where lines come out of its cache.
+/// The same for bytes that another process wrote and may still change: string moves are slow where lines come out of another
+/// processor's cache.
 #[inline]
-pub(crate) fn write_shared(addr: u64, data: &[u8]) -> Result<(), Fault> {
+pub(crate) fn write_shared(addr: u64, data: SharedBytes<'_>) -> Result<(), Fault> {
     arch::write_shared(addr, data)
 }
 

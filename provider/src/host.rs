@@ -10,7 +10,7 @@ pub(crate) use errands::MAX_FETCH;
 use crate::cq::Cq;
 use crate::engine::Engine;
 use crate::flow::{Flow, Key, Pool, STALL, STREAM_STALL};
-use crate::guard::Sum;
+use crate::guard::{SharedBytes, Sum};
 use crate::mr::{MemoryTable, Reach, Regions};
 use crate::net::slot::Slot;
 use crate::qp::{QpCore, Report};
@@ -18,7 +18,8 @@ use crate::srq::Srq;
 use crate::unpolled::Unpolled;
 use errands::Errands;
 use roxe_transport::cx::{
-    AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, SharedReceives, Side, SrqPlace, TagFit,
+    AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, RxPayload, SharedReceives, Side, SrqPlace,
+    TagFit,
 };
 use roxe_transport::qp::Service;
 use roxe_transport::time::Instant;
@@ -53,6 +54,11 @@ impl Path {
     /// It has sent what it could.
     pub(crate) fn end_turn(&mut self) {
         self.has_turn = false;
+    }
+
+    /// It waits for room in a link, until then at most.
+    pub(crate) fn wait_until(&mut self, at: Instant) {
+        self.stalls_at.get_or_insert(at);
     }
 
     /// When [`Path::on_timer`] has something to do.
@@ -124,7 +130,9 @@ pub(crate) struct QpHost<'a> {
     copied: Option<Vec<Copied>>,
     /// The regions of the queue pair's context, from the first copy on.
     held: Option<Regions<'a>>,
-    /// Whether packets go into a ring, or come out of one.
+    /// Where payload is that came by a ring and was not copied.
+    arrived: Option<SharedBytes<'a>>,
+    /// Whether packets go into a ring.
     by_ring: bool,
     /// What the visit knows of rings.
     rings: u32,
@@ -136,12 +144,18 @@ impl<'a> QpHost<'a> {
     /// For one visit to `qp` at `now`.
     pub(crate) fn new(qp: &'a QpCore, path: &'a mut Path, now: Instant) -> Self {
         let (report, selected, elsewhere, copied, held) = (Report::default(), None, None, None, None);
-        Self { qp, path, now, report, selected, elsewhere, copied, held, by_ring: false, rings: 0, sends: false }
+        let (arrived, by_ring, rings, sends) = (None, false, 0, false);
+        Self { qp, path, now, report, selected, elsewhere, copied, held, arrived, by_ring, rings, sends }
     }
 
-    /// The packets that are handed in came by a ring, or not.
-    pub(crate) fn came_by_ring(self, by_ring: bool) -> Self {
-        Self { by_ring, ..self }
+    /// What is handed in as [`RxPayload::Shared`] is a part of these bytes.
+    pub(crate) fn with_arrived(self, bytes: SharedBytes<'a>) -> Self {
+        Self { arrived: Some(bytes), ..self }
+    }
+
+    /// A part of them.
+    fn arrived(&self, at: usize, len: usize) -> Result<SharedBytes<'a>, MemError> {
+        self.arrived.and_then(|bytes| bytes.get(at..at.checked_add(len)?)).ok_or(MemError::Range)
     }
 
     /// A batch begins. With `copied`, payloads are summed up on their way into packets, and it will say which: one pass over
@@ -194,8 +208,8 @@ impl<'a> QpHost<'a> {
         self.look(copy)
     }
 
-    /// Holds the regions there from now on. Not for UD, which may have to look for a ring to somebody else behind any packet,
-    /// and the list of rings is locked by those who wait for a ring.
+    /// Holds the regions there from now on. Not for UD: behind a datagram that was taken back, the next one may lock a
+    /// ring to another process, and whoever has a ring locked asks for memory.
     #[inline]
     fn hold_regions(&mut self) {
         if self.selected.is_none() && self.qp.service() != Service::Ud {
@@ -267,13 +281,18 @@ impl Memory for QpHost<'_> {
         Ok(())
     }
 
-    fn scatter(&mut self, side: Side, sges: &[Sge], offset: u32, data: &[u8]) -> Result<(), MemError> {
+    fn scatter(&mut self, side: Side, sges: &[Sge], offset: u32, data: RxPayload<'_>) -> Result<(), MemError> {
         // clause: SRQ-DOMAIN
         let shared = self.qp.srq().filter(|_| side == Side::Recv).map(|srq| srq.pd().id());
-        if self.by_ring {
-            return self.copy(|regions, own| regions.scatter_shared(shared.unwrap_or(own.pd), sges, offset, data));
+        match data {
+            RxPayload::Bytes(data) => {
+                self.copy(|regions, own| regions.scatter(shared.unwrap_or(own.pd), sges, offset, data))
+            }
+            RxPayload::Shared { at, len } => {
+                let data = self.arrived(at, len)?;
+                self.copy(|regions, own| regions.scatter_shared(shared.unwrap_or(own.pd), sges, offset, data))
+            }
         }
-        self.copy(|regions, own| regions.scatter(shared.unwrap_or(own.pd), sges, offset, data))
     }
 
     fn check_remote(&mut self, rkey: RKey, va: u64, len: u64, access: Access) -> Result<(), MemError> {
@@ -301,11 +320,14 @@ impl Memory for QpHost<'_> {
         Ok(())
     }
 
-    fn write_remote(&mut self, rkey: RKey, va: u64, data: &[u8]) -> Result<(), MemError> {
-        if self.by_ring {
-            return self.copy(|regions, reach| regions.write_remote_shared(reach, rkey, va, data));
+    fn write_remote(&mut self, rkey: RKey, va: u64, data: RxPayload<'_>) -> Result<(), MemError> {
+        match data {
+            RxPayload::Bytes(data) => self.copy(|regions, reach| regions.write_remote(reach, rkey, va, data)),
+            RxPayload::Shared { at, len } => {
+                let data = self.arrived(at, len)?;
+                self.copy(|regions, reach| regions.write_remote_shared(reach, rkey, va, data))
+            }
         }
-        self.copy(|regions, reach| regions.write_remote(reach, rkey, va, data))
     }
 
     fn atomic_remote(&mut self, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError> {

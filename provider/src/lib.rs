@@ -22,22 +22,10 @@
 //! It also follows the network interface, from the first opening of the device on: port state, GID table, their events.
 //! No object belongs to a thread; each has a lock of its own.
 //!
-//! # Lock order
+//! # Locks
 //!
-//! From the outside in; a lock is only taken while locks further out are held:
-//!
-//! 1. the connection manager of an engine (tried, never waited for, by who receives),
-//! 2. one id of a connection,
-//! 3. the start of the engine, which is also held while the port follows its interface,
-//! 4. the list of contexts of a device,
-//! 5. the engine's receive side (tried, never waited for, by a poller),
-//! 6. one queue pair,
-//! 7. one ring to another process (inside of the list of rings, where both are taken); what follows is taken while packets
-//!    are built in it,
-//! 8. the memory table (read),
-//! 9. one of: a completion queue, a shared receive queue (around a completion queue where it matches tags), a flow's window,
-//!    the description of the port, the inbox of the connection manager,
-//! 10. the event queue of a channel or context, the names of the ports that the process holds.
+//! The table of ranks in `lock` is the order in which they are taken; a thread that breaks it ends the process in builds with
+//! debug assertions.
 //!
 //! Messages for the connection manager arrive under the lock of the receive side, which is inside of its own: they wait in
 //! its inbox until that is free.
@@ -49,7 +37,7 @@
 //!
 //! # Unsafe code
 //!
-//! Lives in `guard` (touching application memory), `crc` (wide registers), `fork` (locks across a fork), `net` and
+//! Lives in `guard` (touching application memory), `crc` (wide registers), `lock` and `fork` (locks across a fork), `net` and
 //! `engine::poller` (sockets and waiting), `net::shm::memory` (memory shared with another process), `prefetch` (one
 //! instruction), and in `engine::clock`, `mapped`, `event`, `port` and `exit` (a system call or two each); everything else is
 //! safe.
@@ -78,6 +66,8 @@ mod host;
 pub mod limits;
 mod live;
 #[allow(unsafe_code)]
+pub mod lock;
+#[allow(unsafe_code)]
 mod mapped;
 mod mr;
 mod net;
@@ -91,7 +81,9 @@ mod qp;
 mod queue;
 mod srq;
 mod stats;
+mod stats_file;
 mod steering;
+mod sync;
 mod table;
 #[cfg(test)]
 #[allow(unsafe_code)]
@@ -102,6 +94,21 @@ mod uses;
 mod wq;
 mod xrcd;
 
+/// Doors for fuzz targets, which see nothing else of what is inside: no part of the API.
+#[cfg(feature = "fuzz")]
+#[doc(hidden)]
+pub mod fuzz {
+    /// Bytes that another process put into a mailbox of ours.
+    pub fn mailbox(bytes: &[u8]) {
+        crate::net::forward::check(bytes);
+    }
+
+    /// Bytes that another process put into a ring that we read.
+    pub fn ring(bytes: &[u8]) {
+        crate::net::shm::check_ring(bytes);
+    }
+}
+
 pub use cq::{Cq, CqInit, Moderation};
 pub use device::{Context, Device, DeviceAttr, devices, preview};
 pub use dm::Dm;
@@ -111,6 +118,7 @@ pub use error::Error;
 pub use event::{AsyncEvent, AsyncEventKind, CompChannel};
 pub use live::counter_files;
 pub use mr::{Advice, DmaBuf, Mr, MrChange, Mw, MwKind};
+pub use net::runtime_dir::{is_overflow_user, runtime_dir};
 pub use net::steer::is_probe;
 pub use pd::{Ah, AhAttr, Pd};
 pub use port::{GID_TABLE_LEN, GidEntry, PortAttr};

@@ -34,8 +34,10 @@ pub const MAX_TM_OPS: u32 = 1024;
 pub const MAX_TM_RNDV_HDR: u32 = roxe_transport::qp::MAX_RENDEZVOUS_REQUEST;
 /// Elements of the list of a posted tag.
 pub const MAX_TM_SGE: u32 = 4;
-/// Memory regions and windows of one context.
+/// Memory regions of one process on one device. A region takes 200 bytes; a million of them are in use with programs.
 pub const MAX_MR: u32 = 1 << 22;
+/// Memory windows of one process on one device.
+pub const MAX_MW: u32 = 1 << 22;
 /// Bytes of one region: any range the process can have.
 pub const MAX_MR_SIZE: u64 = 1 << 47;
 /// Bytes of device memory of one process on one device, together and in one piece.
@@ -45,12 +47,21 @@ pub const DM_GRAIN: u64 = 4;
 /// Bytes of one message.
 // clause: SEND-MAX-LENGTH
 pub const MAX_MSG_SIZE: u32 = 1 << 31;
-/// Queue pairs of one process.
-pub const MAX_QP: u32 = 16_384;
+/// Queue pairs of one process on one device, work queues among them: 22 slots of numbers out of the 4094 of an address. Cards have
+/// some 100,000 for all processes together.
+pub const MAX_QP: u32 = 65_536;
+/// Completion queues of one process on one device: two for each queue pair.
+pub const MAX_CQ: u32 = 2 * MAX_QP;
+/// Shared receive queues of one process on one device.
+pub const MAX_SRQ: u32 = MAX_QP;
+/// Protection domains of one process on one device, parent domains among them.
+pub const MAX_PD: u32 = 65_536;
+/// Address handles of one process on one device.
+pub const MAX_AH: u32 = 1 << 20;
+/// Indirection tables of one process on one device.
+pub const MAX_RWQ_TABLES: u32 = MAX_QP;
 /// Largest count and period (microseconds) of moderated events.
 pub const MAX_CQ_MODERATION: u16 = u16::MAX;
-/// Objects that only memory limits; the number is what a count of 24 bits could name.
-pub const MAX_OBJECTS: u32 = (1 << 24) - 1;
 /// Completion vectors: one, because one thread serves all channels.
 pub const NUM_COMP_VECTORS: u32 = 1;
 /// Multicast groups of one process; each takes a socket or two.

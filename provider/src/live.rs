@@ -11,11 +11,11 @@
 
 use crate::counters::{Counters, FILES};
 use crate::engine::clock;
-use crate::fork::Lockable;
-use parking_lot::Mutex;
+use crate::lock::{Lockable, Mutex, rank};
+use crate::stats_file::StatsFile;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -40,9 +40,13 @@ pub fn counter_files() -> impl Iterator<Item = &'static str> {
 pub(crate) struct Live {
     /// The folder of the port.
     folder: PathBuf,
+    /// For whoever prints the counters of a process that cannot.
+    stats: Option<StatsFile>,
     /// What was added to the files so far.
-    told: Mutex<Values>,
-    /// They cannot be written, or have been written for the last time.
+    told: Mutex<rank::Told, Values>,
+    /// The files of the port cannot be written.
+    lacks_files: AtomicBool,
+    /// All has been written for the last time.
     is_closed: AtomicBool,
     /// How long after something was counted to write it, nanoseconds.
     pause: AtomicU64,
@@ -56,22 +60,35 @@ enum Turn {
 }
 
 impl Live {
-    /// The files of port 1 of `device` in the folder `root`.
-    pub(crate) fn new(root: &Path, device: &str) -> Self {
-        let told = Mutex::new([0; FILES.len()]);
-        let pause = AtomicU64::new(pause_after(Duration::ZERO));
-        Self { folder: root.join(device).join("ports/1"), told, is_closed: AtomicBool::new(false), pause }
+    /// The files of port 1 of `device` in the folder `root`, if there is one, and what is left in the folder `stats`.
+    pub(crate) fn new(root: Option<&Path>, stats: Option<&Path>, device: &str) -> Self {
+        Self {
+            folder: root.map(|root| root.join(device).join("ports/1")).unwrap_or_default(),
+            stats: stats.map(|folder| StatsFile::new(folder, device)),
+            told: Mutex::new([0; FILES.len()]),
+            lacks_files: AtomicBool::new(root.is_none()),
+            is_closed: AtomicBool::new(false),
+            pause: AtomicU64::new(pause_after(Duration::ZERO)),
+        }
     }
 
     /// Whether something was counted that the files do not show.
     pub(crate) fn is_behind(&self, counters: &Counters) -> bool {
-        !self.is_closed.load(Ordering::Relaxed) && *self.told.lock() != values(counters)
+        let has_readers = self.stats.is_some() || !self.lacks_files.load(Ordering::Relaxed);
+        has_readers && !self.is_closed.load(Ordering::Relaxed) && *self.told.lock() != values(counters)
     }
 
     /// Adds what the files do not show yet, later if another process is at it.
     pub(crate) fn publish(&self, counters: &Counters) {
         let begun = clock::spent();
-        self.add_new(&mut self.told.lock(), counters, Turn::Now);
+        let mut told = self.told.lock();
+        // What is counted meanwhile waits, so that the line and the files show the same.
+        let now = counters.clone();
+        if let Some(stats) = self.stats.as_ref().filter(|_| !self.is_closed.load(Ordering::Relaxed)) {
+            stats.write(&now);
+        }
+        self.add_new(&mut told, &now, Turn::Now);
+        drop(told);
         self.pause.store(pause_after(clock::spent().saturating_sub(begun)), Ordering::Relaxed);
     }
 
@@ -81,6 +98,7 @@ impl Live {
         let last = counters.clone();
         self.add_new(&mut told, &last, Turn::Wait);
         self.is_closed.store(true, Ordering::Relaxed);
+        self.stats.iter().for_each(StatsFile::remove);
         last
     }
 
@@ -88,11 +106,15 @@ impl Live {
         if self.is_closed.load(Ordering::Relaxed) {
             return;
         }
+        if self.lacks_files.load(Ordering::Relaxed) {
+            *told = values(counters);
+            return;
+        }
         match take_turn(&self.folder, turn) {
             // Others wait until this is dropped.
             Ok(Some(_folder)) => self.add_all(told, values(counters)),
             Ok(None) => {}
-            Err(_) => self.is_closed.store(true, Ordering::Relaxed),
+            Err(_) => self.lacks_files.store(true, Ordering::Relaxed),
         }
     }
 
@@ -118,6 +140,7 @@ impl Live {
             Some(mut told) => *told = [0; FILES.len()],
             None => self.is_closed.store(true, Ordering::Relaxed),
         }
+        self.stats.iter().for_each(StatsFile::abandon);
     }
 
     /// Its lock, for the fork handlers.
@@ -146,9 +169,9 @@ fn take_turn(folder: &Path, turn: Turn) -> io::Result<Option<File>> {
     Ok(Some(folder))
 }
 
-/// Adds to the number in a file. It never gets shorter, so that writing it at once is enough.
+/// Adds to the number in a file, which is no link. It never gets shorter, so that writing it at once is enough.
 fn add(path: &Path, grown: u64) -> io::Result<()> {
-    let file = OpenOptions::new().read(true).write(true).open(path)?;
+    let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
     let mut text = [0; 32];
     let len = file.read_at(&mut text, 0)?;
     let before = str::from_utf8(&text[..len]).ok().and_then(|text| text.trim().parse::<u64>().ok());
@@ -188,7 +211,7 @@ mod tests {
     #[test]
     fn what_was_counted_is_added_once() {
         let files = Files::new("once");
-        let (live, counters) = (Live::new(&files.0, "roxe0"), Counters::default());
+        let (live, counters) = (Live::new(Some(&files.0), None, "roxe0"), Counters::default());
         assert!(!live.is_behind(&counters));
         counters.sent_packets.add(9);
         assert!(live.is_behind(&counters));
@@ -203,7 +226,7 @@ mod tests {
     #[test]
     fn several_processes_are_summed_up_and_take_turns() {
         let files = Files::new("sum");
-        let (first, second) = (Live::new(&files.0, "roxe0"), Live::new(&files.0, "roxe0"));
+        let (first, second) = (Live::new(Some(&files.0), None, "roxe0"), Live::new(Some(&files.0), None, "roxe0"));
         let counters = Counters::default();
         counters.sent_packets.add(5);
         first.publish(&counters);
@@ -219,7 +242,7 @@ mod tests {
     #[test]
     fn what_is_counted_behind_the_last_time_is_told_nowhere() {
         let files = Files::new("last");
-        let (live, counters) = (Live::new(&files.0, "roxe0"), Counters::default());
+        let (live, counters) = (Live::new(Some(&files.0), None, "roxe0"), Counters::default());
         counters.sent_packets.add(5);
         live.publish(&counters);
         counters.sent_packets.add(2);
@@ -233,7 +256,7 @@ mod tests {
     #[test]
     fn counters_that_begin_anew_are_added_from_0_on() {
         let files = Files::new("anew");
-        let (live, counters) = (Live::new(&files.0, "roxe0"), Counters::default());
+        let (live, counters) = (Live::new(Some(&files.0), None, "roxe0"), Counters::default());
         counters.sent_packets.add(5);
         live.publish(&counters);
         counters.clear();
@@ -244,14 +267,49 @@ mod tests {
     }
 
     #[test]
+    fn what_is_counted_while_it_is_written_is_in_the_line_and_in_the_files_or_in_neither() {
+        let files = Files::new("meanwhile");
+        let line = files.0.join(format!("{}-roxe0", std::process::id()));
+        let (live, counters) = (Live::new(Some(&files.0), Some(&files.0), "roxe0"), Counters::default());
+        let is_done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_done.load(Ordering::Relaxed) {
+                    counters.sent_packets.add(1);
+                }
+            });
+            for _ in 0..200 {
+                live.publish(&counters);
+                let text = fs::read_to_string(&line).unwrap();
+                let in_line = text.trim().rsplit('=').next().unwrap();
+                if !text.contains("no traffic") && in_line != files.sent().trim() {
+                    is_done.store(true, Ordering::Relaxed);
+                    panic!("{in_line} in the line, {} in the files", files.sent());
+                }
+            }
+            is_done.store(true, Ordering::Relaxed);
+        });
+    }
+
+    #[test]
     fn a_64th_of_the_time_goes_into_writing_where_that_takes_long() {
         let after = |micros| Duration::from_nanos(pause_after(Duration::from_micros(micros)));
         assert_eq!([0, 100, 1000, 60_000].map(after).map(|pause| pause.as_millis()), [10, 10, 64, 100]);
     }
 
     #[test]
+    fn nothing_is_added_through_a_link() {
+        let files = Files::new("link");
+        let (file, target) = (files.0.join("roxe0/ports/1/hw_counters/sent_pkts"), files.0.join("precious"));
+        fs::rename(&file, &target).unwrap();
+        std::os::unix::fs::symlink(&target, &file).unwrap();
+        assert!(add(&file, 7).is_err());
+        assert_eq!(fs::read_to_string(&target).unwrap(), "0\n");
+    }
+
+    #[test]
     fn files_that_are_not_there_are_given_up() {
-        let (live, counters) = (Live::new(Path::new("/nonexistent"), "roxe0"), Counters::default());
+        let (live, counters) = (Live::new(Some(Path::new("/nonexistent")), None, "roxe0"), Counters::default());
         counters.sent_packets.add(1);
         assert!(live.is_behind(&counters));
         live.publish(&counters);

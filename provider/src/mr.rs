@@ -5,17 +5,16 @@
 //! [`crate::guard`] only.
 
 use crate::error::Error;
-use crate::guard::{self, Fault, Sum};
-use crate::limits::MAX_MR;
+use crate::guard::{self, Fault, SharedBytes, Sum};
+use crate::limits::{MAX_MR, MAX_MW};
+use crate::lock::{Sharded, ShardedReadGuard, ShardedWriteGuard, rank};
 use crate::pd::PdId;
 use crate::table::Slots;
 use crate::uses::ObjectId;
-use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard, ShardedLockWriteGuard};
 use roxe_transport::cx::{AtomicOp, MemError};
 use roxe_transport::wr::{Access, Sge};
 use roxe_wire::RKey;
 use std::ops::Range;
-use std::sync::PoisonError;
 use std::sync::atomic::{Ordering, fence};
 
 mod advise;
@@ -83,9 +82,6 @@ impl From<PdId> for Reach {
     }
 }
 
-/// Copies into memory of the application.
-type Writer = fn(u64, &[u8]) -> Result<(), Fault>;
-
 impl Region {
     /// Where `len` bytes at `va` are, if the region holds them and grants `access` to lists of `pd`.
     #[inline]
@@ -129,13 +125,19 @@ impl Region {
 
     /// Copies in for a list of `pd`.
     #[inline]
-    fn write(&self, pd: PdId, va: u64, data: &[u8], copy: Writer) -> Result<(), MemError> {
+    fn write(
+        &self,
+        pd: PdId,
+        va: u64,
+        len: usize,
+        copy: impl FnOnce(u64) -> Result<(), Fault>,
+    ) -> Result<(), MemError> {
         // clause: KEY-NULL
         if self.users == Users::Null(pd) {
             return Ok(());
         }
         // clause: KEY-SCATTER
-        Ok(copy(self.resolve(pd, va, data.len() as u64, Access::LOCAL_WRITE)?, data)?)
+        Ok(copy(self.resolve(pd, va, len as u64, Access::LOCAL_WRITE)?)?)
     }
 
     #[inline]
@@ -167,12 +169,12 @@ impl Region {
 #[derive(Debug)]
 pub(crate) struct MemoryTable {
     /// Every thread reads it all the time: each has a part of the lock of its own, whose cache line does not travel.
-    regions: ShardedLock<Slots<Region>>,
+    regions: Sharded<rank::Memory, Slots<Region>>,
 }
 
 impl MemoryTable {
     pub(crate) fn new() -> Self {
-        Self { regions: ShardedLock::new(Slots::new(MAX_MR as usize)) }
+        Self { regions: Sharded::new(Slots::new((MAX_MR + MAX_MW) as usize)) }
     }
 
     /// The regions, for as long as the value lives: any number of accesses. Locking for each packet made the processor wait
@@ -180,12 +182,12 @@ impl MemoryTable {
     /// ask this table for anything else.
     #[inline]
     pub(crate) fn hold(&self) -> Regions<'_> {
-        Regions(self.regions.read().unwrap_or_else(PoisonError::into_inner))
+        Regions(self.regions.read())
     }
 
     /// The regions, when nobody else looks at them.
-    fn change(&self) -> ShardedLockWriteGuard<'_, Slots<Region>> {
-        self.regions.write().unwrap_or_else(PoisonError::into_inner)
+    fn change(&self) -> ShardedWriteGuard<'_, Slots<Region>> {
+        self.regions.write()
     }
 
     fn insert(&self, region: Region) -> Result<u32, Error> {
@@ -229,7 +231,7 @@ impl MemoryTable {
 
 /// Regions that are held. The methods mirror [`roxe_transport::cx::Memory`] for one protection domain each.
 #[derive(Debug)]
-pub(crate) struct Regions<'t>(ShardedLockReadGuard<'t, Slots<Region>>);
+pub(crate) struct Regions<'t>(ShardedReadGuard<'t, Slots<Region>>);
 
 impl Regions<'_> {
     #[inline]
@@ -280,18 +282,23 @@ impl Regions<'_> {
 
     /// Copies into the list `sges`, from `offset` bytes into it.
     pub(crate) fn scatter(&self, pd: PdId, sges: &[Sge], offset: u32, data: &[u8]) -> Result<(), MemError> {
-        self.scatter_by(guard::write, pd, sges, offset, data)
-    }
-
-    /// The same out of memory that another processor wrote.
-    pub(crate) fn scatter_shared(&self, pd: PdId, sges: &[Sge], offset: u32, data: &[u8]) -> Result<(), MemError> {
-        self.scatter_by(guard::write_shared, pd, sges, offset, data)
-    }
-
-    fn scatter_by(&self, copy: Writer, pd: PdId, sges: &[Sge], offset: u32, data: &[u8]) -> Result<(), MemError> {
         walk(sges, offset, data.len(), |sge, part| {
             let data = data.get(part).ok_or(MemError::Range)?;
-            self.find(sge.lkey.0)?.write(pd, sge.addr, data, copy)
+            self.find(sge.lkey.0)?.write(pd, sge.addr, data.len(), |addr| guard::write(addr, data))
+        })
+    }
+
+    /// The same out of memory of another process.
+    pub(crate) fn scatter_shared(
+        &self,
+        pd: PdId,
+        sges: &[Sge],
+        offset: u32,
+        data: SharedBytes<'_>,
+    ) -> Result<(), MemError> {
+        walk(sges, offset, data.len(), |sge, part| {
+            let data = data.get(part).ok_or(MemError::Range)?;
+            self.find(sge.lkey.0)?.write(pd, sge.addr, data.len(), |addr| guard::write_shared(addr, data))
         })
     }
 
@@ -356,20 +363,34 @@ impl Regions<'_> {
         va: u64,
         data: &[u8],
     ) -> Result<(), MemError> {
-        self.write_remote_by(guard::write, reach.into(), rkey, va, data)
+        self.write_remote_by(reach.into(), rkey, va, data.len(), |addr| guard::write(addr, data))
     }
 
-    /// The same out of memory that another processor wrote.
-    pub(crate) fn write_remote_shared(&self, reach: Reach, rkey: RKey, va: u64, data: &[u8]) -> Result<(), MemError> {
-        self.write_remote_by(guard::write_shared, reach, rkey, va, data)
+    /// The same out of memory of another process.
+    pub(crate) fn write_remote_shared(
+        &self,
+        reach: Reach,
+        rkey: RKey,
+        va: u64,
+        data: SharedBytes<'_>,
+    ) -> Result<(), MemError> {
+        self.write_remote_by(reach, rkey, va, data.len(), |addr| guard::write_shared(addr, data))
     }
 
-    fn write_remote_by(&self, copy: Writer, reach: Reach, rkey: RKey, va: u64, data: &[u8]) -> Result<(), MemError> {
-        if data.is_empty() {
+    #[inline]
+    fn write_remote_by(
+        &self,
+        reach: Reach,
+        rkey: RKey,
+        va: u64,
+        len: usize,
+        copy: impl FnOnce(u64) -> Result<(), Fault>,
+    ) -> Result<(), MemError> {
+        if len == 0 {
             return Ok(());
         }
-        let addr = self.find(rkey.0)?.resolve_remote(reach, va, data.len() as u64, Access::REMOTE_WRITE)?;
-        Ok(copy(addr, data)?)
+        let addr = self.find(rkey.0)?.resolve_remote(reach, va, len as u64, Access::REMOTE_WRITE)?;
+        Ok(copy(addr)?)
     }
 
     /// One atomic for a peer; returns the old value. The memory itself must be aligned too, which `va` does not say

@@ -1,10 +1,12 @@
-//! Packets of UC and UD that came too early: before the program posted a receive, or before packets in front of them.
+//! Packets that came too early: those of UC and UD before the program posted a receive, and those of connections before packets
+//! in front of them.
 //!
 //! A card with its own processor drops them. Here the same processors run the program, and on a busy machine it may not be
 //! scheduled for as long as its receive queue lasts, while the background thread goes on receiving. And packets between
 //! processes of one host may overtake each other when some of them took the way over another process. So they
 //! wait a little, in order, and their senders get no credit meanwhile and stop ([`crate::flow`]); those that send by a ring
-//! find it full. Bounded in bytes and time. Touches nothing.
+//! find it full. A reliable connection would have all of them sent again; there they wait only as long as an overtaken packet
+//! may be on its way, as it may be lost, too. Bounded in bytes and time. Touches nothing.
 
 use roxe_transport::time::Instant;
 use roxe_wire::{NetHeader, Psn, Qpn};
@@ -12,7 +14,10 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 /// How long a packet waits: a few turns of a scheduler.
-const PATIENCE: Duration = Duration::from_millis(100);
+pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
+/// The same on a reliable connection: a NAK is put off by as much when a packet was lost. Another process that has the missing
+/// one may have to wait for a processor before it sends it on.
+pub(crate) const RC_PATIENCE: Duration = Duration::from_millis(50);
 /// How soon to look whether a shared receive queue has something; posting there tells nobody.
 const LOOK: Duration = Duration::from_millis(1);
 /// Bytes that wait for one queue pair.
@@ -33,12 +38,14 @@ pub(crate) struct Parked {
     pub(crate) creditor: Option<Qpn>,
     /// When it came.
     pub(crate) at: Instant,
+    /// How long it waits.
+    pub(crate) patience: Duration,
 }
 
 impl Parked {
     /// Whether it has waited too long.
     pub(crate) fn is_stale(&self, now: Instant) -> bool {
-        now.since(self.at) >= PATIENCE
+        now.since(self.at) >= self.patience
     }
 
     /// Whether this one goes before `other`.
@@ -62,6 +69,11 @@ impl Parking {
     /// Whether nothing waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.packets.is_empty()
+    }
+
+    /// How many wait.
+    pub(crate) fn len(&self) -> usize {
+        self.packets.len()
     }
 
     /// Whether senders have to wait.
@@ -109,7 +121,7 @@ mod tests {
     use super::*;
 
     fn packet(len: usize, at: Instant) -> Parked {
-        Parked { net: NetHeader::default(), bytes: vec![0; len], psn: None, creditor: None, at }
+        Parked { net: NetHeader::default(), bytes: vec![0; len], psn: None, creditor: None, at, patience: PATIENCE }
     }
 
     #[test]

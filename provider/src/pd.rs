@@ -39,18 +39,21 @@ pub struct Pd {
     uses: UseCount,
     /// The use of the domain that this one extends.
     _base: Option<Use>,
+    _quota: Use,
 }
 
 impl Pd {
-    pub(crate) fn create(context: Arc<Context>) -> Arc<Self> {
-        Arc::new(Self { context, id: PdId::next(), uses: UseCount::default(), _base: None })
+    pub(crate) fn create(context: Arc<Context>) -> Result<Arc<Self>, Error> {
+        let _quota = context.device().quotas().pds.take()?;
+        Ok(Arc::new(Self { context, id: PdId::next(), uses: UseCount::default(), _base: None, _quota }))
     }
 
     /// Another handle for the same access to memory, which counts its objects by itself; this domain is in use for as long
-    /// as the new one lives (`man ibv_alloc_parent_domain`).
-    pub fn extend(&self) -> Arc<Self> {
+    /// as the new one lives (`man ibv_alloc_parent_domain`). ENOMEM: there are `max_pd`.
+    pub fn extend(&self) -> Result<Arc<Self>, Error> {
+        let _quota = self.context.device().quotas().pds.take()?;
         let (context, uses) = (Arc::clone(&self.context), UseCount::default());
-        Arc::new(Self { context, id: self.id, uses, _base: Some(self.hold()) })
+        Ok(Arc::new(Self { context, id: self.id, uses, _base: Some(self.hold()), _quota }))
     }
 
     /// The context it belongs to.
@@ -63,7 +66,7 @@ impl Pd {
     /// With `ON_DEMAND` the memory need not be mapped yet, and `u64::MAX` bytes at 0 stand for all the process has.
     ///
     /// EINVAL: overflow, or remote write or atomic rights without `LOCAL_WRITE`. EFAULT: not mapped with the needed
-    /// rights. ENOMEM: too many regions. EOPNOTSUPP: rights of operations that the device does not do.
+    /// rights. ENOMEM: there are `max_mr`. EOPNOTSUPP: rights of operations that the device does not do.
     pub fn reg_mr(self: &Arc<Self>, addr: u64, length: u64, iova: u64, access: Access) -> Result<Arc<Mr>, Error> {
         Mr::register(self, addr, length, iova, access)
     }
@@ -71,7 +74,7 @@ impl Pd {
     /// Registers `length` bytes of device memory from `offset` on; peers and lists name them by addresses from 0.
     ///
     /// EINVAL: not inside the buffer, memory of another context or freed, rights without `ZERO_BASED`, with `ON_DEMAND` or
-    /// with `HUGETLB`, or as for [`Pd::reg_mr`]. ENOMEM: too many regions.
+    /// with `HUGETLB`, or as for [`Pd::reg_mr`]. ENOMEM: there are `max_mr`.
     pub fn reg_dm_mr(self: &Arc<Self>, dm: &Dm, offset: u64, length: u64, access: Access) -> Result<Arc<Mr>, Error> {
         if !Arc::ptr_eq(dm.context(), &self.context) {
             return Err(Error::invalid("the device memory belongs to another context than the protection domain"));
@@ -79,12 +82,12 @@ impl Pd {
         Mr::register_part(self, dm.part(offset, length)?, access)
     }
 
-    /// A memory window that is not bound yet. ENOMEM: too many regions and windows.
+    /// A memory window that is not bound yet. ENOMEM: there are `max_mw`.
     pub fn alloc_mw(self: &Arc<Self>, kind: MwKind) -> Result<Arc<Mw>, Error> {
         Mw::allocate(self, kind)
     }
 
-    /// A new shared receive queue; EINVAL beyond the limits of the device.
+    /// A new shared receive queue; EINVAL beyond the limits of the device, ENOMEM: there are `max_srq`.
     pub fn create_srq(self: &Arc<Self>, init: SrqInit) -> Result<Arc<Srq>, Error> {
         Srq::create(self, init)
     }
@@ -106,12 +109,14 @@ impl Pd {
         Qp::create_hash(self, table, hash, user)
     }
 
-    /// A new address handle; errors as [`Context::resolve_av`].
+    /// A new address handle; errors as [`Context::resolve_av`], and ENOMEM: there are `max_ah`.
     pub fn create_ah(self: &Arc<Self>, attr: &AhAttr) -> Result<Ah, Error> {
-        Ok(Ah { av: self.context.resolve_av(attr)?, pd: Arc::clone(self), _use: self.hold() })
+        let av = self.context.resolve_av(attr)?;
+        let _quota = self.context.device().quotas().ahs.take()?;
+        Ok(Ah { av, pd: Arc::clone(self), _use: self.hold(), _quota })
     }
 
-    /// A new queue pair in the RESET state.
+    /// A new queue pair in the RESET state; EINVAL beyond the limits of the device, ENOMEM: there are `max_qp`.
     pub fn create_qp(self: &Arc<Self>, init: QpInit) -> Result<Arc<Qp>, Error> {
         Qp::create(self, init)
     }
@@ -189,6 +194,7 @@ pub struct Ah {
     av: Av,
     pd: Arc<Pd>,
     _use: Use,
+    _quota: Use,
 }
 
 impl Ah {
@@ -242,7 +248,7 @@ mod tests {
     #[test]
     fn an_extended_domain_is_in_use_and_shares_its_memory() {
         let pd = crate::testing::pd();
-        let extended = pd.extend();
+        let extended = pd.extend().unwrap();
         assert_eq!(extended.id(), pd.id());
         assert_eq!(pd.dealloc().unwrap_err().errno(), libc::EBUSY);
         let ah = extended.create_ah(&loopback()).unwrap();

@@ -9,9 +9,14 @@ const LINE: usize = 64;
 /// Asks for all of `value`. It costs one instruction for each line, and nothing is waited for.
 #[inline]
 pub(crate) fn prefetch<T: ?Sized>(value: &T) {
-    let start = std::ptr::from_ref(value).cast::<i8>();
-    for at in (0..size_of_val(value)).step_by(LINE) {
-        line(start.wrapping_add(at));
+    prefetch_at(std::ptr::from_ref(value).addr(), size_of_val(value));
+}
+
+/// The same for the `len` bytes at an address, whatever is there.
+#[inline]
+pub(crate) fn prefetch_at(start: usize, len: usize) {
+    for at in (start..start + len).step_by(LINE) {
+        line(std::ptr::without_provenance(at));
     }
 }
 

@@ -13,6 +13,7 @@ use crate::device::{Context, Device};
 use crate::engine::clock;
 use crate::error::Error;
 use crate::limits;
+use crate::lock::{Mutex, MutexGuard, rank};
 use crate::net::frames::FrameSender;
 use crate::pd::Pd;
 use crate::prefetch::prefetch;
@@ -21,7 +22,6 @@ use crate::steering::{Flow, FlowInit, FlowUses};
 use crate::uses::Use;
 use crate::wq::Rss;
 use crate::xrcd::Xrcd;
-use parking_lot::{Mutex, MutexGuard};
 use roxe_transport::qp::{AttrMask, PostError, QpAttr, QpCaps, QpConfig, QpState, Service};
 use roxe_transport::wr::{RecvRequest, SendRequest};
 use roxe_wire::{Gid, Qpn};
@@ -76,14 +76,15 @@ pub struct Qp {
     core: Arc<QpCore>,
     pd: Arc<Pd>,
     view: QpInitView,
-    uses: Mutex<Vec<Use>>,
+    uses: Mutex<rank::Uses, Vec<Use>>,
     flows: FlowUses,
     /// Of a hash queue pair.
     rss: Option<Arc<Rss>>,
 }
 
 impl Qp {
-    /// Makes a queue pair in RESET. EINVAL: beyond the limits of the device, or queues of another context. The first one
+    /// Makes a queue pair in RESET. EINVAL: beyond the limits of the device, or queues of another context. ENOMEM: there are
+    /// `max_qp`. The first one
     /// opens the sockets of the engine: EADDRINUSE if another user has the port.
     pub(crate) fn create(pd: &Arc<Pd>, init: QpInit) -> Result<Arc<Self>, Error> {
         let caps = QpCaps { max_inline_data: init.caps.max_inline_data.max(limits::MIN_INLINE_DATA), ..init.caps };
@@ -101,7 +102,8 @@ impl Qp {
     /// The same, for what belongs to something else.
     pub(crate) fn create_in(pd: &Arc<Pd>, init: QpInit, part: Part) -> Result<Arc<Self>, Error> {
         check_init(pd, &init)?;
-        let mut uses = vec![pd.hold(), init.send_cq.hold(), init.recv_cq.hold()];
+        let quota = pd.context().device().quotas().qps.take()?;
+        let mut uses = vec![quota, pd.hold(), init.send_cq.hold(), init.recv_cq.hold()];
         let tags = init.srq.clone().filter(|srq| srq.matches_tags());
         // clause: TM-QUEUE
         let recv_cq = tags.as_ref().and_then(|srq| srq.cq()).unwrap_or(&init.recv_cq);
@@ -351,7 +353,7 @@ impl Drop for Qp {
 pub struct SendGuard<'a> {
     core: &'a QpCore,
     /// `None` only while it is dropped.
-    inner: Option<MutexGuard<'a, Inner>>,
+    inner: Option<MutexGuard<'a, rank::Qp, Inner>>,
     pushed: u32,
 }
 

@@ -1,25 +1,24 @@
 //! A queue that is mostly empty, which is seen without its lock. Touches nothing.
 
-use crate::fork::Lockable;
-use parking_lot::Mutex;
+use crate::lock::{Lockable, Mutex, Rank};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What waits for whoever comes by, oldest first.
 #[derive(Debug)]
-pub(crate) struct Queue<T> {
-    entries: Mutex<VecDeque<T>>,
+pub(crate) struct Queue<R: Rank, T> {
+    entries: Mutex<R, VecDeque<T>>,
     /// Changed under the lock only.
     has_entries: AtomicBool,
 }
 
-impl<T> Default for Queue<T> {
+impl<R: Rank, T> Default for Queue<R, T> {
     fn default() -> Self {
         Self { entries: Mutex::default(), has_entries: AtomicBool::new(false) }
     }
 }
 
-impl<T> Queue<T> {
+impl<R: Rank, T: Send> Queue<R, T> {
     /// Whether nothing waits.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
@@ -33,7 +32,7 @@ impl<T> Queue<T> {
     }
 
     /// Does `what` to the queue, under its lock.
-    pub(crate) fn change<R>(&self, what: impl FnOnce(&mut VecDeque<T>) -> R) -> R {
+    pub(crate) fn change<U>(&self, what: impl FnOnce(&mut VecDeque<T>) -> U) -> U {
         let mut entries = self.entries.lock();
         let result = what(&mut entries);
         self.has_entries.store(!entries.is_empty(), Ordering::Release);
@@ -49,10 +48,11 @@ impl<T> Queue<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lock::rank;
 
     #[test]
     fn entries_go_in_their_order_and_an_empty_queue_is_seen() {
-        let queue = Queue::default();
+        let queue = Queue::<rank::Letters, _>::default();
         assert!(queue.is_empty() && queue.pop().is_none());
         queue.change(|entries| entries.extend([1, 2]));
         assert!(!queue.is_empty());

@@ -12,11 +12,11 @@ use crate::cq::Cq;
 use crate::error::Error;
 use crate::event::AsyncEventKind;
 use crate::limits::{MAX_SRQ_SGE, MAX_SRQ_WR, MAX_TM_SGE};
+use crate::lock::{Mutex, rank};
 use crate::pd::Pd;
 use crate::uses::{ObjectId, Use, UseCount};
 use crate::xrcd::Xrcd;
 use guests::Guests;
-use parking_lot::Mutex;
 use roxe_transport::qp::PostError;
 use roxe_transport::wr::{RecvRequest, Sge};
 use std::collections::VecDeque;
@@ -88,12 +88,13 @@ impl State {
 #[derive(Debug)]
 pub struct Srq {
     pd: Arc<Pd>,
-    pd_use: Mutex<Option<Use>>,
+    /// The use of the domain and the place in the quota; they end when the queue is destroyed.
+    held: Mutex<rank::Uses, Option<[Use; 2]>>,
     id: ObjectId,
     user: u64,
     uses: UseCount,
     kind: Kind,
-    state: Mutex<State>,
+    state: Mutex<rank::Srq, State>,
 }
 
 /// What kind of shared receive queue it is.
@@ -113,7 +114,7 @@ struct Xrc {
     /// By which messages name it.
     number: u32,
     /// Ends when the queue is destroyed.
-    uses: Mutex<Vec<Use>>,
+    uses: Mutex<rank::Uses, Vec<Use>>,
     /// Targets of other processes that brought messages.
     guests: Guests,
 }
@@ -154,7 +155,7 @@ impl Srq {
         check_limit(attr.limit, attr.max_wr)?;
         Ok(Self {
             pd: Arc::clone(pd),
-            pd_use: Mutex::new(Some(pd.hold())),
+            held: Mutex::new(Some([pd.hold(), pd.context().device().quotas().srqs.take()?])),
             id: ObjectId::next(),
             user: init.user,
             uses: UseCount::default(),
@@ -235,7 +236,7 @@ impl Srq {
             Kind::Tags(tags) => *tags.cq_use.lock() = None,
         }
         self.pd.context().forget_events(self.id);
-        *self.pd_use.lock() = None;
+        *self.held.lock() = None;
         Ok(())
     }
 

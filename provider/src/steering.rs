@@ -5,9 +5,9 @@
 
 use crate::engine::{Destination, Target};
 use crate::error::Error;
+use crate::lock::{Mutex, rank};
 use crate::qp::{Qp, QpCore};
 use crate::uses::{Use, UseCount};
-use parking_lot::Mutex;
 use roxe_transport::qp::Service;
 use roxe_transport::steering::{Rule, RuleId, RuleKind};
 use roxe_wire::Gid;
@@ -88,7 +88,7 @@ impl Drop for Flow {
 pub(crate) struct FlowUses {
     count: UseCount,
     /// The groups of stations that it is attached to.
-    groups: Mutex<Vec<([u8; 6], Flow)>>,
+    groups: Mutex<rank::FlowGroups, Vec<([u8; 6], Flow)>>,
 }
 
 impl FlowUses {
@@ -150,7 +150,7 @@ pub struct FlowCounters {
     packets: AtomicU64,
     bytes: AtomicU64,
     /// What is read where.
-    points: Mutex<Vec<(CounterKind, u32)>>,
+    points: Mutex<rank::FlowCounters, Vec<(CounterKind, u32)>>,
     uses: UseCount,
 }
 

@@ -1,21 +1,23 @@
-//! Numbered slots: 24 bits of index, 8 bits of tag, both drawn from the system's random source.
+//! Values under keys of 32 bits, all of which are drawn from the system's random source.
 //!
-//! A key that a peer guesses or kept from an earlier owner must not resolve: indices are handed out in random order and
-//! a slot never has the tag of its previous owner. Finding a slot is one bounds check and one comparison. Touches
-//! nothing but the random source.
+//! A key that a peer guesses or kept from an earlier owner must not resolve. The low bits of a key's index (its upper 24
+//! bits) say where its value is; the others are compared, so that the key of a table with few values is as hard to guess as
+//! that of one with many. When the table doubles, one more bit of the index counts, and half of the values move. Finding a
+//! slot is one bounds check and one comparison. Touches nothing but the random source.
 
 use crate::error::Error;
 
-/// Slots made at a time when the free ones run low.
-const MIN_GROWTH: usize = 1024;
-/// New slots are made while fewer than this are free, so that the next index stays a matter of chance.
+/// Slots of the smallest table.
+const FIRST_SIZE: usize = 1024;
+/// New slots are made while fewer than this are free, so that the next one stays a matter of chance.
 const MIN_FREE: usize = 256;
-/// Index 0 stays unused: programs take key 0 for "none".
+/// The first slot stays unused, and with it index 0: programs take key 0 for "none".
 const FIRST_INDEX: usize = 1;
 
 /// Values by key.
 #[derive(Debug)]
 pub(crate) struct Slots<T> {
+    /// None, or a power of two of them.
     slots: Vec<Slot<T>>,
     free: Vec<u32>,
     max: usize,
@@ -27,8 +29,13 @@ pub(crate) struct Slots<T> {
 #[derive(Debug)]
 #[repr(align(64))]
 struct Slot<T> {
-    tag: u8,
+    /// Of the value; of the last one, if there is none.
+    key: u32,
     value: Option<T>,
+}
+
+impl<T> Slot<T> {
+    const EMPTY: Self = Self { key: 0, value: None };
 }
 
 impl<T> Slots<T> {
@@ -48,75 +55,97 @@ impl<T> Slots<T> {
             return Err(Error::new(libc::ENOMEM, format!("the table is full: {} entries", self.max)));
         }
         self.grow();
-        let random = self.random.next()?;
-        let at = (random >> 8) as usize % self.free.len();
-        let index = self.free.swap_remove(at);
-        let slot = &mut self.slots[index as usize];
-        #[expect(clippy::cast_possible_truncation, reason = "the low byte is the part wanted")]
-        let tag = random as u8;
-        slot.tag = if tag == slot.tag { tag.wrapping_add(1) } else { tag };
-        slot.value = Some(value);
-        Ok(index << 8 | u32::from(slot.tag))
+        let at = self.random.next()? as usize % self.free.len();
+        let place = self.free.get(at).copied().unwrap_or_default();
+        let key = self.new_key(place)?;
+        self.free.swap_remove(at);
+        self.slots[place as usize] = Slot { key, value: Some(value) };
+        Ok(key)
+    }
+
+    /// A key for the slot `place` that it did not have last.
+    fn new_key(&mut self, place: u32) -> Result<u32, Error> {
+        let (mask, last) = (self.mask() << 8, self.slots[place as usize].key);
+        loop {
+            let key = self.random.next()? & !mask | place << 8;
+            if key != last {
+                return Ok(key);
+            }
+        }
+    }
+
+    /// The bits of an index that say where its value is.
+    fn mask(&self) -> u32 {
+        // At most 2^24.
+        (self.slots.len() as u32).wrapping_sub(1)
+    }
+
+    /// Where the value under `key` is, if there is one.
+    #[inline]
+    fn place(&self, key: u32) -> usize {
+        (key >> 8) as usize & self.slots.len().wrapping_sub(1)
     }
 
     /// The value under `key`.
     #[inline]
     pub(crate) fn get(&self, key: u32) -> Option<&T> {
-        let [.., tag] = key.to_be_bytes();
-        let slot = self.slots.get((key >> 8) as usize)?;
+        let slot = self.slots.get(self.place(key))?;
         // clause: KEY-32BITS
-        slot.value.as_ref().filter(|_| slot.tag == tag)
+        slot.value.as_ref().filter(|_| slot.key == key)
     }
 
-    /// The key that the slot of `key` has now, whatever tag it had when `key` was made.
+    /// The key that the value has now whose key had this index, whatever tag it had.
     pub(crate) fn key_of_slot(&self, key: u32) -> Option<u32> {
-        let slot = self.slots.get((key >> 8) as usize)?;
-        slot.value.is_some().then_some(key & !0xff | u32::from(slot.tag))
+        let slot = self.slots.get(self.place(key))?;
+        (slot.value.is_some() && slot.key >> 8 == key >> 8).then_some(slot.key)
     }
 
     /// Gives the value under `key` another tag, and another value.
     pub(crate) fn retag(&mut self, key: u32, tag: u8, value: T) {
+        let place = self.place(key);
         if self.get(key).is_some()
-            && let Some(slot) = self.slots.get_mut((key >> 8) as usize)
+            && let Some(slot) = self.slots.get_mut(place)
         {
-            *slot = Slot { tag, value: Some(value) };
+            *slot = Slot { key: key & !0xff | u32::from(tag), value: Some(value) };
         }
     }
 
     /// Every value with its key. Looks at each slot there is, so this is for what is rare.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
-        let keyed = |(slot, index): (_, u32)| {
-            let Slot { tag, value }: &Slot<T> = slot;
-            value.as_ref().map(|value| (index << 8 | u32::from(*tag), value))
-        };
-        self.slots.iter().zip(0..).filter_map(keyed)
+        self.slots.iter().filter_map(|slot| slot.value.as_ref().map(|value| (slot.key, value)))
     }
 
     /// The value under `key`, to change.
     pub(crate) fn get_mut(&mut self, key: u32) -> Option<&mut T> {
         self.get(key)?;
-        self.slots.get_mut((key >> 8) as usize)?.value.as_mut()
+        let place = self.place(key);
+        self.slots.get_mut(place)?.value.as_mut()
     }
 
     /// Takes the value under `key` out; the key is dead from now on.
     pub(crate) fn remove(&mut self, key: u32) -> Option<T> {
+        let place = self.place(key);
         self.get(key)?;
-        let index = key >> 8;
-        let value = self.slots.get_mut(index as usize)?.value.take();
-        self.free.push(index);
+        let value = self.slots.get_mut(place)?.value.take();
+        self.free.push(place as u32);
         value
     }
 
-    /// Makes new slots if free ones run low and there may be more.
+    /// Doubles the table if free slots run low and there may be more.
     fn grow(&mut self) {
-        let end = self.max + FIRST_INDEX;
-        if self.free.len() >= MIN_FREE || self.slots.len() >= end {
+        let old = self.slots.len();
+        if self.free.len() >= MIN_FREE || old > self.max {
             return;
         }
-        let len = (self.slots.len() + MIN_GROWTH.max(self.slots.len() / 2)).min(end);
-        let first = self.slots.len().max(FIRST_INDEX);
-        self.slots.resize_with(len, || Slot { tag: 0, value: None });
-        self.free.extend((first..len).map(|index| index as u32));
+        self.slots.resize_with((old * 2).max(FIRST_SIZE), || Slot::EMPTY);
+        for at in FIRST_INDEX..old {
+            let place = self.place(self.slots[at].key);
+            if place != at {
+                self.slots[place] = std::mem::replace(&mut self.slots[at], Slot::EMPTY);
+            }
+        }
+        let is_free = |(slot, at): (&Slot<T>, u32)| slot.value.is_none().then_some(at);
+        self.free = self.slots.iter().zip(0..).skip(FIRST_INDEX).filter_map(is_free).collect();
     }
 }
 
@@ -187,7 +216,6 @@ mod tests {
             assert_eq!(slots.remove(old), None);
             let new = slots.insert(2).unwrap();
             assert_ne!(old, new);
-            assert_eq!(old >> 8, new >> 8);
             slots.remove(new);
         }
     }
@@ -209,6 +237,45 @@ mod tests {
         let ascending = indices.windows(2).filter(|pair| pair[1] == pair[0] + 1).count();
         assert!(ascending < 16, "{indices:?}");
         assert!(indices.iter().all(|&index| index != 0));
+    }
+
+    #[test]
+    fn every_bit_of_a_key_is_a_matter_of_chance_in_a_small_table() {
+        const KEYS: u32 = 4096;
+        let mut slots = Slots::new(1 << 20);
+        let mut ones = [0u32; 32];
+        for n in 0..KEYS {
+            let key = slots.insert(n).unwrap();
+            ones.iter_mut().enumerate().for_each(|(bit, ones)| *ones += key >> bit & 1);
+            // Never more than a few: the table stays as small as it begins.
+            slots.remove(key);
+        }
+        assert_eq!(slots.slots.len(), FIRST_SIZE);
+        // Eight standard deviations of 4096 tosses of a coin, which are 32 each.
+        assert!(ones.iter().all(|ones| ones.abs_diff(KEYS / 2) < 8 * 32), "{ones:?}");
+    }
+
+    #[test]
+    fn tags_of_fresh_slots_are_uniform() {
+        let mut slots = Slots::new(1 << 20);
+        let mut counts = [0f64; 256];
+        let drawn = 1 << 16;
+        (0..drawn).for_each(|n| counts[slots.insert(n).unwrap() as usize & 0xff] += 1.0);
+        let expected = f64::from(drawn) / 256.0;
+        let chi_squared: f64 = counts.iter().map(|count| (count - expected).powi(2) / expected).sum();
+        // 255 degrees of freedom: the mean is 255 and the standard deviation 22.6. A tag that is never drawn and another that
+        // comes twice as often would alone make it 512 more.
+        assert!(chi_squared < 255.0 + 8.0 * 22.6, "{chi_squared}");
+    }
+
+    #[test]
+    fn values_keep_their_keys_while_the_table_grows() {
+        let mut slots = Slots::new(1 << 20);
+        let keys: Vec<_> = (0..10_000).map(|n| slots.insert(n).unwrap()).collect();
+        assert!(keys.iter().zip(0..).all(|(key, n)| slots.get(*key) == Some(&n)));
+        assert_eq!((slots.len(), slots.iter().count()), (10_000, 10_000));
+        assert!(keys.into_iter().zip(0..).all(|(key, n)| slots.remove(key) == Some(n)));
+        assert_eq!(slots.len(), 0);
     }
 
     #[test]

@@ -40,6 +40,23 @@ pub(crate) fn is_readable(fd: RawFd) -> bool {
     unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
 }
 
+/// Makes sure that `is_true` in the child of a fork, which is all that it does.
+pub(crate) fn in_child(is_true: impl Fn() -> bool) {
+    // The handlers of a fork are there from the first opening of a device on.
+    let _context = context();
+    // SAFETY: the child has what the handlers of a fork give back to it, and ends with `_exit`.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let status = i32::from(!is_true());
+        // SAFETY: ends the child, without what the parent does at its end.
+        unsafe { libc::_exit(status) };
+    }
+    let mut status = -1;
+    // SAFETY: a child of this test, whose status outlives the call.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    assert_eq!(status, 0);
+}
+
 /// The word at `addr`, as another thread of the application would look at it.
 pub(crate) fn load(addr: u64) -> u64 {
     // SAFETY: tests pass addresses of their own, aligned, mapped pages.

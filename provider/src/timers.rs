@@ -5,7 +5,7 @@
 //! message, costs one entry per timeout and not one per message. Packets that fault rules hold back wait in another one.
 //! Touches nothing.
 
-use parking_lot::Mutex;
+use crate::lock::{Lockable, Mutex, Rank};
 use roxe_transport::time::Instant;
 use std::cmp::Ordering as Order;
 use std::collections::BinaryHeap;
@@ -16,8 +16,8 @@ const NEVER: u64 = u64::MAX;
 
 /// Deadlines, and what each is for. Those of one time come in the order in which they were added.
 #[derive(Debug)]
-pub(crate) struct Timers<T> {
-    heap: Mutex<Heap<T>>,
+pub(crate) struct Timers<R: Rank, T> {
+    heap: Mutex<R, Heap<T>>,
     /// The earliest deadline, so that pollers look without locking.
     next: AtomicU64,
 }
@@ -57,13 +57,13 @@ impl<T> PartialEq for Entry<T> {
 
 impl<T> Eq for Entry<T> {}
 
-impl<T> Default for Timers<T> {
+impl<R: Rank, T> Default for Timers<R, T> {
     fn default() -> Self {
         Self { heap: Mutex::new(Heap { entries: BinaryHeap::new(), number: 0 }), next: AtomicU64::new(NEVER) }
     }
 }
 
-impl<T> Timers<T> {
+impl<R: Rank, T: Send> Timers<R, T> {
     /// Registers `what` for `deadline`.
     pub(crate) fn add(&self, deadline: Instant, what: T) {
         self.add_up_to(usize::MAX, deadline, what);
@@ -125,7 +125,7 @@ impl<T> Timers<T> {
     }
 
     /// The lock of the heap, for the fork handlers.
-    pub(crate) fn raw(&self) -> &impl crate::fork::Lockable {
+    pub(crate) fn raw(&self) -> &impl Lockable {
         &self.heap
     }
 
@@ -138,14 +138,15 @@ impl<T> Timers<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lock::rank;
 
-    fn pop(timers: &Timers<&'static str>, now: u64) -> Option<(u64, &'static str)> {
+    fn pop(timers: &Timers<rank::Timers, &'static str>, now: u64) -> Option<(u64, &'static str)> {
         timers.pop_due(Instant(now)).map(|(deadline, what)| (deadline.0, what))
     }
 
     #[test]
     fn entries_come_out_when_due_in_order_those_of_one_time_as_they_came() {
-        let timers = Timers::default();
+        let timers = Timers::<rank::Timers, _>::default();
         assert_eq!(timers.next(), None);
         for (at, what) in [(30, "c"), (10, "a"), (30, "d"), (20, "b")] {
             timers.add(Instant(at), what);
@@ -162,7 +163,7 @@ mod tests {
 
     #[test]
     fn what_was_added_later_can_be_left_for_later() {
-        let timers = Timers::default();
+        let timers = Timers::<rank::Timers, _>::default();
         timers.add(Instant(20), "before");
         let added = timers.added();
         timers.add(Instant(20), "after");
@@ -173,7 +174,7 @@ mod tests {
 
     #[test]
     fn what_waits_can_be_bounded_and_forgotten() {
-        let timers = Timers::default();
+        let timers = Timers::<rank::Timers, _>::default();
         assert_eq!((0..).take_while(|at| timers.add_up_to(1 << 14, Instant(*at), "")).count(), 1 << 14);
         timers.clear();
         assert_eq!((pop(&timers, u64::MAX), timers.next()), (None, None));

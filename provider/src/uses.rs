@@ -1,9 +1,11 @@
-//! Who uses whom: counters behind the EBUSY of the destroy verbs, and identities that are never reused.
+//! Who uses whom: counters behind the EBUSY of the destroy verbs, how many objects of a kind there may be, and identities that
+//! are never reused.
 //!
 //! Handles are `Arc`s, so nothing dangles whatever a program destroys first; these counters exist to tell it that it
 //! did so, as a driver would. Touches nothing.
 
 use crate::error::Error;
+use crate::limits;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -30,6 +32,12 @@ impl UseCount {
         Use(Arc::clone(&self.0))
     }
 
+    /// The same if there are fewer than `most`.
+    fn hold_below(&self, most: u32) -> Option<Use> {
+        let more = |count| (count < most).then_some(count + 1);
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok().then(|| Use(Arc::clone(&self.0)))
+    }
+
     /// EBUSY while there are users.
     pub(crate) fn check_unused(&self, what: &str, users: &str) -> Result<(), Error> {
         match self.0.load(Ordering::Relaxed) {
@@ -49,9 +57,74 @@ impl Drop for Use {
     }
 }
 
+/// How many objects of one kind a process may have on a device, and how many it has.
+#[derive(Debug)]
+pub(crate) struct Quota {
+    count: UseCount,
+    most: u32,
+    what: &'static str,
+}
+
+impl Quota {
+    fn new(most: u32, what: &'static str) -> Self {
+        Self { count: UseCount::default(), most, what }
+    }
+
+    /// A place for one more object, until the returned value is dropped; ENOMEM: there are as many as the device reports.
+    pub(crate) fn take(&self) -> Result<Use, Error> {
+        let Self { count, most, what } = self;
+        let full = || Error::new(libc::ENOMEM, format!("the device has {most} {what}; destroy one first"));
+        count.hold_below(*most).ok_or_else(full)
+    }
+}
+
+/// The quotas of a device: what `ibv_query_device` reports is what there can be.
+#[derive(Debug)]
+pub(crate) struct Quotas {
+    pub(crate) ahs: Quota,
+    pub(crate) cqs: Quota,
+    pub(crate) mrs: Quota,
+    pub(crate) mws: Quota,
+    pub(crate) pds: Quota,
+    pub(crate) qps: Quota,
+    pub(crate) rwq_tables: Quota,
+    pub(crate) srqs: Quota,
+}
+
+impl Default for Quotas {
+    fn default() -> Self {
+        Self {
+            ahs: Quota::new(limits::MAX_AH, "address handles"),
+            cqs: Quota::new(limits::MAX_CQ, "completion queues"),
+            mrs: Quota::new(limits::MAX_MR, "memory regions"),
+            mws: Quota::new(limits::MAX_MW, "memory windows"),
+            pds: Quota::new(limits::MAX_PD, "protection domains"),
+            qps: Quota::new(limits::MAX_QP, "queue pairs"),
+            rwq_tables: Quota::new(limits::MAX_RWQ_TABLES, "indirection tables"),
+            srqs: Quota::new(limits::MAX_SRQ, "shared receive queues"),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_quota_is_exact_and_what_goes_makes_room() {
+        let quota = Quota::new(2, "things");
+        let (a, b) = (quota.take().unwrap(), quota.take().unwrap());
+        let full = quota.take().unwrap_err();
+        assert_eq!(
+            (full.errno(), full.to_string()),
+            (libc::ENOMEM, "the device has 2 things; destroy one first".into())
+        );
+        drop(a);
+        let c = quota.take().unwrap();
+        assert!(quota.take().is_err());
+        drop((b, c));
+        assert!(quota.take().is_ok());
+    }
 
     #[test]
     fn an_object_is_busy_until_its_last_user_goes() {

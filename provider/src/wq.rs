@@ -8,10 +8,10 @@ use crate::cq::Cq;
 use crate::device::Context;
 use crate::error::Error;
 use crate::limits::{MAX_RWQ_TABLE, MAX_WQ_SGE, MAX_WQ_WR};
+use crate::lock::{Mutex, rank};
 use crate::pd::Pd;
 use crate::qp::{Part, Qp, QpCore, QpInit};
 use crate::uses::{Use, UseCount};
-use parking_lot::Mutex;
 use roxe_transport::qp::{AttrMask, PostError, QpAttr, QpCaps, QpState, Service};
 use roxe_transport::rss::RxHash;
 use roxe_transport::wr::RecvRequest;
@@ -69,7 +69,7 @@ pub struct Wq {
     qp: Arc<Qp>,
     uses: UseCount,
     /// One change of state at a time.
-    modifies: Mutex<()>,
+    modifies: Mutex<rank::WqModify, ()>,
 }
 
 impl Wq {
@@ -147,11 +147,13 @@ pub struct RwqTable {
     /// Where a hash queue pair would complete, if it completed anything.
     cq: Arc<Cq>,
     uses: UseCount,
-    held: Mutex<Vec<Use>>,
+    /// The uses of the queues and the place in the quota; they end when the table is destroyed.
+    held: Mutex<rank::Uses, Vec<Use>>,
 }
 
 impl RwqTable {
     /// EINVAL: the number of queues is not a power of two up to the limit of the device, or they are of another context.
+    /// ENOMEM: there are `max_rwq_indirection_tables`.
     // clause: RSS-TABLE
     pub(crate) fn create(context: &Arc<Context>, wqs: &[Arc<Wq>]) -> Result<Arc<Self>, Error> {
         let is_possible = wqs.len().is_power_of_two() && wqs.len() <= MAX_RWQ_TABLE as usize;
@@ -161,12 +163,13 @@ impl RwqTable {
         if wqs.iter().any(|wq| !Arc::ptr_eq(wq.qp.pd().context(), context)) {
             return Err(Error::invalid("a work queue belongs to another context than the table"));
         }
+        let quota = context.device().quotas().rwq_tables.take()?;
         Ok(Arc::new(Self {
             context: Arc::clone(context),
             entries: wqs.iter().map(|wq| Arc::clone(wq.qp.core())).collect(),
             cq: Arc::clone(first.qp.recv_cq()),
             uses: UseCount::default(),
-            held: Mutex::new(wqs.iter().map(|wq| wq.uses.hold()).collect()),
+            held: Mutex::new(wqs.iter().map(|wq| wq.uses.hold()).chain([quota]).collect()),
         }))
     }
 

@@ -13,12 +13,12 @@ use crate::cq::{Cq, CqInit};
 use crate::device::Context;
 use crate::error::Error;
 use crate::limits::{MAX_SRQ_SGE, MAX_XRC_SRQ};
+use crate::lock::{Mutex, RwLock, rank};
 use crate::net::slot::Slot;
 use crate::pd::Pd;
 use crate::qp::{Part, Qp, QpCore, QpInit};
 use crate::srq::{Srq, SrqInit};
 use crate::uses::{Use, UseCount};
-use parking_lot::{Mutex, RwLock};
 use roxe_transport::qp::{QpCaps, QpConfig, Service};
 use roxe_wire::{PathMtu, Qpn};
 use std::collections::HashMap;
@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Domains that a file names.
-static NAMED: Mutex<Vec<Weak<Domain>>> = Mutex::new(Vec::new());
+static NAMED: Mutex<rank::XrcNames, Vec<Weak<Domain>>> = Mutex::new(Vec::new());
 
 /// Which XRC domain to open (`man ibv_open_xrcd`).
 #[derive(Clone, Copy, Debug, Default)]
@@ -49,8 +49,8 @@ type Name = (u32, u64, u64);
 #[derive(Debug, Default)]
 struct Domain {
     name: Option<Name>,
-    queues: RwLock<HashMap<u32, Weak<Srq>>>,
-    targets: Mutex<HashMap<u32, Weak<Qp>>>,
+    queues: RwLock<rank::XrcQueues, HashMap<u32, Weak<Srq>>>,
+    targets: Mutex<rank::XrcTargets, HashMap<u32, Weak<Qp>>>,
 }
 
 impl Domain {
@@ -107,7 +107,7 @@ impl Xrcd {
     pub(crate) fn open(context: &Arc<Context>, init: XrcdInit<'_>) -> Result<Arc<Self>, Error> {
         let domain = Domain::get(context, init)?;
         let cq = Cq::create(Arc::clone(context), CqInit { cqe: 1, ..CqInit::default() })?;
-        let pd = Pd::create(Arc::clone(context));
+        let pd = Pd::create(Arc::clone(context))?;
         Ok(Arc::new(Self { context: Arc::clone(context), domain, pd, cq, uses: UseCount::default() }))
     }
 

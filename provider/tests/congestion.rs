@@ -9,9 +9,11 @@ use common::peer::program;
 use common::*;
 use parking_lot::Mutex;
 use roxe_provider::wire::{Bth, Gid, Header, Kind, NetHeader, PathMtu, Pkey, Psn, Request, SendTail, icrc};
-use roxe_provider::{Av, Qp, Service};
+use roxe_provider::{Av, Qp, Service, runtime_dir};
 use socket2::SockRef;
+use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -99,7 +101,8 @@ fn limited() {
 
     // A marked request that was executed before (the PSN is old): acknowledged again, and answered with a CNP.
     let tail = Kind::RcRequest(Request::SendOnly(SendTail::Plain));
-    let forger = Forger::at(Ipv4Addr::LOCALHOST);
+    let forger = Forger::at(Ipv4Addr::LOCALHOST, 0);
+    let _ours = forger.claim_port(&qa);
     forger.send(CE, &Header { bth: bth(&qb, 76), kind: tail });
     until(&a, "np_cnp_sent", 1);
     assert_eq!(counter(&a.context, "np_ecn_marked_roce_packets"), 1);
@@ -109,7 +112,7 @@ fn limited() {
     // Notifications of a stranger change nothing; a flood of the peer's slows down, but not for ever.
     let cnp = Header { bth: Bth { becn: true, ..bth(&qa, 0) }, kind: Kind::Cnp };
     let strangers = counter(&a.context, "address");
-    Forger::at(Ipv4Addr::new(127, 0, 0, 9)).send(0, &cnp);
+    Forger::at(Ipv4Addr::new(127, 0, 0, 9), PORT).send(0, &cnp);
     assert_eq!(until(&a, "address", strangers + 1), strangers + 1);
     assert_eq!(counter(&a.context, "rp_cnp_handled"), 1);
     for n in 0..500 {
@@ -139,11 +142,21 @@ struct Forger {
 }
 
 impl Forger {
-    fn at(address: Ipv4Addr) -> Self {
-        let socket = UdpSocket::bind((address, 0)).unwrap();
+    fn at(address: Ipv4Addr, port: u16) -> Self {
+        let socket = UdpSocket::bind((address, port)).unwrap();
         let Ok(SocketAddr::V4(local)) = socket.local_addr() else { panic!("an IPv4 socket") };
         let (src, dst) = (Gid::from(*local.ip()), Gid::from(Ipv4Addr::LOCALHOST));
         Self { socket, net: NetHeader { src, dst, src_port: local.port(), ..NetHeader::default() } }
+    }
+
+    /// Makes its port one of this user, who has `qp`: leaves a name for it beside that of the slot of `qp`.
+    fn claim_port(&self, qp: &Qp) -> UnixDatagram {
+        let (dir, slot) = (runtime_dir().unwrap(), format!("-slot-1-{:03x}", qp.qpn().get() >> 12));
+        let names = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let namespace = names.into_iter().find_map(|name| Some(name.strip_suffix(&slot)?.to_owned())).unwrap();
+        let name = dir.join(format!("{namespace}-port-{}-{}", self.net.src.to_ip(), self.net.src_port));
+        let _ = fs::remove_file(&name);
+        UnixDatagram::bind(name).unwrap()
     }
 
     /// A packet without payload, with this traffic class. Its IPv4 identification is the kernel's business; the ICRC is

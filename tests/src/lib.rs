@@ -3,6 +3,7 @@
 //! Touches processes, temporary files and `/proc`; never the product's internals.
 
 pub mod build;
+pub mod cc;
 pub mod counting;
 pub mod guest;
 pub mod lanes;

@@ -150,8 +150,13 @@ impl Place {
 
 /// Runs `program` alone under `roxe run`.
 pub fn run(program: &Program, envs: &[(&str, &str)], limit: Duration) -> io::Result<Outcome> {
+    run_at(program, &Place::here(envs), limit)
+}
+
+/// Runs `program` alone at `place`.
+pub fn run_at(program: &Program, place: &Place, limit: Duration) -> io::Result<Outcome> {
     let deadline = deadline(limit);
-    Ok(Running::start(program, &Place::here(envs), log_path("alone"))?.wait(deadline))
+    Ok(Running::start(program, place, log_path("alone"))?.wait(deadline))
 }
 
 /// Starts `server`, waits until it listens on TCP `port`, runs `client`, and waits for both.

@@ -39,6 +39,65 @@ pub enum AtomicOp {
     },
 }
 
+/// Payload that has arrived, or a part of it.
+#[derive(Clone, Copy, Debug)]
+pub enum RxPayload<'a> {
+    /// Bytes that stay as they are while the packet is handled.
+    Bytes(&'a [u8]),
+    /// Bytes that lie where another process may change them at any time. What they are is known to nobody before they are
+    /// copied, once, to where they belong; only the host that handed them in can do that. `at` is a place that means
+    /// something to it.
+    Shared {
+        /// Where they begin.
+        at: usize,
+        /// How many there are.
+        len: usize,
+    },
+}
+
+impl<'a> RxPayload<'a> {
+    /// How many bytes there are.
+    #[inline]
+    pub const fn len(&self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Shared { len, .. } => *len,
+        }
+    }
+
+    /// Whether there are none.
+    #[inline]
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// All but the first `count` bytes.
+    #[inline]
+    #[must_use]
+    pub fn skip(self, count: usize) -> Self {
+        let count = count.min(self.len());
+        match self {
+            Self::Bytes(bytes) => Self::Bytes(bytes.get(count..).unwrap_or_default()),
+            Self::Shared { at, len } => Self::Shared { at: at + count, len: len - count },
+        }
+    }
+
+    /// The bytes themselves, if they can be looked at.
+    #[inline]
+    pub const fn bytes(self) -> Option<&'a [u8]> {
+        match self {
+            Self::Bytes(bytes) => Some(bytes),
+            Self::Shared { .. } => None,
+        }
+    }
+}
+
+impl<'a> From<&'a [u8]> for RxPayload<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        Self::Bytes(bytes)
+    }
+}
+
 /// Registered memory as one QP may use it.
 pub trait Memory {
     /// Copies `out.len()` bytes, starting `offset` bytes into the list `sges`, out of local memory.
@@ -47,7 +106,7 @@ pub trait Memory {
     /// Copies `data` into local memory, starting `offset` bytes into the list `sges` (needs `LOCAL_WRITE`).
     /// Bytes are placed in increasing address order, the last ones stored last. `side` tells where the list was posted:
     /// receives may come from a shared queue, which has a protection domain of its own.
-    fn scatter(&mut self, side: Side, sges: &[Sge], offset: u32, data: &[u8]) -> Result<(), MemError>;
+    fn scatter(&mut self, side: Side, sges: &[Sge], offset: u32, data: RxPayload<'_>) -> Result<(), MemError>;
 
     /// Whether a peer may do `access` on `len` bytes at `va` under `rkey`.
     fn check_remote(&mut self, rkey: RKey, va: u64, len: u64, access: Access) -> Result<(), MemError>;
@@ -56,7 +115,7 @@ pub trait Memory {
     fn read_remote(&mut self, rkey: RKey, va: u64, out: &mut [u8]) -> Result<(), MemError>;
 
     /// Copies into memory for a peer (checks `REMOTE_WRITE` and range); increasing address order, last bytes last.
-    fn write_remote(&mut self, rkey: RKey, va: u64, data: &[u8]) -> Result<(), MemError>;
+    fn write_remote(&mut self, rkey: RKey, va: u64, data: RxPayload<'_>) -> Result<(), MemError>;
 
     /// One atomic for a peer (checks `REMOTE_ATOMIC` and range; `va` is aligned). Returns the old value.
     fn atomic_remote(&mut self, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError>;

@@ -258,7 +258,7 @@ pub enum WcStatus {
     LocProtErr = 4,
     /// Not executed: the QP went to the error state first.
     WrFlushErr = 5,
-    /// A memory window could not be bound.
+    /// A memory window could not be bound, or a key not be invalidated: the memory management operation error of IBA 11.6.2.
     MwBindErr = 6,
     /// The responder answered something impossible.
     BadRespErr = 7,

@@ -273,6 +273,24 @@ mod tests {
         assert_eq!(Psn::new(3).sub(5), Psn::new(0xff_fffe));
     }
 
+    /// All 2^24 differences, from places on both sides of every limit.
+    // clause: PSN-24BIT
+    #[test]
+    fn every_difference_of_psns_has_one_sign_and_leads_back() {
+        const HALF: i32 = 1 << 23;
+        for base in [0, 1, 0x7f_ffff, 0x80_0000, 0xff_ffff].map(Psn::new) {
+            for n in 0..1 << 24 {
+                let (later, expected) = (base.add(n), if (n as i32) < HALF { n as i32 } else { n as i32 - (1 << 24) });
+                let distance = later.distance(base);
+                let (is_older, is_newer) = (later.is_before(base), later.is_after(base));
+                assert!(distance == expected && is_older == (distance < 0) && is_newer == (distance > 0), "{base} {n}");
+                // Only the two that lie half the space apart are each before the other.
+                assert!(base.distance(later) == if distance == -HALF { -HALF } else { -distance }, "{base} {n}");
+                assert!(later.sub(n) == base && later.get() < 1 << 24, "{base} {n}");
+            }
+        }
+    }
+
     // clause: PKEY-MATCH
     #[test]
     fn pkeys_match_by_key_and_membership() {

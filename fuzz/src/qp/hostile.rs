@@ -96,11 +96,12 @@ impl<'a> Victim<'a> {
         };
         let flags = if self.alone.choices.chance(500) { SendFlags::SIGNALED } else { SendFlags::FENCE };
         let ud = Some(UdDest { av: av(WHO), qpn: qpn(WHO.other()), qkey: QKEY });
-        let list = [self.mr.sge(0, len / 3), self.mr.sge(len / 3, len)];
+        let (list, word) = ([self.mr.sge(0, len / 3), self.mr.sge(len / 3, len)], [self.mr.sge(0, 8)]);
         // Refused where the state, the depth or the service says so.
         let data = match op {
             SendOp::AtomicWrite { .. } => SendData::Inline(&PATTERN[..8]),
             SendOp::Flush { .. } => SendData::Sges(&[]),
+            SendOp::FetchAdd { .. } => SendData::Sges(&word),
             _ => SendData::Sges(&list),
         };
         let _ = self.alone.post_send(&SendRequest { wr_id: 0, op, flags, data, ud });

@@ -8,15 +8,14 @@ use super::deliver::deliver;
 use crate::engine::{Batch, Engine, clock, parting, uncancelled};
 use crate::error::Error;
 use crate::exit::{Stage, at_exit};
-use crate::fork::Lockable;
+use crate::lock::{Lockable, Mutex, rank};
 use crate::net::HOP_LIMIT;
 use crate::net::udp::UdpLink;
-use parking_lot::Mutex;
 use roxe_transport::cm::{Cm, Cx, ListenId, Outgoing, Route, Settings};
 use roxe_transport::cx::{PacketNote, TxBatch, Why};
 use roxe_transport::time::Instant;
 use roxe_transport::wr::Av;
-use roxe_wire::cm::{CommId, Guid, MAD_LEN, Mad, gsi_header};
+use roxe_wire::cm::{CommId, Guid, MAD_LEN, Mad, Message, gsi_header};
 use roxe_wire::{Header, Psn, Qpn};
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -37,8 +36,8 @@ pub(crate) const GSI_ORDINAL: u32 = u32::MAX;
 #[derive(Debug, Default)]
 pub(crate) struct Agent {
     /// `None` until somebody needs it, and again in the child of a fork.
-    core: Mutex<Option<Core>>,
-    inbox: Mutex<Inbox>,
+    core: Mutex<rank::CmAgent, Option<Core>>,
+    inbox: Mutex<rank::CmInbox, Inbox>,
     /// Whether something is in the inbox.
     is_waiting: AtomicBool,
 }
@@ -138,8 +137,14 @@ impl Session<'_> {
         }
     }
 
-    /// Works off an inbox.
+    /// Works off an inbox. Management messages and data come by different ways (a mailbox and a ring, say), and none of these
+    /// knows what has come by the others: before a message that ends a connection counts, all that arrived before it is
+    /// received, so a program that hears of the end has the completions of what its peer sent or acknowledged.
+    // clause: CM-END-LAST
     fn take_in(&mut self, inbox: Inbox) {
+        if inbox.messages.iter().any(|(_, mad)| ends_connection(&mad.message)) {
+            self.engine.receive_all_arrived();
+        }
         for (route, mad) in inbox.messages {
             let (cm, mut cx) = self.cx();
             if let Err(why) = cm.handle_message(&mut cx, route, &mad) {
@@ -153,6 +158,11 @@ impl Session<'_> {
             self.settle();
         }
     }
+}
+
+/// Whether a program may hear of the end of its connection by this message.
+const fn ends_connection(message: &Message) -> bool {
+    matches!(message, Message::Dreq(_) | Message::Drep(_) | Message::Rej(_))
 }
 
 impl Door {
@@ -275,12 +285,12 @@ impl Agent {
         drop(self.empty_inbox());
     }
 
-    /// The outermost lock, for the fork handlers.
+    /// The lock, for the fork handlers.
     pub(crate) fn raw(&self) -> &impl Lockable {
         &self.core
     }
 
-    /// The innermost one.
+    /// That of the inbox.
     pub(crate) fn raw_inbox(&self) -> &impl Lockable {
         &self.inbox
     }
@@ -343,7 +353,9 @@ impl Engine {
             fence(Ordering::SeqCst);
             let Some(mut guard) = agent.core.try_lock() else { return };
             // Without numbers of its own this process cannot have been meant.
-            let Ok(core) = ensure(&mut guard, self) else { return drop(agent.empty_inbox()) };
+            let Ok(core) = ensure(&mut guard, self) else {
+                return self.counters().mads_lost.add(agent.empty_inbox().messages.len() as u64);
+            };
             core.work_off(self, agent.empty_inbox());
             drop(guard);
             fence(Ordering::SeqCst);

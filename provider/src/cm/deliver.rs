@@ -47,10 +47,7 @@ impl Asks<'_> {
 
     fn become_id(self, session: &mut Session<'_>, comm: CommId, origin: Origin) -> Option<()> {
         let listener = session.listeners.get(&origin.listener).map(Arc::clone)?;
-        let (channel, bound) = {
-            let inner = listener.lock();
-            (Arc::clone(&inner.channel), inner.local?)
-        };
+        let (channel, bound) = (listener.channel(), listener.lock().local?);
         let service = self.service(&listener)?;
         let (local, peer, user) = self.addresses(&bound, origin.route)?;
         let place = Place::of(origin.route.local).ok()?;

@@ -150,7 +150,7 @@ impl ConnParam {
     pub const MOST: u8 = 0xff;
 
     /// No terms, for events that have none.
-    pub(super) const NOTHING: Self = Self {
+    pub const NOTHING: Self = Self {
         private_data: Vec::new(),
         responder_resources: 0,
         initiator_depth: 0,

@@ -3,14 +3,13 @@
 use super::event::{EventData, EventKind};
 use super::id::{Id, State};
 use crate::device::Device;
-use crate::fork::Lockable;
+use crate::lock::{Lockable, Mutex, rank};
 use crate::uses::ObjectId;
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Weak};
 
-/// All ids of this process. An innermost lock.
-static IDS: LazyLock<Mutex<HashMap<ObjectId, Weak<Id>>>> = LazyLock::new(Mutex::default);
+/// All ids of this process.
+static IDS: LazyLock<Mutex<rank::CmIds, HashMap<ObjectId, Weak<Id>>>> = LazyLock::new(Mutex::default);
 
 pub(super) fn add(id: &Arc<Id>) {
     IDS.lock().insert(id.name(), Arc::downgrade(id));

@@ -18,8 +18,6 @@
 //! moves its queue pair (`pair`); `multicast` and `alternate` belong to it. `deliver` is what it hears of the machine, `follow`
 //! of the interface. `place` finds devices and routes, `ports` gives out ports; `agent` runs the machine of a device,
 //! `vigil` ends what is left of processes that died. Messages come in through `engine/gsi.rs`.
-//!
-//! Lock order: a channel's lock is inside of an id's lock, which is inside of the agent's.
 
 mod address;
 mod agent;

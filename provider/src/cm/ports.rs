@@ -1,6 +1,6 @@
 //! Which program has which port, among all processes of this host; [`Claim`].
 //!
-//! A port that a program binds is claimed by a name that the kernel keeps unique and ends with the process
+//! A port that a program binds is claimed by a name that only one process can have, and that ends with it
 //! ([`crate::net::service`]). The rules are those of the kernel's rdma_cm: one program may bind a service at one address, or
 //! at all of them, unless all who bind it say that they share; who listens does not share. Claims cost a descriptor each;
 //! the ports of the asking side, [`Ephemeral`], are only unique in this process, and free.
@@ -9,14 +9,12 @@
 
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::fork::Lockable;
+use crate::lock::{Lockable, Mutex, rank};
 use crate::net::service::{ClaimName, Place, Scope};
-use crate::net::slot::Probe;
+use crate::net::{NamedSocket, Probe};
 use crate::port::Netdev;
-use parking_lot::Mutex;
 use roxe_wire::Gid;
 use roxe_wire::cm::{PortSpace, ServiceId};
-use socket2::Socket;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
@@ -44,20 +42,20 @@ pub(crate) struct Claim {
     /// What holds the name, in [`HELD`].
     key: u64,
     /// The same for the name that is for one alone: of who listens on a shared port.
-    alone: Mutex<Option<u64>>,
+    alone: Mutex<rank::PortAlone, Option<u64>>,
 }
 
 /// What holds the names of this process; in one place, so that the child of a fork can let go of them.
-static HELD: Mutex<BTreeMap<u64, Socket>> = Mutex::new(BTreeMap::new());
+static HELD: Mutex<rank::PortNames, BTreeMap<u64, NamedSocket>> = Mutex::new(BTreeMap::new());
 
-fn keep(socket: Socket) -> u64 {
+fn keep(socket: NamedSocket) -> u64 {
     static KEY: AtomicU64 = AtomicU64::new(0);
     let key = KEY.fetch_add(1, Ordering::Relaxed);
     HELD.lock().insert(key, socket);
     key
 }
 
-/// The locks, which are innermost, for the fork handlers.
+/// The locks, for the fork handlers.
 pub(crate) fn locks() -> [&'static dyn Lockable; 2] {
     [&HELD, &IN_USE]
 }
@@ -171,11 +169,11 @@ impl Own {
     }
 }
 
-fn hold_alone(place: Place) -> Result<Socket, Error> {
+fn hold_alone(place: Place) -> Result<NamedSocket, Error> {
     ClaimName { place, share: None }.hold().map_err(|e| not_held(place, &e))
 }
 
-fn hold_shared(place: Place) -> Result<Socket, Error> {
+fn hold_shared(place: Place) -> Result<NamedSocket, Error> {
     for name in shares(place) {
         match name.hold() {
             Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
@@ -226,7 +224,7 @@ pub(crate) struct Ephemeral {
     port: u16,
 }
 
-static IN_USE: Mutex<BTreeSet<(u16, u16)>> = Mutex::new(BTreeSet::new());
+static IN_USE: Mutex<rank::PortsInUse, BTreeSet<(u16, u16)>> = Mutex::new(BTreeSet::new());
 
 impl Ephemeral {
     /// A free one. EADDRNOTAVAIL: all are taken.

@@ -47,6 +47,11 @@ impl Session<'_> {
             }
         }
         *self.look_at = is_watching.then(|| self.now.after(PERIOD));
+        if !lost.is_empty() {
+            // What the dead have sent is told before their end, as with a DREQ.
+            self.engine.receive_all_arrived();
+            self.engine.note_death(self.now);
+        }
         for id in lost {
             let (cm, mut cx) = self.cx();
             // It was there a moment ago.

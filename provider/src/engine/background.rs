@@ -9,17 +9,21 @@
 //! outside when its packets come, so it stays up. Arming a completion queue fills the score: the program is about to
 //! sleep. If it receives itself before it does ([`super::waiting`]), the score is filled when it gives up.
 
+mod muting;
+
 use super::poller::{Watch, Woken};
 use super::rx::{Rx, Visitor};
 use super::spinning::{Crowd, Look, ThisProcessor};
 use super::thread::{self, Thread};
 use super::waiting::Waiters;
 use super::{Batch, Engine, clock};
-use parking_lot::MutexGuard;
+use crate::lock::{MutexGuard, rank};
+use crate::net::runtime_dir;
+use muting::{FULL, Muting};
 use roxe_transport::time::Instant;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Weak;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::Duration;
 
 /// How often a muted thread looks whether the program still polls, after it always did.
@@ -31,12 +35,11 @@ const FIRST_TICK: Duration = Duration::from_micros(62);
 const RHYTHM_TICK: Duration = Duration::from_micros(250);
 /// How long it watches for a thread of the program, which leaves the engine for some nanoseconds between two polls.
 const WATCH: Duration = Duration::from_micros(1);
-/// Score: what a served and an unneeded wake-up change, and its maximum. From the second unneeded one in a row on each costs
+/// Score: what a served and an unneeded wake-up change. From the second unneeded one in a row on each costs
 /// twice as much as the one before: what woke the thread wakes it again until the program has taken it, and that program may
 /// wait for this very processor. Thirty of them took 100 us.
 const SERVED: i32 = 2;
 const UNNEEDED: i32 = 1;
-const FULL: i32 = 32;
 /// A program that polls more often than this after arming is not waiting for the event.
 const POLLS_AFTER_ARMING: u32 = 4;
 /// The thread is awake, or will look soon of its own accord.
@@ -50,8 +53,7 @@ pub(super) struct Presence {
     /// Whether one is inside. Several threads overwrite each other here; the next poll corrects it.
     inside: AtomicBool,
     polls_since_arming: AtomicU32,
-    score: AtomicI32,
-    muted: AtomicBool,
+    muting: Muting,
     /// Threads of the program that wait for an event, and may receive meanwhile.
     pub(super) waiters: Waiters,
     /// It waits in this way, so arming need not wake the background thread.
@@ -69,8 +71,7 @@ impl Default for Presence {
             last_poll: AtomicU64::new(0),
             inside: AtomicBool::new(false),
             polls_since_arming: AtomicU32::new(u32::MAX),
-            score: AtomicI32::new(0),
-            muted: AtomicBool::new(false),
+            muting: Muting::default(),
             waiters: Waiters::default(),
             waits_itself: AtomicBool::new(false),
             in_rhythm: AtomicBool::new(false),
@@ -110,8 +111,7 @@ impl Presence {
 
     /// The thread receives from now on. Whether it must be woken.
     pub(super) fn hand_over(&self) -> bool {
-        self.score.store(FULL, SeqCst);
-        self.muted.swap(false, SeqCst)
+        self.muting.hand_over()
     }
 
     /// Whether a thread that sleeps would oversleep `deadline`. Ask after the deadline is published.
@@ -138,12 +138,6 @@ impl Presence {
         }
     }
 
-    fn add_score(&self, points: i32) -> i32 {
-        let score = (self.score.load(Relaxed) + points).clamp(0, FULL);
-        self.score.store(score, Relaxed);
-        score
-    }
-
     fn waits_for_event(&self) -> bool {
         self.polls_since_arming.load(Relaxed) <= POLLS_AFTER_ARMING
     }
@@ -152,12 +146,10 @@ impl Presence {
     fn mute(&self, experience: &mut Experience, now: Instant) -> Option<Duration> {
         let is_sure = self.waiters.receive(now);
         let points = if is_sure { FULL } else { experience.note_unneeded() };
-        if self.add_score(-points) > 0 {
+        if self.muting.add(-points) > 0 {
             return None;
         }
-        self.muted.store(true, SeqCst);
-        // Whoever arms or gives up waiting now finds `muted` and wakes us; whoever armed just before has filled the score.
-        let still = self.score.load(SeqCst) == 0 && (!is_sure || self.waiters.receive(now));
+        let still = self.muting.mute() && (!is_sure || self.waiters.receive(now));
         still.then(|| experience.next_tick(self.in_rhythm.swap(false, Relaxed)))
     }
 
@@ -241,6 +233,7 @@ impl Engine {
                 Woken::Line => self.tend_rings(),
                 Woken::Other => {}
             }
+            runtime_dir::sweep_after_death();
             self.round(experience)
         };
         catch_unwind(AssertUnwindSafe(awake)).unwrap_or_else(|_| {
@@ -270,7 +263,7 @@ impl Engine {
                 presence.note_served();
             }
             if found && polled_recently {
-                presence.add_score(SERVED);
+                presence.muting.add(SERVED);
             }
             // Who waits itself looks around before it sleeps.
             let is_alone = !presence.waits_itself.load(Relaxed);
@@ -280,7 +273,7 @@ impl Engine {
             }
             self.clear_kept();
         }
-        presence.muted.store(false, SeqCst);
+        presence.muting.unmute();
         experience.muted_looks = 0;
         self.plan_sleep()
     }
@@ -303,7 +296,7 @@ impl Engine {
 
     /// The receive side, unless another thread has it; and the time. Waits for it when something is due: the other may have
     /// looked before it was, and may not have the processor now. To look again and again would keep it from going on.
-    fn receive_side(&self, now: Instant) -> (Option<MutexGuard<'_, Rx>>, Instant) {
+    fn receive_side(&self, now: Instant) -> (Option<MutexGuard<'_, rank::Rx, Rx>>, Instant) {
         let rx = self.rx.try_lock();
         if rx.is_none() && self.next_deadline().is_some_and(|due| due <= now) {
             return (Some(self.rx.lock()), clock::now());
@@ -365,10 +358,10 @@ mod tests {
     fn arming_wakes_a_muted_thread_and_fills_the_score() {
         let presence = Presence::default();
         assert!(!presence.arm());
-        presence.muted.store(true, SeqCst);
+        presence.muting.mute();
         assert!(presence.arm());
         assert!(!presence.arm());
-        assert_eq!(presence.add_score(0), FULL);
+        assert_eq!(presence.muting.add(0), FULL);
         assert!(presence.waits_for_event());
         (0..=POLLS_AFTER_ARMING).for_each(|_| presence.note_poll(Instant(1)));
         assert!(!presence.waits_for_event());
@@ -387,7 +380,7 @@ mod tests {
     fn a_few_unneeded_wake_ups_in_a_row_empty_the_score() {
         let (presence, mut experience) = (Presence::default(), Experience::default());
         presence.arm();
-        let scores: Vec<_> = (0..6).map(|_| presence.add_score(-experience.note_unneeded())).collect();
+        let scores: Vec<_> = (0..6).map(|_| presence.muting.add(-experience.note_unneeded())).collect();
         assert_eq!(scores, [31, 30, 28, 24, 16, 0]);
         (0..40).for_each(|_| assert!(experience.note_unneeded() <= FULL));
     }
@@ -396,7 +389,7 @@ mod tests {
     fn arming_wakes_nobody_for_a_program_that_waits_itself_until_it_waits_elsewhere() {
         let presence = Presence::default();
         presence.waits_itself.store(true, Relaxed);
-        presence.muted.store(true, SeqCst);
+        presence.muting.mute();
         assert!(!presence.arm());
         let waiting = presence.waiters.come();
         presence.note_served();
@@ -414,7 +407,7 @@ mod tests {
         assert!(presence.is_present());
         presence.leave();
         assert!(!presence.is_present());
-        assert_eq!(presence.add_score(-5), 0);
-        assert_eq!(presence.add_score(1000), FULL);
+        assert_eq!(presence.muting.add(-5), 0);
+        assert_eq!(presence.muting.add(1000), FULL);
     }
 }

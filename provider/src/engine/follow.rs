@@ -4,9 +4,21 @@
 
 use super::Engine;
 use crate::cm;
-use crate::port::GidTable;
+use crate::port::{GidTable, Netdev};
+use std::sync::atomic::Ordering;
 
 impl Engine {
+    /// Takes over which addresses this host has, whatever their interface.
+    pub(super) fn look_at_host(&self) {
+        let addresses: Vec<_> = Netdev::all().into_iter().flat_map(|netdev| netdev.addresses).collect();
+        let mut known = self.host_addresses.write();
+        if *known != addresses {
+            *known = addresses;
+            drop(known);
+            self.links_version.fetch_add(1, Ordering::Release);
+        }
+    }
+
     /// Looks at the interface, and lets the background thread follow it from now on. If that cannot be, the device works all
     /// the same: it is looked at whenever it is opened, and the first queue pair tries to start the thread and says why not.
     pub(crate) fn watch(&self) {
@@ -31,6 +43,7 @@ impl Engine {
     /// Takes the news, and what follows from them. Background thread only.
     pub(super) fn follow_interface(&self) {
         let news = self.starting.lock();
+        self.look_at_host();
         if news.as_ref().is_some_and(|news| news.are_about(self.ifindex())) {
             self.look();
             drop(news);

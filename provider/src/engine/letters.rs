@@ -6,6 +6,7 @@
 use super::Engine;
 use super::rx::RxState;
 use super::strays::Fate;
+use crate::lock::rank;
 use crate::net::forward::{Errand, ErrandId, ErrandKind, Frame};
 use crate::net::service::Mailbox;
 use crate::net::slot::Slot;
@@ -29,7 +30,7 @@ pub(crate) struct Letter {
 }
 
 /// What waits.
-pub(super) type Letters = Queue<Letter>;
+pub(super) type Letters = Queue<rank::Letters, Letter>;
 
 impl Engine {
     /// Leaves a letter for [`Engine::send_letters`].

@@ -24,6 +24,10 @@ pub(crate) fn part() {
 impl Engine {
     fn part(&self) {
         if self.is_started() {
+            // Our last packets, too, may have come to our own socket; peers get them before they hear of the end.
+            if let Some(mut rx) = self.rx.try_lock_for(LOCK_LIMIT) {
+                self.receive_until_empty(&mut rx, DRAIN_ROUNDS);
+            }
             self.agent().end_all(self, LOCK_LIMIT);
             self.deliver_mail();
         }
@@ -33,8 +37,7 @@ impl Engine {
     fn deliver_mail(&self) {
         let deadline = clock::now().after(MAIL_LIMIT);
         while let Some(mut rx) = self.rx.try_lock_for(LOCK_LIMIT) {
-            let mut rounds = 0..DRAIN_ROUNDS;
-            while rounds.next().is_some() && self.receive(&mut rx, true, clock::now()) {}
+            self.receive_until_empty(&mut rx, DRAIN_ROUNDS);
             self.end_waiting(rx.state(), Instant(u64::MAX), clock::now());
             let waits = !rx.state().strays.is_empty();
             drop(rx);

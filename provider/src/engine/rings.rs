@@ -4,18 +4,17 @@
 //! ([`crate::net::shm`]); when the other process has accepted it, packets to that slot go there, from the next visit to
 //! each queue pair on. A young ring is only read when the sockets are empty, so nothing overtakes what went before.
 //!
-//! A ring never loses packets: a queue pair that finds it full waits until the reader has made room. Locks here: the list of
-//! rings out, then one ring; the list of rings that somebody waits for is inside of both. Rings end under the receive lock.
+//! A ring never loses packets: a queue pair that finds it full waits until the reader has made room. Rings end
+//! under the receive lock.
 
 use super::poller::Poller;
 use super::rx::{RxState, Sources, YOUNG};
 use super::{Engine, clock, uncancelled};
 use crate::flow::Receiver;
-use crate::fork::Lockable;
+use crate::lock::{Lockable, Mutex, RwLock, rank};
 use crate::net::forward::Frame;
 use crate::net::shm::{self, Doorbell, Heading, Inbound, Line, Offer, Said, Writer};
 use crate::net::slot::Slot;
-use parking_lot::{Mutex, RwLock};
 use roxe_transport::time::Instant;
 use roxe_transport::wr::Av;
 use roxe_wire::Qpn;
@@ -50,10 +49,12 @@ pub(crate) struct Sender {
     sated: VecDeque<Qpn>,
     /// Whether it is in the list of rings that somebody waits for.
     is_listed: bool,
+    /// The reader stood still for so long that datagrams are lost while the ring is full.
+    is_stalled: bool,
 }
 
 /// As many queue pairs have it.
-pub(crate) type SharedSender = Arc<Mutex<Sender>>;
+pub(crate) type SharedSender = Arc<Mutex<rank::RingSender, Sender>>;
 
 impl Sender {
     /// Whether the ring is gone.
@@ -98,6 +99,22 @@ impl Sender {
         }
     }
 
+    /// How many bytes the reader has ever read; `None`: the ring is gone.
+    pub(super) fn read_so_far(&mut self) -> Option<u64> {
+        self.writer.as_mut().map(Writer::read_so_far)
+    }
+
+    /// The reader stood still for too long.
+    pub(super) fn set_stalled(&mut self) {
+        self.is_stalled = true;
+    }
+
+    /// Whether datagrams are lost here: until half of the ring is free.
+    pub(super) fn loses_datagrams(&mut self) -> bool {
+        self.is_stalled = self.is_stalled && !self.is_half_free();
+        self.is_stalled
+    }
+
     /// Whether packets that take `bytes` in the ring have room.
     pub(super) fn has_room(&mut self, bytes: u64) -> bool {
         self.writer.as_mut().is_some_and(|writer| writer.has_room(bytes))
@@ -137,12 +154,12 @@ pub(super) struct Rings {
     is_on: bool,
     /// Changes when a ring can be used or is gone.
     version: AtomicU32,
-    out: Mutex<HashMap<Slot, Out>>,
+    out: Mutex<rank::RingsOut, HashMap<Slot, Out>>,
     has_wanted: AtomicBool,
-    inbound: RwLock<Vec<Arc<Inbound>>>,
+    inbound: RwLock<rank::RingsIn, Vec<Arc<Inbound>>>,
     inbound_version: AtomicU32,
     /// Rings that somebody waits for.
-    full: Mutex<Vec<SharedSender>>,
+    full: Mutex<rank::RingsFull, Vec<SharedSender>>,
     has_full: AtomicBool,
     /// Whether the background thread sleeps, and nobody else looks for room.
     sleeps: AtomicBool,
@@ -227,7 +244,8 @@ impl Rings {
         self.is_on && {
             self.sleeps.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
-            self.inbound.read().iter().fold(false, prepare) || self.has_room_again()
+            let has_come = self.inbound.read().iter().fold(false, prepare);
+            has_come || self.has_room_again()
         }
     }
 
@@ -256,11 +274,8 @@ impl Rings {
 
     /// Forgets all rings; whoever is at their other ends hears of it.
     pub(super) fn clear(&self) {
-        for (_, what) in self.out.lock().drain() {
-            if let Out::Ready(sender, _) = what {
-                sender.lock().close();
-            }
-        }
+        let out = std::mem::take(&mut *self.out.lock());
+        out.into_values().filter_map(Out::into_ring).for_each(|ring| ring.lock().close());
         self.full.lock().clear();
         self.inbound.write().clear();
         self.version.fetch_add(2, Ordering::Release);
@@ -373,16 +388,22 @@ impl Engine {
 
     fn tend_out(&self) {
         let mut changed = Vec::new();
+        let mut gone = Vec::new();
         let mut out = self.rings.out.lock();
         for (slot, what) in out.iter_mut() {
             // One event may stand for both of what a line can say.
-            changed.extend((0..2).map_while(|_| what.hear()).map(|receiver| (*slot, receiver)));
+            changed.extend((0..2).map_while(|_| what.hear(&mut gone)).map(|receiver| (*slot, receiver)));
         }
         if !changed.is_empty() {
             // Before anybody hears of a ring: who sends without end because there is one must know that it has to use it.
             self.rings.version.fetch_add(2, Ordering::Release);
         }
         drop(out);
+        // Without the list: who holds the lock of a ring, because it writes there, may look for another one in the list.
+        gone.iter().for_each(|ring| ring.lock().close());
+        if changed.iter().any(|(_, receiver)| *receiver == Receiver::Absent) {
+            self.note_death(clock::now());
+        }
         for (slot, receiver) in &changed {
             self.flows.set_receiver(*slot, *receiver);
         }
@@ -396,10 +417,16 @@ impl Engine {
         if gone.is_empty() {
             return;
         }
-        let is_left = |ring: &Arc<Inbound>| !ring.reader.is_empty() && self.rings.reads(ring);
-        while gone.iter().any(is_left) && self.receive(rx, true, clock::now()) {}
+        // A broken writer may have left marks everywhere, and nobody takes them away any more.
+        let end = |ring: &Arc<Inbound>| ring.reader.read_so_far().saturating_add(ring.reader.size());
+        let ends: Vec<_> = gone.iter().map(end).collect();
+        let is_left = |(ring, end): (&Arc<Inbound>, &u64)| {
+            !ring.reader.is_empty() && ring.reader.read_so_far() < *end && self.rings.reads(ring)
+        };
+        while gone.iter().zip(&ends).any(is_left) && self.receive(rx, true, clock::now()) {}
         self.forget_inbound(&gone);
         self.refresh_rings(rx.sources());
+        self.note_death(clock::now());
     }
 
     /// Does not read these rings any more.
@@ -441,8 +468,9 @@ impl Engine {
 }
 
 impl Out {
-    /// What its line says: how packets get there from now on.
-    fn hear(&mut self) -> Option<Receiver> {
+    /// What its line says: how packets get there from now on. A ring that is not read any more is put into `gone`, for the
+    /// caller to close once it has let go of the list.
+    fn hear(&mut self, gone: &mut Vec<SharedSender>) -> Option<Receiver> {
         let (Self::Offered(_, line) | Self::Ready(_, line)) = self else { return None };
         match line.hear() {
             Said::Nothing => None,
@@ -451,7 +479,7 @@ impl Out {
                 Some(Receiver::Ring)
             }
             Said::Gone => {
-                self.give_up();
+                gone.extend(self.give_up());
                 Some(Receiver::Absent)
             }
         }
@@ -468,12 +496,16 @@ impl Out {
         };
     }
 
-    /// The other process is gone or wants no ring.
-    fn give_up(&mut self) {
-        if let Self::Ready(sender, _) = self {
-            sender.lock().close();
+    /// The other process is gone or wants no ring. The ring that it had.
+    fn give_up(&mut self) -> Option<SharedSender> {
+        std::mem::replace(self, Self::Refused(clock::now().after(ASK_AGAIN))).into_ring()
+    }
+
+    fn into_ring(self) -> Option<SharedSender> {
+        match self {
+            Self::Ready(sender, _) => Some(sender),
+            Self::Wanted | Self::Offered(..) | Self::Refused(_) => None,
         }
-        *self = Self::Refused(clock::now().after(ASK_AGAIN));
     }
 }
 

@@ -14,6 +14,7 @@ use super::gsi::Unclaimed;
 use super::piggyback::Waiting;
 use super::strays::{Fate, Strays};
 use super::table::Lookup;
+use super::tap::Tap;
 use super::tx::peek_qpn;
 use super::{DRAIN_ROUNDS, Engine};
 use crate::counters::Counter;
@@ -24,6 +25,7 @@ use crate::net::service::{Mailbox, ServiceSocket};
 use crate::net::shelf::STREAM;
 use crate::net::shm::{Broken, Inbound, Record};
 use crate::net::slot::{Slot, SlotSocket};
+use crate::net::source_ports::SourcePorts;
 use crate::net::steer::{self, Steering};
 use crate::net::udp::UdpLink;
 use crate::net::{Link, RxMeta};
@@ -54,6 +56,11 @@ const MAIL_VISITS: u32 = 64;
 const MAX_OVERDUE: u32 = 256;
 /// How soon the background thread tries again to deliver what a full mailbox refused.
 const RETRY: Duration = Duration::from_millis(1);
+/// Bytes of a packet that are copied out of a ring before they are looked at: the longest headers, and a payload that is no
+/// longer than an ATOMIC WRITE's.
+const HEAD: usize = 96;
+/// Shorter packets are copied whole.
+const LONG: usize = 1024;
 /// Largest datagram: 64 KB of packets, or the same behind a frame header.
 const BUFFER: usize = (64 << 10) + 4096;
 
@@ -101,6 +108,8 @@ pub(super) struct Sources {
 pub(super) struct RxState {
     /// The addresses of the links.
     locals: Vec<Gid>,
+    /// Who of this host may send to them.
+    source_ports: SourcePorts,
     /// The last packets came by a ring, and more of them is to be expected there.
     prefers_rings: bool,
     /// A queue pair for which so much waits that rings are left alone.
@@ -208,6 +217,9 @@ pub(crate) struct RxTools<'a> {
     pub(crate) locals: &'a [Gid],
     /// Whether the packets shall find no receive (a fault).
     pub(crate) starved: bool,
+    /// They come by a socket from this host, where nothing is lost but some may take the way over another process: those
+    /// behind a gap have probably overtaken it.
+    pub(crate) may_overtake: bool,
 }
 
 impl RxTools<'_> {
@@ -248,6 +260,10 @@ impl Engine {
         if self.rings().is_on() {
             found |= self.receive_by_rings(sources, buf, state, now);
         }
+        // What others have sent on is older than what comes by itself now.
+        if all || state.mail_visits > 0 || self.flows.is_starved() {
+            found |= self.drain_mailboxes(buf, state, now);
+        }
         let skips_sockets = state.prefers_rings && !all;
         for link in sources.links.iter().filter(|link| all || link.is_hot() && !skips_sockets) {
             if self.drain_link(link, Way::Address, buf, state, now) {
@@ -260,9 +276,6 @@ impl Engine {
         }
         if state.frames.is_some() {
             found |= self.drain_frames(state, now);
-        }
-        if all || state.mail_visits > 0 || self.flows.is_starved() {
-            found |= self.drain_mailboxes(buf, state, now);
         }
         if let Some(tap) = self.tap() {
             found |= self.release_held(tap, state, now, now);
@@ -287,6 +300,7 @@ impl Engine {
             sources.links.clone_from(&self.links.read());
             sources.links_version = version;
             state.locals = sources.links.iter().map(|link| link.gid()).collect();
+            state.source_ports.set_host(&self.host_addresses.read());
         }
     }
 
@@ -303,6 +317,11 @@ impl Engine {
                 }
             };
             let bytes = buf.get(..meta.len).unwrap_or_default();
+            if !state.source_ports.admit(&meta, now) {
+                let run = Run { meta: &meta, bytes, index: meta.first_index };
+                self.count_dropped(run, &self.counters().foreign_source_port);
+                continue;
+            }
             // Steering tries every address, also those that nobody uses: looking there cost 0.4 us of each message.
             if bytes.first() != Some(&steer::PROBE) {
                 link.set_hot();
@@ -368,19 +387,48 @@ impl Engine {
         }
     }
 
-    /// Takes one run out of a ring. For a tap it is copied into `buf`, and sealed there.
+    /// Takes one run out of a ring. It is copied into `buf` first, because its writer may change it after it was checked; but
+    /// of long packets the payload is only copied to where it belongs.
     fn take_from_ring(&self, record: Record<'_>, buf: &mut [u8], state: &mut RxState, now: Instant) {
         let Record { meta, bytes, joined } = record;
         if joined > 1 {
             return self.take_joined(record, buf, state, now);
         }
         self.counters().received_by_ring.add_alone(meta.packets());
-        if self.tap().is_none() {
-            self.dispatch(state, &meta, bytes, Way::Ring, now);
-        } else if let Some(copy) = buf.get_mut(..meta.len) {
-            copy.copy_from_slice(bytes);
+        if meta.segment >= LONG && self.take_long(&record, buf, state, now) {
+            return;
+        }
+        if let Some(copy) = buf.get_mut(..meta.len)
+            && bytes.copy_to(copy).is_ok()
+        {
             self.show_from_ring(meta, copy, state, now);
         }
+    }
+
+    /// Takes a run of long packets to one queue pair that need not be copied whole. False: nothing was done.
+    fn take_long(&self, record: &Record<'_>, buf: &mut [u8], state: &mut RxState, now: Instant) -> bool {
+        let Record { meta, bytes, .. } = record;
+        let Some(copies) = buf.get_mut(..meta.len).filter(|_| !meta.sealed && self.tap().is_none()) else {
+            return false;
+        };
+        let mut to = None;
+        for (index, copy) in copies.chunks_mut(meta.segment).enumerate() {
+            let head = copy.len().min(HEAD);
+            let from = bytes.get(index * meta.segment..index * meta.segment + head);
+            let is_copied = from.zip(copy.get_mut(..head)).is_some_and(|(from, head)| from.copy_to(head).is_ok());
+            let qpn = peek_qpn(copy);
+            if !is_copied || *to.get_or_insert(qpn) != qpn {
+                return false;
+            }
+        }
+        let Some(Lookup::Found(qp)) = to.flatten().map(|qpn| self.table.find(qpn)) else { return false };
+        if !qp.takes_shared_payload() {
+            return false;
+        }
+        self.counters().count_received(meta.packets(), meta.len);
+        let report = qp.receive_shared(meta, (copies, HEAD), *bytes, now);
+        state.touch(qp, report);
+        true
     }
 
     /// Hands on a run from a ring that lies where it can be sealed for a tap.
@@ -515,7 +563,10 @@ impl Engine {
 
     /// Gives a run to its queue pair.
     fn hand_in(&self, state: &mut RxState, qp: Arc<QpCore>, run: Run<'_>, now: Instant) {
-        let report = qp.receive(run, &mut state.tools(), now);
+        let mut tools = state.tools();
+        let is_local = !run.meta.by_ring && tools.locals.contains(&run.meta.src);
+        tools.may_overtake = is_local && !self.tap().is_some_and(Tap::spoils);
+        let report = qp.receive(run, &mut tools, now);
         if report.contains(Report::IS_CROWDED) && run.meta.by_ring {
             state.crowded = Some(Arc::clone(&qp));
         }
@@ -546,7 +597,8 @@ impl Engine {
         self.offer_rings(state, now);
         let Some(first) = state.slots.first() else { return };
         if !state.strays.is_empty() {
-            state.strays.retry(first);
+            let lost = state.strays.retry(first);
+            self.counters().forward_errors.add(lost);
         }
         while let Some(owed) = self.flows.next_due() {
             if !self.send_credit(&state.slots, owed, now) {
@@ -640,6 +692,6 @@ impl RxState {
 
     /// What a queue pair needs to take in packets.
     fn tools(&mut self) -> RxTools<'_> {
-        RxTools { ident: &mut self.ident, locals: &self.locals, starved: false }
+        RxTools { ident: &mut self.ident, locals: &self.locals, starved: false, may_overtake: false }
     }
 }

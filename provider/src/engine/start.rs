@@ -2,7 +2,7 @@
 
 use super::poller::{Poller, Watch};
 use super::rx::Rx;
-use super::tap::Tap;
+use super::tap::{self, Tap};
 use super::thread::Thread;
 use super::{Engine, background, clock};
 use crate::error::Error;
@@ -10,18 +10,21 @@ use crate::net::news::News;
 use crate::net::slot::SlotSocket;
 use crate::net::steer::Steering;
 use crate::net::udp::UdpLink;
+use crate::net::udp_table::user_of_port;
 use roxe_wire::Gid;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Once, Weak};
 
 impl Engine {
-    /// Starts the engine if need be, and sees to it that it has an address.
+    /// Starts the engine if need be, and sees to it that it has an address. What fails here is for the user of the host to
+    /// mend.
     pub(crate) fn start_with_links(&self) -> Result<(), Error> {
         self.start()?;
         if self.links.read().is_empty() {
-            self.open_links(&self.poller()?)?;
+            let opened = self.poller().and_then(|poller| self.open_links(&poller));
+            opened.map_err(Error::about_host)?;
         }
         Ok(())
     }
@@ -33,9 +36,10 @@ impl Engine {
 
     /// Opens sockets and starts the thread, unless that was done in this process.
     pub(super) fn start(&self) -> Result<(), Error> {
-        if self.is_started() {
-            return Ok(());
-        }
+        if self.is_started() { Ok(()) } else { self.start_once().map_err(Error::about_host) }
+    }
+
+    fn start_once(&self) -> Result<(), Error> {
         let mut starting = self.starting.lock();
         if self.is_started() {
             return Ok(());
@@ -89,6 +93,7 @@ impl Engine {
     /// Opens every address of the device. Fails if none can be opened; a single one that cannot is reported to whoever
     /// wants to use it.
     fn open_links(&self, poller: &Arc<Poller>) -> Result<(), Error> {
+        self.look_at_host();
         let mut failure = None;
         for (_, gid) in self.device.gids().used() {
             let opened = self.open_link(gid).and_then(|link| self.add_link(link, poller));
@@ -99,14 +104,20 @@ impl Engine {
         let links = self.links.read();
         let Some(rcvbuf) = links.iter().map(|link| link.rcvbuf()).min() else {
             let name = self.device.netdev();
-            return Err(failure.unwrap_or_else(|| Error::new(libc::ENETDOWN, format!("{name} has no address"))));
+            return Err(failure.unwrap_or_else(|| Error::new(libc::ENETDOWN, format!("{name} has no address; bring it up with `ip link set {name} up`, or choose another interface with ROXE_NETDEV"))));
         };
         self.flows.set_window(self.config.window, rcvbuf);
         Ok(())
     }
 
     pub(super) fn open_link(&self, gid: Gid) -> io::Result<Arc<UdpLink>> {
+        static TOLD: Once = Once::new();
         let link = UdpLink::open(gid, self.ifindex(), self.config.gso, self.config.gro)?;
+        if self.config.gso && link.lacks_segments() {
+            let text =
+                "the system has no UDP_SEGMENT, so every packet costs a system call; ROXE_GSO=off ends this line";
+            TOLD.call_once(|| tap::tell(&text));
+        }
         link.with_rcvbuf(self.config.rcvbuf).map(Arc::new)
     }
 
@@ -167,13 +178,19 @@ impl Engine {
 pub(super) fn explain(gid: Gid, cause: &io::Error) -> Error {
     let address = gid.to_ip();
     match cause.raw_os_error() {
-        Some(errno @ libc::EADDRINUSE) => Error::new(
-            errno,
-            format!(
-                "UDP port 4791 of {address} belongs to another user, or to a program that does not share it; \
-                 stop that program or choose another interface with ROXE_NETDEV"
-            ),
-        ),
+        Some(errno @ libc::EADDRINUSE) => {
+            let whose = match user_of_port(gid) {
+                Some(uid) => format!("user {uid}"),
+                None => "another user, or a program that does not share it".to_owned(),
+            };
+            Error::host(
+                errno,
+                format!(
+                    "UDP port 4791 of {address} belongs to {whose}; \
+                     stop that program, or choose another interface with ROXE_NETDEV"
+                ),
+            )
+        }
         Some(errno @ libc::EADDRNOTAVAIL) => {
             Error::new(errno, format!("{address} is no longer an address of this host; query the GID table again"))
         }

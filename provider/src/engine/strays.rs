@@ -55,9 +55,11 @@ impl Strays {
         outbox.push(&header, body)
     }
 
-    /// Sends what there is room for by now.
-    pub(super) fn retry(&mut self, from: &SlotSocket) {
-        self.boxes.retain_mut(|outbox| outbox.drain(from));
+    /// Sends what there is room for by now. How many frames were lost: their owners are gone, or the system refused.
+    pub(super) fn retry(&mut self, from: &SlotSocket) -> u64 {
+        let mut lost = 0;
+        self.boxes.retain_mut(|outbox| outbox.drain(from, &mut lost));
+        lost
     }
 
     /// Whether nothing waits.
@@ -86,13 +88,14 @@ impl Outbox {
         Fate::Forwarded
     }
 
-    /// Sends from the front; whether something still waits. What cannot be sent at all is lost.
-    fn drain(&mut self, from: &SlotSocket) -> bool {
+    /// Sends from the front; whether something still waits. What cannot be sent at all is added to `lost`.
+    fn drain(&mut self, from: &SlotSocket, lost: &mut u64) -> bool {
         while let Some(frame) = self.frames.front() {
             match from.send_to_mailbox(&self.to, frame, &[]) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return true,
-                _ => self.bytes -= frame.len().saturating_sub(HEADER).min(self.bytes),
+                sent => *lost += u64::from(sent.is_err()),
             }
+            self.bytes -= frame.len().saturating_sub(HEADER).min(self.bytes);
             self.frames.pop_front();
         }
         false
@@ -138,7 +141,7 @@ mod tests {
         assert_eq!((fates[0], fates[199]), (Fate::Forwarded, Fate::Lost));
         let slot = owner.slot();
         drop(owner);
-        strays.retry(&from);
+        assert!(strays.retry(&from) > 0, "what its owner can no longer get is counted");
         assert!(strays.is_empty());
         assert_eq!(strays.send(&from, Mailbox::Slot(slot), &FRAME, &body), Fate::Unowned);
     }

@@ -4,10 +4,10 @@
 //! so that a peer cannot guess them. A number that was given back rests: peers may remember for a while that it had a
 //! connection with them, and refuse another one as stale. Finding a QP is a scan over the few slots and one index.
 
+use crate::lock::{Lockable, RwLock, rank};
 use crate::net::slot::{QPNS_PER_SLOT, Slot};
 use crate::prefetch::prefetch;
 use crate::qp::QpCore;
-use parking_lot::RwLock;
 use roxe_wire::Qpn;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -92,7 +92,9 @@ impl Owned {
 /// All queue pairs of an engine.
 #[derive(Debug, Default)]
 pub(super) struct QpTable {
-    slots: RwLock<Vec<Owned>>,
+    /// The slots that follow, for who has a queue pair locked.
+    owned: RwLock<rank::OwnedSlots, Vec<Slot>>,
+    slots: RwLock<rank::QpTable, Vec<Owned>>,
 }
 
 impl QpTable {
@@ -121,12 +123,19 @@ impl QpTable {
 
     /// The slot that was added first.
     pub(super) fn first_slot(&self) -> Option<Slot> {
-        self.slots.read().first().map(|owned| owned.slot)
+        self.owned.read().first().copied()
+    }
+
+    /// Whether `slot` was added.
+    pub(super) fn owns(&self, slot: Slot) -> bool {
+        self.owned.read().contains(&slot)
     }
 
     /// Gives the table a slot that this process has claimed.
     pub(super) fn add_slot(&self, slot: Slot) {
-        self.slots.write().push(Owned::new(slot));
+        let mut slots = self.slots.write();
+        self.owned.write().push(slot);
+        slots.push(Owned::new(slot));
     }
 
     /// Stores what `make` returns under a free number. `None`: all slots are full; add one.
@@ -146,6 +155,7 @@ impl QpTable {
     /// Takes everything out, the slots too.
     pub(super) fn drain(&self) -> Vec<Arc<QpCore>> {
         let slots = std::mem::take(&mut *self.slots.write());
+        self.owned.write().clear();
         slots.iter().flat_map(Owned::qps).map(Arc::clone).collect()
     }
 
@@ -157,8 +167,13 @@ impl QpTable {
         qps
     }
 
-    /// The lock.
-    pub(super) fn raw(&self) -> &impl crate::fork::Lockable {
+    /// The lock of the list of slots, for the fork handlers.
+    pub(super) fn raw_owned(&self) -> &impl Lockable {
+        &self.owned
+    }
+
+    /// The lock of the table.
+    pub(super) fn raw(&self) -> &impl Lockable {
         &self.slots
     }
 }

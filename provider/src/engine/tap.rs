@@ -2,7 +2,7 @@
 //!
 //! An engine has a [`Tap`] if the environment asks for one; without it a batch of packets pays one test. What is sent passes
 //! through `tx/tapped.rs`, what arrives through `rx/tapped.rs`; both let the tap judge and record, and carry out what it
-//! says. Locks here are the innermost: a recording, then what is held, or the rules.
+//! says.
 
 mod faults;
 mod held;
@@ -18,6 +18,7 @@ use crate::config::Config;
 use crate::counters::Counters;
 use crate::engine::uncancelled;
 use crate::error::Error;
+use crate::lock::rank;
 use crate::timers::Timers;
 use faults::Faults;
 use recorder::Recorder;
@@ -33,10 +34,15 @@ pub(crate) struct Tap {
     recorder: Option<(&'static Recorder, u32)>,
     faults: Option<&'static Faults>,
     /// Packets that rules hold back.
-    pub(super) delayed: Timers<Held>,
+    pub(super) delayed: Timers<rank::Delayed, Held>,
 }
 
 impl Tap {
+    /// Whether rules may lose or reorder packets.
+    pub(super) fn spoils(&self) -> bool {
+        self.faults.is_some()
+    }
+
     /// What `config` asks for on the device `name`; `None`: nothing. Fails if the capture cannot be written.
     pub(super) fn open(config: &Config, name: &str) -> Result<Option<Self>, Error> {
         if config.capture.is_none() && config.faults.is_none() {
@@ -101,7 +107,7 @@ pub(super) fn marked(mut net: NetHeader, verdict: &Verdict) -> NetHeader {
 }
 
 /// Tells the person who runs the program. A closed standard error is nobody to tell.
-fn tell(text: &dyn Display) {
+pub(super) fn tell(text: &dyn Display) {
     let _ = uncancelled(|| writeln!(std::io::stderr(), "roxe: {text}"));
 }
 

@@ -9,8 +9,8 @@
 
 use super::clock::timespec;
 use super::poller::Poller;
+use crate::lock::{Mutex, rank};
 use libc::c_int;
-use parking_lot::Mutex;
 use std::io;
 use std::os::unix::thread::JoinHandleExt;
 use std::sync::{Arc, mpsc};
@@ -28,14 +28,23 @@ const TO_GO: Duration = Duration::from_secs(1);
 pub(super) struct Thread {
     poller: Arc<Poller>,
     /// Held by the thread while it has hold of its engine.
-    turn: Mutex<()>,
+    turn: Mutex<rank::ThreadTurn, ()>,
     /// Taken by who waits for its end.
-    handle: Mutex<Option<JoinHandle<()>>>,
+    handle: Mutex<rank::ThreadHandle, Option<JoinHandle<()>>>,
 }
 
 impl Thread {
-    /// Starts it, to do `prepare` and then `body`; returns when the first is done.
+    /// Starts it, to do `prepare` and then `body`; returns when the first is done, or takes longer than [`TO_COME`].
     pub(super) fn start(
+        poller: Poller,
+        prepare: impl FnOnce() + Send + 'static,
+        body: impl FnOnce(&Self) + Send + 'static,
+    ) -> io::Result<Arc<Self>> {
+        Self::start_within(TO_COME, poller, prepare, body)
+    }
+
+    fn start_within(
+        limit: Duration,
         poller: Poller,
         prepare: impl FnOnce() + Send + 'static,
         body: impl FnOnce(&Self) + Send + 'static,
@@ -50,7 +59,7 @@ impl Thread {
         })?;
         *thread.handle.lock() = Some(handle);
         // What ends the wait is that the other half of the channel is gone, also with a panic.
-        let _ = is_prepared.recv_timeout(TO_COME);
+        let _ = is_prepared.recv_timeout(limit);
         Ok(thread)
     }
 
@@ -171,6 +180,9 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, Ordering};
 
+    // Longer than any machine that runs tests keeps a thread from its processor.
+    const AGES: Duration = Duration::from_secs(60);
+
     #[test]
     fn who_starts_the_thread_finds_it_prepared() {
         for _ in 0..100 {
@@ -180,7 +192,7 @@ mod tests {
                 std::thread::yield_now();
                 own.store(true, Ordering::SeqCst);
             };
-            let _thread = Thread::start(Poller::new().unwrap(), prepare, |_| {}).unwrap();
+            let _thread = Thread::start_within(AGES, Poller::new().unwrap(), prepare, |_| {}).unwrap();
             assert!(is_prepared.load(Ordering::SeqCst));
         }
     }

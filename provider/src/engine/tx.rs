@@ -96,6 +96,10 @@ impl Batch {
         self.packets.is_empty()
     }
 
+    fn len(&self) -> usize {
+        self.packets.len()
+    }
+
     fn clear(&mut self) {
         (self.used, self.newest) = (0, 0);
         self.packets.clear();
@@ -169,7 +173,7 @@ impl Batch {
 
     /// Sends the run that starts with packet `at` and returns where the next one starts.
     fn send_from(&mut self, at: usize, link: &UdpLink, av: &Av, counters: &Counters) -> usize {
-        let run = self.run_from(at, link.max_segments());
+        let run = self.run_from(at, link.max_segments(av.dgid));
         if link.lacks_keepers(av.dgid, || self.bytes_of(run.clone()).len()) {
             uncancelled(|| link.open_keepers());
         }
@@ -178,7 +182,7 @@ impl Batch {
         if self.send_run(run.clone(), link, &net, counters) {
             return run.end;
         }
-        // From now on the link takes them one by one.
+        // The link takes them one by one.
         at
     }
 
@@ -218,7 +222,7 @@ impl Batch {
         }
     }
 
-    /// Sends one sealed run; false if the link has just found out that it cannot take several packets at once.
+    /// Sends one sealed run; false if the link did not take several packets at once.
     fn send_run(&self, run: Range<usize>, link: &UdpLink, net: &NetHeader, counters: &Counters) -> bool {
         let Some(first) = self.packets.get(run.start) else { return true };
         send(link, &TxMeta::of(net), self.bytes_of(run.clone()), first.len, run.len(), counters)
@@ -232,13 +236,16 @@ impl Batch {
     }
 }
 
-/// Sends a run of `count` packets; false if the link has just found out that it cannot take several at once.
+/// Sends a run of `count` packets; false if the link did not take several at once.
 fn send(link: &UdpLink, to: &TxMeta, bytes: &[u8], segment: usize, count: usize, counters: &Counters) -> bool {
     link.set_hot();
     match link.send(to, bytes, segment) {
         Ok(()) => counters.count_sent(count as u64, bytes.len() as u64),
         Err(SendError::Lost) => counters.send_errors.add(count as u64),
-        Err(SendError::NoSegments) => return false,
+        Err(SendError::NoSegments) => {
+            counters.segments_refused.add(1);
+            return false;
+        }
     }
     true
 }
@@ -445,6 +452,27 @@ mod tests {
         for _ in 0..3 {
             let meta = to.recv(&mut buf).unwrap().unwrap();
             assert!(icrc::verify(&net, &buf[..meta.len]));
+        }
+    }
+
+    #[test]
+    fn a_run_that_the_kernel_does_not_cut_leaves_packet_by_packet_and_is_counted() {
+        let open = |last| UdpLink::open(av(last).dgid, 1, true, false).unwrap();
+        let (from, to, counters) = (open(8), open(9), Counters::default());
+        let mut batch = Batch::new();
+        let to_av = av(9);
+        (0..3).for_each(|_| push(&mut batch, &to_av, 0x1000, 100));
+        from.forbid_segments();
+        let mut at = 0;
+        while at < batch.packets.len() {
+            at = batch.send_from(at, &from, &to_av, &counters);
+        }
+        assert_eq!([&counters.segments_refused, &counters.send_errors].map(|counter| counter.get()), [1, 0]);
+        let mut buf = vec![0; 65_536];
+        let net = NetHeader { src: from.gid(), dst: to.gid(), src_port: ROCE_PORT, ..NetHeader::default() };
+        for _ in 0..3 {
+            let meta = to.recv(&mut buf).unwrap().unwrap();
+            assert!(meta.len == 104 && icrc::verify(&net, &buf[..meta.len]));
         }
     }
 

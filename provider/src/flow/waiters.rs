@@ -4,11 +4,10 @@
 //! each gets its turn at the cost of one visit. Touches nothing.
 
 use super::Flow;
-use parking_lot::Mutex;
+use crate::sync::{AtomicBool, Mutex, Ordering, rank};
 use roxe_wire::Qpn;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The two windows of a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +22,7 @@ pub(crate) enum Pool {
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
     /// With the bytes that they were refused.
-    queue: Mutex<VecDeque<(Qpn, u32)>>,
+    queue: Mutex<rank::FlowWaiters, VecDeque<(Qpn, u32)>>,
     are_there: AtomicBool,
 }
 

@@ -45,8 +45,10 @@ pub(super) fn write(addr: u64, data: &[u8]) -> Result<(), Fault> {
 
 /// As [`write`].
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) fn write_shared(addr: u64, data: &[u8]) -> Result<(), Fault> {
-    write(addr, data)
+pub(super) fn write_shared(addr: u64, data: super::SharedBytes<'_>) -> Result<(), Fault> {
+    let mut copy = vec![0; data.len()];
+    data.copy_to(&mut copy)?;
+    write(addr, &copy)
 }
 
 fn write_once(addr: u64, data: &[u8]) -> Result<(), Fault> {

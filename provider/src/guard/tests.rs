@@ -22,11 +22,11 @@ fn arches() -> [Arch; 4] {
         Arch {
             name: "narrow moves",
             read: |addr, out| Moves::Narrow.read(addr, out),
-            write: |addr, data| Moves::Narrow.write(addr, data),
+            write: |addr, data| Moves::Narrow.write(addr, data.into()),
             ..x86
         },
         // With what the processor has.
-        Arch { name: "moves", read: x86::read_shared, write: x86::write_shared, ..x86 },
+        Arch { name: "moves", read: x86::read_shared, write: |addr, data| x86::write_shared(addr, data.into()), ..x86 },
         x86,
         Arch {
             name: "portable",

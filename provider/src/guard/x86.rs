@@ -1,6 +1,6 @@
 //! The guarded instructions of x86-64 and the fault handler that knows them.
 
-use super::{Fault, Sum};
+use super::{Fault, SharedBytes, Sum};
 use crate::crc::{FOLD, can_fold};
 use roxe_transport::cx::AtomicOp;
 use roxe_wire::icrc::BLOCK;
@@ -441,14 +441,14 @@ impl Moves {
     }
 
     #[inline]
-    pub(super) fn write(self, addr: u64, data: &[u8]) -> Result<(), Fault> {
-        // SAFETY: as in `write` below.
-        unsafe { self.run(addr as *mut c_void, data.as_ptr().cast(), data.len()) }
+    pub(super) fn write(self, addr: u64, data: SharedBytes<'_>) -> Result<(), Fault> {
+        // SAFETY: as in `write` above; the bytes are mapped, and no reference to them exists.
+        unsafe { self.run(addr as *mut c_void, data.addr as *const c_void, data.len()) }
     }
 }
 
 #[inline]
-pub(super) fn write_shared(addr: u64, data: &[u8]) -> Result<(), Fault> {
+pub(super) fn write_shared(addr: u64, data: SharedBytes<'_>) -> Result<(), Fault> {
     Moves::best(data.len()).write(addr, data)
 }
 

@@ -8,10 +8,10 @@ use crate::dm::Part;
 use crate::error::Error;
 use crate::guard;
 use crate::limits::MAX_MR_SIZE;
+use crate::lock::{Mutex, rank};
 use crate::mapped::{self, Mapping};
 use crate::pd::Pd;
 use crate::uses::Use;
-use parking_lot::Mutex;
 use roxe_transport::wr::Access;
 use roxe_wire::{LKey, RKey};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use std::sync::Arc;
 pub struct Mr {
     context: Arc<Context>,
     key: u32,
-    registration: Mutex<Registration>,
+    registration: Mutex<rank::Registration, Registration>,
 }
 
 /// What a region is registered as now.
@@ -51,8 +51,8 @@ struct Registration {
     pd: Arc<Pd>,
     terms: Terms,
     backing: Backing,
-    /// Ends with the registration.
-    pd_use: Option<Use>,
+    /// The use of the domain and the place in the quota; they end with the registration.
+    uses: Option<[Use; 2]>,
 }
 
 /// What [`Mr::reregister`] changes; `None` leaves it as it is.
@@ -130,8 +130,9 @@ impl Mr {
 
     /// Gives `region` a key.
     pub(super) fn enter(pd: &Arc<Pd>, terms: Terms, region: Region, backing: Backing) -> Result<Arc<Self>, Error> {
+        let quota = pd.context().device().quotas().mrs.take()?;
         let key = pd.context().memory().insert(region)?;
-        let registration = Registration { pd: Arc::clone(pd), terms, backing, pd_use: Some(pd.hold()) };
+        let registration = Registration { pd: Arc::clone(pd), terms, backing, uses: Some([pd.hold(), quota]) };
         Ok(Arc::new(Self { context: Arc::clone(pd.context()), key, registration: Mutex::new(registration) }))
     }
 
@@ -171,7 +172,7 @@ impl Mr {
     /// EOPNOTSUPP: a region of a dma-buf; the other errors are those of [`Pd::reg_mr`].
     pub fn reregister(&self, change: MrChange) -> Result<(), Error> {
         let mut now = self.registration.lock();
-        if now.pd_use.is_none() {
+        if now.uses.is_none() {
             return Err(Error::invalid("the region is deregistered"));
         }
         now.backing.check_change(change.range.is_some())?;
@@ -186,7 +187,10 @@ impl Mr {
         terms.access = change.access.unwrap_or(terms.access);
         // clause: KEY-REREGISTERED
         self.context.memory().replace(self.key, terms.check(&pd, &now.backing)?)?;
-        (now.pd_use, now.pd, now.terms) = (Some(pd.hold()), pd, terms);
+        if let Some([pd_use, _]) = &mut now.uses {
+            *pd_use = pd.hold();
+        }
+        (now.pd, now.terms) = (pd, terms);
         Ok(())
     }
 
@@ -194,7 +198,7 @@ impl Mr {
     /// are bound to the region.
     pub fn deregister(&self) -> Result<(), Error> {
         let mut now = self.registration.lock();
-        if now.pd_use.is_some() {
+        if now.uses.is_some() {
             self.context.memory().remove(self.key)?;
             now.end();
         }
@@ -204,7 +208,7 @@ impl Mr {
     /// The same, and the memory windows bound to the region are closed. Done by dropping too.
     pub fn revoke(&self) {
         let mut now = self.registration.lock();
-        if now.pd_use.is_some() {
+        if now.uses.is_some() {
             self.context.memory().revoke(self.key);
             now.end();
         }
@@ -214,7 +218,7 @@ impl Mr {
 impl Registration {
     /// The key is dead.
     fn end(&mut self) {
-        self.pd_use = None;
+        self.uses = None;
         self.backing = Backing::None;
     }
 }

@@ -88,10 +88,11 @@ fn each_operation_needs_its_right() {
         let result = |right| if access.contains(right) { Ok(()) } else { Err(MemError::Access) };
         assert_eq!(s.read(&mr, mr.addr(), 8).map(drop), result(Access::REMOTE_READ));
         assert_eq!(s.write(&mr, mr.addr(), &[0; 8]), result(Access::REMOTE_WRITE));
-        let atomic = s.table().hold().atomic_remote(s.pd.id(), mr.rkey(), mr.addr(), op).map(drop);
+        let (at, list) = (mr.addr(), [sge(&mr, 0, 8)]);
+        let atomic = s.table().hold().atomic_remote(s.pd.id(), mr.rkey(), at, op).map(drop);
         assert_eq!(atomic, result(Access::REMOTE_ATOMIC));
-        assert_eq!(s.table().hold().scatter(s.pd.id(), &[sge(&mr, 0, 8)], 0, &[0; 8]), result(Access::LOCAL_WRITE));
-        assert_eq!(s.table().hold().gather(s.pd.id(), &[sge(&mr, 0, 8)], 0, &mut [0; 8]), Ok(()));
+        assert_eq!(s.table().hold().scatter(s.pd.id(), &list, 0, &[0; 8]), result(Access::LOCAL_WRITE));
+        assert_eq!(s.table().hold().gather(s.pd.id(), &list, 0, &mut [0; 8]), Ok(()));
     }
 }
 
@@ -101,7 +102,8 @@ fn keys_are_of_one_domain_and_die_with_the_region() {
     let s = Setup::new();
     let mr = s.register(0, 64, ALL);
     let other = s.pd.context().alloc_pd().unwrap();
-    let read = |pd: &Pd, key| s.table().hold().read_remote(pd.id(), key, mr.addr(), &mut [0; 4]);
+    let at = mr.addr();
+    let read = |pd: &Pd, key| s.table().hold().read_remote(pd.id(), key, at, &mut [0; 4]);
     assert_eq!(read(&s.pd, mr.rkey()), Ok(()));
     assert_eq!(read(&other, mr.rkey()), Err(MemError::WrongDomain));
     assert_eq!(read(&s.pd, RKey(mr.rkey().0 ^ 0x80)), Err(MemError::BadKey));
@@ -191,9 +193,9 @@ fn lists_are_walked_from_any_offset() {
 fn elements_that_no_byte_falls_into_are_not_checked() {
     let s = Setup::new();
     let mr = s.register(0, 64, ALL);
-    let bad = Sge { addr: 0, length: 64, lkey: LKey(3) };
-    assert_eq!(s.table().hold().gather(s.pd.id(), &[sge(&mr, 0, 8), bad], 0, &mut [0; 8]), Ok(()));
-    assert_eq!(s.table().hold().gather(s.pd.id(), &[sge(&mr, 0, 8), bad], 0, &mut [0; 9]), Err(MemError::BadKey));
+    let list = [sge(&mr, 0, 8), Sge { addr: 0, length: 64, lkey: LKey(3) }];
+    assert_eq!(s.table().hold().gather(s.pd.id(), &list, 0, &mut [0; 8]), Ok(()));
+    assert_eq!(s.table().hold().gather(s.pd.id(), &list, 0, &mut [0; 9]), Err(MemError::BadKey));
     let wraps = Sge { addr: u64::MAX - 1, length: 64, lkey: mr.lkey() };
     assert_eq!(s.table().hold().gather(s.pd.id(), &[wraps], 8, &mut [0; 8]), Err(MemError::Range));
 }
@@ -296,7 +298,8 @@ fn unmapping_registered_memory_ends_in_a_fault() {
     assert_eq!(s.write(&mr, mr.addr(), &[1; 8192]), Err(MemError::Fault));
     assert_eq!(s.read(&mr, mr.addr() + PAGE, 1), Err(MemError::Fault));
     let op = AtomicOp::FetchAdd { add: 1 };
-    assert_eq!(s.table().hold().atomic_remote(s.pd.id(), mr.rkey(), mr.addr() + PAGE, op), Err(MemError::Fault));
+    let at = mr.addr() + PAGE;
+    assert_eq!(s.table().hold().atomic_remote(s.pd.id(), mr.rkey(), at, op), Err(MemError::Fault));
     assert!(s.read(&mr, mr.addr() + 2 * PAGE, 8192).is_ok());
 }
 
@@ -333,4 +336,44 @@ fn a_hundred_thousand_regions_are_found_and_freed() {
 #[test]
 fn a_region_leaves_room_for_its_tag_in_a_cache_line() {
     assert_eq!(size_of::<Option<Region>>(), 56);
+}
+
+/// Against arithmetic that has room for every sum.
+// clause: CHECK-KEY, CHECK-KEY-OVERFLOW
+#[test]
+fn a_place_is_found_exactly_where_all_of_it_lies_in_the_region() {
+    const EDGES: [u64; 13] = [
+        0,
+        1,
+        2,
+        7,
+        8,
+        u32::MAX as u64,
+        u32::MAX as u64 + 1,
+        i64::MAX as u64,
+        i64::MAX as u64 + 1,
+        u64::MAX - 8,
+        u64::MAX - 2,
+        u64::MAX - 1,
+        u64::MAX,
+    ];
+    let role = Role::Memory { windows: 0 };
+    let mut found = 0;
+    for (base, length) in EDGES.into_iter().flat_map(|base| EDGES.map(|length| (base, length))) {
+        for addr in [0, 4096, u64::MAX - 4095] {
+            let users = Users::Qp(ObjectId::next());
+            let region = Region { addr, base, length, access: Access::REMOTE_READ, users, role };
+            for (va, len) in EDGES.into_iter().flat_map(|va| EDGES.map(|len| (va, len))) {
+                let [base, length, va_, len_] = [base, length, va, len].map(u128::from);
+                let is_inside = va_ >= base && va_ + len_ <= base + length;
+                let place = addr.wrapping_add(va.wrapping_sub(region.base));
+                let expected = if is_inside { Ok(place) } else { Err(MemError::Range) };
+                let what = format!("{len} at {va:#x} in {:#x}+{:#x}", region.base, region.length);
+                assert_eq!(region.locate(va, len, Access::REMOTE_READ), expected, "{what}");
+                assert_eq!(region.locate(va, len, Access::REMOTE_WRITE), Err(MemError::Access), "{what}");
+                found += u32::from(is_inside);
+            }
+        }
+    }
+    assert!(found > 1000);
 }

@@ -5,10 +5,10 @@
 
 use super::{MemoryTable, Reach, Region, Role, Users};
 use crate::error::Error;
+use crate::lock::{Mutex, rank};
 use crate::pd::{Pd, PdId};
 use crate::table::Slots;
 use crate::uses::{ObjectId, Use};
-use parking_lot::Mutex;
 use roxe_transport::cx::MemError;
 use roxe_transport::wr::{Access, Bind};
 use roxe_wire::RKey;
@@ -60,16 +60,17 @@ pub struct Mw {
     kind: MwKind,
     /// The first key it had; its upper 24 bits are those of every later one.
     key: u32,
-    /// Ends with the window.
-    pd_use: Mutex<Option<Use>>,
+    /// The use of the domain and the place in the quota; they end with the window.
+    uses: Mutex<rank::Uses, Option<[Use; 2]>>,
 }
 
 impl Mw {
-    /// A window that is not bound. ENOMEM: too many regions and windows.
+    /// A window that is not bound. ENOMEM: there are `max_mw`.
     pub(crate) fn allocate(pd: &Arc<Pd>, kind: MwKind) -> Result<Arc<Self>, Error> {
+        let quota = pd.context().device().quotas().mws.take()?;
         let window = Window { kind, pd: pd.id(), bound_to: None };
         let key = pd.context().memory().insert(window.closed())?;
-        Ok(Arc::new(Self { pd: Arc::clone(pd), kind, key, pd_use: Mutex::new(Some(pd.hold())) }))
+        Ok(Arc::new(Self { pd: Arc::clone(pd), kind, key, uses: Mutex::new(Some([pd.hold(), quota])) }))
     }
 
     /// Its protection domain.
@@ -90,9 +91,10 @@ impl Mw {
     /// Closes the window for good; returns when no access through it is under way. Done by dropping too; doing it again
     /// does nothing.
     pub fn deallocate(&self) {
-        if let Some(pd_use) = self.pd_use.lock().take() {
+        let uses = self.uses.lock().take();
+        if let Some(uses) = uses {
             self.pd.context().memory().remove_window(self.key);
-            drop(pd_use);
+            drop(uses);
         }
     }
 }

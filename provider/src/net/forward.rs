@@ -226,6 +226,14 @@ impl Frame {
     }
 }
 
+/// Reads `bytes` as a frame; what is read must be what its header says.
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) fn check(bytes: &[u8]) {
+    let Some((frame, body)) = Frame::parse(bytes) else { return };
+    let again = [&frame.header()[..], body].concat();
+    assert_eq!(Frame::parse(&again), Some((frame, body)));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -269,6 +277,21 @@ mod tests {
             let mut bytes = frame.header().to_vec();
             bytes.extend(b"xyz");
             assert_eq!(Frame::parse(&bytes), Some((frame, &b"xyz"[..])));
+        }
+    }
+
+    /// Every kind, with every second byte, and the others from the edges: what is read is what would be written.
+    #[test]
+    fn what_is_read_of_a_frame_is_all_that_it_says() {
+        for (kind, second) in (0..=8).flat_map(|kind| (0..=u8::MAX).map(move |second| (kind, second))) {
+            for third in [0, 1, 5, 6, 0x60, 0x64, 0x65, 0xff] {
+                for rest in [0, 1, 0x7f, 0x80, 0xff] {
+                    let mut bytes = [rest; HEADER + 3];
+                    bytes[..3].copy_from_slice(&[kind, second, third]);
+                    check(&bytes);
+                    assert_eq!(Frame::parse(&bytes[..HEADER - 1]), None);
+                }
+            }
         }
     }
 

@@ -1,10 +1,12 @@
 //! How packets travel: links move datagrams and know no queue pairs.
 //!
 //! Lives here: the [`Link`] trait, the real link over a UDP socket ([`udp`]), with what it leaves in the queue of its socket
-//! ([`shelf`]) or in those of others (`keepers`), the one through shared memory ([`shm`]), the ownership of QPN ranges among processes
-//! ([`slot`]), and of services ([`service`]), the names of multicast groups ([`group`]), the kernel program that hands a packet to its owner ([`steer`]), the
+//! ([`shelf`]) or in those of others (`keepers`), the one through shared memory ([`shm`]), the folder
+//! where processes find each other ([`runtime_dir`]) and the sockets with names in it (`named`), the ownership of QPN ranges
+//! among processes ([`slot`]), and of services ([`service`]), the names of multicast groups ([`group`]), the kernel program that hands a packet to its owner ([`steer`]), the
 //! frames that processes of one host send each other when it did not ([`forward`]), what the system tells about its
-//! interfaces ([`news`]), and the raw link, which moves whole Ethernet frames ([`frames`]). Nothing in this folder locks
+//! interfaces ([`news`]) and whose the port is ([`udp_table`]), which
+//! other ports of this host are ours ([`source_ports`]), and the raw link, which moves whole Ethernet frames ([`frames`]). Nothing in this folder locks
 //! anything of the rest of the crate.
 
 mod cmsg;
@@ -12,17 +14,23 @@ pub(crate) mod forward;
 pub(crate) mod frames;
 pub(crate) mod group;
 mod keepers;
+mod named;
 pub(crate) mod news;
+pub(crate) mod runtime_dir;
+mod segments;
 pub(crate) mod service;
 pub(crate) mod shelf;
 pub(crate) mod shm;
 pub(crate) mod slot;
+pub(crate) mod source_ports;
 pub(crate) mod steer;
 #[allow(unsafe_code)]
 mod sys;
 pub(crate) mod udp;
+pub(crate) mod udp_table;
 
-pub(crate) use sys::wake;
+pub(crate) use named::{NamedSocket, Probe};
+pub(crate) use sys::{effective_uid, is_privileged_start, wake};
 
 use roxe_wire::{Gid, NetHeader};
 use std::io;
@@ -104,7 +112,7 @@ impl TxMeta {
 /// Why a run was not sent.
 #[derive(Debug)]
 pub(crate) enum SendError {
-    /// The link cannot take several packets at once and will say so from now on; send them one by one.
+    /// The link did not take several packets at once. They go one by one: [`Link::max_segments`] says so for a while.
     NoSegments,
     /// The packets are gone, as if the network had lost them.
     Lost,
@@ -119,6 +127,6 @@ pub(crate) trait Link {
     /// [`Link::max_segments`] packets. May wait for a slow interface.
     fn send(&self, to: &TxMeta, bytes: &[u8], segment: usize) -> Result<(), SendError>;
 
-    /// Most packets of one send.
-    fn max_segments(&self) -> usize;
+    /// Most packets of the next send to `dst`. Asked once for each.
+    fn max_segments(&self, dst: Gid) -> usize;
 }

@@ -1,14 +1,14 @@
 //! Which program has which service of the connection manager, without a daemon.
 //!
-//! As with slots ([`super::slot`]), whoever has something holds an abstract Unix datagram socket with its name; the kernel
-//! sees to it that nobody else has it, and that the death of the process ends it. There are two kinds of names: that of a
+//! As with slots ([`super::slot`]), whoever has something holds a Unix datagram socket with its name ([`super::named`]);
+//! nobody else has it then, and the death of the process ends it. There are two kinds of names: that of a
 //! *claim* says that a program has bound a service at an address; that of a *mailbox* takes the requests for a service which
-//! reach other processes of the same interface. Only frames of the same user are taken out of it.
+//! reach other processes of the same interface.
 
-use super::slot::{self, Probe, Slot, SlotSocket, abstract_address};
+use super::named::{NamedSocket, Probe};
+use super::slot::{self, Slot, SlotSocket};
 use roxe_wire::Gid;
 use roxe_wire::cm::ServiceId;
-use socket2::{Domain, Socket, Type};
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -50,6 +50,18 @@ impl fmt::Display for Scope {
     }
 }
 
+/// An address as a part of a file's name: those of IPv6 have always 32 digits, which is shorter than the longest text.
+pub(super) struct AddressPart(pub(super) Gid);
+
+impl fmt::Display for AddressPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.to_ip() {
+            IpAddr::V4(ip) => ip.fmt(f),
+            IpAddr::V6(ip) => write!(f, "{:032x}", ip.to_bits()),
+        }
+    }
+}
+
 /// A service at some addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Place {
@@ -57,9 +69,16 @@ pub(crate) struct Place {
     pub(crate) scope: Scope,
 }
 
+/// As a part of a file's name.
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:x}/{}", self.service.0, self.scope)
+        write!(f, "{:x}-", self.service.0)?;
+        match self.scope {
+            Scope::All => f.write_str("any"),
+            Scope::V4 => f.write_str("ipv4"),
+            Scope::V6 => f.write_str("ipv6"),
+            Scope::At(gid) => AddressPart(gid).fmt(f),
+        }
     }
 }
 
@@ -73,17 +92,15 @@ pub(crate) struct ClaimName {
 
 impl fmt::Display for ClaimName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "roxe/cm/1/b/{}", self.place)?;
+        write!(f, "bind-{}", self.place)?;
         self.share.map_or(Ok(()), |number| write!(f, "+{number}"))
     }
 }
 
 impl ClaimName {
     /// Takes it, for as long as the socket lives. `EADDRINUSE`: somebody has it.
-    pub(crate) fn hold(&self) -> io::Result<Socket> {
-        let socket = Socket::new(Domain::UNIX, Type::DGRAM, None)?;
-        socket.bind(&abstract_address(self)?)?;
-        Ok(socket)
+    pub(crate) fn hold(&self) -> io::Result<NamedSocket> {
+        NamedSocket::bind(self)
     }
 
     /// Whether somebody has it, as `probe` finds out.
@@ -100,7 +117,7 @@ struct MailboxName {
 
 impl fmt::Display for MailboxName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "roxe/cm/1/l/{}/{}", self.ifindex, self.place)
+        write!(f, "svc-{:x}-{}", self.ifindex, self.place)
     }
 }
 
@@ -108,7 +125,7 @@ impl fmt::Display for MailboxName {
 #[derive(Debug)]
 pub(crate) struct ServiceSocket {
     place: Place,
-    socket: Socket,
+    socket: NamedSocket,
 }
 
 impl ServiceSocket {

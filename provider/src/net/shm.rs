@@ -5,10 +5,13 @@
 //! process that wants no ring lets go of the line, and one that dies does so however it dies: then the ring is gone on both
 //! sides, and whoever takes the slot later has never heard of it. Knows no queue pairs and no engine.
 
+mod marks;
 #[allow(unsafe_code)]
 mod memory;
 mod ring;
 
+#[cfg(feature = "fuzz")]
+pub(crate) use ring::check as check_ring;
 pub(crate) use ring::{Broken, Heading, MAX_RUN, Reader, Record, SIZE, SMALL, Writer, record_len};
 
 use super::cmsg::Control;

@@ -1,19 +1,18 @@
 //! Which process owns which queue pair numbers, without a daemon.
 //!
-//! The upper 12 bits of a QPN are its *slot*. A process owns a slot as long as it holds an abstract Unix datagram socket
-//! bound to a name made of interface and slot: the kernel makes the claim atomic, keeps it within the network namespace
-//! and ends it when the process dies, however it dies. The same socket is the slot's mailbox for frames of
-//! [`super::forward`]; only frames of the same user are taken from it.
+//! The upper 12 bits of a QPN are its *slot*. A process owns a slot as long as it holds a Unix datagram socket with a name
+//! made of interface and slot ([`super::named`]): the claim is atomic, and ends when the process dies, however it dies. The
+//! same socket is the slot's mailbox for frames of [`super::forward`]. Nobody but our user can have such a name or send to
+//! it; what the kernel says came from another user all the same (root's) is thrown away.
 
 use super::cmsg::Control;
+use super::named::{NamedSocket, Probe};
+use super::runtime_dir::RuntimeDir;
 use super::sys;
 use roxe_wire::Qpn;
-use socket2::{Domain, SockAddr, Socket, Type};
-use std::ffi::OsStr;
 use std::fmt;
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::os::unix::ffi::OsStrExt;
 
 /// Bits of a QPN below its slot.
 const INDEX_BITS: u32 = 12;
@@ -60,25 +59,35 @@ impl Slot {
 pub(crate) struct SlotSocket {
     slot: Slot,
     ifindex: u32,
-    socket: Socket,
+    socket: NamedSocket,
 }
 
 impl SlotSocket {
     /// Claims a free slot of the interface, starting the search at a random one. `ENOSPC`: all are taken.
     pub(crate) fn claim(ifindex: u32) -> io::Result<Self> {
+        match Self::claim_any(ifindex) {
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
+            result => return result,
+        }
+        // Names of the dead are left alone until nothing else is free.
+        RuntimeDir::get()?.sweep();
+        Self::claim_any(ifindex).map_err(|e| match e.kind() {
+            io::ErrorKind::AddrInUse => io::Error::from_raw_os_error(libc::ENOSPC),
+            _ => e,
+        })
+    }
+
+    fn claim_any(ifindex: u32) -> io::Result<Self> {
         let count = SLOTS.end - SLOTS.start;
         let first = random_u16()? % count;
-        for step in 0..count {
-            let slot = Slot(SLOTS.start + (first + step) % count);
-            match Self::claim_one(ifindex, slot) {
-                Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
-                result => return result,
-            }
-        }
-        Err(io::Error::from_raw_os_error(libc::ENOSPC))
+        let slot = |step: u16| Slot(SLOTS.start + (first + step) % count);
+        let (at, socket) = NamedSocket::bind_first((0..count).map(|step| Name { ifindex, slot: slot(step) }))?;
+        // There are fewer than 2^12.
+        Ok(Self { slot: slot(at as u16), ifindex, socket: with_room(socket)? })
     }
 
     /// Claims `slot`. `EADDRINUSE`: a process has it.
+    #[cfg(test)]
     pub(crate) fn claim_one(ifindex: u32, slot: Slot) -> io::Result<Self> {
         Ok(Self { slot, ifindex, socket: mailbox(&Name { ifindex, slot })? })
     }
@@ -106,16 +115,24 @@ impl SlotSocket {
 
     /// The same to any mailbox.
     pub(super) fn send_to(&self, name: &impl fmt::Display, header: &[u8], body: &[u8]) -> io::Result<()> {
-        let flags = libc::MSG_DONTWAIT;
-        let name = abstract_address(name)?;
-        sys::send(self.fd(), &sys::Name::Any(&name), [header, body], &Control::new(), flags).map(drop)
+        self.send_with(name, [header, body], &Control::new())
     }
 
     /// The same with descriptors for the other process.
     pub(crate) fn send_descriptors(&self, to: Slot, header: &[u8], fds: &[RawFd]) -> io::Result<()> {
-        let (name, mut control) = (abstract_address(&Name { ifindex: self.ifindex, slot: to })?, Control::new());
+        let mut control = Control::new();
         control.push_descriptors(fds);
-        sys::send(self.fd(), &sys::Name::Any(&name), [header, &[]], &control, libc::MSG_DONTWAIT).map(drop)
+        self.send_with(&Name { ifindex: self.ifindex, slot: to }, [header, &[]], &control)
+    }
+
+    fn send_with(&self, name: &impl fmt::Display, parts: [&[u8]; 2], control: &Control) -> io::Result<()> {
+        let address = self.socket.space().address(name)?;
+        let sent = sys::send(self.fd(), &sys::Name::Any(&address), parts, control, libc::MSG_DONTWAIT);
+        sent.map(drop).map_err(|e| match e.kind() {
+            // A name that was never there says as much as one whose owner has died.
+            io::ErrorKind::NotFound => io::ErrorKind::ConnectionRefused.into(),
+            _ => e,
+        })
     }
 
     /// Takes one frame of the same user out of the mailbox without waiting, with the descriptors that came along; frames of
@@ -130,27 +147,14 @@ pub(crate) fn is_owned(ifindex: u32, slot: Slot) -> bool {
     slot.can_be_owned() && Probe::new().is_ok_and(|probe| probe.finds(&Name { ifindex, slot }))
 }
 
-/// Looks whether names are held: any number of them with one descriptor, as a datagram socket may change its peer.
-pub(crate) struct Probe(Socket);
-
-impl Probe {
-    pub(crate) fn new() -> io::Result<Self> {
-        Socket::new(Domain::UNIX, Type::DGRAM, None).map(Self)
-    }
-
-    /// Whether some process holds the abstract name `name`.
-    pub(super) fn finds(&self, name: &impl fmt::Display) -> bool {
-        abstract_address(name).and_then(|address| self.0.connect(&address)).is_ok()
-    }
+/// A new socket with the name `name`; says who sent each datagram.
+pub(super) fn mailbox(name: &impl fmt::Display) -> io::Result<NamedSocket> {
+    NamedSocket::bind(name).and_then(with_room)
 }
 
-/// A new socket bound to the abstract name `name`; says who sent each datagram.
-pub(super) fn mailbox(name: &impl fmt::Display) -> io::Result<Socket> {
-    let socket = Socket::new(Domain::UNIX, Type::DGRAM, None)?;
-    sys::set_option(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PASSCRED, 1)?;
+fn with_room(socket: NamedSocket) -> io::Result<NamedSocket> {
     socket.set_recv_buffer_size(MAILBOX)?;
     socket.set_send_buffer_size(MAILBOX)?;
-    socket.bind(&abstract_address(name)?)?;
     Ok(socket)
 }
 
@@ -171,22 +175,12 @@ fn recv_with_descriptors(fd: RawFd, buf: &mut [u8]) -> io::Result<Option<(usize,
     Ok(None)
 }
 
-/// The address of an abstract name: a leading zero byte instead of a path (`man 7 unix`).
-/// Made without allocating, because credits are sent often.
-pub(super) fn abstract_address(name: &impl fmt::Display) -> io::Result<SockAddr> {
-    let mut bytes = [0; 80];
-    let mut rest = &mut bytes[1..];
-    write!(rest, "{name}")?;
-    let unused = rest.len();
-    SockAddr::unix(OsStr::from_bytes(&bytes[..bytes.len() - unused]))
-}
-
 /// A number that other processes do not draw at the same time.
 pub(super) fn random_u16() -> io::Result<u16> {
     getrandom::u32().map(|number| (number >> 16) as u16).map_err(io::Error::other)
 }
 
-/// The name of a slot's mailbox. The leading number is the version of the frames.
+/// The name of a slot's mailbox.
 struct Name {
     ifindex: u32,
     slot: Slot,
@@ -194,7 +188,7 @@ struct Name {
 
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "roxe/1/{}/{}", self.ifindex, self.slot.0)
+        write!(f, "slot-{:x}-{:03x}", self.ifindex, self.slot.0)
     }
 }
 

@@ -19,16 +19,17 @@
 //! kernel that refuses the program, or a race only cost speed.
 
 use super::forward::Frame;
+use super::named::NamedSocket;
+use super::service::AddressPart;
 use super::slot::{self, Slot, SlotSocket};
 use super::udp::UdpLink;
+use super::udp_table::count_bound;
 use super::{Link, ROCE_PORT, RxMeta, TxMeta};
 use libc::sock_filter;
 use roxe_transport::time::Instant;
 use roxe_wire::Gid;
-use socket2::Socket;
 use std::fmt;
 use std::io;
-use std::net::IpAddr;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,8 +68,8 @@ pub(crate) struct Steering {
 #[derive(Debug)]
 struct Session {
     /// Keeps others from building at the same time; `None`: the builder does not come to an end, so this one goes ahead.
-    _builder: Option<Socket>,
-    mailbox: Socket,
+    _builder: Option<NamedSocket>,
+    mailbox: NamedSocket,
     /// Names the mailbox.
     nonce: u64,
     /// By number: the slots of the process that answered.
@@ -154,7 +155,7 @@ impl Session {
     /// Becomes the builder and sends the first round of probes; `None` if there is nobody to tell apart.
     /// `EADDRINUSE`: another process is the builder, and `polite` asks to leave it in peace.
     fn begin(link: &UdpLink, ifindex: u32, polite: bool, now: Instant) -> io::Result<Option<Self>> {
-        let count = members(link.gid())?;
+        let count = count_bound(link.gid())?;
         if count < 2 {
             return Ok(None);
         }
@@ -237,7 +238,7 @@ struct Builder {
 
 impl fmt::Display for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "roxe/1/{}/builder/{}", self.ifindex, self.gid)
+        write!(f, "steer-{:x}-{}", self.ifindex, AddressPart(self.gid))
     }
 }
 
@@ -248,7 +249,7 @@ struct Answers {
 
 impl fmt::Display for Answers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "roxe/1/answers/{:016x}", self.nonce)
+        write!(f, "answers-{:016x}", self.nonce)
     }
 }
 
@@ -283,29 +284,6 @@ pub(crate) fn answer(packet: &[u8], meta: &RxMeta, mine: &[SlotSocket]) -> bool 
         let _ = first.send_to(&Answers { nonce }, &Frame::ProbeSeen { nonce, round, index }.header(), &body);
     }
     true
-}
-
-/// How many sockets are bound to the RoCE port of `gid`. A reader of the table misses lines when others open and close
-/// sockets meanwhile, so it is read more than once; a number too many does no harm.
-fn members(gid: Gid) -> io::Result<usize> {
-    let path = if gid.is_ipv4() { "/proc/net/udp" } else { "/proc/net/udp6" };
-    let mut count = 0;
-    for _ in 0..3 {
-        count = count.max(count_bound(&std::fs::read_to_string(path)?, gid));
-    }
-    Ok(count)
-}
-
-/// Counts the lines of `/proc/net/udp[6]` whose local address is `gid`. The kernel prints addresses as 32-bit words in
-/// the byte order of the machine.
-fn count_bound(table: &str, gid: Gid) -> usize {
-    let word = |bytes: &[u8; 4]| format!("{:08X}", u32::from_ne_bytes(*bytes));
-    let address = match gid.to_ip() {
-        IpAddr::V4(ip) => word(&ip.octets()),
-        IpAddr::V6(ip) => ip.octets().as_chunks::<4>().0.iter().map(word).collect(),
-    };
-    let local = format!("{address}:{ROCE_PORT:04X}");
-    table.lines().filter(|line| line.split_whitespace().nth(1) == Some(&local)).count()
 }
 
 /// The program for `map`, which is sorted by slot and holds at most [`MAX_SLOTS`].
@@ -367,7 +345,7 @@ const fn jump(code: u16, k: u32, jt: u8, jf: u8) -> sock_filter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::{Ipv4Addr, Ipv6Addr};
+    use std::net::Ipv4Addr;
 
     /// Runs `program` on `packet` as the kernel would.
     fn run(program: &[sock_filter], packet: &[u8]) -> u32 {
@@ -416,25 +394,9 @@ mod tests {
         assert_eq!(run(&program, &probe(1, 42, 0)), 42);
     }
 
-    #[test]
-    fn sockets_are_counted_by_address_and_port() {
-        let words = |gid: Gid| match gid.to_ip() {
-            IpAddr::V4(ip) => format!("{:08X}", u32::from_ne_bytes(ip.octets())),
-            IpAddr::V6(ip) => {
-                ip.octets().as_chunks::<4>().0.iter().map(|w| format!("{:08X}", u32::from_ne_bytes(*w))).collect()
-            }
-        };
-        for gid in [Gid::from(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST).into()] {
-            let ours = format!("  1: {}:12B7 00000000:0000 07 0 0 0\n", words(gid));
-            let other = format!("  2: {}:12B8 00000000:0000 07 0 0 0\n", words(gid));
-            let table = format!("  sl  local_address rem_address   st\n{ours}{other}{ours}");
-            assert_eq!(count_bound(&table, gid), 2);
-        }
-    }
-
     fn session(answers: &[&[u16]]) -> Session {
         let answers = answers.iter().map(|slots| slots.iter().map(|&slot| Slot::new(slot)).collect()).collect();
-        let mailbox = Socket::new(socket2::Domain::UNIX, socket2::Type::DGRAM, None).unwrap();
+        let mailbox = slot::mailbox(&Answers { nonce: getrandom::u64().unwrap() }).unwrap();
         Session { _builder: None, mailbox, nonce: 1, answers, round: 1, deadline: Instant(0) }
     }
 

@@ -2,14 +2,14 @@
 //!
 //! Each function is one call with its pointers made from slices that outlive it. Knows no packets and no policy.
 //!
-//! Datagrams and wake-ups go past the C library, whose functions let a thread be cancelled inside of them (`man 7 pthreads`), where it may
+//! Datagrams, wake-ups and looks for names go past the C library, whose functions let a thread be cancelled inside of them (`man 7 pthreads`), where it may
 //! hold our locks: that also takes 70 instructions.
 
 use super::cmsg::{CAPACITY, Control};
 use libc::{c_int, c_void, socklen_t};
 use roxe_wire::Gid;
 use std::io;
-use std::mem::{size_of, size_of_val, zeroed};
+use std::mem::{offset_of, size_of, size_of_val, zeroed};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
@@ -22,6 +22,18 @@ pub(super) fn set_option(fd: RawFd, level: c_int, name: c_int, value: c_int) -> 
     // SAFETY: `value` points to an int on this frame, which the call reads.
     let rc = unsafe { libc::setsockopt(fd, level, name, value, len as socklen_t) };
     check(rc as isize).map(drop)
+}
+
+/// How many datagrams the system has dropped before they reached the queue of a socket (`SK_MEMINFO_DROPS`).
+pub(super) fn drops(fd: RawFd) -> io::Result<u32> {
+    /// Where it stands among the numbers of `SO_MEMINFO`, and how many there are, as <linux/sock_diag.h> has them.
+    const DROPS: usize = 8;
+    let mut numbers = [0u32; DROPS + 1];
+    let mut len = size_of_val(&numbers) as socklen_t;
+    // SAFETY: as many bytes as `len` says; the kernel writes no more.
+    let rc =
+        unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_MEMINFO, numbers.as_mut_ptr().cast(), &raw mut len) };
+    if rc == 0 { Ok(numbers[DROPS]) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Sends multicast of an IPv4 socket out of the interface `ifindex`.
@@ -48,10 +60,21 @@ pub(super) fn bind_netlink(fd: RawFd, groups: c_int) -> io::Result<()> {
     check(rc as isize).map(drop)
 }
 
+/// `struct sock_fprog` without padding: the kernel copies all of it, and valgrind reports bytes that nobody wrote.
+#[repr(C)]
+struct FilterProgram {
+    len: u16,
+    zero: [u16; size_of::<*mut libc::sock_filter>() / 2 - 1],
+    filter: *mut libc::sock_filter,
+}
+
+const _: () = assert!(size_of::<FilterProgram>() == size_of::<libc::sock_fprog>());
+const _: () = assert!(offset_of!(FilterProgram, filter) == offset_of!(libc::sock_fprog, filter));
+
 /// Attaches a classic BPF program; the kernel copies it. What for is the socket option `name`.
 pub(super) fn attach_filter(fd: RawFd, name: c_int, program: &mut [libc::sock_filter]) -> io::Result<()> {
     let len = u16::try_from(program.len()).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG))?;
-    let program = libc::sock_fprog { len, filter: program.as_mut_ptr() };
+    let program = FilterProgram { len, zero: Default::default(), filter: program.as_mut_ptr() };
     let size = size_of_val(&program) as socklen_t;
     // SAFETY: `program` and the `len` instructions it points to outlive the call, which only reads them.
     let rc = unsafe {
@@ -149,6 +172,13 @@ pub(super) fn recv(
     }
 }
 
+/// Makes `name` the peer of a datagram socket. Does not wait.
+pub(super) fn connect(fd: RawFd, name: &socket2::SockAddr) -> io::Result<()> {
+    // SAFETY: the name is live and has this length, and the call only reads it.
+    let rc = unsafe { libc::syscall(libc::SYS_connect, fd, name.as_ptr(), name.len()) };
+    check(rc as isize).map(drop)
+}
+
 /// What was taken out of a queue.
 pub(super) struct Discarded {
     /// Datagrams.
@@ -218,9 +248,28 @@ pub(super) fn credentials(control: &Control) -> Option<libc::uid_t> {
 }
 
 /// The user this process acts for.
-pub(super) fn effective_uid() -> libc::uid_t {
+pub(crate) fn effective_uid() -> libc::uid_t {
     // SAFETY: takes nothing and cannot fail.
     unsafe { libc::geteuid() }
+}
+
+/// Whether this program runs with rights that whoever started it lacks (set-uid, set-gid, capabilities of the file): then
+/// nothing that the environment says may be believed (`man 3 getauxval`, `AT_SECURE`).
+pub(crate) fn is_privileged_start() -> bool {
+    // SAFETY: takes no pointers and cannot fail.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
+/// The number of the network namespace of a socket, which no other one has until the system starts again. ENOPROTOOPT: the
+/// kernel is older than Linux 5.14.
+pub(super) fn namespace_cookie(fd: RawFd) -> io::Result<u64> {
+    /// From `<asm-generic/socket.h>`.
+    const SO_NETNS_COOKIE: c_int = 71;
+    let mut cookie = 0u64;
+    let mut len = size_of_val(&cookie) as socklen_t;
+    // SAFETY: the call writes at most `len` bytes to `cookie`, and how many they were to `len`; both are on this frame.
+    let rc = unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE, (&raw mut cookie).cast(), &raw mut len) };
+    check(rc as isize).map(|_| cookie)
 }
 
 /// A system call's result: what it counted, or `errno`.

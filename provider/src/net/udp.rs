@@ -8,9 +8,12 @@
 
 use super::cmsg::{self, Control};
 use super::keepers::Keepers;
+use super::named::NamedSocket;
+use super::segments::Segments;
 use super::shelf::{STREAM, Shelf};
+use super::source_ports;
 use super::sys::{self, Name};
-use super::{HOP_LIMIT, Link, MAX_SEGMENTS, ROCE_PORT, RxMeta, SendError, TxMeta};
+use super::{HOP_LIMIT, Link, ROCE_PORT, RxMeta, SendError, TxMeta};
 use libc::c_int;
 use roxe_wire::Gid;
 use socket2::{Domain, InterfaceIndexOrAddress, Protocol, SockAddr, Socket, Type};
@@ -18,7 +21,7 @@ use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 /// How long a send waits for room in the socket's buffer.
@@ -35,14 +38,23 @@ pub(crate) struct UdpLink {
     /// Interface index, the zone of link-local IPv6 addresses.
     scope: u32,
     /// Whether the kernel cuts a send into packets for us.
-    segments: AtomicBool,
+    segments: Segments,
     /// Whether traffic was seen here, so that pollers look here every time.
     hot: AtomicBool,
     rcvbuf: usize,
+    /// What the system had dropped at the last look.
+    drops: AtomicU32,
     /// What was read last.
     shelf: Shelf,
     /// Where there is no shelf: who sends to this very address. Opened by the first run that is worth it.
-    keepers: OnceLock<Option<Keepers>>,
+    keepers: OnceLock<Option<OwnKeepers>>,
+}
+
+/// Sockets that send to the address itself, and the name that tells receivers whose their port is.
+#[derive(Debug)]
+struct OwnKeepers {
+    keepers: Keepers,
+    _name: NamedSocket,
 }
 
 impl UdpLink {
@@ -56,14 +68,16 @@ impl UdpLink {
             let _ = sys::set_option(socket.as_raw_fd(), libc::IPPROTO_UDP, libc::UDP_GRO, 1);
         }
         socket.bind(&SockAddr::from(address))?;
+        let segments = Segments::new(gso && can_segment(&socket));
         Ok(Self {
             rcvbuf: socket.recv_buffer_size()?,
+            drops: AtomicU32::new(0),
             shelf: Shelf::default(),
             socket,
             gid,
             is_v4: address.is_ipv4(),
             scope: ifindex,
-            segments: AtomicBool::new(gso),
+            segments,
             hot: AtomicBool::new(false),
             // Only those that receive streams have them.
             keepers: OnceLock::from(None),
@@ -98,7 +112,8 @@ impl UdpLink {
     }
 
     fn keepers_for(&self, dst: Gid) -> Option<&Keepers> {
-        self.keepers.get().and_then(Option::as_ref).filter(|_| dst == self.gid)
+        let own = self.keepers.get().and_then(Option::as_ref).filter(|_| dst == self.gid)?;
+        Some(&own.keepers)
     }
 
     /// Whether [`UdpLink::open_keepers`] is worth it for a run of `len` bytes to `dst`. Nobody works that out where there are
@@ -113,16 +128,17 @@ impl UdpLink {
         self.keepers.get_or_init(|| self.make_keepers().ok());
     }
 
-    fn make_keepers(&self) -> io::Result<Keepers> {
+    fn make_keepers(&self) -> io::Result<OwnKeepers> {
         // The kernel doubles what it is asked for.
         let buffer = self.rcvbuf / 2;
-        Keepers::open(|port| {
+        let keepers = Keepers::open(|port| {
             let mut address = socket_addr(self.gid, self.scope);
             address.set_port(port);
             let socket = bare_socket(address, self.scope, buffer)?;
             socket.bind(&SockAddr::from(address))?;
             Ok(socket)
-        })
+        })?;
+        Ok(OwnKeepers { _name: source_ports::claim(self.gid, keepers.port())?, keepers })
     }
 
     /// The local address; the group's, if it was joined.
@@ -135,6 +151,11 @@ impl UdpLink {
         self.rcvbuf
     }
 
+    /// Whether every packet needs a send of its own, wherever it goes.
+    pub(crate) fn lacks_segments(&self) -> bool {
+        self.segments.are_off()
+    }
+
     /// The descriptor, to wait on.
     pub(crate) fn fd(&self) -> RawFd {
         self.socket.as_raw_fd()
@@ -145,6 +166,13 @@ impl UdpLink {
     pub(crate) fn clear_kept(&self) {
         self.shelf.clear(self.fd());
         self.keepers_for(self.gid).map(Keepers::clear);
+    }
+
+    /// Datagrams that the system has dropped here since the last call, mostly because the buffer was full.
+    pub(crate) fn take_drops(&self) -> u64 {
+        let now = sys::drops(self.fd()).unwrap_or(0);
+        // The system counts in 32 bits.
+        now.wrapping_sub(self.drops.swap(now, Ordering::Relaxed)).into()
     }
 
     /// Whether pollers should look here every time.
@@ -184,6 +212,14 @@ impl UdpLink {
             control.push(level, ttl, &c_int::from(to.hop_limit).to_ne_bytes());
         }
         control
+    }
+}
+
+#[cfg(test)]
+impl UdpLink {
+    /// Sends without checksums from now on, which the kernel cannot cut: it refuses.
+    pub(crate) fn forbid_segments(&self) {
+        sys::set_option(self.fd(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
     }
 }
 
@@ -230,12 +266,17 @@ impl Link for UdpLink {
         let keepers = self.keepers_for(to.dst).filter(|keepers| keepers.port() == to.src_port);
         let fd = keepers.and_then(|keepers| keepers.next(bytes.len(), &mut control)).unwrap_or_else(|| self.fd());
         loop {
-            let Err(cause) = sys::send(fd, &name, [bytes, &[]], &control, 0) else { return Ok(()) };
+            let Err(cause) = sys::send(fd, &name, [bytes, &[]], &control, 0) else {
+                if segment.is_some() {
+                    self.segments.note_taken(to.dst);
+                }
+                return Ok(());
+            };
             match cause.raw_os_error() {
                 Some(libc::EINTR) => {}
                 // What kernels and drivers answer that cannot segment (no support, or no checksum offload).
                 Some(libc::EIO | libc::EINVAL | libc::EOPNOTSUPP) if segment.is_some() => {
-                    self.segments.store(false, Ordering::Relaxed);
+                    self.segments.note_refused(to.dst);
                     return Err(SendError::NoSegments);
                 }
                 _ => return Err(SendError::Lost),
@@ -243,9 +284,14 @@ impl Link for UdpLink {
         }
     }
 
-    fn max_segments(&self) -> usize {
-        if self.segments.load(Ordering::Relaxed) { MAX_SEGMENTS } else { 1 }
+    fn max_segments(&self, dst: Gid) -> usize {
+        self.segments.most(dst)
     }
+}
+
+/// Whether the system knows segmented sends at all. Kernels before 4.18 do not, and say so here.
+fn can_segment(socket: &Socket) -> bool {
+    sys::set_option(socket.as_raw_fd(), libc::IPPROTO_UDP, libc::UDP_SEGMENT, 0).is_ok()
 }
 
 /// A socket that will be bound to `address`, or to another port of it.
@@ -332,6 +378,7 @@ fn set_v6_options(socket: &Socket, ifindex: u32) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::MAX_SEGMENTS;
     use super::*;
     use std::net::Ipv4Addr;
 
@@ -447,11 +494,14 @@ mod tests {
     }
 
     #[test]
-    fn too_many_segments_say_so_once_and_for_all() {
+    fn a_send_that_the_kernel_does_not_cut_is_tried_again_later_and_concerns_one_destination() {
         let (a, b) = (link(5, true, true), link(6, true, true));
         let to = TxMeta { dst: b.gid(), src_port: ROCE_PORT, traffic_class: 0, hop_limit: 64 };
         assert!(matches!(a.send(&to, &[0; 400], 1), Err(SendError::NoSegments)));
-        assert_eq!(a.max_segments(), 1);
+        assert_eq!((a.max_segments(b.gid()), a.max_segments(a.gid())), (1, MAX_SEGMENTS));
+        assert!((0..MAX_SEGMENTS).any(|_| a.max_segments(b.gid()) == MAX_SEGMENTS), "it is never tried again");
+        a.send(&to, &[0; 40], 10).unwrap();
+        assert_eq!(a.max_segments(b.gid()), MAX_SEGMENTS);
     }
 
     // clause: IP-TOS

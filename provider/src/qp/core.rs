@@ -13,26 +13,27 @@ use crate::device::Context;
 use crate::engine::{Engine, Joined, Outlet, Run, RxTools, TxCache, clock};
 use crate::event::AsyncEventKind;
 use crate::flow::{Grant, Key};
-use crate::fork::Lockable;
+use crate::guard::SharedBytes;
 use crate::host::{Path, QpHost};
+use crate::lock::{Lockable, Mutex, MutexGuard, rank};
 use crate::mr::{MemoryTable, Reach};
 use crate::net::RxMeta;
 use crate::net::frames::FrameSender;
 use crate::net::slot::Slot;
-use crate::parking::{Parked, Parking};
+use crate::parking::{self, Parked, Parking};
 use crate::pd::{Pd, PdId};
 use crate::srq::Srq;
 use crate::uses::ObjectId;
 use crate::xrcd::Xrcd;
 use bitflags::bitflags;
-use parking_lot::{Mutex, MutexGuard};
 use roxe_transport::Qp as Machine;
-use roxe_transport::cx::{Side, TxState};
+use roxe_transport::cx::{RxPayload, Side, TxState};
 use roxe_transport::qp::{AttrMask, DropReason, QpAttr, QpConfig, QpEvents, QpState, Service, charge_of};
 use roxe_transport::time::Instant;
 use roxe_wire::{Gid, Kind, NetHeader, Packet, PacketReader, Qpn};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
 
 /// A UC packet further ahead than this is no packet that has overtaken others: the peer has started anew.
 const MAX_AHEAD: i32 = 1 << 14;
@@ -60,7 +61,7 @@ pub(crate) struct QpCore {
     xrcd: Option<Arc<Xrcd>>,
     /// Whether it ever bound a memory window.
     binds: AtomicBool,
-    pub(super) inner: Mutex<Inner>,
+    pub(super) inner: Mutex<rank::Qp, Inner>,
 }
 
 /// What the lock guards.
@@ -206,10 +207,12 @@ impl QpCore {
     pub(crate) fn receive(&self, run: Run<'_>, tools: &mut RxTools<'_>, now: Instant) -> Report {
         let mut inner = self.inner.lock();
         if inner.is_cut_off {
+            // It was destroyed after it was found.
+            self.engine().counters().unknown_qp.add(run.count());
             return Report::default();
         }
         let Inner { machine, path, parking, .. } = &mut *inner;
-        let mut host = QpHost::new(self, path, now).came_by_ring(run.meta.by_ring);
+        let mut host = QpHost::new(self, path, now);
         let mut taken = Taken::default();
         let (mut net, mut reader) = (header_of(run.meta, run.index), PacketReader::default());
         if run.meta.sealed {
@@ -231,9 +234,14 @@ impl QpCore {
             }
             let sender = sender_of(machine, packet).filter(|_| tools.owes_credit(net.src, net.dst));
             let creditor = sender.filter(|_| !run.meta.by_ring);
-            if !tools.starved && must_wait(machine, &mut host, parking, &net, packet, sender.is_some()) {
-                let psn = (self.service == Service::Uc).then_some(packet.header.bth.psn);
-                if parking.push(Parked { net, bytes: bytes.to_vec(), psn, creditor, at: now }) {
+            let early =
+                Early { parking, net: &net, packet, is_local: sender.is_some(), may_overtake: tools.may_overtake };
+            if !tools.starved
+                && let Some(patience) = early.patience(machine, &mut host)
+            {
+                let psn = (self.service != Service::Ud).then_some(packet.header.bth.psn);
+                let parked = Parked { net, bytes: bytes.to_vec(), psn, creditor, at: now, patience };
+                if parking.push(parked) {
                     continue;
                 }
             }
@@ -256,10 +264,51 @@ impl QpCore {
             return None;
         }
         let Inner { machine, path, .. } = &mut *inner;
-        let mut host = QpHost::new(self, path, now).came_by_ring(true);
-        let is_taken = machine.handle_joined(&mut host, &header_of(meta, 0), &packets.first, packets.payload);
+        let mut host = QpHost::new(self, path, now).with_arrived(packets.payload);
+        let payload = RxPayload::Shared { at: 0, len: packets.payload.len() };
+        let is_taken = machine.handle_joined(&mut host, &header_of(meta, 0), &packets.first, packets.len, payload);
         let report = host.end();
         is_taken.then(|| self.end_receiving(&mut inner, report, now))
+    }
+
+    /// Whether nothing here looks at payload but where it is copied to: what waits, goes to another process or is matched by
+    /// a tag does.
+    pub(crate) fn takes_shared_payload(&self) -> bool {
+        self.service == Service::Rc && self.srq.is_none()
+    }
+
+    /// As [`QpCore::receive`], for packets that lie in `shared`, of which `copies` has at least the first `head` bytes of each
+    /// one, and nobody looks at the others. Only where it [takes them](QpCore::takes_shared_payload).
+    pub(crate) fn receive_shared(
+        &self,
+        meta: &RxMeta,
+        (copies, head): (&[u8], usize),
+        shared: SharedBytes<'_>,
+        now: Instant,
+    ) -> Report {
+        let mut inner = self.inner.lock();
+        if inner.is_cut_off {
+            return Report::default();
+        }
+        let Inner { machine, path, .. } = &mut *inner;
+        let mut host = QpHost::new(self, path, now).with_arrived(shared);
+        let (net, mut reader) = (header_of(meta, 0), PacketReader::default());
+        for (index, bytes) in copies.chunks(meta.segment).enumerate() {
+            let Ok(packet) = reader.parse(bytes) else {
+                self.engine().counters().malformed.add(1);
+                continue;
+            };
+            let (len, before) = (packet.payload.len(), packet.header.padded_len(0));
+            let payload = if before + len <= head {
+                RxPayload::Bytes(packet.payload)
+            } else {
+                RxPayload::Shared { at: index * meta.segment + before, len }
+            };
+            let net = NetHeader { ident: index as u16, ..net };
+            self.count(machine.handle_with_payload(&mut host, &net, &packet.header, payload));
+        }
+        let report = host.end();
+        self.end_receiving(&mut inner, report, now)
     }
 
     fn end_receiving(&self, inner: &mut Inner, report: Report, now: Instant) -> Report {
@@ -318,7 +367,7 @@ impl QpCore {
     }
 
     /// A receive was posted while packets waited for it, or in the error state.
-    pub(super) fn receive_parked(&self, mut inner: MutexGuard<'_, Inner>, now: Instant) {
+    pub(super) fn receive_parked(&self, mut inner: MutexGuard<'_, rank::Qp, Inner>, now: Instant) {
         let report = self.drain_parking(&mut inner, now);
         self.finish_with(inner, report, now);
         self.engine().send_credits(now);
@@ -385,12 +434,18 @@ impl QpCore {
             return;
         }
         inner.registered = None;
+        if inner.path.deadline().is_some_and(|at| at <= now) && !self.service.is_reliable() {
+            inner.tx.end_patience();
+        }
         inner.path.on_timer(self.engine(), self.service, now);
         inner.path.ask_again(self.engine(), now);
         let looks = inner.parking.deadline().is_some_and(|at| at <= now);
         let mut report = if looks { self.drain_parking(&mut inner, now) } else { Report::default() };
-        let Inner { machine, path, .. } = &mut *inner;
+        let Inner { machine, path, tx, .. } = &mut *inner;
         if machine.poll_timeout().is_some_and(|at| at <= deadline) {
+            if tx.link_moved() {
+                machine.on_link_moved(now);
+            }
             let mut host = QpHost::new(self, path, now);
             machine.handle_timeout(&mut host);
             report |= host.end();
@@ -413,12 +468,12 @@ impl QpCore {
     }
 
     /// Ends a visit.
-    pub(super) fn finish(&self, inner: MutexGuard<'_, Inner>, now: Instant) {
+    pub(super) fn finish(&self, inner: MutexGuard<'_, rank::Qp, Inner>, now: Instant) {
         self.finish_with(inner, Report::default(), now);
     }
 
     /// Ends a visit that already has something to report.
-    fn finish_with(&self, mut inner: MutexGuard<'_, Inner>, report: Report, now: Instant) {
+    fn finish_with(&self, mut inner: MutexGuard<'_, rank::Qp, Inner>, report: Report, now: Instant) {
         let report = report | self.transmit(&mut inner, now) | self.settle(&mut inner);
         drop(inner);
         self.announce(report);
@@ -433,8 +488,9 @@ impl QpCore {
         if !machine.has_work() {
             return Report::default();
         }
+        let mut is_blocked = false;
         let mut host = QpHost::new(self, path, now);
-        let mut outlet = Outlet::new(self.engine(), tx, self.qpn);
+        let mut outlet = Outlet::new(self.engine(), tx, self.qpn, self.service.is_reliable());
         loop {
             let copied = if frames.is_none() { outlet.lend_copied() } else { None };
             host.begin_batch(copied, outlet.by_ring(), outlet.rings());
@@ -446,12 +502,21 @@ impl QpCore {
                 None => outlet.flush(self.ordinal),
                 Some(frames) => outlet.flush_frames(frames),
             };
-            if state == TxState::Drained || !may_go_on {
+            if !may_go_on {
+                machine.on_link_full(now);
+                is_blocked = true;
+                break;
+            }
+            if state == TxState::Drained {
                 break;
             }
         }
         outlet.put_back();
-        host.end()
+        let report = host.end();
+        if is_blocked && !self.service.is_reliable() {
+            path.wait_until(now.after(Outlet::PATIENCE));
+        }
+        report
     }
 
     /// Ends its turn if it had one, registers the next timer, and collects events and counts.
@@ -509,6 +574,7 @@ impl QpCore {
         if !std::mem::replace(is_cut_off, true) {
             *tx = TxCache::default();
             *frames = None;
+            self.engine().counters().unknown_qp.add(parking.len() as u64);
             *parking = Parking::default();
             path.end_errands(self.engine());
             // To RESET is allowed from every state; it gives back what is reserved.
@@ -565,25 +631,32 @@ pub(crate) fn header_of(meta: &RxMeta, index: u16) -> NetHeader {
     }
 }
 
-/// Whether a packet came too early: before a receive was posted for it or, from a process of this host, before packets
-/// that went another way.
-fn must_wait(
-    machine: &mut Machine,
-    host: &mut QpHost<'_>,
-    parking: &Parking,
-    net: &NetHeader,
-    packet: &Packet<'_>,
+/// A packet that may have come too early.
+struct Early<'a> {
+    parking: &'a Parking,
+    net: &'a NetHeader,
+    packet: &'a Packet<'a>,
+    /// It is of a service without acknowledgements, and from this host.
     is_local: bool,
-) -> bool {
-    let is_behind_others = match packet.header.kind {
-        Kind::Ud { .. } => !parking.is_empty(),
-        Kind::UcRequest(_) => {
-            let ahead = packet.header.bth.psn.distance(machine.expected_psn());
-            (1..MAX_AHEAD).contains(&ahead) && (is_local || !parking.is_empty())
-        }
-        _ => false,
-    };
-    is_behind_others || machine.lacks_receive(host, net, packet)
+    /// Packets from this host may have gone another way than this one ([`RxTools::may_overtake`]).
+    may_overtake: bool,
+}
+
+impl Early<'_> {
+    /// How long it has to wait, if it came before a receive was posted for it or, from a process of this host, before packets
+    /// that went another way.
+    fn patience(&self, machine: &mut Machine, host: &mut QpHost<'_>) -> Option<Duration> {
+        let Self { parking, net, packet, is_local, may_overtake } = *self;
+        let is_ahead =
+            |machine: &Machine| (1..MAX_AHEAD).contains(&packet.header.bth.psn.distance(machine.expected_psn()));
+        let is_behind_others = match packet.header.kind {
+            Kind::Ud { .. } => !parking.is_empty(),
+            Kind::UcRequest(_) => is_ahead(machine) && (is_local || !parking.is_empty()),
+            Kind::RcRequest(_) => return (may_overtake && is_ahead(machine)).then_some(parking::RC_PATIENCE),
+            _ => false,
+        };
+        (is_behind_others || machine.lacks_receive(host, net, packet)).then_some(parking::PATIENCE)
+    }
 }
 
 /// The queue pair that sent a packet, if it is of a service without acknowledgements.

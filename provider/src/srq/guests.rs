@@ -7,9 +7,9 @@
 use super::{Kind, Srq};
 use crate::engine::Engine;
 use crate::host::MAX_FETCH;
+use crate::lock::{Mutex, rank};
 use crate::net::forward::ErrandId;
 use crate::qp::QpCore;
-use parking_lot::Mutex;
 use roxe_transport::qp::Outcome;
 use roxe_transport::time::Instant;
 use roxe_wire::{NetHeader, Packet, PathMtu, Qpn, RKey};
@@ -34,7 +34,7 @@ struct Guest {
 
 /// All of one queue.
 #[derive(Debug, Default)]
-pub(super) struct Guests(Mutex<HashMap<u32, Guest>>);
+pub(super) struct Guests(Mutex<rank::XrcGuests, HashMap<u32, Guest>>);
 
 impl Guests {
     /// The queue is destroyed: receives in use go with it.
@@ -44,7 +44,7 @@ impl Guests {
 }
 
 impl Srq {
-    fn guests(&self) -> Option<&Mutex<HashMap<u32, Guest>>> {
+    fn guests(&self) -> Option<&Mutex<rank::XrcGuests, HashMap<u32, Guest>>> {
         if let Kind::Xrc(xrc) = &self.kind { Some(&xrc.guests.0) } else { None }
     }
 

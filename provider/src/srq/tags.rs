@@ -8,9 +8,9 @@ use crate::cq::Cq;
 use crate::engine::clock;
 use crate::error::Error;
 use crate::limits::{MAX_TM_OPS, MAX_TM_SGE, MAX_TM_TAGS};
+use crate::lock::{Mutex, rank};
 use crate::unpolled::Unpolled;
 use crate::uses::Use;
-use parking_lot::Mutex;
 use roxe_transport::cx::TagFit;
 use roxe_transport::qp::PostError;
 use roxe_transport::tags::{TagError, TagHandle, TagList, TagRecv};
@@ -54,7 +54,7 @@ pub struct TagRequest<'a> {
 #[derive(Debug)]
 pub(super) struct Tags {
     pub(super) cq: Arc<Cq>,
-    pub(super) cq_use: Mutex<Option<Use>>,
+    pub(super) cq_use: Mutex<rank::Uses, Option<Use>>,
 }
 
 /// The part of it that the lock of the queue guards.

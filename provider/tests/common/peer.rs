@@ -33,14 +33,14 @@ pub(crate) struct Peer {
 impl Peer {
     /// Starts the test `peer` of this program, when those of other tests are over.
     pub(crate) fn start(role: &str, knobs: &[(&str, &str)]) -> Self {
+        Self::start_as(program("peer"), role, knobs)
+    }
+
+    /// The same, where `program` says which file that is and whose process it shall be.
+    pub(crate) fn start_as(mut program: Command, role: &str, knobs: &[(&str, &str)]) -> Self {
         let _alone = ONE_TEST.lock();
-        let mut child = program("peer")
-            .env(ROLE, role)
-            .envs(knobs.iter().copied())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let program = program.env(ROLE, role).envs(knobs.iter().copied());
+        let mut child = program.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
         Self { child, input, output, _alone }
     }

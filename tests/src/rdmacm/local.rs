@@ -5,8 +5,11 @@ use super::{Carrier, Exchange, Ready, Words, group, group_table, members_in, tak
 use crate::matrix::Ip;
 use crate::pair::{self, LOOK, Outcome, Place, Program, Running};
 use crate::report::Verdict;
-use std::fs;
+use roxe_provider::runtime_dir;
+use std::fs::{self, File};
 use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
@@ -223,12 +226,41 @@ impl Meeting<'_> {
     }
 }
 
-/// Whether some process listens on `port`: the Unix socket where others leave requests for it has the service in its
-/// name, which ends with the port.
+/// Whether some process listens on `port` in the network namespace of the process `witness`: the Unix socket where others
+/// leave requests for it has both in its name.
 pub fn listens(witness: u32, port: u16) -> bool {
-    let table = fs::read_to_string(format!("/proc/{witness}/net/unix")).unwrap_or_default();
-    let of_port = |name: &str| name.split('/').nth(1).is_some_and(|service| service.ends_with(&format!("{port:04x}")));
-    table.lines().any(|line| line.split_once("@roxe/cm/1/l/").is_some_and(|(_, name)| of_port(name)))
+    let Ok(cookie) = namespace_cookie(witness) else { return false };
+    let (namespace, probe) = (format!("-{cookie:x}-svc-"), UnixDatagram::unbound());
+    let of_port = |name: &str| {
+        let place = name.split_once(&namespace).map(|(_, place)| place);
+        place.and_then(|place| place.split('-').nth(1)).is_some_and(|service| service.ends_with(&format!("{port:04x}")))
+    };
+    let names = runtime_dir().and_then(fs::read_dir).into_iter().flatten().flatten();
+    let mut listeners = names.filter(|entry| entry.file_name().to_str().is_some_and(of_port));
+    listeners.any(|entry| probe.as_ref().is_ok_and(|probe| probe.connect(entry.path()).is_ok()))
+}
+
+/// The number of the network namespace of a process (`SO_NETNS_COOKIE`), as a thread finds it that enters there.
+fn namespace_cookie(of: u32) -> io::Result<u64> {
+    const SO_NETNS_COOKIE: libc::c_int = 71;
+    let look = move || {
+        if of != std::process::id() {
+            let namespace = File::open(format!("/proc/{of}/ns/net"))?;
+            // SAFETY: takes no pointers, and concerns this thread, which ends with it.
+            if unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) } != 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        let (socket, mut cookie) = (UnixDatagram::unbound()?, 0u64);
+        let mut len = size_of_val(&cookie) as libc::socklen_t;
+        // SAFETY: the call writes at most `len` bytes to `cookie`, and both are on this frame.
+        let rc = unsafe {
+            let value = (&raw mut cookie).cast();
+            libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE, value, &raw mut len)
+        };
+        if rc == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
+    };
+    thread::spawn(look).join().unwrap_or_else(|_| Err(io::Error::other("the thread panicked")))
 }
 
 /// How many sockets are members of the group.

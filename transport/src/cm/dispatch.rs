@@ -1,8 +1,9 @@
 //! What becomes of a message: which connection it is for, whether its sender may speak of it, and what is answered to
 //! messages that fit nothing.
 //!
-//! Answers go to where the message came from, one for one, so nobody can make us flood a third. (With the rejection of
-//! a stale request goes the DREQ of the connection that it makes stale: that is the same peer's.)
+//! Answers go to where the message came from, one for one, so nobody can make us flood a third. There are two exceptions.
+//! With the rejection of a stale request goes the DREQ of the connection that it makes stale: that is the same peer's. And
+//! what our program accepts is repeated until the peer confirms it; but while many peers do not, only to who asks again.
 
 use super::checks::{No, addresses_fit, check_request};
 use super::conn::{Connection, State};
@@ -211,8 +212,9 @@ impl Cm {
         }
         if let Some(id) = self.table.by_remote_id(route.remote, req.local_ca_guid, req.local_comm_id) {
             let id = self.find(route, id, req.local_comm_id)?;
+            let is_flooded = self.table.is_flooded();
             return self.hand(id, |conn, settings, out| {
-                conn.on_duplicate_req(mad.tid, req, settings, out);
+                conn.on_duplicate_req(mad.tid, req, settings, is_flooded, out);
                 Err(Ignored::Duplicate)
             });
         }

@@ -279,7 +279,8 @@ impl Cm {
         let Self { table, listeners, settings, out, sidr, farewells } = self;
         while let Some(id) = table.due(now) {
             table.get(id).into_iter().for_each(|conn| farewells.note(now, conn));
-            table.with(id, listeners, |conn| conn.on_timeout(now, settings, out));
+            let is_flooded = table.is_flooded();
+            table.with(id, listeners, |conn| conn.on_timeout(now, settings, is_flooded, out));
         }
         sidr.handle_timeout(now, out);
     }

@@ -35,10 +35,19 @@ impl Connection {
         }
     }
 
-    /// The peer repeats its REQ. An answer that is on the way has a timer of its own.
+    /// The peer repeats its REQ. An answer that is on the way has a timer of its own, but while we are flooded with requests.
     // clause: CM-REQ-DUPLICATE
-    pub(super) fn on_duplicate_req(&mut self, tid: TransactionId, req: &Req, settings: &Settings, out: &mut Outbox) {
+    pub(super) fn on_duplicate_req(
+        &mut self,
+        tid: TransactionId,
+        req: &Req,
+        settings: &Settings,
+        is_flooded: bool,
+        out: &mut Outbox,
+    ) {
         match self.state {
+            // clause: CM-FLOOD
+            State::RepSent if is_flooded => self.repeat(out),
             State::ReqRcvd => {
                 let _ = self.delay(settings.service_timeout, out);
             }

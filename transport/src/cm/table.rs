@@ -20,10 +20,15 @@ struct Entry {
     conn: Connection,
     /// Whose backlog it fills.
     listener: Option<ListenId>,
+    /// Whether it counts as half open.
+    is_half_open: bool,
     /// As the ways know it.
     due: Option<Instant>,
     remote: Option<(Gid, Remote)>,
 }
+
+/// Accepted connections whose peers have not confirmed, from which on there are many of them.
+pub(super) const MANY_HALF_OPEN: usize = 256;
 
 /// The connections.
 #[derive(Debug, Default)]
@@ -32,6 +37,8 @@ pub(super) struct Table {
     by_remote_id: BTreeMap<Theirs, CommId>,
     by_remote_qpn: BTreeMap<Theirs, CommId>,
     due: BTreeSet<(Instant, CommId)>,
+    /// Those that we accepted and whose peers have not confirmed.
+    half_open: usize,
 }
 
 impl Table {
@@ -52,6 +59,12 @@ impl Table {
         self.entries.get(&id).map(|entry| &entry.conn)
     }
 
+    /// Whether so many peers have not confirmed what we accepted that most of them may never have asked: somebody floods us
+    /// with requests in the name of others.
+    pub(super) fn is_flooded(&self) -> bool {
+        self.half_open >= MANY_HALF_OPEN
+    }
+
     /// All connections.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Connection> {
         self.entries.values().map(|entry| &entry.conn)
@@ -60,7 +73,7 @@ impl Table {
     /// Takes a new connection; `listener` is whose backlog it fills.
     pub(super) fn insert(&mut self, conn: Connection, listener: Option<ListenId>, listeners: &mut Listeners) {
         let id = conn.id;
-        self.entries.insert(id, Entry { conn, listener, due: None, remote: None });
+        self.entries.insert(id, Entry { conn, listener, is_half_open: false, due: None, remote: None });
         self.settle(id, listeners);
     }
 
@@ -83,6 +96,9 @@ impl Table {
         {
             listeners.leave(listener);
         }
+        let is_half_open = matches!(entry.conn.state, State::RepSent | State::MraRepRcvd);
+        let was_half_open = core::mem::replace(&mut entry.is_half_open, is_half_open);
+        self.half_open = self.half_open + usize::from(is_half_open) - usize::from(was_half_open);
         let is_over = entry.conn.state == State::Idle;
         let due = entry.conn.timer.due.filter(|_| !is_over);
         let gid = entry.conn.route().remote;

@@ -6,10 +6,18 @@ use super::{Settings, fields};
 use crate::time::Instant;
 
 impl Connection {
-    /// The timer is due.
-    pub(super) fn on_timeout(&mut self, now: Instant, settings: &Settings, out: &mut Outbox) {
+    /// The timer is due. While we are flooded with requests nothing is said to those who do not confirm: whoever waits for our
+    /// REP asks again, and is answered.
+    pub(super) fn on_timeout(&mut self, now: Instant, settings: &Settings, is_flooded: bool, out: &mut Outbox) {
         match self.state {
             State::ReqSent if self.patience.is_pausing => self.ask_again(now, out),
+            // clause: CM-FLOOD
+            State::RepSent | State::MraRepRcvd if is_flooded => {
+                if !self.timer.again(now) {
+                    self.tell(EventKind::Unreachable, out);
+                    self.finish();
+                }
+            }
             State::ReqSent | State::MraReqRcvd | State::RepSent | State::MraRepRcvd => {
                 if self.timer.again(now) {
                     self.repeat(out);

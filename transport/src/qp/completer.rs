@@ -3,7 +3,7 @@
 //! A response first retires what it acknowledges, strictly in order, so an error reaches the application only behind
 //! everything that came before it (IBA §9.7.5.2, §10.8.5). What else it tells is a [`Trouble`], dealt with in one `match`.
 
-use crate::cx::{Host, Side};
+use crate::cx::{Host, RxPayload, Side};
 use crate::qp::error::DropReason;
 use crate::qp::flight::{charge, charge_range};
 use crate::qp::requester::{Requester, index_of};
@@ -35,7 +35,7 @@ impl Requester {
         host: &mut H,
         psn: Psn,
         response: &Response,
-        payload: &[u8],
+        payload: RxPayload<'_>,
     ) -> Result<(), DropReason> {
         self.check_response_psn(psn)?;
         let una_before = self.una_psn;
@@ -60,7 +60,13 @@ impl Requester {
     }
 
     /// As [`crate::Qp::handle_joined`], for READ data.
-    pub(crate) fn handle_joined<H: Host>(&mut self, sh: &mut Shared, host: &mut H, psn: Psn, payload: &[u8]) -> bool {
+    pub(crate) fn handle_joined<H: Host>(
+        &mut self,
+        sh: &mut Shared,
+        host: &mut H,
+        psn: Psn,
+        payload: RxPayload<'_>,
+    ) -> bool {
         let (mtu, Ok(len)) = (sh.attr.path_mtu, u32::try_from(payload.len())) else { return false };
         let Some(wqe) = self.sq.head().copied().filter(SendWqe::is_answered_as_read) else { return false };
         let (index, count) = (index_of(psn, &wqe), len / mtu.bytes());
@@ -133,7 +139,7 @@ impl Requester {
         sh: &mut Shared,
         host: &mut H,
         psn: Psn,
-        payload: &[u8],
+        payload: RxPayload<'_>,
         ends: bool,
     ) -> Result<(), Trouble> {
         // clause: NONPOSTED-ANSWER
@@ -160,7 +166,7 @@ impl Requester {
     ) -> Result<(), Trouble> {
         let wqe = self.asked(sh, host, psn, SendWqe::is_atomic)?;
         // clause: ATOMIC-NATIVE
-        self.place(host, &wqe, 0, &value.0.to_ne_bytes())?;
+        self.place(host, &wqe, 0, RxPayload::Bytes(&value.0.to_ne_bytes()))?;
         self.on_answered(sh, host, &wqe, 0, 0);
         Ok(())
     }
@@ -181,7 +187,7 @@ impl Requester {
     }
 
     /// Writes an answer into the list of the oldest work request.
-    fn place<H: Host>(&self, host: &mut H, wqe: &SendWqe, offset: u32, data: &[u8]) -> Result<(), Trouble> {
+    fn place<H: Host>(&self, host: &mut H, wqe: &SendWqe, offset: u32, data: RxPayload<'_>) -> Result<(), Trouble> {
         // clause: TM-RENDEZVOUS
         let side = if wqe.origin == Origin::Rendezvous { Side::Recv } else { Side::Send };
         let placed = match self.sq.payload(self.sq.head_index(), wqe) {

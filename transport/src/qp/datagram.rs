@@ -2,7 +2,7 @@
 //!
 //! May touch the receive queue, [`Shared`] and the host.
 
-use crate::cx::{Host, MemError};
+use crate::cx::{Host, MemError, RxPayload};
 use crate::qp::error::DropReason;
 use crate::qp::responder::Responder;
 use crate::qp::rq::RecvQueue;
@@ -24,7 +24,7 @@ pub(crate) struct Datagram<'a> {
     pub(crate) header: &'a Header,
     pub(crate) deth: &'a Deth,
     pub(crate) imm: Option<ImmDt>,
-    pub(crate) payload: &'a [u8],
+    pub(crate) payload: RxPayload<'a>,
 }
 
 impl Responder {
@@ -87,7 +87,7 @@ fn check<H: Host>(sh: &Shared, host: &mut H, rq: &mut RecvQueue, datagram: &Data
 fn place<H: Host>(host: &mut H, rq: &RecvQueue, net: &NetHeader, datagram: &Datagram<'_>) -> Result<(), MemError> {
     let udp_payload_len = datagram.header.padded_len(datagram.payload.len()) + icrc::LEN;
     // clause: UD-GRH
-    rq.scatter(host, 0, &net.to_grh(udp_payload_len))?;
+    rq.scatter(host, 0, RxPayload::Bytes(&net.to_grh(udp_payload_len)))?;
     rq.scatter(host, GRH_LEN, datagram.payload)
 }
 
@@ -141,7 +141,7 @@ mod tests {
             let deth = Deth { qkey, src_qpn: Qpn::new(77) };
             let bth = Bth { solicited: true, ..Bth::new(Qpn::new(2), Psn::new(9)) };
             let header = Header { bth, kind: Kind::Ud { deth, imm } };
-            let datagram = Datagram { header: &header, deth: &deth, imm, payload };
+            let datagram = Datagram { header: &header, deth: &deth, imm, payload: payload.into() };
             self.responder.handle_ud(&mut self.sh, &mut self.host, &self.net, &datagram)
         }
     }

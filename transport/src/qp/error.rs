@@ -20,8 +20,7 @@ pub enum PostError {
     /// The service, or `max_rd_atomic` = 0, rules this operation out, or its data cannot be inline.
     #[error("this queue pair cannot do this operation")]
     BadOpcode,
-    /// The message is longer than 2^31 bytes, the result buffer of an atomic shorter than 8, the data of an ATOMIC WRITE not 8
-    /// bytes, or a FLUSH has data.
+    /// The message is longer than 2^31 bytes, the data of an ATOMIC WRITE not 8 bytes, or a FLUSH has data.
     #[error("the length is out of range")]
     BadLength,
     /// A datagram without a destination.

@@ -15,15 +15,15 @@ impl Requester {
     pub(crate) fn run_local<H: Host>(&mut self, sh: &mut Shared, host: &mut H) -> Step {
         let done = match self.sq.get(self.cursor.wqe).map(|wqe| wqe.op) {
             // clause: INVALIDATE-LOCAL
-            Some(SendOp::LocalInvalidate(rkey)) => host.invalidate_local(rkey).map_err(|_| WcStatus::LocQpOpErr),
+            Some(SendOp::LocalInvalidate(rkey)) => host.invalidate_local(rkey).is_ok(),
             // clause: WINDOW-BIND
             Some(SendOp::BindWindow { rkey, lkey, access, addr, length }) => {
-                host.bind(&Bind { rkey, lkey, access, addr, length }).map_err(|_| WcStatus::MwBindErr)
+                host.bind(&Bind { rkey, lkey, access, addr, length }).is_ok()
             }
-            _ => Err(WcStatus::LocQpOpErr),
+            _ => false,
         };
-        if let Err(status) = done {
-            return self.stop_with(sh, host, status);
+        if !done {
+            return self.stop_with(sh, host, WcStatus::MwBindErr);
         }
         self.cursor.wqe = self.cursor.wqe.wrapping_add(1);
         self.fresh = self.cursor.wqe;

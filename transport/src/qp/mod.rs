@@ -41,7 +41,7 @@ pub use retry::RetryCounts;
 pub use shared::{QpCaps, QpConfig, QpEvents, Service};
 pub use tagged::MAX_RENDEZVOUS_REQUEST;
 
-use crate::cx::{Host, PacketNote, TxBatch, TxState, Why};
+use crate::cx::{Host, PacketNote, RxPayload, TxBatch, TxState, Why};
 use crate::time::Instant;
 use crate::wr::{Av, RecvRequest, SendRequest};
 use datagram::Datagram;
@@ -230,15 +230,30 @@ impl Qp {
         net: &NetHeader,
         packet: &Packet<'_>,
     ) -> Result<(), DropReason> {
+        self.handle_with_payload(host, net, &packet.header, RxPayload::Bytes(packet.payload))
+    }
+
+    /// As [`Qp::handle_packet`], for a packet with these headers whose payload may be where another process can change it. The
+    /// 8 bytes of an ATOMIC WRITE and what a tag-matching queue takes must be [`RxPayload::Bytes`].
+    ///
+    /// # Errors
+    /// As [`Qp::handle_packet`].
+    pub fn handle_with_payload<H: Host>(
+        &mut self,
+        host: &mut H,
+        net: &NetHeader,
+        header: &Header,
+        payload: RxPayload<'_>,
+    ) -> Result<(), DropReason> {
         if self.shared.attr.path_mig_state != MigState::Migrated {
-            self.requester.follow(&mut self.shared, host, net, &packet.header)?;
+            self.requester.follow(&mut self.shared, host, net, header)?;
         }
         // clause: CNP-WHEN
         if net.is_marked() {
-            self.note_mark(host.now(), net, &packet.header);
+            self.note_mark(host.now(), net, header);
         }
-        let (sh, bth, payload) = (&mut self.shared, &packet.header.bth, packet.payload);
-        let result = match (sh.config.service, &packet.header.kind) {
+        let (sh, bth) = (&mut self.shared, &header.bth);
+        let result = match (sh.config.service, &header.kind) {
             (Service::Rc, Kind::RcRequest(req)) => {
                 check_request(sh, net, bth).and_then(|()| self.responder.handle_request(sh, host, bth, req, payload))
             }
@@ -248,9 +263,8 @@ impl Qp {
                 check_request(sh, net, bth).and_then(|()| self.responder.handle_uc(sh, host, bth, req, payload))
             }
             // clause: UD-ONE-PACKET
-            (Service::Ud, Kind::Ud { deth, imm }) => check_request(sh, net, bth).and_then(|()| {
-                self.responder.handle_ud(sh, host, net, &Datagram { header: &packet.header, deth, imm: *imm, payload })
-            }),
+            (Service::Ud, Kind::Ud { deth, imm }) => check_request(sh, net, bth)
+                .and_then(|()| self.responder.handle_ud(sh, host, net, &Datagram { header, deth, imm: *imm, payload })),
             // clause: XRC-DIRECTIONS
             (Service::XrcTgt, Kind::XrcRequest(xrc, req)) => check_request(sh, net, bth)
                 .and_then(|()| self.responder.handle_xrc(sh, host, (bth, *xrc), req, payload)),
@@ -271,24 +285,25 @@ impl Qp {
     }
 
     /// Takes in packets from the middle of one message that follow each other, all at once: the headers of the others differ
-    /// from those of the `first` by their PSNs and ask for nothing, and `payload` is that of all. False if the outcome would
+    /// from those of the `first` by their PSNs and ask for nothing, and `payload` is that of all, `len` bytes each. False if the outcome would
     /// not be the plain one; then nothing has been done, and they have to be handed in one by one.
     pub fn handle_joined<H: Host>(
         &mut self,
         host: &mut H,
         net: &NetHeader,
-        first: &Packet<'_>,
-        payload: &[u8],
+        first: &Header,
+        len: usize,
+        payload: RxPayload<'_>,
     ) -> bool {
-        let (sh, bth) = (&mut self.shared, &first.header.bth);
+        let (sh, bth) = (&mut self.shared, &first.bth);
         let is_plain = sh.config.service == Service::Rc
             && sh.attr.path_mig_state == MigState::Migrated
             && !net.is_marked()
-            && first.payload.len() == sh.attr.path_mtu.bytes() as usize;
+            && len == sh.attr.path_mtu.bytes() as usize;
         if !is_plain {
             return false;
         }
-        let taken = match &first.header.kind {
+        let taken = match &first.kind {
             Kind::RcRequest(req) if check_request(sh, net, bth).is_ok() => {
                 self.responder.handle_joined(sh, host, bth, req, payload)
             }
@@ -376,6 +391,19 @@ impl Qp {
         let state = self.requester.poll_transmit(&mut self.shared, host, tx);
         self.settle(host);
         state
+    }
+
+    /// The last [`Qp::poll_transmit`] could not go on because the link takes no more packets, and the host will call it again
+    /// when it does. That time counts as time without an answer: an RC QP whose link is never emptied ends with
+    /// `RETRY_EXC_ERR` as one whose packets are lost, also if it could not send any.
+    pub fn on_link_full(&mut self, now: Instant) {
+        self.requester.on_link_full(&self.shared, now);
+    }
+
+    /// The link of [`Qp::on_link_full`] has taken packets of others since: a QP that has nothing under way only waits for
+    /// its turn, which costs no retry. To be called before [`Qp::handle_timeout`].
+    pub fn on_link_moved(&mut self, now: Instant) {
+        self.requester.on_link_moved(&self.shared, now);
     }
 
     /// Whether all there is to send is an acknowledgement. It may wait a little for a request to travel with: nothing depends

@@ -45,7 +45,7 @@ impl Outgoing {
         charge_range(wqe.length, wqe.packets, mtu, next, wqe.packets.min(next + RUN))
     }
 
-    /// Packet `index` of `wqe`; a local operation has none.
+    /// Packet `index` of `wqe`; a local operation has none, nor has an atomic with a list of another length than its word.
     // A call would hand it over in memory, and whoever copies what was just written there waits for it: 15 cycles.
     #[inline(always)]
     pub(crate) fn of(wqe: &SendWqe, index: u32, mtu: PathMtu) -> Option<Self> {
@@ -132,7 +132,7 @@ impl Departing<'_> {
     #[inline]
     pub(crate) fn join<M: Memory, T: TxBatch>(&self, memory: &mut M, tx: &mut T, packet: &Outgoing, count: u32) -> u32 {
         let Some(room) = tx.extend(packet.len as usize, count) else { return 0 };
-        let joined = len_of(room) / packet.len;
+        let joined = len_of(room.len()) / packet.len;
         if self.payload.read(memory, packet.offset, room) {
             return joined;
         }

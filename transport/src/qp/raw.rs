@@ -57,7 +57,7 @@ impl Responder {
             return Err(DropReason::InvalidRequest);
         }
         // clause: UNRELIABLE-OWN-FAULT
-        if rq.scatter(host, 0, frame).is_err() {
+        if rq.scatter(host, 0, frame.into()).is_err() {
             let cqe = Cqe { status: WcStatus::LocProtErr, opcode: WcOpcode::Recv, ..Cqe::default() };
             rq.complete(sh, host, cqe);
             sh.fail();

@@ -239,7 +239,7 @@ impl Replies {
         let Some(room) = tx.extend(mtu as usize, before_last) else { return };
         // clause: READ-AFTER-WRITE
         match host.read_remote(job.rkey, job.va, room) {
-            Ok(()) => self.ring.go_on(job, len_of(room) / mtu, len_of(room)),
+            Ok(()) => self.ring.go_on(job, len_of(room.len()) / mtu, len_of(room.len())),
             // Alone, the one that cannot be read says so.
             Err(_) => tx.retract(),
         }

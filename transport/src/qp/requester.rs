@@ -310,7 +310,14 @@ impl Requester {
         if wqe.awaits_response() && sh.attr.max_rd_atomic == 0 {
             return self.stop_with(sh, host, WcStatus::LocQpOpErr);
         }
-        let Some(packet) = Outgoing::of(wqe, self.cursor.packet, mtu) else { return self.run_local(sh, host) };
+        let Some(packet) = Outgoing::of(wqe, self.cursor.packet, mtu) else {
+            return if wqe.is_local() {
+                self.run_local(sh, host)
+            } else {
+                // clause: SEND-ATOMIC-LENGTH
+                self.stop_with(sh, host, WcStatus::LocLenErr)
+            };
+        };
         let cost = packet.cost();
         let run = || packet.charge_behind(wqe, self.cursor.packet, mtu);
         let mut header = self.header(sh, wqe, &packet);
@@ -487,6 +494,22 @@ impl Requester {
                     Err(Exhausted) => self.give_up_path(sh, host),
                 }
             }
+        }
+    }
+
+    /// The link takes no packets. Whoever does not empty it is as silent as who does not answer: the ACK timer runs.
+    // clause: TIMER-LINK-FULL
+    pub(crate) fn on_link_full(&mut self, sh: &Shared, now: Instant) {
+        if sh.config.service.is_reliable() && self.has_work(sh) {
+            self.retry.on_sent(&sh.attr, now);
+        }
+    }
+
+    /// The link that took no packets is being emptied: who has nothing under way that could be answered waits for its turn,
+    /// and not for the peer.
+    pub(crate) fn on_link_moved(&mut self, sh: &Shared, now: Instant) {
+        if self.cursor.psn == self.una_psn {
+            self.retry.restart(&sh.attr, now);
         }
     }
 

@@ -6,7 +6,7 @@
 //! UC goes through the same steps (IBA §9.8) with its own rules for PSNs; UD is in `datagram.rs`.
 //! May touch [`Shared`] and the host.
 
-use crate::cx::{AtomicOp, Host, SrqPlace, TxBatch, TxState};
+use crate::cx::{AtomicOp, Host, RxPayload, SrqPlace, TxBatch, TxState};
 use crate::qp::attr::QpState;
 use crate::qp::error::{DropReason, PostError};
 use crate::qp::refusal::{Answer, Outcome, Reaction, Refusal};
@@ -26,7 +26,7 @@ use roxe_wire::{
 pub(super) struct Incoming<'a> {
     pub(super) bth: &'a Bth,
     pub(super) req: &'a Request,
-    payload: &'a [u8],
+    payload: RxPayload<'a>,
 }
 
 /// A WRITE whose packets are coming in.
@@ -171,7 +171,7 @@ impl Responder {
         host: &mut H,
         bth: &Bth,
         req: &Request,
-        payload: &[u8],
+        payload: RxPayload<'_>,
     ) -> Result<(), DropReason> {
         let incoming = Incoming { bth, req, payload };
         // clause: PSN-WINDOW
@@ -189,9 +189,9 @@ impl Responder {
         host: &mut H,
         bth: &Bth,
         req: &Request,
-        payload: &[u8],
+        payload: RxPayload<'_>,
     ) -> bool {
-        let (len, mtu) = (len_of(payload), sh.attr.path_mtu.bytes());
+        let (len, mtu) = (len_of(payload.len()), sh.attr.path_mtu.bytes());
         if bth.psn != self.progress.e_psn || !len.is_multiple_of(mtu) {
             return false;
         }
@@ -215,7 +215,7 @@ impl Responder {
         host: &mut H,
         header: (&Bth, XrcEth),
         req: &Request,
-        payload: &[u8],
+        payload: RxPayload<'_>,
     ) -> Result<(), DropReason> {
         let (bth, XrcEth(srqn)) = header;
         // clause: XRC-QUEUE-KNOWN
@@ -305,7 +305,7 @@ impl Responder {
         host: &mut H,
         bth: &Bth,
         req: &UcRequest,
-        payload: &[u8],
+        payload: RxPayload<'_>,
     ) -> Result<(), DropReason> {
         // clause: UC-NO-ANSWER
         let req = Request::from(*req);
@@ -357,7 +357,7 @@ impl Responder {
     fn run<H: Host>(&mut self, sh: &mut Shared, host: &mut H, incoming: Incoming<'_>) -> Result<(), Refusal> {
         let Incoming { req, payload, .. } = incoming;
         if matches!(req, Request::WriteMiddle | Request::SendMiddle)
-            && len_of(payload) == sh.attr.path_mtu.bytes()
+            && len_of(payload.len()) == sh.attr.path_mtu.bytes()
             && let Some(result) = self.go_on(sh, host, req, payload)
         {
             return result;
@@ -379,9 +379,9 @@ impl Responder {
         sh: &Shared,
         host: &mut H,
         req: &Request,
-        payload: &[u8],
+        payload: RxPayload<'_>,
     ) -> Option<Result<(), Refusal>> {
-        let len = len_of(payload);
+        let len = len_of(payload.len());
         match (req, self.open) {
             (Request::WriteMiddle, Open::Write(write))
                 if len <= write.left && sh.attr.access.contains(Access::REMOTE_WRITE) =>
@@ -402,12 +402,12 @@ impl Responder {
         sh: &Shared,
         host: &mut H,
         req: &Request,
-        payload: &[u8],
+        payload: RxPayload<'_>,
     ) -> Result<(), Refusal> {
         match req {
             Request::SendFirst | Request::SendOnly(_) if sh.config.tag_matching => {
                 let may_read = matches!(req, Request::SendOnly(_)) && may_read(sh);
-                self.receiving = self.rq.acquire_for(host, payload, may_read);
+                self.receiving = self.rq.acquire_for(host, payload.bytes().unwrap_or_default(), may_read);
                 if self.receiving { Ok(()) } else { Err(Refusal::NoReceive) }
             }
             // clause: UC-IMM-LAST
@@ -425,7 +425,7 @@ impl Responder {
     }
 
     /// The payload fits the opcode, then the message (IBA §9.7.4).
-    fn check_length(&self, mtu: PathMtu, req: &Request, payload: &[u8]) -> Result<(), Refusal> {
+    fn check_length(&self, mtu: PathMtu, req: &Request, payload: RxPayload<'_>) -> Result<(), Refusal> {
         let mtu = mtu.bytes();
         let len = u32::try_from(payload.len()).map_err(|_| Refusal::Length)?;
         // clause: CHECK-LENGTH
@@ -514,10 +514,10 @@ impl Responder {
         Ok(())
     }
 
-    fn place_send<H: Host>(&mut self, host: &mut H, payload: &[u8]) -> Result<(), Refusal> {
+    fn place_send<H: Host>(&mut self, host: &mut H, payload: RxPayload<'_>) -> Result<(), Refusal> {
         let received = if let Open::Send(received) = self.open { received } else { 0 };
         self.rq.scatter(host, received, payload).map_err(|_| Refusal::LocalProtection)?;
-        self.open = Open::Send(received.saturating_add(len_of(payload)));
+        self.open = Open::Send(received.saturating_add(len_of(payload.len())));
         Ok(())
     }
 
@@ -547,18 +547,18 @@ impl Responder {
     }
 
     // clause: NAK-DATA-STAYS
-    fn continue_write<H: Host>(&mut self, host: &mut H, payload: &[u8]) -> Result<(), Refusal> {
+    fn continue_write<H: Host>(&mut self, host: &mut H, payload: RxPayload<'_>) -> Result<(), Refusal> {
         let Open::Write(write) = self.open else { return Err(Refusal::OpcodeSequence) };
         self.place_write(host, write, payload)
     }
 
     /// Memory checks the key again for every packet: it may have gone since the first.
-    fn place_write<H: Host>(&mut self, host: &mut H, write: OpenWrite, payload: &[u8]) -> Result<(), Refusal> {
+    fn place_write<H: Host>(&mut self, host: &mut H, write: OpenWrite, payload: RxPayload<'_>) -> Result<(), Refusal> {
         if !payload.is_empty() {
             // clause: CHECK-KEY-AGAIN
             host.write_remote(write.rkey, write.va, payload).map_err(Refusal::remote)?;
         }
-        let len = len_of(payload);
+        let len = len_of(payload.len());
         let (va, left) = (write.va.wrapping_add(len.into()), write.left.saturating_sub(len));
         self.open = Open::Write(OpenWrite { va, left, ..write });
         Ok(())
@@ -717,8 +717,8 @@ fn check_rkey<H: Host>(host: &mut H, req: &Request) -> Result<(), Refusal> {
 
 /// The 8 bytes of an ATOMIC WRITE go to memory as they came.
 // clause: ATOMIC-WRITE-WHOLE
-fn store<H: Host>(host: &mut H, reth: &Reth, payload: &[u8]) -> Result<(), Refusal> {
-    let word = payload.try_into().map_err(|_| Refusal::Length)?;
+fn store<H: Host>(host: &mut H, reth: &Reth, payload: RxPayload<'_>) -> Result<(), Refusal> {
+    let word = payload.bytes().and_then(|bytes| bytes.try_into().ok()).ok_or(Refusal::Length)?;
     host.store_remote(reth.rkey, reth.va, word).map_err(Refusal::remote)
 }
 

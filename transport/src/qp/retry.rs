@@ -105,6 +105,13 @@ impl Retry {
         }
     }
 
+    /// The ACK timer, if it runs, starts again: nobody could have answered so far.
+    pub(crate) fn restart(&mut self, attr: &QpAttr, now: Instant) {
+        if let Some((Timer::Ack, _)) = self.timer.take_if(|(timer, _)| *timer == Timer::Ack) {
+            self.on_sent(attr, now);
+        }
+    }
+
     /// How long to wait for an acknowledgement where the attributes say `wait`.
     // clause: TIMER-RANGE
     fn patience(&self, wait: Duration) -> Duration {

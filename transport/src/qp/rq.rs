@@ -3,7 +3,7 @@
 //! The oldest receive is the *current* one: messages are scattered into it, and it stays where it is until it
 //! completes. So asking for a receive changes nothing that the application could see. May touch [`Shared`] and the host.
 
-use crate::cx::{Host, MemError, Side};
+use crate::cx::{Host, MemError, RxPayload, Side};
 use crate::qp::error::PostError;
 use crate::qp::shared::{QpConfig, Service, Shared};
 use crate::qp::tagged::{Fate, Rendezvous, wanted_tag};
@@ -242,8 +242,8 @@ impl RecvQueue {
     }
 
     /// Places `data`, which is `offset` bytes into the message, into the current receive.
-    pub(crate) fn scatter<H: Host>(&self, host: &mut H, offset: u32, data: &[u8]) -> Result<(), MemError> {
-        let data = data.get(self.hidden.saturating_sub(offset) as usize..).unwrap_or_default();
+    pub(crate) fn scatter<H: Host>(&self, host: &mut H, offset: u32, data: RxPayload<'_>) -> Result<(), MemError> {
+        let data = data.skip(self.hidden.saturating_sub(offset) as usize);
         if data.is_empty() {
             return Ok(());
         }
@@ -430,10 +430,10 @@ mod tests {
         let (mut rq, mut host) = (RecvQueue::new(&config(4, None)), SimHost::default());
         let mr = host.memory.register(16, Access::LOCAL_WRITE);
         rq.post(&RecvRequest { wr_id: 1, sges: &[mr.sge(8, 3), mr.sge(0, 4)] }).expect("room");
-        assert_eq!(rq.scatter(&mut host, 0, b"ab"), Ok(()));
-        assert_eq!(rq.scatter(&mut host, 2, b"cde"), Ok(()));
+        assert_eq!(rq.scatter(&mut host, 0, RxPayload::Bytes(b"ab")), Ok(()));
+        assert_eq!(rq.scatter(&mut host, 2, RxPayload::Bytes(b"cde")), Ok(()));
         assert_eq!(host.memory.bytes(mr), b"de\0\0\0\0\0\0abc\0\0\0\0\0");
-        assert_eq!(rq.scatter(&mut host, 7, b""), Ok(()));
-        assert_eq!(rq.scatter(&mut host, 6, b"xy"), Err(MemError::Range));
+        assert_eq!(rq.scatter(&mut host, 7, RxPayload::Bytes(b"")), Ok(()));
+        assert_eq!(rq.scatter(&mut host, 6, RxPayload::Bytes(b"xy")), Err(MemError::Range));
     }
 }

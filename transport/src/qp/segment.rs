@@ -2,6 +2,7 @@
 //!
 //! A message of `length` bytes is `packets(length)` packets, numbered from 0. Touches only `wire` and `wr`.
 
+use crate::qp::sq::ATOMIC_LEN;
 use crate::wr::SendOp;
 use roxe_wire::{AtomicEth, Ieth, PathMtu, Request, Reth, SendTail};
 
@@ -14,8 +15,8 @@ const READ_CHUNK_PACKETS: u32 = 64;
 const READ_CHUNK_BYTES: u32 = 128 << 10;
 
 /// Bytes of the payload of a packet, or of a few that are joined, so it always fits.
-pub(crate) fn len_of(payload: &[u8]) -> u32 {
-    u32::try_from(payload.len()).unwrap_or(u32::MAX)
+pub(crate) fn len_of(payload: usize) -> u32 {
+    u32::try_from(payload).unwrap_or(u32::MAX)
 }
 
 /// log2 of the payload bytes of a full packet.
@@ -97,10 +98,10 @@ pub(crate) fn request(op: &SendOp, length: u32, place: Place) -> Option<Request>
         SendOp::Write { remote_addr, rkey } => write(place, reth(remote_addr, rkey), None),
         SendOp::WriteImm { remote_addr, rkey, imm } => write(place, reth(remote_addr, rkey), Some(imm)),
         SendOp::Read { remote_addr, rkey } => Request::Read(reth(remote_addr, rkey)),
-        SendOp::CompareSwap { remote_addr, rkey, compare, swap } => {
+        SendOp::CompareSwap { remote_addr, rkey, compare, swap } if length == ATOMIC_LEN => {
             Request::CompareSwap(AtomicEth { va: remote_addr, rkey, swap_or_add: swap, compare })
         }
-        SendOp::FetchAdd { remote_addr, rkey, add } => {
+        SendOp::FetchAdd { remote_addr, rkey, add } if length == ATOMIC_LEN => {
             // clause: ATOMIC-OPERANDS
             Request::FetchAdd(AtomicEth { va: remote_addr, rkey, swap_or_add: add, compare: 0 })
         }
@@ -108,6 +109,8 @@ pub(crate) fn request(op: &SendOp, length: u32, place: Place) -> Option<Request>
         SendOp::Flush { remote_addr, rkey, length, feth } => {
             Request::Flush(feth, Reth { va: remote_addr, rkey, dma_len: length })
         }
+        // clause: SEND-ATOMIC-LENGTH
+        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => return None,
         SendOp::LocalInvalidate(_) | SendOp::BindWindow { .. } => return None,
     })
 }

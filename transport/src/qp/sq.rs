@@ -13,7 +13,7 @@ use crate::wr::{SendData, SendFlags, SendOp, SendRequest, Sge, UdDest, WcOpcode}
 use roxe_wire::{Psn, Tmh};
 
 /// Bytes of the remote word of an atomic and of an ATOMIC WRITE.
-const ATOMIC_LEN: u32 = 8;
+pub(crate) const ATOMIC_LEN: u32 = 8;
 
 /// Places that a ring begins with. With room for 64 requests from the start, a process with 10,000 QPs occupied 120 MB, not 43.
 const FIRST_PLACES: u32 = 4;
@@ -36,7 +36,7 @@ pub(crate) struct SendWqe {
     pub(crate) wr_id: u64,
     pub(crate) op: SendOp,
     pub(crate) flags: SendFlags,
-    /// Bytes of the message; 8 for atomics, 0 for a FLUSH.
+    /// Bytes of the message; those of its list for atomics, 0 for a FLUSH.
     pub(crate) length: u32,
     /// Elements of its list; none with inline data.
     num_sge: u32,
@@ -368,10 +368,7 @@ impl SendQueue {
             SendData::Inline(bytes) => (self.check_inline(&req.op, bytes)?, 0),
         };
         let flags = req.flags - SendFlags::INLINE;
-        let mut wqe = SendWqe { num_sge, ..SendWqe::new(req.wr_id, req.op, flags, length, Origin::Program) };
         let fits = match req.op {
-            // clause: SEND-ATOMIC-RESULT
-            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => length >= ATOMIC_LEN,
             // clause: ATOMIC-WRITE-LENGTH
             SendOp::AtomicWrite { .. } => length == ATOMIC_LEN,
             // clause: SEND-MAX-LENGTH
@@ -381,10 +378,7 @@ impl SendQueue {
         if !fits {
             return Err(PostError::BadLength);
         }
-        if wqe.is_atomic() {
-            wqe.length = ATOMIC_LEN;
-        }
-        Ok(wqe)
+        Ok(SendWqe { num_sge, ..SendWqe::new(req.wr_id, req.op, flags, length, Origin::Program) })
     }
 
     /// Bytes of the list, if the queue takes it.
@@ -524,16 +518,6 @@ mod tests {
         assert_eq!(sq.push(&request(0, SendData::Inline(&[1, 2, 3, 4])), 0), Ok(()));
         let wqe = *sq.get(1).expect("the second");
         assert!(matches!(sq.payload(1, &wqe), Payload::Inline(&[1, 2, 3, 4])));
-    }
-
-    // clause: SEND-ATOMIC-RESULT
-    #[test]
-    fn an_atomic_needs_eight_bytes_and_uses_no_more() {
-        let op = SendOp::FetchAdd { remote_addr: 0, rkey: RKey(0), add: 1 };
-        let mut sq = queue(2);
-        assert_eq!(sq.push(&SendRequest { op, ..request(0, SendData::Sges(&[sge(7)])) }, 0), Err(PostError::BadLength));
-        assert_eq!(sq.push(&SendRequest { op, ..request(0, SendData::Sges(&[sge(9)])) }, 0), Ok(()));
-        assert_eq!(sq.head().map(|wqe| wqe.length), Some(8));
     }
 
     // clause: ATOMIC-WRITE-LENGTH, ATOMIC-WRITE-INLINE, SEND-MAX-LENGTH

@@ -5,7 +5,8 @@
 
 use super::memory::VecMemory;
 use crate::cx::{
-    AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, SharedReceives, Side, SrqPlace, TagFit,
+    AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, RxPayload, SharedReceives, Side, SrqPlace,
+    TagFit,
 };
 use crate::tags::TagList;
 use crate::time::Instant;
@@ -143,7 +144,7 @@ impl Memory for SimHost {
         self.memory.gather(sges, offset, out)
     }
 
-    fn scatter(&mut self, side: Side, sges: &[Sge], offset: u32, data: &[u8]) -> Result<(), MemError> {
+    fn scatter(&mut self, side: Side, sges: &[Sge], offset: u32, data: RxPayload<'_>) -> Result<(), MemError> {
         self.memory.scatter(side, sges, offset, data)
     }
 
@@ -155,7 +156,7 @@ impl Memory for SimHost {
         self.memory.read_remote(rkey, va, out)
     }
 
-    fn write_remote(&mut self, rkey: RKey, va: u64, data: &[u8]) -> Result<(), MemError> {
+    fn write_remote(&mut self, rkey: RKey, va: u64, data: RxPayload<'_>) -> Result<(), MemError> {
         self.memory.write_remote(rkey, va, data)
     }
 

@@ -3,7 +3,7 @@
 //! May touch: `cx` and `wr` only. Everything the [`Memory`] trait promises is checked here, byte by byte, so that a
 //! state machine that asks for the wrong thing is found out.
 
-use crate::cx::{AtomicOp, MemError, Memory, Side};
+use crate::cx::{AtomicOp, MemError, Memory, RxPayload, Side};
 use crate::wr::{Access, Bind, Sge};
 use roxe_wire::{LKey, RKey};
 
@@ -204,7 +204,8 @@ impl Memory for VecMemory {
         })
     }
 
-    fn scatter(&mut self, _side: Side, sges: &[Sge], offset: u32, data: &[u8]) -> Result<(), MemError> {
+    fn scatter(&mut self, _side: Side, sges: &[Sge], offset: u32, data: RxPayload<'_>) -> Result<(), MemError> {
+        let data = data.bytes().expect("nobody else has this memory");
         let put = |at: usize, piece: &mut [u8]| piece.copy_from_slice(&data[at..at + piece.len()]);
         self.walk(sges, offset, data.len(), Access::LOCAL_WRITE, put)
     }
@@ -218,7 +219,8 @@ impl Memory for VecMemory {
         Ok(())
     }
 
-    fn write_remote(&mut self, rkey: RKey, va: u64, data: &[u8]) -> Result<(), MemError> {
+    fn write_remote(&mut self, rkey: RKey, va: u64, data: RxPayload<'_>) -> Result<(), MemError> {
+        let data = data.bytes().expect("nobody else has this memory");
         self.access(rkey.0, va, data.len() as u64, Access::REMOTE_WRITE)?.copy_from_slice(data);
         Ok(())
     }
@@ -238,7 +240,7 @@ impl Memory for VecMemory {
 
     fn store_remote(&mut self, rkey: RKey, va: u64, data: [u8; 8]) -> Result<(), MemError> {
         assert_eq!(va % 8, 0, "the responder let a misaligned ATOMIC WRITE through");
-        self.write_remote(rkey, va, &data)
+        self.write_remote(rkey, va, RxPayload::Bytes(&data))
     }
 
     fn flush_remote(&mut self, rkey: RKey, range: Option<(u64, u64)>, access: Access) -> Result<(), MemError> {

@@ -45,12 +45,26 @@ pub struct End {
     pub events: QpEvents,
     /// Why it dropped packets, last reason, and how often.
     pub dropped: (Option<DropReason>, u32),
+    /// What its link does with packets.
+    pub link: LinkState,
     pub(super) watch: Watch,
     /// Until when its link is busy with a full batch.
     busy_until: Instant,
     /// Whether it is on the list `ready`, and on the list `news`.
     touched: bool,
     told: bool,
+}
+
+/// What becomes of packets that an end wants to send.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LinkState {
+    /// They leave.
+    #[default]
+    Open,
+    /// They stay: the link is full, as a ring in memory that its reader does not empty.
+    Full,
+    /// They stay, because others use the room that there is.
+    Shared,
 }
 
 impl End {
@@ -172,6 +186,7 @@ impl<C: Choices> World<C> {
                 tie,
                 events: QpEvents::empty(),
                 dropped: (None, 0),
+                link: LinkState::Open,
                 watch: Watch::default(),
                 busy_until: self.now,
                 touched: false,
@@ -371,6 +386,9 @@ impl<C: Choices> World<C> {
         if is_due(&self.ends[id], self.now) {
             self.enter(id);
             let end = &mut self.ends[id];
+            if end.link == LinkState::Shared {
+                end.qp.on_link_moved(self.now);
+            }
             end.qp.handle_timeout(&mut end.host);
             self.timeouts[id] += 1;
             self.leave(id)?;
@@ -460,6 +478,10 @@ impl<C: Choices> World<C> {
             if self.transmit_batch(id)? == TxState::Drained {
                 break;
             }
+            if self.ends[id].link != LinkState::Open {
+                self.ends[id].qp.on_link_full(self.now);
+                break;
+            }
             let setup = &self.ends[id].setup;
             if setup.stall > 0 && self.choices.chance(setup.stall) {
                 self.ends[id].busy_until = self.now.after(setup.latency * self.choices.between(1, 30) / 10);
@@ -474,14 +496,16 @@ impl<C: Choices> World<C> {
         let end = &mut self.ends[id];
         let before = (end.host.sends.len(), end.host.recvs.len());
         let idle = !end.qp.has_work();
-        let mut tx = self.batch.open(&mut self.wire.pool, end.setup.batch, end.setup.joins).in_runs_of(end.setup.run);
+        let is_open = end.link == LinkState::Open;
+        let room = if is_open { end.setup.batch } else { 0 };
+        let mut tx = self.batch.open(&mut self.wire.pool, room, end.setup.joins).in_runs_of(end.setup.run);
         let state = end.qp.poll_transmit(&mut end.host, &mut tx);
         drop(tx);
         let quiet = self.batch.is_empty() && before == (end.host.sends.len(), end.host.recvs.len());
         let at = self.now;
         ensure!(quiet || !idle, Silence, Some(id), at, "has_work was false, yet poll_transmit did something");
         let full = state == TxState::BatchFull;
-        ensure!(!full || !self.batch.is_empty(), Progress, Some(id), at, "an empty batch is full");
+        ensure!(!full || !is_open || !self.batch.is_empty(), Progress, Some(id), at, "an empty batch is full");
         self.leave(id)?;
         self.dispatch(id)?;
         Ok(state)

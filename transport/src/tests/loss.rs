@@ -170,6 +170,21 @@ fn progress_refills_the_retry_counter() {
     assert_eq!(p.timeouts[0], 5);
 }
 
+/// The table of docs/decisions.md.
+// clause: TIMER-RANGE
+#[test]
+fn timeout_14_gives_a_silent_peer_as_long_as_the_manual_says() {
+    for (retry_cnt, milliseconds) in [(0, 67), (3, 518), (4, 768), (5, 1018), (6, 1268), (7, 1518)] {
+        let mut p = Pair::new(Setup { timeout: 14, retry_cnt, ..Setup::default() });
+        let dst = blank(&mut p, B, 8);
+        drop_if(&mut p, A, |_, _| true);
+        post(&mut p, A, 1, write_to(dst), &[]);
+        p.run();
+        assert_eq!(sends(&mut p, A), [(1, WcStatus::RetryExcErr)]);
+        assert_eq!(p.elapsed().as_millis(), milliseconds, "{retry_cnt} retries");
+    }
+}
+
 // clause: TIMER-RANGE
 #[test]
 fn a_dead_peer_costs_retry_cnt_timeouts_and_ends_in_err() {

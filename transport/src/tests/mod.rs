@@ -1,7 +1,8 @@
 //! Scripts for the queue pair: what goes in, exactly what comes out, both sides of every limit.
 //!
 //! Lives here: helpers that make the scripts short. The world they run in is [`crate::sim`]. One file per subject:
-//! `reliable` (what RC does when nothing goes wrong), `nonposted` (ATOMIC WRITE, FLUSH), `loss`, `rnr`, `refusals` (NAKs
+//! `reliable` (what RC does when nothing goes wrong), `nonposted` (ATOMIC WRITE, FLUSH), `loss`, `link_full`
+//! (a link that takes no packets), `rnr`, `refusals` (NAKs
 //! and their statuses), `ranges` (of remote keys), `responder` and `requester` (one side against forged packets), `states`,
 //! `unreliable` (UC), `datagram` (UD), `xrc`, `tags` (tag matching), `local` (operations that send nothing), `migration` (of
 //! paths), `congestion`, `pacing` (rates of programs and paths), `cost` (of loss), `faults` (rules and notes), `shrink` (of
@@ -12,6 +13,7 @@ mod congestion;
 mod cost;
 mod datagram;
 mod faults;
+mod link_full;
 mod local;
 mod loss;
 mod migration;

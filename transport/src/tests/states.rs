@@ -85,16 +85,44 @@ fn operations_follow_the_service() {
     assert_eq!(p.post_send(A, &nowhere), Err(PostError::MissingDestination));
 }
 
-// clause: SEND-ATOMIC-RESULT
+// clause: SEND-ATOMIC-LENGTH, WC-ORDER
 #[test]
-fn the_result_of_an_atomic_needs_eight_bytes() {
-    let mut p = Pair::new(Setup::default());
-    let (a, b) = (blank(&mut p, A, 16), blank(&mut p, B, 8));
-    let short = try_post(&mut p, A, 1, add_to(b, 1), SendFlags::SIGNALED, &[a.sge(0, 7)]);
-    assert_eq!(short, Err(PostError::BadLength));
-    post(&mut p, A, 2, add_to(b, 1), &[a.sge(0, 8)]);
-    p.run();
-    assert_eq!(sends(&mut p, A), each(2..=2, Success));
+fn an_atomic_with_a_list_of_another_length_than_eight_fails_in_its_turn_and_is_not_executed() {
+    let lists: &[&[u32]] = &[&[], &[0], &[4], &[7], &[4, 3], &[9], &[16], &[8, 8], &[4, 4, 4], &[8, 0, 1]];
+    for lens in lists {
+        for swaps in [false, true] {
+            let mut p = Pair::new(Setup::default());
+            let (a, b) = (blank(&mut p, A, 64), blank(&mut p, B, 8));
+            let op = match add_to(b, 1) {
+                SendOp::FetchAdd { remote_addr, rkey, .. } if swaps => {
+                    SendOp::CompareSwap { remote_addr, rkey, compare: 0, swap: 1 }
+                }
+                add => add,
+            };
+            let list: Vec<Sge> = lens.iter().map(|&len| a.sge(0, len)).collect();
+            post(&mut p, A, 1, read_from(b), &[a.sge(0, 8)]);
+            post(&mut p, A, 2, op, &list);
+            post(&mut p, A, 3, write_to(b), &[a.sge(0, 8)]);
+            p.run();
+            assert_eq!(sends(&mut p, A), [(1, Success), (2, LocLenErr), (3, WrFlushErr)], "{lens:?}");
+            assert_eq!(p.ends[1].host.memory.word(b, 0), 0, "{lens:?}");
+            assert_eq!((p.ends[1].qp.state(), p.ends[0].host.flow.reserved), (QpState::Rts, 0));
+        }
+    }
+}
+
+// clause: SEND-ATOMIC-LENGTH
+#[test]
+fn an_atomic_lands_in_as_many_elements_as_make_eight_bytes() {
+    for lens in [&[8][..], &[4, 4], &[0, 8], &[1, 2, 5]] {
+        let mut p = Pair::new(Setup::default());
+        let (a, b) = (blank(&mut p, A, 64), blank(&mut p, B, 8));
+        let list: Vec<Sge> = lens.iter().map(|&len| a.sge(0, len)).collect();
+        post(&mut p, A, 1, add_to(b, 1), &list);
+        p.run();
+        assert_eq!(sends(&mut p, A), each(1..=1, Success), "{lens:?}");
+        assert_eq!(p.ends[1].host.memory.word(b, 0), 1, "{lens:?}");
+    }
 }
 
 // clause: STATE-ERR, WC-ERROR-ALWAYS

@@ -7,6 +7,7 @@ use crate::errno::{EINVAL, Result, minus_one, pointer, status};
 use crate::object::{Exposed, Object, Token};
 use crate::rate;
 use core::ffi::c_int;
+use core::mem::offset_of;
 use core::net::{IpAddr, Ipv4Addr};
 use roxe_provider::{Ah, AhAttr, Context};
 use roxe_wire::Gid;
@@ -18,10 +19,12 @@ const REPLY_HOP_LIMIT: u8 = 0xff;
 /// Bytes of the receive area in front of a datagram.
 const GRH_LEN: usize = 40;
 
-// SAFETY: the handle is the whole structure, at offset 0.
+// SAFETY: the handle is the whole structure, at offset 0; the fields are where the offsets say.
 unsafe impl Exposed for ibv_ah {
     type Handle = Self;
     type Inner = Ah;
+    const CONTEXT_FIELD: Option<usize> = Some(offset_of!(Self, context));
+    const HANDLE_FIELD: Option<usize> = Some(offset_of!(Self, handle));
 }
 
 /// The address that a program describes.
@@ -76,7 +79,10 @@ pub(crate) unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah
 
 /// `man ibv_create_ah`.
 pub(crate) unsafe extern "C" fn ibv_destroy_ah(handle: *mut ibv_ah) -> c_int {
-    status(|| Object::<ibv_ah>::retire(handle).map(drop))
+    status(|| {
+        Object::<ibv_ah>::to_destroy(handle)?;
+        Object::<ibv_ah>::retire(handle).map(drop)
+    })
 }
 
 /// Whether `header` is an IPv4 header of 20 bytes with a right checksum.

@@ -5,6 +5,7 @@ use crate::context::context;
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
 use crate::object::{Exposed, Object, Token};
 use core::ffi::c_int;
+use core::mem::offset_of;
 use roxe_provider::{CounterKind, FlowCounters};
 use std::sync::Arc;
 
@@ -13,10 +14,11 @@ const PREFER_CACHED: u32 = 1;
 /// More values than this nobody asks for; it bounds what a wrong number can do.
 const MAX_VALUES: usize = 1 << 20;
 
-// SAFETY: the handle is the whole structure, at offset 0.
+// SAFETY: the handle is the whole structure, at offset 0; the fields are where the offsets say.
 unsafe impl Exposed for ibv_counters {
     type Handle = Self;
     type Inner = Arc<FlowCounters>;
+    const CONTEXT_FIELD: Option<usize> = Some(offset_of!(Self, context));
 }
 
 fn counters<'a>(handle: *mut ibv_counters) -> Result<&'a Arc<FlowCounters>> {
@@ -41,7 +43,7 @@ pub(crate) unsafe extern "C" fn create_counters(
 /// `man ibv_create_counters`: EBUSY while flows use them.
 pub(crate) unsafe extern "C" fn destroy_counters(handle: *mut ibv_counters) -> c_int {
     status(|| {
-        counters(handle)?.destroy()?;
+        Object::<ibv_counters>::to_destroy(handle)?.inner.destroy()?;
         Object::<ibv_counters>::retire(handle).map(drop)
     })
 }

@@ -9,6 +9,7 @@ use crate::event::{count_cq, optional_channel};
 use crate::home::{Home, Resource};
 use crate::object::{Exposed, Object, Token, Unacked};
 use core::ffi::{c_int, c_void};
+use core::mem::offset_of;
 use roxe_provider::{Cq, CqInit, Moderation, Use};
 use std::sync::Arc;
 
@@ -39,10 +40,12 @@ pub(crate) struct CqInner {
     _parent: Option<Use>,
 }
 
-// SAFETY: the public structure starts with an `ibv_cq`, at offset 0.
+// SAFETY: the public structure starts with an `ibv_cq`, at offset 0; the fields are where the offsets say.
 unsafe impl Exposed for ibv_cq_ex {
     type Handle = ibv_cq;
     type Inner = CqInner;
+    const CONTEXT_FIELD: Option<usize> = Some(offset_of!(Self, base.context));
+    const HANDLE_FIELD: Option<usize> = Some(offset_of!(Self, base.handle));
 }
 
 /// The provider's CQ behind a handle.
@@ -199,7 +202,7 @@ pub(crate) unsafe extern "C" fn modify_cq(handle: *mut ibv_cq, attr: *mut ibv_mo
 /// `man ibv_create_cq`: EBUSY while QPs use it; waits until every event is acknowledged.
 pub(crate) unsafe extern "C" fn ibv_destroy_cq(handle: *mut ibv_cq) -> c_int {
     status(|| {
-        let object = Object::<ibv_cq_ex>::live(handle)?;
+        let object = Object::<ibv_cq_ex>::to_destroy(handle)?;
         object.inner.cq.destroy()?;
         object.conceal();
         object.inner.comp_events.wait();

@@ -2,33 +2,36 @@
 
 use crate::abi::{ibv_cq, ibv_cq_ex, ibv_poll_cq_attr, ibv_wc_tm_info};
 use crate::data::{immediate, wc_flags};
-use crate::errno::quick_status;
+use crate::errno::{EINVAL, quick_status};
 use crate::object::Object;
+use crate::ordered;
+use crate::wallclock::{self, WallClock};
 use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_uint};
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
 use roxe_transport::wr::{Cqe, TmInfo};
 
-/// The entry being read. `start_poll` locks it, `end_poll` unlocks it, as the man page describes; in between the calling
+/// The entry being read, and what makes time of day of its timestamp. `start_poll` locks it, `end_poll` unlocks it, as the man page describes; in between the calling
 /// thread owns it.
 pub(crate) struct Cursor {
     lock: RawMutex,
     entry: UnsafeCell<Cqe>,
+    clock: UnsafeCell<WallClock>,
 }
 
-// SAFETY: the entry is only touched between `start_poll` and `end_poll`, while the lock is held.
+// SAFETY: entry and clock are only touched between `start_poll` and `end_poll`, while the lock is held.
 unsafe impl Sync for Cursor {}
 
 impl Default for Cursor {
     fn default() -> Self {
-        Self { lock: RawMutex::INIT, entry: UnsafeCell::default() }
+        Self { lock: RawMutex::INIT, entry: UnsafeCell::default(), clock: UnsafeCell::default() }
     }
 }
 
 /// What the program sees.
 pub(crate) fn exposed(base: ibv_cq) -> ibv_cq_ex {
-    ibv_cq_ex {
+    ordered::cq_ex(ibv_cq_ex {
         base,
         comp_mask: 0,
         status: 0,
@@ -51,7 +54,7 @@ pub(crate) fn exposed(base: ibv_cq) -> ibv_cq_ex {
         read_flow_tag: Some(read_flow_tag),
         read_tm_info: Some(read_tm_info),
         read_completion_wallclock_ns: Some(read_completion_wallclock_ns),
-    }
+    })
 }
 
 /// The CQ behind a pointer of the extended interface.
@@ -78,12 +81,12 @@ fn advance(object: &Object<ibv_cq_ex>) -> c_int {
     0
 }
 
-unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+pub(crate) unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     // SAFETY: called through the structure of a living CQ.
-    let Some(object) = (unsafe { object(cq) }) else { return libc::EINVAL };
+    let Some(object) = (unsafe { object(cq) }) else { return EINVAL.tell() };
     // SAFETY: NULL or a whole structure of the program.
     if unsafe { attr.as_ref() }.is_some_and(|attr| attr.comp_mask != 0) {
-        return libc::EINVAL;
+        return EINVAL.tell();
     }
     object.inner.cursor.lock.lock();
     let found = advance(object);
@@ -94,9 +97,9 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
     found
 }
 
-unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+pub(crate) unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: called through the structure of a living CQ.
-    unsafe { object(cq) }.map_or(libc::EINVAL, advance)
+    unsafe { object(cq) }.map_or_else(|| EINVAL.tell(), advance)
 }
 
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
@@ -147,12 +150,16 @@ readers! {
     /// Never asked for: a CQ with VLAN tags is refused.
     read_cvlan -> u16 = |_cqe| 0;
     read_flow_tag -> u32 = |cqe| cqe.flow_tag;
-    /// Nanoseconds since 1970: the age of the entry, subtracted from the time now.
-    read_completion_wallclock_ns -> u64 = |cqe| {
-        let age = roxe_provider::now().0.saturating_sub(cqe.timestamp);
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        u64::try_from(now.as_nanos()).unwrap_or(u64::MAX).saturating_sub(age)
-    };
+}
+
+/// Nanoseconds since 1970.
+unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
+    // SAFETY: called through the structure of a living CQ.
+    let Some(object) = (unsafe { object(cq) }) else { return 0 };
+    let cursor = &object.inner.cursor;
+    // SAFETY: readers run between `start_poll` and `end_poll`, so this thread owns the cursor.
+    let (timestamp, clock) = unsafe { ((&raw const (*cursor.entry.get()).timestamp).read(), &mut *cursor.clock.get()) };
+    clock.at(timestamp, wallclock::measure)
 }
 
 /// `man ibv_create_cq_ex`: tag and user data of a matched message, in host order.

@@ -70,7 +70,7 @@ fn to_wc(cqe: &Cqe) -> ibv_wc {
 /// `man ibv_poll_cq`.
 pub(crate) unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: called through the context of a living CQ.
-    let Some(object) = (unsafe { Object::<ibv_cq_ex>::trusted(handle) }) else { return -libc::EINVAL };
+    let Some(object) = (unsafe { Object::<ibv_cq_ex>::trusted(handle) }) else { return -EINVAL.tell() };
     quick_negative(|| {
         let max = usize::try_from(num_entries).map_err(|_| EINVAL)?;
         if wc.is_null() && max > 0 {
@@ -91,7 +91,7 @@ pub(crate) unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, num_entries: c_int,
 /// `man ibv_req_notify_cq`.
 pub(crate) unsafe extern "C" fn req_notify_cq(handle: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: called through the context of a living CQ.
-    let Some(object) = (unsafe { Object::<ibv_cq_ex>::trusted(handle) }) else { return libc::EINVAL };
+    let Some(object) = (unsafe { Object::<ibv_cq_ex>::trusted(handle) }) else { return EINVAL.tell() };
     quick_status(|| {
         object.inner.cq.req_notify(solicited_only != 0);
         Ok(())
@@ -241,7 +241,7 @@ pub(crate) unsafe extern "C" fn post_send(
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
     // SAFETY: called through the context of a living QP.
-    let Some(object) = (unsafe { Object::<ibv_qp_ex>::trusted(handle) }) else { return libc::EINVAL };
+    let Some(object) = (unsafe { Object::<ibv_qp_ex>::trusted(handle) }) else { return EINVAL.tell() };
     quick_status(|| {
         let mut queue = object.inner.qp.send();
         let mut next = wr;
@@ -307,7 +307,7 @@ pub(crate) unsafe extern "C" fn post_recv(
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
     // SAFETY: called through the context of a living QP.
-    let Some(object) = (unsafe { Object::<ibv_qp_ex>::trusted(handle) }) else { return libc::EINVAL };
+    let Some(object) = (unsafe { Object::<ibv_qp_ex>::trusted(handle) }) else { return EINVAL.tell() };
     // SAFETY: the program passes a list that ends with NULL.
     quick_status(|| unsafe { post_receives(wr, bad_wr, |request| object.inner.qp.post_recv(request)) })
 }
@@ -319,7 +319,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
     // SAFETY: called through the context of a living SRQ.
-    let Some(object) = (unsafe { Object::<ibv_srq>::trusted(handle) }) else { return libc::EINVAL };
+    let Some(object) = (unsafe { Object::<ibv_srq>::trusted(handle) }) else { return EINVAL.tell() };
     // SAFETY: the program passes a list that ends with NULL.
     quick_status(|| unsafe { post_receives(wr, bad_wr, |request| object.inner.srq.post_recv(request)) })
 }

@@ -4,9 +4,10 @@
 
 use crate::abi::ibv_device;
 use crate::errno::{EINVAL, Errno, Result, minus_one, pointer};
+use crate::lock::Cards;
 use core::ffi::{CStr, c_char, c_int};
-use parking_lot::Mutex;
 use roxe_provider::Device;
+use roxe_provider::lock::Mutex;
 use std::fs::File;
 use std::io::Read;
 use std::sync::Arc;
@@ -28,7 +29,7 @@ struct Card {
 }
 
 /// Every device found so far; entries are never removed.
-static CARDS: Mutex<Vec<&'static Card>> = Mutex::new(Vec::new());
+static CARDS: Mutex<Cards, Vec<&'static Card>> = Mutex::new(Vec::new());
 
 impl Card {
     fn new(device: Arc<Device>) -> Self {

@@ -7,6 +7,7 @@ use crate::errno::{EINVAL, Errno, Result, pointer, silent, status};
 use crate::memory::{self, access};
 use crate::object::{Exposed, Object, Token};
 use core::ffi::{c_int, c_uint, c_void};
+use core::mem::offset_of;
 use core::ptr::null_mut;
 use roxe_provider::Dm;
 use std::sync::Arc;
@@ -14,10 +15,12 @@ use std::sync::Arc;
 /// `IBV_DM_MASK_HANDLE`: the field `handle` is there.
 const MASK_HANDLE: u32 = 1;
 
-// SAFETY: the handle is the whole structure, at offset 0.
+// SAFETY: the handle is the whole structure, at offset 0; the fields are where the offsets say.
 unsafe impl Exposed for ibv_dm {
     type Handle = Self;
     type Inner = Arc<Dm>;
+    const CONTEXT_FIELD: Option<usize> = Some(offset_of!(Self, context));
+    const HANDLE_FIELD: Option<usize> = Some(offset_of!(Self, handle));
 }
 
 /// A structure for the program, whose functions the headers call.
@@ -44,7 +47,7 @@ pub(crate) unsafe extern "C" fn alloc_dm(handle: *mut ibv_context, attr: *mut ib
 /// `man ibv_alloc_dm`: EBUSY while a region is registered in it. The memory goes, also for handles that were imported.
 pub(crate) unsafe extern "C" fn free_dm(handle: *mut ibv_dm) -> c_int {
     status(|| {
-        Object::<ibv_dm>::live(handle)?.inner.free()?;
+        Object::<ibv_dm>::to_destroy(handle)?.inner.free()?;
         Object::<ibv_dm>::retire(handle).map(drop)
     })
 }
@@ -104,10 +107,8 @@ pub(crate) unsafe extern "C" fn ibv_import_dm(handle: *mut ibv_context, dm_handl
     pointer(|| {
         let context = context(handle)?;
         let is_it = |object: &Object<ibv_dm>| {
-            // SAFETY: the structure lives as long as the object and the field is never written after creation.
-            let number = unsafe { (&raw const (*object.exposed()).handle).read() };
             let found = &object.inner;
-            (number == dm_handle && Arc::ptr_eq(found.context(), context)).then(|| Arc::clone(found))
+            (object.number() == dm_handle && Arc::ptr_eq(found.context(), context)).then(|| Arc::clone(found))
         };
         let dm = Object::<ibv_dm>::find(is_it).ok_or(EINVAL)?;
         Ok(Object::publish(Token::new(), exposed(handle, dm_handle), dm))

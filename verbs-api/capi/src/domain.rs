@@ -12,6 +12,7 @@ use crate::errno::{EINVAL, Errno, Result, pointer, status};
 use crate::home::{Allocators, Home, Resource};
 use crate::object::{Exposed, Object, Token};
 use core::ffi::c_int;
+use core::mem::offset_of;
 use roxe_provider::{Pd, Use};
 use std::sync::Arc;
 
@@ -40,17 +41,20 @@ impl PdInner {
     }
 }
 
-// SAFETY: the handle is the whole structure, at offset 0.
+// SAFETY: the handle is the whole structure, at offset 0; the fields are where the offsets say.
 unsafe impl Exposed for ibv_pd {
     type Handle = Self;
     type Inner = PdInner;
+    const CONTEXT_FIELD: Option<usize> = Some(offset_of!(Self, context));
+    const HANDLE_FIELD: Option<usize> = Some(offset_of!(Self, handle));
 }
 
-// SAFETY: the handle is the whole structure, at offset 0.
+// SAFETY: the handle is the whole structure, at offset 0; the fields are where the offsets say.
 unsafe impl Exposed for ibv_td {
     type Handle = Self;
     /// Every parent domain on it has a clone.
     type Inner = Arc<()>;
+    const CONTEXT_FIELD: Option<usize> = Some(offset_of!(Self, context));
 }
 
 /// The provider's domain behind a handle.
@@ -109,7 +113,7 @@ pub(crate) unsafe extern "C" fn ibv_alloc_pd(handle: *mut ibv_context) -> *mut i
 /// `man ibv_alloc_pd`.
 pub(crate) unsafe extern "C" fn ibv_dealloc_pd(handle: *mut ibv_pd) -> c_int {
     status(|| {
-        pd(handle)?.dealloc()?;
+        Object::<ibv_pd>::to_destroy(handle)?.inner.pd.dealloc()?;
         Object::<ibv_pd>::retire(handle).map(drop)
     })
 }
@@ -130,7 +134,7 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
         let parent = Parent { allocators: allocators(attr)?, _td: optional_td(attr.td)? };
         let token = Token::new();
         let exposed = ibv_pd { context: handle, handle: token.short() };
-        Ok(Object::publish(token, exposed, PdInner { pd: base.extend(), parent: Some(parent) }))
+        Ok(Object::publish(token, exposed, PdInner { pd: base.extend()?, parent: Some(parent) }))
     })
 }
 
@@ -150,7 +154,7 @@ pub(crate) unsafe extern "C" fn alloc_td(handle: *mut ibv_context, attr: *mut ib
 /// `man ibv_alloc_td`: EBUSY while a parent domain has it.
 pub(crate) unsafe extern "C" fn dealloc_td(handle: *mut ibv_td) -> c_int {
     status(|| {
-        if Arc::strong_count(&Object::<ibv_td>::live(handle)?.inner) > 1 {
+        if Arc::strong_count(&Object::<ibv_td>::to_destroy(handle)?.inner) > 1 {
             return Err(Errno(libc::EBUSY));
         }
         Object::<ibv_td>::retire(handle).map(drop)

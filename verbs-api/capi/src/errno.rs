@@ -4,6 +4,7 @@
 use core::ffi::c_int;
 use roxe_provider::uncancelled;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
 
 /// A positive errno value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,13 +14,35 @@ pub(crate) type Result<T> = core::result::Result<T, Errno>;
 
 /// The caller passed NULL, a foreign handle or an impossible value.
 pub(crate) const EINVAL: Errno = Errno(libc::EINVAL);
+/// What shall be destroyed is not what its structure says.
+pub(crate) const ENOENT: Errno = Errno(libc::ENOENT);
 /// roxe does not do this.
 pub(crate) const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
 
+impl Errno {
+    /// The number for a call that returns it, also in `errno`: programs call `perror` after every kind of call, and
+    /// rdma-core leaves it there, as the kernel's answer goes through `errno`.
+    #[cold]
+    pub(crate) fn tell(self) -> c_int {
+        set_errno(self.0);
+        self.0
+    }
+}
+
 impl From<roxe_provider::Error> for Errno {
     fn from(error: roxe_provider::Error) -> Self {
+        if error.is_about_host() {
+            tell_once(&error);
+        }
         Self(error.errno())
     }
+}
+
+/// Tells the user, once for each process, what the program cannot: it only sees the errno.
+#[cold]
+fn tell_once(error: &roxe_provider::Error) {
+    static TOLD: Once = Once::new();
+    TOLD.call_once(|| eprintln!("roxe: {error}"));
 }
 
 impl From<std::io::Error> for Errno {
@@ -50,13 +73,13 @@ fn contained<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
 /// a call.
 #[inline]
 pub(crate) fn quick_status(body: impl FnOnce() -> Result<()>) -> c_int {
-    caught(body).map_or_else(|errno| errno.0, |()| 0)
+    caught(body).map_or_else(Errno::tell, |()| 0)
 }
 
 /// As [`negative`], for what runs per message.
 #[inline]
 pub(crate) fn quick_negative(body: impl FnOnce() -> Result<c_int>) -> c_int {
-    caught(body).unwrap_or_else(|errno| -errno.0)
+    caught(body).unwrap_or_else(|errno| -errno.tell())
 }
 
 /// For calls that return 0 or a positive errno value.
@@ -107,8 +130,10 @@ mod tests {
 
     #[test]
     fn each_convention_reports_in_its_own_way() {
-        assert_eq!(status(|| Err(EOPNOTSUPP)), libc::EOPNOTSUPP);
-        assert_eq!(negative(|| Err(EINVAL)), -libc::EINVAL);
+        let errno = || std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
+        assert_eq!((status(|| Err(EOPNOTSUPP)), errno()), (libc::EOPNOTSUPP, libc::EOPNOTSUPP));
+        assert_eq!((negative(|| Err(EINVAL)), errno()), (-libc::EINVAL, libc::EINVAL));
+        assert_eq!((status(|| Ok(())), negative(|| Ok(3)), errno()), (0, 3, libc::EINVAL));
         assert_eq!(minus_one(|| Ok(7)), 7);
         assert_eq!(minus_one(|| Err(EINVAL)), -1);
         assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));

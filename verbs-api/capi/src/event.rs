@@ -12,14 +12,16 @@ use crate::errno::{EINVAL, Result, pointer, silent, status};
 use crate::object::{Exposed, Object, Token, with_token};
 use crate::sleep::for_event;
 use core::ffi::{c_int, c_uint, c_void};
+use core::mem::offset_of;
 use core::sync::atomic::{AtomicI32, Ordering};
 use roxe_provider::{AsyncEvent, AsyncEventKind, CompChannel};
 use std::sync::Arc;
 
-// SAFETY: the handle is the whole structure, at offset 0.
+// SAFETY: the handle is the whole structure, at offset 0; the fields are where the offsets say.
 unsafe impl Exposed for ibv_comp_channel {
     type Handle = Self;
     type Inner = Arc<CompChannel>;
+    const CONTEXT_FIELD: Option<usize> = Some(offset_of!(Self, context));
 }
 
 /// `man ibv_create_comp_channel`.
@@ -34,7 +36,7 @@ pub(crate) unsafe extern "C" fn ibv_create_comp_channel(handle: *mut ibv_context
 /// `man ibv_create_comp_channel`: EBUSY while CQs use it.
 pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(handle: *mut ibv_comp_channel) -> c_int {
     status(|| {
-        Object::<ibv_comp_channel>::live(handle)?.inner.destroy()?;
+        Object::<ibv_comp_channel>::to_destroy(handle)?.inner.destroy()?;
         Object::<ibv_comp_channel>::retire(handle).map(drop)
     })
 }
@@ -49,11 +51,11 @@ pub(crate) fn optional_channel(handle: *mut ibv_comp_channel) -> Result<Option<A
 
 /// Keeps the public count of CQs on a channel; NULL and destroyed channels are passed over.
 pub(crate) fn count_cq(handle: *mut ibv_comp_channel, change: i32) {
-    if let Ok(object) = Object::<ibv_comp_channel>::live(handle) {
+    let _ = Object::<ibv_comp_channel>::with_live(handle, |object| {
         // SAFETY: the field lives as long as the object, and only this line touches it.
         let refcnt = unsafe { AtomicI32::from_ptr(&raw mut (*object.exposed()).refcnt) };
         refcnt.fetch_add(change, Ordering::Relaxed);
-    }
+    });
 }
 
 /// The CQ of the next event and its context pointer; `None` if it is gone.

@@ -8,6 +8,7 @@ use crate::abi::{ibv_counters, ibv_flow, ibv_flow_attr, ibv_qp, ibv_qp_ex};
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
 use crate::object::{Exposed, Object, Token};
 use core::ffi::c_int;
+use core::mem::offset_of;
 use core::ops::Range;
 use roxe_provider::wire::frame::{Contradiction, Field, FrameMatch};
 use roxe_provider::{Flow, FlowCounters, FlowInit, RuleKind, Service};
@@ -80,10 +81,12 @@ const FORMATS: [Format; 6] = [
     Format { kind: 0x41, size: 16, filter: 6, filter_len: 4, places: PORTS, implied: &[(Field::L4, &[17])] },
 ];
 
-// SAFETY: the handle is the whole structure, at offset 0.
+// SAFETY: the handle is the whole structure, at offset 0; the fields are where the offsets say.
 unsafe impl Exposed for ibv_flow {
     type Handle = Self;
     type Inner = Flow;
+    const CONTEXT_FIELD: Option<usize> = Some(offset_of!(Self, context));
+    const HANDLE_FIELD: Option<usize> = Some(offset_of!(Self, handle));
 }
 
 /// What the specifications of a rule add up to.
@@ -227,7 +230,10 @@ pub(crate) unsafe extern "C" fn create_flow(handle: *mut ibv_qp, attr: *mut ibv_
 
 /// `man ibv_create_flow`.
 pub(crate) unsafe extern "C" fn destroy_flow(handle: *mut ibv_flow) -> c_int {
-    status(|| Object::<ibv_flow>::retire(handle).map(drop))
+    status(|| {
+        Object::<ibv_flow>::to_destroy(handle)?;
+        Object::<ibv_flow>::retire(handle).map(drop)
+    })
 }
 
 #[cfg(test)]

@@ -50,10 +50,8 @@ pub(crate) unsafe extern "C" fn ibv_import_pd(handle: *mut ibv_context, pd_handl
     pointer(|| {
         let context = context(handle)?;
         let is_it = |object: &Object<ibv_pd>| {
-            // SAFETY: the structure lives as long as the object and the field is never written after creation.
-            let number = unsafe { (&raw const (*object.exposed()).handle).read() };
             let found = &object.inner.pd;
-            (number == pd_handle && Arc::ptr_eq(found.context(), context)).then(|| Arc::clone(found))
+            (object.number() == pd_handle && Arc::ptr_eq(found.context(), context)).then(|| Arc::clone(found))
         };
         let found = Object::<ibv_pd>::find(is_it).ok_or(EINVAL)?;
         Ok(Object::publish(Token::new(), ibv_pd { context: handle, handle: pd_handle }, PdInner::plain(found)))
@@ -70,10 +68,8 @@ pub(crate) unsafe extern "C" fn ibv_import_mr(pd_handle: *mut ibv_pd, mr_handle:
     pointer(|| {
         let pd = pd(pd_handle)?;
         let is_it = |object: &Object<ibv_mr>| {
-            // SAFETY: the structure lives as long as the object and the field is never written after creation.
-            let number = unsafe { (&raw const (*object.exposed()).handle).read() };
             let found = &object.inner;
-            (number == mr_handle && Arc::ptr_eq(found.pd().context(), pd.context())).then(|| Arc::clone(found))
+            (object.number() == mr_handle && Arc::ptr_eq(found.pd().context(), pd.context())).then(|| Arc::clone(found))
         };
         let mr = Object::<ibv_mr>::find(is_it).ok_or(EINVAL)?;
         let exposed = ibv_mr {

@@ -5,6 +5,7 @@ use crate::domain::{context_of, pd};
 use crate::errno::{EINVAL, Result, minus_one, pointer, status};
 use crate::object::{Exposed, Object, Token};
 use core::ffi::{c_int, c_uint, c_void};
+use core::mem::offset_of;
 use roxe_provider::{Access, DmaBuf, Mr, MrChange};
 use std::sync::Arc;
 
@@ -17,10 +18,12 @@ const REREG_ACCESS: c_int = 4;
 /// `IBV_FORK_UNNEEDED`: memory that the card reads is the process's own, so fork needs no preparation.
 const FORK_UNNEEDED: c_int = 2;
 
-// SAFETY: the handle is the whole structure, at offset 0.
+// SAFETY: the handle is the whole structure, at offset 0; the fields are where the offsets say.
 unsafe impl Exposed for ibv_mr {
     type Handle = Self;
     type Inner = Arc<Mr>;
+    const CONTEXT_FIELD: Option<usize> = Some(offset_of!(Self, context));
+    const HANDLE_FIELD: Option<usize> = Some(offset_of!(Self, handle));
 }
 
 /// The rights that `bits` name; hints that the device does not know are left out, other unknown bits refused.
@@ -156,7 +159,7 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
 /// `man ibv_reg_mr`. When it returns, no peer and no engine touches the memory any more.
 pub(crate) unsafe extern "C" fn ibv_dereg_mr(handle: *mut ibv_mr) -> c_int {
     status(|| {
-        Object::<ibv_mr>::live(handle)?.inner.deregister()?;
+        Object::<ibv_mr>::to_destroy(handle)?.inner.deregister()?;
         Object::<ibv_mr>::retire(handle).map(drop)
     })
 }

@@ -2,18 +2,23 @@
 //!
 //! An object is one heap block: first the structure the program sees and may write to, then the Rust part. The register
 //! turns a NULL, foreign or stale handle of a control call into EINVAL, and a late event of a destroyed object into
-//! nothing. The data path does not consult it: there a handle is only compared with NULL, as in every verbs library.
+//! nothing. It also notices when the program has written over the `context` or `handle` field of a structure: such a
+//! call is refused, and the object is as it was once the field is put back. The data path does not consult it: there a
+//! handle is only compared with NULL, as in every verbs library.
 //!
 //! Touches the heap blocks it made and nothing else.
 
-use crate::errno::{EINVAL, Result};
+use crate::errno::{EINVAL, ENOENT, Errno, Result};
 use crate::home::Home;
+use crate::lock::Register as RegisterRank;
 use core::alloc::Layout;
 use core::any::TypeId;
 use core::cell::UnsafeCell;
+use core::ffi::c_void;
 use core::ops::Deref;
 use core::ptr::NonNull;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::Condvar;
+use roxe_provider::lock::Mutex;
 use std::collections::HashMap;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +26,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A C structure that starts an object, and the handle that programs hold.
 ///
 /// # Safety
-/// `HANDLE_OFFSET` is the offset of a `Handle` inside `Self`.
+/// `HANDLE_OFFSET` is the offset of a `Handle` inside `Self`, `CONTEXT_FIELD` that of a pointer and `HANDLE_FIELD` that of a
+/// 32-bit number.
 pub(crate) unsafe trait Exposed: 'static {
     /// What the program's pointer points to.
     type Handle;
@@ -29,6 +35,35 @@ pub(crate) unsafe trait Exposed: 'static {
     type Inner: Send + Sync;
     /// Where the handle lies in the structure.
     const HANDLE_OFFSET: usize = 0;
+    /// Where the structure names the context of the object, if it does.
+    const CONTEXT_FIELD: Option<usize> = None;
+    /// Where the structure shows the number of the object, if it has one.
+    const HANDLE_FIELD: Option<usize> = None;
+}
+
+/// What the structure of an object says about where it belongs: fields that are written when it is made and never again.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Identity {
+    /// Address of the context; 0 where the structure does not name one.
+    context: usize,
+    /// The number of the object; 0 where the structure has none.
+    handle: u32,
+}
+
+impl Identity {
+    /// What the structure says now.
+    ///
+    /// # Safety
+    /// `exposed` points to a whole structure.
+    unsafe fn read<E: Exposed>(exposed: *const E) -> Self {
+        let field = |at| exposed.cast::<u8>().wrapping_add(at);
+        // SAFETY: this function's contract and that of the trait: the fields lie in the structure.
+        let context =
+            E::CONTEXT_FIELD.map_or(0, |at| unsafe { field(at).cast::<*const c_void>().read_unaligned() }.addr());
+        // SAFETY: as above.
+        let handle = E::HANDLE_FIELD.map_or(0, |at| unsafe { field(at).cast::<u32>().read_unaligned() });
+        Self { context, handle }
+    }
 }
 
 /// See the module's description. `repr(C)` because a handle is converted back by its offset.
@@ -39,6 +74,8 @@ pub(crate) struct Object<E: Exposed> {
     home: Option<Home>,
     /// Names the object in events; never used twice.
     token: Token,
+    /// What the structure said when the object was made.
+    identity: Identity,
     /// The Rust part.
     pub(crate) inner: E::Inner,
 }
@@ -58,7 +95,7 @@ impl Token {
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// For the `handle` fields, which programs at most print.
+    /// For the `handle` fields.
     pub(crate) fn short(self) -> u32 {
         (self.0 & u64::from(u32::MAX)) as u32
     }
@@ -71,13 +108,12 @@ struct Register {
     by_token: HashMap<Token, (usize, TypeId)>,
 }
 
-static REGISTER: LazyLock<Mutex<Register>> = LazyLock::new(Mutex::default);
+static REGISTER: LazyLock<Mutex<RegisterRank, Register>> = LazyLock::new(Mutex::default);
 
 impl<E: Exposed> Object<E> {
     /// Makes an object, enters it in the register and returns the handle.
     pub(crate) fn publish(token: Token, exposed: E, inner: E::Inner) -> *mut E::Handle {
-        let object = Self { exposed: UnsafeCell::new(exposed), home: None, token, inner };
-        Self::enter(token, Box::into_raw(Box::new(object)))
+        Self::enter(token, Box::into_raw(Box::new(Self::new(None, token, exposed, inner))))
     }
 
     /// The same in a block of the program's allocator, if `home` names one that has an opinion; ENOMEM if it has no memory.
@@ -86,8 +122,14 @@ impl<E: Exposed> Object<E> {
         let Some(block) = home.alloc(Layout::new::<Self>())? else { return Ok(Self::publish(token, exposed, inner)) };
         let block = block.cast::<Self>().as_ptr();
         // SAFETY: the allocator promises a fresh block of this size and alignment.
-        unsafe { block.write(Self { exposed: UnsafeCell::new(exposed), home: Some(home), token, inner }) };
+        unsafe { block.write(Self::new(Some(home), token, exposed, inner)) };
         Ok(Self::enter(token, block))
+    }
+
+    fn new(home: Option<Home>, token: Token, exposed: E, inner: E::Inner) -> Self {
+        // SAFETY: a whole structure.
+        let identity = unsafe { Identity::read(&raw const exposed) };
+        Self { exposed: UnsafeCell::new(exposed), home, token, identity, inner }
     }
 
     /// Enters a finished block in the register.
@@ -100,18 +142,38 @@ impl<E: Exposed> Object<E> {
         handle
     }
 
-    /// The object behind the handle of a control call; EINVAL if there is none of this kind.
+    /// The object behind the handle of a control call; EINVAL if there is none of this kind, or if its structure does not
+    /// say any more what it said when the object was made.
     ///
     /// The program promises, as everywhere in verbs, not to destroy an object while another call uses it.
     pub(crate) fn live<'a>(handle: *mut E::Handle) -> Result<&'a Self> {
-        match REGISTER.lock().by_address.get(&handle.addr()) {
-            // SAFETY: the register says that a block of this type lies there and was not freed.
-            Some(kind) if *kind == TypeId::of::<E>() => Ok(unsafe { &*Self::block(handle) }),
-            _ => Err(EINVAL),
-        }
+        Self::unchanged(handle, EINVAL)
     }
 
-    /// Calls `use_it` with the object behind a handle; it cannot be retired meanwhile.
+    /// The same for a call that destroys the object: a structure that names another object is ENOENT, as the kernel answers
+    /// for a number that it did not give out (`rdma_lookup_get_uobject`).
+    pub(crate) fn to_destroy<'a>(handle: *mut E::Handle) -> Result<&'a Self> {
+        Self::unchanged(handle, ENOENT)
+    }
+
+    /// The object behind a handle; EINVAL if there is none, `changed` if its structure names another.
+    fn unchanged<'a>(handle: *mut E::Handle, changed: Errno) -> Result<&'a Self> {
+        let object = match REGISTER.lock().by_address.get(&handle.addr()) {
+            // SAFETY: the register says that a block of this type lies there and was not freed.
+            Some(kind) if *kind == TypeId::of::<E>() => unsafe { &*Self::block(handle) },
+            _ => return Err(EINVAL),
+        };
+        // SAFETY: the structure lives as long as the object.
+        let identity = unsafe { Identity::read(object.exposed()) };
+        if identity == object.identity { Ok(object) } else { Err(changed) }
+    }
+
+    /// The number that the structure showed when the object was made.
+    pub(crate) fn number(&self) -> u32 {
+        self.identity.handle
+    }
+
+    /// Calls `use_it` with the object behind a handle, whatever its structure says; it cannot be retired meanwhile.
     pub(crate) fn with_live<T>(handle: *mut E::Handle, use_it: impl FnOnce(&Self) -> T) -> Result<T> {
         let register = REGISTER.lock();
         if register.by_address.get(&handle.addr()) != Some(&TypeId::of::<E>()) {
@@ -138,7 +200,7 @@ impl<E: Exposed> Object<E> {
         })
     }
 
-    /// Takes an object out of the register; dropping the result frees it.
+    /// Takes an object out of the register, whatever its structure says; dropping the result frees it.
     pub(crate) fn retire(handle: *mut E::Handle) -> Result<Retired<E>> {
         let mut register = REGISTER.lock();
         if register.by_address.get(&handle.addr()) != Some(&TypeId::of::<E>()) {
@@ -222,7 +284,7 @@ pub(crate) fn with_token<E: Exposed, T>(token: Token, use_it: impl FnOnce(&Objec
 /// ibv_get_cq_event`).
 #[derive(Default)]
 pub(crate) struct Unacked {
-    count: Mutex<u64>,
+    count: parking_lot::Mutex<u64>,
     acked: Condvar,
 }
 
@@ -243,7 +305,7 @@ impl Unacked {
 
     /// Waits until every event handed out is acknowledged.
     pub(crate) fn wait(&self) {
-        let mut count: MutexGuard<'_, u64> = self.count.lock();
+        let mut count: parking_lot::MutexGuard<'_, u64> = self.count.lock();
         while *count > 0 {
             self.acked.wait(&mut count);
         }

@@ -5,7 +5,7 @@ use crate::context::ContextInner;
 use crate::errno::{Result, pointer};
 use crate::object::{Object, Token};
 use crate::{
-    advise, counters, cq, create_ex, data, device, dm, domain, flow, memory, qp, query, tags, window, wq, xrc,
+    advise, counters, cq, create_ex, data, device, dm, domain, flow, memory, ordered, qp, query, tags, window, wq, xrc,
 };
 
 /// `man ibv_open_device`.
@@ -64,7 +64,7 @@ pub(crate) fn exposed(device: *mut ibv_device, context: &roxe_provider::Context)
         sz: size_of::<verbs_context>(),
         context: ibv_context {
             device,
-            ops: OPS,
+            ops: ordered::ops(),
             cmd_fd: context.cmd_fd(),
             async_fd: context.async_fd(),
             num_comp_vectors: context.attr().num_comp_vectors.cast_signed(),
@@ -75,7 +75,7 @@ pub(crate) fn exposed(device: *mut ibv_device, context: &roxe_provider::Context)
 }
 
 /// The data path.
-const OPS: ibv_context_ops = ibv_context_ops {
+pub(crate) const OPS: ibv_context_ops = ibv_context_ops {
     _compat1: [None; 7],
     alloc_mw: Some(window::alloc_mw),
     bind_mw: Some(window::bind_mw),

@@ -14,6 +14,7 @@ use crate::qp_ex::{self, Builder};
 use crate::rate;
 use crate::srq::optional_srq;
 use core::ffi::c_int;
+use core::mem::offset_of;
 use core::ptr::null_mut;
 use roxe_provider::{Access, AttrMask, Context, Qp, QpAttr, QpInit, QpInitView};
 use roxe_transport::qp::{MigState, QpCaps, QpState, RateLimit, Service};
@@ -38,10 +39,12 @@ pub(crate) struct QpInner {
     pub(crate) builder: Option<Builder>,
 }
 
-// SAFETY: the public structure starts with an `ibv_qp`, at offset 0.
+// SAFETY: the public structure starts with an `ibv_qp`, at offset 0; the fields are where the offsets say.
 unsafe impl Exposed for ibv_qp_ex {
     type Handle = ibv_qp;
     type Inner = QpInner;
+    const CONTEXT_FIELD: Option<usize> = Some(offset_of!(Self, qp_base.context));
+    const HANDLE_FIELD: Option<usize> = Some(offset_of!(Self, qp_base.handle));
 }
 
 /// Values of `enum ibv_qp_type` that the device has and makes in a protection domain.
@@ -328,7 +331,7 @@ fn creation(qp: &ibv_qp, made: &QpInitView) -> ibv_qp_init_attr {
 /// `man ibv_destroy_qp`: EBUSY while it is attached to a multicast group; waits until every event is acknowledged.
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(handle: *mut ibv_qp) -> c_int {
     status(|| {
-        let object = Object::<ibv_qp_ex>::live(handle)?;
+        let object = Object::<ibv_qp_ex>::to_destroy(handle)?;
         object.inner.qp.check_detached()?;
         // A target may have other handles: it goes with the last.
         if object.inner.service != Service::XrcTgt {

@@ -7,7 +7,7 @@ use crate::abi::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_
 use crate::data::ud_dest;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, quick_status};
 use crate::object::Object;
-use crate::window;
+use crate::{ordered, window};
 use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_void};
 use core::ops::Range;
@@ -197,7 +197,7 @@ impl Batch {
 
 /// What the program sees.
 pub(crate) fn exposed(base: ibv_qp) -> ibv_qp_ex {
-    ibv_qp_ex {
+    ordered::qp_ex(ibv_qp_ex {
         qp_base: base,
         comp_mask: 0,
         wr_id: 0,
@@ -224,7 +224,7 @@ pub(crate) fn exposed(base: ibv_qp) -> ibv_qp_ex {
         wr_abort: Some(wr_abort),
         wr_atomic_write: Some(wr_atomic_write),
         wr_flush: Some(wr_flush),
-    }
+    })
 }
 
 /// The builder of a QP; `None` for NULL and for a QP without one.
@@ -278,11 +278,11 @@ unsafe extern "C" fn wr_start(qp: Qpx) {
     unsafe { (*builder.batch.get()).clear() };
 }
 
-unsafe extern "C" fn wr_complete(qp: Qpx) -> c_int {
+pub(crate) unsafe extern "C" fn wr_complete(qp: Qpx) -> c_int {
     // SAFETY: called through the structure of a living QP.
-    let Some((object, builder)) = (unsafe { builder(qp) }) else { return libc::EINVAL };
+    let Some((object, builder)) = (unsafe { builder(qp) }) else { return EINVAL.tell() };
     if !builder.lock.is_locked() {
-        return libc::EINVAL;
+        return EINVAL.tell();
     }
     let posted = quick_status(|| {
         // SAFETY: the lock is held since `wr_start`.

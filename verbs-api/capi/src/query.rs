@@ -31,7 +31,7 @@ const XRC_ODP_CAPS: u32 = 0b11_1101;
 /// Raw packets (`IBV_QPT_RAW_PACKET`) are hashed by addresses and ports.
 const RSS_CAPS: ibv_rss_caps = ibv_rss_caps {
     supported_qpts: 1 << 8,
-    max_rwq_indirection_tables: limits::MAX_OBJECTS,
+    max_rwq_indirection_tables: limits::MAX_RWQ_TABLES,
     max_rwq_indirection_table_size: limits::MAX_RWQ_TABLE,
     rx_hash_fields_mask: HashFields::all().bits(),
     rx_hash_function: wq::TOEPLITZ,

@@ -6,6 +6,7 @@ use crate::errno::{EINVAL, Result, pointer, status};
 use crate::home::Resource;
 use crate::object::{Exposed, Object, Token, Unacked};
 use core::ffi::{c_int, c_void};
+use core::mem::offset_of;
 use roxe_provider::{Error, Srq, SrqInit};
 use std::sync::Arc;
 
@@ -22,10 +23,12 @@ pub(crate) struct SrqInner {
     pub(crate) events: Unacked,
 }
 
-// SAFETY: the handle is the whole structure, at offset 0.
+// SAFETY: the handle is the whole structure, at offset 0; the fields are where the offsets say.
 unsafe impl Exposed for ibv_srq {
     type Handle = Self;
     type Inner = SrqInner;
+    const CONTEXT_FIELD: Option<usize> = Some(offset_of!(Self, context));
+    const HANDLE_FIELD: Option<usize> = Some(offset_of!(Self, handle));
 }
 
 /// The SRQ a QP shall use: none for NULL.
@@ -111,7 +114,7 @@ pub(crate) unsafe extern "C" fn ibv_query_srq(handle: *mut ibv_srq, out: *mut ib
 /// `man ibv_create_srq`: EBUSY while QPs use it; waits until every event is acknowledged.
 pub(crate) unsafe extern "C" fn ibv_destroy_srq(handle: *mut ibv_srq) -> c_int {
     status(|| {
-        let object = Object::<ibv_srq>::live(handle)?;
+        let object = Object::<ibv_srq>::to_destroy(handle)?;
         object.inner.srq.destroy()?;
         object.conceal();
         object.inner.events.wait();

@@ -59,7 +59,7 @@ pub(crate) unsafe extern "C" fn post_srq_ops(
     bad_wr: *mut *mut ibv_ops_wr,
 ) -> c_int {
     // SAFETY: called through the context of a living SRQ.
-    let Some(object) = (unsafe { Object::<ibv_srq>::trusted(handle) }) else { return libc::EINVAL };
+    let Some(object) = (unsafe { Object::<ibv_srq>::trusted(handle) }) else { return EINVAL.tell() };
     status(|| {
         let mut next = wr;
         // SAFETY: the list ends with NULL and its elements are whole structures of the program.

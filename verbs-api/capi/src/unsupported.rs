@@ -3,12 +3,12 @@
 //! One function serves many symbols. None of those looks at its arguments, so the number and types of the arguments, even
 //! a variable number, do not matter to the calling convention.
 
-use crate::errno::set_errno;
+use crate::errno::{EOPNOTSUPP, set_errno};
 use core::ffi::{c_int, c_long, c_void};
 
-/// For calls that return an errno value.
+/// For calls that return an errno value; it is in `errno`, too.
 pub(crate) extern "C" fn status() -> c_int {
-    libc::EOPNOTSUPP
+    EOPNOTSUPP.tell()
 }
 
 /// For calls that return NULL and set errno.

@@ -6,15 +6,18 @@ use crate::errno::{EINVAL, Result, pointer, status};
 use crate::memory;
 use crate::object::{Exposed, Object, Token};
 use core::ffi::{c_int, c_uint};
+use core::mem::offset_of;
 use roxe_provider::{Mw, MwKind};
 use roxe_transport::wr::{SendData, SendFlags, SendOp, SendRequest};
 use roxe_wire::{LKey, RKey};
 use std::sync::Arc;
 
-// SAFETY: the handle is the whole structure, at offset 0.
+// SAFETY: the handle is the whole structure, at offset 0; the fields are where the offsets say.
 unsafe impl Exposed for ibv_mw {
     type Handle = Self;
     type Inner = Arc<Mw>;
+    const CONTEXT_FIELD: Option<usize> = Some(offset_of!(Self, context));
+    const HANDLE_FIELD: Option<usize> = Some(offset_of!(Self, handle));
 }
 
 /// `man ibv_alloc_mw`.
@@ -35,7 +38,7 @@ pub(crate) unsafe extern "C" fn alloc_mw(handle: *mut ibv_pd, mw_type: c_uint) -
 /// `man ibv_alloc_mw`. When it returns, no peer reaches anything through the window any more.
 pub(crate) unsafe extern "C" fn dealloc_mw(handle: *mut ibv_mw) -> c_int {
     status(|| {
-        Object::<ibv_mw>::live(handle)?.inner.deallocate();
+        Object::<ibv_mw>::to_destroy(handle)?.inner.deallocate();
         Object::<ibv_mw>::retire(handle).map(drop)
     })
 }
@@ -49,8 +52,11 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: 
         // SAFETY: the window is alive, and binding it is the call in progress.
         let current = unsafe { (&raw const (*mw).rkey).read() };
         let rkey = tagged(&window.inner, current.wrapping_add(1));
-        // SAFETY: the program passes a living region.
-        let op = unsafe { operation(&window.inner, MwKind::One, rkey, &bind.bind_info) }?;
+        let region = match bind.bind_info.mr {
+            region if region.is_null() => None,
+            region => Some(Object::<ibv_mr>::live(region)?),
+        };
+        let op = operation(&window.inner, MwKind::One, rkey, region, &bind.bind_info)?;
         let flags = SendFlags::from_bits_truncate(bind.send_flags);
         qp.inner.qp.send().push(&SendRequest { wr_id: bind.wr_id, op, flags, data: SendData::Sges(&[]), ud: None })?;
         // SAFETY: as above.
@@ -67,7 +73,7 @@ pub(crate) unsafe fn bind_type_2(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw
     // SAFETY: this function's contract.
     unsafe {
         let (mw, info) = Object::<ibv_mw>::trusted(mw).zip(info.as_ref()).ok_or(EINVAL)?;
-        operation(&mw.inner, MwKind::Two, tagged(&mw.inner, rkey), info)
+        operation(&mw.inner, MwKind::Two, tagged(&mw.inner, rkey), Object::<ibv_mr>::trusted(info.mr), info)
     }
 }
 
@@ -76,14 +82,15 @@ fn tagged(mw: &Mw, rkey: u32) -> RKey {
     RKey(mw.rkey().0 & !0xff | rkey & 0xff)
 }
 
-/// The binding of `mw`; EINVAL if it is not of this kind, without a region, or with unknown rights. What else is wrong is
+/// The binding of `mw` to a part of `region`; EINVAL if it is not of this kind, without a region, or with unknown rights. What else is wrong is
 /// found when its turn comes, and reported as `IBV_WC_MW_BIND_ERR`.
-///
-/// # Safety
-/// The region in `info` is NULL or alive.
-unsafe fn operation(mw: &Mw, kind: MwKind, rkey: RKey, info: &ibv_mw_bind_info) -> Result<SendOp> {
-    // SAFETY: this function's contract.
-    let region = unsafe { Object::<ibv_mr>::trusted(info.mr) };
+fn operation(
+    mw: &Mw,
+    kind: MwKind,
+    rkey: RKey,
+    region: Option<&Object<ibv_mr>>,
+    info: &ibv_mw_bind_info,
+) -> Result<SendOp> {
     if mw.kind() != kind || (region.is_none() && info.length > 0) {
         return Err(EINVAL);
     }

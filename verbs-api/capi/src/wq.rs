@@ -12,6 +12,7 @@ use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, quick_status, status};
 use crate::object::{Exposed, Object, Token, Unacked};
 use crate::qp::publish_hash;
 use core::ffi::c_int;
+use core::mem::offset_of;
 use roxe_provider::{HashFields, RwqTable, RxHash, TOEPLITZ_KEY_LEN, Wq, WqInit, WqState};
 use std::sync::Arc;
 
@@ -36,16 +37,20 @@ pub(crate) struct WqInner {
     pub(crate) events: Unacked,
 }
 
-// SAFETY: the handle is the whole structure, at offset 0.
+// SAFETY: the handle is the whole structure, at offset 0; the fields are where the offsets say.
 unsafe impl Exposed for ibv_wq {
     type Handle = Self;
     type Inner = WqInner;
+    const CONTEXT_FIELD: Option<usize> = Some(offset_of!(Self, context));
+    const HANDLE_FIELD: Option<usize> = Some(offset_of!(Self, handle));
 }
 
-// SAFETY: the handle is the whole structure, at offset 0.
+// SAFETY: the handle is the whole structure, at offset 0; the fields are where the offsets say.
 unsafe impl Exposed for ibv_rwq_ind_table {
     type Handle = Self;
     type Inner = Arc<RwqTable>;
+    const CONTEXT_FIELD: Option<usize> = Some(offset_of!(Self, context));
+    const HANDLE_FIELD: Option<usize> = Some(offset_of!(Self, ind_tbl_handle));
 }
 
 /// `man ibv_create_wq`: EINVAL for a queue of another kind, EOPNOTSUPP for flags.
@@ -119,7 +124,7 @@ pub(crate) unsafe extern "C" fn modify_wq(handle: *mut ibv_wq, attr: *mut ibv_wq
 /// `man ibv_create_wq`: EBUSY while tables name it; waits until every event is acknowledged.
 pub(crate) unsafe extern "C" fn destroy_wq(handle: *mut ibv_wq) -> c_int {
     status(|| {
-        let object = Object::<ibv_wq>::live(handle)?;
+        let object = Object::<ibv_wq>::to_destroy(handle)?;
         object.inner.wq.destroy()?;
         object.conceal();
         object.inner.events.wait();
@@ -130,7 +135,7 @@ pub(crate) unsafe extern "C" fn destroy_wq(handle: *mut ibv_wq) -> c_int {
 /// `ibv_post_wq_recv`, which the header calls through the queue.
 unsafe extern "C" fn post_recv(handle: *mut ibv_wq, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
     // SAFETY: called through the structure of a living queue.
-    let Some(object) = (unsafe { Object::<ibv_wq>::trusted(handle) }) else { return libc::EINVAL };
+    let Some(object) = (unsafe { Object::<ibv_wq>::trusted(handle) }) else { return EINVAL.tell() };
     // SAFETY: the program passes a list that ends with NULL.
     quick_status(|| unsafe { post_receives(wr, bad_wr, |request| object.inner.wq.post_recv(request)) })
 }
@@ -167,7 +172,7 @@ pub(crate) unsafe extern "C" fn create_rwq_ind_table(
 /// `man ibv_create_rwq_ind_table`: EBUSY while queue pairs use it.
 pub(crate) unsafe extern "C" fn destroy_rwq_ind_table(handle: *mut ibv_rwq_ind_table) -> c_int {
     status(|| {
-        Object::<ibv_rwq_ind_table>::live(handle)?.inner.destroy()?;
+        Object::<ibv_rwq_ind_table>::to_destroy(handle)?.inner.destroy()?;
         Object::<ibv_rwq_ind_table>::retire(handle).map(drop)
     })
 }

@@ -16,6 +16,7 @@ use crate::qp::{QpInner, XRC_RECV};
 use crate::qp_ex;
 use crate::srq;
 use core::ffi::{c_int, c_void};
+use core::mem::offset_of;
 use core::ptr::null_mut;
 use roxe_provider::{Qp, Service, SrqInit, Xrcd, XrcdInit};
 use std::os::fd::BorrowedFd;
@@ -27,10 +28,11 @@ const MASK_FD_OFLAGS: u32 = 3;
 const MASK_OPEN_NEEDED: u32 = 1 | 1 << 1 | 1 << 3;
 const MASK_OPEN_CONTEXT: u32 = 1 << 2;
 
-// SAFETY: the handle is the whole structure, at offset 0.
+// SAFETY: the handle is the whole structure, at offset 0; the fields are where the offsets say.
 unsafe impl Exposed for ibv_xrcd {
     type Handle = Self;
     type Inner = Arc<Xrcd>;
+    const CONTEXT_FIELD: Option<usize> = Some(offset_of!(Self, context));
 }
 
 fn xrcd<'a>(handle: *mut ibv_xrcd) -> Result<&'a Arc<Xrcd>> {
@@ -69,7 +71,7 @@ pub(crate) unsafe extern "C" fn open_xrcd(handle: *mut ibv_context, init: *mut i
 /// `man ibv_open_xrcd`: EBUSY while shared queues or targets use it.
 pub(crate) unsafe extern "C" fn close_xrcd(handle: *mut ibv_xrcd) -> c_int {
     status(|| {
-        xrcd(handle)?.close()?;
+        Object::<ibv_xrcd>::to_destroy(handle)?.inner.close()?;
         Object::<ibv_xrcd>::retire(handle).map(drop)
     })
 }

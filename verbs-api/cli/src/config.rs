@@ -1,7 +1,7 @@
 //! `roxe config`: every `ROXE_*` variable, from the provider's own table and from this program's.
 
 use crate::table::{Align, Table};
-use roxe_provider::config::{Knob, check, settings};
+use roxe_provider::config::{Knob, check, settings, variable};
 use std::error::Error;
 use std::io::{Write, stdout};
 
@@ -24,7 +24,9 @@ const OWN: [Knob; 2] = [
 pub(crate) fn run() -> Result<(), Box<dyn Error>> {
     let mut table = Table::new(&["VARIABLE", "VALUE", "FROM", "DEFAULT"].map(|name| (name, Align::Left)));
     let mut help = vec![""];
-    for (knob, value) in settings().chain(OWN.iter().map(|knob| (knob, std::env::var(knob.name).ok()))) {
+    for (knob, value) in
+        settings().chain(OWN.iter().map(|knob| (knob, variable(knob.name).and_then(|value| value.into_string().ok()))))
+    {
         let from = if value.is_some() { "environment" } else { "default" };
         let value = value.unwrap_or_else(|| knob.default.to_owned());
         table.row([knob.name, &value, from, knob.default].map(str::to_owned));

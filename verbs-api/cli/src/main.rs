@@ -4,11 +4,13 @@
 //! text says what to do.
 #![forbid(unsafe_code)]
 
+mod checkers;
 mod config;
 mod demo;
 mod devices;
 mod dump;
 mod run;
+mod stats;
 mod table;
 mod view;
 
@@ -43,6 +45,9 @@ enum Command {
     /// The other process of `demo`.
     #[command(hide = true)]
     DemoServer,
+    /// The process that prints what is left of those that `run --stats` has started.
+    #[command(hide = true)]
+    TellStats(stats::Args),
     /// The child process in which `run` tries what may go wrong.
     #[command(hide = true)]
     ProbeView,
@@ -59,6 +64,7 @@ fn main() -> ExitCode {
         Command::Devices => finish("devices", devices::run()),
         Command::Config => finish("config", config::run()),
         Command::Dump(args) => finish("dump", dump::run(&args)),
+        Command::TellStats(args) => finish("tell-stats", stats::tell(&args)),
         Command::ProbeView => finish("probe-view", view::try_out()),
         Command::DemoServer => finish("demo (server)", demo::serve()),
     }

@@ -4,8 +4,10 @@
 //! a private folder with these two names, both links to `libroxe.so`, put it first, and become the program: its process
 //! id, its signals and its exit status are its own. Touches the file system and the environment, no device.
 
-use crate::view;
-use roxe_provider::config::{ConfigError, check_value};
+use crate::{checkers, stats, view};
+use nix::unistd::geteuid;
+use roxe_provider::config::{ConfigError, check_value, variable};
+use roxe_provider::runtime_dir;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
@@ -69,9 +71,9 @@ impl Args {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RunError {
     #[error(
-        "{LIBRARY} is not there (looked in: {}).\n  \
+        "{LIBRARY} is not there ({}).\n  \
          Build it with `cargo build --release`, or say where it is with ROXE_LIB=/path/to/{LIBRARY}.",
-        list(looked_in)
+        looked(looked_in)
     )]
     NoLibrary { looked_in: Vec<PathBuf> },
     #[error("{} is not there.\n  Build it with `cargo build --release`; it belongs beside {LIBRARY}.", shim.display())]
@@ -84,7 +86,9 @@ pub(crate) enum RunError {
         path.display()
     )]
     Untrusted { path: PathBuf },
-    #[error("cannot prepare {}: {cause}.\n  Set XDG_RUNTIME_DIR or TMPDIR to a folder that you can write.", path.display())]
+    #[error("{0}.")]
+    NoFolder(io::Error),
+    #[error("cannot prepare {}: {cause}.\n  Set XDG_RUNTIME_DIR to a folder that only you can write.", path.display())]
     Folder { path: PathBuf, cause: io::Error },
     #[error("{0}")]
     Setting(#[from] ConfigError),
@@ -124,6 +128,8 @@ fn prepare(args: &Args) -> Result<Command, RunError> {
     if let Some(list) = preloaded(args, &library, &folder)? {
         command.env("LD_PRELOAD", list);
     }
+    let checkers = checkers::variables(&folder, args.preload || args.rsocket);
+    command.envs(checkers.map_err(|cause| RunError::Folder { path: folder, cause })?);
     if let Some(netdev) = &args.netdev {
         command.env("ROXE_NETDEV", netdev);
     }
@@ -137,8 +143,9 @@ fn prepare(args: &Args) -> Result<Command, RunError> {
     }
     if args.stats {
         command.env("ROXE_STATS", "on");
+        leave_stats(&mut command)?;
     }
-    if !args.no_view && wants_view(std::env::var_os("ROXE_VIEW"))? {
+    if !args.no_view && wants_view(variable("ROXE_VIEW"))? {
         show_view(args, &mut command)?;
     }
     Ok(command)
@@ -172,10 +179,20 @@ fn wants_view(value: Option<OsString>) -> Result<bool, RunError> {
 
 /// Shows the program our devices in the places where others look for hardware.
 fn show_view(args: &Args, command: &mut Command) -> Result<(), RunError> {
-    let scratch = private_folder(&private_folder(&base_folder()?)?.join("view"))?;
+    let scratch = private_folder(&base_folder()?.join("view"))?;
     let report = |error| eprintln!("roxe run: {error}");
     if view::enter(args.netdev.as_deref(), command.get_program(), &scratch, report) {
         command.env("ROXE_COUNTERS", view::CLASS);
+    }
+    Ok(())
+}
+
+/// Sees to it that what processes have counted is printed however they end. Who cannot have that has the rest all the same.
+fn leave_stats(command: &mut Command) -> Result<(), RunError> {
+    let base = private_folder(&base_folder()?.join("stats"))?;
+    match stats::watch(&base) {
+        Ok(folder) => _ = command.env("ROXE_STATS_FILES", folder),
+        Err(e) => eprintln!("roxe run: what killed processes have counted will not be printed: {e}"),
     }
     Ok(())
 }
@@ -200,12 +217,26 @@ fn prepend(value: &OsStr, old: Option<OsString>) -> OsString {
 }
 
 fn find_library() -> Result<PathBuf, RunError> {
-    if let Some(path) = std::env::var_os("ROXE_LIB").filter(|path| !path.is_empty()) {
+    if let Some(path) = variable("ROXE_LIB").filter(|path| !path.is_empty()) {
         let path = PathBuf::from(path);
         return path.canonicalize().map_err(|cause| RunError::BadLibrary { path, cause });
     }
-    let looked_in = std::env::current_exe().map(|exe| candidates(&exe)).unwrap_or_default();
+    let looked_in = own_program().map(|exe| candidates(&exe)).unwrap_or_default();
     looked_in.iter().find_map(|path| path.canonicalize().ok()).ok_or(RunError::NoLibrary { looked_in })
+}
+
+/// This very program: as the kernel says it, or, where there is no /proc, as it was called.
+fn own_program() -> Option<PathBuf> {
+    let called = || found_as(Path::new(&std::env::args_os().next()?), std::env::var_os("PATH"));
+    std::env::current_exe().ok().or_else(called)
+}
+
+/// The file that is started by the name `called`: that name if it has a folder, else in the first folder of `path` that has it.
+fn found_as(called: &Path, path: Option<OsString>) -> Option<PathBuf> {
+    if called.components().count() > 1 {
+        return called.canonicalize().ok();
+    }
+    std::env::split_paths(&path?).find_map(|folder| folder.join(called).canonicalize().ok())
 }
 
 /// Where the library may be when the program is `exe`: in `deps`, where Cargo always leaves the newest; beside the
@@ -220,7 +251,7 @@ fn candidates(exe: &Path) -> Vec<PathBuf> {
 /// There is one folder per library file, so that two builds do not take each other's links away. Any number of starts may
 /// do this at once: every step is either atomic or harmless when another process was faster.
 fn link_folder(library: &Path) -> Result<PathBuf, RunError> {
-    let base = private_folder(&base_folder()?)?;
+    let base = base_folder()?;
     let folder = private_folder(&base.join(format!("lib-{:016x}", fnv1a(library.as_os_str().as_bytes()))))?;
     for name in LINKS {
         place_link(&folder, name, library).map_err(|cause| RunError::Folder { path: folder.clone(), cause })?;
@@ -228,17 +259,9 @@ fn link_folder(library: &Path) -> Result<PathBuf, RunError> {
     Ok(folder)
 }
 
+/// The folder that only this user can enter: the loader will run code from it.
 fn base_folder() -> Result<PathBuf, RunError> {
-    let own_name = |uid| std::env::temp_dir().join(format!("roxe-{uid}"));
-    match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| dir.is_absolute() && dir.is_dir()) {
-        Some(runtime) => Ok(runtime.join("roxe")),
-        None => own_uid().map(own_name).map_err(|cause| RunError::Folder { path: std::env::temp_dir(), cause }),
-    }
-}
-
-/// The user we are: the owner of our own process.
-fn own_uid() -> io::Result<u32> {
-    Ok(fs::metadata("/proc/self")?.uid())
+    runtime_dir().map_err(RunError::NoFolder)
 }
 
 /// Makes `path` with mode 0700 unless it is there, and checks that nobody else may change what it holds: the loader will
@@ -250,7 +273,7 @@ fn private_folder(path: &Path) -> Result<PathBuf, RunError> {
         _ => {}
     }
     let meta = fs::symlink_metadata(path).map_err(unusable)?;
-    let ours = meta.is_dir() && meta.uid() == own_uid().map_err(unusable)? && meta.mode() & 0o022 == 0;
+    let ours = meta.is_dir() && meta.uid() == geteuid().as_raw() && meta.mode() & 0o022 == 0;
     if ours { Ok(path.into()) } else { Err(RunError::Untrusted { path: path.into() }) }
 }
 
@@ -274,12 +297,15 @@ fn place_link(folder: &Path, name: &str, target: &Path) -> io::Result<()> {
 }
 
 /// FNV-1a, 64 bits: a name for a folder, the same in every process (the standard hasher does not promise that).
-fn fnv1a(bytes: &[u8]) -> u64 {
+pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-fn list(paths: &[PathBuf]) -> String {
-    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+fn looked(places: &[PathBuf]) -> String {
+    if places.is_empty() {
+        return "looked nowhere: without /proc it cannot be told where this program lies".to_owned();
+    }
+    format!("looked in: {}", places.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", "))
 }
 
 #[cfg(test)]
@@ -305,6 +331,20 @@ mod tests {
         let places = candidates(Path::new("/opt/bin/roxe"));
         let expected = ["/opt/bin/deps/libroxe.so", "/opt/bin/libroxe.so", "/opt/bin/../lib/libroxe.so"];
         assert_eq!(places, expected.map(PathBuf::from));
+    }
+
+    #[test]
+    fn without_proc_the_program_is_found_as_it_was_called() {
+        let folder = scratch("called").canonicalize().unwrap();
+        let program = folder.join("roxe");
+        fs::write(&program, "").unwrap();
+        assert_eq!(found_as(&program, None), Some(program.clone()));
+        let path = std::env::join_paths([Path::new("/nowhere"), &folder]).unwrap();
+        assert_eq!(found_as(Path::new("roxe"), Some(path)), Some(program));
+        assert_eq!(found_as(Path::new("roxe"), None), None);
+        let text = RunError::NoLibrary { looked_in: Vec::new() }.to_string();
+        assert!(text.contains("looked nowhere") && text.contains("ROXE_LIB"), "{text}");
+        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

@@ -36,6 +36,11 @@ pub(crate) enum ViewError {
     SetUser { program: PathBuf },
     #[error("no /sys/class/infiniband for the program: a user namespace would take away some of its rights")]
     Rights,
+    #[error(
+        "no /sys/class/infiniband for the program: its user stands for all others in a user namespace, where no card \
+         would work; run it as another user"
+    )]
+    OverflowUser,
     #[error("no {target} for the program: {cause}")]
     Graft { target: &'static str, cause: io::Error },
 }
@@ -57,6 +62,9 @@ fn prepare(netdevs: Option<&str>, program: &OsStr) -> Result<Vec<tree::Card>, Vi
     let devices = roxe_provider::preview(netdevs)?;
     let space = Space::needed().ok_or(ViewError::Rights)?;
     if space == Space::OfUser {
+        if roxe_provider::is_overflow_user() {
+            return Err(ViewError::OverflowUser);
+        }
         if let Some(program) = find(program).filter(|path| changes_user(path)) {
             return Err(ViewError::SetUser { program });
         }

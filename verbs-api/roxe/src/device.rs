@@ -2,9 +2,10 @@
 //!
 //! Touches the provider's device list and contexts.
 
+use crate::lock::SharedContexts;
 use crate::{CompletionChannel, CompletionQueue, DeviceMemory, Error, ObjectId, ProtectionDomain, XrcDomain};
-use parking_lot::Mutex;
 use roxe_provider as provider;
+use roxe_provider::lock::Mutex;
 use roxe_transport::wr::Av;
 use roxe_wire::Gid;
 use std::ops::Deref;
@@ -83,7 +84,7 @@ impl Device {
 
     /// The context that all ids of connections on this device share, opened if none of them has it.
     pub(crate) fn share(&self) -> Result<Context, Error> {
-        static SHARED: Mutex<Vec<(u32, Weak<provider::Context>)>> = Mutex::new(Vec::new());
+        static SHARED: Mutex<SharedContexts, Vec<(u32, Weak<provider::Context>)>> = Mutex::new(Vec::new());
         let mut shared = SHARED.lock();
         shared.retain(|(_, context)| context.strong_count() > 0);
         if let Some(context) =

@@ -138,9 +138,7 @@ const fn advice(refused: PostError) -> &'static str {
         PostError::BadOpcode => {
             "; READ and atomics need RC, WRITE and memory windows need RC or UC, and only SEND and WRITE can be inline"
         }
-        PostError::BadLength => {
-            "; a message has at most 2^31 bytes, a datagram one path MTU, the result of an atomic 8"
-        }
+        PostError::BadLength => "; a message has at most 2^31 bytes, a datagram one path MTU, an ATOMIC WRITE 8",
         PostError::MissingDestination => "; a datagram names it with `to`, an XRC message with `to_srq`",
     }
 }
@@ -160,7 +158,7 @@ pub(crate) const fn explain(status: WcStatus) -> &'static str {
             "it was not executed, because the queue pair is in the error state (WR_FLUSH_ERR); look at the first failed completion for the reason"
         }
         WcStatus::MwBindErr => {
-            "the memory window could not be bound (MW_BIND_ERR); its region needs MW_BIND, and LOCAL_WRITE if the peer may write; a window for a queue pair must be closed before it is bound again"
+            "the memory window could not be bound or closed (MW_BIND_ERR); its region needs MW_BIND, and LOCAL_WRITE if the peer may write; a window for a queue pair must be closed, on that one, before it is bound again"
         }
         WcStatus::BadRespErr => "the peer answered something impossible (BAD_RESP_ERR)",
         WcStatus::LocAccessErr => "a local buffer refused the data of a WRITE with immediate (LOC_ACCESS_ERR)",

@@ -64,6 +64,7 @@ mod dm;
 mod endpoint;
 mod error;
 mod foreign;
+mod lock;
 mod mr;
 mod mw;
 mod pd;

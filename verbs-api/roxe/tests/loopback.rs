@@ -354,7 +354,7 @@ fn bindings_that_cannot_be_say_why() {
     assert_eq!((failed.status(), failed.opcode()), (WcStatus::MwBindErr, WcOpcode::BindMw));
     assert!(failed.ok().unwrap_err().to_string().contains("MW_BIND"));
     alice.qp.post_send(&window.close()).unwrap();
-    assert_eq!(alice.wait().status(), WcStatus::LocQpOpErr, "it is not open");
+    assert_eq!(alice.wait().status(), WcStatus::MwBindErr, "it is not open");
 
     let Pair { alice, .. } = pair(Service::Ud);
     let refused = alice.qp.post_send(&window.close()).unwrap_err().to_string();

@@ -18,6 +18,7 @@ mod addr;
 mod config;
 mod datagram;
 mod errno;
+mod lock;
 mod poll;
 mod proto;
 mod service;

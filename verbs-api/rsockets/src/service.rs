@@ -3,13 +3,13 @@
 
 use crate::Socket;
 use crate::wait::{self, Waker};
-use parking_lot::Mutex;
+use roxe_provider::lock::Mutex;
 use std::io;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 /// Locked before any socket; nobody calls this module with a socket's lock held.
-static SERVICE: Mutex<Service> = Mutex::new(Service { members: Vec::new(), running: None });
+static SERVICE: Mutex<crate::lock::Service, Service> = Mutex::new(Service { members: Vec::new(), running: None });
 
 struct Service {
     members: Vec<Weak<Socket>>,

@@ -1,13 +1,14 @@
 //! Numbers to sockets. A socket's number is that of a descriptor it owns, so it never collides with a file.
 
 use crate::Socket;
-use parking_lot::RwLock;
+use crate::lock::Table;
+use roxe_provider::lock::RwLock;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::{Arc, LazyLock};
 
-static TABLE: LazyLock<RwLock<HashMap<RawFd, Arc<Socket>>>> = LazyLock::new(RwLock::default);
+static TABLE: LazyLock<RwLock<Table, HashMap<RawFd, Arc<Socket>>>> = LazyLock::new(RwLock::default);
 
 /// The socket of this number; `None` if it is none of ours, for example a file.
 pub fn find(fd: RawFd) -> Option<Arc<Socket>> {

@@ -78,8 +78,8 @@ impl Id {
         cm.resolve(&mut cx, &resolve).map_err(|e| refused(&e))
     }
 
-    /// Accepts a request; of a datagram id with `qp_num` and private data only. On the side that asked: [`Id::establish`],
-    /// with nothing said.
+    /// Accepts a request; of a datagram id with `qp_num` and private data only. On the side that asked: moves the queue pair
+    /// that the id was given after it asked, if any, and then does as [`Id::establish`], with nothing said.
     ///
     /// EINVAL: there is no request (any more), too much private data, or terms that the queue pair does not take; after the
     /// last the request is rejected.
@@ -88,7 +88,7 @@ impl Id {
             let mut inner = self.lock();
             inner.check(&[State::Connected])?;
             match (self.service(), inner.side) {
-                (_, Side::Active) => inner.confirm(session),
+                (_, Side::Active) => inner.make_ready(session, None).and_then(|()| inner.confirm(session)),
                 (Service::Ud, _) => inner.answer(session, param),
                 _ => self.accept_request(session, &mut inner, param),
             }
@@ -159,6 +159,7 @@ impl Id {
         }
         qp.map_or(Ok(()), |qp| super::pair::fail(&qp))?;
         let Link::Alive(comm) = link else { return Ok(()) };
+        send_on_what_came_back(&engine);
         engine.cm(|session| {
             let (cm, mut cx) = session.cx();
             // Too early or too late: as the kernel, which tells nobody.
@@ -273,6 +274,12 @@ impl Inner {
 // clause: CM-REQ-AGAIN
 fn patience(engine: &Engine, path: &Path) -> Duration {
     if engine.link(path.dgid).is_some() { Duration::ZERO } else { PATIENCE }
+}
+
+/// The system may have given the last packets to a peer on this host to our own socket: they are sent on before the peer
+/// hears that the connection is over. Take no lock of an id around this.
+pub(super) fn send_on_what_came_back(engine: &Engine) {
+    engine.receive_all_arrived();
 }
 
 /// What the program says, or EINVAL.

@@ -32,9 +32,9 @@ use crate::device::Device;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::limits;
+use crate::lock::{Mutex, MutexGuard, rank};
 use crate::qp::Qp;
 use crate::uses::ObjectId;
-use parking_lot::{Mutex, MutexGuard};
 use roxe_transport::cm::ListenId;
 use roxe_transport::qp::Service;
 use roxe_wire::Psn;
@@ -52,7 +52,9 @@ pub struct Id {
     port_space: PortSpace,
     service: Service,
     user: AtomicU64,
-    inner: Mutex<Inner>,
+    inner: Mutex<rank::CmId, Inner>,
+    /// Where its events go. Changed and pushed to under this lock, so that they keep their order.
+    channel: Mutex<rank::CmIdChannel, Arc<Channel>>,
 }
 
 /// Where an id stands; the picture is on the first page of the module.
@@ -102,7 +104,6 @@ pub(in crate::cm) enum Port {
 pub(in crate::cm) struct Inner {
     pub(in crate::cm) state: State,
     pub(in crate::cm) side: Side,
-    pub(in crate::cm) channel: Arc<Channel>,
     pub(in crate::cm) place: Option<Place>,
     pub(in crate::cm) local: Option<Address>,
     pub(in crate::cm) peer: Option<Address>,
@@ -216,7 +217,6 @@ impl Id {
         let inner = Inner {
             state: State::Idle,
             side: Side::Active,
-            channel: Arc::clone(channel),
             place: None,
             local: None,
             peer: None,
@@ -238,23 +238,35 @@ impl Id {
             address_lost: false,
         };
         let (name, user, inner) = (ObjectId::next(), AtomicU64::new(user), Mutex::new(inner));
-        let id = Arc::new_cyclic(|me| Self { me: Weak::clone(me), name, port_space, service, user, inner });
+        let channel = Mutex::new(Arc::clone(channel));
+        let id = Arc::new_cyclic(|me| Self { me: Weak::clone(me), name, port_space, service, user, inner, channel });
         follow::add(&id);
         id
     }
 
     /// Moves it to another channel, with its pending events, and the ids of requests that nobody has heard of.
     pub fn migrate(&self, to: &Arc<Channel>) -> Result<(), Error> {
-        let mut inner = self.lock();
-        if !Arc::ptr_eq(&inner.channel, to) {
-            let from = std::mem::replace(&mut inner.channel, Arc::clone(to));
+        // Its own events, and requests to it, are only raised under this lock.
+        let _inner = self.lock();
+        let from = std::mem::replace(&mut *self.channel.lock(), Arc::clone(to));
+        if !Arc::ptr_eq(&from, to) {
             for event in from.take_of(self) {
-                let new = event.listener.is_some().then(|| Arc::clone(&event.id));
+                if event.listener.is_some() {
+                    event.id.follow_listener(to);
+                }
                 to.push(event);
-                new.map_or(Ok(()), |id| id.migrate(to))?;
             }
         }
         Ok(())
+    }
+
+    /// The program has not heard of it yet, and its listener has moved to another channel.
+    fn follow_listener(&self, to: &Arc<Channel>) {
+        let mut channel = self.channel.lock();
+        let from = std::mem::replace(&mut *channel, Arc::clone(to));
+        if !Arc::ptr_eq(&from, to) {
+            from.take_of(self).into_iter().for_each(|event| to.push(event));
+        }
     }
 
     /// Ends it: no event of it comes any more, pending ones are dropped, requests that nobody has heard of are rejected. The
@@ -268,12 +280,13 @@ impl Id {
         let (listens, claim) = (std::mem::take(&mut inner.listens), inner.claim());
         inner.leave_groups();
         let held = (inner.port.take(), inner.qp.take(), std::mem::take(&mut inner.later));
-        let channel = Arc::clone(&inner.channel);
         drop(inner);
+        let channel = self.channel();
         for (engine, listen) in listens {
             stop_listening(&engine, listen, claim.as_deref());
         }
         if let (Some(place), Link::Alive(comm)) = (place, link) {
+            connect::send_on_what_came_back(&place.engine);
             end(&place.engine, comm);
         }
         drop((held, claim));
@@ -281,7 +294,7 @@ impl Id {
         pending.iter().filter(|event| event.listener.is_some()).for_each(|event| event.id.destroy());
     }
 
-    pub(in crate::cm) fn lock(&self) -> MutexGuard<'_, Inner> {
+    pub(in crate::cm) fn lock(&self) -> MutexGuard<'_, rank::CmId, Inner> {
         self.inner.lock()
     }
 
@@ -292,7 +305,7 @@ impl Id {
     /// Tells the program what happened; `inner` is what the id's lock guards.
     pub(in crate::cm) fn raise_in(&self, inner: &Inner, kind: EventKind, status: i32, data: EventData) {
         if let Some(id) = self.me.upgrade().filter(|_| inner.state != State::Destroyed) {
-            inner.channel.push(Event { kind, status, id, listener: None, data });
+            self.channel.lock().push(Event { kind, status, id, listener: None, data });
         }
     }
 
@@ -305,10 +318,10 @@ impl Id {
             return false;
         }
         inner.unheard += 1;
-        let (kind, id) = (EventKind::ConnectRequest, Arc::clone(id));
+        let (kind, id, channel) = (EventKind::ConnectRequest, Arc::clone(id), self.channel());
         // The new id's events come where those of the listener do, which may have moved.
-        id.lock().channel = Arc::clone(&inner.channel);
-        inner.channel.push(Event { kind, status: 0, id, listener: Some(me), data });
+        *id.channel.lock() = Arc::clone(&channel);
+        channel.push(Event { kind, status: 0, id, listener: Some(me), data });
         true
     }
 
@@ -373,7 +386,7 @@ impl Id {
 
     /// Where its events come.
     pub fn channel(&self) -> Arc<Channel> {
-        Arc::clone(&self.lock().channel)
+        Arc::clone(&self.channel.lock())
     }
 
     /// Sets an option. EINVAL: not (any more) possible.

@@ -30,9 +30,7 @@ impl Id {
         if inner.qp.is_some() {
             return Err(Error::invalid("the id has a queue pair"));
         }
-        if inner.placed()?.device.index() != qp.pd().context().device().index() {
-            return Err(Error::invalid("the queue pair is of another device"));
-        }
+        inner.check_device(qp)?;
         if qp.service() == Service::Ud {
             ud_states().into_iter().try_for_each(|(attr, mask)| qp.modify(&attr, mask))?;
         } else {
@@ -46,11 +44,22 @@ impl Id {
 
     /// Forgets the queue pair.
     pub fn detach_qp(&self) {
+        // Nothing that is joined can fail without a queue pair.
+        let _ = self.replace_qp(None);
+    }
+
+    /// The id moves this queue pair from now on, instead of the one it has, in whatever state both are: C programs take a
+    /// queue pair from one id to another by assigning `rdma_cm_id.qp`. Whether it suits is seen when it is moved.
+    ///
+    /// The error is that of a group which the id has joined and the queue pair cannot be in; the id has it all the same.
+    pub fn replace_qp(&self, qp: Option<&Arc<Qp>>) -> Result<(), Error> {
         let mut inner = self.lock();
         inner.leave_groups();
-        let forgotten = inner.qp.take();
+        let before = std::mem::replace(&mut inner.qp, qp.map(Arc::clone));
+        let joined = qp.map_or(Ok(()), |qp| inner.groups.attach_all(qp));
         drop(inner);
-        drop(forgotten);
+        drop(before);
+        joined
     }
 
     /// The queue pair.
@@ -77,15 +86,24 @@ impl Id {
 }
 
 impl Inner {
+    /// EINVAL without a device, or if the queue pair is of another one.
+    fn check_device(&self, qp: &Qp) -> Result<(), Error> {
+        if self.placed()?.device.index() == qp.pd().context().device().index() {
+            return Ok(());
+        }
+        Err(Error::invalid("the queue pair is of another device"))
+    }
+
     /// Of the queue pair attached, or else `usual`.
     pub(super) fn qp_service(&self, usual: Service) -> Service {
         self.qp.as_ref().map_or(usual, |qp| qp.service())
     }
 
     /// Moves the queue pair, if there is one, to RTS: the peer has spoken. `depths` are the program's, of resources and
-    /// requests.
+    /// requests. EINVAL: it is of another device, or in a state that does not lead there.
     pub(in crate::cm) fn make_ready(&self, session: &mut Session<'_>, depths: Option<(u8, u8)>) -> Result<(), Error> {
         let Some(qp) = &self.qp else { return Ok(()) };
+        self.check_device(qp)?;
         for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
             let (attr, mask) = self.modify_to(session, state, qp.service(), depths)?;
             qp.modify(&attr, mask)?;

@@ -9,6 +9,7 @@ use crate::net::slot::SlotSocket;
 use roxe_transport::cm::{Resolve, Route};
 use roxe_wire::cm::ServiceId;
 use std::net::Ipv4Addr;
+use std::sync::mpsc;
 use std::time;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -235,6 +236,17 @@ fn nonsense_in_a_ring_is_counted_and_a_broken_one_is_let_go_of() {
 }
 
 #[test]
+fn a_ring_of_a_dead_writer_is_read_once_around_at_most() {
+    let engine = engine();
+    let poller = engine.poller().unwrap();
+    let offer = Offer::new(shm::SIZE).unwrap();
+    engine.accept_ring(shm::SIZE as u32, carry(&offer.descriptors(poller.doorbell())));
+    offer.writer.mark_every_line();
+    drop(offer);
+    wait_for("it is read without end", || engine.rings.inbound.read().is_empty().then_some(()));
+}
+
+#[test]
 fn a_message_for_this_host_does_not_wait_for_a_receive_side_that_is_never_free() {
     let engine = engine();
     let here = Ipv4Addr::LOCALHOST.into();
@@ -243,9 +255,71 @@ fn a_message_for_this_host_does_not_wait_for_a_receive_side_that_is_never_free()
         let (cm, mut cx) = session.cx();
         cm.resolve(&mut cx, &resolve).unwrap()
     };
-    // As when a signal handler ends the process, and has interrupted a thread that receives.
-    let held = engine.rx.lock();
-    let first = engine.cm(ask).unwrap();
-    assert_ne!(first, engine.cm(ask).unwrap());
-    drop(held);
+    let ((held, is_held), (done, is_done)) = (mpsc::channel(), mpsc::channel::<()>());
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            let _rx = engine.rx.lock();
+            held.send(()).unwrap();
+            // Until the other end is gone.
+            let _ = is_done.into_iter().next();
+        });
+        is_held.recv().unwrap();
+        let first = engine.cm(ask).unwrap();
+        assert_ne!(first, engine.cm(ask).unwrap());
+        drop(done);
+    });
+}
+
+#[test]
+fn a_ring_whose_reader_died_is_closed_without_stopping_who_writes_to_it_and_looks_for_another() {
+    use crate::engine::{Outlet, TxCache};
+    use roxe_transport::cx::{PacketNote, TxBatch, Why};
+    let engine = engine();
+    let (ours, theirs) = (Poller::new().unwrap(), Poller::new().unwrap());
+    let offer = Offer::new(shm::SIZE).unwrap();
+    let descriptors = carry(&offer.descriptors(ours.doorbell()));
+    let inbound = Inbound::accept(shm::SIZE, descriptors, theirs.doorbell(), |_| Ok(())).unwrap();
+    let Said::Accepted(doorbell) = offer.line.hear() else { panic!("accepted") };
+    let (writer, line) = keep(offer);
+    let sender = Sender { writer: Some(writer), doorbell: Some(doorbell), ..Sender::default() };
+    let (to_a, to_b) = (Qpn::new(0x70_0001), Qpn::new(0x71_0001));
+    engine.rings.set(Slot::of(to_a), Out::Ready(Arc::new(Mutex::new(sender)), line));
+    let here = Ipv4Addr::LOCALHOST.into();
+    let av = Av { sgid: here, dgid: here, ..Av::default() };
+    let ((opened, is_opened), (go, may_go), (done, is_done)) = (mpsc::channel(), mpsc::channel(), mpsc::channel());
+    let (writer, tender, tended) = (Arc::clone(&engine), Arc::clone(&engine), done.clone());
+    std::thread::spawn(move || {
+        let mut cache = TxCache::default();
+        let mut outlet = Outlet::new(&writer, &mut cache, Qpn::new(7), false);
+        let note = PacketNote::answer(Qpn::new(7), Why::First);
+        let is_first_written = outlet.slot(&av, to_a, 100, note).is_some();
+        opened.send(is_first_written).unwrap();
+        may_go.recv().unwrap();
+        // The same batch goes on with a datagram for another process, whose ring is looked up in the list.
+        let _ = outlet.slot(&av, to_b, 100, note);
+        outlet.flush(7);
+        done.send("writer").unwrap();
+    });
+    assert!(
+        is_opened.recv_timeout(PATIENCE).unwrap(),
+        "the first datagram goes into ring A, whose lock is held from here"
+    );
+    drop(inbound);
+    std::thread::spawn(move || {
+        tender.tend_out();
+        tended.send("tender").unwrap();
+    });
+    let is_given_up = || {
+        let out = engine.rings.out.try_lock();
+        out.is_some_and(|out| matches!(out.get(&Slot::of(to_a)), Some(Out::Refused(_))))
+    };
+    let start = time::Instant::now();
+    while !is_given_up() {
+        assert!(start.elapsed() < PATIENCE, "who closes ring A keeps the list of rings until it has the ring");
+        std::thread::yield_now();
+    }
+    go.send(()).unwrap();
+    let mut ended = [(); 2].map(|()| is_done.recv_timeout(PATIENCE).expect("both come to an end"));
+    ended.sort_unstable();
+    assert_eq!(ended, ["tender", "writer"]);
 }

@@ -7,41 +7,46 @@
 use super::RxState;
 use crate::engine::Engine;
 use crate::engine::table::Lookup;
+use crate::guard::SharedBytes;
 use crate::net::RxMeta;
 use crate::net::shm::Record;
 use roxe_transport::time::Instant;
-use roxe_wire::{Bth, Packet, icrc};
+use roxe_wire::{Bth, Header, Packet, icrc};
 
 /// Such packets, read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Joined<'a> {
-    /// The first one.
-    pub(crate) first: Packet<'a>,
+    /// The headers of the first one.
+    pub(crate) first: Header,
+    /// Payload bytes of each.
+    pub(crate) len: usize,
     /// The payload of all.
-    pub(crate) payload: &'a [u8],
+    pub(crate) payload: SharedBytes<'a>,
 }
 
 impl<'a> Joined<'a> {
-    /// Reads `count` packets. `None`: it is not that.
-    fn parse(bytes: &'a [u8], count: usize) -> Option<Self> {
+    /// Reads `count` packets, whose headers are copied into `buf` first. `None`: it is not that.
+    fn parse(bytes: SharedBytes<'a>, count: usize, buf: &mut [u8]) -> Option<Self> {
         let payload = bytes.get(Bth::LEN..bytes.len().checked_sub(icrc::LEN)?)?;
         let len = payload.len().checked_div(count)?;
-        // What follows its payload stands for its ICRC.
-        let first = Packet::parse(bytes.get(..Bth::LEN + len + icrc::LEN)?).ok()?;
+        // Whatever is behind the headers stands for payload and ICRC, and is not looked at.
+        let first = buf.get_mut(..Bth::LEN + len + icrc::LEN)?;
+        bytes.copy_to(first.get_mut(..Bth::LEN)?).ok()?;
+        let first = Packet::parse(first).ok()?;
         let is_whole = len > 0 && first.payload.len() == len && len * count == payload.len();
-        is_whole.then_some(Self { first, payload })
+        is_whole.then_some(Self { first: first.header, len, payload })
     }
 
     /// Writes them into `buf` as they would have come, without ICRCs. Bytes of each, and of all; `None`: there is not as much
     /// room.
     fn part(&self, buf: &mut [u8]) -> Option<(usize, usize)> {
-        let len = self.first.payload.len();
-        let (segment, mut header, mut used) = (Bth::LEN + len + icrc::LEN, self.first.header, 0);
-        for payload in self.payload.chunks(len) {
+        let Self { mut first, len, payload } = *self;
+        let (segment, mut used) = (Bth::LEN + len + icrc::LEN, 0);
+        for at in (0..payload.len()).step_by(len) {
             let (packet, icrc) = buf.get_mut(used..used + segment)?.split_at_mut_checked(Bth::LEN + len)?;
-            header.emit(len, packet)?.copy_from_slice(payload);
+            payload.get(at..at + len)?.copy_to(first.emit(len, packet)?).ok()?;
             icrc.fill(0);
-            header.bth = header.bth.next_joined();
+            first.bth = first.bth.next_joined();
             used += segment;
         }
         Some((segment, used))
@@ -52,10 +57,10 @@ impl Engine {
     /// Takes such packets out of a ring.
     pub(super) fn take_joined(&self, record: Record<'_>, buf: &mut [u8], state: &mut RxState, now: Instant) {
         let Record { meta, bytes, joined } = record;
-        let Some(packets) = Joined::parse(bytes, joined.into()) else { return self.counters().malformed.add(1) };
+        let Some(packets) = Joined::parse(bytes, joined.into(), buf) else { return self.counters().malformed.add(1) };
         self.counters().received_by_ring.add_alone(joined.into());
         if self.tap().is_none()
-            && let Lookup::Found(qp) = self.table.find(packets.first.header.bth.dest_qpn)
+            && let Lookup::Found(qp) = self.table.find(packets.first.bth.dest_qpn)
             && let Some(report) = qp.receive_joined(&meta, &packets, now)
         {
             let headers = (usize::from(joined) - 1) * (Bth::LEN + icrc::LEN);
@@ -71,7 +76,10 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use roxe_wire::{Header, Kind, Psn, Qpn, Request};
+    use crate::engine::poller::Poller;
+    use crate::net::shm::tests::carry;
+    use crate::net::shm::{self, Heading, Inbound, Offer};
+    use roxe_wire::{Kind, Psn, Qpn, Request};
 
     #[test]
     fn packets_come_apart_as_they_would_have_come() {
@@ -81,7 +89,8 @@ mod tests {
         header.emit(256, &mut bytes[..Bth::LEN + 256]).unwrap();
         let payload = bytes[Bth::LEN..Bth::LEN + 3 * 256].chunks_mut(256);
         payload.zip(1..).for_each(|(part, byte)| part.fill(byte));
-        let joined = Joined::parse(&bytes, 3).unwrap();
+        let parse = |bytes: &[u8], count| Joined::parse(SharedBytes::from(bytes), count, &mut [0xff; 1024]).is_some();
+        let joined = Joined::parse(SharedBytes::from(&bytes[..]), 3, &mut [0xff; 1024]).unwrap();
         let mut buf = vec![0xa5; 3 * (Bth::LEN + 256 + icrc::LEN)];
         assert_eq!(joined.part(&mut buf), Some((272, 816)));
         let parts: Vec<_> = buf.chunks(272).map(|part| Packet::parse(part).unwrap()).collect();
@@ -93,9 +102,35 @@ mod tests {
         }
         assert!(joined.part(&mut [0; 815]).is_none(), "no room");
         for count in [0, 5, 255] {
-            assert!(Joined::parse(&bytes, count).is_none(), "{count}");
+            assert!(!parse(&bytes, count), "{count}");
         }
-        assert!(Joined::parse(&bytes[..15], 3).is_none() && Joined::parse(&bytes[..16], 3).is_none());
-        assert!(Joined::parse(&[0xff; 784], 3).is_none());
+        assert!(!parse(&bytes[..15], 3) && !parse(&bytes[..16], 3));
+        assert!(!parse(&[0xff; 784], 3));
+    }
+
+    #[test]
+    fn headers_that_their_writer_changes_after_they_were_read_stay_as_they_were() {
+        let header = Header { bth: Bth::new(Qpn::new(7), Psn::new(1)), kind: Kind::RcRequest(Request::WriteMiddle) };
+        let mut bytes = vec![1; Bth::LEN + 2 * 256 + icrc::LEN];
+        header.emit(256, &mut bytes[..Bth::LEN + 256]).unwrap().fill(1);
+        let (ours, theirs) = (Poller::new().unwrap(), Poller::new().unwrap());
+        let mut offer = Offer::new(shm::SMALL).unwrap();
+        let descriptors = carry(&offer.descriptors(ours.doorbell()));
+        let inbound = Inbound::accept(shm::SMALL, descriptors, theirs.doorbell(), |_| Ok(())).unwrap();
+        let here = std::net::Ipv4Addr::LOCALHOST.into();
+        let heading = Heading { src: here, dst: here, traffic_class: 0, hop_limit: 64, sealed: false };
+        offer.writer.slot(&heading, bytes.len()).unwrap().copy_from_slice(&bytes);
+        offer.writer.publish();
+        let check = |record: Record<'_>| {
+            let mut buf = vec![0; 1024];
+            let joined = Joined::parse(record.bytes, 2, &mut buf).unwrap();
+            offer.writer.overwrite_all(0xff);
+            let (segment, len) = joined.part(&mut buf).unwrap();
+            let parts: Vec<_> = buf[..len].chunks(segment).map(|part| Packet::parse(part).unwrap()).collect();
+            let next = Header { bth: header.bth.next_joined(), ..header };
+            let payload = &[0xff; 256];
+            assert_eq!(parts, [Packet { header, payload }, Packet { header: next, payload }]);
+        };
+        assert_eq!(inbound.reader.next(check), Ok(true));
     }
 }

@@ -5,8 +5,7 @@
 use super::remark::Fate;
 use crate::error::Error;
 use crate::exit::{Stage, at_exit};
-use crate::fork::Lockable;
-use parking_lot::{Mutex, MutexGuard};
+use crate::lock::{Lockable, Mutex, MutexGuard, rank};
 use roxe_transport::fault::{Injector, Rules, Verdict};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(crate) struct Faults {
     /// With the seed in force.
     rules: Rules,
-    injector: Mutex<Injector>,
+    injector: Mutex<rank::Faults, Injector>,
     /// Whether rules of this process have been applied, and not only those of the parent of a fork.
     active: AtomicBool,
 }
@@ -34,7 +33,7 @@ impl Faults {
     }
 
     /// The injector, for a batch of packets.
-    pub(crate) fn injector(&self) -> MutexGuard<'_, Injector> {
+    pub(crate) fn injector(&self) -> MutexGuard<'_, rank::Faults, Injector> {
         self.injector.lock()
     }
 

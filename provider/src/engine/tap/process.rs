@@ -7,14 +7,13 @@ use super::faults::Faults;
 use super::recorder::Recorder;
 use crate::config::Config;
 use crate::error::Error;
-use crate::fork::Lockable;
-use parking_lot::Mutex;
+use crate::lock::{Lockable, Mutex, rank};
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Held while something is made or started anew.
-static STARTING: Mutex<()> = Mutex::new(());
+static STARTING: Mutex<rank::TapStarting, ()> = Mutex::new(());
 static RECORDER: OnceLock<Recorder> = OnceLock::new();
 static FAULTS: OnceLock<Faults> = OnceLock::new();
 /// This process is the child of a fork and has not started anew.

@@ -6,14 +6,15 @@
 //! so does the child of a fork. Touches one file.
 
 use crate::engine::uncancelled;
-use crate::fork::Lockable;
-use parking_lot::{Mutex, MutexGuard};
+use crate::lock::{Lockable, Mutex, MutexGuard, rank};
+use crate::net::effective_uid;
 use roxe_wire::capture::{Direction, Outgoing, write_interface, write_packet, write_section};
 use roxe_wire::cm::Mad;
 use roxe_wire::{NetHeader, Packet};
 use std::fmt::{Display, Write as _};
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, Write as _};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -22,7 +23,7 @@ use std::time::SystemTime;
 pub(crate) struct Recorder {
     /// Its name as it was asked for.
     wanted: PathBuf,
-    state: Mutex<State>,
+    state: Mutex<rank::Capture, State>,
 }
 
 #[derive(Debug, Default)]
@@ -129,7 +130,7 @@ impl State {
 /// A batch of packets on their way into the file.
 #[derive(Debug)]
 pub(crate) struct Recording<'a> {
-    state: MutexGuard<'a, State>,
+    state: MutexGuard<'a, rank::Capture, State>,
     interface: u32,
 }
 
@@ -171,20 +172,47 @@ impl Drop for Recording<'_> {
     }
 }
 
-/// Opens `path` empty; `None` if another process is writing it.
+/// Opens `path` empty; `None` if another process is writing it. Captures hold what programs send each other and the keys of
+/// their memory, so a new one is for its owner only, and none is written where somebody else could have put a file or a link.
 fn open(path: &Path) -> io::Result<Option<File>> {
+    // Before it is opened: to open a pipe that nobody reads would wait.
+    match fs::symlink_metadata(path) {
+        Ok(meta) => check_is_ours(&meta)?,
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => {}
+        Err(cause) => return Err(cause),
+    }
     // Not truncated yet: it may be in use.
-    let file = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    let file = options.open(path)?;
+    let meta = file.metadata()?;
+    check_is_ours(&meta)?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => return Ok(None),
         // Some file systems have no locks; then there is nothing to wait for.
         Err(TryLockError::Error(_)) => {}
     }
-    if file.metadata()?.is_file() {
+    if meta.is_file() {
         file.set_len(0)?;
     }
     Ok(Some(file))
+}
+
+/// Whether packets may be written to a file that was there. EPERM: it is a link, has another name as well, or belongs to
+/// another user; devices may belong to anybody.
+fn check_is_ours(meta: &Metadata) -> io::Result<()> {
+    let kind = meta.file_type();
+    let refuse = |why| Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+    if kind.is_symlink() {
+        refuse("it is a link, which a capture does not follow; name the file itself".to_owned())
+    } else if kind.is_file() && meta.nlink() > 1 {
+        refuse("the file has several names; remove this one, or choose another".to_owned())
+    } else if !kind.is_char_device() && meta.uid() != effective_uid() {
+        refuse(format!("it belongs to user {}; remove it, or choose another name", meta.uid()))
+    } else {
+        Ok(())
+    }
 }
 
 /// Opens a file of this process next to the one that was asked for, and says so.
@@ -225,6 +253,7 @@ mod tests {
     use roxe_wire::capture::frames;
     use roxe_wire::cm::{CommId, MAD_LEN, PrivateData, Rtu, TransactionId, gsi_header};
     use roxe_wire::{Psn, icrc};
+    use std::os::unix::fs::{chown, symlink};
 
     /// A file name of its own, removed with what was written beside it.
     struct Scratch(PathBuf);
@@ -238,7 +267,7 @@ mod tests {
     impl Drop for Scratch {
         fn drop(&mut self) {
             for path in [self.0.clone(), beside(&self.0), with_process_id(&self.0)] {
-                let _ = std::fs::remove_file(path);
+                let _ = fs::remove_file(path);
             }
         }
     }
@@ -252,7 +281,7 @@ mod tests {
     }
 
     fn remarks(path: &Path) -> Vec<String> {
-        let file = std::fs::read(path).unwrap();
+        let file = fs::read(path).unwrap();
         frames(&file).unwrap().map(|frame| frame.unwrap().comment.to_owned()).collect()
     }
 
@@ -291,7 +320,7 @@ mod tests {
     #[test]
     fn who_comes_second_writes_beside_and_an_old_file_is_overwritten() {
         let scratch = Scratch::new("twice");
-        std::fs::write(&scratch.0, "an old file, longer than what comes".repeat(100)).unwrap();
+        fs::write(&scratch.0, "an old file, longer than what comes".repeat(100)).unwrap();
         let first = Recorder::create(&scratch.0).unwrap();
         let second = Recorder::create(&scratch.0).unwrap();
         record(&first, &["first"]);
@@ -311,6 +340,39 @@ mod tests {
         record(&recorder, &["of the child"]);
         assert_eq!(remarks(&scratch.0), ["of the parent"]);
         assert_eq!(remarks(&beside(&scratch.0)), ["of the child"]);
+    }
+
+    #[test]
+    fn a_new_capture_is_for_its_owner_only() {
+        let scratch = Scratch::new("private");
+        let _recorder = Recorder::create(&scratch.0).unwrap();
+        assert_eq!(fs::metadata(&scratch.0).unwrap().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn no_capture_goes_through_a_link_or_into_a_file_with_another_name() {
+        let (scratch, target) = (Scratch::new("planted"), Scratch::new("target"));
+        fs::write(&target.0, "precious").unwrap();
+        type Plant = fn(PathBuf, PathBuf) -> io::Result<()>;
+        for plant in [symlink as Plant, fs::hard_link as Plant] {
+            plant(target.0.clone(), scratch.0.clone()).unwrap();
+            let error = Recorder::create(&scratch.0).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+            fs::remove_file(&scratch.0).unwrap();
+        }
+        assert_eq!(fs::read(&target.0).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn no_capture_goes_into_a_file_of_another_user() {
+        let scratch = Scratch::new("foreign");
+        fs::write(&scratch.0, "precious").unwrap();
+        if chown(&scratch.0, Some(12_345), None).is_err() {
+            return eprintln!("skipped: only root can make a file of another user");
+        }
+        let error = Recorder::create(&scratch.0).unwrap_err();
+        assert!(error.to_string().contains("belongs to user 12345"), "{error}");
+        assert_eq!(fs::read(&scratch.0).unwrap(), b"precious");
     }
 
     #[test]

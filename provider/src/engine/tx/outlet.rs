@@ -8,16 +8,17 @@ use super::Batch;
 use crate::engine::Engine;
 use crate::engine::rings::{Sender, SharedSender};
 use crate::host::Copied;
+use crate::lock::{ArcMutexGuard, rank};
 use crate::net::frames::FrameSender;
 use crate::net::hop_limit;
 use crate::net::shm::{Heading, record_len};
 use crate::net::slot::Slot;
 use crate::net::udp::UdpLink;
-use parking_lot::{ArcMutexGuard, RawMutex};
 use roxe_transport::cx::{PacketNote, TxBatch};
 use roxe_transport::wr::Av;
 use roxe_wire::{Bth, Gid, Qpn, icrc};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Visits after which a queue pair without a ring looks for one again.
 const LOOK_AGAIN: u16 = 256;
@@ -33,14 +34,40 @@ pub(crate) struct TxCache {
     /// Of the rings, when it was looked up.
     version: u32,
     visits: u16,
-    /// Whether it is registered for room in a ring.
-    waits: bool,
+    /// The ring that it is registered for room in.
+    waits: Option<Wait>,
+}
+
+/// A queue pair is registered for room in a ring.
+#[derive(Debug)]
+struct Wait {
+    ring: SharedSender,
+    /// What its reader had read when somebody looked last. Nobody has looked for one that brought datagrams: it may be less
+    /// than [`Outlet::PATIENCE`] ago when their timer runs out.
+    read: Option<u64>,
 }
 
 impl TxCache {
     /// It is being served: whatever it waited for, it has to ask again.
     pub(crate) fn stop_waiting(&mut self) {
-        self.waits = false;
+        self.waits = None;
+    }
+
+    /// Whether it waits for room in a ring that was read since this was last asked, or since it waits.
+    pub(crate) fn link_moved(&mut self) -> bool {
+        let Some(wait) = &mut self.waits else { return false };
+        let read = wait.ring.lock().read_so_far();
+        std::mem::replace(&mut wait.read, read) != read
+    }
+
+    /// It has waited for [`Outlet::PATIENCE`] with datagrams: they are lost from now on if the ring was not read meanwhile, as
+    /// at a socket whose buffer is full.
+    pub(crate) fn end_patience(&mut self) {
+        if !self.link_moved()
+            && let Some(wait) = &self.waits
+        {
+            wait.ring.lock().set_stalled();
+        }
     }
 
     /// A visit begins.
@@ -66,10 +93,12 @@ impl TxCache {
 
 /// An open ring.
 struct OpenRing {
-    sender: ArcMutexGuard<RawMutex, Sender>,
+    sender: ArcMutexGuard<rank::RingSender, Sender>,
     built: Built,
     /// Bytes of the ring that staged packets will take.
     planned: u64,
+    /// What is staged goes nowhere.
+    loses: bool,
 }
 
 /// What was built in a ring.
@@ -101,18 +130,23 @@ pub(crate) struct Outlet<'a> {
     batch: Option<Box<Batch>>,
     cache: &'a mut TxCache,
     qpn: Qpn,
+    /// Nobody sends again what is lost, or waits for an answer.
+    is_reliable: bool,
     open: Option<OpenRing>,
     has_written: bool,
     is_blocked: bool,
 }
 
 impl<'a> Outlet<'a> {
-    /// For the queue pair `qpn`.
-    pub(crate) fn new(engine: &'a Engine, cache: &'a mut TxCache, qpn: Qpn) -> Self {
+    /// How long datagrams wait for room in a ring that is not read.
+    pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
+
+    /// For the queue pair `qpn`, whose packets are acknowledged if it `is_reliable`.
+    pub(crate) fn new(engine: &'a Engine, cache: &'a mut TxCache, qpn: Qpn, is_reliable: bool) -> Self {
         if engine.rings().is_on() {
             cache.renew(engine);
         }
-        Self { engine, batch: None, cache, qpn, open: None, has_written: false, is_blocked: false }
+        Self { engine, batch: None, cache, qpn, is_reliable, open: None, has_written: false, is_blocked: false }
     }
 
     fn batch(&mut self) -> &mut Batch {
@@ -164,7 +198,10 @@ impl<'a> Outlet<'a> {
     }
 
     fn flush_ring(&mut self, open: &mut OpenRing, ordinal: u32) {
-        if let Some(tap) = self.engine.tap() {
+        if open.loses {
+            self.engine.counters().send_errors.add(self.batch().len() as u64);
+            self.batch().clear();
+        } else if let Some(tap) = self.engine.tap() {
             let batch = self.batch.get_or_insert_with(Batch::take);
             batch.flush_tapped(self.engine, tap, ordinal, &mut self.cache.link, Some(&mut open.sender));
             batch.clear();
@@ -183,11 +220,12 @@ impl<'a> Outlet<'a> {
             (Some(ring), Some(open)) => Arc::ptr_eq(ring, ArcMutexGuard::mutex(&open.sender)),
             (None, Some(_)) => false,
             (Some(ring), None) if self.batch.as_ref().is_none_or(|batch| batch.is_empty()) => {
-                let sender = ring.lock_arc();
+                let mut sender = ring.lock_arc();
+                let loses = !self.is_reliable && sender.loses_datagrams();
                 if sender.is_gone() {
                     self.cache.ring = None;
                 } else {
-                    self.open = Some(OpenRing { sender, built: Built::default(), planned: 0 });
+                    self.open = Some(OpenRing { sender, built: Built::default(), planned: 0, loses });
                 }
                 true
             }
@@ -203,8 +241,12 @@ impl<'a> Outlet<'a> {
             return true;
         }
         self.is_blocked = true;
-        if !std::mem::replace(&mut self.cache.waits, true) {
-            let ring = Arc::clone(ArcMutexGuard::mutex(&open.sender));
+        let ring = ArcMutexGuard::mutex(&open.sender);
+        // It may still be registered with a ring of an earlier connection.
+        if self.cache.waits.as_ref().is_none_or(|wait| !Arc::ptr_eq(&wait.ring, ring)) {
+            let ring = Arc::clone(ring);
+            self.cache.waits =
+                Some(Wait { ring: Arc::clone(&ring), read: open.sender.read_so_far().filter(|_| self.is_reliable) });
             if self.engine.rings().wait(&ring, &mut open.sender, self.qpn, self.has_written) {
                 self.engine.kick();
             }
@@ -231,6 +273,9 @@ impl TxBatch for Outlet<'_> {
             return None;
         }
         let total = len + icrc::LEN;
+        if self.open.as_ref().is_some_and(|open| open.loses) {
+            return self.batch().slot(av, to, len, note);
+        }
         if self.open.is_none() || self.engine.tap().is_some() {
             return if self.plan(record_len(total)) { self.batch().slot(av, to, len, note) } else { None };
         }
@@ -269,7 +314,7 @@ impl TxBatch for Outlet<'_> {
 
     fn retract(&mut self) {
         match &mut self.open {
-            Some(open) if self.engine.tap().is_none() => {
+            Some(open) if self.engine.tap().is_none() && !open.loses => {
                 open.built.take_back();
                 open.sender.retract();
             }

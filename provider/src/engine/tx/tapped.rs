@@ -15,7 +15,7 @@ use roxe_transport::fault::{Direction, Seen, Verdict};
 use roxe_transport::qp::charge_of;
 use roxe_transport::wr::Av;
 use roxe_wire::capture::Direction::Outbound;
-use roxe_wire::{Kind, NetHeader, Packet};
+use roxe_wire::{Gid, Kind, NetHeader, Packet};
 use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
@@ -84,7 +84,7 @@ struct Exit<'a> {
 impl Exit<'_> {
     /// Sends the run that starts with packet `at`, of the next `untouched` ones, and returns where the next one starts.
     fn send_run(&mut self, batch: &mut Batch, at: usize, untouched: usize, link: &UdpLink, av: &Av) -> usize {
-        let run = batch.run_from(at, untouched.min(self.max_packets(batch.packet(at).len(), link)));
+        let run = batch.run_from(at, untouched.min(self.max_packets(batch.packet(at).len(), link, av.dgid)));
         let net = header(link, av);
         batch.seal(run.clone(), &net);
         let mark = self.recording.as_ref().map(Recording::mark);
@@ -106,8 +106,8 @@ impl Exit<'_> {
     }
 
     /// Most packets of a run whose first one has `len` bytes.
-    fn max_packets(&self, len: usize, link: &UdpLink) -> usize {
-        if self.ring.is_some() { (MAX_RUN / len.max(1)).max(1) } else { link.max_segments() }
+    fn max_packets(&self, len: usize, link: &UdpLink, dst: Gid) -> usize {
+        if self.ring.is_some() { (MAX_RUN / len.max(1)).max(1) } else { link.max_segments(dst) }
     }
 
     /// Carries out a verdict on packet `at`, which goes alone.

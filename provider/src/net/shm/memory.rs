@@ -5,6 +5,7 @@
 //! sealed, so that no other process can take pages away from under us (`SIGBUS`). The data is mapped twice in a row: what
 //! wraps around its end is one piece all the same. Knows no packets.
 
+use crate::guard::SharedBytes;
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -128,17 +129,16 @@ impl SharedMemory {
 
     /// Copies out what stands at position `at`, which counts on around the end; at most as much as there is data.
     pub(super) fn read(&self, at: u64, out: &mut [u8]) {
-        let len = out.len().min(self.size);
-        // SAFETY: `start < size` and `len <= size`, so it all lies in the two mappings of the data. The other process does not
-        // write there until we say that we have read it; one that is broken makes us read other bytes, each of them once.
-        unsafe { ptr::copy_nonoverlapping(self.data(at), out.as_mut_ptr(), len) }
+        // Mapped memory cannot fault, and if there is not as much data nothing is copied.
+        let _ = self.view(at, out.len()).map(|bytes| bytes.copy_to(out));
     }
 
-    /// The bytes from position `at` on, which the other process has written; `None` if there is not as much data.
-    pub(super) fn view(&self, at: u64, len: usize) -> Option<&[u8]> {
-        // SAFETY: as for `read`. A process that writes to what it has handed over changes bytes that are looked at, each of
-        // which is valid whatever it is; it runs as the same user, who may change everything here by other means too.
-        (len <= self.size).then(|| unsafe { std::slice::from_raw_parts(self.data(at), len) })
+    /// The bytes from position `at` on, which the other process has written; `None` if there is not as much data. One that is
+    /// broken may change them at any time, also after it has handed them over.
+    pub(super) fn view(&self, at: u64, len: usize) -> Option<SharedBytes<'_>> {
+        // SAFETY: `start < size` and `len <= size`, so it all lies in the two mappings of the data, which stay while the value
+        // is borrowed.
+        (len <= self.size).then(|| unsafe { SharedBytes::new(self.data(at), len) })
     }
 
     /// The bytes from position `at` on, to be written; `None` if there is not as much data.
@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(&out, b"0123456789");
         b.read(0, &mut out[..5]);
         assert_eq!(&out[..5], b"56789");
-        assert_eq!(b.view(at, 10), Some(&b"0123456789"[..]));
+        assert_eq!(b.view(at, 10).unwrap().to_vec(), b"0123456789");
         assert!(a.room(0, SIZE + 1).is_none() && b.view(0, SIZE + 1).is_none());
     }
 

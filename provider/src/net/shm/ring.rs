@@ -9,16 +9,17 @@
 //! takes 0.03 us where they share a cache and 0.15 where not. `Head` counts bytes and only grows: the reader gives room back
 //! by moving it. What is read out of shared memory is checked: a writer that is broken ([`Broken`]) is not read from any more.
 //!
-//! Sleeping: the reader sets `Asleep`, then looks for a mark again; the writer sets the mark, then looks at `Asleep`. With a
-//! full fence between each two steps at least one of them sees the other. `Waits` is the same with the roles changed.
+//! Sleeping: the reader sets `Asleep`, then looks for a mark again; the writer sets the mark, then looks at `Asleep`.
+//! `Waits` is the same with the roles changed. Both are in [`marks`].
 
+use super::marks;
 use super::memory::{SharedMemory, Word};
+use crate::guard::SharedBytes;
 use crate::net::{ROCE_PORT, RxMeta};
-use crate::prefetch::prefetch;
 use roxe_wire::{Gid, icrc};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of data of a ring: twice the second level cache. While the ring is full, its lines have left the writer's cache for
 /// the one that both share before they are read, from where they come three times as fast: a bare ring with two copies moves
@@ -305,9 +306,7 @@ impl Writer {
 
     /// Whether the reader sleeps, and has to be woken: asked after something was published; it is told once.
     pub(crate) fn must_wake(&self) -> bool {
-        fence(Ordering::SeqCst);
-        let asleep = self.memory.word(Word::Asleep);
-        asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::Relaxed) != 0
+        marks::must_wake(self.memory.word(Word::Asleep))
     }
 
     /// Whether `bytes` more can be written.
@@ -325,21 +324,48 @@ impl Writer {
         free(self.head)
     }
 
+    /// How many bytes the reader has ever read: it stands still while this does not change.
+    pub(crate) fn read_so_far(&mut self) -> u64 {
+        self.head = self.memory.word(Word::Head).load(Ordering::Acquire);
+        self.head
+    }
+
     /// Whether half of the ring is free. If not, the reader will say when it is, which costs it a system call.
     pub(crate) fn is_half_free_or_waits(&mut self) -> bool {
         if self.is_half_free() {
             return true;
         }
         let half = self.tail.saturating_sub(self.memory.size() / 2).max(1);
-        self.memory.word(Word::Waits).store(half, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        self.is_half_free()
+        let Self { memory, head, tail, .. } = self;
+        let mut is_half_free = || {
+            *head = memory.word(Word::Head).load(Ordering::Acquire);
+            memory.size().saturating_sub(tail.wrapping_sub(*head)) >= memory.size() / 2
+        };
+        marks::wait(memory.word(Word::Waits), half, &mut is_half_free)
     }
 
     /// Says that something was written, and it was not.
     #[cfg(test)]
     pub(crate) fn break_it(&self) {
         self.memory.mark(self.tail).store(u64::MAX, Ordering::Release);
+    }
+
+    /// Changes all that it has handed over and all that it has not.
+    #[cfg(test)]
+    pub(crate) fn overwrite_all(&mut self, byte: u8) {
+        let size = self.memory.size() as usize;
+        self.memory.room(0, size).unwrap().fill(byte);
+    }
+
+    /// Puts a valid mark on every line: whoever reads to the end of such a ring begins again.
+    #[cfg(test)]
+    pub(crate) fn mark_every_line(&self) {
+        let mark =
+            Mark { len: 16, segment: 16, joined: 1, traffic_class: 0, hop_limit: 64, sealed: false, goes_on: true };
+        assert_eq!(mark.extent(), LINE);
+        for line in 0..self.memory.size() / LINE {
+            self.memory.mark(line * LINE).store(mark.to_word(), Ordering::Release);
+        }
     }
 
     /// Whether half of the ring is free.
@@ -353,8 +379,8 @@ impl Writer {
 pub(crate) struct Record<'a> {
     /// What there is to know of the run.
     pub(crate) meta: RxMeta,
-    /// The packets.
-    pub(crate) bytes: &'a [u8],
+    /// The packets: not to be looked at before they are copied.
+    pub(crate) bytes: SharedBytes<'a>,
     /// How many packets the only one in it stands for: their payloads follow each other behind the header of the first.
     pub(crate) joined: u8,
 }
@@ -384,12 +410,22 @@ impl Reader {
         self.mark() == 0
     }
 
+    /// Bytes that were ever read.
+    pub(crate) fn read_so_far(&self) -> u64 {
+        self.head.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of data: a writer that has ended left no more than this behind.
+    pub(crate) fn size(&self) -> u64 {
+        self.memory.size()
+    }
+
     /// The mark of the next record.
     fn mark(&self) -> u64 {
         self.memory.mark(self.head.load(Ordering::Relaxed)).load(Ordering::Acquire)
     }
 
-    /// Shows the next run to `take`, where it is: copying it out cost 10 % at 1 MB messages. Then its room is the writer's
+    /// Shows the next run to `take`, where it is: copying all of it out cost 10 % at 1 MB messages. Then its room is the writer's
     /// again, also if `take` panics: the same run would meet the same bug for ever. Whether there was one.
     pub(crate) fn next(&self, take: impl FnOnce(Record<'_>)) -> Result<bool, Broken> {
         let word = self.mark();
@@ -400,7 +436,7 @@ impl Reader {
         let head = self.head.load(Ordering::Relaxed);
         let (src, dst) = self.addresses(head, mark.goes_on);
         let bytes = self.memory.view(head + mark.start() as u64, mark.len).ok_or(Broken)?;
-        prefetch(bytes.get(..STAGED).unwrap_or(bytes));
+        bytes.prefetch(STAGED);
         let Mark { len, segment, joined, traffic_class, hop_limit, sealed, .. } = mark;
         let meta = RxMeta {
             len,
@@ -434,25 +470,17 @@ impl Reader {
 
     /// Whether the writer waits for room and must be told now that there is some; asked after reading.
     pub(crate) fn must_tell(&self) -> bool {
-        fence(Ordering::SeqCst);
-        let waits = self.memory.word(Word::Waits);
-        let until = waits.load(Ordering::Relaxed);
-        until != 0 && self.head.load(Ordering::Relaxed) >= until && waits.swap(0, Ordering::Relaxed) != 0
+        marks::must_tell(self.memory.word(Word::Waits), self.head.load(Ordering::Relaxed))
     }
 
     /// From now on the writer wakes us, once. Whether something has come already.
     pub(crate) fn prepare_sleep(&self) -> bool {
-        self.memory.word(Word::Asleep).store(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        !self.is_empty()
+        marks::sleep(self.memory.word(Word::Asleep), || !self.is_empty())
     }
 
     /// The writer need not wake us.
     pub(crate) fn awake(&self) {
-        let asleep = self.memory.word(Word::Asleep);
-        if asleep.load(Ordering::Relaxed) != 0 {
-            asleep.store(0, Ordering::Relaxed);
-        }
+        marks::awake(self.memory.word(Word::Asleep));
     }
 }
 
@@ -467,6 +495,33 @@ impl Drop for Shown<'_> {
         self.reader.head.store(self.end, Ordering::Relaxed);
         self.reader.memory.word(Word::Head).store(self.end, Ordering::Release);
     }
+}
+
+/// Puts `bytes` into a ring as its writer might, and reads it until nothing is there: nothing outside of a record is shown,
+/// and once around it is all read that the writer has left.
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) fn check(bytes: &[u8]) {
+    const SMALLEST: usize = 64 << 10;
+    let Ok((mut writer, fd)) = Writer::create(SMALLEST) else { return };
+    let Ok(reader) = Reader::open(&fd, SMALLEST) else { return };
+    let len = bytes.len().min(SMALLEST);
+    writer.memory.room(0, len).zip(bytes.get(..len)).into_iter().for_each(|(room, bytes)| room.copy_from_slice(bytes));
+    let (mut copy, mut records) = (vec![0; MAX_RUN], 0);
+    while reader.read_so_far() < reader.size() {
+        let before = reader.read_so_far();
+        let take = |Record { meta, bytes, joined }: Record<'_>| {
+            assert!((1..=MAX_RUN).contains(&meta.len) && (1..=meta.len).contains(&meta.segment) && joined > 0);
+            assert_eq!(bytes.len(), meta.len);
+            assert!(bytes.copy_to(&mut copy[..meta.len]).is_ok());
+            records += 1;
+        };
+        if reader.next(take) != Ok(true) {
+            break;
+        }
+        let step = reader.read_so_far() - before;
+        assert!((LINE..=record_len(MAX_RUN)).contains(&step) && step.is_multiple_of(LINE), "a step of {step}");
+    }
+    assert!(records <= SMALLEST as u64 / LINE);
 }
 
 #[cfg(test)]
@@ -506,6 +561,41 @@ mod tests {
     }
 
     #[test]
+    fn whatever_is_in_a_ring_reading_it_ends() {
+        check(&[]);
+        for word in [1, u64::MAX, 0x0100_0000_0001_0001, 0x0100_0000_8000_8000_u64.swap_bytes()] {
+            check(&word.to_ne_bytes().repeat(8 << 10));
+        }
+        let line = Mark::parse(u64::from_ne_bytes([16, 0, 16, 0, 0, 64, 2, 1])).unwrap().to_word();
+        check(&[line, 0, 0, 0, 0, 0, 0, 0].map(u64::to_ne_bytes).as_flattened().repeat(1 << 10));
+    }
+
+    /// Every length, with the sizes of the first packet and the counts of joined ones that are on either side of a limit.
+    #[test]
+    fn a_mark_is_read_if_it_is_that_of_a_run_and_says_what_was_written() {
+        for len in 0..=u16::MAX {
+            for segment in [0, 1, 15, 16, len.saturating_sub(1), len, len.saturating_add(1), u16::MAX] {
+                for joined in [0, 1, 2, u8::MAX] {
+                    let ([l0, l1], [s0, s1]) = (len.to_ne_bytes(), segment.to_ne_bytes());
+                    // The lowest two bits of the flags mean something.
+                    let flags = joined ^ l0;
+                    let word = u64::from_ne_bytes([l0, l1, s0, s1, 0x68, 63, flags, joined]);
+                    let is_run = (1..=MAX_RUN).contains(&len.into()) && (1..=len).contains(&segment);
+                    let is_mark = is_run && (joined == 1 || joined > 1 && len == segment);
+                    let mark = Mark::parse(word);
+                    assert_eq!(mark.is_some(), is_mark, "{word:#x}");
+                    let Some(mark) = mark else { continue };
+                    let known = u64::from_ne_bytes([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 3, 0xff]);
+                    assert_eq!(mark.to_word(), word & known);
+                    let end = (mark.start() + mark.len) as u64;
+                    assert!((end..end + LINE).contains(&mark.extent()) && mark.extent().is_multiple_of(LINE));
+                    assert!(mark.extent() + LINE <= record_len(mark.len), "{word:#x}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn packets_of_one_size_and_one_way_are_one_run_with_maybe_a_short_end() {
         let (mut writer, reader) = ring();
         for (to, len) in [(1, 116), (1, 100), (1, 100), (1, 60), (1, 60), (2, 60)] {
@@ -534,8 +624,8 @@ mod tests {
             writer.publish();
             let check = |Record { meta, bytes, .. }: Record<'_>| {
                 assert_eq!(bytes.len(), 3 * meta.segment);
-                let payload = bytes[header..].as_ptr().addr();
-                assert!(payload.is_multiple_of(ALIGN), "{header}");
+                let payload = bytes.get(header..bytes.len()).unwrap().addr();
+                assert!(payload.is_multiple_of(ALIGN as u64), "{header}");
             };
             assert_eq!(reader.next(check), Ok(true));
         }
@@ -547,7 +637,7 @@ mod tests {
         while put(&mut writer, &heading(1), 4112, 7) {}
         writer.publish();
         let look = |record: Record<'_>| {
-            assert!(!put(&mut writer, &heading(1), 4112, 8) && record.bytes.iter().all(|byte| *byte == 7));
+            assert!(!put(&mut writer, &heading(1), 4112, 8) && record.bytes.to_vec().iter().all(|byte| *byte == 7));
         };
         assert_eq!(reader.next(look), Ok(true));
         assert!(put(&mut writer, &heading(1), 4112, 8));
@@ -719,7 +809,7 @@ mod tests {
             let ends = [4108, 3 * 4096, icrc::LEN];
             assert_eq!((record.joined, record.bytes.len()), (4, ends.iter().sum()));
             let bytes = [vec![1; ends[0]], vec![2; ends[1]], vec![0; ends[2]]].concat();
-            assert!(record.bytes == bytes);
+            assert!(record.bytes.to_vec() == bytes);
         };
         assert_eq!(reader.next(seen), Ok(true));
         // A ring that is all but full has room for some.

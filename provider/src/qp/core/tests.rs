@@ -71,7 +71,7 @@ fn a_packet_with_a_wrong_icrc_is_counted_and_nothing_else() {
     qp.post_recv(&RecvRequest { wr_id: 5, sges: &[Sge { addr: mr.addr(), length: 64, lkey: mr.lkey() }] }).unwrap();
     let (meta, mut bytes) = datagram(qp.qpn());
     let receive = |bytes: &[u8]| {
-        let mut tools = RxTools { ident: &mut IdentGuess::default(), locals: &[], starved: false };
+        let mut tools = RxTools { ident: &mut IdentGuess::default(), locals: &[], starved: false, may_overtake: false };
         let _ = qp.core.receive(Run { meta: &meta, bytes, index: 0 }, &mut tools, clock::now());
         let mut done: Vec<Cqe> = vec![];
         cq.poll(16, |cqe| done.push(*cqe)).unwrap();
@@ -110,4 +110,68 @@ fn depths_of_a_peer_that_promises_more_are_taken_up_to_128() {
         assert_eq!((refused.map_err(|e| e.errno()), qp.state()), (Err(libc::EINVAL), before));
         qp.modify(&to(128), mask | AttrMask::STATE).unwrap();
     }
+}
+
+/// A connected queue pair with four receives, and a SEND to it with this PSN.
+fn connected_receiver(pd: &Arc<Pd>, sge: Sge) -> (Arc<Qp>, Arc<Cq>) {
+    let (qp, cq) = create(pd, Service::Rc);
+    let loopback = Ipv4Addr::LOCALHOST.into();
+    let av = Av { sgid: loopback, dgid: loopback, ..Av::default() };
+    let attr = QpAttr { state: QpState::Init, av, rq_psn: Psn::new(77), dest_qpn: Qpn::new(9), ..QpAttr::default() };
+    qp.modify(&attr, AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS).unwrap();
+    let mask = AttrMask::AV | AttrMask::PATH_MTU | AttrMask::DEST_QPN | AttrMask::RQ_PSN | AttrMask::MIN_RNR_TIMER;
+    let mask = mask | AttrMask::STATE | AttrMask::MAX_DEST_RD_ATOMIC;
+    qp.modify(&QpAttr { state: QpState::Rtr, ..attr }, mask).unwrap();
+    (0..4).for_each(|wr_id| qp.post_recv(&RecvRequest { wr_id, sges: &[sge] }).unwrap());
+    (qp, cq)
+}
+
+fn send_with(psn: u32, to: Qpn) -> (RxMeta, Vec<u8>) {
+    let (meta, _) = datagram(to);
+    let kind = Kind::RcRequest(roxe_wire::Request::SendOnly(roxe_wire::SendTail::Plain));
+    let header = Header { bth: Bth::new(to, Psn::new(psn)), kind };
+    let mut bytes = vec![0; header.padded_len(4) + icrc::LEN];
+    let covered = bytes.len() - icrc::LEN;
+    header.emit(4, &mut bytes[..covered]).unwrap().copy_from_slice(b"data");
+    icrc::seal(&header_of(&meta, 0), &mut bytes);
+    (RxMeta { len: bytes.len(), segment: bytes.len(), ..meta }, bytes)
+}
+
+fn hand_in(qp: &Qp, psn: u32, may_overtake: bool, now: Instant) {
+    let (meta, bytes) = send_with(psn, qp.qpn());
+    let mut tools = RxTools { ident: &mut IdentGuess::default(), locals: &[], starved: false, may_overtake };
+    let _ = qp.core.receive(Run { meta: &meta, bytes: &bytes, index: 0 }, &mut tools, now);
+}
+
+#[test]
+fn a_request_that_has_overtaken_another_on_this_host_waits_for_it() {
+    let (pd, pages) = (testing::pd(), Pages::new(1));
+    let mr = pd.reg_mr(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
+    let (qp, cq) = connected_receiver(&pd, Sge { addr: mr.addr(), length: 64, lkey: mr.lkey() });
+    let now = clock::now();
+    let expected = || qp.core.inner.lock().machine.expected_psn();
+    hand_in(&qp, 79, true, now);
+    hand_in(&qp, 78, true, now);
+    assert_eq!(expected(), Psn::new(77));
+    hand_in(&qp, 77, true, now);
+    assert_eq!(expected(), Psn::new(80), "all three count, in order");
+    let mut done = vec![];
+    cq.poll(16, |cqe| done.push(cqe.wr_id)).unwrap();
+    assert_eq!(done, [0, 1, 2]);
+}
+
+#[test]
+fn a_gap_that_stays_is_one_after_a_while_and_at_once_for_other_hosts() {
+    let (pd, pages) = (testing::pd(), Pages::new(1));
+    let mr = pd.reg_mr(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
+    let (qp, _cq) = connected_receiver(&pd, Sge { addr: mr.addr(), length: 64, lkey: mr.lkey() });
+    let now = clock::now();
+    let waiting = || qp.core.inner.lock().parking.len();
+    hand_in(&qp, 78, false, now);
+    assert_eq!(waiting(), 0);
+    hand_in(&qp, 78, true, now);
+    hand_in(&qp, 79, true, now);
+    assert_eq!(waiting(), 2);
+    hand_in(&qp, 90, false, now.after(parking::RC_PATIENCE));
+    assert_eq!(waiting(), 0, "given to the state machine, which asks for what is missing");
 }

@@ -105,3 +105,49 @@ fn a_lying_peer_harms_only_its_own_connection() {
         }
     }
 }
+
+/// Messages sent to peers that ask in the name of others, `count` of them, and never confirm.
+fn answers_to_a_flood(count: u32) -> usize {
+    let mut node = Node::new();
+    node.listen(count as usize);
+    for n in 0..count {
+        let asks =
+            Req { local_comm_id: CommId(n + 1), local_qpn: Qpn::new(n + 2), max_cm_retries: Small::new(15), ..req() };
+        assert_eq!(node.takes(asks), Ok(()));
+        let id = node.cm.poll_event().unwrap().id;
+        node.call(|cm, cx| cm.accept(cx, id, &accept())).unwrap();
+    }
+    let mut answers = node.sent().len();
+    while !node.cm.is_empty() {
+        node.wait();
+        answers += node.sent().len();
+        while node.cm.poll_event().is_some() {}
+    }
+    answers
+}
+
+// clause: CM-FLOOD
+#[test]
+fn a_flood_of_requests_is_not_made_greater() {
+    let (few, count) = (10, 5000);
+    assert_eq!(answers_to_a_flood(few), 17 * few as usize, "a REP, 15 more, and a REJ");
+    // The timers of all are due at once, and the last ones are few.
+    let most = count as usize + 17 * table::MANY_HALF_OPEN;
+    assert!(answers_to_a_flood(count) <= most);
+}
+
+// clause: CM-FLOOD
+#[test]
+fn who_asks_again_is_answered_also_during_a_flood() {
+    let mut node = Node::new();
+    node.listen(1000);
+    for n in 0..table::MANY_HALF_OPEN as u32 {
+        let asks = Req { local_comm_id: CommId(n + 1), local_qpn: Qpn::new(n + 2), ..req() };
+        assert_eq!(node.takes(asks), Ok(()));
+        let id = node.cm.poll_event().unwrap().id;
+        node.call(|cm, cx| cm.accept(cx, id, &accept())).unwrap();
+    }
+    node.names();
+    let again = Req { local_comm_id: CommId(1), local_qpn: Qpn::new(2), ..req() };
+    assert_eq!((node.takes(again), node.names()), (Err(Ignored::Duplicate), vec!["REP"]));
+}

@@ -5,8 +5,8 @@ use crate::sim::setup::{QPN_A, Setup};
 use crate::sim::{Mr, Pair, Peer, Rng};
 use crate::wr::{Access, SendData, SendFlags, SendOp, SendRequest, Sge, WcOpcode, WcStatus};
 use roxe_wire::{
-    Aeth, AtomicAckEth, Bth, Feth, Header, Kind, Msn, NakCode, Packet, PathMtu, Placement, Psn, RKey, Request,
-    Response, Selectivity, Syndrome,
+    Aeth, AtomicAckEth, Bth, Feth, Header, Kind, Msn, NakCode, PathMtu, Placement, Psn, RKey, Request, Response,
+    Selectivity, Syndrome,
 };
 
 const ACK: Aeth = aeth(Syndrome::ACK_UNLIMITED);
@@ -85,7 +85,7 @@ impl Script {
         let net = self.pair.net_of(1);
         let header = Header { bth: Bth::new(QPN_A, Psn::new(psn)), kind: Kind::RcResponse(Response::ReadMiddle) };
         let end = self.pair.end(Peer::A);
-        end.qp.handle_joined(&mut end.host, &net, &Packet { header, payload: &payload[..len] }, payload)
+        end.qp.handle_joined(&mut end.host, &net, &header, len, payload.into())
     }
 
     fn ack(&mut self, psn: u32) -> Option<DropReason> {

@@ -106,14 +106,14 @@ impl Script {
     }
 
     fn put_with(&mut self, bth: Bth, req: Request, payload: &[u8]) -> Result<(), DropReason> {
-        let result = self.responder.handle_request(&mut self.sh, &mut self.host, &bth, &req, payload);
+        let result = self.responder.handle_request(&mut self.sh, &mut self.host, &bth, &req, payload.into());
         self.settle();
         result
     }
 
     fn put_uc(&mut self, psn: u32, req: UcRequest, payload: &[u8]) -> Result<(), DropReason> {
         let bth = Bth::new(Qpn::new(2), Psn::new(psn));
-        let result = self.responder.handle_uc(&mut self.sh, &mut self.host, &bth, &req, payload);
+        let result = self.responder.handle_uc(&mut self.sh, &mut self.host, &bth, &req, payload.into());
         self.settle();
         assert!(!self.responder.has_work(), "UC answers nothing");
         result

@@ -2,10 +2,11 @@
 
 use crate::abi::rdma_event_channel;
 use crate::errno::{Result, pointer, silent};
+use crate::lock::ChannelTurn;
 use crate::object::{Exposed, Object, Token};
 use core::ptr::null_mut;
-use parking_lot::Mutex;
 use roxe_provider::cm::Channel;
+use roxe_provider::lock::Mutex;
 use std::sync::Arc;
 
 /// The Rust part of a channel.
@@ -13,7 +14,7 @@ pub(crate) struct ChannelInner {
     pub(crate) channel: Arc<Channel>,
     /// Held by who takes an event, until the program's structures know of it: the events of a new identifier come after the
     /// request that makes it, and another thread may be waiting for them.
-    pub(super) turn: Mutex<()>,
+    pub(super) turn: Mutex<ChannelTurn, ()>,
 }
 
 // SAFETY: the handle is the whole structure, at offset 0.

@@ -2,7 +2,7 @@
 
 use super::id::{CmId, Depths, live, show};
 use super::life::{complete, release_event};
-use crate::abi::{ibv_qp, rdma_cm_id, rdma_conn_param};
+use crate::abi::{ibv_qp, ibv_qp_ex, rdma_cm_id, rdma_conn_param};
 use crate::errno::{EINVAL, Result, minus_one};
 use crate::object::Object;
 use core::ffi::{c_int, c_void};
@@ -56,7 +56,7 @@ fn device_attr(object: &Object<CmId>) -> Result<DeviceAttr> {
 }
 
 fn queue_pair(object: &Object<CmId>) -> *mut ibv_qp {
-    // SAFETY: alive; programs only read the field.
+    // SAFETY: alive; the program does not write to it during a call.
     unsafe { (*object.exposed()).public.qp }
 }
 
@@ -116,9 +116,7 @@ unsafe fn conn_param(
         // SAFETY: this function's contract.
         data.extend_from_slice(unsafe { bytes(wish.private_data, wish.private_data_len) });
     }
-    let qp = queue_pair(object);
-    // SAFETY: a queue pair of the identifier, which the program destroys by `rdma_destroy_qp`.
-    let own = unsafe { qp.as_ref() }.map(|qp| (qp.qp_num, !qp.srq.is_null()));
+    let own = own_numbers(queue_pair(object));
     let (qp_num, srq) = own.or_else(|| wish.map(|wish| (wish.qp_num, wish.srq != 0))).unwrap_or_default();
     ConnParam {
         private_data: data,
@@ -130,6 +128,12 @@ unsafe fn conn_param(
         srq,
         qp_num,
     }
+}
+
+/// The number of a queue pair of the identifier's, and whether it has a shared receive queue; `None` if it is none.
+fn own_numbers(qp: *mut ibv_qp) -> Option<(u32, bool)> {
+    // SAFETY: alive as long as it is looked at; programs only read these fields.
+    Object::<ibv_qp_ex>::with_live(qp, |_| unsafe { ((*qp).qp_num, !(*qp).srq.is_null()) }).ok()
 }
 
 /// The bytes that a program passes.

@@ -6,12 +6,13 @@ use crate::context;
 use crate::device::{self, c_array, handles};
 use crate::domain::ibv_alloc_pd;
 use crate::errno::{Errno, Result, pointer};
+use crate::lock::OpenedDevices;
 use crate::open;
 use crate::xrc::open_xrcd;
 use core::ffi::c_int;
 use core::ptr::null_mut;
-use parking_lot::Mutex;
 use roxe_provider::Device;
+use roxe_provider::lock::Mutex;
 use std::sync::Arc;
 
 /// A context that stays open until the process ends, and what identifiers share on it.
@@ -28,7 +29,7 @@ pub(super) struct Opened {
 unsafe impl Send for Opened {}
 
 /// One for every device, in their order.
-static OPENED: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
+static OPENED: Mutex<OpenedDevices, Vec<Opened>> = Mutex::new(Vec::new());
 
 /// Opens what is not open; contexts that the program has closed, which it must not, are opened anew.
 fn open_all(opened: &mut Vec<Opened>) -> Result<()> {

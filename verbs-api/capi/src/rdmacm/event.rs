@@ -12,7 +12,7 @@ use crate::object::{Exposed, Object, Token, with_token};
 use crate::sleep::for_event;
 use core::ffi::c_int;
 use core::ptr::{null, null_mut};
-use roxe_provider::cm::{ConnParam, Event, EventData, EventKind, UdParam};
+use roxe_provider::cm::{ConnParam, Event, EventData, EventKind, Id, RejReason, UdParam};
 
 /// Room for what a peer says: its length is one byte.
 const PRIVATE_DATA: usize = u8::MAX as usize;
@@ -106,10 +106,27 @@ fn request(event: &Event, listener: *mut rdma_cm_id) -> Option<*mut rdma_cm_even
 }
 
 /// Kind and status of an event whose identifier is shown as it is now. Without resources for what was resolved, it is not.
+/// Who has given the identifier a queue pair since it asked is connected, not told of the answer.
 fn outcome(event: &Event, id: *mut rdma_cm_id) -> (EventKind, c_int) {
-    match (id::live(id).and_then(id::show), event.kind) {
+    let found = id::live(id);
+    let (kind, status) = match &found {
+        Ok(object) if event.kind == EventKind::ConnectResponse && object.inner.id.qp().is_some() => confirm(&event.id),
+        _ => (event.kind, event.status),
+    };
+    match (found.and_then(id::show), kind) {
         (Err(errno), EventKind::AddrResolved) => (EventKind::AddrError, -errno.0),
-        (_, kind) => (kind, event.status),
+        (_, kind) => (kind, status),
+    }
+}
+
+/// Moves the queue pair and confirms the peer's answer. If it cannot be moved, the peer is told.
+fn confirm(id: &Id) -> (EventKind, c_int) {
+    match id.accept(&ConnParam::NOTHING) {
+        Ok(()) => (EventKind::Established, 0),
+        Err(e) => {
+            id.reject(&[], RejReason::ConsumerDefined).ok();
+            (EventKind::ConnectError, -e.errno())
+        }
     }
 }
 

@@ -1,21 +1,24 @@
 //! Communication identifiers: what they are, and keeping what programs read in them true.
 //!
 //! Programs read nearly every field of an identifier directly. [`show`] writes them when a call has changed something and
-//! when an event is handed out, which is when the library that this one replaces does.
+//! when an event is handed out, which is when the library that this one replaces does. One field they also write: `qp`, which
+//! [`live`] reads.
 
 use super::channel::{self, OwnChannel};
 use super::{address, devices};
 use crate::abi::{
-    ibv_gid, ibv_qp_init_attr, ibv_sa_path_rec, rdma_addr, rdma_cm_id, rdma_event_channel, rdma_ib_addr, rdma_route,
+    ibv_gid, ibv_qp, ibv_qp_ex, ibv_qp_init_attr, ibv_sa_path_rec, rdma_addr, rdma_cm_id, rdma_event_channel,
+    rdma_ib_addr, rdma_route,
 };
 use crate::errno::{EINVAL, Result};
+use crate::lock::CmIdState;
 use crate::object::{Exposed, Object, Token, Unacked};
 use crate::qp::{self, RC, UD, XRC_RECV, show_state};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
-use parking_lot::Mutex;
 use roxe_provider::Service;
 use roxe_provider::cm::{Address, Event, EventData, Id, Path, PortSpace};
+use roxe_provider::lock::Mutex;
 use roxe_wire::Gid;
 use std::sync::Arc;
 
@@ -42,7 +45,7 @@ pub(crate) struct CmIdInner {
     pub(crate) id: Arc<Id>,
     /// Its events that the program holds.
     pub(super) events: Unacked,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<CmIdState, State>,
 }
 
 /// What the library remembers of an identifier.
@@ -56,6 +59,21 @@ pub(super) struct State {
     pub(super) connect_data: Vec<u8>,
     /// READs and atomics that the peer of a request wants to have under way, and that it serves.
     pub(super) proposal: Depths,
+    /// The queue pair that the provider's identifier moves.
+    pub(super) qp: QpHandle,
+}
+
+/// A pointer that is only compared, and looked up before it is used.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct QpHandle(pub(super) *mut ibv_qp);
+
+// SAFETY: the handle may be used by any thread.
+unsafe impl Send for QpHandle {}
+
+impl Default for QpHandle {
+    fn default() -> Self {
+        Self(null_mut())
+    }
 }
 
 /// READs and atomics at a time.
@@ -72,9 +90,28 @@ pub(super) struct Template(pub(super) ibv_qp_init_attr);
 // SAFETY: the handles in it may be used by any thread.
 unsafe impl Send for Template {}
 
-/// The identifier behind a pointer of the program; EINVAL if there is none.
+/// The identifier behind a pointer of the program, with the queue pair that the program has left in it; EINVAL if there is
+/// none.
 pub(super) fn live<'a>(handle: *mut rdma_cm_id) -> Result<&'a Object<CmId>> {
-    Object::live(handle)
+    let object = Object::live(handle)?;
+    follow_qp(object);
+    Ok(object)
+}
+
+/// `id->qp` is the program's to assign: dapl accepts a request with a queue pair that it made for another identifier, and
+/// other programs take one away to keep it. Every call, and every event that is handed out, begins with what it is now. A
+/// pointer to a queue pair that is gone is as good as none: programs destroy theirs by `ibv_destroy_qp` too, and leave it.
+fn follow_qp(object: &Object<CmId>) {
+    let mut state = object.inner.state.lock();
+    // SAFETY: alive; the program does not write to it during a call.
+    let qp = unsafe { (*object.exposed()).public.qp };
+    let provided = Object::<ibv_qp_ex>::live(qp).ok().map(|found| &found.inner.qp);
+    let now = QpHandle(if provided.is_some() { qp } else { null_mut() });
+    if state.qp != now {
+        // Groups that it cannot be in are the program's to join again, as it would have to anyway.
+        object.inner.id.replace_qp(provided).ok();
+        state.qp = now;
+    }
 }
 
 /// The provider's identifier behind a pointer of the program.
@@ -186,7 +223,7 @@ pub(super) fn show(object: &Object<CmId>) -> Result<()> {
     if let Some(path) = id.path() {
         show_path(object, &path);
     }
-    // SAFETY: alive; programs read this field and only we write it.
+    // SAFETY: alive; the program does not write to it during a call.
     let qp = unsafe { (*object.exposed()).public.qp };
     if !qp.is_null() {
         // A program may have destroyed the queue pair by itself.

@@ -1,7 +1,7 @@
 //! The queue pair and the shared receive queue of an identifier, and the completion queues that come with them.
 
 use super::devices::{made, xrc_domain};
-use super::id::{CmId, live, show};
+use super::id::{CmId, QpHandle, live, show};
 use crate::abi::{
     ibv_comp_channel, ibv_context, ibv_cq, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr,
     ibv_qp_init_attr_ex, ibv_srq_init_attr, ibv_srq_init_attr_ex, ibv_xrcd, rdma_cm_id,
@@ -68,19 +68,14 @@ pub(crate) unsafe extern "C" fn rdma_create_qp_ex(id: *mut rdma_cm_id, init: *mu
 fn create_extended(id: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) -> Result<()> {
     let object = live(id)?;
     let (id, context) = bound(object)?;
-    // SAFETY: alive; programs only read the field.
+    // SAFETY: alive; the program does not write to it during a call.
     if !unsafe { (*id).qp }.is_null() {
         return Err(EINVAL);
     }
     fill_in(object, init)?;
     let qp = create_on(id, context, init).inspect_err(|_| drop_cqs(id))?;
-    // SAFETY: alive; programs only read the field.
-    unsafe { (*id).qp = qp };
-    if let Err(errno) = attach(object, qp) {
-        // The reason is that the queue pair does not suit.
-        destroy_qp(id);
-        return Err(errno);
-    }
+    // A failure's reason is that the queue pair does not suit.
+    attach(object, qp).inspect_err(|_| destroy_qp(id))?;
     // SAFETY: alive; programs only read the field.
     unsafe { (*id).pd = init.pd };
     show(object)
@@ -127,9 +122,14 @@ fn create_on(id: *mut rdma_cm_id, context: *mut ibv_context, init: &mut ibv_qp_i
     made(unsafe { create_qp_ex(context, init) })
 }
 
-/// From here on the provider moves the queue pair.
+/// The identifier has this queue pair, and from here on the provider moves it.
 fn attach(object: &Object<CmId>, qp: *mut ibv_qp) -> Result<()> {
     let provided = &Object::<ibv_qp_ex>::live(qp)?.inner.qp;
+    // A thread that takes events sees both or neither.
+    let mut state = object.inner.state.lock();
+    // SAFETY: alive; the program does not use it meanwhile.
+    unsafe { (*object.exposed()).public.qp = qp };
+    state.qp = QpHandle(qp);
     Ok(object.inner.id.attach_qp(provided)?)
 }
 
@@ -202,13 +202,16 @@ pub(crate) unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
 /// Destroys the queue pair of an identifier, if it has one, with the completion queues that were made for it.
 pub(super) fn destroy_qp(id: *mut rdma_cm_id) {
     let Ok(object) = live(id) else { return };
-    object.inner.id.detach_qp();
-    // SAFETY: alive; the handle is ours.
-    unsafe {
-        if !(*id).qp.is_null() {
-            ibv_destroy_qp((*id).qp);
-            (*id).qp = null_mut();
-        }
+    let qp = {
+        let mut state = object.inner.state.lock();
+        object.inner.id.detach_qp();
+        state.qp = QpHandle::default();
+        // SAFETY: alive; the program does not use it meanwhile.
+        unsafe { (&raw mut (*id).qp).replace(null_mut()) }
+    };
+    if !qp.is_null() {
+        // SAFETY: anything but a living queue pair is refused.
+        unsafe { ibv_destroy_qp(qp) };
     }
     drop_cqs(id);
 }

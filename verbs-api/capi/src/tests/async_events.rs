@@ -111,7 +111,8 @@ fn what_a_peer_may_not_ask_for_is_told_where_no_receive_can_tell_it() {
         let (a, b) = (rig.qp(RC), rig.qp(RC));
         connect(a, number(b));
         connect_as(b, ibv_qp_attr { qp_access_flags: access.cast_unsigned(), ..towards(number(a)) });
-        let mut read = rdma_wr(1, READ, &[rig.sge(0, 1)], rig.addr(100), rig.rkey() ^ key_change);
+        let list = [rig.sge(0, 1)];
+        let mut read = rdma_wr(1, READ, &list, rig.addr(100), rig.rkey() ^ key_change);
         assert_eq!(rig.post_send(a, &mut read).0, 0);
         assert_eq!(qp_of(&rig, kind), b);
         assert_eq!(query(b).qp_state, ERR);

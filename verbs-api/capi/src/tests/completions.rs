@@ -205,3 +205,61 @@ fn both_times_of_a_completion_lie_between_posting_and_polling() {
     assert_eq!(unsafe { ibv_destroy_cq(cq.cast()) }, 0);
     rig.cq = classic;
 }
+
+#[test]
+fn the_times_of_day_of_one_queue_never_go_back() {
+    let mut rig = Rig::new();
+    let mut attr = extended_cq(256, 1 << 7 | 1 << 11);
+    // SAFETY: a living context and a whole structure.
+    let cq = unsafe { create_cq_ex(rig.context, &raw mut attr) };
+    let classic = core::mem::replace(&mut rig.cq, cq.cast());
+    let [a, b] = rig.rc_pair();
+    let (sges, mut last, deadline) = ([rig.sge(0, 1)], 0, Instant::now() + PATIENCE);
+    for _ in 0..200 {
+        for wr_id in 0..8 {
+            assert_eq!(rig.post_send(a, &mut rdma_wr(wr_id, WRITE, &sges, rig.addr(200), rig.rkey())).0, 0);
+        }
+        let mut found = 0;
+        while found < 8 {
+            assert!(Instant::now() < deadline);
+            // SAFETY: a living extended CQ, called in the order of the man page.
+            unsafe {
+                if (*cq).start_poll.unwrap()(cq, &mut ibv_poll_cq_attr { comp_mask: 0 }) != 0 {
+                    continue;
+                }
+                loop {
+                    found += 1;
+                    let wall = (*cq).read_completion_wallclock_ns.unwrap()(cq);
+                    assert!(wall >= last, "{} ns back", last - wall);
+                    assert_eq!((*cq).read_completion_wallclock_ns.unwrap()(cq), wall, "read again");
+                    last = wall;
+                    if (*cq).next_poll.unwrap()(cq) != 0 {
+                        break;
+                    }
+                }
+                (*cq).end_poll.unwrap()(cq);
+            }
+        }
+    }
+    destroy(&[a, b]);
+    // SAFETY: a living CQ, which nobody uses any more.
+    assert_eq!(unsafe { ibv_destroy_cq(cq.cast()) }, 0);
+    rig.cq = classic;
+}
+
+#[test]
+fn a_queue_without_a_channel_may_be_armed_and_is_polled_as_ever() {
+    let mut rig = Rig::new();
+    // SAFETY: a living context.
+    let cq = unsafe { ibv_create_cq(rig.context, 8, null_mut(), null_mut(), 0) };
+    let classic = core::mem::replace(&mut rig.cq, cq);
+    let [a, b] = rig.rc_pair();
+    arm(&rig);
+    write(&rig, a);
+    arm(&rig);
+    write(&rig, a);
+    destroy(&[a, b]);
+    // SAFETY: a living CQ, which nobody uses any more.
+    assert_eq!(unsafe { ibv_destroy_cq(cq) }, 0);
+    rig.cq = classic;
+}

@@ -21,6 +21,13 @@ fn check(rows: &[Row]) {
     }
 }
 
+/// What a call returned, if `errno` says the same; 0 in `errno` from now on.
+fn in_errno(returned: c_int) -> c_int {
+    assert_eq!(errno(), returned, "for perror");
+    crate::errno::set_errno(0);
+    returned
+}
+
 /// `errno`, if the call returned NULL as it has to.
 fn no<T>(pointer: *mut T) -> c_int {
     assert!(pointer.is_null());
@@ -55,9 +62,9 @@ fn a_full_queue_says_enomem() {
     assert_eq!([post_srq(&rig, srq, &sges), post_srq(&rig, srq, &sges)], [0, 0]);
     let mut send = send_wr(8, SEND, &sges);
     check(&[
-        ("send queue", rig.post_send(qp, &mut send).0, libc::ENOMEM),
-        ("receive queue", rig.post_recv(qp, 8, &sges), libc::ENOMEM),
-        ("shared receive queue", post_srq(&rig, srq, &sges), libc::ENOMEM),
+        ("send queue", in_errno(rig.post_send(qp, &mut send).0), libc::ENOMEM),
+        ("receive queue", in_errno(rig.post_recv(qp, 8, &sges)), libc::ENOMEM),
+        ("shared receive queue", in_errno(post_srq(&rig, srq, &sges)), libc::ENOMEM),
         ("a longer list in a shared receive queue", post_srq(&rig, srq, &[sges[0]; 2]), libc::EINVAL),
     ]);
     destroy(&[qp]);
@@ -92,12 +99,12 @@ fn an_object_that_others_use_says_ebusy() {
         let parent = alloc_parent_domain(rig.context, &raw mut init);
         assert!(![qp.cast(), xrcd.cast(), xsrq.cast(), td.cast(), parent.cast::<c_void>()].contains(&null_mut()));
         check(&[
-            ("domain of regions, queues and handles", ibv_dealloc_pd(rig.pd), libc::EBUSY),
-            ("completion queue of a queue pair", ibv_destroy_cq(rig.cq), libc::EBUSY),
-            ("channel of a completion queue", ibv_destroy_comp_channel(rig.channel), libc::EBUSY),
-            ("shared receive queue of a queue pair", ibv_destroy_srq(srq), libc::EBUSY),
-            ("XRC domain of a shared receive queue", close_xrcd(xrcd), libc::EBUSY),
-            ("thread domain of a parent domain", dealloc_td(td), libc::EBUSY),
+            ("domain of regions, queues and handles", in_errno(ibv_dealloc_pd(rig.pd)), libc::EBUSY),
+            ("completion queue of a queue pair", in_errno(ibv_destroy_cq(rig.cq)), libc::EBUSY),
+            ("channel of a completion queue", in_errno(ibv_destroy_comp_channel(rig.channel)), libc::EBUSY),
+            ("shared receive queue of a queue pair", in_errno(ibv_destroy_srq(srq)), libc::EBUSY),
+            ("XRC domain of a shared receive queue", in_errno(close_xrcd(xrcd)), libc::EBUSY),
+            ("thread domain of a parent domain", in_errno(dealloc_td(td)), libc::EBUSY),
         ]);
         destroy(&[qp]);
         destroy_ah(ah);

@@ -168,3 +168,100 @@ fn the_null_region_fills_and_swallows_parts_of_lists() {
     dereg(null);
     destroy(&[a, b]);
 }
+
+/// Memory of huge pages that nobody has reserved: it can be mapped, and its first byte is a SIGBUS.
+struct NoPages {
+    addr: *mut c_void,
+    length: usize,
+}
+
+impl NoPages {
+    /// `None`: the system has no huge pages of 2 MiB at all, or no room for one more mapping of them.
+    fn new() -> Option<Self> {
+        const HUGE_2MB: c_int = 21 << libc::MAP_HUGE_SHIFT;
+        // More than what is free, whoever may have reserved some.
+        let free = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages").ok()?;
+        let length = (free.trim().parse::<usize>().ok()? + 512) << 21;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_HUGETLB | HUGE_2MB;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let addr = unsafe { libc::mmap(null_mut(), length, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+        (addr != libc::MAP_FAILED).then_some(Self { addr, length })
+    }
+
+    /// Eight bytes of the last page, which is not there in any case.
+    fn sge(&self, lkey: u32) -> ibv_sge {
+        ibv_sge { addr: (self.addr.addr() + self.length - 8) as u64, length: 8, lkey }
+    }
+}
+
+impl Drop for NoPages {
+    fn drop(&mut self) {
+        // SAFETY: the whole of our mapping, which nobody uses any more.
+        unsafe { libc::munmap(self.addr, self.length) };
+    }
+}
+
+#[test]
+fn huge_pages_that_the_system_does_not_have_are_refused_when_registered_and_fail_when_used() {
+    let Some(memory) = NoPages::new() else {
+        println!("not tested: this system cannot map huge pages of 2 MiB");
+        return;
+    };
+    let rig = Rig::new();
+    for hint in [0, HUGETLB] {
+        // SAFETY: a living domain; the memory is mapped.
+        let mr = unsafe { ibv_reg_mr(rig.pd, memory.addr, memory.length, ALL_ACCESS | hint) };
+        assert_eq!((mr.is_null(), errno()), (true, libc::EFAULT));
+    }
+    // SAFETY: as above.
+    let mr = unsafe { ibv_reg_mr(rig.pd, memory.addr, memory.length, ALL_ACCESS | ON_DEMAND) };
+    let (lkey, rkey) = keys(mr);
+    let (there, here) = (memory.sge(lkey), [rig.sge(0, 1)]);
+    let (loc_prot, rem_op) = (4, 11);
+
+    let [a, b] = rig.rc_pair();
+    assert_eq!(rig.post_send(a, &mut send_wr(1, SEND, &[there])).0, 0);
+    assert_eq!(rig.completions(1)[0].status, loc_prot, "sent from there");
+    destroy(&[a, b]);
+
+    for opcode in [WRITE, READ] {
+        let [a, b] = rig.rc_pair();
+        assert_eq!(rig.post_send(a, &mut rdma_wr(1, opcode, &here, there.addr, rkey)).0, 0);
+        assert_eq!(rig.completions(1)[0].status, rem_op, "operation {opcode} of the peer");
+        destroy(&[a, b]);
+    }
+
+    let [a, b] = rig.rc_pair();
+    assert_eq!(rig.post_recv(b, 2, &[there]), 0);
+    assert_eq!(rig.post_send(a, &mut send_wr(1, SEND, &here)).0, 0);
+    let mut ends: Vec<_> = rig.completions(2).iter().map(|wc| (wc.wr_id, wc.status)).collect();
+    ends.sort_unstable();
+    assert_eq!(ends, [(1, rem_op), (2, loc_prot)], "received there");
+    destroy(&[a, b]);
+    dereg(mr);
+}
+
+#[test]
+fn a_region_that_cannot_be_registered_anew_says_err_input_because_it_is_valid_as_it_was() {
+    const ERR_INPUT: c_int = -1;
+    const TRANSLATION: c_int = 1;
+    const ACCESS: c_int = 4;
+    let mut rig = Rig::new();
+    let [a, b] = rig.rc_pair();
+    let unmapped: *mut c_void = ptr::without_provenance_mut(0x1000);
+    rig.set(0, 77);
+    // REMOTE_WRITE without LOCAL_WRITE; a right that does not exist; memory that is not there.
+    for (flags, addr, length, access, reason) in [
+        (ACCESS, null_mut(), 0, 1 << 1, libc::EINVAL),
+        (ACCESS, null_mut(), 0, 1 << 30, libc::EINVAL),
+        (TRANSLATION, unmapped, 8, 0, libc::EFAULT),
+    ] {
+        // SAFETY: a living region; the memory is looked at before it is taken.
+        let answer = unsafe { ibv_rereg_mr(rig.mr, flags, null_mut(), addr, length, access) };
+        assert_eq!((answer, errno()), (ERR_INPUT, reason));
+        rig.set(200, 0);
+        assert_eq!(write(&rig, a, rig.sge(0, 1), rig.addr(200), rig.rkey()), 0);
+        assert_eq!(rig.word(200), 77);
+    }
+    destroy(&[a, b]);
+}

@@ -177,6 +177,27 @@ fn every_cause_has_its_status() {
 }
 
 #[test]
+fn an_atomic_whose_list_is_not_eight_bytes_has_a_wrong_length_and_changes_nothing() {
+    const COMPARE_SWAP: u32 = 5;
+    const FETCH_ADD: u32 = 6;
+    for opcode in [COMPARE_SWAP, FETCH_ADD] {
+        for lens in [&[][..], &[0], &[4], &[16], &[8, 8], &[4, 3]] {
+            let mut rig = Rig::new();
+            let [a, b] = rig.rc_pair();
+            rig.set(200, 7);
+            let sges: Vec<ibv_sge> = lens.iter().map(|&length| ibv_sge { length, ..rig.sge(0, 1) }).collect();
+            let mut wr = send_wr(REQUEST, opcode, &sges);
+            let (remote_addr, rkey) = (rig.addr(200), rig.rkey());
+            wr.wr = wr_union { atomic: wr_atomic { remote_addr, compare_add: 7, swap: 9, rkey } };
+            assert_eq!(rig.post_send(a, &mut wr).0, 0, "{opcode} {lens:?}");
+            assert_eq!((rig.completions(1)[0].status, query(a).qp_state), (LOC_LEN, ERR), "{opcode} {lens:?}");
+            assert_eq!(rig.word(200), 7, "{opcode} {lens:?}");
+            destroy(&[a, b]);
+        }
+    }
+}
+
+#[test]
 fn what_follows_a_failure_is_flushed() {
     let rig = Rig::new();
     let [a, b] = rig.rc_pair();

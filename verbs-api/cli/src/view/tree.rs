@@ -9,6 +9,12 @@ use std::io;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
+/// What an empty slot of the GID table holds.
+const NO_GID: [u8; 16] = [0; 16];
+/// A file that every kernel has and answers EINVAL to who reads it: the loopback interface has no speed. No file of the view's
+/// own file system can do that.
+const REFUSES: &str = "/sys/class/net/lo/speed";
+
 /// What is shown of one device.
 #[derive(Debug)]
 pub(super) struct Card {
@@ -74,12 +80,12 @@ impl Card {
         fixed.map(|(name, value)| (name.to_owned(), value)).into_iter().chain(self.gid_files()).collect()
     }
 
-    /// The GID table. What the kernel refuses to tell of a hole is not there.
+    /// The GID table.
     fn gid_files(&self) -> Vec<(String, String)> {
         let mut files = Vec::new();
         for (index, gid) in self.gids.iter().enumerate() {
             files.push((format!("gids/{index}"), words(gid)));
-            if *gid != [0; 16] {
+            if *gid != NO_GID {
                 files.push((format!("gid_attrs/types/{index}"), "RoCE v2".to_owned()));
                 files.push((format!("gid_attrs/ndevs/{index}"), self.netdev.clone()));
             }
@@ -87,11 +93,21 @@ impl Card {
         files
     }
 
+    /// The files of empty GID slots that the kernel has and refuses to read.
+    fn refusing_files(&self) -> impl Iterator<Item = String> {
+        let empty = self.gids.iter().enumerate().filter(|(_, gid)| **gid == NO_GID);
+        empty.flat_map(|(index, _)| ["types", "ndevs"].map(|attribute| format!("gid_attrs/{attribute}/{index}")))
+    }
+
     fn write(&self, to: &Path) -> io::Result<()> {
         let port = to.join("ports/1");
         for (folder, files) in [(to, self.files()), (&port, self.port_files())] {
             files.iter().try_for_each(|(name, value)| write(&folder.join(name), value, 0o444))?;
         }
+        for folder in ["gid_attrs/types", "gid_attrs/ndevs"] {
+            fs::create_dir_all(port.join(folder))?;
+        }
+        self.refusing_files().try_for_each(|name| symlink(REFUSES, port.join(name)))?;
         // Whoever the program becomes, it may count.
         counter_files().try_for_each(|name| write(&port.join(name), "0", 0o666))?;
         fs::create_dir_all(to.join("device/net"))?;
@@ -198,9 +214,19 @@ mod tests {
         assert_eq!(view.read("ports/1/gid_attrs/types/0"), "RoCE v2\n");
         assert_eq!(view.read("ports/1/gid_attrs/ndevs/0"), "lo\n");
         assert_eq!(view.read("ports/1/counters/port_xmit_data"), "0\n");
-        assert!(!view.0.join("infiniband/roxe0/ports/1/gid_attrs/types/15").exists());
         assert!(view.0.join("infiniband/roxe0/device/net/lo/ifindex").exists());
         assert_eq!(fs::read_link(view.0.join("dev/infiniband/roxe0")).unwrap(), Path::new("../null"));
+    }
+
+    #[test]
+    fn attributes_of_an_empty_gid_slot_are_there_and_refuse_to_be_read() {
+        let view = Written::new("holes");
+        for attribute in ["types", "ndevs"] {
+            let folder = view.0.join("infiniband/roxe0/ports/1/gid_attrs").join(attribute);
+            assert_eq!(fs::read_dir(&folder).unwrap().count(), GID_TABLE_LEN);
+            let refused = fs::read(folder.join("15")).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::InvalidInput, "{refused}");
+        }
     }
 
     #[test]

@@ -3,10 +3,11 @@
 //! Touches the provider's ids.
 
 use crate::cm::{Address, ConnParam, Ece, EventChannel, IdOption, JoinFlags, Path, PortSpace};
+use crate::lock::IdNames;
 use crate::{AsyncEventKind, AttrMask, Context, Device, Error, Gid, ObjectId, QpAttr, QpState, Service};
-use parking_lot::Mutex;
 use roxe_provider as provider;
 use roxe_provider::cm;
+use roxe_provider::lock::Mutex;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -74,7 +75,7 @@ impl CmId {
     /// Who `id` is. An id that a peer's request made has no name until somebody asks.
     pub(crate) fn identity(id: &cm::Id) -> ObjectId {
         /// So that two threads that take events of a new id give it one name.
-        static NAMING: Mutex<()> = Mutex::new(());
+        static NAMING: Mutex<IdNames, ()> = Mutex::new(());
         if id.user() == 0 {
             let _naming = NAMING.lock();
             if id.user() == 0 {

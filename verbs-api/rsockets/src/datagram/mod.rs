@@ -10,14 +10,15 @@ mod port;
 use crate::addr::{inward, outward, unspecified};
 use crate::config::Config;
 use crate::errno::{self, os};
+use crate::lock;
 use crate::proto::datagram::{self, MAX_DATAGRAM, MAX_HEADER, UdpHeader};
 use crate::stream::{Drain, Fill, RecvMode};
 use crate::wait::{self, Source, Waker, Watchers};
 use crate::{service, sys};
 use options::Settings;
-use parking_lot::{Mutex, MutexGuard};
 use port::{Arrived, Port};
 use roxe::{AddressHandle, Qpn};
+use roxe_provider::lock::{Mutex, MutexGuard};
 use socket2::{Domain, Socket, Type};
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -38,7 +39,7 @@ pub(crate) struct Datagram {
     /// Never waits; its descriptor is the number of the socket.
     udp: UdpSocket,
     domain: i32,
-    inner: Mutex<Inner>,
+    inner: Mutex<lock::Datagram, Inner>,
 }
 
 #[derive(Debug)]
@@ -298,7 +299,7 @@ impl Datagram {
     }
 
     /// Locks it, with everything taken in that has happened.
-    fn current(&self) -> MutexGuard<'_, Inner> {
+    fn current(&self) -> MutexGuard<'_, lock::Datagram, Inner> {
         let mut inner = self.inner.lock();
         inner.progress();
         inner

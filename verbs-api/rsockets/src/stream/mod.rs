@@ -20,13 +20,14 @@ pub(crate) use cursor::{Drain, Fill};
 pub(crate) use transfer::RecvMode;
 
 use crate::errno::{self, os};
+use crate::lock;
 use crate::proto::stream::Link;
 use crate::service;
 use crate::wait::{self, Source, Waker, Watchers};
 use opening::Opening;
-use parking_lot::{Mutex, MutexGuard};
 use phase::Phase;
 use roxe::cm::{CmId, EventChannel, IdOption, PortSpace};
+use roxe_provider::lock::{Mutex, MutexGuard};
 use settings::Settings;
 use std::io;
 use std::net::SocketAddr;
@@ -38,9 +39,9 @@ use std::time::Instant;
 pub(crate) struct Stream {
     /// Events of the connection; its descriptor is the number of the socket.
     channel: EventChannel,
-    inner: Mutex<Inner>,
-    send_turn: Mutex<()>,
-    recv_turn: Mutex<()>,
+    inner: Mutex<lock::Stream, Inner>,
+    send_turn: Mutex<lock::SendTurn, ()>,
+    recv_turn: Mutex<lock::RecvTurn, ()>,
 }
 
 /// What a lock guards.
@@ -216,7 +217,7 @@ impl Stream {
     }
 
     /// Locks it, with everything taken in that has happened.
-    fn current(&self) -> MutexGuard<'_, Inner> {
+    fn current(&self) -> MutexGuard<'_, lock::Stream, Inner> {
         let mut inner = self.inner.lock();
         inner.progress(&self.channel);
         inner

@@ -4,8 +4,8 @@ use super::open::Open;
 use super::phase::Phase;
 use super::{Drain, Fill, Inner, Stream};
 use crate::errno::os;
-use parking_lot::{Mutex, MutexGuard};
 use roxe::{MemoryRegion, ProtectionDomain};
+use roxe_provider::lock::{Mutex, MutexGuard, Rank};
 use std::io;
 
 /// After these a call does not wait any more.
@@ -143,7 +143,7 @@ impl Stream {
 }
 
 /// Whose turn it is to send, or to receive.
-fn turn(turns: &Mutex<()>, wait: bool) -> io::Result<MutexGuard<'_, ()>> {
+fn turn<R: Rank>(turns: &Mutex<R, ()>, wait: bool) -> io::Result<MutexGuard<'_, R, ()>> {
     if wait { Ok(turns.lock()) } else { turns.try_lock().ok_or_else(|| os(libc::EAGAIN)) }
 }
 

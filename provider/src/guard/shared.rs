@@ -1,0 +1,95 @@
+//! Bytes in memory that another process may change at any moment.
+//!
+//! There is no reference to them, because what a Rust reference shows must not change: they can only be copied, by the
+//! instructions that also copy memory of the application. What is to be checked is copied first and looked at then.
+
+use super::{Fault, arch};
+use crate::prefetch::prefetch_at;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// Where such bytes are. They stay mapped while this exists.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SharedBytes<'a> {
+    pub(super) addr: u64,
+    pub(super) len: usize,
+    mapping: PhantomData<&'a ()>,
+}
+
+impl<'a> SharedBytes<'a> {
+    /// The `len` bytes at `start`.
+    ///
+    /// # Safety
+    ///
+    /// They stay mapped for reading for the lifetime `'a`.
+    #[inline]
+    pub(crate) unsafe fn new(start: *const u8, len: usize) -> Self {
+        Self { addr: start.expose_provenance() as u64, len, mapping: PhantomData }
+    }
+
+    /// How many there are.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Those in `range`; `None`: there are not as many.
+    #[inline]
+    pub(crate) fn get(&self, range: Range<usize>) -> Option<Self> {
+        let is_inside = range.start <= range.end && range.end <= self.len;
+        is_inside.then(|| Self { addr: self.addr + range.start as u64, len: range.end - range.start, ..*self })
+    }
+
+    /// Copies the first bytes, as many as `out` has, each of them once. [`Fault`]: there are not as many.
+    #[inline]
+    pub(crate) fn copy_to(&self, out: &mut [u8]) -> Result<(), Fault> {
+        if out.len() > self.len {
+            return Err(Fault);
+        }
+        arch::read_shared(self.addr, out)
+    }
+
+    /// Asks for the first `len` bytes, which are about to be copied.
+    #[inline]
+    pub(crate) fn prefetch(&self, len: usize) {
+        prefetch_at(self.addr as usize, len.min(self.len));
+    }
+
+    #[cfg(test)]
+    pub(crate) fn addr(&self) -> u64 {
+        self.addr
+    }
+
+    #[cfg(test)]
+    pub(crate) fn to_vec(self) -> Vec<u8> {
+        let mut bytes = vec![0; self.len];
+        self.copy_to(&mut bytes).unwrap();
+        bytes
+    }
+}
+
+/// For tests, of bytes that nobody changes.
+#[cfg(test)]
+impl<'a> From<&'a [u8]> for SharedBytes<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        // SAFETY: borrowed for as long.
+        unsafe { Self::new(bytes.as_ptr(), bytes.len()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_bytes_that_are_there_can_be_copied() {
+        let bytes: Vec<u8> = (0..100).collect();
+        let shared = SharedBytes::from(&bytes[..]);
+        let part = shared.get(90..100).unwrap();
+        assert_eq!((part.len(), part.to_vec()), (10, bytes[90..].to_vec()));
+        assert_eq!(part.copy_to(&mut [0; 11]), Err(Fault));
+        assert_eq!(part.get(10..10).unwrap().to_vec(), []);
+        let backwards = Range { start: 5, end: 4 };
+        assert!(shared.get(90..101).is_none() && part.get(0..11).is_none() && part.get(backwards).is_none());
+    }
+}

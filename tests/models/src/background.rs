@@ -1,0 +1,35 @@
+//! The hand-over between threads of a program that poll and the background thread.
+
+#[path = "../../../provider/src/engine/background/muting.rs"]
+mod muting;
+
+use loom::sync::Arc;
+use loom::thread;
+use muting::{FULL, Muting};
+
+#[test]
+fn a_program_that_goes_to_sleep_wakes_the_muted_thread_or_keeps_it_from_being_muted() {
+    loom::model(|| {
+        let muting = Arc::new(Muting::default());
+        let program = Arc::clone(&muting);
+        let program = thread::spawn(move || program.hand_over());
+        let is_muted = muting.mute();
+        assert!(program.join().unwrap() || !is_muted, "both sleep");
+    });
+}
+
+#[test]
+fn of_two_that_hand_over_one_wakes_the_thread() {
+    loom::model(|| {
+        let muting = Arc::new(Muting::default());
+        let programs = [(); 2].map(|()| {
+            let program = Arc::clone(&muting);
+            thread::spawn(move || program.hand_over())
+        });
+        let is_muted = muting.mute();
+        let woken = programs.map(|program| program.join().unwrap());
+        assert!(!is_muted || woken.contains(&true), "all sleep");
+        muting.unmute();
+        assert_eq!(muting.add(0), FULL);
+    });
+}

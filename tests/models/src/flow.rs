@@ -1,0 +1,83 @@
+//! Credits of a window: who is refused room and waits gets it when it is given back.
+
+#[path = "../../../provider/src/flow/used.rs"]
+mod used;
+// A model is no place for what a queue pair does with its turn.
+#[allow(dead_code)]
+#[path = "../../../provider/src/flow/waiters.rs"]
+mod waiters;
+
+use loom::sync::Arc;
+use loom::thread;
+use roxe_wire::Qpn;
+use used::Used;
+use waiters::{Pool, Waiters};
+
+/// Bytes of the window.
+const WINDOW: u32 = 2;
+
+/// A window as the provider's has it, with what it does in its simplest form.
+#[derive(Debug, Default)]
+struct Flow {
+    used: Used,
+    waiters: Waiters,
+}
+
+impl Flow {
+    fn give(&self, _: Pool, bytes: u32) {
+        self.used.give(bytes);
+    }
+
+    fn reserve(&self, bytes: u32) -> bool {
+        let fits = self.used.take(bytes) + bytes <= WINDOW;
+        if !fits {
+            self.used.give(bytes);
+        }
+        fits
+    }
+
+    /// Asks for room, registers, and asks once more. Whether there is room.
+    fn reserve_or_wait(&self, qpn: Qpn, bytes: u32) -> bool {
+        self.reserve(bytes) || {
+            self.waiters.push(qpn, bytes);
+            self.reserve(bytes)
+        }
+    }
+
+    /// Gives room back. Who may have it now.
+    fn release(&self, bytes: u32) -> Option<Qpn> {
+        self.used.give(bytes);
+        let room = |bytes| (self.used.get() + bytes <= WINDOW).then_some(bytes);
+        if self.waiters.are_there() { self.waiters.pop_if(room).map(|(qpn, _)| qpn) } else { None }
+    }
+}
+
+#[test]
+fn who_waits_for_room_is_served_or_has_found_it() {
+    loom::model(|| {
+        let flow = Arc::new(Flow::default());
+        assert!(flow.reserve(WINDOW));
+        let releaser = Arc::clone(&flow);
+        let releaser = thread::spawn(move || releaser.release(WINDOW));
+        let found = flow.reserve_or_wait(Qpn::new(7), 1);
+        let served = releaser.join().unwrap();
+        assert!(found || served == Some(Qpn::new(7)), "it waits, and all is free");
+        assert_eq!(flow.used.get(), u32::from(found));
+    });
+}
+
+#[test]
+fn what_two_give_back_at_once_is_all_there_again() {
+    loom::model(|| {
+        let flow = Arc::new(Flow::default());
+        assert!(flow.reserve(WINDOW));
+        let others = [(); 2].map(|()| {
+            let other = Arc::clone(&flow);
+            thread::spawn(move || other.give(Pool::Datagrams, 1))
+        });
+        others.into_iter().for_each(|other| other.join().unwrap());
+        assert!(flow.reserve(WINDOW));
+        flow.used.clear();
+        assert!(flow.reserve(WINDOW));
+    });
+}

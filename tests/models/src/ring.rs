@@ -1,0 +1,51 @@
+//! The marks of a ring: no reader sleeps while there is a record, no writer waits while there is room.
+
+#[path = "../../../provider/src/net/shm/marks.rs"]
+mod marks;
+
+use crate::sync::{AtomicU64, Ordering};
+use loom::sync::Arc;
+use loom::thread;
+
+/// The words of a ring that both sides see.
+#[derive(Default)]
+struct Words {
+    mark: AtomicU64,
+    head: AtomicU64,
+    asleep: AtomicU64,
+    waits: AtomicU64,
+}
+
+#[test]
+fn a_reader_that_sleeps_is_woken_or_has_found_the_record() {
+    loom::model(|| {
+        let words = Arc::new(Words::default());
+        let writer = Arc::clone(&words);
+        let writer = thread::spawn(move || {
+            writer.mark.store(1, Ordering::Release);
+            marks::must_wake(&writer.asleep)
+        });
+        let found = marks::sleep(&words.asleep, || words.mark.load(Ordering::Acquire) != 0);
+        assert!(writer.join().unwrap() || found, "it sleeps, and there is a record");
+        marks::awake(&words.asleep);
+        assert!(!marks::must_wake(&words.asleep), "it is awake");
+    });
+}
+
+#[test]
+fn a_writer_that_waits_is_told_or_has_found_room() {
+    loom::model(|| {
+        let words = Arc::new(Words::default());
+        let reader = Arc::clone(&words);
+        let reader = thread::spawn(move || {
+            [4, 8].map(|read| {
+                reader.head.store(read, Ordering::Release);
+                marks::must_tell(&reader.waits, read)
+            })
+        });
+        let found = marks::wait(&words.waits, 8, || words.head.load(Ordering::Acquire) >= 8);
+        let told = reader.join().unwrap();
+        assert!(!told[0], "there was not enough room yet");
+        assert!(told[1] || found, "it waits, and there is room");
+    });
+}

@@ -1,0 +1,70 @@
+//! Compiles the test programs that are written in C. Touches a folder that the caller names.
+
+use crate::pair;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A verbs program in a folder of its own, which goes away with it.
+#[derive(Debug)]
+pub struct Compiled {
+    folder: PathBuf,
+    /// The program.
+    pub program: PathBuf,
+}
+
+impl Compiled {
+    /// Compiles `tests/clients/SOURCE` with `compiler` and these libraries; `tag` makes the folder's name unique in this
+    /// process.
+    ///
+    /// # Errors
+    /// What the compiler says.
+    pub fn new(compiler: &str, source: &str, libraries: &[&str], tag: &str) -> Result<Self, String> {
+        Self::with_flags(compiler, &[], source, libraries, tag)
+    }
+
+    /// The same with more options of the compiler.
+    ///
+    /// # Errors
+    /// What the compiler says.
+    pub fn with_flags(
+        compiler: &str,
+        flags: &[&str],
+        source: &str,
+        libraries: &[&str],
+        tag: &str,
+    ) -> Result<Self, String> {
+        let folder = std::env::temp_dir().join(format!("roxe-{tag}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients").join(source);
+        let program = folder.join(source.file_stem().unwrap_or_default());
+        let compiled = Self { folder, program };
+        let mut command = Command::new(compiler);
+        command
+            .args(flags)
+            .args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
+            .arg(&compiled.program)
+            .arg(source);
+        command.args(libraries.iter().map(|library| format!("-l{library}")));
+        let output = command.output().map_err(|e| format!("{compiler}: {e}"))?;
+        if output.status.success() { Ok(compiled) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
+    }
+
+    /// The folder that the program is in, for what belongs to it.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+}
+
+impl Drop for Compiled {
+    fn drop(&mut self) {
+        // A folder that stays behind harms nobody.
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Why no verbs program can be compiled here, if that is so.
+pub fn missing() -> Option<String> {
+    let headers = ["infiniband/verbs.h", "rdma/rdma_cma.h"].map(|name| Path::new("/usr/include").join(name));
+    let complete = pair::installed("gcc") && headers.iter().all(|header| header.exists());
+    (!complete).then(|| "needs gcc, libibverbs-dev and librdmacm-dev (tests/run installs them)".to_owned())
+}

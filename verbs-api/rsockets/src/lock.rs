@@ -1,0 +1,17 @@
+//! The order of this crate's locks, outermost first. All of them are outside of those of `roxe` and the provider
+//! ([`roxe_provider::lock`]).
+
+roxe_provider::ranks! { 6_000.. ;
+    /// `table`: sockets by descriptor.
+    Table,
+    /// `stream`: whose turn it is to send.
+    SendTurn,
+    /// `stream`: whose turn it is to receive.
+    RecvTurn,
+    /// `service`: the sockets that the thread looks after.
+    Service,
+    /// `stream`: one stream.
+    Stream,
+    /// `datagram`: one datagram socket.
+    Datagram,
+}
