@@ -8,6 +8,7 @@
 //! | parser | [`cm_mad()`] | a management datagram | what is read is written back, no bit is added |
 //! | parser | [`rules()`] | the text of fault rules, and packets | what is parsed prints as the same; equal rules judge alike |
 //! | parser | [`frame()`] | an Ethernet frame, and rules of flow steering | it matches what was read from it; a sorted list |
+//! | parser | [`mailbox()`], [`ring()`] | what another process of this host hands over | what is read is written back; it ends |
 //! | differential | [`icrc()`] | a network header and a packet | another CRC |
 //! | responder | [`responder()`] | the requests of a peer | a model of the memory it guards |
 //! | requester | [`requester()`] | posted work and the responses to it | a model of what may complete |
@@ -23,6 +24,7 @@ mod capture;
 mod cm_machine;
 mod cm_mad;
 mod frame;
+mod host;
 mod icrc;
 mod ip;
 mod packet;
@@ -35,6 +37,7 @@ pub use capture::capture;
 pub use cm_machine::cm_machine;
 pub use cm_mad::cm_mad;
 pub use frame::frame;
+pub use host::{mailbox, ring};
 pub use icrc::icrc;
 pub use ip::ip;
 pub use packet::packet;

@@ -61,3 +61,13 @@ fn hostile() {
 fn qp_pair() {
     replay("qp_pair", roxe_fuzz::qp_pair, 4_000);
 }
+
+#[test]
+fn mailbox() {
+    replay("mailbox", roxe_fuzz::mailbox, 20_000);
+}
+
+#[test]
+fn ring() {
+    replay("ring", roxe_fuzz::ring, 20_000);
+}

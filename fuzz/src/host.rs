@@ -1,0 +1,17 @@
+//! What another process of this host may hand us: a frame in a mailbox, the bytes of a ring.
+
+/// Properties: reading never panics; what is read is written back as what reads the same.
+///
+/// # Panics
+/// When a property does not hold.
+pub fn mailbox(data: &[u8]) {
+    roxe_provider::fuzz::mailbox(data);
+}
+
+/// Properties: reading ends, and never panics; what is shown lies in the ring and is as long as its mark says.
+///
+/// # Panics
+/// When a property does not hold.
+pub fn ring(data: &[u8]) {
+    roxe_provider::fuzz::ring(data);
+}
