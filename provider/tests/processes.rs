@@ -8,6 +8,8 @@ use common::*;
 use roxe_provider::wire::{NetHeader, PathMtu, Qpn, RKey, capture, icrc};
 use roxe_provider::{Access, Dm, Qp, RecvRequest, SendOp, Service, WcStatus};
 use std::collections::HashSet;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -60,7 +62,9 @@ impl Puppet {
             "create" => self.create(),
             "connect" => self.connect(number(1), number(2), number(3)),
             "write" => self.write(number(1), number(2) as usize),
+            "write_all" => self.write_all(number(1), number(2) as usize),
             "try" => self.try_write(),
+            "burst" => self.burst(number(1), number(2) as usize),
             "check" => self.check(number(1), number(2) as usize),
             "receive" => self.receive(number(1)),
             "send" => self.send(number(1)),
@@ -69,6 +73,7 @@ impl Puppet {
             "counters" => self.counters(),
             "rings" => self.rings(),
             "fork" => self.fork(),
+            "exit" => std::process::exit(0),
             "idle" => idle().to_string(),
             "many" => self.many(number(1)),
             other => panic!("unknown command {other}"),
@@ -109,6 +114,22 @@ impl Puppet {
             post(self.qp(), n, self.write_op(), self.node.sge(0, len));
             assert_eq!(self.node.wait(1)[0].status, WcStatus::Success);
         }
+        count.to_string()
+    }
+
+    /// Posts `count` writes of `len` bytes at once, and says how each of them ended.
+    fn burst(&mut self, count: u64, len: usize) -> String {
+        (0..count).for_each(|n| post(self.qp(), n, self.write_op(), self.node.sge(0, len)));
+        let statuses =
+            self.node.wait(count as usize).iter().map(|cqe| (cqe.status as u32).to_string()).collect::<Vec<_>>();
+        statuses.join(" ")
+    }
+
+    /// The same with all of them under way at a time.
+    fn write_all(&mut self, count: u64, len: usize) -> String {
+        self.node.fill(0, len, count as u8);
+        (0..count).for_each(|n| post(self.qp(), n, self.write_op(), self.node.sge(0, len)));
+        assert!(self.node.wait(count as usize).iter().all(|cqe| cqe.status == WcStatus::Success));
         count.to_string()
     }
 
@@ -172,7 +193,8 @@ impl Puppet {
     /// Packets forwarded, received, dropped for a wrong ICRC, and sent; then the bytes received and sent.
     fn counters(&mut self) -> String {
         let names = ["forwarded", "received_packets", "icrc_errors", "sent_packets", "received_bytes", "sent_bytes"];
-        names.map(|name| counter(&self.node.context, name).to_string()).join(" ")
+        let names = names.into_iter().chain(["packet_seq_err"]);
+        names.map(|name| counter(&self.node.context, name).to_string()).collect::<Vec<_>>().join(" ")
     }
 
     /// Packets sent and received through shared memory, and how often memory of a ring is mapped.
@@ -352,16 +374,22 @@ fn a_writer_killed_at_any_moment_leaves_nothing_and_the_next_one_works() {
     }
 }
 
+/// Two processes with a queue pair each, of which the first sends to the second through a ring.
+fn joined_by_ring(role: &str) -> [Peer; 2] {
+    let (mut a, mut b) = (Peer::start(role, &[BY_RING]), Peer::start(role, &[BY_RING]));
+    join(&mut a, &mut b);
+    while a.ask("rings")[0] == 0 {
+        b.ask("receive 10");
+        a.ask("send 10");
+        b.ask("drain 10");
+    }
+    [a, b]
+}
+
 #[test]
 fn a_full_ring_makes_the_sender_wait_and_loses_nothing() {
     for (role, count) in [("ud", 128), ("uc", 40)] {
-        let (mut a, mut b) = (Peer::start(role, &[BY_RING]), Peer::start(role, &[BY_RING]));
-        join(&mut a, &mut b);
-        while a.ask("rings")[0] == 0 {
-            b.ask("receive 10");
-            a.ask("send 10");
-            b.ask("drain 10");
-        }
+        let [mut a, mut b] = joined_by_ring(role);
         assert_eq!(b.ask(&format!("receive {count}")), [count]);
         b.stop();
         a.tell(&format!("send {count}"));
@@ -370,6 +398,50 @@ fn a_full_ring_makes_the_sender_wait_and_loses_nothing() {
         b.signal(libc::SIGCONT);
         assert_eq!(b.ask(&format!("take {count}")), [count], "{role}");
         assert_eq!(a.hear(), count.to_string());
+    }
+}
+
+/// Writes that take twice as much as a ring holds.
+const BURST: &str = "burst 16 262144";
+
+#[test]
+fn a_stopped_receiver_with_a_full_ring_is_retry_exc_and_works_again_later() {
+    let (mut a, mut b) = with_rings("rc", &[]);
+    b.stop();
+    let [first, flushed] = [WcStatus::RetryExcErr, WcStatus::WrFlushErr].map(|status| status as u64);
+    let ended = a.ask(BURST);
+    assert_eq!((ended[0], &ended[1..]), (first, &[flushed; 15][..]));
+    b.signal(libc::SIGCONT);
+    join_by_rings(&mut a, &mut b);
+    assert_eq!(a.ask(BURST), [WcStatus::Success as u64; 16]);
+}
+
+#[test]
+fn a_receiver_that_stops_for_less_than_its_sender_waits_is_no_error() {
+    let (mut a, b) = with_rings("rc", &[]);
+    for _ in 0..3 {
+        b.stop();
+        a.tell(BURST);
+        // The retries of the sender last for more than 1.5 s.
+        std::thread::sleep(Duration::from_millis(400));
+        b.signal(libc::SIGCONT);
+        assert_eq!(a.hear(), ["0"; 16].join(" "));
+    }
+}
+
+#[test]
+fn senders_of_datagrams_do_not_wait_for_a_stopped_receiver_for_ever() {
+    for (role, count) in [("ud", 100), ("uc", 10)] {
+        let [mut a, mut b] = joined_by_ring(role);
+        b.stop();
+        // Together they are more than a ring holds.
+        for _ in 0..8 {
+            assert_eq!(a.ask(&format!("send {count}")), [count], "{role}");
+        }
+        b.signal(libc::SIGCONT);
+        while b.ask("receive 100") == [100] && b.ask("drain 100") != [0] {}
+        a.ask("send 5");
+        assert_eq!(b.ask("drain 5"), [5], "{role}");
     }
 }
 
@@ -443,6 +515,33 @@ fn forwards() {
     let (a, b) = between_processes(&[BY_UDP, ("ROXE_STEERING", "off")]);
     // The kernel chooses by hash, and both directions have the same addresses and ports: one process gets it all.
     assert!(a[0] + b[0] > 0, "nothing was forwarded: {a:?} {b:?}");
+    namespace::done();
+}
+
+/// Processes that have just started and send at once: their first packets go over another process, the next ones do not.
+#[test]
+fn nothing_is_sent_again_because_packets_overtook_each_other() {
+    if !namespace::is_inside() {
+        let name = "nothing_is_sent_again_because_packets_overtook_each_other";
+        return namespace::run(name, "ip link set lo up", "lo");
+    }
+    let (mut pairs, mut forwarded) = (0, 0);
+    while pairs < 10 || forwarded == 0 {
+        pairs += 1;
+        assert!(pairs <= 200, "nothing went over another process");
+        let (mut a, mut b) = (Peer::start("rc", &[BY_UDP]), Peer::start("rc", &[BY_UDP]));
+        join(&mut a, &mut b);
+        let len = 1 << 16;
+        a.tell(&format!("write_all 100 {len}"));
+        // Each that joins lets the kernel hand out packets anew. None of them ends before: it would take packets along.
+        let mut others = [(); 2].map(|()| Peer::start("rc", &[BY_UDP]));
+        others.iter_mut().for_each(|other| _ = describe(other));
+        assert_eq!((a.hear().as_str(), b.ask(&format!("check 100 {len}"))), ("100", vec![1]));
+        for counted in [a.ask("counters"), b.ask("counters")] {
+            forwarded += counted[0];
+            assert_eq!(counted[6], 0, "packet_seq_err, with {} forwarded", counted[0]);
+        }
+    }
     namespace::done();
 }
 
@@ -616,4 +715,48 @@ fn sleeps() {
 #[test]
 fn an_idle_process_sleeps() {
     namespace::run("sleeps", "ip link set lo up", "lo");
+}
+
+/// The slots whose names are in a runtime directory.
+fn slots_named_in(runtime: &Path) -> usize {
+    let names = std::fs::read_dir(runtime.join("roxe")).unwrap().map(|entry| entry.unwrap().file_name());
+    names.filter(|name| name.to_str().unwrap().contains("-slot-")).count()
+}
+
+/// Waits until `count` of them are left.
+fn wait_for_slots(runtime: &Path, count: usize) {
+    let start = Instant::now();
+    while slots_named_in(runtime) != count {
+        assert!(start.elapsed() < Duration::from_secs(20), "{} names are left", slots_named_in(runtime));
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn names_go_with_their_process_or_with_the_survivor_that_notices_or_with_the_next_start() {
+    let runtime = PathBuf::from(format!("/tmp/xp{:x}", std::process::id()));
+    std::fs::DirBuilder::new().mode(0o700).create(&runtime).unwrap();
+    let knobs = [("XDG_RUNTIME_DIR", runtime.to_str().unwrap())];
+    let (mut a, mut b) = with_rings("rc", &knobs);
+    assert_eq!(slots_named_in(&runtime), 2);
+    b.tell("exit");
+    wait_for_slots(&runtime, 1);
+    drop(b);
+
+    let mut c = Peer::start("rc", &knobs);
+    join_by_rings(&mut a, &mut c);
+    c.signal(libc::SIGKILL);
+    wait_for_slots(&runtime, 1);
+    drop(c);
+
+    // Nobody is left who could notice.
+    drop(a);
+    assert_eq!(slots_named_in(&runtime), 1);
+    let mut d = Peer::start("rc", &knobs);
+    describe(&mut d);
+    assert_eq!(slots_named_in(&runtime), 1);
+    d.tell("exit");
+    wait_for_slots(&runtime, 0);
+    drop(d);
+    std::fs::remove_dir_all(runtime).unwrap();
 }

@@ -1,0 +1,65 @@
+//! What `ibv_query_device` reports is what there can be: of every kind of object as many, and not one more. In a process of
+//! their own, and one after the other, because every object takes a place.
+
+use roxe_provider::{Access, AhAttr, CqInit, Error, MwKind, QpCaps, QpInit, Service, SrqInit, WqInit, devices, limits};
+use std::net::Ipv4Addr;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+/// Held by the test that runs.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Makes objects, of which there are `already` some, until one is refused: with ENOMEM, when there are `most`, and not
+/// before. One that goes makes room for one.
+fn fill<T>(what: &str, already: u32, most: u32, make: impl Fn() -> Result<T, Error>) {
+    let (began, mut made) = (Instant::now(), Vec::new());
+    let refused = loop {
+        match make() {
+            Ok(object) => made.push(object),
+            Err(error) => break error,
+        }
+        assert!(made.len() <= (most - already) as usize, "there are more {what} than {most}");
+    };
+    assert_eq!((made.len(), refused.errno()), ((most - already) as usize, libc::ENOMEM), "{what}: {refused}");
+    drop(made.pop());
+    made.push(make().unwrap());
+    assert_eq!(make().err().map(|error| error.errno()), Some(libc::ENOMEM), "{what}");
+    drop(made);
+    drop(make().unwrap());
+    println!("{what}: {most} in {:.1} s", began.elapsed().as_secs_f32());
+}
+
+#[test]
+fn there_are_as_many_objects_as_the_device_reports_and_no_more() {
+    let _alone = ALONE.lock().unwrap();
+    let context = devices().unwrap()[0].open().unwrap();
+    let attr = context.attr();
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(CqInit { cqe: 1, ..CqInit::default() }).unwrap();
+    fill("protection domains", 1, attr.max_pd, || context.alloc_pd());
+    fill("parent domains", 1, attr.max_pd, || pd.extend());
+    fill("completion queues", 1, attr.max_cq, || context.create_cq(CqInit { cqe: 1, ..CqInit::default() }));
+    let srq = SrqInit { max_wr: 1, max_sge: 1, ..SrqInit::default() };
+    fill("shared receive queues", 0, attr.max_srq, || pd.create_srq(srq));
+    let loopback = AhAttr { dgid: Ipv4Addr::LOCALHOST.into(), port: 1, has_grh: true, ..AhAttr::default() };
+    fill("address handles", 0, attr.max_ah, || pd.create_ah(&loopback));
+    let caps = QpCaps { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+    fill("queue pairs", 0, attr.max_qp, || {
+        let (send_cq, recv_cq) = (Arc::clone(&cq), Arc::clone(&cq));
+        pd.create_qp(QpInit { service: Service::Rc, caps, sq_sig_all: true, send_cq, recv_cq, srq: None, user: 0 })
+    });
+    let wq = pd.create_wq(WqInit { max_wr: 1, max_sge: 1, cq: Arc::clone(&cq), user: 0 }).unwrap();
+    fill("indirection tables", 0, limits::MAX_RWQ_TABLES, || context.create_rwq_table(&[Arc::clone(&wq)]));
+}
+
+#[test]
+#[ignore = "takes a gigabyte, and half a minute of a quiet processor"]
+fn there_are_as_many_regions_and_windows_as_the_device_reports_and_no_more() {
+    let _alone = ALONE.lock().unwrap();
+    let context = devices().unwrap()[0].open().unwrap();
+    let (attr, pd) = (context.attr(), context.alloc_pd().unwrap());
+    fill("memory windows", 0, attr.max_mw, || pd.alloc_mw(MwKind::Two));
+    let memory = [0u64; 8];
+    let addr = memory.as_ptr().addr() as u64;
+    fill("memory regions", 0, attr.max_mr, || pd.reg_mr(addr, 64, addr, Access::LOCAL_WRITE));
+}
