@@ -1,4 +1,5 @@
-//! The Rust crates `ibverbs` and `sideway` from crates.io, unmodified: their published examples run on roxe.
+//! The Rust crates `ibverbs`, `sideway` and `rrddmma` from crates.io, unmodified: their published examples run on roxe. Those of
+//! rrddmma name a device; that name alone is changed.
 //!
 //! `tests/crates` says which versions, and its own lock file what they need. The package is put together and built in
 //! `target/crates`, with the system's libibverbs at build time and ours at run time. Building it needs cmake and libclang;
@@ -18,9 +19,11 @@ const LIMIT: Duration = Duration::from_secs(40);
 const FIRST_PORT: u16 = 18_580;
 
 /// The crates, and those of their examples that need no connection manager.
-const CRATES: [(&str, &str, &[&str]); 2] = [
+const CRATES: [(&str, &str, &[&str]); 3] = [
     ("ibverbs", "0.9.2", &["loopback"]),
     ("sideway", "0.4.3", &["ibv_devinfo", "show_gids", "rc_pingpong", "rc_pingpong_split"]),
+    // The others do nothing where the library is rdma-core's and not one of Mellanox.
+    ("rrddmma", "0.7.3", &["loopback", "local_rc_sendrecv", "local_ud_sendrecv", "wr"]),
 ];
 
 fn main() -> ExitCode {
@@ -51,10 +54,11 @@ fn prepare() -> Result<(), Verdict> {
     }
 }
 
-/// What cannot be done without: cmake for both crates, libclang for the bindings they generate.
+/// What cannot be done without: cmake for two of the crates, pkg-config for the third, libclang for the bindings they
+/// generate.
 fn missing_tool() -> Option<&'static str> {
-    if !pair::installed("cmake") {
-        return Some("cmake");
+    if let Some(tool) = ["cmake", "pkg-config"].into_iter().find(|tool| !pair::installed(tool)) {
+        return Some(tool);
     }
     let has_clang = || libraries().any(|name| name.starts_with("libclang-") || name.starts_with("libclang.so"));
     (std::env::var_os("LIBCLANG_PATH").is_none() && !has_clang()).then_some("libclang")
@@ -110,16 +114,16 @@ fn copy_examples(metadata: &str) -> io::Result<()> {
         fs::create_dir_all(folder().join(krate))?;
         for example in examples {
             let name = format!("{example}.rs");
-            copy_if_new(&source.join("examples").join(&name), &folder().join(krate).join(name))?;
+            let text = fs::read_to_string(source.join("examples").join(&name))?.replace("\"mlx5_0\"", "\"roxe0\"");
+            write_if_new(&text, &folder().join(krate).join(name))?;
         }
     }
     Ok(())
 }
 
-/// A copy only where something changed, so that cargo does not build again what it has.
-fn copy_if_new(from: &Path, to: &Path) -> io::Result<()> {
-    let new = fs::read(from)?;
-    if fs::read(to).is_ok_and(|old| old == new) { Ok(()) } else { fs::write(to, new) }
+/// Only where something changed, so that cargo does not build again what it has.
+fn write_if_new(new: &str, to: &Path) -> io::Result<()> {
+    if fs::read(to).is_ok_and(|old| old == new.as_bytes()) { Ok(()) } else { fs::write(to, new) }
 }
 
 /// What `cargo fetch` says when it fails: without a network there is nothing to try, a lock file that does not fit is a bug.
@@ -140,6 +144,11 @@ fn checks() -> Vec<Check> {
         alone("ibverbs", "loopback", "", &["sent", "received"]),
         alone("sideway", "ibv_devinfo", "", &["roxe0"]),
         alone("sideway", "show_gids", "", &["roxe0", "RoCEv2", "127.0.0.1"]),
+        // It asserts that what it has written and read again is right.
+        alone("rrddmma", "rrddmma_loopback", "", &["Time elapsed (RDMA)"]),
+        alone("rrddmma", "local_rc_sendrecv", "", &["Hello, rrddmma!"]),
+        alone("rrddmma", "local_ud_sendrecv", "", &["Hello, rrddmma!"]),
+        alone("rrddmma", "wr", "", &["Hello, rrddmma!"]),
     ];
     let pingpongs = [
         ("rc_pingpong", "-g 0"),
@@ -155,12 +164,15 @@ fn checks() -> Vec<Check> {
 }
 
 /// Runs one example alone; it must succeed and print every one of `words`.
-fn alone(krate: &str, example: &'static str, args: &'static str, words: &'static [&'static str]) -> Check {
+fn alone(krate: &'static str, example: &'static str, args: &'static str, words: &'static [&'static str]) -> Check {
     Check::new(format!("{krate}: {example} {args}").trim_end().to_owned(), move || {
         let outcome = match pair::run(&program(example, args), &[], LIMIT) {
             Ok(outcome) => outcome,
             Err(e) => return Verdict::Failed(e.to_string()),
         };
+        if krate == "rrddmma" && outcome.output.contains("roxe run: no /") {
+            return Verdict::Skipped("rrddmma reads /sys/class/infiniband, which cannot be shown here".to_owned());
+        }
         match words.iter().find(|word| !outcome.output.contains(**word)) {
             None if outcome.ok => Verdict::Passed,
             missing => Verdict::Failed(format!("missing: {missing:?}\n{}", said(&outcome))),
