@@ -1,0 +1,355 @@
+//! One end of a pair under load: four reliable queue pairs that do WRITEs, SENDs, READs, and WRITEs that are read back, as
+//! many at once as fit, and look at every byte that comes back. Touches the device.
+
+use roxe::{
+    Access, CompletionQueue, Context, Endpoint, Error, MemoryRegion, Qpn, QueuePair, RemoteAddr, WcOpcode, WcStatus,
+    WorkCompletion, WorkRequest,
+};
+use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+/// What each queue pair does.
+pub(crate) const WORKS: [Work; 4] = [Work::Write, Work::Send, Work::Read, Work::WriteAndRead];
+/// The attributes of every queue pair: the usual ones.
+pub(crate) const TIMEOUT: u8 = 14;
+pub(crate) const RETRIES: u8 = 7;
+
+/// Requests that a queue pair has under way, and receives that wait for the peer's.
+const DEPTH: usize = 8;
+const RECEIVES: usize = 4 * DEPTH;
+/// Bytes of the largest WRITE and READ, and of a SEND.
+const LARGE: usize = 64 << 10;
+const SMALL: usize = 1 << 10;
+/// The memory of one queue pair: what it sends, where the peer writes, where READs land, where SENDs land.
+const SOURCE: usize = 0;
+const TARGET: usize = LARGE;
+const SINK: usize = 2 * LARGE;
+const INBOX: usize = 3 * LARGE;
+const PER_PAIR: usize = INBOX + RECEIVES * SMALL;
+/// How long a thread that found nothing leaves the processor to others.
+const PAUSE: Duration = Duration::from_micros(200);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    Write,
+    Send,
+    Read,
+    WriteAndRead,
+}
+
+/// What the load is to do now.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Keep all queue pairs busy.
+    Busy,
+    /// Post no requests, but receive.
+    Quiet,
+    /// End.
+    Over,
+}
+
+/// What a load has done, and how its queue pairs failed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Progress {
+    pub(crate) completed: u64,
+    pub(crate) sent: u64,
+    pub(crate) received: u64,
+    pub(crate) outstanding: usize,
+    /// Whether nothing is posted any more.
+    pub(crate) quiet: bool,
+    /// For each queue pair how its first failed request ended, and when, as [`monotonic`] tells the time.
+    pub(crate) failed: [Option<(WcStatus, u64)>; 4],
+    /// What must never be seen.
+    pub(crate) wrong: Option<String>,
+}
+
+impl Progress {
+    pub(crate) fn is_broken(&self) -> bool {
+        self.wrong.is_some() || self.failed.iter().all(Option::is_some)
+    }
+
+    pub(crate) fn is_drained(&self) -> bool {
+        self.quiet && self.outstanding == 0
+    }
+}
+
+/// The text that a peer hears: counts, then for each queue pair `-` or status and time.
+impl fmt::Display for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {} {}", self.completed, self.sent, self.received, self.outstanding)?;
+        for failed in &self.failed {
+            match failed {
+                None => write!(f, " -")?,
+                Some((status, at)) => write!(f, " {}:{at}", *status as u32)?,
+            }
+        }
+        self.wrong.iter().try_for_each(|wrong| write!(f, " wrong: {wrong}"))
+    }
+}
+
+/// Nanoseconds of the clock that all processes share.
+pub(crate) fn monotonic() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes the structure whole; this clock is always there.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
+}
+
+/// One end, not yet connected.
+pub(crate) struct End {
+    cq: CompletionQueue,
+    region: MemoryRegion,
+    qps: Vec<QueuePair>,
+}
+
+impl End {
+    pub(crate) fn new(context: &Context) -> Result<Self, Error> {
+        let pd = context.alloc_pd()?;
+        let cq = context.create_cq(u32::try_from(WORKS.len() * (DEPTH + RECEIVES)).unwrap_or(u32::MAX))?;
+        let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let region = pd.alloc_mr(WORKS.len() * PER_PAIR, all)?;
+        let one = |_| pd.create_qp(&cq, &cq).timeout(TIMEOUT).retry_cnt(RETRIES).build();
+        let qps = WORKS.iter().map(one).collect::<Result<Vec<_>, _>>()?;
+        for index in 0..WORKS.len() {
+            region.write(index * PER_PAIR + SOURCE, &pattern(index, 0..LARGE))?;
+        }
+        let end = Self { cq, region, qps };
+        (0..RECEIVES).try_for_each(|slot| end.post_receive(slot))?;
+        Ok(end)
+    }
+
+    /// What the peer must know.
+    pub(crate) fn describe(&self) -> String {
+        let endpoints: Vec<String> = self.qps.iter().map(|qp| qp.endpoint().to_string()).collect();
+        format!("{} {}", self.region.remote(), endpoints.join(" "))
+    }
+
+    /// Connects to the end that described itself like this, and begins.
+    pub(crate) fn start(self, peer: &[&str]) -> Result<Load, Box<dyn std::error::Error>> {
+        let (remote, endpoints) = peer.split_first().ok_or("no peer")?;
+        let remote: RemoteAddr = remote.parse()?;
+        for (qp, endpoint) in self.qps.iter().zip(endpoints) {
+            qp.connect(&endpoint.parse::<Endpoint>()?)?;
+        }
+        let (phase, progress) = (Arc::new(AtomicU8::new(Phase::Busy as u8)), Arc::default());
+        let mut worker = Worker {
+            remote,
+            qpns: self.qps.iter().map(QueuePair::qp_num).collect(),
+            end: self,
+            phase: Arc::clone(&phase),
+            shared: Arc::clone(&progress),
+            progress: Progress::default(),
+            posted: [0; 4],
+            done: [0; 4],
+        };
+        let thread = thread::spawn(move || worker.run());
+        Ok(Load { phase, progress, thread })
+    }
+
+    fn post_receive(&self, slot: usize) -> Result<(), Error> {
+        let index = WORKS.iter().position(|work| *work == Work::Send).unwrap_or_default();
+        let at = index * PER_PAIR + INBOX + slot * SMALL;
+        self.qps[index].post_recv(slot as u64, &[self.region.slice(at..at + SMALL)?])
+    }
+}
+
+/// What queue pair `index` has in its source at first, and READs therefore bring.
+fn pattern(index: usize, range: Range<usize>) -> Vec<u8> {
+    #[expect(clippy::cast_possible_truncation, reason = "any byte will do")]
+    range.map(|at| (at.wrapping_mul(31) >> 3) as u8 ^ (index as u8).wrapping_mul(91)).collect()
+}
+
+/// A load at work.
+pub(crate) struct Load {
+    phase: Arc<AtomicU8>,
+    progress: Arc<Mutex<Progress>>,
+    thread: thread::JoinHandle<()>,
+}
+
+impl Load {
+    pub(crate) fn enter(&self, phase: Phase) {
+        self.phase.store(phase as u8, Ordering::Relaxed);
+    }
+
+    pub(crate) fn progress(&self) -> Progress {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Ends it, with all that it had.
+    pub(crate) fn close(self) -> Progress {
+        self.enter(Phase::Over);
+        let joined = self.thread.join();
+        let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if joined.is_err() {
+            progress.wrong = Some("the load panicked".to_owned());
+        }
+        progress
+    }
+}
+
+/// The thread of a load.
+struct Worker {
+    remote: RemoteAddr,
+    qpns: Vec<Qpn>,
+    end: End,
+    phase: Arc<AtomicU8>,
+    shared: Arc<Mutex<Progress>>,
+    progress: Progress,
+    /// Requests of each queue pair that were posted, and those that have ended.
+    posted: [usize; 4],
+    done: [usize; 4],
+}
+
+impl Worker {
+    fn run(&mut self) {
+        let mut completions = [WorkCompletion::default(); 32];
+        loop {
+            let over = self.phase.load(Ordering::Relaxed) == Phase::Over as u8;
+            let worked = self.step(&mut completions);
+            let idle = worked.unwrap_or_else(|why| {
+                self.progress.wrong.get_or_insert(why);
+                true
+            });
+            self.progress.outstanding = self.posted.iter().sum::<usize>() - self.done.iter().sum::<usize>();
+            self.shared.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&self.progress);
+            // What the peer knows to have arrived is in the queue, and is counted before the end.
+            if idle && over {
+                return;
+            }
+            if idle {
+                thread::sleep(PAUSE);
+            }
+        }
+    }
+
+    /// Posts and polls; `true` when there was nothing to poll.
+    fn step(&mut self, completions: &mut [WorkCompletion]) -> Result<bool, String> {
+        self.progress.quiet = self.phase.load(Ordering::Relaxed) != Phase::Busy as u8;
+        if !self.progress.quiet {
+            self.post()?;
+        }
+        let cq = self.end.cq.clone();
+        let taken = cq.poll(completions).map_err(|e| e.to_string())?;
+        taken.iter().try_for_each(|completion| self.judge(completion))?;
+        Ok(taken.is_empty())
+    }
+
+    fn post(&mut self) -> Result<(), String> {
+        for index in 0..WORKS.len() {
+            while self.progress.failed[index].is_none() && self.posted[index] - self.done[index] < DEPTH {
+                self.post_one(index).map_err(|e| e.to_string())?;
+                self.posted[index] += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// The number of a request decides what it does, so that its completion can be judged.
+    fn post_one(&self, index: usize) -> Result<(), Error> {
+        let (region, serial, base) = (&self.end.region, self.posted[index], index * PER_PAIR);
+        let work = WORKS[index];
+        let reads = work == Work::Read || (work == Work::WriteAndRead && !serial.is_multiple_of(2));
+        let (at, len) = match work {
+            Work::Write | Work::Read => place(serial),
+            Work::Send => (serial % DEPTH * SMALL, SMALL),
+            Work::WriteAndRead => word_place(serial),
+        };
+        match work {
+            Work::Send => region.write(base + SOURCE + at, &message(serial))?,
+            Work::WriteAndRead if !reads => region.write(base + SOURCE + at, &word(serial))?,
+            _ => {}
+        }
+        let local = base + at + if reads { SINK } else { SOURCE };
+        let remote = self.remote.offset((base + at + if work == Work::Read { SOURCE } else { TARGET }) as u64);
+        let list = [region.slice(local..local + len)?];
+        let request = match work {
+            Work::Send => WorkRequest::send(&list),
+            _ if reads => WorkRequest::read(&list, remote),
+            _ => WorkRequest::write(&list, remote),
+        };
+        self.end.qps[index].post_send(&request.wr_id(serial as u64).signaled())
+    }
+
+    fn judge(&mut self, completion: &WorkCompletion) -> Result<(), String> {
+        let index = self.qpns.iter().position(|qpn| *qpn == completion.qp_num()).ok_or("a stranger's completion")?;
+        let is_receive = completion.opcode() == WcOpcode::Recv;
+        if completion.status() != WcStatus::Success {
+            // Receives are flushed when a request has failed: that is not how the queue pair failed.
+            if !is_receive && completion.status() != WcStatus::WrFlushErr {
+                self.progress.failed[index].get_or_insert_with(|| (completion.status(), monotonic()));
+            }
+            self.done[index] += usize::from(!is_receive && self.done[index] < self.posted[index]);
+            return Ok(());
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "given as usize")]
+        let wr_id = completion.wr_id() as usize;
+        if is_receive {
+            return self.take_message(index, wr_id);
+        }
+        if wr_id != self.done[index] {
+            return Err(format!("request {wr_id} of {:?} ended before request {}", WORKS[index], self.done[index]));
+        }
+        self.done[index] += 1;
+        self.progress.completed += 1;
+        self.progress.sent += u64::from(WORKS[index] == Work::Send);
+        self.look_at(index, wr_id)
+    }
+
+    /// Whether a READ has brought what is there.
+    fn look_at(&self, index: usize, serial: usize) -> Result<(), String> {
+        let base = index * PER_PAIR + SINK;
+        let (at, right) = match WORKS[index] {
+            Work::Read => {
+                let (at, len) = place(serial);
+                (at, pattern(index, at..at + len))
+            }
+            Work::WriteAndRead if !serial.is_multiple_of(2) => (word_place(serial).0, word(serial).to_vec()),
+            _ => return Ok(()),
+        };
+        let got = self.end.region.to_vec(base + at..base + at + right.len()).map_err(|e| e.to_string())?;
+        if got == right { Ok(()) } else { Err(format!("request {serial} of {:?} read other bytes", WORKS[index])) }
+    }
+
+    /// Messages come in their order, none is missing, and each is whole.
+    fn take_message(&mut self, index: usize, slot: usize) -> Result<(), String> {
+        let at = index * PER_PAIR + INBOX + slot * SMALL;
+        let got = self.end.region.to_vec(at..at + SMALL).map_err(|e| e.to_string())?;
+        #[expect(clippy::cast_possible_truncation, reason = "a count of messages")]
+        let serial = self.progress.received as usize;
+        if got != message(serial) {
+            return Err(format!("message {serial} is another one or not whole"));
+        }
+        self.progress.received += 1;
+        // A queue pair that has failed takes no receives; its failure is told by its requests.
+        let posted = self.end.post_receive(slot);
+        if self.progress.failed[index].is_some() { Ok(()) } else { posted.map_err(|e| e.to_string()) }
+    }
+}
+
+/// Where request `serial` reads or writes, and how much: from a few bytes to many packets. What DEPTH requests in a row
+/// touch does not overlap.
+fn place(serial: usize) -> (usize, usize) {
+    const SHARE: usize = LARGE / DEPTH;
+    (serial % DEPTH * SHARE, [64, 4096, SHARE, 1000][serial / DEPTH % 4])
+}
+
+/// Where an even request writes a word that the odd one behind it reads back, and its length.
+fn word_place(serial: usize) -> (usize, usize) {
+    (serial / 2 % DEPTH * 8, 8)
+}
+
+/// That word.
+fn word(serial: usize) -> [u8; 8] {
+    (serial as u64 / 2 + 1).to_le_bytes()
+}
+
+/// The message number `serial`.
+fn message(serial: usize) -> Vec<u8> {
+    #[expect(clippy::cast_possible_truncation, reason = "any byte will do")]
+    (0..SMALL).map(|at| (serial.wrapping_mul(7) + at * 3 + (serial >> 8)) as u8).collect()
+}
