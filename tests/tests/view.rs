@@ -46,8 +46,10 @@ zero
 pts
 ";
 
-/// Without any right, even to the user's own groups.
-const NOBODY: [&str; 5] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"];
+/// Without any right, even to the user's own groups: a number that Debian gives to nobody.
+const UNPRIVILEGED: [&str; 5] = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", "--"];
+/// The user that stands for all who are not mapped in a user namespace.
+const OVERFLOW: [&str; 5] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"];
 
 fn main() -> ExitCode {
     if let Err(e) = link::isolate() {
@@ -63,10 +65,12 @@ fn main() -> ExitCode {
         Check::new("view: the system's own folders stay as they are", leaves_the_system_alone),
         Check::new("view: switched off", switched_off),
         Check::new("view: where namespaces are forbidden the program starts without", forbidden),
+        Check::new("view: the overflow user has a card and no view", || as_root(&overflow_user)),
         Check::new("view: who has some of the rights of root keeps them", || as_root(&keeps_rights)),
         Check::new("view: programs that change their user start without", || without_rights(&set_user)),
         Check::new("counters: the files of a run are the sum of its processes", sum_of_processes),
         Check::new("counters: files move while programs run", moves_while_running),
+        Check::new("counters: what killed processes have counted is printed", killed_are_printed),
         Check::new("counters: perftest --report-counters", perftest_reports),
         Check::new("counters: losses have theirs", losses_are_counted),
     ])
@@ -120,9 +124,9 @@ fn as_root(check: &dyn Fn(&[&str]) -> Verdict) -> Verdict {
 
 /// Runs `check` with what takes the rights of root away, if there are any.
 fn without_rights(check: &dyn Fn(&[&str]) -> Verdict) -> Verdict {
-    let prefix: &[&str] = if is_root() { &NOBODY } else { &[] };
+    let prefix: &[&str] = if is_root() { &UNPRIVILEGED } else { &[] };
     if !run(prefix, &[roxe(), "--version"]).status.success() {
-        return Verdict::Skipped(format!("user nobody may not execute {}", roxe()));
+        return Verdict::Skipped(format!("user 54321 may not execute {}", roxe()));
     }
     let unshare = ["unshare", "--user", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "x", "/sys/class"];
     if !run(prefix, &unshare).status.success() {
@@ -225,6 +229,21 @@ fn pingpong(options: &str, after: &str) -> String {
     )
 }
 
+/// In a user namespace nobody could be told from this user, so its programs start without one, and their card works.
+fn overflow_user(_: &[&str]) -> Verdict {
+    if !installed("ibv_rc_pingpong") {
+        return Verdict::Skipped("ibv_rc_pingpong is not installed".into());
+    }
+    let output = run(&OVERFLOW, &[roxe(), "run", "--", "sh", "-c", &pingpong("-g 0", "echo ended")]);
+    let why = text(&output.stderr);
+    let told = why.lines().any(|line| line.contains("its user stands for all others"));
+    if output.status.success() && text(&output.stdout) == "ended\n" && told {
+        Verdict::Passed
+    } else {
+        Verdict::Failed(said(&output))
+    }
+}
+
 fn sum_of_processes() -> Verdict {
     if !installed("ibv_rc_pingpong") {
         return missing("ibv_rc_pingpong");
@@ -279,6 +298,31 @@ fn moves_while_running() -> Verdict {
         trap '' TERM; kill 0; wait";
     let output = under_roxe(&["setsid", "--wait"], script);
     if text(&output.stdout) == "moved\n" { Verdict::Passed } else { Verdict::Failed(said(&output)) }
+}
+
+/// Two programs that would go on for long are ended by signals when both have counted something.
+fn killed_are_printed() -> Verdict {
+    if !installed("ibv_rc_pingpong") {
+        return missing("ibv_rc_pingpong");
+    }
+    let script = "ibv_rc_pingpong -g 0 -n 100000000 >/dev/null & server=$!
+        client() { exec ibv_rc_pingpong -g 0 -n 100000000 127.0.0.1 >/dev/null 2>&3; }
+        exec 3>&2 2>/dev/null
+        client & client=$!
+        cd /sys/class/infiniband/roxe0/ports/1/hw_counters
+        until [ $(cat sent_pkts) -gt 1000 ]; do kill -0 $client || { client & client=$!; }; done
+        kill -TERM $server; kill -KILL $client; wait; cat sent_pkts; echo $server; echo $client";
+    let output = run(&[roxe(), "run", "--stats", "--"], &["sh", "-c", script]);
+    let Some([sent, server, client]) = numbers(&output) else { return Verdict::Failed(said(&output)) };
+    let stderr = text(&output.stderr);
+    let printed = |pid: u64| stderr.lines().find(|line| line.contains(&format!("(process {pid}, killed")));
+    let both = [server, client].map(|pid| printed(pid).map_or(0, |line| sum_printed(line, "sent_packets")));
+    // The line of a process is written just before the files that all of them add to.
+    if both.iter().all(|sent| *sent > 0) && both.iter().sum::<u64>() >= sent {
+        Verdict::Passed
+    } else {
+        Verdict::Failed(format!("{both:?} of {sent}\n{}", said(&output)))
+    }
 }
 
 fn perftest_reports() -> Verdict {
