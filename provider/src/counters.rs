@@ -64,6 +64,8 @@ pub(crate) struct Counters {
     pub(crate) foreign_source_port: Counter,
     /// Packets that the link could not send.
     pub(crate) send_errors: Counter,
+    /// Packets that found the send buffer of a slow interface full, and so much queued for it that they were lost.
+    pub(crate) tx_queue_full: Counter,
     /// Runs of packets that the system did not cut (`UDP_SEGMENT`), which then left one by one.
     pub(crate) segments_refused: Counter,
     /// Receives that failed.
@@ -209,6 +211,7 @@ impl Counters {
             ("unknown_qp", &self.unknown_qp),
             ("foreign_source_port", &self.foreign_source_port),
             ("send_errors", &self.send_errors),
+            ("tx_queue_full", &self.tx_queue_full),
             ("segments_refused", &self.segments_refused),
             ("receive_errors", &self.receive_errors),
             ("rcvbuf_errors", &self.rcvbuf_errors),
@@ -254,7 +257,7 @@ pub(crate) const FILES: [File; 55] = [
     ("counters/port_xmit_packets", |c| c.sent_packets.get()),
     ("counters/port_rcv_packets", |c| c.received_packets.get()),
     ("counters/port_rcv_errors", |c| c.malformed.get() + c.icrc_errors.get()),
-    ("counters/port_xmit_discards", |c| c.send_errors.get()),
+    ("counters/port_xmit_discards", |c| c.send_errors.get() + c.tx_queue_full.get()),
     ("counters/port_rcv_constraint_errors", |c| c.drops(DropReason::Pkey)),
     ("counters/port_xmit_constraint_errors", |_| 0),
     ("counters/port_rcv_remote_physical_errors", |_| 0),
@@ -276,7 +279,7 @@ pub(crate) const FILES: [File; 55] = [
     ("hw_counters/rnr_nak_retry_err", |c| c.rnr_nak_retry_err.get()),
     ("hw_counters/local_ack_timeout_err", |c| c.local_ack_timeout_err.get()),
     ("hw_counters/send_rnr_err", |c| c.send_rnr_err.get()),
-    ("hw_counters/send_err", |c| c.send_errors.get()),
+    ("hw_counters/send_err", |c| c.send_errors.get() + c.tx_queue_full.get()),
     ("hw_counters/resp_remote_access_errors", |c| c.drops(DropReason::RemoteAccess)),
     ("hw_counters/rx_icrc_encapsulated", |c| c.icrc_errors.get()),
     ("hw_counters/np_ecn_marked_roce_packets", |c| c.np_ecn_marked_roce_packets.get()),

@@ -17,6 +17,7 @@ mod piggyback;
 mod poller;
 mod rings;
 mod rx;
+mod send_room;
 mod spinning;
 mod start;
 mod strays;
@@ -44,6 +45,7 @@ use crate::flow::{Flows, Key, Ready, Receiver};
 use crate::fork;
 use crate::live::Live;
 use crate::lock::{Lockable, Mutex, MutexGuard, RwLock, rank};
+use crate::net::frames::FrameSender;
 use crate::net::news::News;
 use crate::net::runtime_dir;
 use crate::net::slot::{self, Slot};
@@ -98,6 +100,8 @@ pub(crate) struct Engine {
     rx: Mutex<rank::Rx, Rx>,
     links: RwLock<rank::Links, Vec<Arc<UdpLink>>>,
     links_version: AtomicU32,
+    /// What raw packet queue pairs send by.
+    frame_senders: Mutex<rank::FrameSenders, Vec<Weak<FrameSender>>>,
     /// The addresses of all interfaces of this host.
     host_addresses: RwLock<rank::HostAddresses, Vec<Gid>>,
     table: QpTable,
@@ -168,6 +172,7 @@ impl Engine {
             rx: Mutex::default(),
             links: RwLock::default(),
             links_version: AtomicU32::new(0),
+            frame_senders: Mutex::default(),
             host_addresses: RwLock::default(),
             table: QpTable::default(),
             flows: Flows::default(),
@@ -616,11 +621,12 @@ impl Engine {
         let timers = self.timers.raw();
         let inbox = self.agent.raw_inbox();
         let [out, inbound, full] = self.rings.raw();
-        let always: [&dyn Lockable; 14] = [
+        let always: [&dyn Lockable; 15] = [
             self.table.raw_owned(),
             inbox,
             port,
             &self.links,
+            &self.frame_senders,
             &self.host_addresses,
             map,
             out,

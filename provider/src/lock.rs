@@ -570,6 +570,8 @@ pub(crate) mod rank {
         FlowCredits,
         /// `engine`: the links by address.
         Links,
+        /// `engine::send_room`: what raw packet queue pairs send by.
+        FrameSenders,
         /// `engine`: the addresses of this host.
         HostAddresses,
         /// `device`: the description of the port.
@@ -588,6 +590,8 @@ pub(crate) mod rank {
         CmIds,
         /// `net::runtime_dir`: the names of this process in the runtime directory.
         RuntimeDir,
+        /// `net::tx_queue`: what waits for room in the send buffer of one socket, held while it is sent.
+        TxQueue,
         /// `net::segments`: destinations to which the kernel does not cut sends into packets.
         Segments,
         /// Uses of an object by another one, which end when it is destroyed.

@@ -9,7 +9,8 @@ pub(crate) use self::core::{QpCore, Report, header_of};
 
 use self::core::Inner;
 use crate::cq::Cq;
-use crate::device::{Context, Device};
+use crate::device::Context;
+use crate::engine::Engine;
 use crate::engine::clock;
 use crate::error::Error;
 use crate::limits;
@@ -110,7 +111,7 @@ impl Qp {
         let init = QpInit { recv_cq: Arc::clone(recv_cq), ..init };
         let context = pd.context();
         let view = QpInitView { service: init.service, caps: init.caps, sq_sig_all: init.sq_sig_all };
-        let frames = Self::raw_link(context.device(), view.service, &part)?;
+        let frames = Self::raw_link(context.engine(), view.service, &part)?;
         let xrcd = if let Part::Target(xrcd) = &part { Some(xrcd) } else { None };
         let is_wq = matches!(part, Part::WorkQueue);
         let port_mtu = match view.service {
@@ -145,9 +146,9 @@ impl Qp {
     }
 
     /// What a whole raw packet queue pair sends by; others have none.
-    fn raw_link(device: &Device, service: Service, part: &Part) -> Result<Option<FrameSender>, Error> {
+    fn raw_link(engine: &Engine, service: Service, part: &Part) -> Result<Option<Arc<FrameSender>>, Error> {
         match (service, part) {
-            (Service::Raw, Part::None) => FrameSender::open(&device.interface()).map(Some),
+            (Service::Raw, Part::None) => engine.open_frame_sender().map(Some),
             _ => Ok(None),
         }
     }

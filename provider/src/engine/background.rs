@@ -11,7 +11,7 @@
 
 mod muting;
 
-use super::poller::{Watch, Woken};
+use super::poller::{Poller, Watch, Woken};
 use super::rx::{Rx, Visitor};
 use super::spinning::{Crowd, Look, ThisProcessor};
 use super::thread::{self, Thread};
@@ -219,18 +219,19 @@ pub(super) fn prepare() {
 /// The body of the thread; ends when nobody uses the engine any more.
 pub(super) fn run(engine: &Weak<Engine>, thread: &Thread) {
     let (mut woken, mut experience) = (Woken::Other, Experience::default());
-    while let Some(sleep) = thread.turn(|| Some(engine.upgrade()?.wake_up(woken, &mut experience))) {
+    while let Some(sleep) = thread.turn(|| Some(engine.upgrade()?.wake_up(thread.poller(), woken, &mut experience))) {
         woken = thread.poller().sleep(sleep.watch, sleep.until, sleep.now);
     }
 }
 
 impl Engine {
     /// What the background thread does when it wakes up, and how it sleeps next.
-    fn wake_up(&self, woken: Woken, experience: &mut Experience) -> Sleep {
+    fn wake_up(&self, poller: &Poller, woken: Woken, experience: &mut Experience) -> Sleep {
         let awake = || {
             match woken {
                 Woken::News => self.follow_interface(),
                 Woken::Line => self.tend_rings(),
+                Woken::Room => self.on_send_room(poller),
                 Woken::Other => {}
             }
             runtime_dir::sweep_after_death();

@@ -41,6 +41,7 @@ impl Engine {
             self.end_waiting(rx.state(), Instant(u64::MAX), clock::now());
             let waits = !rx.state().strays.is_empty();
             drop(rx);
+            let waits = self.send_all_queued() || waits;
             self.run_cm();
             if !waits || clock::now() >= deadline {
                 return;

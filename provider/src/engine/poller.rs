@@ -4,10 +4,12 @@
 //! threads receive; packets then wake nobody. Knows descriptors and times, nothing else.
 
 use super::clock::timespec;
+use crate::net::SendRoom;
 use libc::c_int;
 use roxe_transport::time::Instant;
 use std::io;
 use std::os::fd::RawFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -23,6 +25,8 @@ pub(super) enum Watch {
 /// Marks the descriptor of the news, and those of lines to other processes; all others are marked by their number.
 const NEWS: u64 = u64::MAX;
 const LINE: u64 = u64::MAX - 1;
+/// Marks what tells of room in send buffers.
+const ROOM: u64 = u64::MAX - 2;
 
 /// What ended a sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +35,8 @@ pub(super) enum Woken {
     News,
     /// Something was said on a line to another process, or it is gone.
     Line,
+    /// A socket whose send buffer was full has room.
+    Room,
     /// Anything else.
     Other,
 }
@@ -42,6 +48,8 @@ pub(super) struct Poller {
     quiet: RawFd,
     kick: RawFd,
     timer: RawFd,
+    /// Tells of room in send buffers.
+    room: Arc<SendRoom>,
     /// What the timer is set to, nanoseconds; 0 when it is not.
     timer_at: AtomicU64,
     closed: AtomicBool,
@@ -55,6 +63,7 @@ impl Poller {
             quiet: -1,
             kick: -1,
             timer: -1,
+            room: Arc::new(SendRoom::new()?),
             timer_at: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         };
@@ -67,6 +76,7 @@ impl Poller {
         }
         poller.watch(poller.kick, Watch::Quiet)?;
         poller.watch(poller.timer, Watch::Quiet)?;
+        [poller.all, poller.quiet].into_iter().try_for_each(|epoll| add(epoll, poller.room.fd(), ROOM, READABLE))?;
         Ok(poller)
     }
 
@@ -78,6 +88,11 @@ impl Poller {
             Watch::All => Ok(()),
             Watch::Quiet => add(self.quiet, fd, fd as u64, READABLE),
         }
+    }
+
+    /// What tells of room in send buffers, which wakes the thread however deep it sleeps.
+    pub(super) fn send_room(&self) -> &Arc<SendRoom> {
+        &self.room
     }
 
     /// Wakes the thread, or keeps it from going to sleep the next time.
@@ -115,6 +130,7 @@ impl Poller {
         match woken_by {
             NEWS if count == 1 => Woken::News,
             LINE if count == 1 => Woken::Line,
+            ROOM if count == 1 => Woken::Room,
             _ => Woken::Other,
         }
     }

@@ -63,7 +63,7 @@ impl Engine {
             return Ok(());
         }
         let poller = self.poller()?;
-        self.open_link(gid).and_then(|link| self.add_link(link, &poller)).map_err(|e| explain(gid, &e))
+        self.open_link(gid, &poller).and_then(|link| self.add_link(link, &poller)).map_err(|e| explain(gid, &e))
     }
 
     /// What the background thread sleeps on; both come to exist here the first time.
@@ -96,7 +96,7 @@ impl Engine {
         self.look_at_host();
         let mut failure = None;
         for (_, gid) in self.device.gids().used() {
-            let opened = self.open_link(gid).and_then(|link| self.add_link(link, poller));
+            let opened = self.open_link(gid, poller).and_then(|link| self.add_link(link, poller));
             if let Err(e) = opened {
                 failure.get_or_insert_with(|| explain(gid, &e));
             }
@@ -110,7 +110,7 @@ impl Engine {
         Ok(())
     }
 
-    pub(super) fn open_link(&self, gid: Gid) -> io::Result<Arc<UdpLink>> {
+    pub(super) fn open_link(&self, gid: Gid, poller: &Poller) -> io::Result<Arc<UdpLink>> {
         static TOLD: Once = Once::new();
         let link = UdpLink::open(gid, self.ifindex(), self.config.gso, self.config.gro)?;
         if self.config.gso && link.lacks_segments() {
@@ -118,7 +118,7 @@ impl Engine {
                 "the system has no UDP_SEGMENT, so every packet costs a system call; ROXE_GSO=off ends this line";
             TOLD.call_once(|| tap::tell(&text));
         }
-        link.with_rcvbuf(self.config.rcvbuf).map(Arc::new)
+        link.with_send_room(poller.send_room()).with_rcvbuf(self.config.rcvbuf).map(Arc::new)
     }
 
     pub(super) fn add_link(&self, link: Arc<UdpLink>, poller: &Poller) -> io::Result<()> {
@@ -147,6 +147,7 @@ impl Engine {
     fn forget_sockets(&self) {
         self.rx.lock().clear();
         self.links.write().clear();
+        self.frame_senders.lock().clear();
         self.links_version.fetch_add(1, Ordering::Release);
         self.table.drain().iter().for_each(|qp| qp.cut_off());
         self.timers.clear();

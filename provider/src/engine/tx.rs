@@ -18,7 +18,7 @@ use crate::guard::Sum;
 use crate::host::Copied;
 use crate::net::slot::Slot;
 use crate::net::udp::UdpLink;
-use crate::net::{Link, MAX_BYTES, MAX_SEGMENTS, ROCE_PORT, SendError, TxMeta};
+use crate::net::{Link, MAX_BYTES, MAX_SEGMENTS, ROCE_PORT, SendError, Taken, TxMeta};
 use roxe_transport::cx::{PacketNote, TxBatch};
 use roxe_transport::wr::Av;
 use roxe_wire::icrc::{self, Sealer, Summed};
@@ -240,7 +240,9 @@ impl Batch {
 fn send(link: &UdpLink, to: &TxMeta, bytes: &[u8], segment: usize, count: usize, counters: &Counters) -> bool {
     link.set_hot();
     match link.send(to, bytes, segment) {
-        Ok(()) => counters.count_sent(count as u64, bytes.len() as u64),
+        Ok(Taken::Sent) => counters.count_sent(count as u64, bytes.len() as u64),
+        Ok(Taken::Queued) => {}
+        Err(SendError::QueueFull | SendError::Full(_)) => counters.tx_queue_full.add(count as u64),
         Err(SendError::Lost) => counters.send_errors.add(count as u64),
         Err(SendError::NoSegments) => {
             counters.segments_refused.add(1);

@@ -1,7 +1,7 @@
 //! How packets travel: links move datagrams and know no queue pairs.
 //!
 //! Lives here: the [`Link`] trait, the real link over a UDP socket ([`udp`]), with what it leaves in the queue of its socket
-//! ([`shelf`]) or in those of others (`keepers`), the one through shared memory ([`shm`]), the folder
+//! ([`shelf`]) or in those of others (`keepers`), what waits for room in its send buffer ([`tx_queue`]), the one through shared memory ([`shm`]), the folder
 //! where processes find each other ([`runtime_dir`]) and the sockets with names in it (`named`), the ownership of QPN ranges
 //! among processes ([`slot`]), and of services ([`service`]), the names of multicast groups ([`group`]), the kernel program that hands a packet to its owner ([`steer`]), the
 //! frames that processes of one host send each other when it did not ([`forward`]), what the system tells about its
@@ -26,14 +26,16 @@ pub(crate) mod source_ports;
 pub(crate) mod steer;
 #[allow(unsafe_code)]
 mod sys;
+pub(crate) mod tx_queue;
 pub(crate) mod udp;
 pub(crate) mod udp_table;
 
 pub(crate) use named::{NamedSocket, Probe};
-pub(crate) use sys::{effective_uid, is_privileged_start, wake};
+pub(crate) use sys::{SendRoom, effective_uid, is_privileged_start, wake};
 
 use roxe_wire::{Gid, NetHeader};
 use std::io;
+use std::os::fd::RawFd;
 
 /// UDP port of RoCEv2, host order (IANA).
 pub(crate) const ROCE_PORT: u16 = 4791;
@@ -114,8 +116,21 @@ impl TxMeta {
 pub(crate) enum SendError {
     /// The link did not take several packets at once. They go one by one: [`Link::max_segments`] says so for a while.
     NoSegments,
+    /// The send buffer of this socket is full.
+    Full(RawFd),
+    /// So is what may wait for it ([`tx_queue`]): the packets are gone.
+    QueueFull,
     /// The packets are gone, as if the network had lost them.
     Lost,
+}
+
+/// What became of a run that was not lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// The system has it.
+    Sent,
+    /// It waits for room, and is counted when it leaves.
+    Queued,
 }
 
 /// Moves runs of equal-sized packets from and to one local address.
@@ -124,8 +139,8 @@ pub(crate) trait Link {
     fn recv(&self, buf: &mut [u8]) -> io::Result<Option<RxMeta>>;
 
     /// Sends `bytes` as packets of `segment` bytes each, the last one may be shorter. At most [`MAX_BYTES`] and
-    /// [`Link::max_segments`] packets. May wait for a slow interface.
-    fn send(&self, to: &TxMeta, bytes: &[u8], segment: usize) -> Result<(), SendError>;
+    /// [`Link::max_segments`] packets. Never waits.
+    fn send(&self, to: &TxMeta, bytes: &[u8], segment: usize) -> Result<Taken, SendError>;
 
     /// Most packets of the next send to `dst`. Asked once for each.
     fn max_segments(&self, dst: Gid) -> usize;

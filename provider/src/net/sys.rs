@@ -11,7 +11,43 @@ use roxe_wire::Gid;
 use std::io;
 use std::mem::{offset_of, size_of, size_of_val, zeroed};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+/// Tells when sockets have room in their send buffers again: an epoll descriptor of its own, which becomes readable then.
+#[derive(Debug)]
+pub(crate) struct SendRoom(OwnedFd);
+
+impl SendRoom {
+    /// Watches nothing yet.
+    pub(crate) fn new() -> io::Result<Self> {
+        // SAFETY: the call takes no pointers.
+        let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) } as isize)?;
+        // SAFETY: just opened, and nobody else has it.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd as RawFd) }))
+    }
+
+    /// The descriptor to wait on.
+    pub(crate) fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    /// Tells once, as soon as `socket` has room.
+    pub(super) fn watch(&self, socket: RawFd) -> io::Result<()> {
+        let events = (libc::EPOLLOUT | libc::EPOLLONESHOT).cast_unsigned();
+        let mut event = libc::epoll_event { events, u64: 0 };
+        // SAFETY: both calls only read `event`, which lives on this frame.
+        let mut set = |how| check(unsafe { libc::epoll_ctl(self.fd(), how, socket, &raw mut event) } as isize);
+        // Nearly always one that was watched before.
+        set(libc::EPOLL_CTL_MOD).or_else(|_| set(libc::EPOLL_CTL_ADD)).map(drop)
+    }
+
+    /// Has told of what there is room for by now; sockets that are full once more are watched anew.
+    pub(crate) fn clear(&self) {
+        let mut event = libc::epoll_event { events: 0, u64: 0 };
+        // SAFETY: room for one event; the call does not wait.
+        while unsafe { libc::epoll_wait(self.fd(), &raw mut event, 1, 0) } == 1 {}
+    }
+}
 
 /// Most datagrams that [`discard`] takes at once.
 pub(super) const MAX_DISCARDED: usize = 16;

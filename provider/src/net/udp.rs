@@ -3,8 +3,7 @@
 //! The socket is bound to one address of the device and never connected, with `IP_PMTUDISC_PROBE`: only then does IPv4
 //! leave with DF and identification 0 (packet `i` of a segmented send with identification `i`), which the ICRC needs.
 //! It shares the port with other processes of the user by `SO_REUSEPORT`, never `SO_REUSEADDR`, which has no uid check.
-//! Sending may block: the buffer of a socket is the back-pressure of a real interface, and the loopback
-//! interface never fills it; a dead interface gives up after [`SEND_TIMEOUT`] and the packets count as lost.
+//! Sending never waits: what finds the send buffer of a slow interface full is queued ([`super::tx_queue`]).
 
 use super::cmsg::{self, Control};
 use super::keepers::Keepers;
@@ -13,19 +12,17 @@ use super::segments::Segments;
 use super::shelf::{STREAM, Shelf};
 use super::source_ports;
 use super::sys::{self, Name};
-use super::{HOP_LIMIT, Link, ROCE_PORT, RxMeta, SendError, TxMeta};
+use super::tx_queue::{Run, TxQueue};
+use super::{HOP_LIMIT, Link, ROCE_PORT, RxMeta, SendError, SendRoom, Taken, TxMeta};
 use libc::c_int;
-use roxe_wire::Gid;
+use roxe_wire::{Gid, Qpn};
 use socket2::{Domain, InterfaceIndexOrAddress, Protocol, SockAddr, Socket, Type};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
 
-/// How long a send waits for room in the socket's buffer.
-const SEND_TIMEOUT: Duration = Duration::from_millis(100);
 /// Receive and send buffer asked for, bytes; the kernel gives what `net.core.[rw]mem_max` allows.
 const BUFFER: usize = 4 << 20;
 
@@ -48,6 +45,8 @@ pub(crate) struct UdpLink {
     shelf: Shelf,
     /// Where there is no shelf: who sends to this very address. Opened by the first run that is worth it.
     keepers: OnceLock<Option<OwnKeepers>>,
+    /// What waits for room in the send buffer.
+    queue: Arc<TxQueue>,
 }
 
 /// Sockets that send to the address itself, and the name that tells receivers whose their port is.
@@ -81,6 +80,7 @@ impl UdpLink {
             hot: AtomicBool::new(false),
             // Only those that receive streams have them.
             keepers: OnceLock::from(None),
+            queue: Arc::default(),
         })
     }
 
@@ -104,6 +104,22 @@ impl UdpLink {
         let shelf = Shelf::new(self.fd(), rcvbuf);
         let keepers = if shelf.exists() { OnceLock::from(None) } else { OnceLock::new() };
         Ok(Self { rcvbuf, shelf, keepers, ..self })
+    }
+
+    /// The same link, which lets `room` tell when its send buffer has room again.
+    pub(crate) fn with_send_room(self, room: &Arc<SendRoom>) -> Self {
+        Self { queue: Arc::new(TxQueue::new(Arc::clone(room))), ..self }
+    }
+
+    /// What waits for room in the send buffer.
+    pub(crate) fn queue(&self) -> &Arc<TxQueue> {
+        &self.queue
+    }
+
+    /// Sends what waits, as far as there is room, and says of each run what came of it. The queue pairs that waited, once
+    /// nothing is left.
+    pub(crate) fn send_queued(&self, report: impl FnMut(&Run, usize, Result<(), SendError>)) -> Vec<Qpn> {
+        self.queue.drain(|run, bytes| self.send_now(run, bytes), report)
     }
 
     /// The UDP port that packets to `dst` come from.
@@ -192,6 +208,37 @@ impl UdpLink {
         sys::attach_filter(self.fd(), libc::SO_ATTACH_REUSEPORT_CBPF, program)
     }
 
+    /// Hands a run to the system, which takes it whole or not at all.
+    fn send_now(&self, run: &Run, bytes: &[u8]) -> Result<(), SendError> {
+        let Run { to: Some(to), segment } = run else { return Err(SendError::Lost) };
+        let segment = (*segment < bytes.len()).then(|| u16::try_from(*segment).unwrap_or(u16::MAX));
+        let name = name_of(to.dst, self.scope);
+        let mut control = self.control(to, segment);
+        let keepers = self.keepers_for(to.dst).filter(|keepers| keepers.port() == to.src_port);
+        let kept = keepers.and_then(|keepers| keepers.next(bytes.len(), &mut control));
+        let fd = kept.unwrap_or_else(|| self.fd());
+        loop {
+            let Err(cause) = sys::send(fd, &name, [bytes, &[]], &control, libc::MSG_DONTWAIT) else {
+                if segment.is_some() {
+                    self.segments.note_taken(to.dst);
+                }
+                return Ok(());
+            };
+            match cause.raw_os_error() {
+                Some(libc::EINTR) => {}
+                // What comes back to this very host takes no room here. One of the keepers cannot be waited for: it has
+                // something to read all the time.
+                Some(libc::EAGAIN) if kept.is_none() => return Err(SendError::Full(fd)),
+                // What kernels and drivers answer that cannot segment (no support, or no checksum offload).
+                Some(libc::EIO | libc::EINVAL | libc::EOPNOTSUPP) if segment.is_some() => {
+                    self.segments.note_refused(to.dst);
+                    return Err(SendError::NoSegments);
+                }
+                _ => return Err(SendError::Lost),
+            }
+        }
+    }
+
     /// The control messages a send needs.
     fn control(&self, to: &TxMeta, segment: Option<u16>) -> Control {
         let mut control = Control::new();
@@ -259,29 +306,9 @@ impl Link for UdpLink {
         Ok(Some(meta))
     }
 
-    fn send(&self, to: &TxMeta, bytes: &[u8], segment: usize) -> Result<(), SendError> {
-        let segment = (segment < bytes.len()).then(|| u16::try_from(segment).unwrap_or(u16::MAX));
-        let name = name_of(to.dst, self.scope);
-        let mut control = self.control(to, segment);
-        let keepers = self.keepers_for(to.dst).filter(|keepers| keepers.port() == to.src_port);
-        let fd = keepers.and_then(|keepers| keepers.next(bytes.len(), &mut control)).unwrap_or_else(|| self.fd());
-        loop {
-            let Err(cause) = sys::send(fd, &name, [bytes, &[]], &control, 0) else {
-                if segment.is_some() {
-                    self.segments.note_taken(to.dst);
-                }
-                return Ok(());
-            };
-            match cause.raw_os_error() {
-                Some(libc::EINTR) => {}
-                // What kernels and drivers answer that cannot segment (no support, or no checksum offload).
-                Some(libc::EIO | libc::EINVAL | libc::EOPNOTSUPP) if segment.is_some() => {
-                    self.segments.note_refused(to.dst);
-                    return Err(SendError::NoSegments);
-                }
-                _ => return Err(SendError::Lost),
-            }
-        }
+    #[inline]
+    fn send(&self, to: &TxMeta, bytes: &[u8], segment: usize) -> Result<Taken, SendError> {
+        self.queue.send(Run { to: Some(*to), segment }, bytes, |run, bytes| self.send_now(run, bytes))
     }
 
     fn max_segments(&self, dst: Gid) -> usize {
@@ -301,7 +328,6 @@ fn bare_socket(address: SocketAddr, ifindex: u32, rcvbuf: usize) -> io::Result<S
     // The kernel clamps both to its limits instead of refusing.
     socket.set_recv_buffer_size(rcvbuf)?;
     socket.set_send_buffer_size(BUFFER)?;
-    socket.set_write_timeout(Some(SEND_TIMEOUT))?;
     if address.is_ipv4() {
         set_v4_options(&socket, ifindex)?;
     } else {

@@ -74,7 +74,7 @@ pub(super) struct Inner {
     /// The ways used last.
     tx: TxCache,
     /// The link of raw packets.
-    pub(super) frames: Option<FrameSender>,
+    pub(super) frames: Option<Arc<FrameSender>>,
     /// How quickly the program answers its peer.
     pub(super) rhythm: Rhythm,
     /// The deadline registered with the engine.
@@ -435,7 +435,7 @@ impl QpCore {
         }
         inner.registered = None;
         if inner.path.deadline().is_some_and(|at| at <= now) && !self.service.is_reliable() {
-            inner.tx.end_patience();
+            inner.tx.end_patience(self.engine());
         }
         inner.path.on_timer(self.engine(), self.service, now);
         inner.path.ask_again(self.engine(), now);
@@ -443,7 +443,7 @@ impl QpCore {
         let mut report = if looks { self.drain_parking(&mut inner, now) } else { Report::default() };
         let Inner { machine, path, tx, .. } = &mut *inner;
         if machine.poll_timeout().is_some_and(|at| at <= deadline) {
-            if tx.link_moved() {
+            if tx.link_moved(self.engine()) {
                 machine.on_link_moved(now);
             }
             let mut host = QpHost::new(self, path, now);
@@ -492,6 +492,11 @@ impl QpCore {
         let mut host = QpHost::new(self, path, now);
         let mut outlet = Outlet::new(self.engine(), tx, self.qpn, self.service.is_reliable());
         loop {
+            if outlet.waits_for_send_room(frames.as_deref()) {
+                machine.on_link_full(now);
+                is_blocked = true;
+                break;
+            }
             let copied = if frames.is_none() { outlet.lend_copied() } else { None };
             host.begin_batch(copied, outlet.by_ring(), outlet.rings());
             let state = machine.poll_transmit(&mut host, &mut outlet);

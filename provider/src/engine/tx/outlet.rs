@@ -13,6 +13,7 @@ use crate::net::frames::FrameSender;
 use crate::net::hop_limit;
 use crate::net::shm::{Heading, record_len};
 use crate::net::slot::Slot;
+use crate::net::tx_queue::TxQueue;
 use crate::net::udp::UdpLink;
 use roxe_transport::cx::{PacketNote, TxBatch};
 use roxe_transport::wr::Av;
@@ -34,17 +35,36 @@ pub(crate) struct TxCache {
     /// Of the rings, when it was looked up.
     version: u32,
     visits: u16,
-    /// The ring that it is registered for room in.
+    /// What it is registered for room in.
     waits: Option<Wait>,
 }
 
-/// A queue pair is registered for room in a ring.
+/// A queue pair is registered for room.
 #[derive(Debug)]
-struct Wait {
-    ring: SharedSender,
-    /// What its reader had read when somebody looked last. Nobody has looked for one that brought datagrams: it may be less
-    /// than [`Outlet::PATIENCE`] ago when their timer runs out.
-    read: Option<u64>,
+enum Wait {
+    Ring {
+        ring: SharedSender,
+        /// What its reader had read when somebody looked last. Nobody has looked for one that brought datagrams: it may be
+        /// less than [`Outlet::PATIENCE`] ago when their timer runs out.
+        read: Option<u64>,
+    },
+    Socket {
+        queue: Arc<TxQueue>,
+        /// How many runs had left from the queue when somebody looked last.
+        left: u64,
+    },
+}
+
+impl Wait {
+    /// Whether it is for room in this ring.
+    fn is_for_ring(&self, other: &SharedSender) -> bool {
+        matches!(self, Self::Ring { ring, .. } if Arc::ptr_eq(ring, other))
+    }
+
+    /// Whether it is for room behind this queue.
+    fn is_for_socket(&self, other: &Arc<TxQueue>) -> bool {
+        matches!(self, Self::Socket { queue, .. } if Arc::ptr_eq(queue, other))
+    }
 }
 
 impl TxCache {
@@ -53,20 +73,31 @@ impl TxCache {
         self.waits = None;
     }
 
-    /// Whether it waits for room in a ring that was read since this was last asked, or since it waits.
-    pub(crate) fn link_moved(&mut self) -> bool {
-        let Some(wait) = &mut self.waits else { return false };
-        let read = wait.ring.lock().read_so_far();
-        std::mem::replace(&mut wait.read, read) != read
+    /// Whether it waits for room where some was made since this was last asked, or since it waits.
+    pub(crate) fn link_moved(&mut self, engine: &Engine) -> bool {
+        match &mut self.waits {
+            None => false,
+            Some(Wait::Ring { ring, read }) => {
+                let now = ring.lock().read_so_far();
+                std::mem::replace(read, now) != now
+            }
+            Some(Wait::Socket { queue, left }) => {
+                engine.send_all_queued();
+                let now = queue.left();
+                std::mem::replace(left, now) != now
+            }
+        }
     }
 
-    /// It has waited for [`Outlet::PATIENCE`] with datagrams: they are lost from now on if the ring was not read meanwhile, as
+    /// It has waited for [`Outlet::PATIENCE`] with datagrams: they are lost from now on if no room was made meanwhile, as
     /// at a socket whose buffer is full.
-    pub(crate) fn end_patience(&mut self) {
-        if !self.link_moved()
-            && let Some(wait) = &self.waits
-        {
-            wait.ring.lock().set_stalled();
+    pub(crate) fn end_patience(&mut self, engine: &Engine) {
+        if !self.link_moved(engine) {
+            match &self.waits {
+                Some(Wait::Ring { ring, .. }) => ring.lock().set_stalled(),
+                Some(Wait::Socket { queue, .. }) => queue.set_stalled(),
+                None => {}
+            }
         }
     }
 
@@ -138,7 +169,7 @@ pub(crate) struct Outlet<'a> {
 }
 
 impl<'a> Outlet<'a> {
-    /// How long datagrams wait for room in a ring that is not read.
+    /// How long datagrams wait for room where none is made.
     pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
     /// For the queue pair `qpn`, whose packets are acknowledged if it `is_reliable`.
@@ -192,6 +223,39 @@ impl<'a> Outlet<'a> {
         true
     }
 
+    /// Whether the queue pair has to wait before it builds more packets, as others wait for room in the send buffer that it
+    /// used last, or in the one of its frames: then it is registered for room.
+    #[inline]
+    pub(crate) fn waits_for_send_room(&mut self, frames: Option<&FrameSender>) -> bool {
+        let queue = match frames {
+            Some(frames) => frames.queue(),
+            None if self.by_ring() => return false,
+            None => match &self.cache.link {
+                Some(link) => link.queue(),
+                None => return false,
+            },
+        };
+        !queue.is_empty() && {
+            let queue = Arc::clone(queue);
+            self.wait_behind(&queue)
+        }
+    }
+
+    #[cold]
+    fn wait_behind(&mut self, queue: &Arc<TxQueue>) -> bool {
+        if !self.is_reliable && queue.is_stalled() {
+            return false;
+        }
+        if self.cache.waits.as_ref().is_some_and(|wait| wait.is_for_socket(queue)) {
+            return true;
+        }
+        let left = queue.wait(self.qpn);
+        if let Some(left) = left {
+            self.cache.waits = Some(Wait::Socket { queue: Arc::clone(queue), left });
+        }
+        left.is_some()
+    }
+
     /// Keeps the buffer for the next user on this thread.
     pub(crate) fn put_back(self) {
         self.batch.into_iter().for_each(Batch::put_back);
@@ -243,10 +307,10 @@ impl<'a> Outlet<'a> {
         self.is_blocked = true;
         let ring = ArcMutexGuard::mutex(&open.sender);
         // It may still be registered with a ring of an earlier connection.
-        if self.cache.waits.as_ref().is_none_or(|wait| !Arc::ptr_eq(&wait.ring, ring)) {
+        if self.cache.waits.as_ref().is_none_or(|wait| !wait.is_for_ring(ring)) {
             let ring = Arc::clone(ring);
-            self.cache.waits =
-                Some(Wait { ring: Arc::clone(&ring), read: open.sender.read_so_far().filter(|_| self.is_reliable) });
+            let read = open.sender.read_so_far().filter(|_| self.is_reliable);
+            self.cache.waits = Some(Wait::Ring { ring: Arc::clone(&ring), read });
             if self.engine.rings().wait(&ring, &mut open.sender, self.qpn, self.has_written) {
                 self.engine.kick();
             }

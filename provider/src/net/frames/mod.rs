@@ -12,16 +12,17 @@
 mod sys;
 
 use super::sys as socket;
+use super::tx_queue::{Run, TxQueue};
+use super::{SendError, SendRoom, Taken};
 use crate::error::Error;
+use roxe_wire::Qpn;
 use roxe_wire::frame::{ETH_LEN, TAG_LEN};
 use socket2::{Domain, Protocol, SockFilter, Socket, Type};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
-use std::time::Duration;
+use std::sync::Arc;
 
-/// How long a send waits for room in the socket's buffer.
-const SEND_TIMEOUT: Duration = Duration::from_millis(100);
 /// Receive and send buffer asked for, bytes.
 const BUFFER: usize = 8 << 20;
 /// Bytes of the area that a receiver reads into, unless a single frame needs more.
@@ -45,25 +46,50 @@ impl Interface {
     }
 }
 
-/// Sends frames.
+/// Sends frames, and never waits: what finds the send buffer full is queued.
 #[derive(Debug)]
 pub(crate) struct FrameSender {
     socket: Socket,
+    queue: Arc<TxQueue>,
 }
+
+/// A frame as the queue has it.
+const FRAME: Run = Run { to: None, segment: usize::MAX };
 
 impl FrameSender {
     /// EPERM without CAP_NET_RAW, EOPNOTSUPP if the interface does not carry Ethernet frames.
-    pub(crate) fn open(interface: &Interface) -> Result<Self, Error> {
+    /// `room` tells when the send buffer has room again.
+    pub(crate) fn open(interface: &Interface, room: &Arc<SendRoom>) -> Result<Self, Error> {
         let socket = open(interface).map_err(|e| explain(&e))?;
         if !sys::carries_ethernet(&socket).map_err(|e| explain(&e))? {
             return Err(Error::new(libc::EOPNOTSUPP, "the network interface does not carry Ethernet frames"));
         }
-        Ok(Self { socket })
+        Ok(Self { socket, queue: Arc::new(TxQueue::new(Arc::clone(room))) })
     }
 
-    /// Sends the first few of `frames` and returns how many; an error is about the first one.
-    pub(crate) fn send<'a>(&self, frames: impl Iterator<Item = &'a [u8]>) -> io::Result<usize> {
-        sys::send(self.socket.as_raw_fd(), frames)
+    /// Hands the first few of `frames` to the system and returns how many; an error is about the first one.
+    pub(crate) fn send<'a>(&self, frames: impl Iterator<Item = &'a [u8]>) -> Result<usize, SendError> {
+        let socket = self.socket.as_raw_fd();
+        sys::send(socket, frames).map_err(|e| match e.kind() {
+            io::ErrorKind::WouldBlock => SendError::Full(socket),
+            _ => SendError::Lost,
+        })
+    }
+
+    /// Sends one frame when there is room, behind those that wait.
+    pub(crate) fn send_later(&self, frame: &[u8]) -> Result<Taken, SendError> {
+        self.queue.send(FRAME, frame, |_, frame| self.send(std::iter::once(frame)).map(drop))
+    }
+
+    /// What waits for room in the send buffer.
+    pub(crate) fn queue(&self) -> &Arc<TxQueue> {
+        &self.queue
+    }
+
+    /// Sends what waits, as far as there is room, and says of each frame what came of it. The queue pairs that waited, once
+    /// nothing is left.
+    pub(crate) fn send_queued(&self, report: impl FnMut(&Run, usize, Result<(), SendError>)) -> Vec<Qpn> {
+        self.queue.drain(|_, frame| self.send(std::iter::once(frame)).map(drop), report)
     }
 }
 
@@ -178,7 +204,6 @@ fn put_back(room: &mut [u8], tag: [u8; TAG_LEN]) {
 fn open(interface: &Interface) -> io::Result<Socket> {
     let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(0)))?;
     socket.set_send_buffer_size(BUFFER)?;
-    socket.set_write_timeout(Some(SEND_TIMEOUT))?;
     socket.bind(&sys::address(interface.index, 0)?)?;
     Ok(socket)
 }

@@ -60,7 +60,7 @@ pub(super) fn set_membership(fd: RawFd, ifindex: u32, kind: u16, mac: [u8; 6], a
     check(unsafe { libc::setsockopt(fd, libc::SOL_PACKET, name, value, len) }).map(drop)
 }
 
-/// Sends the first of `frames`, at most [`MAX_SEND`], and returns how many.
+/// Sends the first of `frames`, at most [`MAX_SEND`], without waiting, and returns how many.
 pub(super) fn send<'a>(fd: RawFd, frames: impl Iterator<Item = &'a [u8]>) -> io::Result<usize> {
     // SAFETY: all-zero is valid for both: no data, no name, no control messages.
     let (mut parts, mut headers): ([libc::iovec; MAX_SEND], [libc::mmsghdr; MAX_SEND]) = unsafe { zeroed() };
@@ -73,7 +73,7 @@ pub(super) fn send<'a>(fd: RawFd, frames: impl Iterator<Item = &'a [u8]>) -> io:
     }
     loop {
         // SAFETY: the first `count` headers point to live frames with their true lengths; sendmmsg only reads them.
-        let rc = unsafe { libc::syscall(libc::SYS_sendmmsg, fd, headers.as_mut_ptr(), count, 0) };
+        let rc = unsafe { libc::syscall(libc::SYS_sendmmsg, fd, headers.as_mut_ptr(), count, libc::MSG_DONTWAIT) };
         match check(rc as c_int) {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             other => return other,
