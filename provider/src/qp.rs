@@ -259,7 +259,7 @@ impl Qp {
     }
 
     /// Drops the completions that nobody has polled.
-    // clause: STATE-RESET-COMPLETIONS
+    // clause: STATE-RESET-COMPLETIONS, DESTROY-COMPLETIONS
     fn forget_completions(&self) {
         let mut dropped = vec![];
         self.recv_cq().forget(self.qpn(), |cqe| dropped.push(*cqe));
@@ -334,8 +334,11 @@ impl Qp {
         self.core.serve(clock::now());
         self.core.engine().drain();
         self.flows.clear();
+        // Before the number is free for others, whose completions it would mean then.
+        if self.core.cut_off() {
+            self.forget_completions();
+        }
         self.core.engine().unregister_qp(&self.core);
-        self.core.cut_off();
         self.core.close_windows();
         self.core.context.forget_events(self.core.id);
         self.core.engine().leave_after_send(clock::now());

@@ -40,6 +40,26 @@ fn a_reset_takes_the_completions_along() {
     assert_eq!(node.cq.poll(1, |cqe| panic!("{cqe:?}")).unwrap(), 0);
 }
 
+// clause: DESTROY-COMPLETIONS
+#[test]
+fn a_destroyed_queue_pair_takes_its_completions_along_and_leaves_those_of_others() {
+    let node = Node::open();
+    let (gone, other) = (node.qp(Service::Rc), node.qp(Service::Rc));
+    for (qp, wr_id) in [(&gone, 1), (&other, 2), (&gone, 3)] {
+        if wr_id < 3 {
+            connect(qp, node.av(0, node.context.gid(1, 0).unwrap()), qp.qpn(), PathMtu::Mtu1024);
+        }
+        qp.post_recv(&RecvRequest { wr_id, sges: &[] }).unwrap();
+    }
+    for qp in [&gone, &other] {
+        qp.modify(&QpAttr { state: QpState::Err, ..QpAttr::default() }, AttrMask::STATE).unwrap();
+    }
+    gone.destroy();
+    let left = node.wait(1);
+    assert_eq!((left[0].wr_id, left[0].status), (2, WcStatus::WrFlushErr));
+    assert_eq!(node.cq.poll(1, |cqe| panic!("{cqe:?}")).unwrap(), 0);
+}
+
 // clause: SRQ-DOMAIN
 #[test]
 fn receives_use_the_domain_of_their_shared_queue_and_reads_that_of_the_queue_pair() {

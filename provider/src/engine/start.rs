@@ -149,7 +149,7 @@ impl Engine {
         self.links.write().clear();
         self.frame_senders.lock().clear();
         self.links_version.fetch_add(1, Ordering::Release);
-        self.table.drain().iter().for_each(|qp| qp.cut_off());
+        self.table.drain().iter().for_each(|qp| _ = qp.cut_off());
         self.timers.clear();
         self.flows.clear();
         self.tap().into_iter().for_each(|tap| tap.delayed.clear());

@@ -572,11 +572,12 @@ impl QpCore {
         }
     }
 
-    /// Ends all work: it is destroyed, or belongs to the parent of this process.
-    pub(crate) fn cut_off(&self) {
+    /// Ends all work: it is destroyed, or belongs to the parent of this process. False if that was so already.
+    pub(crate) fn cut_off(&self) -> bool {
         let mut inner = self.inner.lock();
         let Inner { machine, path, parking, tx, frames, is_cut_off, .. } = &mut *inner;
-        if !std::mem::replace(is_cut_off, true) {
+        let is_first = !std::mem::replace(is_cut_off, true);
+        if is_first {
             *tx = TxCache::default();
             *frames = None;
             self.engine().counters().unknown_qp.add(parking.len() as u64);
@@ -586,6 +587,7 @@ impl QpCore {
             let attr = QpAttr { state: QpState::Reset, ..QpAttr::default() };
             let _ = machine.modify(&mut QpHost::new(self, path, clock::now()), &attr, AttrMask::STATE);
         }
+        is_first
     }
 }
 
