@@ -8,7 +8,10 @@ mod common;
 
 use common::peer::{MARK, Peer, ROLE, program};
 use common::*;
-use roxe_provider::wire::{Bth, Gid, Header, Kind, NetHeader, PathMtu, Psn, Qpn, RKey, Request, Reth, icrc};
+use roxe_provider::wire::{
+    Aeth, Bth, Gid, Header, Kind, Msn, NakCode, NetHeader, PathMtu, Psn, Qpn, RKey, Request, Response, Reth, Syndrome,
+    icrc,
+};
 use roxe_provider::{Qp, SendOp, Service, WcStatus, devices};
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 use std::fs::{self, Permissions};
@@ -122,6 +125,7 @@ fn peer() {
         let answer = match words[0] {
             "descriptors" => send_descriptors(number(1)),
             "forge" => forge(number(1) as u32, number(2), number(3) as u32),
+            "naks" => forge_naks(number(1) as u32),
             "names" => hold_names(),
             _ => puppet.get_or_insert_with(Puppet::new).obey(words[0], number),
         };
@@ -153,6 +157,12 @@ impl Puppet {
                 "1".into()
             }
             "write" => self.write(Duration::from_secs(number(1))).to_string(),
+            "post" => {
+                self.node.fill(0, MESSAGE, 7);
+                self.post();
+                "1".into()
+            }
+            "wait" => self.expect_success(0).to_string(),
             "try" => self.write_until_it_fails(),
             "check" => u8::from(self.node.bytes(0, MESSAGE) == pattern(MESSAGE, 7)).to_string(),
             "target" => {
@@ -178,11 +188,16 @@ impl Puppet {
         let (start, mut count) = (Instant::now(), 0);
         while count == 0 || start.elapsed() < time {
             self.post();
-            let status = self.node.wait(1)[0].status;
-            assert_eq!(status, WcStatus::Success, "{:?}", self.node.context.counters());
-            count += 1;
+            count = self.expect_success(count);
         }
         count
+    }
+
+    /// The message under way has arrived, behind `count` others; how many these are.
+    fn expect_success(&self, count: u64) -> u64 {
+        let status = self.node.wait(1)[0].status;
+        assert_eq!(status, WcStatus::Success, "{:?}", self.node.context.counters());
+        count + 1
     }
 
     fn write_until_it_fails(&self) -> String {
@@ -248,24 +263,38 @@ fn send_descriptor(socket: &Socket, fd: RawFd) -> bool {
     }
 }
 
+/// A socket that says it is the victim's peer, and the port that it really has.
+struct Forger {
+    socket: UdpSocket,
+    net: NetHeader,
+}
+
+impl Forger {
+    fn new() -> Self {
+        let socket = UdpSocket::bind((HERE, 0)).unwrap();
+        let (gid, src_port) = (Gid::from(HERE), socket.local_addr().unwrap().port());
+        Self { socket, net: NetHeader { src: gid, dst: gid, src_port, ..NetHeader::default() } }
+    }
+
+    /// Sends a packet with a correct ICRC and `len` bytes of payload.
+    fn send(&self, qpn: u32, psn: Psn, kind: Kind, len: usize) {
+        let header = Header { bth: Bth::new(Qpn::new(qpn), psn), kind };
+        let mut bytes = vec![0; header.padded_len(len) + icrc::LEN];
+        let end = bytes.len() - icrc::LEN;
+        header.emit(len, &mut bytes[..end]).unwrap().fill(0xee);
+        icrc::seal(&self.net, &mut bytes);
+        let _ = self.socket.send_to(&bytes, (HERE, 4791));
+    }
+}
+
 /// Sends WRITEs to memory of the victim whose address and key, queue pair and PSN are known, from many ports; how many.
 fn forge(qpn: u32, addr: u64, rkey: u32) -> String {
-    let sockets: Vec<_> = (0..64).map(|_| UdpSocket::bind((HERE, 0)).unwrap()).collect();
-    let (start, mut count, gid) = (Instant::now(), 0u32, Gid::from(HERE));
+    let forgers: Vec<_> = (0..64).map(|_| Forger::new()).collect();
+    let reth = Reth { va: addr + TARGET as u64, rkey: RKey(rkey), dma_len: 64 };
+    let (start, mut count) = (Instant::now(), 0u32);
     while count < 64 || start.elapsed() < Duration::from_secs(seconds()) {
-        let socket = &sockets[count as usize % sockets.len()];
-        let src_port = socket.local_addr().unwrap().port();
-        let net = NetHeader { src: gid, dst: gid, src_port, ..NetHeader::default() };
-        let reth = Reth { va: addr + TARGET as u64, rkey: RKey(rkey), dma_len: 64 };
-        let header = Header {
-            bth: Bth::new(Qpn::new(qpn), Psn::new(FIRST_PSN + count / 64)),
-            kind: Kind::RcRequest(Request::WriteOnly(reth, None)),
-        };
-        let mut bytes = vec![0; header.padded_len(64) + icrc::LEN];
-        let len = bytes.len() - icrc::LEN;
-        header.emit(64, &mut bytes[..len]).unwrap().fill(0xee);
-        icrc::seal(&net, &mut bytes);
-        let _ = socket.send_to(&bytes, (HERE, 4791));
+        let kind = Kind::RcRequest(Request::WriteOnly(reth, None));
+        forgers[count as usize % forgers.len()].send(qpn, Psn::new(FIRST_PSN + count / 64), kind, 64);
         count += 1;
         if count.is_multiple_of(64) {
             // As much as a busy host still takes besides its own work: to take all of its time is another attack, against
@@ -274,6 +303,19 @@ fn forge(qpn: u32, addr: u64, rkey: u32) -> String {
         }
     }
     count.to_string()
+}
+
+/// Says that the packets of one message, which the victim has just sent, cannot be taken; how many times.
+fn forge_naks(qpn: u32) -> String {
+    const PACKETS: u32 = MESSAGE as u32 / 4096;
+    let forger = Forger::new();
+    for psn in (FIRST_PSN..).take(PACKETS as usize) {
+        for code in [NakCode::InvalidRequest, NakCode::RemoteAccess, NakCode::RemoteOperation] {
+            let aeth = Aeth { syndrome: Syndrome::Nak(code), msn: Msn::new(0) };
+            forger.send(qpn, Psn::new(psn), Kind::RcResponse(Response::Ack(aeth)), 0);
+        }
+    }
+    (3 * PACKETS).to_string()
 }
 
 /// Takes all the names that are free, and looks for `seconds` what is sent to them; how many bytes, all in all.
@@ -317,12 +359,18 @@ fn is_barred(cause: &std::io::Error) -> bool {
 
 /// Two connected processes of the victim: who writes and who is written to, and where.
 fn pair_of_victims(place: &Place, link: &str) -> (Peer, Peer, Vec<u64>) {
+    let (a, b, _, of_b) = both_victims(place, link);
+    (a, b, of_b)
+}
+
+/// The same, with what is known of the one who writes in front of what is known of the other.
+fn both_victims(place: &Place, link: &str) -> (Peer, Peer, Vec<u64>, Vec<u64>) {
     let (mut a, mut b) = (place.peer(VICTIM, link), place.peer(VICTIM, link));
     let (of_a, of_b) = (a.ask("create"), b.ask("create"));
     let connect = |of: &[u64]| format!("connect {} {} {}", of[0], of[1], of[2]);
     a.ask(&connect(&of_b));
     b.ask(&connect(&of_a));
-    (a, b, of_b)
+    (a, b, of_a, of_b)
 }
 
 /// The pair moves data while the attacker does as it is told; what both say.
@@ -376,6 +424,33 @@ fn forges_packets() {
         attack(&mut a, &mut b, &mut attacker, &format!("forge {} {} {}", of_b[0], of_b[1], of_b[2]));
         assert_eq!(b.ask("target"), [0], "link {link}: memory was written");
         assert!(b.ask("refused")[0] > 0);
+    }
+    done();
+}
+
+#[test]
+fn naks_of_another_user_from_an_address_of_this_host_end_no_connection() {
+    run("forges_naks");
+}
+
+#[test]
+fn forges_naks() {
+    if !is_inside() {
+        return;
+    }
+    let place = Place::new();
+    for link in ["auto", "udp"] {
+        let (mut a, mut b, of_a, _) = both_victims(&place, link);
+        let mut attacker = place.peer(ATTACKER, link);
+        // The message is under way as long as its receiver stands still.
+        b.stop();
+        a.ask("post");
+        attacker.ask(&format!("naks {}", of_a[0]));
+        b.signal(libc::SIGCONT);
+        assert_eq!(a.ask("wait"), [1], "link {link}: the connection ended");
+        assert_eq!(b.ask("check"), [1]);
+        assert_eq!(a.ask("write 0"), [1], "link {link}: the connection still works");
+        assert!(a.ask("refused")[0] + b.ask("refused")[0] > 0, "link {link}");
     }
     done();
 }
