@@ -60,7 +60,8 @@ pub(crate) struct Counters {
     pub(crate) icrc_errors: Counter,
     /// Packets for a queue pair that does not exist.
     pub(crate) unknown_qp: Counter,
-    /// Packets from an address of this host and a port that is not of this user.
+    /// Packets from an address of this host and a port that is not of this user; and, while the system drops those before they
+    /// are received, all datagrams that it drops: it has one number for them.
     pub(crate) foreign_source_port: Counter,
     /// Packets that the link could not send.
     pub(crate) send_errors: Counter,

@@ -45,6 +45,7 @@ use crate::flow::{Flows, Key, Ready, Receiver};
 use crate::fork;
 use crate::live::Live;
 use crate::lock::{Lockable, Mutex, MutexGuard, RwLock, rank};
+use crate::net::drops::TakenDrops;
 use crate::net::frames::FrameSender;
 use crate::net::news::News;
 use crate::net::runtime_dir;
@@ -514,11 +515,14 @@ impl Engine {
 
     /// Counts what the system has dropped at the sockets. Those of groups are left for the next time if somebody receives.
     pub(crate) fn count_socket_drops(&self) {
-        let of_groups = self.rx.try_lock().map_or(0, |mut rx| {
-            rx.state().groups.iter().flat_map(|group| &group.links).map(|link| link.take_drops()).sum()
-        });
-        let of_addresses: u64 = self.links.read().iter().map(|link| link.take_drops()).sum();
-        self.counters().rcvbuf_errors.add(of_addresses + of_groups);
+        let sum = |links: &mut dyn Iterator<Item = &Arc<UdpLink>>| {
+            links.map(|link| link.take_drops()).fold(TakenDrops::default(), |sum, more| sum + more)
+        };
+        let of_groups =
+            self.rx.try_lock().map(|mut rx| sum(&mut rx.state().groups.iter().flat_map(|group| &group.links)));
+        let drops = sum(&mut self.links.read().iter()) + of_groups.unwrap_or_default();
+        self.counters().rcvbuf_errors.add(drops.lost);
+        self.counters().foreign_source_port.add(drops.filtered);
     }
 
     /// Writes the counters to their files if it is time, and sees to it that it will be if they have moved. Background

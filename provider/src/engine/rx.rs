@@ -16,7 +16,7 @@ use super::strays::{Fate, Strays};
 use super::table::Lookup;
 use super::tap::Tap;
 use super::tx::peek_qpn;
-use super::{DRAIN_ROUNDS, Engine};
+use super::{DRAIN_ROUNDS, Engine, uncancelled};
 use crate::counters::Counter;
 use crate::crc::Folding;
 use crate::flow::{Key, Owed};
@@ -305,7 +305,7 @@ impl Engine {
     }
 
     /// Receives from one link. After a lone small packet it comes back at once: the program waits for it.
-    fn drain_link(&self, link: &UdpLink, way: Way, buf: &mut [u8], state: &mut RxState, now: Instant) -> bool {
+    fn drain_link(&self, link: &Arc<UdpLink>, way: Way, buf: &mut [u8], state: &mut RxState, now: Instant) -> bool {
         for count in 0..BUDGET {
             let meta = match link.recv(buf) {
                 Ok(Some(meta)) => meta,
@@ -320,6 +320,8 @@ impl Engine {
             if !state.source_ports.admit(&meta, now) {
                 let run = Run { meta: &meta, bytes, index: meta.first_index };
                 self.count_dropped(run, &self.counters().foreign_source_port);
+                // Files are looked at, where a thread may be cancelled.
+                uncancelled(|| state.source_ports.keep_out(link, now));
                 continue;
             }
             // Steering tries every address, also those that nobody uses: looking there cost 0.4 us of each message.
@@ -595,6 +597,9 @@ impl Engine {
     pub(super) fn retry_later(&self, state: &mut RxState, now: Instant) {
         self.send_letters(state, now);
         self.offer_rings(state, now);
+        if state.source_ports.due().is_some_and(|due| due <= now) {
+            uncancelled(|| state.source_ports.renew_filters(now));
+        }
         let Some(first) = state.slots.first() else { return };
         if !state.strays.is_empty() {
             let lost = state.strays.retry(first);
@@ -607,7 +612,7 @@ impl Engine {
             }
         }
         let waits = !state.strays.is_empty() || self.flows.is_blocked();
-        self.set_retry(waits.then(|| now.after(RETRY)));
+        self.set_retry(waits.then(|| now.after(RETRY)).into_iter().chain(state.source_ports.due()).min());
     }
 
     /// Sends credits that became due outside of a visit to the sockets.

@@ -9,10 +9,10 @@
 //! All of them have one source port, so that whoever spreads packets by their ports keeps their order. It is not the RoCE port:
 //! nothing shall arrive here, and receivers know it by its name ([`super::source_ports`]). Several threads may send at once. Touches the sockets.
 
+use super::bpf;
 use super::cmsg::Control;
 use super::shelf::STREAM;
 use super::sys;
-use libc::sock_filter;
 use socket2::Socket;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -79,7 +79,7 @@ impl Keepers {
 impl Keeper {
     fn new(socket: Socket) -> io::Result<Self> {
         // What arrives here nobody reads; it would take the place of what is to be kept.
-        let drop_all = &mut [sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 }];
+        let drop_all = &mut [bpf::op(bpf::RETURN, 0)];
         sys::attach_filter(socket.as_raw_fd(), libc::SO_ATTACH_FILTER, drop_all)?;
         let most = KEPT.min(socket.recv_buffer_size()? / COST);
         Ok(Self { socket, kept: AtomicUsize::new(0), most })

@@ -6,10 +6,13 @@
 //! among processes ([`slot`]), and of services ([`service`]), the names of multicast groups ([`group`]), the kernel program that hands a packet to its owner ([`steer`]), the
 //! frames that processes of one host send each other when it did not ([`forward`]), what the system tells about its
 //! interfaces ([`news`]) and whose the port is ([`udp_table`]), which
-//! other ports of this host are ours ([`source_ports`]), and the raw link, which moves whole Ethernet frames ([`frames`]). Nothing in this folder locks
+//! other ports of this host are ours ([`source_ports`]), the program that lets the kernel drop what comes from others
+//! (`source_filter`; its instructions: `bpf`), what it drops at a socket ([`drops`]), and the raw link, which moves whole Ethernet frames ([`frames`]). Nothing in this folder locks
 //! anything of the rest of the crate.
 
+mod bpf;
 mod cmsg;
+pub(crate) mod drops;
 pub(crate) mod forward;
 pub(crate) mod frames;
 pub(crate) mod group;
@@ -22,6 +25,7 @@ pub(crate) mod service;
 pub(crate) mod shelf;
 pub(crate) mod shm;
 pub(crate) mod slot;
+mod source_filter;
 pub(crate) mod source_ports;
 pub(crate) mod steer;
 #[allow(unsafe_code)]

@@ -203,6 +203,16 @@ impl Probe {
         Ok(Self { socket, space })
     }
 
+    /// The names of this network namespace that begin with `prefix`, also those of processes that have died.
+    pub(super) fn names_that_begin_with(&self, prefix: &str) -> io::Result<Vec<String>> {
+        let ours = self.space.path(&"");
+        let ours = ours.file_name().unwrap_or_default().to_string_lossy();
+        let entries = fs::read_dir(self.space.dir.path())?.map(|entry| Ok(entry?.file_name().to_string_lossy().into()));
+        let names = entries.collect::<io::Result<Vec<String>>>()?.into_iter();
+        let names = names.filter_map(|name| Some(name.strip_prefix(&*ours)?.to_owned()));
+        Ok(names.filter(|name| name.starts_with(prefix)).collect())
+    }
+
     /// Whether some process holds `name`. For a thread that may be cancelled, too.
     pub(super) fn finds(&self, name: &impl fmt::Display) -> bool {
         self.space.address(name).and_then(|address| sys::connect(self.socket.as_raw_fd(), &address)).is_ok()

@@ -7,16 +7,23 @@
 //! port; what comes from them is not looked at here.
 //!
 //! The name of a port that is not known is looked for once every [`PERIOD`], which takes no time to wait and a system call:
-//! who floods us from all ports costs one call for each of them, and no memory beyond two bits. Touches the names.
+//! who floods us from all ports costs one call for each of them, and no memory beyond two bits.
+//!
+//! What is dropped here has taken the place of something else in the receive buffer. So after one packet of another user the
+//! kernel is told which ports are ours ([`super::source_filter`]), by the names that there are at the time, and drops the
+//! others itself. It is told anew every [`PERIOD`], and left alone again when it has dropped nothing for so long.
+//! Touches the names, and the program of the socket.
 
 use super::named::{NamedSocket, Probe};
 use super::service::AddressPart;
-use super::{ROCE_PORT, RxMeta};
+use super::udp::UdpLink;
+use super::{ROCE_PORT, RxMeta, source_filter};
 use roxe_transport::time::Instant;
 use roxe_wire::Gid;
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// How long what was found of a port is believed: so long packets of one that was opened meanwhile may be lost, and what
@@ -33,7 +40,16 @@ struct PortName {
 
 impl fmt::Display for PortName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "port-{}-{}", AddressPart(self.address), self.port)
+        write!(f, "{}{}", PortsOf(self.address), self.port)
+    }
+}
+
+/// What the names of all ports of an address begin with.
+struct PortsOf(Gid);
+
+impl fmt::Display for PortsOf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "port-{}-", AddressPart(self.0))
     }
 }
 
@@ -49,6 +65,19 @@ pub(crate) struct SourcePorts {
     host: Vec<Gid>,
     probe: Option<Probe>,
     found: Vec<Found>,
+    filters: Vec<Filter>,
+    /// When the filters are looked at; `None`: there are none.
+    due: Option<Instant>,
+    /// When the kernel could not be told.
+    failed_at: Option<Instant>,
+}
+
+/// A socket for which the kernel drops packets of other users.
+#[derive(Debug)]
+struct Filter {
+    link: Weak<UdpLink>,
+    /// How many datagrams it had dropped when it was told last.
+    drops: u32,
 }
 
 /// What was found of the ports of one address.
@@ -78,6 +107,66 @@ impl SourcePorts {
         }
         // Nobody of ours sends from such a port to any other address.
         meta.src == meta.dst && self.is_ours(meta.src, meta.src_port, now)
+    }
+
+    /// A packet of another user has come by `link`: from now on the kernel drops those, for some time. If it cannot be told,
+    /// they are dropped here.
+    #[cold]
+    pub(crate) fn keep_out(&mut self, link: &Arc<UdpLink>, now: Instant) {
+        if link.is_filtered() || self.failed_at.is_some_and(|at| now.since(at) < PERIOD) {
+            return;
+        }
+        if self.tell_kernel(link).is_err() {
+            self.failed_at = Some(now);
+            return;
+        }
+        self.filters.push(Filter { link: Arc::downgrade(link), drops: link.all_drops() });
+        self.due.get_or_insert_with(|| now.after(PERIOD));
+    }
+
+    /// When [`SourcePorts::renew_filters`] has something to do.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// Tells the kernel which ports are ours by now, or that it need not drop anything any more.
+    #[cold]
+    pub(crate) fn renew_filters(&mut self, now: Instant) {
+        let mut filters = std::mem::take(&mut self.filters);
+        filters.retain_mut(|filter| {
+            let Some(link) = filter.link.upgrade() else { return false };
+            let before = std::mem::replace(&mut filter.drops, link.all_drops());
+            if before == filter.drops {
+                link.end_filter();
+                return false;
+            }
+            self.tell_kernel(&link).is_ok()
+        });
+        self.due = (!filters.is_empty()).then(|| now.after(PERIOD));
+        self.filters = filters;
+    }
+
+    /// Without the names no socket may be filtered: what is ours would be dropped unseen.
+    fn tell_kernel(&mut self, link: &UdpLink) -> io::Result<()> {
+        let filtered = self.names_of(link.gid()).and_then(|ports| {
+            let program = source_filter::program(link.gid(), &ports, &self.host);
+            link.filter(&mut program.ok_or(io::ErrorKind::ArgumentListTooLong)?)
+        });
+        filtered.inspect_err(|_| link.end_filter())
+    }
+
+    /// The ports of `address` that have a name, also those of processes that have died.
+    fn names_of(&mut self, address: Gid) -> io::Result<Vec<u16>> {
+        let prefix = PortsOf(address).to_string();
+        let names = self.probe()?.names_that_begin_with(&prefix)?;
+        Ok(names.iter().filter_map(|name| name.strip_prefix(&prefix)?.parse().ok()).collect())
+    }
+
+    fn probe(&mut self) -> io::Result<&Probe> {
+        match &mut self.probe {
+            Some(probe) => Ok(probe),
+            none => Ok(none.insert(Probe::new()?)),
+        }
     }
 
     fn is_local(&self, gid: Gid) -> bool {
@@ -129,8 +218,10 @@ fn is_loopback(gid: Gid) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::Link;
+    use crate::net::drops::TakenDrops;
     use std::cell::Cell;
-    use std::net::Ipv4Addr;
+    use std::net::{Ipv4Addr, UdpSocket};
 
     fn meta(src: [u8; 4], src_port: u16, dst: [u8; 4]) -> RxMeta {
         let [src, dst] = [src, dst].map(|ip| Gid::from(Ipv4Addr::from(ip)));
@@ -159,6 +250,44 @@ mod tests {
         assert!(admits([10, 9, 8, 6], 40_000), "another host sends from any port");
         let _claimed = claim(Ipv4Addr::from(here).into(), 40_001).unwrap();
         assert!(admits(here, 40_001) && !admits([127, 0, 0, 5], 40_001) && !admits([10, 9, 8, 7], 40_001));
+    }
+
+    #[test]
+    fn the_kernel_drops_what_another_user_sends_until_it_is_quiet_and_hears_of_new_ports() {
+        let here = Ipv4Addr::new(127, 78, 9, 2);
+        let mut ports = SourcePorts::default();
+        let link = Arc::new(UdpLink::open(here.into(), 1, true, true).unwrap());
+        let [stranger, later] = [(); 2].map(|()| UdpSocket::bind((here, 0)).unwrap());
+        let arrives = |from: &UdpSocket| {
+            from.send_to(&[7; 20], (here, ROCE_PORT)).unwrap();
+            link.recv(&mut [0; 65_536]).unwrap().is_some()
+        };
+        let after = |periods: u64| Instant(periods * PERIOD.as_nanos() as u64);
+        assert!(arrives(&stranger));
+        ports.keep_out(&link, after(0));
+        assert_eq!((arrives(&stranger), ports.due()), (false, Some(after(1))));
+        assert_eq!(link.take_drops(), TakenDrops { lost: 0, filtered: 1 });
+        let _claimed = claim(here.into(), later.local_addr().unwrap().port()).unwrap();
+        assert!(!arrives(&later), "the kernel has not heard of it");
+        ports.renew_filters(after(1));
+        assert_eq!((arrives(&later), arrives(&stranger), ports.due()), (true, false, Some(after(2))));
+        assert_eq!(link.take_drops(), TakenDrops { lost: 0, filtered: 2 });
+        ports.renew_filters(after(2));
+        assert_eq!((arrives(&later), ports.due()), (true, Some(after(3))));
+        ports.renew_filters(after(3));
+        assert_eq!((arrives(&stranger), ports.due(), link.is_filtered()), (true, None, false));
+        assert_eq!(link.take_drops(), TakenDrops::default());
+    }
+
+    #[test]
+    fn a_socket_that_is_gone_is_told_nothing() {
+        let mut ports = SourcePorts::default();
+        let link = Arc::new(UdpLink::open(Ipv4Addr::new(127, 78, 9, 3).into(), 1, true, true).unwrap());
+        ports.keep_out(&link, Instant(0));
+        assert!(link.is_filtered());
+        drop(link);
+        ports.renew_filters(Instant(1));
+        assert_eq!(ports.due(), None);
     }
 
     #[test]

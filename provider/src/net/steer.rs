@@ -18,6 +18,7 @@
 //! without any of this, because the engine forwards what it gets for others: a stopped process that never answers, a
 //! kernel that refuses the program, or a race only cost speed.
 
+use super::bpf::{AND, JUMP, JUMP_EQ, JUMP_GE, LOAD_BYTE, LOAD_WORD, RETURN, RETURN_A, SHIFT_RIGHT, jump, op};
 use super::forward::Frame;
 use super::named::NamedSocket;
 use super::service::AddressPart;
@@ -44,7 +45,7 @@ const PATIENCE: Duration = Duration::from_millis(60);
 const RETRY: (Duration, u32) = (Duration::from_millis(10), 40);
 /// Shortest and longest pause between sessions that strays cause.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(5));
-/// Slots a program can hold: the kernel takes 4096 instructions and a slot needs five.
+/// Slots a program can hold: the kernel takes 4,096 instructions and a slot needs five.
 const MAX_SLOTS: usize = 800;
 /// Result of the program for an unknown slot: no such number, so the kernel chooses by hash.
 const NOBODY: u32 = u32::MAX;
@@ -323,25 +324,6 @@ fn push_tree(code: &mut Vec<sock_filter>, map: &[(Slot, u32)]) {
     }
 }
 
-// `man 7 bpf-helpers` does not list them; <linux/bpf_common.h> does.
-const LOAD_WORD: u16 = 0x20;
-const LOAD_BYTE: u16 = 0x30;
-const AND: u16 = 0x54;
-const SHIFT_RIGHT: u16 = 0x74;
-const JUMP: u16 = 0x05;
-const JUMP_EQ: u16 = 0x15;
-const JUMP_GE: u16 = 0x35;
-const RETURN: u16 = 0x06;
-const RETURN_A: u16 = 0x16;
-
-const fn op(code: u16, k: u32) -> sock_filter {
-    sock_filter { code, jt: 0, jf: 0, k }
-}
-
-const fn jump(code: u16, k: u32, jt: u8, jf: u8) -> sock_filter {
-    sock_filter { code, jt, jf, k }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -380,7 +362,7 @@ mod tests {
         for count in [0u16, 1, 2, 3, 100, MAX_SLOTS as u16] {
             let map: Vec<_> = (0..count).map(|i| (Slot::new(i * 5 + 1), u32::from(i ^ 1))).collect();
             let program = program(&map);
-            assert!(program.len() <= 4096, "{count} slots need {} instructions", program.len());
+            assert!(program.len() <= super::super::bpf::MAX_LEN, "{count} slots need {} instructions", program.len());
             for slot in 0..0x1000 {
                 let owner = map.iter().find(|(known, _)| known.get() == slot);
                 assert_eq!(run(&program, &packet_to(slot)), owner.map_or(NOBODY, |&(_, index)| index));

@@ -120,6 +120,11 @@ pub(super) fn attach_filter(fd: RawFd, name: c_int, program: &mut [libc::sock_fi
     check(rc as isize).map(drop)
 }
 
+/// Takes away what was attached with `SO_ATTACH_FILTER`.
+pub(super) fn detach_filter(fd: RawFd) -> io::Result<()> {
+    set_option(fd, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, 0)
+}
+
 /// Where a datagram goes.
 pub(super) enum Name<'a> {
     /// To the peer of a connected socket.

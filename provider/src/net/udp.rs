@@ -6,6 +6,7 @@
 //! Sending never waits: what finds the send buffer of a slow interface full is queued ([`super::tx_queue`]).
 
 use super::cmsg::{self, Control};
+use super::drops::{Drops, TakenDrops};
 use super::keepers::Keepers;
 use super::named::NamedSocket;
 use super::segments::Segments;
@@ -20,7 +21,7 @@ use socket2::{Domain, InterfaceIndexOrAddress, Protocol, SockAddr, Socket, Type}
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// Receive and send buffer asked for, bytes; the kernel gives what `net.core.[rw]mem_max` allows.
@@ -39,8 +40,7 @@ pub(crate) struct UdpLink {
     /// Whether traffic was seen here, so that pollers look here every time.
     hot: AtomicBool,
     rcvbuf: usize,
-    /// What the system had dropped at the last look.
-    drops: AtomicU32,
+    drops: Drops,
     /// What was read last.
     shelf: Shelf,
     /// Where there is no shelf: who sends to this very address. Opened by the first run that is worth it.
@@ -70,7 +70,7 @@ impl UdpLink {
         let segments = Segments::new(gso && can_segment(&socket));
         Ok(Self {
             rcvbuf: socket.recv_buffer_size()?,
-            drops: AtomicU32::new(0),
+            drops: Drops::default(),
             shelf: Shelf::default(),
             socket,
             gid,
@@ -184,11 +184,34 @@ impl UdpLink {
         self.keepers_for(self.gid).map(Keepers::clear);
     }
 
-    /// Datagrams that the system has dropped here since the last call, mostly because the buffer was full.
-    pub(crate) fn take_drops(&self) -> u64 {
-        let now = sys::drops(self.fd()).unwrap_or(0);
-        // The system counts in 32 bits.
-        now.wrapping_sub(self.drops.swap(now, Ordering::Relaxed)).into()
+    /// What the system has dropped here since the last call.
+    pub(crate) fn take_drops(&self) -> TakenDrops {
+        self.drops.take(self.fd())
+    }
+
+    /// Whether the system runs a program that [`UdpLink::filter`] gave it.
+    pub(super) fn is_filtered(&self) -> bool {
+        self.drops.are_filtered()
+    }
+
+    /// How many datagrams the system has dropped here, in 32 bits.
+    pub(super) fn all_drops(&self) -> u32 {
+        self.drops.look(self.fd())
+    }
+
+    /// Lets the system drop what `program` (classic BPF) does not let pass, before it takes room here. Under the lock of the
+    /// receive side, as [`UdpLink::end_filter`].
+    pub(super) fn filter(&self, program: &mut [libc::sock_filter]) -> io::Result<()> {
+        self.drops.look(self.fd());
+        self.drops.set_filtered(true);
+        sys::attach_filter(self.fd(), libc::SO_ATTACH_FILTER, program).inspect_err(|_| self.end_filter())
+    }
+
+    /// Everything is let in again.
+    pub(super) fn end_filter(&self) {
+        let _ = sys::detach_filter(self.fd());
+        self.drops.look(self.fd());
+        self.drops.set_filtered(false);
     }
 
     /// Whether pollers should look here every time.
