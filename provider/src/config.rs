@@ -1,6 +1,6 @@
 //! Every `ROXE_*` environment variable, parsed once.
 //!
-//! Lives here: the table [`KNOBS`] (what `roxe config` and the README print) and the parsed `Config`. Nothing else in
+//! Lives here: the table [`KNOBS`] (what `roxe config` and docs/knobs.md print) and the parsed `Config`. Nothing else in
 //! the crate reads the environment. Touches only `std::env`, and the file of rules that `ROXE_FAULTS` may name.
 
 use crate::net::is_privileged_start;

@@ -1,0 +1,30 @@
+//! The documentation says what the code does, where a test can compare the two.
+
+use roxe_provider::config::KNOBS;
+
+const PAGE: &str = include_str!("../../docs/knobs.md");
+
+#[test]
+fn the_table_of_knobs_is_the_one_in_the_code() {
+    let rows: Vec<&str> = PAGE.lines().filter(|line| line.starts_with("| `ROXE_")).collect();
+    let wanted: Vec<String> = KNOBS.iter().map(|k| format!("| `{}` | {} | {} |", k.name, k.default, k.help)).collect();
+    assert_eq!(rows, wanted);
+}
+
+/// A front page is read; a manual is looked up in.
+#[test]
+fn the_readme_is_short_and_every_link_of_the_documentation_leads_somewhere() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
+    assert!(readme.lines().count() <= 150);
+    let long: Vec<&str> = readme.lines().filter(|line| line.chars().count() > 100).collect();
+    assert!(long.is_empty(), "{long:?}");
+    let pages = std::fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    for page in pages.chain([root.join("README.md")]).filter(|page| page.extension().is_some_and(|e| e == "md")) {
+        let text = std::fs::read_to_string(&page).unwrap();
+        for target in text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next()) {
+            let is_here = target.is_empty() || page.parent().unwrap().join(target).exists();
+            assert!(is_here || target.starts_with("http"), "{}: {target}", page.display());
+        }
+    }
+}
