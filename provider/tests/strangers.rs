@@ -2,7 +2,7 @@
 //!
 //! Processes of two users that exist in no password file, in a network namespace of their own; the attacker does for some
 //! seconds what once worked, while a pair of the victim moves data, of which nothing may be lost. Needs root, to be both.
-//! `ROXE_TEST_ATTACK_SECONDS` says how long each attack lasts.
+//! `ROXE_TEST_ATTACK_SECONDS` says how long each attack lasts, `ROXE_TEST_SECONDS` how long all of them in turns.
 
 mod common;
 
@@ -18,8 +18,9 @@ use std::fs::{self, Permissions};
 use std::io::{ErrorKind, Write};
 use std::mem::zeroed;
 use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -34,11 +35,19 @@ const FIRST_PSN: u32 = 77;
 const INSIDE: &str = "ROXE_TEST_STRANGERS";
 const HERE: Ipv4Addr = Ipv4Addr::LOCALHOST;
 const MESSAGE: usize = 64 << 10;
+/// Where messages are read back to.
+const BACK: usize = 1 << 20;
 /// Where the attacker's bytes would go.
 const TARGET: usize = 3 << 20;
+/// How long one turn of all attacks lasts, longer than a queue pair waits for a peer that is gone.
+const TURN: Duration = Duration::from_secs(2);
 
 fn seconds() -> u64 {
-    std::env::var("ROXE_TEST_ATTACK_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(3)
+    seconds_of("ROXE_TEST_ATTACK_SECONDS")
+}
+
+fn seconds_of(variable: &str) -> u64 {
+    std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(3)
 }
 
 /// A folder that everybody can look into and only root can change, with a copy of this program; removed in the end.
@@ -66,6 +75,21 @@ impl Place {
         command.args(program(name).get_args()).uid(user).gid(user);
         command.env_remove("XDG_RUNTIME_DIR").current_dir("/");
         command
+    }
+
+    /// The attacker, in a user namespace where it has the number of the victim; `None`: none can be made here.
+    fn masked_attacker(&self) -> Option<Peer> {
+        let unshare = |user: u32| {
+            let mut command = Command::new("unshare");
+            command.args(["--user", &format!("--map-user={VICTIM}"), "--"]).uid(user).gid(user).current_dir("/");
+            command
+        };
+        if !unshare(ATTACKER).arg("true").status().is_ok_and(|status| status.success()) {
+            return None;
+        }
+        let (mut command, inner) = (unshare(ATTACKER), self.command("peer", ATTACKER));
+        command.arg(inner.get_program()).args(inner.get_args()).env_remove("XDG_RUNTIME_DIR");
+        Some(Peer::start_as(command, "peer", &[]))
     }
 
     fn peer(&self, user: u32, link: &str) -> Peer {
@@ -101,6 +125,7 @@ fn run(inner: &str) {
     let (said, told) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(said.contains(&format!("{MARK}done")), "{said}{told}");
     told.lines().filter(|line| line.starts_with("skipped: ")).for_each(|line| eprintln!("{line}"));
+    println!("{said}");
 }
 
 fn is_inside() -> bool {
@@ -117,14 +142,26 @@ fn peer() {
     if std::env::var(ROLE).is_err() {
         return;
     }
-    let mut puppet = None;
+    let (mut puppet, mut forgers) = (None, None);
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
         let words: Vec<&str> = line.split_whitespace().collect();
         let number = |at: usize| words.get(at).map_or(0, |word| word.parse::<u64>().unwrap());
         let answer = match words[0] {
             "descriptors" => send_descriptors(number(1)),
-            "forge" => forge(number(1) as u32, number(2), number(3) as u32),
+            "forge" => {
+                let victim = Known { written: number(1) as u32, addr: number(2), rkey: number(3) as u32, writes: 0 };
+                forge(&victim)
+            }
+            "all" => {
+                let victims = (1..words.len()).step_by(4).map(|at| Known {
+                    writes: number(at) as u32,
+                    written: number(at + 1) as u32,
+                    addr: number(at + 2),
+                    rkey: number(at + 3) as u32,
+                });
+                do_all(forgers.get_or_insert_with(Forgers::new), &victims.collect::<Vec<_>>())
+            }
             "naks" => forge_naks(number(1) as u32),
             "names" => hold_names(),
             _ => puppet.get_or_insert_with(Puppet::new).obey(words[0], number),
@@ -182,14 +219,21 @@ impl Puppet {
         post(&self.qp, 1, SendOp::Write { remote_addr: addr, rkey }, self.node.sge(0, MESSAGE));
     }
 
-    /// Writes one message after the other for so long; how many it were.
+    /// Writes one message after the other for so long, each with other bytes, and reads it back; how many it were.
     fn write(&self, time: Duration) -> u64 {
-        self.node.fill(0, MESSAGE, 7);
+        let Window { addr, rkey } = self.remote.unwrap();
         let (start, mut count) = (Instant::now(), 0);
         while count == 0 || start.elapsed() < time {
+            let seed = (count % 251) as u8;
+            self.node.fill(0, MESSAGE, seed);
             self.post();
             count = self.expect_success(count);
+            post(&self.qp, 2, SendOp::Read { remote_addr: addr, rkey }, self.node.sge(BACK, MESSAGE));
+            self.expect_success(0);
+            assert_eq!(self.node.bytes(BACK, MESSAGE), pattern(MESSAGE, seed), "message {count}");
         }
+        // Nothing comes twice, either.
+        assert_eq!(self.node.cq.poll(1, |_| ()).unwrap(), 0);
         count
     }
 
@@ -222,19 +266,35 @@ fn send_descriptors(seconds: u64) -> String {
     const ENOUGH: u32 = 4;
     let listener = TcpListener::bind((HERE, 0)).unwrap();
     let (start, mut taken) = (Instant::now(), 0);
-    let socket = Socket::new(Domain::UNIX, Type::DGRAM, None).unwrap();
     while taken < ENOUGH && start.elapsed() < Duration::from_secs(seconds) {
-        let in_folders = candidates(VICTIM).into_iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten();
-        let in_folders = in_folders.flatten().map(|entry| SockAddr::unix(entry.path()).unwrap());
-        for name in open_names().chain(in_folders) {
-            if socket.connect(&name).is_ok() {
-                let slow = slow_to_close(&listener);
-                taken += u32::from(send_descriptor(&socket, slow.as_raw_fd()));
-            }
-        }
+        taken += send_to_every_name(&[1; 64], || slow_to_close(&listener));
     }
     // They come from a queue of the kernel, whether this process lives or not.
     taken.to_string()
+}
+
+/// Sends every mailbox of the victim a message with a descriptor; how many were taken.
+fn send_to_every_name<F: AsRawFd + Send + 'static>(message: &[u8], make: impl Fn() -> F) -> u32 {
+    let socket = Socket::new(Domain::UNIX, Type::DGRAM, None).unwrap();
+    let in_folders = candidates(VICTIM).into_iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten();
+    let in_folders = in_folders.flatten().filter_map(|entry| SockAddr::unix(entry.path()).ok());
+    let found = open_names().chain(in_folders).filter(|name| socket.connect(name).is_ok());
+    let send = |_| {
+        let made = make();
+        let is_taken = send_descriptor(&socket, message, made.as_raw_fd());
+        // Who closes it last waits for it, and that may be this process.
+        std::thread::spawn(|| drop(made));
+        u32::from(is_taken)
+    };
+    found.map(send).sum()
+}
+
+/// The message that goes with a ring: the kind of the frame, the format of the ring and its bytes.
+fn ring_offer() -> [u8; 48] {
+    let mut frame = [0; 48];
+    frame[..2].copy_from_slice(&[6, 2]);
+    frame[8..12].copy_from_slice(&(1u32 << 19).to_ne_bytes());
+    frame
 }
 
 fn slow_to_close(listener: &TcpListener) -> TcpStream {
@@ -245,9 +305,8 @@ fn slow_to_close(listener: &TcpListener) -> TcpStream {
     stream
 }
 
-fn send_descriptor(socket: &Socket, fd: RawFd) -> bool {
-    let mut byte = [1u8; 64];
-    let mut iov = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: byte.len() };
+fn send_descriptor(socket: &Socket, message: &[u8], fd: RawFd) -> bool {
+    let mut iov = libc::iovec { iov_base: message.as_ptr().cast_mut().cast(), iov_len: message.len() };
     let mut control = [0u64; 3];
     // SAFETY: all-zero is valid; every pointer is to this frame, with the length that is there; room for one descriptor.
     unsafe {
@@ -287,17 +346,61 @@ impl Forger {
     }
 }
 
+/// What the attacker knows of a pair: the queue pair that writes, and the one that is written to, with its memory.
+struct Known {
+    writes: u32,
+    written: u32,
+    addr: u64,
+    rkey: u32,
+}
+
 /// Sends WRITEs to memory of the victim whose address and key, queue pair and PSN are known, from many ports; how many.
-fn forge(qpn: u32, addr: u64, rkey: u32) -> String {
-    let forgers: Vec<_> = (0..64).map(|_| Forger::new()).collect();
-    let reth = Reth { va: addr + TARGET as u64, rkey: RKey(rkey), dma_len: 64 };
-    let (start, mut count) = (Instant::now(), 0u32);
-    while count < 64 || start.elapsed() < Duration::from_secs(seconds()) {
-        let kind = Kind::RcRequest(Request::WriteOnly(reth, None));
-        forgers[count as usize % forgers.len()].send(qpn, Psn::new(FIRST_PSN + count / 64), kind, 64);
-        count += 1;
+fn forge(victim: &Known) -> String {
+    let (mut forgers, start) = (Forgers::new(), Instant::now());
+    while forgers.sent < 64 || start.elapsed() < Duration::from_secs(seconds()) {
+        forgers.write(victim);
     }
-    count.to_string()
+    forgers.sent.to_string()
+}
+
+/// Forgers at many ports, who try the same PSN each before they go on to the next.
+struct Forgers {
+    all: Vec<Forger>,
+    sent: u32,
+}
+
+impl Forgers {
+    fn new() -> Self {
+        Self { all: (0..64).map(|_| Forger::new()).collect(), sent: 0 }
+    }
+
+    fn write(&mut self, victim: &Known) {
+        let (count, reth) =
+            (self.all.len() as u32, Reth { va: victim.addr + TARGET as u64, rkey: RKey(victim.rkey), dma_len: 64 });
+        let (forger, psn) = (&self.all[(self.sent % count) as usize], Psn::new(FIRST_PSN + self.sent / count));
+        forger.send(victim.written, psn, Kind::RcRequest(Request::WriteOnly(reth, None)), 64);
+        self.sent += 1;
+    }
+}
+
+/// One turn of all that once worked; how many messages a mailbox took, how many bytes came for names that are not the
+/// attacker's, and how many packets were forged so far. Says 0 when it has all names that it can have.
+fn do_all(forgers: &mut Forgers, victims: &[Known]) -> String {
+    let listener = TcpListener::bind((HERE, 0)).unwrap();
+    let mut taken = send_to_every_name(&[1; 64], || slow_to_close(&listener));
+    taken += send_to_every_name(&ring_offer(), || fs::File::open("/dev/zero").unwrap());
+    let (start, mut names, mut heard) = (Instant::now(), HeldNames::default(), 0);
+    names.take_all();
+    println!("\n{MARK}0");
+    while start.elapsed() < TURN {
+        for victim in victims {
+            // There are 4,094 names to look at behind these.
+            (0..8192).for_each(|_| forgers.write(victim));
+            forge_naks(victim.writes);
+        }
+        heard += names.hear();
+    }
+    format!("{taken} {heard} {}", forgers.sent)
 }
 
 /// Says that the packets of one message, which the victim has just sent, cannot be taken; how many times.
@@ -315,26 +418,41 @@ fn forge_naks(qpn: u32) -> String {
 
 /// Takes all the names that are free, and looks for `seconds` what is sent to them; how many bytes, all in all.
 fn hold_names() -> String {
-    let (start, mut held, mut heard, mut is_told) = (Instant::now(), Vec::new(), 0, false);
-    allow_many_descriptors();
+    let (start, mut names, mut heard, mut is_told) = (Instant::now(), HeldNames::default(), 0, false);
     while start.elapsed() < Duration::from_secs(seconds() + 5) {
-        for name in open_names() {
-            let socket = Socket::new(Domain::UNIX, Type::DGRAM, None).unwrap();
-            if socket.bind(&name).is_ok() {
-                socket.set_nonblocking(true).unwrap();
-                held.push(std::os::unix::net::UnixDatagram::from(std::os::fd::OwnedFd::from(socket)));
-            }
-        }
-        for folder in candidates(VICTIM) {
-            assert_eq!(fs::write(Path::new(&folder).join("planted"), "x").map_err(|e| is_barred(&e)), Err(true));
-        }
-        let mut bytes = [0; 65_536];
-        heard += held.iter().filter_map(|socket| socket.recv(&mut bytes).ok()).sum::<usize>();
+        names.take_all();
+        heard += names.hear();
         if !std::mem::replace(&mut is_told, true) {
             println!("\n{MARK}0");
         }
     }
     heard.to_string()
+}
+
+/// Names of the victim's processes that the attacker has.
+#[derive(Default)]
+struct HeldNames(Vec<UnixDatagram>);
+
+impl HeldNames {
+    fn take_all(&mut self) {
+        allow_many_descriptors();
+        for name in open_names() {
+            let socket = Socket::new(Domain::UNIX, Type::DGRAM, None).unwrap();
+            if socket.bind(&name).is_ok() {
+                socket.set_nonblocking(true).unwrap();
+                self.0.push(OwnedFd::from(socket).into());
+            }
+        }
+        for folder in candidates(VICTIM) {
+            assert_eq!(fs::write(Path::new(&folder).join("planted"), "x").map_err(|e| is_barred(&e)), Err(true));
+        }
+    }
+
+    /// How many bytes have come for them.
+    fn hear(&self) -> usize {
+        let mut bytes = [0; 65_536];
+        self.0.iter().filter_map(|socket| socket.recv(&mut bytes).ok()).sum()
+    }
 }
 
 /// As many as the system lets a process have: there are 4,094 names.
@@ -369,13 +487,12 @@ fn both_victims(place: &Place, link: &str) -> (Peer, Peer, Vec<u64>, Vec<u64>) {
 }
 
 /// The pair moves data while the attacker does as it is told; what both say.
-fn attack(a: &mut Peer, b: &mut Peer, attacker: &mut Peer, order: &str) -> u64 {
+fn attack(a: &mut Peer, attacker: &mut Peer, order: &str) -> u64 {
     a.tell(&format!("write {}", seconds()));
     let reached = attacker.ask(order)[0];
     let written: u64 = a.hear().parse().unwrap();
     assert!(written > 0);
     assert_eq!(a.ask("write 0"), [1], "the pair still works");
-    assert_eq!(b.ask("check"), [1], "every byte is there");
     reached
 }
 
@@ -391,9 +508,9 @@ fn sends_descriptors() {
     }
     let place = Place::new();
     for link in ["auto", "udp"] {
-        let (mut a, mut b, _) = pair_of_victims(&place, link);
+        let (mut a, _b, _) = pair_of_victims(&place, link);
         let mut attacker = place.peer(ATTACKER, link);
-        let taken = attack(&mut a, &mut b, &mut attacker, &format!("descriptors {}", seconds()));
+        let taken = attack(&mut a, &mut attacker, &format!("descriptors {}", seconds()));
         assert_eq!(taken, 0, "link {link}");
     }
     done();
@@ -416,7 +533,7 @@ fn forges_packets() {
         // The attacker knows all that RoCEv2 asks for. Nothing else is under way, so its PSNs are right.
         attacker.ask(&format!("forge {} {} {}", of_b[0], of_b[1], of_b[2]));
         assert_eq!(b.ask("target"), [0], "link {link}: memory was written");
-        attack(&mut a, &mut b, &mut attacker, &format!("forge {} {} {}", of_b[0], of_b[1], of_b[2]));
+        attack(&mut a, &mut attacker, &format!("forge {} {} {}", of_b[0], of_b[1], of_b[2]));
         assert_eq!(b.ask("target"), [0], "link {link}: memory was written");
         assert!(b.ask("refused")[0] > 0);
     }
@@ -461,19 +578,77 @@ fn takes_names() {
         return;
     }
     let place = Place::new();
-    let (mut a, mut b, _) = pair_of_victims(&place, "udp");
+    let (mut a, b, _) = pair_of_victims(&place, "udp");
     let mut attacker = place.peer(ATTACKER, "udp");
     attacker.tell("names");
     assert_eq!(attacker.hear(), "0");
     // Who comes later finds numbers, and who is there goes on.
     let (_c, _d, _) = pair_of_victims(&place, "auto");
     assert_eq!(a.ask("write 1").len(), 1);
-    assert_eq!(b.ask("check"), [1]);
     // The survivor of a pair sends to nobody else what was for the dead.
     a.tell("try");
     drop(b);
     assert_eq!(a.hear(), "1", "the survivor hears that its peer is gone");
     assert_eq!(attacker.hear(), "0", "bytes that were not for the attacker");
+    done();
+}
+
+#[test]
+fn all_attacks_in_turns_take_nothing_from_pairs_that_work_meanwhile() {
+    run("is_attacked");
+}
+
+#[test]
+fn is_attacked() {
+    if !is_inside() {
+        return;
+    }
+    let (place, links) = (Place::new(), ["auto", "udp"]);
+    let mut pairs = links.map(|link| both_victims(&place, link));
+    let known: String =
+        pairs.iter().map(|(_, _, of_a, of_b)| format!(" {} {} {} {}", of_a[0], of_b[0], of_b[1], of_b[2])).collect();
+    let mut attackers = vec![place.peer(ATTACKER, "udp")];
+    match place.masked_attacker() {
+        Some(attacker) => attackers.push(attacker),
+        None => eprintln!("skipped: no attacker with the victim's number in a user namespace"),
+    }
+    let (mut start, time) = (Instant::now(), Duration::from_secs(seconds_of("ROXE_TEST_SECONDS")));
+    let (mut turns, mut sent) = (0, vec![0; attackers.len()]);
+    // In the first turns nothing else is under way, so that the attackers' PSNs are right.
+    while turns < 2 * attackers.len() || start.elapsed() < time {
+        if turns == attackers.len() {
+            start = Instant::now();
+            pairs.iter_mut().for_each(|(a, ..)| a.tell(&format!("write {}", time.as_secs())));
+        }
+        let (which, link) = (turns % attackers.len(), links[turns % links.len()]);
+        // These come and go: one of them dies, and the other sends to nobody else what was for it.
+        let (mut survivor, dies, _) = pair_of_victims(&place, link);
+        attackers[which].tell(&format!("all{known}"));
+        assert_eq!(attackers[which].hear(), "0");
+        survivor.tell("try");
+        drop(dies);
+        assert_eq!(survivor.hear(), "1", "link {link}: the survivor hears that its peer is gone");
+        let said = attackers[which].hear();
+        let (reached, forged) = said.rsplit_once(' ').unwrap();
+        assert_eq!(reached, "0 0", "turn {turns}: messages taken by mailboxes, bytes heard at their names");
+        sent[which] = forged.parse::<u64>().unwrap();
+        turns += 1;
+    }
+    for (link, (a, b, ..)) in links.into_iter().zip(&mut pairs) {
+        let written: u64 = a.hear().parse().unwrap();
+        println!("link {link}: {written} messages of {MESSAGE} bytes written and read back");
+        assert!(written > 0);
+        assert_eq!(b.ask("target"), [0], "link {link}: memory was written");
+        assert_eq!(a.ask("write 0"), [1], "link {link}: the pair still works");
+        println!("link {link}: refused {} and {}", a.ask("refused")[0], b.ask("refused")[0]);
+        assert!(b.ask("refused")[0] > 0);
+    }
+    println!(
+        "{turns} turns of {} attackers, {} forged WRITEs, {:.0?}",
+        attackers.len(),
+        sent.iter().sum::<u64>(),
+        start.elapsed()
+    );
     done();
 }
 
