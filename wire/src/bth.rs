@@ -2,7 +2,7 @@
 //!
 //! Touches `num` and `opcode`.
 
-use crate::bytes::{Reader, Writer};
+use crate::bytes::{Reader, Sink, Writer};
 use crate::{Opcode, ParseError, Pkey, Psn, Qpn};
 use core::fmt;
 
@@ -87,7 +87,7 @@ impl Bth {
 
     /// Writes the header; reserved bits are 0. `pad` is 0..=3.
     #[inline]
-    pub(crate) fn write(&self, opcode: Opcode, pad: usize, to: &mut Writer<'_>) -> Option<()> {
+    pub(crate) fn write(&self, opcode: Opcode, pad: usize, to: &mut Writer<impl Sink>) -> Option<()> {
         let flag = |set: bool, bit: u32| u32::from(set) << bit;
         let w0 = u32::from(opcode.to_u8()) << 24
             | flag(self.solicited, 23)

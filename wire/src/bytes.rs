@@ -3,6 +3,7 @@
 //! Touches nothing but `core`.
 
 use crate::ParseError;
+use core::sync::atomic::{AtomicU8, Ordering};
 
 /// What is left to read.
 #[derive(Clone, Copy, Debug)]
@@ -39,17 +40,41 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// Room that is written to from its start on.
+pub(crate) trait Sink {
+    /// Writes `bytes` and goes on behind them; `None` means out of room.
+    fn array<const N: usize>(&mut self, bytes: [u8; N]) -> Option<()>;
+}
+
+impl Sink for &mut [u8] {
+    #[inline]
+    fn array<const N: usize>(&mut self, bytes: [u8; N]) -> Option<()> {
+        let (head, rest) = core::mem::take(self).split_first_chunk_mut()?;
+        *head = bytes;
+        *self = rest;
+        Some(())
+    }
+}
+
+/// Bytes that somebody else may change meanwhile.
+impl Sink for &[AtomicU8] {
+    #[inline]
+    fn array<const N: usize>(&mut self, bytes: [u8; N]) -> Option<()> {
+        let (head, rest) = self.split_first_chunk::<N>()?;
+        head.iter().zip(bytes).for_each(|(to, byte)| to.store(byte, Ordering::Relaxed));
+        *self = rest;
+        Some(())
+    }
+}
+
 /// What is left to write. `None` means out of room.
 #[derive(Debug)]
-pub(crate) struct Writer<'a>(pub(crate) &'a mut [u8]);
+pub(crate) struct Writer<S>(pub(crate) S);
 
-impl Writer<'_> {
+impl<S: Sink> Writer<S> {
     #[inline]
     pub(crate) fn array<const N: usize>(&mut self, bytes: [u8; N]) -> Option<()> {
-        let (head, rest) = core::mem::take(&mut self.0).split_first_chunk_mut()?;
-        *head = bytes;
-        self.0 = rest;
-        Some(())
+        self.0.array(bytes)
     }
 
     #[inline]

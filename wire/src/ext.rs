@@ -2,7 +2,7 @@
 //!
 //! Reserved bits are ignored when read and 0 when written. Touches `num`.
 
-use crate::bytes::{Reader, Writer};
+use crate::bytes::{Reader, Sink, Writer};
 use crate::{Msn, ParseError, Qkey, Qpn, RKey};
 use core::fmt;
 
@@ -27,7 +27,7 @@ impl Reth {
     }
 
     #[inline]
-    pub(crate) fn write(&self, to: &mut Writer<'_>) -> Option<()> {
+    pub(crate) fn write(&self, to: &mut Writer<impl Sink>) -> Option<()> {
         to.u64(self.va)?;
         to.u32(self.rkey.0)?;
         to.u32(self.dma_len)
@@ -55,7 +55,7 @@ impl Aeth {
     }
 
     #[inline]
-    pub(crate) fn write(&self, to: &mut Writer<'_>) -> Option<()> {
+    pub(crate) fn write(&self, to: &mut Writer<impl Sink>) -> Option<()> {
         to.u32(u32::from(self.syndrome.to_u8()) << 24 | self.msn.get())
     }
 }
@@ -172,7 +172,7 @@ impl AtomicEth {
     }
 
     #[inline]
-    pub(crate) fn write(&self, to: &mut Writer<'_>) -> Option<()> {
+    pub(crate) fn write(&self, to: &mut Writer<impl Sink>) -> Option<()> {
         to.u64(self.va)?;
         to.u32(self.rkey.0)?;
         to.u64(self.swap_or_add)?;
@@ -194,7 +194,7 @@ impl AtomicAckEth {
     }
 
     #[inline]
-    pub(crate) fn write(self, to: &mut Writer<'_>) -> Option<()> {
+    pub(crate) fn write(self, to: &mut Writer<impl Sink>) -> Option<()> {
         to.u64(self.0)
     }
 }
@@ -216,7 +216,7 @@ impl ImmDt {
     }
 
     #[inline]
-    pub(crate) fn write(self, to: &mut Writer<'_>) -> Option<()> {
+    pub(crate) fn write(self, to: &mut Writer<impl Sink>) -> Option<()> {
         to.array(self.0)
     }
 }
@@ -235,7 +235,7 @@ impl Ieth {
     }
 
     #[inline]
-    pub(crate) fn write(self, to: &mut Writer<'_>) -> Option<()> {
+    pub(crate) fn write(self, to: &mut Writer<impl Sink>) -> Option<()> {
         to.u32(self.0.0)
     }
 }
@@ -259,7 +259,7 @@ impl Deth {
     }
 
     #[inline]
-    pub(crate) fn write(&self, to: &mut Writer<'_>) -> Option<()> {
+    pub(crate) fn write(&self, to: &mut Writer<impl Sink>) -> Option<()> {
         to.u32(self.qkey.0)?;
         to.u32(self.src_qpn.get())
     }
@@ -280,7 +280,7 @@ impl XrcEth {
     }
 
     #[inline]
-    pub(crate) fn write(self, to: &mut Writer<'_>) -> Option<()> {
+    pub(crate) fn write(self, to: &mut Writer<impl Sink>) -> Option<()> {
         to.u32(self.0 & Self::MASK)
     }
 }
@@ -307,7 +307,7 @@ impl Feth {
     }
 
     #[inline]
-    pub(crate) fn write(&self, to: &mut Writer<'_>) -> Option<()> {
+    pub(crate) fn write(&self, to: &mut Writer<impl Sink>) -> Option<()> {
         to.u32(u32::from((self.selectivity.to_u8() & 3) << 4 | self.placement.0 & 0xf))
     }
 }

@@ -3,12 +3,13 @@
 //!
 //! Touches `bth`, `ext`, `opcode`.
 
-use crate::bytes::{Reader, Writer};
+use crate::bytes::{Reader, Sink, Writer};
 use crate::opcode::{PayloadRule, Service};
 use crate::{
     Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Feth, Ieth, ImmDt, Opcode, Operation, ParseError, Reth, XrcEth, icrc,
 };
 use core::fmt;
+use core::sync::atomic::{AtomicU8, Ordering};
 
 /// What ends a SEND besides its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -302,6 +303,21 @@ impl Header {
         }
         Some(payload)
     }
+
+    /// As [`Header::emit_as`] where somebody else may change the bytes meanwhile: they are stored one by one and not looked at.
+    #[inline]
+    pub fn emit_shared_as<'b>(&self, form: &Form, out: &'b [AtomicU8]) -> Option<&'b [AtomicU8]> {
+        debug_assert_eq!(form.opcode, self.opcode(), "the form of another packet");
+        if out.len() != form.len {
+            return None;
+        }
+        let mut rest = Writer(out);
+        self.bth.write(form.opcode, form.pad, &mut rest)?;
+        self.kind.write(&mut rest)?;
+        let (payload, pad) = rest.0.split_at_checked(form.payload_len)?;
+        pad.iter().for_each(|byte| byte.store(0, Ordering::Relaxed));
+        Some(payload)
+    }
 }
 
 impl Kind {
@@ -330,7 +346,7 @@ impl Kind {
 
     /// Writes the extended headers.
     #[inline]
-    fn write(&self, to: &mut Writer<'_>) -> Option<()> {
+    fn write(&self, to: &mut Writer<impl Sink>) -> Option<()> {
         match self {
             Self::RcRequest(request) => request.write(to),
             Self::RcResponse(response) | Self::XrcResponse(response) => response.write(to),
@@ -404,7 +420,7 @@ impl Request {
     }
 
     #[inline]
-    fn write(&self, to: &mut Writer<'_>) -> Option<()> {
+    fn write(&self, to: &mut Writer<impl Sink>) -> Option<()> {
         match self {
             Self::SendFirst | Self::SendMiddle | Self::WriteMiddle => Some(()),
             Self::SendLast(tail) | Self::SendOnly(tail) => match tail {
@@ -427,7 +443,7 @@ impl Request {
     }
 }
 
-fn write_imm(imm: Option<ImmDt>, to: &mut Writer<'_>) -> Option<()> {
+fn write_imm(imm: Option<ImmDt>, to: &mut Writer<impl Sink>) -> Option<()> {
     imm.map_or(Some(()), |imm| imm.write(to))
 }
 
@@ -458,7 +474,7 @@ impl Response {
     }
 
     #[inline]
-    fn write(&self, to: &mut Writer<'_>) -> Option<()> {
+    fn write(&self, to: &mut Writer<impl Sink>) -> Option<()> {
         match self {
             Self::ReadMiddle => Some(()),
             Self::ReadFirst(aeth) | Self::ReadLast(aeth) | Self::ReadOnly(aeth) | Self::Ack(aeth) => aeth.write(to),

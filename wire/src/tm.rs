@@ -68,7 +68,7 @@ impl Tmh {
     /// Its bytes; the reserved ones are 0.
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
-        let mut to = Writer(&mut bytes);
+        let mut to = Writer(&mut bytes[..]);
         // Exactly the length of the array.
         let _ =
             to.array([self.op.to_u8(), 0, 0, 0]).and_then(|()| to.u32(self.app_ctx)).and_then(|()| to.u64(self.tag));

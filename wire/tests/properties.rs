@@ -7,6 +7,8 @@ use roxe_wire::{
     PacketReader, Pkey, Placement, Psn, Qkey, Qpn, RKey, Request, Response, Reth, Selectivity, SendTail, Syndrome,
     UcRequest, XrcEth, icrc,
 };
+use std::sync::atomic::AtomicU8;
+use std::sync::atomic::Ordering::Relaxed;
 
 fn bth() -> impl Strategy<Value = Bth> {
     (any::<(u32, u32, u16)>(), any::<[bool; 5]>()).prop_map(|((qpn, psn, pkey), flags)| {
@@ -168,6 +170,20 @@ proptest! {
         let bytes = emit(&net, &header, &payload);
         prop_assert_eq!(bytes.len() % 4, 0);
         prop_assert_eq!(Packet::parse(&bytes), Ok(Packet { header, payload: &payload }));
+    }
+
+    #[test]
+    fn shared_bytes_are_written_as_others((header, payload) in packet(), wrong in 0..5000_usize) {
+        let mut own = vec![0xee; header.padded_len(payload.len())];
+        header.emit(payload.len(), &mut own).expect("a slot of exact size").copy_from_slice(&payload);
+        let form = header.form(payload.len()).expect("it was emitted");
+        let shared: Vec<_> = own.iter().map(|_| AtomicU8::new(0xee)).collect();
+        let room = header.emit_shared_as(&form, &shared).expect("a slot of exact size");
+        prop_assert_eq!(room.len(), payload.len());
+        room.iter().zip(&payload).for_each(|(to, byte)| to.store(*byte, Relaxed));
+        prop_assert_eq!(shared.iter().map(|byte| byte.load(Relaxed)).collect::<Vec<_>>(), own);
+        let other: Vec<_> = (0..wrong).map(|_| AtomicU8::new(0)).collect();
+        prop_assert!(wrong == shared.len() || header.emit_shared_as(&form, &other).is_none());
     }
 
     #[test]

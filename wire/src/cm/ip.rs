@@ -117,7 +117,7 @@ impl IpCmHeader {
             IpPair::V6 { src, dst } => (6, src.octets(), dst.octets()),
         };
         let mut bytes = [0; Self::LEN];
-        let mut to = Writer(&mut bytes);
+        let mut to = Writer(&mut bytes[..]);
         // Exactly the length of the array.
         let _ = to
             .array([Self::VERSION, ip_version << 4])
