@@ -5,11 +5,12 @@
 //! and child see the same bytes), and reached by lists and peers through a region. The system makes a page
 //! present when it is first used, not when it is allocated or registered.
 //!
-//! Touches its pages, through [`crate::guard`], as everything does that may run while a peer writes there.
+//! Touches its pages, through [`crate::guard`], as everything does that may run while a peer writes there. The child of a fork
+//! may write there at any time, too: no reference to these bytes exists, and what they say matters to the program alone.
 
 use crate::device::Context;
 use crate::error::Error;
-use crate::guard::{self, Fault};
+use crate::guard::{self, Fault, own_cells};
 use crate::limits::{DM_GRAIN, MAX_DM_SIZE};
 use crate::lock::{Mutex, rank};
 use crate::mapped::{Mapping, page_size};
@@ -113,7 +114,7 @@ impl Dm {
     /// Copies the bytes from `offset` on to `out`; errors as for [`Dm::write`].
     pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Error> {
         let (block, addr) = self.place(offset, out.len() as u64)?;
-        let read = guard::read(addr, out);
+        let read = guard::read(addr, own_cells(out));
         drop(block);
         read.map_err(no_page)
     }
@@ -256,7 +257,7 @@ mod tests {
         dm.read(16, &mut out).unwrap();
         assert_eq!(&out, b"from a peer.");
         let list = [Sge { addr: 5, length: 7, lkey: mr.lkey() }];
-        memory.hold().gather(pd.id(), &list, 0, &mut out[..7]).unwrap();
+        memory.hold().gather(pd.id(), &list, 0, own_cells(&mut out[..7])).unwrap();
         assert_eq!(&out[..7], b"a peer.");
         let add = AtomicOp::FetchAdd { add: 3 };
         assert_eq!(memory.hold().atomic_remote(pd.id(), mr.rkey(), 32, add), Ok(0));
@@ -302,7 +303,7 @@ mod tests {
         dm.write(0, b"kept").unwrap();
         drop(dm);
         let mut out = [0; 4];
-        pd.context().memory().hold().read_remote(pd.id(), mr.rkey(), 0, &mut out).unwrap();
+        pd.context().memory().hold().read_remote(pd.id(), mr.rkey(), 0, own_cells(&mut out)).unwrap();
         assert_eq!(&out, b"kept");
         let dm = self::dm(&pd, 64);
         let mr = pd.reg_dm_mr(&dm, 0, 64, RIGHTS).unwrap();
@@ -315,7 +316,7 @@ mod tests {
         let pd = testing::pd();
         let dm = dm(&pd, 64);
         let mr = pd.reg_dm_mr(&dm, 0, 64, RIGHTS).unwrap();
-        let read = |pd: &Pd| pd.context().memory().hold().read_remote(pd.id(), mr.rkey(), 0, &mut [0; 4]);
+        let read = |pd: &Pd| pd.context().memory().hold().read_remote(pd.id(), mr.rkey(), 0, own_cells(&mut [0; 4]));
         let change = MrChange { access: Some(Access::ZERO_BASED), ..MrChange::default() };
         mr.reregister(change).unwrap();
         assert_eq!(read(&pd), Err(MemError::Access));

@@ -20,10 +20,11 @@ mod x86;
 #[cfg(not(target_arch = "x86_64"))]
 use portable as arch;
 use roxe_transport::cx::AtomicOp;
+use std::sync::atomic::AtomicU8;
 #[cfg(target_arch = "x86_64")]
 use x86 as arch;
 
-pub(crate) use shared::SharedBytes;
+pub(crate) use shared::{SharedBytes, cells, own_cells};
 
 /// The memory is not mapped, or not with the right the access needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,20 +37,20 @@ pub(crate) fn install() {
 
 /// Copies `out.len()` bytes at `addr` of the application. Which bytes of `out` are written before a fault is open.
 #[inline]
-pub(crate) fn read(addr: u64, out: &mut [u8]) -> Result<(), Fault> {
+pub(crate) fn read(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
     arch::read(addr, out)
 }
 
 /// The same where another processor has the lines of `out`, as that which reads a ring has.
 #[inline]
-pub(crate) fn read_shared(addr: u64, out: &mut [u8]) -> Result<(), Fault> {
+pub(crate) fn read_shared(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
     arch::read_shared(addr, out)
 }
 
 /// Copies `out.len()` bytes at `addr` of the application and sums them up on the way where the processor can do both as
 /// fast as one of them: the sum of the first bytes, if so.
 #[inline]
-pub(crate) fn read_summed(addr: u64, out: &mut [u8]) -> Result<Option<Sum>, Fault> {
+pub(crate) fn read_summed(addr: u64, out: &[AtomicU8]) -> Result<Option<Sum>, Fault> {
     arch::read_summed(addr, out)
 }
 

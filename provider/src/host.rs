@@ -10,7 +10,7 @@ pub(crate) use errands::MAX_FETCH;
 use crate::cq::Cq;
 use crate::engine::Engine;
 use crate::flow::{Flow, Key, Pool, STALL, STREAM_STALL};
-use crate::guard::{SharedBytes, Sum};
+use crate::guard::{SharedBytes, Sum, cells};
 use crate::mr::{MemoryTable, Reach, Regions};
 use crate::net::slot::Slot;
 use crate::qp::{QpCore, Report};
@@ -19,7 +19,7 @@ use crate::unpolled::Unpolled;
 use errands::Errands;
 use roxe_transport::cx::{
     AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, RxPayload, SharedReceives, Side, SrqPlace,
-    TagFit,
+    TagFit, TxRoom,
 };
 use roxe_transport::qp::Service;
 use roxe_transport::time::Instant;
@@ -271,7 +271,8 @@ const fn stall(pool: Pool) -> Duration {
 }
 
 impl Memory for QpHost<'_> {
-    fn gather(&mut self, sges: &[Sge], offset: u32, out: &mut [u8]) -> Result<(), MemError> {
+    fn gather(&mut self, sges: &[Sge], offset: u32, out: TxRoom<'_>) -> Result<(), MemError> {
+        let out = cells(out);
         if self.copied.is_none() {
             return self.copy(|regions, own| regions.gather(own.pd, sges, offset, out));
         }
@@ -307,10 +308,11 @@ impl Memory for QpHost<'_> {
         self.look(|regions, reach| regions.check_remote(reach, rkey, va, len, access))
     }
 
-    fn read_remote(&mut self, rkey: RKey, va: u64, out: &mut [u8]) -> Result<(), MemError> {
+    fn read_remote(&mut self, rkey: RKey, va: u64, out: TxRoom<'_>) -> Result<(), MemError> {
         if self.elsewhere.is_some() {
             return self.read_fetched(va, out);
         }
+        let out = cells(out);
         if self.copied.is_none() {
             return self.copy(|regions, reach| regions.read_remote(reach, rkey, va, out));
         }

@@ -15,7 +15,7 @@ use roxe_transport::cx::{AtomicOp, MemError};
 use roxe_transport::wr::{Access, Sge};
 use roxe_wire::RKey;
 use std::ops::Range;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU8, Ordering, fence};
 
 mod advise;
 mod dmabuf;
@@ -112,12 +112,12 @@ impl Region {
         &self,
         pd: PdId,
         va: u64,
-        out: &mut [u8],
-        copy: impl FnOnce(u64, &mut [u8]) -> Result<(), Fault>,
+        out: &[AtomicU8],
+        copy: impl FnOnce(u64, &[AtomicU8]) -> Result<(), Fault>,
     ) -> Result<(), MemError> {
         // clause: KEY-NULL
         if self.users == Users::Null(pd) {
-            out.fill(0);
+            out.iter().for_each(|byte| byte.store(0, Ordering::Relaxed));
             return Ok(());
         }
         Ok(copy(self.resolve(pd, va, out.len() as u64, Access::empty())?, out)?)
@@ -240,7 +240,7 @@ impl Regions<'_> {
     }
 
     /// Copies out of the list `sges`, from `offset` bytes into it.
-    pub(crate) fn gather(&self, pd: PdId, sges: &[Sge], offset: u32, out: &mut [u8]) -> Result<(), MemError> {
+    pub(crate) fn gather(&self, pd: PdId, sges: &[Sge], offset: u32, out: &[AtomicU8]) -> Result<(), MemError> {
         self.gather_by(pd, sges, offset, out, |_, addr, out| guard::read_shared(addr, out))
     }
 
@@ -250,7 +250,7 @@ impl Regions<'_> {
         pd: PdId,
         sges: &[Sge],
         offset: u32,
-        out: &mut [u8],
+        out: &[AtomicU8],
     ) -> Result<Option<Sum>, MemError> {
         let mut sum = None;
         self.gather_by(pd, sges, offset, out, |is_first, addr, out| {
@@ -270,12 +270,12 @@ impl Regions<'_> {
         pd: PdId,
         sges: &[Sge],
         offset: u32,
-        out: &mut [u8],
-        mut copy: impl FnMut(bool, u64, &mut [u8]) -> Result<(), Fault>,
+        out: &[AtomicU8],
+        mut copy: impl FnMut(bool, u64, &[AtomicU8]) -> Result<(), Fault>,
     ) -> Result<(), MemError> {
         walk(sges, offset, out.len(), |sge, part| {
             let is_first = part.start == 0;
-            let out = out.get_mut(part).ok_or(MemError::Range)?;
+            let out = out.get(part).ok_or(MemError::Range)?;
             self.find(sge.lkey.0)?.read(pd, sge.addr, out, |addr, out| copy(is_first, addr, out))
         })
     }
@@ -323,7 +323,7 @@ impl Regions<'_> {
         reach: impl Into<Reach>,
         rkey: RKey,
         va: u64,
-        out: &mut [u8],
+        out: &[AtomicU8],
     ) -> Result<(), MemError> {
         self.read_remote_by(guard::read_shared, reach.into(), rkey, va, out)
     }
@@ -334,7 +334,7 @@ impl Regions<'_> {
         reach: Reach,
         rkey: RKey,
         va: u64,
-        out: &mut [u8],
+        out: &[AtomicU8],
     ) -> Result<Option<Sum>, MemError> {
         self.read_remote_by(guard::read_summed, reach, rkey, va, out)
     }
@@ -342,11 +342,11 @@ impl Regions<'_> {
     #[inline]
     fn read_remote_by<T: Default>(
         &self,
-        copy: impl FnOnce(u64, &mut [u8]) -> Result<T, Fault>,
+        copy: impl FnOnce(u64, &[AtomicU8]) -> Result<T, Fault>,
         reach: Reach,
         rkey: RKey,
         va: u64,
-        out: &mut [u8],
+        out: &[AtomicU8],
     ) -> Result<T, MemError> {
         if out.is_empty() {
             return Ok(T::default());

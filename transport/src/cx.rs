@@ -5,7 +5,8 @@
 
 use crate::time::Instant;
 use crate::wr::{Access, Av, Bind, Cqe, Sge};
-use roxe_wire::{Psn, Qpn, RKey, Reth};
+use core::sync::atomic::{AtomicU8, Ordering};
+use roxe_wire::{Form, Header, Psn, Qpn, RKey, Reth};
 
 /// Why an access to memory was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,10 +99,76 @@ impl<'a> From<&'a [u8]> for RxPayload<'a> {
     }
 }
 
+/// Room for what leaves: for a whole packet, or for a part of it.
+#[derive(Debug)]
+pub enum TxRoom<'a> {
+    /// Memory that is nobody else's.
+    Own(&'a mut [u8]),
+    /// Memory that another process reads, and may change at any time: bytes are stored there and never looked at again. What
+    /// is long, the host copies there from where it is.
+    Shared(&'a [AtomicU8]),
+}
+
+impl<'a> TxRoom<'a> {
+    /// How many bytes there is room for.
+    #[inline]
+    pub const fn len(&self) -> usize {
+        match self {
+            Self::Own(room) => room.len(),
+            Self::Shared(room) => room.len(),
+        }
+    }
+
+    /// Whether there is none.
+    #[inline]
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Room for the first `count` bytes. `None`: there is room for fewer.
+    #[inline]
+    pub fn first(self, count: usize) -> Option<Self> {
+        match self {
+            Self::Own(room) => room.get_mut(..count).map(Self::Own),
+            Self::Shared(room) => room.get(..count).map(Self::Shared),
+        }
+    }
+
+    /// Writes `bytes`. `None`: there is room for more, or for fewer.
+    #[inline]
+    pub fn put(self, bytes: &[u8]) -> Option<()> {
+        if self.len() != bytes.len() {
+            return None;
+        }
+        match self {
+            Self::Own(room) => room.copy_from_slice(bytes),
+            Self::Shared(room) => room.iter().zip(bytes).for_each(|(to, byte)| to.store(*byte, Ordering::Relaxed)),
+        }
+        Some(())
+    }
+
+    /// Writes headers and pad of a packet of this `form`, and returns the room for its payload. `None`: this is not room for
+    /// one.
+    // Each kind of room has a function already that does it; one around both was 30 instructions of each packet.
+    #[inline(always)]
+    pub fn put_header(self, header: &Header, form: &Form) -> Option<Self> {
+        match self {
+            Self::Own(room) => header.emit_as(form, room).map(Self::Own),
+            Self::Shared(room) => header.emit_shared_as(form, room).map(Self::Shared),
+        }
+    }
+}
+
+impl<'a> From<&'a mut [u8]> for TxRoom<'a> {
+    fn from(room: &'a mut [u8]) -> Self {
+        Self::Own(room)
+    }
+}
+
 /// Registered memory as one QP may use it.
 pub trait Memory {
     /// Copies `out.len()` bytes, starting `offset` bytes into the list `sges`, out of local memory.
-    fn gather(&mut self, sges: &[Sge], offset: u32, out: &mut [u8]) -> Result<(), MemError>;
+    fn gather(&mut self, sges: &[Sge], offset: u32, out: TxRoom<'_>) -> Result<(), MemError>;
 
     /// Copies `data` into local memory, starting `offset` bytes into the list `sges` (needs `LOCAL_WRITE`).
     /// Bytes are placed in increasing address order, the last ones stored last. `side` tells where the list was posted:
@@ -112,7 +179,7 @@ pub trait Memory {
     fn check_remote(&mut self, rkey: RKey, va: u64, len: u64, access: Access) -> Result<(), MemError>;
 
     /// Copies out of memory for a peer (checks `REMOTE_READ` and range again: the key may have gone meanwhile).
-    fn read_remote(&mut self, rkey: RKey, va: u64, out: &mut [u8]) -> Result<(), MemError>;
+    fn read_remote(&mut self, rkey: RKey, va: u64, out: TxRoom<'_>) -> Result<(), MemError>;
 
     /// Copies into memory for a peer (checks `REMOTE_WRITE` and range); increasing address order, last bytes last.
     fn write_remote(&mut self, rkey: RKey, va: u64, data: RxPayload<'_>) -> Result<(), MemError>;
@@ -313,11 +380,17 @@ impl PacketNote {
 /// The packets of one batch, in the order they must leave.
 pub trait TxBatch {
     /// Room for one packet to the queue pair `to` behind `av`: `len` bytes from the first byte of the BTH to the end of the
-    /// pad. The batch adds the ICRC behind it when it is closed. A raw packet QP fills the slot with a frame instead, to
-    /// which nothing is added, and `av` and `to` say nothing. `note` says where the packet comes from; nothing depends on
+    /// pad. The batch adds the ICRC behind it when it is closed. `note` says where the packet comes from; nothing depends on
     /// it.
     /// `None`: the batch is full, send it and ask again.
-    fn slot(&mut self, av: &Av, to: Qpn, len: usize, note: PacketNote) -> Option<&mut [u8]>;
+    fn slot(&mut self, av: &Av, to: Qpn, len: usize, note: PacketNote) -> Option<TxRoom<'_>>;
+
+    /// Room for a frame of `len` bytes of a raw packet QP, to which nothing is added and which may be looked at again.
+    /// `None`: the batch is full, or one for packets only.
+    fn frame(&mut self, len: usize, note: PacketNote) -> Option<&mut [u8]> {
+        let (_, _) = (len, note);
+        None
+    }
 
     /// Whether packets may share the header of the last slot: whether there is any use in asking for room for them.
     fn joins(&self) -> bool {
@@ -328,7 +401,7 @@ pub trait TxBatch {
     /// and as many as there is room for. They are the next packets, differ from the one in the slot by their PSNs, and ask for
     /// no acknowledgement. [`crate::Qp::handle_joined`] takes in what comes to be. `None`: there is no such thing here, or no
     /// room; the packet needs a slot of its own.
-    fn extend(&mut self, len: usize, count: u32) -> Option<&mut [u8]> {
+    fn extend(&mut self, len: usize, count: u32) -> Option<TxRoom<'_>> {
         let _ = (len, count);
         None
     }
@@ -351,4 +424,72 @@ pub enum TxState {
     Drained,
     /// The batch is full: send it and call again.
     BatchFull,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use roxe_wire::{AtomicEth, Bth, Deth, Kind, Qkey, Request, SendTail, XrcEth};
+
+    /// Headers of several lengths, each with a payload that fits.
+    fn packets() -> [(Header, usize); 4] {
+        let header = |kind| Header { bth: Bth::new(Qpn::new(0x12_3456), Psn::new(0x65_4321)), kind };
+        let atomic = AtomicEth { va: u64::MAX, rkey: RKey(7), swap_or_add: 1, compare: 2 };
+        let deth = Deth { qkey: Qkey(9), src_qpn: Qpn::new(3) };
+        [
+            (header(Kind::RcRequest(Request::SendMiddle)), 1024),
+            (header(Kind::RcRequest(Request::SendOnly(SendTail::Plain))), 301),
+            (header(Kind::Ud { deth, imm: None }), 0),
+            (header(Kind::XrcRequest(XrcEth(5), Request::CompareSwap(atomic))), 0),
+        ]
+    }
+
+    /// Room whose bytes are not zero.
+    fn shared(len: usize) -> Vec<AtomicU8> {
+        (0..len).map(|_| AtomicU8::new(0xa5)).collect()
+    }
+
+    fn bytes(room: &[AtomicU8]) -> Vec<u8> {
+        room.iter().map(|byte| byte.load(Ordering::Relaxed)).collect()
+    }
+
+    #[test]
+    fn a_packet_is_written_the_same_to_both_kinds_of_room() {
+        for (header, len) in packets() {
+            let form = header.form(len).expect("a payload that fits");
+            let (mut own, room, payload) = (vec![0xa5; form.len()], shared(form.len()), vec![7; len]);
+            for room in [TxRoom::from(&mut own[..]), TxRoom::Shared(&room)] {
+                assert_eq!(room.put_header(&header, &form).and_then(|room| room.put(&payload)), Some(()));
+            }
+            assert_eq!(own, bytes(&room), "{header:?}");
+        }
+    }
+
+    #[test]
+    fn room_of_another_size_is_refused() {
+        for (header, len) in packets() {
+            let form = header.form(len).expect("a payload that fits");
+            for wrong in [0, 1, form.len() - 1, form.len() + 1] {
+                let (mut own, room) = (vec![0; wrong], shared(wrong));
+                for room in [TxRoom::from(&mut own[..]), TxRoom::Shared(&room)] {
+                    assert!(room.put_header(&header, &form).is_none(), "{header:?} in {wrong}");
+                }
+            }
+        }
+        for len in [0, 3, 5] {
+            assert_eq!(TxRoom::Shared(&shared(4)).put(&vec![1; len]), None);
+            assert_eq!(TxRoom::Own(&mut [0; 4]).put(&vec![1; len]), None);
+        }
+    }
+
+    #[test]
+    fn the_first_bytes_are_those_that_were_asked_for() {
+        let (mut own, room) = ([1; 5], [1; 5].map(AtomicU8::new));
+        for room in [TxRoom::from(&mut own[..]), TxRoom::Shared(&room)] {
+            assert_eq!(room.first(3).and_then(|room| room.put(&[7, 8, 9])), Some(()));
+        }
+        assert_eq!((own, bytes(&room)), ([7, 8, 9, 1, 1], vec![7, 8, 9, 1, 1]));
+        assert!(TxRoom::Own(&mut own).first(6).is_none() && TxRoom::Shared(&room).first(6).is_none());
+        assert!(TxRoom::Shared(&[]).is_empty() && !TxRoom::Own(&mut own).is_empty());
+    }
 }

@@ -1,7 +1,7 @@
 //! One queue pair without a peer: its surroundings, its clock, and what every target asks of any queue pair.
 
 use roxe_transport::Qp;
-use roxe_transport::cx::{PacketNote, TxBatch, TxState};
+use roxe_transport::cx::{PacketNote, TxBatch, TxRoom, TxState};
 use roxe_transport::qp::{DropReason, PostError, QpState, Service};
 use roxe_transport::sim::host::SimHost;
 use roxe_transport::sim::setup::qpn;
@@ -197,7 +197,7 @@ impl Sent {
 }
 
 impl TxBatch for Sent {
-    fn slot(&mut self, _av: &Av, _to: Qpn, len: usize, note: PacketNote) -> Option<&mut [u8]> {
+    fn slot(&mut self, _av: &Av, _to: Qpn, len: usize, note: PacketNote) -> Option<TxRoom<'_>> {
         if self.packets.len() >= self.room {
             return None;
         }
@@ -205,7 +205,7 @@ impl TxBatch for Sent {
         // Not zero, so that what a queue pair forgets to write is seen.
         self.bytes.resize(start + len + icrc::LEN, 0xa5);
         self.packets.push((note, start..self.bytes.len()));
-        self.bytes.get_mut(start..start + len)
+        self.bytes.get_mut(start..start + len).map(TxRoom::Own)
     }
 
     fn retract(&mut self) {

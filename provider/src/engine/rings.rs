@@ -15,6 +15,7 @@ use crate::lock::{Lockable, Mutex, RwLock, rank};
 use crate::net::forward::Frame;
 use crate::net::shm::{self, Doorbell, Heading, Inbound, Line, Offer, Said, Writer};
 use crate::net::slot::Slot;
+use roxe_transport::cx::TxRoom;
 use roxe_transport::time::Instant;
 use roxe_transport::wr::Av;
 use roxe_wire::Qpn;
@@ -63,13 +64,13 @@ impl Sender {
     }
 
     /// Room for a packet of `len` bytes with its ICRC; `None`: the ring is full, or gone.
-    pub(super) fn slot(&mut self, heading: &Heading, len: usize) -> Option<&mut [u8]> {
+    pub(super) fn slot(&mut self, heading: &Heading, len: usize) -> Option<TxRoom<'_>> {
         self.writer.as_mut()?.slot(heading, len)
     }
 
     /// The same for who has just asked whether it is there; `None`: the ring is gone.
     #[inline]
-    pub(super) fn place(&mut self, heading: &Heading, len: usize) -> Option<&mut [u8]> {
+    pub(super) fn place(&mut self, heading: &Heading, len: usize) -> Option<TxRoom<'_>> {
         self.writer.as_mut()?.place(heading, len)
     }
 
@@ -81,7 +82,7 @@ impl Sender {
 
     /// As [`Writer::extend`].
     #[inline]
-    pub(super) fn extend(&mut self, len: usize, count: u32) -> Option<&mut [u8]> {
+    pub(super) fn extend(&mut self, len: usize, count: u32) -> Option<TxRoom<'_>> {
         self.writer.as_mut()?.extend(len, count)
     }
 

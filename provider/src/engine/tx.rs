@@ -19,7 +19,7 @@ use crate::host::Copied;
 use crate::net::slot::Slot;
 use crate::net::udp::UdpLink;
 use crate::net::{Link, MAX_BYTES, MAX_SEGMENTS, ROCE_PORT, SendError, Taken, TxMeta};
-use roxe_transport::cx::{PacketNote, TxBatch};
+use roxe_transport::cx::{PacketNote, TxBatch, TxRoom};
 use roxe_transport::wr::Av;
 use roxe_wire::icrc::{self, Sealer, Summed};
 use roxe_wire::{Gid, NetHeader, Qpn};
@@ -140,6 +140,26 @@ impl Batch {
     fn run_has_room(&self, len: usize, count: usize) -> bool {
         let start = self.packets.get(self.newest).map_or(self.used, |first| first.start);
         self.packets.len() - self.newest + count <= MAX_SEGMENTS && self.used + count * len - start <= MAX_BYTES
+    }
+
+    /// Room for a packet of `len` bytes, or a frame, along `av`; `None`: the batch is full.
+    pub(crate) fn room(&mut self, av: &Av, len: usize, note: PacketNote) -> Option<&mut [u8]> {
+        let (start, total) = (self.used, len + icrc::LEN);
+        let same_way = self.avs.last() == Some(av);
+        let continues = same_way && self.continues_run(total);
+        let fits = if continues { self.run_has_room(total, 1) } else { self.has_room() && total <= MAX_BYTES };
+        if !fits {
+            return None;
+        }
+        if !continues {
+            self.newest = self.packets.len();
+        }
+        if !same_way {
+            self.avs.push(*av);
+        }
+        self.packets.push(Entry { start, len: total, av: self.avs.len() - 1, note, summed: None });
+        self.used += total;
+        self.bytes.get_mut(start..start + len)
     }
 
     /// Whether there is room for a whole run.
@@ -283,23 +303,12 @@ fn numbered(net: &NetHeader, index: usize) -> NetHeader {
 }
 
 impl TxBatch for Batch {
-    fn slot(&mut self, av: &Av, _to: Qpn, len: usize, note: PacketNote) -> Option<&mut [u8]> {
-        let (start, total) = (self.used, len + icrc::LEN);
-        let same_way = self.avs.last() == Some(av);
-        let continues = same_way && self.continues_run(total);
-        let fits = if continues { self.run_has_room(total, 1) } else { self.has_room() && total <= MAX_BYTES };
-        if !fits {
-            return None;
-        }
-        if !continues {
-            self.newest = self.packets.len();
-        }
-        if !same_way {
-            self.avs.push(*av);
-        }
-        self.packets.push(Entry { start, len: total, av: self.avs.len() - 1, note, summed: None });
-        self.used += total;
-        self.bytes.get_mut(start..start + len)
+    fn slot(&mut self, av: &Av, _to: Qpn, len: usize, note: PacketNote) -> Option<TxRoom<'_>> {
+        self.room(av, len, note).map(TxRoom::Own)
+    }
+
+    fn frame(&mut self, len: usize, note: PacketNote) -> Option<&mut [u8]> {
+        self.room(&Av::default(), len, note)
     }
 
     fn takes_along(&self, len: usize, count: usize) -> bool {
@@ -330,14 +339,13 @@ mod tests {
     use std::net::Ipv4Addr;
 
     const NOTE: PacketNote = PacketNote::answer(Qpn::new(7), Why::Ack);
-    const TO: Qpn = Qpn::new(0x1000);
 
     fn av(last: u8) -> Av {
         Av { dgid: Ipv4Addr::new(127, 79, 0, last).into(), ..Av::default() }
     }
 
     fn push(batch: &mut Batch, av: &Av, qpn: u32, len: usize) {
-        let packet = batch.slot(av, Qpn::new(qpn), len, NOTE).unwrap();
+        let packet = batch.room(av, len, NOTE).unwrap();
         packet.fill(0);
         packet[4..8].copy_from_slice(&qpn.to_be_bytes());
     }
@@ -371,8 +379,7 @@ mod tests {
     #[test]
     fn a_batch_is_full_with_a_whole_run_or_without_room_for_one() {
         let mut batch = Batch::new();
-        let fill =
-            |len, batch: &mut Batch| (0..1000).take_while(|_| batch.slot(&av(1), TO, len, NOTE).is_some()).count();
+        let fill = |len, batch: &mut Batch| (0..1000).take_while(|_| batch.room(&av(1), len, NOTE).is_some()).count();
         assert_eq!(fill(4108, &mut batch), 15);
         batch.clear();
         push(&mut batch, &av(1), 0x1000, 4124);
@@ -383,7 +390,7 @@ mod tests {
         for at in 0..2 {
             push(&mut batch, &av(at), 0x1000, MAX_BYTES - icrc::LEN);
         }
-        assert!(batch.slot(&av(2), TO, 1, NOTE).is_none());
+        assert!(batch.room(&av(2), 1, NOTE).is_none());
     }
 
     #[test]

@@ -8,29 +8,30 @@ use super::Fault;
 use crate::mapped::page_size;
 use roxe_transport::cx::AtomicOp;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 /// There is nothing to install: the kernel reports.
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) fn install() {}
 
-pub(super) fn read(addr: u64, out: &mut [u8]) -> Result<(), Fault> {
-    let ours = libc::iovec { iov_base: out.as_mut_ptr().cast(), iov_len: out.len() };
+pub(super) fn read(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
+    let ours = libc::iovec { iov_base: out.as_ptr().cast_mut().cast(), iov_len: out.len() };
     let theirs = libc::iovec { iov_base: addr as *mut c_void, iov_len: out.len() };
-    // SAFETY: both vectors outlive the call; `ours` is valid for writing, and the kernel checks `theirs`.
+    // SAFETY: both vectors outlive the call; `ours` is valid for writing, because atomics may change behind a
+    // shared reference, and the kernel checks `theirs`.
     let n = unsafe { libc::process_vm_readv(libc::getpid(), &raw const ours, 1, &raw const theirs, 1, 0) };
     if usize::try_from(n) == Ok(out.len()) { Ok(()) } else { Err(Fault) }
 }
 
 /// As [`read`].
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) fn read_shared(addr: u64, out: &mut [u8]) -> Result<(), Fault> {
+pub(super) fn read_shared(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
     read(addr, out)
 }
 
 /// Never sums.
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) fn read_summed(addr: u64, out: &mut [u8]) -> Result<Option<super::Sum>, Fault> {
+pub(super) fn read_summed(addr: u64, out: &[AtomicU8]) -> Result<Option<super::Sum>, Fault> {
     read(addr, out).map(|()| None)
 }
 

@@ -1,12 +1,33 @@
 //! Bytes in memory that another process may change at any moment.
 //!
-//! There is no reference to them, because what a Rust reference shows must not change: they can only be copied, by the
-//! instructions that also copy memory of the application. What is to be checked is copied first and looked at then.
+//! There is no `&[u8]` and no `&mut [u8]` of them, because what such a reference shows must not change meanwhile: they can
+//! only be copied, by the instructions that also copy memory of the application. Those that arrive are [`SharedBytes`]; what
+//! is to be checked is copied first and looked at then. Room for those that leave is a slice of atomic bytes, *cells*, and so
+//! is room of this process while something is copied there: one kind of copy serves both.
 
 use super::{Fault, arch};
 use crate::prefetch::prefetch_at;
+use roxe_transport::cx::TxRoom;
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::ptr;
+use std::sync::atomic::AtomicU8;
+
+/// The bytes of `room`, to be copied to.
+#[inline]
+pub(crate) fn cells(room: TxRoom<'_>) -> &[AtomicU8] {
+    match room {
+        TxRoom::Own(bytes) => own_cells(bytes),
+        TxRoom::Shared(cells) => cells,
+    }
+}
+
+/// The same of memory that is nobody else's.
+#[inline]
+pub(crate) fn own_cells(bytes: &mut [u8]) -> &[AtomicU8] {
+    // SAFETY: an atomic byte is laid out as a byte, and while the result lives, `bytes` is borrowed by nobody else.
+    unsafe { &*(ptr::from_mut(bytes) as *const [AtomicU8]) }
+}
 
 /// Where such bytes are. They stay mapped while this exists.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +67,7 @@ impl<'a> SharedBytes<'a> {
         if out.len() > self.len {
             return Err(Fault);
         }
-        arch::read_shared(self.addr, out)
+        arch::read_shared(self.addr, own_cells(out))
     }
 
     /// Asks for the first `len` bytes, which are about to be copied.

@@ -1,15 +1,16 @@
 //! Both implementations against mapped, unmapped, forbidden and read-only memory; signals that are not ours.
 
 use super::x86::{self, Moves};
-use super::{Fault, portable};
+use super::{Fault, own_cells, portable};
 use crate::testing::{PAGE, Pages};
 use roxe_transport::cx::AtomicOp;
 use roxe_wire::icrc::{BLOCK, Crc, Tables};
+use std::sync::atomic::AtomicU8;
 
 #[derive(Clone, Copy)]
 struct Arch {
     name: &'static str,
-    read: fn(u64, &mut [u8]) -> Result<(), Fault>,
+    read: fn(u64, &[AtomicU8]) -> Result<(), Fault>,
     write: fn(u64, &[u8]) -> Result<(), Fault>,
     atomic: fn(u64, AtomicOp) -> Result<u64, Fault>,
     store: fn(u64, [u8; 8]) -> Result<(), Fault>,
@@ -50,7 +51,7 @@ fn every_length_at_every_alignment_is_copied_exactly() {
             write(pages.addr(), &vec![0; len + 128]).unwrap();
             write(at, &data[..len]).unwrap();
             let mut whole = vec![0xaa; len + 128];
-            read(pages.addr(), &mut whole).unwrap();
+            read(pages.addr(), own_cells(&mut whole)).unwrap();
             let start = 64 + skew as usize;
             assert_eq!(&whole[start..start + len], &data[..len], "{name} len {len} skew {skew}");
             assert!(whole[..start].iter().chain(&whole[start + len..]).all(|&byte| byte == 0), "{name} {len} {skew}");
@@ -68,7 +69,7 @@ fn a_summed_copy_is_exact_and_so_is_its_sum() {
     {
         x86::write(pages.addr() + skew, &data[..len]).unwrap();
         let mut out = vec![0xaa; len];
-        let sum = super::read_summed(pages.addr() + skew, &mut out).unwrap();
+        let sum = super::read_summed(pages.addr() + skew, own_cells(&mut out)).unwrap();
         assert_eq!(out, data[..len], "{len} {skew}");
         if let Some(super::Sum { blocks, remainder }) = sum {
             let end = usize::from(blocks) * BLOCK;
@@ -79,7 +80,7 @@ fn a_summed_copy_is_exact_and_so_is_its_sum() {
     pages.unmap(1, 1);
     for before in [0, 1, 256, 700, 4095] {
         let mut out = vec![0; 4096];
-        assert_eq!(super::read_summed(pages.addr() + PAGE - before, &mut out), Err(Fault), "{before}");
+        assert_eq!(super::read_summed(pages.addr() + PAGE - before, own_cells(&mut out)), Err(Fault), "{before}");
     }
 }
 
@@ -91,10 +92,10 @@ fn a_hole_is_a_fault_wherever_it_begins() {
         for len in [1, 2, 4, 7, 8, 9, 64, 2048, 4096] {
             for before in [0, 1, 4, len - 1].into_iter().filter(|before| *before < len) {
                 let at = pages.addr() + PAGE - before;
-                assert_eq!(read(at, &mut vec![0; len as usize]), Err(Fault), "{name} {len} {before}");
+                assert_eq!(read(at, own_cells(&mut vec![0; len as usize])), Err(Fault), "{name} {len} {before}");
                 assert_eq!(write(at, &vec![0; len as usize]), Err(Fault), "{name} {len} {before}");
             }
-            assert_eq!(read(pages.addr() + PAGE - len, &mut vec![0; len as usize]), Ok(()), "{name} {len}");
+            assert_eq!(read(pages.addr() + PAGE - len, own_cells(&mut vec![0; len as usize])), Ok(()), "{name} {len}");
             assert_eq!(write(pages.addr() + 2 * PAGE, &vec![0; len as usize]), Ok(()), "{name} {len}");
         }
     }
@@ -106,11 +107,11 @@ fn protection_is_respected() {
     pages.protect(0, libc::PROT_NONE);
     pages.protect(1, libc::PROT_READ);
     for Arch { name, read, write, atomic, store } in arches() {
-        assert_eq!(read(pages.addr(), &mut [0; 8]), Err(Fault), "{name}");
+        assert_eq!(read(pages.addr(), own_cells(&mut [0; 8])), Err(Fault), "{name}");
         assert_eq!(write(pages.addr(), &[0; 8]), Err(Fault), "{name}");
         assert_eq!(store(pages.addr(), [0; 8]), Err(Fault), "{name}");
         assert_eq!(store(pages.addr() + PAGE, [0; 8]), Err(Fault), "{name}");
-        assert_eq!(read(pages.addr() + PAGE, &mut [0; 8]), Ok(()), "{name}");
+        assert_eq!(read(pages.addr() + PAGE, own_cells(&mut [0; 8])), Ok(()), "{name}");
         assert_eq!(write(pages.addr() + PAGE, &[0; 8]), Err(Fault), "{name}");
         for op in [AtomicOp::FetchAdd { add: 1 }, AtomicOp::CompareSwap { compare: 0, swap: 1 }] {
             assert_eq!(atomic(pages.addr(), op), Err(Fault), "{name}");
@@ -123,7 +124,7 @@ fn protection_is_respected() {
 fn addresses_that_cannot_exist_are_faults() {
     for Arch { name, read, write, .. } in arches() {
         for addr in [0, 8, 1 << 47, 1 << 63, u64::MAX - 15] {
-            assert_eq!(read(addr, &mut [0; 8]), Err(Fault), "{name} {addr:#x}");
+            assert_eq!(read(addr, own_cells(&mut [0; 8])), Err(Fault), "{name} {addr:#x}");
             assert_eq!(write(addr, &[0; 8]), Err(Fault), "{name} {addr:#x}");
         }
     }
@@ -134,7 +135,7 @@ fn a_truncated_file_is_a_fault_too() {
     let pages = Pages::of_file(2);
     pages.truncate_file();
     for Arch { name, read, write, atomic, .. } in arches() {
-        assert_eq!(read(pages.addr(), &mut [0; 8]), Err(Fault), "{name}");
+        assert_eq!(read(pages.addr(), own_cells(&mut [0; 8])), Err(Fault), "{name}");
         assert_eq!(write(pages.addr(), &[0; 4096]), Err(Fault), "{name}");
         assert_eq!(atomic(pages.addr(), AtomicOp::FetchAdd { add: 1 }), Err(Fault), "{name}");
     }
@@ -148,7 +149,7 @@ fn atomics_return_the_old_value_and_store_the_new() {
     for Arch { name, read, write, atomic, .. } in arches() {
         let value = || {
             let mut bytes = [0; 8];
-            read(word, &mut bytes).unwrap();
+            read(word, own_cells(&mut bytes)).unwrap();
             u64::from_ne_bytes(bytes)
         };
         write(word, &5u64.to_ne_bytes()).unwrap();
@@ -214,7 +215,7 @@ fn a_flag_behind_the_data_is_seen_after_the_data() {
                     std::thread::yield_now();
                 }
                 let mut first = [0; 8];
-                super::read(data, &mut first).unwrap();
+                super::read(data, own_cells(&mut first)).unwrap();
                 assert!(u64::from_ne_bytes(first) >= round);
             }
         });
@@ -294,7 +295,7 @@ fn foreign_faults_reach_the_previous_handler() {
     let status = in_child(|| {
         set_handler(exit_with_42 as *const () as usize, libc::SA_SIGINFO);
         x86::put_in_front();
-        assert_eq!(x86::read(8, &mut [0; 4]), Err(Fault));
+        assert_eq!(x86::read(8, own_cells(&mut [0; 4])), Err(Fault));
         wild_load();
     });
     assert!(libc::WIFEXITED(status), "{status:#x}");

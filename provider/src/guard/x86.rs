@@ -8,7 +8,7 @@ use std::arch::global_asm;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::sync::Once;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 
 // Between `roxe_guard_begin` and `roxe_guard_end` no instruction moves the stack pointer and nothing is called, so at a
 // fault anywhere in between, jumping to `roxe_guard_fault` returns 1 to the caller. All functions return 0 otherwise.
@@ -354,29 +354,29 @@ unsafe extern "C" {
 }
 
 #[inline]
-pub(super) fn read(addr: u64, out: &mut [u8]) -> Result<(), Fault> {
-    // SAFETY: `out` is valid for its length; a fault at `addr` is reported, and racing writes there are no data race
-    // in the eyes of the compiler, which does not see the assembly's loads.
-    let rc = unsafe { roxe_guard_copy(out.as_mut_ptr().cast(), addr as *const c_void, out.len()) };
+pub(super) fn read(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
+    // SAFETY: `out` is valid for its length, and atomics may change behind a shared reference; a fault at `addr` is reported.
+    // Racing accesses at either end are no data race in the eyes of the compiler, which does not see the assembly's.
+    let rc = unsafe { roxe_guard_copy(out.as_ptr().cast_mut().cast(), addr as *const c_void, out.len()) };
     if rc == 0 { Ok(()) } else { Err(Fault) }
 }
 
 /// From this length on summing while copying is faster than before sealing.
 const WORTH_SUMMING: usize = 4 * BLOCK;
 
-pub(super) fn read_summed(addr: u64, out: &mut [u8]) -> Result<Option<Sum>, Fault> {
+pub(super) fn read_summed(addr: u64, out: &[AtomicU8]) -> Result<Option<Sum>, Fault> {
     let len = out.len() - out.len() % BLOCK;
     let Ok(blocks) = u8::try_from(len / BLOCK) else { return read(addr, out).map(|()| None) };
     if len < WORTH_SUMMING || !can_fold() {
         return read(addr, out).map(|()| None);
     }
-    let (start, rest) = out.split_at_mut(len);
+    let (start, rest) = out.split_at(len);
     let mut remainder = 0;
     // SAFETY: `start` is valid for its length, a multiple of 256 that is not 0; the processor has the instructions; the rest
     // as in `read`.
     let rc = unsafe {
         roxe_guard_fold(
-            start.as_mut_ptr().cast(),
+            start.as_ptr().cast_mut().cast(),
             addr as *const c_void,
             len,
             &raw mut remainder,
@@ -435,9 +435,9 @@ impl Moves {
     }
 
     #[inline]
-    pub(super) fn read(self, addr: u64, out: &mut [u8]) -> Result<(), Fault> {
+    pub(super) fn read(self, addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
         // SAFETY: as in `read` below.
-        unsafe { self.run(out.as_mut_ptr().cast(), addr as *const c_void, out.len()) }
+        unsafe { self.run(out.as_ptr().cast_mut().cast(), addr as *const c_void, out.len()) }
     }
 
     #[inline]
@@ -453,7 +453,7 @@ pub(super) fn write_shared(addr: u64, data: SharedBytes<'_>) -> Result<(), Fault
 }
 
 #[inline]
-pub(super) fn read_shared(addr: u64, out: &mut [u8]) -> Result<(), Fault> {
+pub(super) fn read_shared(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
     Moves::best(out.len()).read(addr, out)
 }
 

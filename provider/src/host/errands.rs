@@ -13,7 +13,7 @@ use crate::engine::{Engine, Letter};
 use crate::net::forward::{Errand, ErrandId, ErrandKind, Frame};
 use crate::net::slot::Slot;
 use roxe_transport::Qp as Machine;
-use roxe_transport::cx::{MemError, SharedReceives, SrqPlace};
+use roxe_transport::cx::{MemError, SharedReceives, SrqPlace, TxRoom};
 use roxe_transport::qp::{DropReason, Outcome};
 use roxe_transport::time::Instant;
 use roxe_wire::{Kind, NetHeader, Packet, PathMtu, Psn, Qpn, RKey, Reth};
@@ -86,12 +86,13 @@ impl Piece {
     }
 
     /// Copies out of it. Whether that was all of it.
-    fn read(&self, va: u64, out: &mut [u8]) -> Result<bool, MemError> {
+    fn read(&self, va: u64, out: TxRoom<'_>) -> Result<bool, MemError> {
         let Some(Ok(data)) = &self.data else { return Err(MemError::BadKey) };
         let at = va.checked_sub(self.va).and_then(|at| usize::try_from(at).ok()).ok_or(MemError::Range)?;
         let data = data.get(at..).ok_or(MemError::Range)?;
-        out.copy_from_slice(data.get(..out.len()).ok_or(MemError::Range)?);
-        Ok(data.len() == out.len())
+        let is_all = data.len() == out.len();
+        data.get(..out.len()).and_then(|data| out.put(data)).ok_or(MemError::Range)?;
+        Ok(is_all)
     }
 }
 
@@ -269,7 +270,7 @@ impl QpHost<'_> {
     }
 
     /// Copies out of what was fetched.
-    pub(super) fn read_fetched(&mut self, va: u64, out: &mut [u8]) -> Result<(), MemError> {
+    pub(super) fn read_fetched(&mut self, va: u64, out: TxRoom<'_>) -> Result<(), MemError> {
         let errands = self.path.errands.as_mut().ok_or(MemError::BadKey)?;
         let read = errands.piece.as_ref().map_or(Err(MemError::BadKey), |piece| piece.read(va, out));
         // What is used up, or failed, is asked for anew the next time.

@@ -54,6 +54,7 @@ fn refused(sge: &Sge, why: MemError) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::guard::own_cells;
     use crate::mr::Mr;
     use crate::testing::{self, PAGE, Pages};
     use roxe_wire::LKey;
@@ -118,7 +119,7 @@ mod tests {
         let memory = pd.context().memory();
         memory.hold().write_remote(pd.id(), mr.rkey(), pages.addr(), b"here").unwrap();
         let mut read = [0; 4];
-        memory.hold().read_remote(pd.id(), mr.rkey(), pages.addr(), &mut read).unwrap();
+        memory.hold().read_remote(pd.id(), mr.rkey(), pages.addr(), own_cells(&mut read)).unwrap();
         assert_eq!(&read, b"here");
         for nowhere in [0, 1 << 47, 1 << 63, u64::MAX - 16] {
             assert_eq!(

@@ -22,6 +22,7 @@ impl Pd {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::guard::own_cells;
     use crate::mr::{MrChange, Reach};
     use crate::testing;
     use roxe_transport::cx::{AtomicOp, MemError};
@@ -40,14 +41,17 @@ mod tests {
         for addr in [0, 4096, 1 << 47, u64::MAX - 8] {
             let mut out = [7; 8];
             assert_eq!(table.hold().scatter(pd.id(), &part(&mr, addr, 8), 0, &[1; 8]), Ok(()));
-            assert_eq!((table.hold().gather(pd.id(), &part(&mr, addr, 8), 0, &mut out), out), (Ok(()), [0; 8]));
+            assert_eq!(
+                (table.hold().gather(pd.id(), &part(&mr, addr, 8), 0, own_cells(&mut out)), out),
+                (Ok(()), [0; 8])
+            );
         }
         let stranger = pd.context().alloc_pd().unwrap();
         let list = part(&mr, 0, 8);
-        assert_eq!(table.hold().gather(stranger.id(), &list, 0, &mut [0; 8]), Err(MemError::WrongDomain));
+        assert_eq!(table.hold().gather(stranger.id(), &list, 0, own_cells(&mut [0; 8])), Err(MemError::WrongDomain));
         assert_eq!(table.hold().scatter(stranger.id(), &list, 0, &[0; 8]), Err(MemError::WrongDomain));
         mr.deregister().unwrap();
-        assert_eq!(table.hold().gather(pd.id(), &list, 0, &mut [0; 8]), Err(MemError::BadKey));
+        assert_eq!(table.hold().gather(pd.id(), &list, 0, own_cells(&mut [0; 8])), Err(MemError::BadKey));
         assert!(pd.dealloc().is_ok());
     }
 
@@ -57,7 +61,7 @@ mod tests {
         let pd = testing::pd();
         let (mr, table) = (pd.alloc_null_mr().unwrap(), pd.context().memory());
         let refused = Err(MemError::WrongDomain);
-        assert_eq!(table.hold().read_remote(pd.id(), mr.rkey(), 0, &mut [0; 8]), refused);
+        assert_eq!(table.hold().read_remote(pd.id(), mr.rkey(), 0, own_cells(&mut [0; 8])), refused);
         assert_eq!(table.hold().write_remote(pd.id(), mr.rkey(), 0, &[0; 8]), refused);
         assert_eq!(table.hold().atomic_remote(pd.id(), mr.rkey(), 0, AtomicOp::FetchAdd { add: 1 }).map(drop), refused);
         let mw = pd.alloc_mw(crate::mr::MwKind::One).unwrap();

@@ -1,6 +1,7 @@
 //! Keys, rights, ranges and lists against real memory; what happens when it goes away.
 
 use super::*;
+use crate::guard::own_cells;
 use crate::pd::Pd;
 use crate::testing::{self, PAGE, Pages};
 use roxe_wire::LKey;
@@ -30,7 +31,7 @@ impl Setup {
 
     fn read(&self, mr: &Mr, va: u64, len: usize) -> Result<Vec<u8>, MemError> {
         let mut out = vec![0; len];
-        self.table().hold().read_remote(self.pd.id(), mr.rkey(), va, &mut out).map(|()| out)
+        self.table().hold().read_remote(self.pd.id(), mr.rkey(), va, own_cells(&mut out)).map(|()| out)
     }
 
     fn write(&self, mr: &Mr, va: u64, data: &[u8]) -> Result<(), MemError> {
@@ -73,9 +74,9 @@ fn no_bytes_need_no_key() {
     let s = Setup::new();
     let pd = s.pd.id();
     assert_eq!(s.table().hold().check_remote(pd, RKey(1), 0, 0, Access::REMOTE_WRITE), Ok(()));
-    assert_eq!(s.table().hold().read_remote(pd, RKey(1), 0, &mut []), Ok(()));
+    assert_eq!(s.table().hold().read_remote(pd, RKey(1), 0, own_cells(&mut [])), Ok(()));
     assert_eq!(s.table().hold().write_remote(pd, RKey(1), 0, &[]), Ok(()));
-    assert_eq!(s.table().hold().gather(pd, &[], 0, &mut []), Ok(()));
+    assert_eq!(s.table().hold().gather(pd, &[], 0, own_cells(&mut [])), Ok(()));
 }
 
 // clause: CHECK-KEY, KEY-SCATTER
@@ -92,7 +93,7 @@ fn each_operation_needs_its_right() {
         let atomic = s.table().hold().atomic_remote(s.pd.id(), mr.rkey(), at, op).map(drop);
         assert_eq!(atomic, result(Access::REMOTE_ATOMIC));
         assert_eq!(s.table().hold().scatter(s.pd.id(), &list, 0, &[0; 8]), result(Access::LOCAL_WRITE));
-        assert_eq!(s.table().hold().gather(s.pd.id(), &list, 0, &mut [0; 8]), Ok(()));
+        assert_eq!(s.table().hold().gather(s.pd.id(), &list, 0, own_cells(&mut [0; 8])), Ok(()));
     }
 }
 
@@ -103,7 +104,7 @@ fn keys_are_of_one_domain_and_die_with_the_region() {
     let mr = s.register(0, 64, ALL);
     let other = s.pd.context().alloc_pd().unwrap();
     let at = mr.addr();
-    let read = |pd: &Pd, key| s.table().hold().read_remote(pd.id(), key, at, &mut [0; 4]);
+    let read = |pd: &Pd, key| s.table().hold().read_remote(pd.id(), key, at, own_cells(&mut [0; 4]));
     assert_eq!(read(&s.pd, mr.rkey()), Ok(()));
     assert_eq!(read(&other, mr.rkey()), Err(MemError::WrongDomain));
     assert_eq!(read(&s.pd, RKey(mr.rkey().0 ^ 0x80)), Err(MemError::BadKey));
@@ -121,7 +122,7 @@ fn a_region_registered_anew_keeps_its_keys_and_what_was_not_changed() {
     let mr = s.register(0, 64, ALL);
     let (key, first, second) = (mr.rkey(), s.pages.addr(), s.pages.addr() + PAGE);
     let other = s.pd.context().alloc_pd().unwrap();
-    let read = |pd: &Pd, va| s.table().hold().read_remote(pd.id(), key, va, &mut [0; 8]);
+    let read = |pd: &Pd, va| s.table().hold().read_remote(pd.id(), key, va, own_cells(&mut [0; 8]));
     let anew = |change| mr.reregister(change).unwrap();
     anew(MrChange { pd: Some(Arc::clone(&other)), ..MrChange::default() });
     assert_eq!((read(&s.pd, first), read(&other, first)), (Err(MemError::WrongDomain), Ok(())));
@@ -177,7 +178,7 @@ fn lists_are_walked_from_any_offset() {
     for offset in 0..=112 {
         for len in [0, 1, 6, 112 - offset] {
             let mut out = vec![0; len];
-            let result = s.table().hold().gather(s.pd.id(), &list, offset as u32, &mut out);
+            let result = s.table().hold().gather(s.pd.id(), &list, offset as u32, own_cells(&mut out));
             match data.get(offset..offset + len) {
                 Some(expected) => assert_eq!((result, &out[..]), (Ok(()), expected), "{offset} {len}"),
                 None => assert_eq!(result, Err(MemError::Range), "{offset} {len}"),
@@ -185,8 +186,8 @@ fn lists_are_walked_from_any_offset() {
         }
     }
     let mut out = [0; 113];
-    assert_eq!(s.table().hold().gather(s.pd.id(), &list, 0, &mut out), Err(MemError::Range));
-    assert_eq!(s.table().hold().gather(s.pd.id(), &list, u32::MAX, &mut out[..1]), Err(MemError::Range));
+    assert_eq!(s.table().hold().gather(s.pd.id(), &list, 0, own_cells(&mut out)), Err(MemError::Range));
+    assert_eq!(s.table().hold().gather(s.pd.id(), &list, u32::MAX, own_cells(&mut out[..1])), Err(MemError::Range));
 }
 
 #[test]
@@ -194,10 +195,10 @@ fn elements_that_no_byte_falls_into_are_not_checked() {
     let s = Setup::new();
     let mr = s.register(0, 64, ALL);
     let list = [sge(&mr, 0, 8), Sge { addr: 0, length: 64, lkey: LKey(3) }];
-    assert_eq!(s.table().hold().gather(s.pd.id(), &list, 0, &mut [0; 8]), Ok(()));
-    assert_eq!(s.table().hold().gather(s.pd.id(), &list, 0, &mut [0; 9]), Err(MemError::BadKey));
+    assert_eq!(s.table().hold().gather(s.pd.id(), &list, 0, own_cells(&mut [0; 8])), Ok(()));
+    assert_eq!(s.table().hold().gather(s.pd.id(), &list, 0, own_cells(&mut [0; 9])), Err(MemError::BadKey));
     let wraps = Sge { addr: u64::MAX - 1, length: 64, lkey: mr.lkey() };
-    assert_eq!(s.table().hold().gather(s.pd.id(), &[wraps], 8, &mut [0; 8]), Err(MemError::Range));
+    assert_eq!(s.table().hold().gather(s.pd.id(), &[wraps], 8, own_cells(&mut [0; 8])), Err(MemError::Range));
 }
 
 #[test]

@@ -6,6 +6,7 @@
 
 use super::{Kind, Srq};
 use crate::engine::Engine;
+use crate::guard::own_cells;
 use crate::host::MAX_FETCH;
 use crate::lock::{Mutex, rank};
 use crate::net::forward::ErrandId;
@@ -88,7 +89,7 @@ impl Srq {
     /// Reads memory that the queue gives peers access to: `len` bytes, of which more than a piece is never asked for.
     pub(crate) fn read_for_other(&self, rkey: RKey, va: u64, len: u32) -> Option<Vec<u8>> {
         let mut bytes = vec![0; len.min(MAX_FETCH) as usize];
-        self.pd.context().memory().hold().read_remote(self.pd.id(), rkey, va, &mut bytes).ok()?;
+        self.pd.context().memory().hold().read_remote(self.pd.id(), rkey, va, own_cells(&mut bytes)).ok()?;
         Some(bytes)
     }
 

@@ -476,9 +476,10 @@ impl Qp {
         let header = Header { bth, kind: Kind::Cnp };
         let av = Av { traffic_class: congestion::cnp_class(sh.path.traffic_class), ..sh.path };
         let note = PacketNote::answer(sh.config.qpn, Why::Cnp);
-        let Some(slot) = tx.slot(&av, bth.dest_qpn, header.padded_len(0), note) else { return TxState::BatchFull };
+        let Some(form) = header.form(0) else { return TxState::Drained };
+        let Some(slot) = tx.slot(&av, bth.dest_qpn, form.len(), note) else { return TxState::BatchFull };
         // The slot is as long as the header.
-        let _ = header.emit(0, slot);
+        let _ = slot.put_header(&header, &form);
         sh.congestion.on_notice_sent();
         TxState::Drained
     }

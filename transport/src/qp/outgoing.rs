@@ -2,7 +2,7 @@
 //!
 //! Touches `segment`, the send queue's entries and the two doors that a payload passes: memory and batch.
 
-use crate::cx::{Memory, PacketNote, TxBatch};
+use crate::cx::{Memory, PacketNote, TxBatch, TxRoom};
 use crate::qp::flight::{charge, charge_alone, charge_range};
 use crate::qp::segment::{self, Place, len_of};
 use crate::qp::sq::{Payload, SendWqe};
@@ -119,7 +119,7 @@ impl Departing<'_> {
     pub(crate) fn put_as<M: Memory, T: TxBatch>(&self, memory: &mut M, tx: &mut T, form: &Form, offset: u32) -> Put {
         let Self { av, header, payload, note } = self;
         let Some(slot) = tx.slot(av, header.bth.dest_qpn, form.len(), *note) else { return Put::Full };
-        let written = header.emit_as(form, slot).is_some_and(|room| payload.read(memory, offset, room));
+        let written = slot.put_header(header, form).is_some_and(|room| payload.read(memory, offset, room));
         if written {
             return Put::Done;
         }
@@ -143,16 +143,13 @@ impl Departing<'_> {
 
 impl Payload<'_> {
     /// Copies `out.len()` bytes from `offset` on; whether that was possible.
-    pub(crate) fn read<M: Memory>(&self, memory: &mut M, offset: u32, out: &mut [u8]) -> bool {
+    pub(crate) fn read<M: Memory>(&self, memory: &mut M, offset: u32, out: TxRoom<'_>) -> bool {
         match self {
             _ if out.is_empty() => true,
             // clause: RETRY-DATA
             Self::Sges(sges) => memory.gather(sges, offset, out).is_ok(),
             Self::Inline(bytes) => match bytes.get(offset as usize..).and_then(|rest| rest.get(..out.len())) {
-                Some(bytes) => {
-                    out.copy_from_slice(bytes);
-                    true
-                }
+                Some(bytes) => out.put(bytes).is_some(),
                 None => false,
             },
         }

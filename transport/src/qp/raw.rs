@@ -3,7 +3,7 @@
 //!
 //! May touch the queues, [`Shared`] and the host.
 
-use crate::cx::{Host, TxBatch};
+use crate::cx::{Host, TxBatch, TxRoom};
 use crate::qp::Qp;
 use crate::qp::error::DropReason;
 use crate::qp::requester::{Requester, Step};
@@ -79,13 +79,13 @@ impl Requester {
             return self.stop_with(sh, host, WcStatus::LocLenErr);
         }
         let (payload, note) = (self.sq.payload(self.cursor.wqe, wqe), self.note(sh, wqe));
-        let Some(slot) = tx.slot(&sh.path, sh.attr.dest_qpn, len as usize, note) else { return Step::BatchFull };
-        if !payload.read(host, 0, slot) {
+        let Some(frame) = tx.frame(len as usize, note) else { return Step::BatchFull };
+        if !payload.read(host, 0, TxRoom::Own(frame)) {
             tx.retract();
             return self.stop_with(sh, host, WcStatus::LocProtErr);
         }
         if flags.contains(SendFlags::IP_CSUM) {
-            checksum::fill(slot);
+            checksum::fill(frame);
         }
         self.advance(1);
         self.una_psn = self.cursor.psn;
@@ -110,7 +110,11 @@ mod tests {
     struct Frames(Vec<Vec<u8>>);
 
     impl TxBatch for Frames {
-        fn slot(&mut self, _: &Av, _: Qpn, len: usize, _: PacketNote) -> Option<&mut [u8]> {
+        fn slot(&mut self, _: &Av, _: Qpn, _: usize, _: PacketNote) -> Option<TxRoom<'_>> {
+            None
+        }
+
+        fn frame(&mut self, len: usize, _: PacketNote) -> Option<&mut [u8]> {
             self.0.push(vec![0xa5; len]);
             self.0.last_mut().map(Vec::as_mut_slice)
         }

@@ -3,7 +3,7 @@
 //! READ data is read from memory when its packet is built. Acknowledgements coalesce: one per `poll_transmit`, for the
 //! newest request executed. May touch [`Shared`], the host's memory and the batch.
 
-use crate::cx::{Host, MemError, PacketNote, TxBatch, TxState, Why};
+use crate::cx::{Host, MemError, PacketNote, TxBatch, TxRoom, TxState, Why};
 use crate::qp::refusal::{Answer, Refusal};
 use crate::qp::replay::{Due, Entry, OnceKind, Op, ReadJob, ReplayRing, Seq};
 use crate::qp::segment::len_of;
@@ -237,9 +237,10 @@ impl Replies {
             return;
         }
         let Some(room) = tx.extend(mtu as usize, before_last) else { return };
+        let len = len_of(room.len());
         // clause: READ-AFTER-WRITE
         match host.read_remote(job.rkey, job.va, room) {
-            Ok(()) => self.ring.go_on(job, len_of(room.len()) / mtu, len_of(room.len())),
+            Ok(()) => self.ring.go_on(job, len / mtu, len),
             // Alone, the one that cannot be read says so.
             Err(_) => tx.retract(),
         }
@@ -378,7 +379,7 @@ fn slot<'t, T: TxBatch>(
     response: Response,
     len: usize,
     why: Why,
-) -> Option<&'t mut [u8]> {
+) -> Option<TxRoom<'t>> {
     // clause: BTH-MIGRATED, ACK-FIELDS
     let bth = Bth { mig_req: sh.mig_req(), ..Bth::new(sh.attr.dest_qpn, psn) };
     let kind = match sh.config.service {
@@ -389,6 +390,5 @@ fn slot<'t, T: TxBatch>(
     let header = Header { bth, kind };
     let note = PacketNote::answer(sh.config.qpn, why);
     let form = header.form(len)?;
-    let slot = tx.slot(&sh.path, bth.dest_qpn, form.len(), note)?;
-    header.emit_as(&form, slot)
+    tx.slot(&sh.path, bth.dest_qpn, form.len(), note)?.put_header(&header, &form)
 }

@@ -2,7 +2,7 @@
 //!
 //! May touch: `cx`, `roxe_wire`. Buffers go round between the pool, a batch and the network: once there are enough, nothing allocates.
 
-use crate::cx::{PacketNote, TxBatch};
+use crate::cx::{PacketNote, TxBatch, TxRoom};
 use crate::wr::Av;
 use roxe_wire::{Header, NetHeader, Packet, Qpn, icrc};
 
@@ -132,7 +132,7 @@ impl Drop for OpenBatch<'_> {
 }
 
 impl TxBatch for OpenBatch<'_> {
-    fn slot(&mut self, av: &Av, _to: Qpn, len: usize, note: PacketNote) -> Option<&mut [u8]> {
+    fn slot(&mut self, av: &Av, _to: Qpn, len: usize, note: PacketNote) -> Option<TxRoom<'_>> {
         self.part();
         if self.batch.packets.len() >= self.batch.room {
             return None;
@@ -141,14 +141,14 @@ impl TxBatch for OpenBatch<'_> {
         bytes.resize(len + icrc::LEN, POISON);
         self.batch.packets.push((*av, note, bytes));
         let (.., bytes) = self.batch.packets.last_mut()?;
-        bytes.get_mut(..len)
+        bytes.get_mut(..len).map(TxRoom::Own)
     }
 
     fn joins(&self) -> bool {
         self.joins
     }
 
-    fn extend(&mut self, len: usize, count: u32) -> Option<&mut [u8]> {
+    fn extend(&mut self, len: usize, count: u32) -> Option<TxRoom<'_>> {
         let room = self.batch.room - self.batch.packets.len() - self.joined.packets;
         let (.., bytes) = self.batch.packets.last_mut().filter(|_| self.joins)?;
         let more = room.min(count as usize).min(BUFFER.saturating_sub(bytes.len()) / len);
@@ -158,7 +158,7 @@ impl TxBatch for OpenBatch<'_> {
         self.joined = Joined { len, packets: self.joined.packets + more, newest: more };
         let end = bytes.len() + more * len;
         bytes.resize(end, POISON);
-        bytes.get_mut(end - icrc::LEN - more * len..end - icrc::LEN)
+        bytes.get_mut(end - icrc::LEN - more * len..end - icrc::LEN).map(TxRoom::Own)
     }
 
     fn takes_along(&self, len: usize, count: usize) -> bool {

@@ -6,7 +6,7 @@
 use super::memory::VecMemory;
 use crate::cx::{
     AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, RxPayload, SharedReceives, Side, SrqPlace,
-    TagFit,
+    TagFit, TxRoom,
 };
 use crate::tags::TagList;
 use crate::time::Instant;
@@ -140,7 +140,7 @@ impl SimHost {
 }
 
 impl Memory for SimHost {
-    fn gather(&mut self, sges: &[Sge], offset: u32, out: &mut [u8]) -> Result<(), MemError> {
+    fn gather(&mut self, sges: &[Sge], offset: u32, out: TxRoom<'_>) -> Result<(), MemError> {
         self.memory.gather(sges, offset, out)
     }
 
@@ -152,7 +152,7 @@ impl Memory for SimHost {
         self.memory.check_remote(rkey, va, len, access)
     }
 
-    fn read_remote(&mut self, rkey: RKey, va: u64, out: &mut [u8]) -> Result<(), MemError> {
+    fn read_remote(&mut self, rkey: RKey, va: u64, out: TxRoom<'_>) -> Result<(), MemError> {
         self.memory.read_remote(rkey, va, out)
     }
 

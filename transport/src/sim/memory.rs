@@ -3,7 +3,7 @@
 //! May touch: `cx` and `wr` only. Everything the [`Memory`] trait promises is checked here, byte by byte, so that a
 //! state machine that asks for the wrong thing is found out.
 
-use crate::cx::{AtomicOp, MemError, Memory, RxPayload, Side};
+use crate::cx::{AtomicOp, MemError, Memory, RxPayload, Side, TxRoom};
 use crate::wr::{Access, Bind, Sge};
 use roxe_wire::{LKey, RKey};
 
@@ -198,7 +198,8 @@ fn index_of(key: u32) -> Option<usize> {
 }
 
 impl Memory for VecMemory {
-    fn gather(&mut self, sges: &[Sge], offset: u32, out: &mut [u8]) -> Result<(), MemError> {
+    fn gather(&mut self, sges: &[Sge], offset: u32, out: TxRoom<'_>) -> Result<(), MemError> {
+        let TxRoom::Own(out) = out else { panic!("nobody else has this room") };
         self.walk(sges, offset, out.len(), Access::empty(), |at, piece| {
             out[at..at + piece.len()].copy_from_slice(piece)
         })
@@ -214,8 +215,9 @@ impl Memory for VecMemory {
         self.access(rkey.0, va, len, access).map(|_| ())
     }
 
-    fn read_remote(&mut self, rkey: RKey, va: u64, out: &mut [u8]) -> Result<(), MemError> {
-        out.copy_from_slice(self.access(rkey.0, va, out.len() as u64, Access::REMOTE_READ)?);
+    fn read_remote(&mut self, rkey: RKey, va: u64, out: TxRoom<'_>) -> Result<(), MemError> {
+        let bytes = self.access(rkey.0, va, out.len() as u64, Access::REMOTE_READ)?;
+        out.put(bytes).expect("as many as there is room for");
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! Clauses of `tests/clauses.txt` that no script of another subject proves: this in, exactly that out.
 
 use super::*;
-use crate::cx::{PacketNote, TxBatch, TxState};
+use crate::cx::{PacketNote, TxBatch, TxRoom, TxState};
 use crate::qp::{DropReason, Service};
 use crate::sim::wire::net_header;
 use crate::time::rnr_wait;
@@ -107,10 +107,10 @@ struct Counter {
 }
 
 impl TxBatch for Counter {
-    fn slot(&mut self, _av: &Av, _to: Qpn, len: usize, _note: PacketNote) -> Option<&mut [u8]> {
+    fn slot(&mut self, _av: &Av, _to: Qpn, len: usize, _note: PacketNote) -> Option<TxRoom<'_>> {
         self.sent += 1;
         self.slot.resize(len, 0);
-        Some(&mut self.slot)
+        Some(TxRoom::Own(&mut self.slot))
     }
 
     fn retract(&mut self) {

@@ -3,7 +3,7 @@
 //! The link carries out only what needs no clock: loss, and requests that find no receive.
 
 use super::*;
-use crate::cx::{PacketNote, TxBatch, TxState, Why};
+use crate::cx::{PacketNote, TxBatch, TxRoom, TxState, Why};
 use crate::fault::{Direction, Injector, Rules, Seen};
 use crate::qp::{DropReason, Qp, Service};
 use crate::sim::SimHost;
@@ -23,9 +23,9 @@ type Sent = (Peer, Operation, u32, Why, Option<u64>);
 struct Noted(Vec<(Av, PacketNote, Vec<u8>)>);
 
 impl TxBatch for Noted {
-    fn slot(&mut self, av: &Av, _to: Qpn, len: usize, note: PacketNote) -> Option<&mut [u8]> {
+    fn slot(&mut self, av: &Av, _to: Qpn, len: usize, note: PacketNote) -> Option<TxRoom<'_>> {
         self.0.push((*av, note, vec![0; len + icrc::LEN]));
-        self.0.last_mut()?.2.get_mut(..len)
+        self.0.last_mut()?.2.get_mut(..len).map(TxRoom::Own)
     }
 
     fn retract(&mut self) {

@@ -70,7 +70,7 @@ fn a_ring_that_a_thread_of_the_program_takes_up_wakes_the_one_that_sleeps() {
             assert!(start.elapsed() < PATIENCE, "the writer of ring {n} believes that its reader is awake");
             std::thread::yield_now();
         }
-        offer.writer.slot(&heading(), LONG).unwrap().fill(0);
+        offer.writer.slot(&heading(), LONG).unwrap().put(&[0; LONG]).unwrap();
         offer.writer.publish();
         offers.push(offer);
     }
@@ -216,8 +216,8 @@ fn nonsense_in_a_ring_is_counted_and_a_broken_one_is_let_go_of() {
     // Bytes of every kind and length, in runs as they should be. The first one of a BTH is its opcode.
     let (before, mut packets) = (malformed(), 0);
     for (seed, len) in (0..=u8::MAX).zip([1, 4, 7, 8, 11, 12, 16, 20, 28, 100, 1000, LONG].into_iter().cycle()) {
-        let slot = writer.slot(&heading(), len).unwrap();
-        slot.iter_mut().zip(0..).for_each(|(byte, at): (_, usize)| *byte = seed.wrapping_add((at * 37) as u8));
+        let bytes: Vec<_> = (0..len).map(|at| seed.wrapping_add((at * 37) as u8)).collect();
+        writer.slot(&heading(), len).unwrap().put(&bytes).unwrap();
         writer.publish();
         packets += 1;
         wait_for("it is not read", || {

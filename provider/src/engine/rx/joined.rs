@@ -119,7 +119,7 @@ mod tests {
         let inbound = Inbound::accept(shm::SMALL, descriptors, theirs.doorbell(), |_| Ok(())).unwrap();
         let here = std::net::Ipv4Addr::LOCALHOST.into();
         let heading = Heading { src: here, dst: here, traffic_class: 0, hop_limit: 64, sealed: false };
-        offer.writer.slot(&heading, bytes.len()).unwrap().copy_from_slice(&bytes);
+        offer.writer.slot(&heading, bytes.len()).unwrap().put(&bytes).unwrap();
         offer.writer.publish();
         let check = |record: Record<'_>| {
             let mut buf = vec![0; 1024];

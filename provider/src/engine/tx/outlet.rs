@@ -15,7 +15,7 @@ use crate::net::shm::{Heading, record_len};
 use crate::net::slot::Slot;
 use crate::net::tx_queue::TxQueue;
 use crate::net::udp::UdpLink;
-use roxe_transport::cx::{PacketNote, TxBatch};
+use roxe_transport::cx::{PacketNote, TxBatch, TxRoom};
 use roxe_transport::wr::Av;
 use roxe_wire::{Bth, Gid, Qpn, icrc};
 use std::sync::Arc;
@@ -332,7 +332,7 @@ impl<'a> Outlet<'a> {
 
 impl TxBatch for Outlet<'_> {
     #[inline]
-    fn slot(&mut self, av: &Av, to: Qpn, len: usize, note: PacketNote) -> Option<&mut [u8]> {
+    fn slot(&mut self, av: &Av, to: Qpn, len: usize, note: PacketNote) -> Option<TxRoom<'_>> {
         if self.engine.rings().is_on() && !self.choose(av, to) {
             return None;
         }
@@ -351,9 +351,12 @@ impl TxBatch for Outlet<'_> {
         self.has_written = true;
         let open = self.open.as_mut()?;
         open.built.add(1, total);
-        let (packet, icrc) = open.sender.place(&heading, total)?.split_at_mut_checked(len)?;
-        icrc.fill(0);
-        Some(packet)
+        // Who reads the ring looks at no ICRC.
+        open.sender.place(&heading, total)?.first(len)
+    }
+
+    fn frame(&mut self, len: usize, note: PacketNote) -> Option<&mut [u8]> {
+        self.batch().frame(len, note)
     }
 
     #[inline]
@@ -362,7 +365,7 @@ impl TxBatch for Outlet<'_> {
     }
 
     #[inline]
-    fn extend(&mut self, len: usize, count: u32) -> Option<&mut [u8]> {
+    fn extend(&mut self, len: usize, count: u32) -> Option<TxRoom<'_>> {
         let open = self.open.as_mut().filter(|_| self.engine.tap().is_none())?;
         let room = open.sender.extend(len, count)?;
         // As much as they would be alone.

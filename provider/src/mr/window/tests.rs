@@ -1,6 +1,7 @@
 //! What each kind of window opens, who closes it, and what it holds up.
 
 use super::*;
+use crate::guard::own_cells;
 use crate::mr::{Mr, MrChange};
 use crate::testing::{self, PAGE, Pages};
 use crate::uses::ObjectId;
@@ -66,7 +67,10 @@ fn a_window_shows_its_range_with_its_rights() {
         assert_eq!(s.write(s.qp, bind.rkey, s.at(24)), Ok(()));
         assert_eq!(s.write(s.qp, bind.rkey, s.at(25)), Err(MemError::Range));
         assert_eq!(s.write(s.qp, bind.rkey, s.at(15)), Err(MemError::Range));
-        assert_eq!(s.table().hold().read_remote(s.qp, bind.rkey, s.at(16), &mut [0; 8]), Err(MemError::Access));
+        assert_eq!(
+            s.table().hold().read_remote(s.qp, bind.rkey, s.at(16), own_cells(&mut [0; 8])),
+            Err(MemError::Access)
+        );
         assert_eq!(s.write(s.qp, RKey(bind.rkey.0 ^ 1), s.at(16)), Err(MemError::BadKey));
         let others = if kind == MwKind::One { Ok(()) } else { Err(MemError::WrongDomain) };
         assert_eq!(s.write(s.other_qp(), bind.rkey, s.at(16)), others, "{kind:?}");
@@ -99,7 +103,7 @@ fn the_key_of_a_window_is_none_for_lists() {
         let bind = s.bind(&mw, 1);
         s.table().bind(s.qp, &bind).unwrap();
         let list = [Sge { addr: s.at(16), length: 8, lkey: LKey(bind.rkey.0) }];
-        assert_eq!(s.table().hold().gather(s.pd.id(), &list, 0, &mut [0; 8]), Err(MemError::WrongDomain));
+        assert_eq!(s.table().hold().gather(s.pd.id(), &list, 0, own_cells(&mut [0; 8])), Err(MemError::WrongDomain));
         assert_eq!(s.table().hold().scatter(s.pd.id(), &list, 0, &[0; 8]), Err(MemError::WrongDomain));
     }
 }

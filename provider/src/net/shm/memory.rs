@@ -1,19 +1,26 @@
 //! Memory shared with one other process. **Unsafe room**: a sealed memfd, mapped, and bytes copied in and out.
 //!
 //! The file is a page of words that both sides read and write atomically, and data that one of them writes, with marks in it
-//! that are atomic words, too. Its size is
-//! sealed, so that no other process can take pages away from under us (`SIGBUS`). The data is mapped twice in a row: what
-//! wraps around its end is one piece all the same. Knows no packets.
+//! that are atomic words, too. Its size is sealed, so that no other process can take pages away from under us (`SIGBUS`). The
+//! data is mapped twice in a row: what wraps around its end is one piece all the same. Knows no packets.
+//!
+//! The other process may change any byte at any time, and nothing here goes wrong by that: what is written goes through
+//! atomics or the instructions of [`crate::guard`], what is read is copied by those.
 
 use crate::guard::SharedBytes;
+use roxe_transport::cx::TxRoom;
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::AtomicU64;
+use std::slice;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes before the data. A multiple of every page size that Linux knows.
 const CONTROL: usize = 64 << 10;
+/// Bytes of a word, and words of a cache line.
+const WORD: usize = size_of::<AtomicU64>();
+const LINE: usize = 8;
 /// The other process may not change the size of the file.
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
@@ -38,7 +45,7 @@ pub(super) struct SharedMemory {
 
 // SAFETY: the mapping belongs to the value, not to a thread.
 unsafe impl Send for SharedMemory {}
-// SAFETY: by a shared reference there are only atomic words and reads of the data.
+// SAFETY: by a shared reference there are only atomic words and bytes, and copies of the data.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
@@ -122,8 +129,8 @@ impl SharedMemory {
     #[inline]
     pub(super) fn mark(&self, at: u64) -> &AtomicU64 {
         // SAFETY: inside the first mapping of the data and aligned by the mask. As a word both processes touch it by atomic
-        // operations only. The writer, who alone writes bytes over one that nobody looks for, does so through `room`, which
-        // borrows the value; the reader looks for none in bytes that it was given.
+        // operations only. The writer alone writes bytes over one, which nobody looks for then; the reader looks for none in
+        // bytes that it was given.
         unsafe { AtomicU64::from_ptr(self.data(at & !7).cast()) }
     }
 
@@ -141,11 +148,27 @@ impl SharedMemory {
         (len <= self.size).then(|| unsafe { SharedBytes::new(self.data(at), len) })
     }
 
-    /// The bytes from position `at` on, to be written; `None` if there is not as much data.
-    pub(super) fn room(&mut self, at: u64, len: usize) -> Option<&mut [u8]> {
-        // SAFETY: as for `read`. Not longer than the data, so no byte of it is there twice. The value is borrowed, and the
-        // other process does not look there until we say that it is written.
-        (len <= self.size).then(|| unsafe { std::slice::from_raw_parts_mut(self.data(at), len) })
+    /// The bytes from position `at` on, to be written; `None` if there is not as much data. A broken reader may change them,
+    /// too, which spoils nothing but what it reads.
+    pub(super) fn room(&self, at: u64, len: usize) -> Option<TxRoom<'_>> {
+        // SAFETY: it all lies in the two mappings of the data as for `view`, and what lies there may change behind a reference
+        // to atomics.
+        (len <= self.size).then(|| TxRoom::Shared(unsafe { slice::from_raw_parts(self.data(at).cast(), len) }))
+    }
+
+    /// Copies `words` to position `at`, a multiple of 8, and on; nothing if there is not as much data.
+    #[inline]
+    pub(super) fn put(&self, at: u64, words: &[[u8; WORD]]) {
+        if size_of_val(words) > self.size {
+            return;
+        }
+        // SAFETY: it all lies in the two mappings of the data as for `view`, and is aligned by the mask.
+        let room: &[AtomicU64] = unsafe { slice::from_raw_parts(self.data(at & !7).cast(), words.len()) };
+        let put = |(to, word): (&AtomicU64, &[u8; WORD])| to.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+        // Mostly they are whole lines.
+        let ((to, to_end), (from, from_end)) = (room.as_chunks::<LINE>(), words.as_chunks::<LINE>());
+        to.iter().zip(from).for_each(|(to, from)| to.iter().zip(from).for_each(put));
+        to_end.iter().zip(from_end).for_each(put);
     }
 
     fn data(&self, at: u64) -> *mut u8 {
@@ -173,19 +196,18 @@ fn check(rc: libc::c_int) -> io::Result<()> {
 mod tests {
     use super::*;
     use std::fs::File;
-    use std::sync::atomic::Ordering;
 
     const SIZE: usize = 64 << 10;
 
     #[test]
     fn two_mappings_see_the_same_words_and_bytes_also_around_the_end() {
-        let (mut a, fd) = SharedMemory::create(SIZE).unwrap();
+        let (a, fd) = SharedMemory::create(SIZE).unwrap();
         let b = SharedMemory::open(&fd, SIZE).unwrap();
         a.word(Word::Waits).store(7, Ordering::Relaxed);
         assert_eq!(b.word(Word::Waits).load(Ordering::Relaxed), 7);
         assert_eq!(b.word(Word::Head).load(Ordering::Relaxed), 0);
         let at = 3 * SIZE as u64 - 5;
-        a.room(at, 10).unwrap().copy_from_slice(b"0123456789");
+        a.room(at, 10).unwrap().put(b"0123456789").unwrap();
         let mut out = [0; 10];
         b.read(at, &mut out);
         assert_eq!(&out, b"0123456789");
@@ -193,6 +215,9 @@ mod tests {
         assert_eq!(&out[..5], b"56789");
         assert_eq!(b.view(at, 10).unwrap().to_vec(), b"0123456789");
         assert!(a.room(0, SIZE + 1).is_none() && b.view(0, SIZE + 1).is_none());
+        a.put(2 * SIZE as u64 - 8, &[*b"abcdefgh", *b"ijklmnop"]);
+        a.put(0, &vec![[0xff; 8]; SIZE / 8 + 1]);
+        assert_eq!(b.view(SIZE as u64 - 8, 18).unwrap().to_vec(), b"abcdefghijklmnop\0\0");
     }
 
     #[test]

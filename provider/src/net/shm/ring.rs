@@ -7,7 +7,11 @@
 //! the next record away, and publishes the record by its own mark, which says how long it is. So the reader finds out that
 //! something has come from the line where it stands: a small packet is one line that moves between the processors, which
 //! takes 0.03 us where they share a cache and 0.15 where not. `Head` counts bytes and only grows: the reader gives room back
-//! by moving it. What is read out of shared memory is checked: a writer that is broken ([`Broken`]) is not read from any more.
+//! by moving it.
+//!
+//! Either side may be broken and change any byte at any time. What is read out of shared memory is read once and checked: a
+//! writer that is broken ([`Broken`]) is not read from any more. What is written there ([`TxRoom`]) is never looked at again:
+//! a reader that is broken spoils what it will read.
 //!
 //! Sleeping: the reader sets `Asleep`, then looks for a mark again; the writer sets the mark, then looks at `Asleep`.
 //! `Waits` is the same with the roles changed. Both are in [`marks`].
@@ -16,6 +20,7 @@ use super::marks;
 use super::memory::{SharedMemory, Word};
 use crate::guard::SharedBytes;
 use crate::net::{ROCE_PORT, RxMeta};
+use roxe_transport::cx::TxRoom;
 use roxe_wire::{Gid, icrc};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -156,6 +161,13 @@ impl Mark {
 
 const _: () = assert!(MAX_RUN <= u16::MAX as usize);
 
+/// What is built beside the ring of a record that goes on up to `end`, in whole lines, with no mark yet. `None`: it is not
+/// built there.
+#[inline]
+fn staged_lines(staged: &[u8; STAGED], end: usize) -> Option<&[[u8; MARK]]> {
+    staged.as_chunks().0.get(..end.next_multiple_of(LINE as usize) / MARK)
+}
+
 /// The half that writes.
 #[derive(Debug)]
 pub(crate) struct Writer {
@@ -192,13 +204,13 @@ impl Writer {
     }
 
     /// That room; `None`: the ring is full.
-    pub(crate) fn slot(&mut self, heading: &Heading, len: usize) -> Option<&mut [u8]> {
+    pub(crate) fn slot(&mut self, heading: &Heading, len: usize) -> Option<TxRoom<'_>> {
         if self.takes(heading, len) { self.place(heading, len) } else { None }
     }
 
     /// The same for who has just asked whether it is there: a second look cost 45 instructions of each packet.
     #[inline]
-    pub(crate) fn place(&mut self, heading: &Heading, len: usize) -> Option<&mut [u8]> {
+    pub(crate) fn place(&mut self, heading: &Heading, len: usize) -> Option<TxRoom<'_>> {
         let open = match &mut self.open {
             Some(open) => open,
             none => none.insert(Open {
@@ -215,13 +227,16 @@ impl Writer {
         (open.len, open.last) = (before + len, len);
         let at = start(open.goes_on, open.segment) + before;
         if at + len <= STAGED {
-            return self.staged.get_mut(at..at + len);
+            return self.staged.get_mut(at..at + len).map(TxRoom::Own);
         }
-        if before > 0
-            && let Some(staged) = self.staged.get(MARK..at)
-            && let Some(room) = self.memory.room(self.tail + MARK as u64, staged.len())
-        {
-            room.copy_from_slice(staged);
+        self.place_in_ring(at, len, before > 0)
+    }
+
+    /// Room in the record for `len` bytes at `at`, from where on nothing more is built beside the ring; what was goes there.
+    #[inline(never)]
+    fn place_in_ring(&mut self, at: usize, len: usize, was_staged: bool) -> Option<TxRoom<'_>> {
+        if was_staged && let Some(staged) = staged_lines(&self.staged, at) {
+            self.memory.put(self.tail, staged);
         }
         self.cleared = self.tail;
         self.memory.room(self.tail + at as u64, len)
@@ -230,7 +245,7 @@ impl Writer {
     /// Room for the payloads of up to `count` packets more, of `len` bytes each, behind that of a packet that is a record of
     /// its own: they share its header. `None`: there is no such packet, or not even room for one.
     #[inline]
-    pub(crate) fn extend(&mut self, len: usize, count: u32) -> Option<&mut [u8]> {
+    pub(crate) fn extend(&mut self, len: usize, count: u32) -> Option<TxRoom<'_>> {
         let open = self.open.as_ref()?;
         let is_alone = open.len == open.segment && len.is_multiple_of(ALIGN) && open.len > STAGED;
         if !is_alone {
@@ -246,9 +261,7 @@ impl Writer {
         let at = start(open.goes_on, open.segment) + before - icrc::LEN;
         (open.len, open.segment, open.last) = (before + len, before + len, len);
         (open.joined, open.newest) = (open.joined + count as u8, count as u8);
-        let (room, icrc) = self.memory.room(self.tail + at as u64, len + icrc::LEN)?.split_at_mut_checked(len)?;
-        icrc.fill(0);
-        Some(room)
+        self.memory.room(self.tail + at as u64, len)
     }
 
     /// Takes the last slot back, or what it was extended by.
@@ -257,8 +270,6 @@ impl Writer {
         open.len -= open.last;
         if open.joined > 1 {
             (open.segment, open.joined) = (open.len, open.joined - open.newest);
-            let at = start(open.goes_on, open.segment) + open.len - icrc::LEN;
-            self.memory.room(self.tail + at as u64, icrc::LEN).into_iter().for_each(|icrc| icrc.fill(0));
         }
         open.last = open.segment;
         self.open.take_if(|open| open.len == 0);
@@ -276,19 +287,16 @@ impl Writer {
             self.staged[MARK..MARK + ADDRESSES].copy_from_slice([src.0, dst.0].as_flattened());
             self.addresses = Some((src, dst));
         }
-        // What was not built beside the ring needs the addresses at most.
-        let staged = match self.staged.get(MARK..end) {
-            Some(staged) => staged,
-            None if goes_on => &[],
-            None => &self.staged[MARK..MARK + ADDRESSES],
-        };
         let next = self.tail + mark.extent();
         if next >= self.cleared {
             self.memory.mark(next).store(0, Ordering::Relaxed);
             self.cleared = next + LINE;
         }
-        if let Some(room) = self.memory.room(self.tail + MARK as u64, staged.len()) {
-            room.copy_from_slice(staged);
+        match staged_lines(&self.staged, end) {
+            Some(staged) => self.memory.put(self.tail, staged),
+            None if goes_on => {}
+            // What was not built beside the ring lacks the addresses.
+            None => self.memory.put(self.tail + MARK as u64, [src.0, dst.0].as_flattened().as_chunks().0),
         }
         self.memory.mark(self.tail).store(mark.to_word(), Ordering::Release);
         self.tail = next;
@@ -352,9 +360,9 @@ impl Writer {
 
     /// Changes all that it has handed over and all that it has not.
     #[cfg(test)]
-    pub(crate) fn overwrite_all(&mut self, byte: u8) {
-        let size = self.memory.size() as usize;
-        self.memory.room(0, size).unwrap().fill(byte);
+    pub(crate) fn overwrite_all(&self, byte: u8) {
+        let bytes = vec![byte; self.memory.size() as usize];
+        self.memory.room(0, bytes.len()).unwrap().put(&bytes).unwrap();
     }
 
     /// Puts a valid mark on every line: whoever reads to the end of such a ring begins again.
@@ -502,10 +510,10 @@ impl Drop for Shown<'_> {
 #[cfg(any(test, feature = "fuzz"))]
 pub(crate) fn check(bytes: &[u8]) {
     const SMALLEST: usize = 64 << 10;
-    let Ok((mut writer, fd)) = Writer::create(SMALLEST) else { return };
+    let Ok((writer, fd)) = Writer::create(SMALLEST) else { return };
     let Ok(reader) = Reader::open(&fd, SMALLEST) else { return };
     let len = bytes.len().min(SMALLEST);
-    writer.memory.room(0, len).zip(bytes.get(..len)).into_iter().for_each(|(room, bytes)| room.copy_from_slice(bytes));
+    writer.memory.room(0, len).zip(bytes.get(..len)).and_then(|(room, bytes)| room.put(bytes));
     let (mut copy, mut records) = (vec![0; MAX_RUN], 0);
     while reader.read_so_far() < reader.size() {
         let before = reader.read_so_far();
@@ -541,7 +549,14 @@ mod tests {
     }
 
     fn put(writer: &mut Writer, heading: &Heading, len: usize, byte: u8) -> bool {
-        writer.slot(heading, len).map(|room| room.fill(byte)).is_some()
+        writer.slot(heading, len).map(|room| fill(room, byte)).is_some()
+    }
+
+    /// Fills `room`; how many bytes there are.
+    fn fill(room: TxRoom<'_>, byte: u8) -> usize {
+        let len = room.len();
+        room.put(&vec![byte; len]).unwrap();
+        len
     }
 
     /// Everything in the ring: segments and bytes of each run.
@@ -782,7 +797,7 @@ mod tests {
         take(&reader);
         assert!(put(&mut writer, &heading(1), 1040, 4) && writer.extend(1000, 1).is_none(), "not aligned");
         for byte in 5..8 {
-            writer.extend(1024, 1).unwrap().fill(byte);
+            fill(writer.extend(1024, 1).unwrap(), byte);
         }
         writer.retract();
         assert!(put(&mut writer, &heading(1), 1040, 8), "begins a record");
@@ -799,17 +814,15 @@ mod tests {
     fn several_share_a_header_at_once_as_far_as_there_is_room() {
         let (mut writer, reader) = ring();
         assert!(put(&mut writer, &heading(1), 4112, 1));
-        assert_eq!(writer.extend(4096, 3).map(|room| (room.fill(2), room.len()).1), Some(3 * 4096));
+        assert_eq!(writer.extend(4096, 3).map(|room| fill(room, 2)), Some(3 * 4096));
         let most = (MAX_RUN - 4112) / 4096;
-        assert_eq!(writer.extend(4096, 100).map(|room| (room.fill(3), room.len()).1), Some((most - 3) * 4096));
+        assert_eq!(writer.extend(4096, 100).map(|room| fill(room, 3)), Some((most - 3) * 4096));
         assert!(writer.extend(4096, 1).is_none(), "the record is full");
         writer.retract();
         writer.publish();
         let seen = |record: Record<'_>| {
-            let ends = [4108, 3 * 4096, icrc::LEN];
-            assert_eq!((record.joined, record.bytes.len()), (4, ends.iter().sum()));
-            let bytes = [vec![1; ends[0]], vec![2; ends[1]], vec![0; ends[2]]].concat();
-            assert!(record.bytes.to_vec() == bytes);
+            assert_eq!((record.joined, record.bytes.len()), (4, 4108 + 3 * 4096 + icrc::LEN));
+            assert!(record.bytes.to_vec().starts_with(&[vec![1; 4108], vec![2; 3 * 4096]].concat()));
         };
         assert_eq!(reader.next(seen), Ok(true));
         // A ring that is all but full has room for some.

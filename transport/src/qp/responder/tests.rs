@@ -11,7 +11,7 @@ mod refusals;
 mod unreliable;
 
 use super::*;
-use crate::cx::{MemError, Memory, PacketNote};
+use crate::cx::{MemError, Memory, PacketNote, TxRoom};
 use crate::qp::shared::{QpCaps, Service};
 use crate::sim::{Mr, SimHost};
 use crate::wr::{Av, Sge, WcStatus};
@@ -33,12 +33,12 @@ struct Outbox {
 }
 
 impl TxBatch for Outbox {
-    fn slot(&mut self, _av: &Av, _to: Qpn, len: usize, _note: PacketNote) -> Option<&mut [u8]> {
+    fn slot(&mut self, _av: &Av, _to: Qpn, len: usize, _note: PacketNote) -> Option<TxRoom<'_>> {
         if self.packets.len() == self.room {
             return None;
         }
         self.packets.push(vec![0xa5; len + icrc::LEN]);
-        self.packets.last_mut()?.get_mut(..len)
+        self.packets.last_mut()?.get_mut(..len).map(TxRoom::Own)
     }
 
     fn retract(&mut self) {
