@@ -98,6 +98,15 @@ impl<'a> From<&'a [u8]> for SharedBytes<'a> {
     }
 }
 
+/// For tests, of bytes that somebody changes.
+#[cfg(test)]
+impl<'a> From<&'a [AtomicU8]> for SharedBytes<'a> {
+    fn from(bytes: &'a [AtomicU8]) -> Self {
+        // SAFETY: borrowed for as long.
+        unsafe { Self::new(bytes.as_ptr().cast(), bytes.len()) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -79,7 +79,9 @@ mod tests {
     use crate::engine::poller::Poller;
     use crate::net::shm::tests::carry;
     use crate::net::shm::{self, Heading, Inbound, Offer};
+    use roxe_transport::cx::TxRoom;
     use roxe_wire::{Kind, Psn, Qpn, Request};
+    use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
     #[test]
     fn packets_come_apart_as_they_would_have_come() {
@@ -132,5 +134,53 @@ mod tests {
             assert_eq!(parts, [Packet { header, payload }, Packet { header: next, payload }]);
         };
         assert_eq!(inbound.reader.next(check), Ok(true));
+    }
+
+    /// Tells the thread that writes to end, also if the one that reads panics.
+    struct Stop<'a>(&'a AtomicBool);
+
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn packets_whose_header_and_payload_change_meanwhile_come_apart_by_the_header_that_was_checked() {
+        const LEN: usize = 256;
+        let packets = |psn, request| {
+            let header = Header { bth: Bth::new(Qpn::new(7), Psn::new(psn)), kind: Kind::RcRequest(request) };
+            let mut bytes = vec![psn as u8; Bth::LEN + 3 * LEN + icrc::LEN];
+            header.emit(LEN, &mut bytes[..Bth::LEN + LEN]).unwrap().fill(psn as u8);
+            bytes
+        };
+        let [one, other] = [packets(0x11_1111, Request::WriteMiddle), packets(0xee_eeee, Request::SendMiddle)];
+        // An opcode that does not exist, and a version that does not.
+        let [no_opcode, no_version] = [0xff, 0x0f].map(|byte| [&[byte; Bth::LEN], &one[Bth::LEN..]].concat());
+        let memory: Vec<_> = one.iter().map(|byte| AtomicU8::new(*byte)).collect();
+        let (memory, ends) = (&memory[..], AtomicBool::new(false));
+        let (mut taken, mut refused, mut buf) = (0, 0, vec![0; 4 * (Bth::LEN + LEN + icrc::LEN)]);
+        std::thread::scope(|scope| {
+            let _stop = Stop(&ends);
+            scope.spawn(|| {
+                let put = |bytes: &Vec<u8>| TxRoom::Shared(memory).put(bytes).unwrap();
+                while !ends.load(Ordering::Relaxed) {
+                    [&one, &no_opcode, &other, &no_version].into_iter().for_each(put);
+                }
+            });
+            while taken < 1000 || refused < 1000 {
+                let Some(joined) = Joined::parse(SharedBytes::from(memory), 3, &mut buf) else {
+                    refused += 1;
+                    continue;
+                };
+                let (segment, len) = joined.part(&mut buf).unwrap();
+                let parts: Vec<_> =
+                    buf[..len].chunks(segment).map(|part| Packet::parse(part).unwrap().header).collect();
+                let second = Header { bth: joined.first.bth.next_joined(), ..joined.first };
+                let third = Header { bth: second.bth.next_joined(), ..second };
+                assert_eq!(parts, [joined.first, second, third]);
+                taken += 1;
+            }
+        });
     }
 }

@@ -537,6 +537,7 @@ mod tests {
     use super::*;
     use std::net::Ipv4Addr;
     use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::atomic::AtomicBool;
 
     fn ring() -> (Writer, Reader) {
         let (writer, fd) = Writer::create(SIZE).unwrap();
@@ -770,6 +771,109 @@ mod tests {
         assert!(reader.prepare_sleep(), "there is a packet");
         reader.awake();
         assert!(!writer.must_wake());
+    }
+
+    /// A mark whose traffic class and hop limit depend on all else that it says.
+    fn telling(seed: u32) -> Mark {
+        let (len, joined, goes_on) = (1 + seed as usize % MAX_RUN, 1 + (seed >> 16) as u8 % 3, seed & 1 << 24 != 0);
+        let segment = if joined > 1 { len } else { 1 + (seed >> 4) as usize % len };
+        let [traffic_class, hop_limit] = sum(len, segment, joined, goes_on);
+        Mark { len, segment, joined, traffic_class, hop_limit, sealed: goes_on, goes_on }
+    }
+
+    fn sum(len: usize, segment: usize, joined: u8, goes_on: bool) -> [u8; 2] {
+        ((len as u16).wrapping_mul(31) ^ (segment as u16).wrapping_mul(7) ^ u16::from(joined) << 1 ^ u16::from(goes_on))
+            .to_ne_bytes()
+    }
+
+    /// Tells the thread that writes to end, also if the one that reads panics.
+    struct Stop<'a>(&'a AtomicBool);
+
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn what_is_read_of_a_ring_that_changes_meanwhile_was_read_once() {
+        let (writer, reader) = ring();
+        let (memory, ends, seeds) = (&writer.memory, AtomicBool::new(false), AtomicU64::new(1));
+        // Puts another legal mark on each line, and other bytes behind it.
+        let change_all = || {
+            let mut seed = seeds.fetch_add(1, Ordering::Relaxed) as u32;
+            for line in 0..memory.size() / LINE {
+                seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                memory.mark(line * LINE).store(telling(seed).to_word(), Ordering::Relaxed);
+                let behind = memory.room(line * LINE + MARK as u64, LINE as usize - MARK).unwrap();
+                behind.put(&[(seed >> 8) as u8; LINE as usize - MARK]).unwrap();
+            }
+        };
+        change_all();
+        std::thread::scope(|scope| {
+            let _stop = Stop(&ends);
+            scope.spawn(|| {
+                while !ends.load(Ordering::Relaxed) {
+                    change_all();
+                }
+            });
+            let (mut copy, mut way) = (vec![0; MAX_RUN], None);
+            for _ in 0..20_000 {
+                let (before, mut seen) = (reader.read_so_far(), None);
+                let take = |Record { meta, bytes, joined }: Record<'_>| {
+                    assert_eq!(bytes.len(), meta.len);
+                    bytes.copy_to(&mut copy[..meta.len]).unwrap();
+                    seen = Some((meta, joined));
+                };
+                assert_eq!(reader.next(take), Ok(true));
+                let (RxMeta { len, segment, src, dst, traffic_class, hop_limit, sealed, .. }, joined) = seen.unwrap();
+                assert_eq!([traffic_class, hop_limit], sum(len, segment, joined, sealed), "parts of several marks");
+                let mark = Mark { len, segment, joined, traffic_class, hop_limit, sealed, goes_on: sealed };
+                assert_eq!(reader.read_so_far() - before, mark.extent());
+                let is_same_way = way.replace((src, dst)).is_none_or(|way| way == (src, dst));
+                assert!(is_same_way || !mark.goes_on, "the addresses were read again");
+            }
+        });
+    }
+
+    /// What a writer answers to a walk through all that it does with packets of all sizes, in a ring that is soon read.
+    fn answers(writer: &mut Writer) -> Vec<(Option<usize>, u64, u64)> {
+        let (mut answers, mut seed) = (vec![], 1u32);
+        for _ in 0..10_000 {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let (heading, len) = (heading(1 + (seed >> 30) as u8), 16 + (seed >> 18) as usize % 4100);
+            let room = match seed >> 16 & 3 {
+                0 => writer.slot(&heading, len % 100 + 16).map(|room| fill(room, 1)),
+                1 => writer.slot(&heading, len).map(|room| fill(room, 2)),
+                2 => writer.extend(1024, 3).map(|room| fill(room, 3)),
+                _ => None,
+            };
+            match seed >> 13 & 3 {
+                0 => writer.publish(),
+                1 if room.is_some() => writer.retract(),
+                _ => {}
+            }
+            writer.memory.word(Word::Head).store(writer.tail, Ordering::Release);
+            answers.push((room, writer.tail, writer.cleared));
+        }
+        answers
+    }
+
+    #[test]
+    fn a_reader_that_writes_changes_nothing_but_what_it_reads() {
+        let (mut alone, _) = Writer::create(SIZE).unwrap();
+        let ((mut writer, reader), ends) = (ring(), AtomicBool::new(false));
+        let disturbed = std::thread::scope(|scope| {
+            let _stop = Stop(&ends);
+            scope.spawn(|| {
+                for byte in (0..=u8::MAX).cycle().take_while(|_| !ends.load(Ordering::Relaxed)) {
+                    let all = vec![byte; reader.size() as usize];
+                    reader.memory.room(0, all.len()).unwrap().put(&all).unwrap();
+                }
+            });
+            answers(&mut writer)
+        });
+        assert!(disturbed == answers(&mut alone));
     }
 
     /// Writes a mark as no writer of ours does.
