@@ -25,13 +25,12 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-const VICTIM: u32 = 61_001;
-const ATTACKER: u32 = 61_002;
 /// The first packet sequence number of [`connect`].
 const FIRST_PSN: u32 = 77;
-/// Set in the network namespace.
+/// Set in the network namespace: the number of the victim.
 const INSIDE: &str = "ROXE_TEST_STRANGERS";
 const HERE: Ipv4Addr = Ipv4Addr::LOCALHOST;
 const MESSAGE: usize = 64 << 10;
@@ -81,25 +80,27 @@ impl Place {
     fn masked_attacker(&self) -> Option<Peer> {
         let unshare = |user: u32| {
             let mut command = Command::new("unshare");
-            command.args(["--user", &format!("--map-user={VICTIM}"), "--"]).uid(user).gid(user).current_dir("/");
+            command.args(["--user", &format!("--map-user={}", victim()), "--"]).uid(user).gid(user).current_dir("/");
             command
         };
-        if !unshare(ATTACKER).arg("true").status().is_ok_and(|status| status.success()) {
+        if !unshare(attacker()).arg("true").status().is_ok_and(|status| status.success()) {
             return None;
         }
-        let (mut command, inner) = (unshare(ATTACKER), self.command("peer", ATTACKER));
+        let (mut command, inner) = (unshare(attacker()), self.command("peer", attacker()));
         command.arg(inner.get_program()).args(inner.get_args()).env_remove("XDG_RUNTIME_DIR");
         Some(Peer::start_as(command, "peer", &[]))
     }
 
     fn peer(&self, user: u32, link: &str) -> Peer {
-        Peer::start_as(self.command("peer", user), "peer", &[("ROXE_LINK", link)])
+        // The receive buffer of a stock system: streams to the own address come from another port, and a flood fills it.
+        let knobs = [("ROXE_LINK", link), ("ROXE_RCVBUF", "106496")];
+        Peer::start_as(self.command("peer", user), "peer", &knobs)
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        for user in [VICTIM, ATTACKER] {
+        for user in [victim(), attacker()] {
             let _ = candidates(user).map(fs::remove_dir_all);
         }
         let _ = fs::remove_dir_all(&self.0);
@@ -121,7 +122,12 @@ fn run(inner: &str) {
         return eprintln!("skipped: only root can be two users in a network namespace");
     }
     let inner = program(inner);
-    let output = unshare.arg(inner.get_program()).args(inner.get_args()).env(INSIDE, "1").output().unwrap();
+    let output = unshare
+        .arg(inner.get_program())
+        .args(inner.get_args())
+        .env(INSIDE, unused_user().to_string())
+        .output()
+        .unwrap();
     let (said, told) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(said.contains(&format!("{MARK}done")), "{said}{told}");
     told.lines().filter(|line| line.starts_with("skipped: ")).for_each(|line| eprintln!("{line}"));
@@ -130,6 +136,23 @@ fn run(inner: &str) {
 
 fn is_inside() -> bool {
     std::env::var_os(INSIDE).is_some()
+}
+
+/// The victim's number: each test has users of its own, because those of one meet in the same folder whatever their network
+/// namespace, and it is removed when a test is over.
+fn victim() -> u32 {
+    std::env::var(INSIDE).unwrap().parse().unwrap()
+}
+
+fn attacker() -> u32 {
+    victim() + 1
+}
+
+/// A user that no test has, with one behind it.
+fn unused_user() -> u32 {
+    static TESTS: AtomicU32 = AtomicU32::new(0);
+    const PER_PROCESS: u32 = 64;
+    1_000_000 + std::process::id() * PER_PROCESS + 2 * TESTS.fetch_add(1, Relaxed)
 }
 
 fn done() {
@@ -276,7 +299,7 @@ fn send_descriptors(seconds: u64) -> String {
 /// Sends every mailbox of the victim a message with a descriptor; how many were taken.
 fn send_to_every_name<F: AsRawFd + Send + 'static>(message: &[u8], make: impl Fn() -> F) -> u32 {
     let socket = Socket::new(Domain::UNIX, Type::DGRAM, None).unwrap();
-    let in_folders = candidates(VICTIM).into_iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten();
+    let in_folders = candidates(victim()).into_iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten();
     let in_folders = in_folders.flatten().filter_map(|entry| SockAddr::unix(entry.path()).ok());
     let found = open_names().chain(in_folders).filter(|name| socket.connect(name).is_ok());
     let send = |_| {
@@ -443,7 +466,7 @@ impl HeldNames {
                 self.0.push(OwnedFd::from(socket).into());
             }
         }
-        for folder in candidates(VICTIM) {
+        for folder in candidates(victim()) {
             assert_eq!(fs::write(Path::new(&folder).join("planted"), "x").map_err(|e| is_barred(&e)), Err(true));
         }
     }
@@ -478,7 +501,7 @@ fn pair_of_victims(place: &Place, link: &str) -> (Peer, Peer, Vec<u64>) {
 
 /// The same, with what is known of the one who writes in front of what is known of the other.
 fn both_victims(place: &Place, link: &str) -> (Peer, Peer, Vec<u64>, Vec<u64>) {
-    let (mut a, mut b) = (place.peer(VICTIM, link), place.peer(VICTIM, link));
+    let (mut a, mut b) = (place.peer(victim(), link), place.peer(victim(), link));
     let (of_a, of_b) = (a.ask("create"), b.ask("create"));
     let connect = |of: &[u64]| format!("connect {} {} {}", of[0], of[1], of[2]);
     a.ask(&connect(&of_b));
@@ -509,7 +532,7 @@ fn sends_descriptors() {
     let place = Place::new();
     for link in ["auto", "udp"] {
         let (mut a, _b, _) = pair_of_victims(&place, link);
-        let mut attacker = place.peer(ATTACKER, link);
+        let mut attacker = place.peer(attacker(), link);
         let taken = attack(&mut a, &mut attacker, &format!("descriptors {}", seconds()));
         assert_eq!(taken, 0, "link {link}");
     }
@@ -529,7 +552,7 @@ fn forges_packets() {
     let place = Place::new();
     for link in ["auto", "udp"] {
         let (mut a, mut b, of_b) = pair_of_victims(&place, link);
-        let mut attacker = place.peer(ATTACKER, link);
+        let mut attacker = place.peer(attacker(), link);
         // The attacker knows all that RoCEv2 asks for. Nothing else is under way, so its PSNs are right.
         attacker.ask(&format!("forge {} {} {}", of_b[0], of_b[1], of_b[2]));
         assert_eq!(b.ask("target"), [0], "link {link}: memory was written");
@@ -537,6 +560,25 @@ fn forges_packets() {
         assert_eq!(b.ask("target"), [0], "link {link}: memory was written");
         assert!(b.ask("refused")[0] > 0);
     }
+    done();
+}
+
+#[test]
+fn a_process_that_sleeps_lets_new_ports_of_its_user_in_after_a_flood() {
+    run("sleeps_through_a_flood");
+}
+
+#[test]
+fn sleeps_through_a_flood() {
+    if !is_inside() {
+        return;
+    }
+    let place = Place::new();
+    let (mut a, _b, _, of_b) = both_victims(&place, "udp");
+    let mut attacker = place.peer(attacker(), "udp");
+    attacker.ask(&format!("forge {} {} {}", of_b[0], of_b[1], of_b[2]));
+    // The first large message comes from a port that was not there.
+    assert_eq!(a.ask("write 0"), [1]);
     done();
 }
 
@@ -553,7 +595,7 @@ fn forges_naks() {
     let place = Place::new();
     for link in ["auto", "udp"] {
         let (mut a, mut b, of_a, _) = both_victims(&place, link);
-        let mut attacker = place.peer(ATTACKER, link);
+        let mut attacker = place.peer(attacker(), link);
         // The message is under way as long as its receiver stands still.
         b.stop();
         a.ask("post");
@@ -579,7 +621,7 @@ fn takes_names() {
     }
     let place = Place::new();
     let (mut a, b, _) = pair_of_victims(&place, "udp");
-    let mut attacker = place.peer(ATTACKER, "udp");
+    let mut attacker = place.peer(attacker(), "udp");
     attacker.tell("names");
     assert_eq!(attacker.hear(), "0");
     // Who comes later finds numbers, and who is there goes on.
@@ -607,7 +649,7 @@ fn is_attacked() {
     let mut pairs = links.map(|link| both_victims(&place, link));
     let known: String =
         pairs.iter().map(|(_, _, of_a, of_b)| format!(" {} {} {} {}", of_a[0], of_b[0], of_b[1], of_b[2])).collect();
-    let mut attackers = vec![place.peer(ATTACKER, "udp")];
+    let mut attackers = vec![place.peer(attacker(), "udp")];
     match place.masked_attacker() {
         Some(attacker) => attackers.push(attacker),
         None => eprintln!("skipped: no attacker with the victim's number in a user namespace"),
@@ -687,18 +729,18 @@ fn maps_nobody() {
     }
     let place = Place::new();
     let within = |how: &[&str]| {
-        let inner = place.command("opens", VICTIM);
+        let inner = place.command("opens", victim());
         let mut command = Command::new("unshare");
         command.arg("--user").args(how).arg("--").arg(inner.get_program()).args(inner.get_args());
-        command.uid(VICTIM).gid(VICTIM).env(ROLE, "x").env_remove("XDG_RUNTIME_DIR").current_dir("/");
+        command.uid(victim()).gid(victim()).env(ROLE, "x").env_remove("XDG_RUNTIME_DIR").current_dir("/");
         said(&command.output().unwrap())
     };
-    let mapped = within(&["--map-user=61001"]);
+    let mapped = within(&[&format!("--map-user={}", victim())]);
     if mapped.contains("unshare") {
         eprintln!("skipped: no user namespace can be made here: {mapped}");
         return done();
     }
-    assert_eq!(mapped, "user 61001: it works");
+    assert_eq!(mapped, format!("user {}: it works", victim()));
     let refused = within(&[]);
     assert!(refused.contains("does not map user 65534") && refused.contains("unshare --map-"), "{refused}");
     done();
@@ -721,7 +763,7 @@ fn is_set_uid() {
     place.permit("program", 0o4755);
     let captured = place.0.join("captured");
     let start = |knobs: &[(&str, String)]| {
-        let mut command = place.command("opens", ATTACKER);
+        let mut command = place.command("opens", attacker());
         command.env(ROLE, "x").envs(knobs.iter().map(|(name, value)| (name, value)));
         command.output().unwrap()
     };
@@ -751,7 +793,8 @@ fn finds_the_port_taken() {
     }
     let place = Place::new();
     let (_a, _b, _) = pair_of_victims(&place, "auto");
-    let text = said(&place.command("opens", ATTACKER).env(ROLE, "x").output().unwrap());
-    assert!(text.contains("UDP port 4791 of 127.0.0.1 belongs to user 61001; stop"), "{text}");
+    let text = said(&place.command("opens", attacker()).env(ROLE, "x").output().unwrap());
+    let expected = format!("UDP port 4791 of 127.0.0.1 belongs to user {}; stop", victim());
+    assert!(text.contains(&expected), "{text}");
     done();
 }
