@@ -374,6 +374,7 @@ impl Flows {
 
     /// There may be room on `flow`: whoever waited longest is ready and has it, as far as it goes. So a message costs one
     /// waiting queue pair a visit, not all of them.
+    #[inline]
     pub(crate) fn wake(&self, flow: &Arc<Flow>) {
         for pool in [Pool::Stream, Pool::Datagrams] {
             if flow.waiters(pool).are_there() {
@@ -382,6 +383,7 @@ impl Flows {
         }
     }
 
+    #[inline(never)]
     fn wake_waiters(&self, flow: &Arc<Flow>, pool: Pool) {
         self.ready.change(|ready| {
             while let Some((qpn, bytes)) = flow.waiters(pool).pop_if(|bytes| flow.room_for(pool, bytes)) {

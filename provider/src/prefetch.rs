@@ -15,8 +15,9 @@ pub(crate) fn prefetch<T: ?Sized>(value: &T) {
 /// The same for the `len` bytes at an address, whatever is there.
 #[inline]
 pub(crate) fn prefetch_at(start: usize, len: usize) {
-    for at in (start..start + len).step_by(LINE) {
-        line(std::ptr::without_provenance(at));
+    // From 0 on: where the length is known, no loop is left.
+    for at in (0..len).step_by(LINE) {
+        line(std::ptr::without_provenance(start.wrapping_add(at)));
     }
 }
 

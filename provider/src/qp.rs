@@ -211,6 +211,7 @@ impl Qp {
     }
 
     /// Begins to post; dropping the guard sends what can be sent. The queue pair is locked meanwhile.
+    #[inline]
     pub fn send(&self) -> SendGuard<'_> {
         prefetch(&*self.core);
         self.core.engine().enter_to_send();

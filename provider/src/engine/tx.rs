@@ -243,6 +243,7 @@ impl Batch {
     }
 
     /// Sends one sealed run; false if the link did not take several packets at once.
+    #[inline]
     fn send_run(&self, run: Range<usize>, link: &UdpLink, net: &NetHeader, counters: &Counters) -> bool {
         let Some(first) = self.packets.get(run.start) else { return true };
         send(link, &TxMeta::of(net), self.bytes_of(run.clone()), first.len, run.len(), counters)
