@@ -28,7 +28,7 @@ use crate::net::slot::{Slot, SlotSocket};
 use crate::net::source_ports::SourcePorts;
 use crate::net::steer::{self, Steering};
 use crate::net::udp::UdpLink;
-use crate::net::{Link, RxMeta};
+use crate::net::{Control, Link, RxMeta};
 use crate::qp::{QpCore, Report};
 use roxe_transport::time::Instant;
 use roxe_wire::icrc::Sealer;
@@ -106,6 +106,8 @@ pub(super) struct Sources {
 /// What changes while packets are handed out.
 #[derive(Debug, Default)]
 pub(super) struct RxState {
+    /// For whoever receives.
+    control: Control,
     /// The addresses of the links.
     locals: Vec<Gid>,
     /// Who of this host may send to them.
@@ -217,12 +219,17 @@ pub(crate) struct RxTools<'a> {
     pub(crate) locals: &'a [Gid],
     /// Whether the packets shall find no receive (a fault).
     pub(crate) starved: bool,
-    /// They come by a socket from this host, where nothing is lost but some may take the way over another process: those
-    /// behind a gap have probably overtaken it.
+    /// They come by a socket, and no fault makes gaps.
     pub(crate) may_overtake: bool,
 }
 
 impl RxTools<'_> {
+    /// Whether packets from `src` that are behind a gap have probably overtaken what is missing: by a socket nothing is lost on
+    /// this host, but some may take the way over another process.
+    pub(crate) fn may_overtake(&self, src: Gid) -> bool {
+        self.may_overtake && self.locals.contains(&src)
+    }
+
     /// Whether who sent from `src` to `dst` waits for credits.
     pub(crate) fn owes_credit(&self, src: Gid, dst: Gid) -> bool {
         self.locals.contains(&src) && !dst.is_multicast()
@@ -305,9 +312,10 @@ impl Engine {
     }
 
     /// Receives from one link. After a lone small packet it comes back at once: the program waits for it.
+    #[inline]
     fn drain_link(&self, link: &Arc<UdpLink>, way: Way, buf: &mut [u8], state: &mut RxState, now: Instant) -> bool {
         for count in 0..BUDGET {
-            let meta = match link.recv(buf) {
+            let meta = match link.recv_with(buf, &mut state.control) {
                 Ok(Some(meta)) => meta,
                 Ok(None) => return count > 0,
                 // An error the network reported for something sent earlier; reading it has cleared it.
@@ -318,10 +326,7 @@ impl Engine {
             };
             let bytes = buf.get(..meta.len).unwrap_or_default();
             if !state.source_ports.admit(&meta, now) {
-                let run = Run { meta: &meta, bytes, index: meta.first_index };
-                self.count_dropped(run, &self.counters().foreign_source_port);
-                // Files are looked at, where a thread may be cancelled.
-                uncancelled(|| state.source_ports.keep_out(link, now));
+                self.keep_out(state, link, &meta, bytes, now);
                 continue;
             }
             // Steering tries every address, also those that nobody uses: looking there cost 0.4 us of each message.
@@ -334,6 +339,15 @@ impl Engine {
             }
         }
         true
+    }
+
+    /// What came by `link` is of another user of this host.
+    #[cold]
+    fn keep_out(&self, state: &mut RxState, link: &Arc<UdpLink>, meta: &RxMeta, bytes: &[u8], now: Instant) {
+        let run = Run { meta, bytes, index: meta.first_index };
+        self.count_dropped(run, &self.counters().foreign_source_port);
+        // Files are looked at, where a thread may be cancelled.
+        uncancelled(|| state.source_ports.keep_out(link, now));
     }
 
     /// Receives from the rings. What was sent by the socket before a ring was there comes first.
@@ -403,7 +417,7 @@ impl Engine {
         if let Some(copy) = buf.get_mut(..meta.len)
             && bytes.copy_to(copy).is_ok()
         {
-            self.show_from_ring(meta, copy, state, now);
+            self.show_from_ring(&meta, copy, state, now);
         }
     }
 
@@ -434,9 +448,13 @@ impl Engine {
     }
 
     /// Hands on a run from a ring that lies where it can be sealed for a tap.
-    fn show_from_ring(&self, meta: RxMeta, bytes: &mut [u8], state: &mut RxState, now: Instant) {
-        let meta = if self.tap().is_some() { sealed(meta, bytes) } else { meta };
-        self.dispatch(state, &meta, bytes, Way::Ring, now);
+    #[inline(always)]
+    fn show_from_ring(&self, meta: &RxMeta, bytes: &mut [u8], state: &mut RxState, now: Instant) {
+        if self.tap().is_some() {
+            let meta = sealed(meta, bytes);
+            return self.dispatch(state, &meta, bytes, Way::Ring, now);
+        }
+        self.dispatch(state, meta, bytes, Way::Ring, now);
     }
 
     /// Receives from the sockets of all groups.
@@ -461,7 +479,9 @@ impl Engine {
         state.mail_visits = state.mail_visits.saturating_sub(1);
         for at in 0..state.slots.len() {
             for _ in 0..BUDGET {
-                let Some(Ok(Some((len, fds)))) = state.slots.get(at).map(|socket| socket.recv(buf)) else {
+                let Some(Ok(Some((len, fds)))) =
+                    state.slots.get(at).map(|socket| socket.recv_with(buf, &mut state.control))
+                else {
                     break;
                 };
                 found = true;
@@ -473,7 +493,11 @@ impl Engine {
         }
         for at in 0..state.services.len() {
             for _ in 0..BUDGET {
-                let Some(Ok(Some(len))) = state.services.get(at).map(|socket| socket.recv(buf)) else { break };
+                let Some(Ok(Some(len))) =
+                    state.services.get(at).map(|socket| socket.recv_with(buf, &mut state.control))
+                else {
+                    break;
+                };
                 found = true;
                 self.take_frame(Frame::parse(buf.get(..len).unwrap_or_default()), state, now);
             }
@@ -564,10 +588,10 @@ impl Engine {
     }
 
     /// Gives a run to its queue pair.
+    #[inline]
     fn hand_in(&self, state: &mut RxState, qp: Arc<QpCore>, run: Run<'_>, now: Instant) {
         let mut tools = state.tools();
-        let is_local = !run.meta.by_ring && tools.locals.contains(&run.meta.src);
-        tools.may_overtake = is_local && !self.tap().is_some_and(Tap::spoils);
+        tools.may_overtake = !run.meta.by_ring && !self.tap().is_some_and(Tap::spoils);
         let report = qp.receive(run, &mut tools, now);
         if report.contains(Report::IS_CROWDED) && run.meta.by_ring {
             state.crowded = Some(Arc::clone(&qp));
@@ -687,6 +711,7 @@ impl RxState {
         self.crowded.is_some()
     }
 
+    #[inline]
     pub(super) fn touch(&mut self, qp: Arc<QpCore>, report: Report) {
         match self.touched.last_mut() {
             Some(last) if Arc::ptr_eq(&last.qp, &qp) => last.report |= report,

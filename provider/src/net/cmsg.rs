@@ -75,6 +75,12 @@ impl Control {
     }
 }
 
+impl Default for Control {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 /// Level, type and data.
 type Message<'a> = (c_int, c_int, &'a [u8]);
 

@@ -34,6 +34,7 @@ pub(crate) mod tx_queue;
 pub(crate) mod udp;
 pub(crate) mod udp_table;
 
+pub(crate) use cmsg::Control;
 pub(crate) use named::{NamedSocket, Probe};
 pub(crate) use sys::{SendRoom, effective_uid, is_privileged_start, wake};
 
@@ -139,8 +140,15 @@ pub(crate) enum Taken {
 
 /// Moves runs of equal-sized packets from and to one local address.
 pub(crate) trait Link {
-    /// Receives one run without waiting; `None`: nothing there. `buf` has at least 65,536 bytes.
-    fn recv(&self, buf: &mut [u8]) -> io::Result<Option<RxMeta>>;
+    /// Receives one run without waiting; `None`: nothing there. `buf` has at least 65,536 bytes. What is in `control` means
+    /// nothing before and after: most looks are in vain, and a new one for each is one to clear.
+    fn recv_with(&self, buf: &mut [u8], control: &mut Control) -> io::Result<Option<RxMeta>>;
+
+    /// The same.
+    #[cfg(test)]
+    fn recv(&self, buf: &mut [u8]) -> io::Result<Option<RxMeta>> {
+        self.recv_with(buf, &mut Control::new())
+    }
 
     /// Sends `bytes` as packets of `segment` bytes each, the last one may be shorter. At most [`MAX_BYTES`] and
     /// [`Link::max_segments`] packets. Never waits.

@@ -5,6 +5,7 @@
 //! *claim* says that a program has bound a service at an address; that of a *mailbox* takes the requests for a service which
 //! reach other processes of the same interface.
 
+use super::cmsg::Control;
 use super::named::{NamedSocket, Probe};
 use super::slot::{self, Slot, SlotSocket};
 use roxe_wire::Gid;
@@ -144,9 +145,15 @@ impl ServiceSocket {
         self.socket.as_raw_fd()
     }
 
-    /// As [`SlotSocket::recv`].
+    /// As [`SlotSocket::recv_with`].
+    pub(crate) fn recv_with(&self, buf: &mut [u8], control: &mut Control) -> io::Result<Option<usize>> {
+        slot::recv_from_same_user(self.fd(), buf, control)
+    }
+
+    /// The same.
+    #[cfg(test)]
     pub(crate) fn recv(&self, buf: &mut [u8]) -> io::Result<Option<usize>> {
-        slot::recv_from_same_user(self.fd(), buf)
+        self.recv_with(buf, &mut Control::new())
     }
 }
 

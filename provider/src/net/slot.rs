@@ -136,9 +136,15 @@ impl SlotSocket {
     }
 
     /// Takes one frame of the same user out of the mailbox without waiting, with the descriptors that came along; frames of
-    /// others are thrown away.
+    /// others are thrown away. For `control` see [`Link::recv_with`](super::Link::recv_with).
+    pub(crate) fn recv_with(&self, buf: &mut [u8], control: &mut Control) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
+        recv_with_descriptors(self.fd(), buf, control)
+    }
+
+    /// The same.
+    #[cfg(test)]
     pub(crate) fn recv(&self, buf: &mut [u8]) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
-        recv_with_descriptors(self.fd(), buf)
+        self.recv_with(buf, &mut Control::new())
     }
 }
 
@@ -159,20 +165,29 @@ fn with_room(socket: NamedSocket) -> io::Result<NamedSocket> {
 }
 
 /// Receives one datagram without waiting, skipping those of other users.
-pub(super) fn recv_from_same_user(fd: RawFd, buf: &mut [u8]) -> io::Result<Option<usize>> {
-    Ok(recv_with_descriptors(fd, buf)?.map(|(len, _)| len))
+pub(super) fn recv_from_same_user(fd: RawFd, buf: &mut [u8], control: &mut Control) -> io::Result<Option<usize>> {
+    Ok(recv_with_descriptors(fd, buf, control)?.map(|(len, _)| len))
 }
 
 /// The same with its descriptors; those of other users, who may send what they like, are closed.
-fn recv_with_descriptors(fd: RawFd, buf: &mut [u8]) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
-    let mut control = Control::new();
-    while let Some((len, ..)) = sys::recv(fd, buf, &mut control, 0)? {
-        let descriptors = sys::take_descriptors(&control);
-        if sys::credentials(&control) == Some(sys::effective_uid()) {
+#[inline]
+fn recv_with_descriptors(
+    fd: RawFd,
+    buf: &mut [u8],
+    control: &mut Control,
+) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
+    while let Some((len, ..)) = sys::recv(fd, buf, control, 0)? {
+        if let Some(descriptors) = descriptors_of_same_user(control) {
             return Ok(Some((len, descriptors)));
         }
     }
     Ok(None)
+}
+
+#[inline(never)]
+fn descriptors_of_same_user(control: &Control) -> Option<Vec<OwnedFd>> {
+    let descriptors = sys::take_descriptors(control);
+    (sys::credentials(control) == Some(sys::effective_uid())).then_some(descriptors)
 }
 
 /// A number that other processes do not draw at the same time.

@@ -19,6 +19,7 @@
 //! kernel that refuses the program, or a race only cost speed.
 
 use super::bpf::{AND, JUMP, JUMP_EQ, JUMP_GE, LOAD_BYTE, LOAD_WORD, RETURN, RETURN_A, SHIFT_RIGHT, jump, op};
+use super::cmsg::Control;
 use super::forward::Frame;
 use super::named::NamedSocket;
 use super::service::AddressPart;
@@ -186,7 +187,7 @@ impl Session {
     /// Takes the answers that have arrived.
     fn collect(&mut self) {
         let mut buf = [0; 4096];
-        while let Ok(Some(len)) = slot::recv_from_same_user(self.mailbox.as_raw_fd(), &mut buf) {
+        while let Ok(Some(len)) = slot::recv_from_same_user(self.mailbox.as_raw_fd(), &mut buf, &mut Control::new()) {
             let frame = Frame::parse(buf.get(..len).unwrap_or_default());
             let Some((Frame::ProbeSeen { nonce, round, index }, body)) = frame else { continue };
             if (nonce, round) == (self.nonce, self.round)

@@ -198,17 +198,15 @@ pub(super) fn recv(
         let rc = unsafe {
             libc::syscall(libc::SYS_recvmsg, fd, &raw mut header, flags | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC)
         };
-        match check(rc as isize) {
-            Ok(len) => {
-                control.set_len(header.msg_controllen);
-                let (src, port) = parse_name(&name);
-                return Ok(Some((len, src, port)));
-            }
-            Err(e) => match e.raw_os_error() {
-                Some(libc::EAGAIN) => return Ok(None),
-                Some(libc::EINTR) => {}
-                _ => return Err(e),
-            },
+        if let Ok(len) = usize::try_from(rc) {
+            control.set_len(header.msg_controllen);
+            let (src, port) = parse_name(&name);
+            return Ok(Some((len, src, port)));
+        }
+        match errno() {
+            libc::EAGAIN => return Ok(None),
+            libc::EINTR => {}
+            code => return Err(io::Error::from_raw_os_error(code)),
         }
     }
 }
@@ -311,6 +309,13 @@ pub(super) fn namespace_cookie(fd: RawFd) -> io::Result<u64> {
     // SAFETY: the call writes at most `len` bytes to `cookie`, and how many they were to `len`; both are on this frame.
     let rc = unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE, (&raw mut cookie).cast(), &raw mut len) };
     check(rc as isize).map(|_| cookie)
+}
+
+/// Why the last call of this thread failed, without an [`io::Error`], which would have to be dropped after every look in vain.
+#[inline]
+fn errno() -> c_int {
+    // SAFETY: the address is valid for as long as this thread exists.
+    unsafe { *libc::__errno_location() }
 }
 
 /// A system call's result: what it counted, or `errno`.

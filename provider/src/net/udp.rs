@@ -283,24 +283,9 @@ impl UdpLink {
         }
         control
     }
-}
 
-#[cfg(test)]
-impl UdpLink {
-    /// Sends without checksums from now on, which the kernel cannot cut: it refuses.
-    pub(crate) fn forbid_segments(&self) {
-        sys::set_option(self.fd(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
-    }
-}
-
-impl Link for UdpLink {
-    fn recv(&self, buf: &mut [u8]) -> io::Result<Option<RxMeta>> {
-        let mut control = Control::new();
-        let Some((len, src, src_port)) = sys::recv(self.fd(), buf, &mut control, self.shelf.flags())? else {
-            self.shelf.note_vain_look(self.fd());
-            return Ok(None);
-        };
-        self.shelf.note(self.fd(), len);
+    /// What is known of `len` bytes that came from there, with `control`.
+    fn meta_of(&self, len: usize, src: Gid, src_port: u16, control: &Control) -> RxMeta {
         let mut meta = RxMeta {
             len,
             segment: len.max(1),
@@ -326,7 +311,27 @@ impl Link for UdpLink {
                 _ => {}
             }
         }
-        Ok(Some(meta))
+        meta
+    }
+}
+
+#[cfg(test)]
+impl UdpLink {
+    /// Sends without checksums from now on, which the kernel cannot cut: it refuses.
+    pub(crate) fn forbid_segments(&self) {
+        sys::set_option(self.fd(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
+    }
+}
+
+impl Link for UdpLink {
+    #[inline]
+    fn recv_with(&self, buf: &mut [u8], control: &mut Control) -> io::Result<Option<RxMeta>> {
+        let Some((len, src, src_port)) = sys::recv(self.fd(), buf, control, self.shelf.flags())? else {
+            self.shelf.note_vain_look(self.fd());
+            return Ok(None);
+        };
+        self.shelf.note(self.fd(), len);
+        Ok(Some(self.meta_of(len, src, src_port, control)))
     }
 
     #[inline]

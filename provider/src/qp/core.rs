@@ -234,8 +234,7 @@ impl QpCore {
             }
             let sender = sender_of(machine, packet).filter(|_| tools.owes_credit(net.src, net.dst));
             let creditor = sender.filter(|_| !run.meta.by_ring);
-            let early =
-                Early { parking, net: &net, packet, is_local: sender.is_some(), may_overtake: tools.may_overtake };
+            let early = Early { parking, net: &net, packet, is_local: sender.is_some(), tools };
             if !tools.starved
                 && let Some(patience) = early.patience(machine, &mut host)
             {
@@ -346,6 +345,7 @@ impl QpCore {
         if inner.parking.is_empty() { Report::default() } else { self.hand_over_parked(inner, now) }
     }
 
+    #[inline(never)]
     fn hand_over_parked(&self, inner: &mut Inner, now: Instant) -> Report {
         let Inner { machine, path, parking, .. } = inner;
         let mut host = QpHost::new(self, path, now);
@@ -645,21 +645,22 @@ struct Early<'a> {
     packet: &'a Packet<'a>,
     /// It is of a service without acknowledgements, and from this host.
     is_local: bool,
-    /// Packets from this host may have gone another way than this one ([`RxTools::may_overtake`]).
-    may_overtake: bool,
+    tools: &'a RxTools<'a>,
 }
 
 impl Early<'_> {
     /// How long it has to wait, if it came before a receive was posted for it or, from a process of this host, before packets
     /// that went another way.
     fn patience(&self, machine: &mut Machine, host: &mut QpHost<'_>) -> Option<Duration> {
-        let Self { parking, net, packet, is_local, may_overtake } = *self;
+        let Self { parking, net, packet, is_local, tools } = *self;
         let is_ahead =
             |machine: &Machine| (1..MAX_AHEAD).contains(&packet.header.bth.psn.distance(machine.expected_psn()));
         let is_behind_others = match packet.header.kind {
             Kind::Ud { .. } => !parking.is_empty(),
             Kind::UcRequest(_) => is_ahead(machine) && (is_local || !parking.is_empty()),
-            Kind::RcRequest(_) => return (may_overtake && is_ahead(machine)).then_some(parking::RC_PATIENCE),
+            Kind::RcRequest(_) => {
+                return (is_ahead(machine) && tools.may_overtake(net.src)).then_some(parking::RC_PATIENCE);
+            }
             _ => false,
         };
         (is_behind_others || machine.lacks_receive(host, net, packet)).then_some(parking::PATIENCE)

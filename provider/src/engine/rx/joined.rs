@@ -69,7 +69,7 @@ impl Engine {
         }
         let Some((segment, len)) = packets.part(buf) else { return self.counters().malformed.add(1) };
         let (meta, copy) = (RxMeta { segment, len, ..meta }, buf.get_mut(..len).unwrap_or_default());
-        self.show_from_ring(meta, copy, state, now);
+        self.show_from_ring(&meta, copy, state, now);
     }
 }
 

@@ -178,14 +178,14 @@ impl Engine {
 }
 
 /// Fills in the ICRCs of packets that came without: who watches sees every packet whole.
-pub(super) fn sealed(meta: RxMeta, bytes: &mut [u8]) -> RxMeta {
+pub(super) fn sealed(meta: &RxMeta, bytes: &mut [u8]) -> RxMeta {
     if !meta.sealed {
         for (index, packet) in (0..=u16::MAX).zip(bytes.chunks_mut(meta.segment)) {
-            let net = header_of(&meta, index);
+            let net = header_of(meta, index);
             icrc::seal(&NetHeader { ident: if net.is_ipv4() { index } else { 0 }, ..net }, packet);
         }
     }
-    RxMeta { sealed: true, ..meta }
+    RxMeta { sealed: true, ..*meta }
 }
 
 /// The packet as it shall be handed in.

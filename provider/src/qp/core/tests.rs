@@ -139,7 +139,8 @@ fn send_with(psn: u32, to: Qpn) -> (RxMeta, Vec<u8>) {
 
 fn hand_in(qp: &Qp, psn: u32, may_overtake: bool, now: Instant) {
     let (meta, bytes) = send_with(psn, qp.qpn());
-    let mut tools = RxTools { ident: &mut IdentGuess::default(), locals: &[], starved: false, may_overtake };
+    let locals = &[meta.src];
+    let mut tools = RxTools { ident: &mut IdentGuess::default(), locals, starved: false, may_overtake };
     let _ = qp.core.receive(Run { meta: &meta, bytes: &bytes, index: 0 }, &mut tools, now);
 }
 
