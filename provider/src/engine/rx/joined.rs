@@ -163,12 +163,17 @@ mod tests {
         std::thread::scope(|scope| {
             let _stop = Stop(&ends);
             scope.spawn(|| {
-                let put = |bytes: &Vec<u8>| TxRoom::Shared(memory).put(bytes).unwrap();
-                while !ends.load(Ordering::Relaxed) {
-                    [&one, &no_opcode, &other, &no_version].into_iter().for_each(put);
+                // Mostly the headers alone, so that each of them is there for a moment.
+                for len in [Bth::LEN, Bth::LEN, Bth::LEN, one.len()].into_iter().cycle() {
+                    for bytes in [&one, &no_opcode, &other, &no_version] {
+                        TxRoom::Shared(&memory[..len]).put(&bytes[..len]).unwrap();
+                    }
+                    if ends.load(Ordering::Relaxed) {
+                        break;
+                    }
                 }
             });
-            while taken < 1000 || refused < 1000 {
+            while taken < 20_000 || refused < 20_000 {
                 let Some(joined) = Joined::parse(SharedBytes::from(memory), 3, &mut buf) else {
                     refused += 1;
                     continue;
