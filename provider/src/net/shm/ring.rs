@@ -209,7 +209,8 @@ impl Writer {
     }
 
     /// The same for who has just asked whether it is there: a second look cost 45 instructions of each packet.
-    #[inline]
+    // A call would hand the room over in memory.
+    #[inline(always)]
     pub(crate) fn place(&mut self, heading: &Heading, len: usize) -> Option<TxRoom<'_>> {
         let open = match &mut self.open {
             Some(open) => open,
@@ -229,17 +230,19 @@ impl Writer {
         if at + len <= STAGED {
             return self.staged.get_mut(at..at + len).map(TxRoom::Own);
         }
-        self.place_in_ring(at, len, before > 0)
-    }
-
-    /// Room in the record for `len` bytes at `at`, from where on nothing more is built beside the ring; what was goes there.
-    #[inline(never)]
-    fn place_in_ring(&mut self, at: usize, len: usize, was_staged: bool) -> Option<TxRoom<'_>> {
-        if was_staged && let Some(staged) = staged_lines(&self.staged, at) {
-            self.memory.put(self.tail, staged);
+        if before > 0 {
+            self.unstage(at);
         }
         self.cleared = self.tail;
         self.memory.room(self.tail + at as u64, len)
+    }
+
+    /// From `at` on nothing more of the record is built beside the ring; what was goes there.
+    #[inline(never)]
+    fn unstage(&mut self, at: usize) {
+        if let Some(staged) = staged_lines(&self.staged, at) {
+            self.memory.put(self.tail, staged);
+        }
     }
 
     /// Room for the payloads of up to `count` packets more, of `len` bytes each, behind that of a packet that is a record of
