@@ -9,19 +9,24 @@
 //! SIGSEGV in a thread, or replaces the handler after its first registration without calling the earlier one, dies of
 //! such a fault as it would have without us.
 //!
-//! Other processors go through system calls (`portable`) until they have a page like x86's.
+//! Other processors go through system calls (`portable`) until they have a page like x86's, and Miri byte by byte
+//! (`interpreted`).
 
-#[cfg(any(test, not(target_arch = "x86_64")))]
+#[cfg(miri)]
+mod interpreted;
+#[cfg(all(any(test, not(target_arch = "x86_64")), not(miri)))]
 mod portable;
 mod shared;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 mod x86;
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(miri)]
+use interpreted as arch;
+#[cfg(all(not(target_arch = "x86_64"), not(miri)))]
 use portable as arch;
 use roxe_transport::cx::AtomicOp;
 use std::sync::atomic::AtomicU8;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 use x86 as arch;
 
 pub(crate) use shared::{SharedBytes, cells, own_cells};
@@ -89,5 +94,5 @@ pub(crate) fn store(addr: u64, word: [u8; 8]) -> Result<(), Fault> {
     arch::store(addr, word)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))]
 mod tests;

@@ -1,4 +1,5 @@
-//! The mutants in `tests/mutants` still apply, and the tests they name exist. `tests/mutants/run` runs them.
+//! The broken builds in `tests/mutants` and `tests/checked` still apply, and the tests they name exist. `tests/mutants/run` and
+//! `tests/checked/run` build and run them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,17 +7,23 @@ use std::process::Command;
 
 /// Fewer would prove too little.
 const AT_LEAST: usize = 12;
+/// What `tests/checked/run` knows.
+const CHECKERS: [&str; 3] = ["thread", "address", "miri"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("the workspace")
 }
 
-fn mutants() -> Vec<PathBuf> {
-    let entries = fs::read_dir(root().join("tests/mutants")).expect("the folder of mutants");
+fn patches(folder: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(root().join(folder)).expect("a folder of patches");
     let mut files: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "patch"));
     files.sort();
     files
+}
+
+fn mutants() -> Vec<PathBuf> {
+    [patches("tests/mutants"), patches("tests/checked")].concat()
 }
 
 /// Package, target and path of the tests that catch this mutant.
@@ -49,11 +56,28 @@ fn every_mutant_says_what_it_breaks_and_names_tests_that_exist() {
     }
 }
 
+#[test]
+fn every_checker_has_a_broken_build_that_it_must_report() {
+    let patches = patches("tests/checked");
+    let texts: Vec<_> = patches.iter().map(|file| fs::read_to_string(file).expect("a broken build")).collect();
+    for checker in CHECKERS {
+        let head = format!("Reported by {checker}: ");
+        assert!(texts.iter().any(|text| text.lines().any(|line| line.starts_with(&head))), "{checker} has none");
+    }
+    for (file, text) in patches.iter().zip(&texts) {
+        let reports = text.lines().filter_map(|line| line.strip_prefix("Reported by "));
+        let reports: Vec<_> = reports.map(|line| line.split_once(": ").expect("CHECKER: WORDS")).collect();
+        let are_known = reports.iter().all(|(checker, words)| CHECKERS.contains(checker) && !words.is_empty());
+        assert!(are_known && !reports.is_empty(), "{}: {reports:?}", file.display());
+        assert_eq!(catchers(text).count(), 1, "{}: during which test?", file.display());
+    }
+}
+
 /// Whether some source of the package's target has a test function of that name.
 fn exists(package: &str, target: &str, test: &str) -> bool {
     let name = package.strip_prefix("roxe-").unwrap_or(package);
-    // The models are a package of their own beside the tests.
-    let places = ["", "tests"].map(|folder| root().join(folder).join(name));
+    // The models are a package of their own beside the tests, and the C functions one beside those of Rust.
+    let places = ["", "tests", "verbs-api"].map(|folder| root().join(folder).join(name));
     let Some(package) = places.into_iter().find(|place| place.is_dir()) else { return false };
     let source = if target == "lib" { package.join("src") } else { package.join("tests").join(format!("{target}.rs")) };
     let function = format!("fn {}(", test.rsplit("::").next().unwrap_or(test));

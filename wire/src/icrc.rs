@@ -468,7 +468,8 @@ mod tests {
     fn one_flipped_bit_is_never_taken_for_another_identification() {
         let loopback = core::net::Ipv4Addr::LOCALHOST.into();
         let net = NetHeader { src: loopback, dst: loopback, ..NetHeader::default() };
-        let mut datagram = [0x5a; 4160];
+        // Miri is too slow for 33,000 bits.
+        let mut datagram = [0x5a; if cfg!(miri) { 20 } else { 4160 }];
         seal(&net, &mut datagram);
         // Byte 4 is not covered.
         for at in (0..datagram.len()).filter(|at| *at != 4) {

@@ -110,16 +110,33 @@ impl<'a> From<&'a [AtomicU8]> for SharedBytes<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::Ordering;
 
     #[test]
     fn only_bytes_that_are_there_can_be_copied() {
-        let bytes: Vec<u8> = (0..100).collect();
+        let bytes: Vec<_> = (0..100).map(AtomicU8::new).collect();
         let shared = SharedBytes::from(&bytes[..]);
         let part = shared.get(90..100).unwrap();
-        assert_eq!((part.len(), part.to_vec()), (10, bytes[90..].to_vec()));
+        assert_eq!((part.len(), part.to_vec()), (10, (90..100).collect()));
         assert_eq!(part.copy_to(&mut [0; 11]), Err(Fault));
         assert_eq!(part.get(10..10).unwrap().to_vec(), []);
         let backwards = Range { start: 5, end: 4 };
         assert!(shared.get(90..101).is_none() && part.get(0..11).is_none() && part.get(backwards).is_none());
+    }
+
+    /// What a header in a ring is while its writer, who has handed it over, changes it all the same.
+    #[test]
+    fn bytes_that_somebody_changes_are_copied_as_they_were_at_some_moment() {
+        const LAST: u8 = 100;
+        let bytes = [const { AtomicU8::new(0) }; 16];
+        let shared = SharedBytes::from(&bytes[..]);
+        std::thread::scope(|scope| {
+            scope.spawn(|| (1..=LAST).for_each(|n| bytes.iter().for_each(|byte| byte.store(n, Ordering::Relaxed))));
+            let mut copy = shared.to_vec();
+            while copy != [LAST; 16] {
+                let before = std::mem::replace(&mut copy, shared.to_vec());
+                assert!(copy.iter().zip(&before).all(|(now, before)| now >= before), "{before:?} became {copy:?}");
+            }
+        });
     }
 }
