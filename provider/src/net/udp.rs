@@ -200,11 +200,11 @@ impl UdpLink {
     }
 
     /// Lets the system drop what `program` (classic BPF) does not let pass, before it takes room here. Under the lock of the
-    /// receive side, as [`UdpLink::end_filter`].
+    /// receive side, as [`UdpLink::end_filter`], which is due after an error.
     pub(super) fn filter(&self, program: &mut [libc::sock_filter]) -> io::Result<()> {
         self.drops.look(self.fd());
         self.drops.set_filtered(true);
-        sys::attach_filter(self.fd(), libc::SO_ATTACH_FILTER, program).inspect_err(|_| self.end_filter())
+        sys::attach_filter(self.fd(), libc::SO_ATTACH_FILTER, program)
     }
 
     /// Everything is let in again.
