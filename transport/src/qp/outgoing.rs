@@ -143,6 +143,7 @@ impl Departing<'_> {
 
 impl Payload<'_> {
     /// Copies `out.len()` bytes from `offset` on; whether that was possible.
+    #[inline]
     pub(crate) fn read<M: Memory>(&self, memory: &mut M, offset: u32, out: TxRoom<'_>) -> bool {
         match self {
             _ if out.is_empty() => true,

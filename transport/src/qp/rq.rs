@@ -186,6 +186,7 @@ impl RecvQueue {
     }
 
     /// Whether there is a current receive; takes one from the shared queue if need be.
+    #[inline]
     pub(crate) fn acquire<H: Host>(&mut self, host: &mut H) -> bool {
         match &mut self.source {
             _ if self.starved => false,
@@ -242,6 +243,7 @@ impl RecvQueue {
     }
 
     /// Places `data`, which is `offset` bytes into the message, into the current receive.
+    #[inline]
     pub(crate) fn scatter<H: Host>(&self, host: &mut H, offset: u32, data: RxPayload<'_>) -> Result<(), MemError> {
         let data = data.skip(self.hidden.saturating_sub(offset) as usize);
         if data.is_empty() {
