@@ -276,6 +276,7 @@ mod tests {
     /// All 2^24 differences, from places on both sides of every limit.
     // clause: PSN-24BIT
     #[test]
+    #[cfg_attr(miri, ignore = "84 million numbers take Miri too long")]
     fn every_difference_of_psns_has_one_sign_and_leads_back() {
         const HALF: i32 = 1 << 23;
         for base in [0, 1, 0x7f_ffff, 0x80_0000, 0xff_ffff].map(Psn::new) {
