@@ -78,20 +78,24 @@ impl Thread {
     /// For who has let go of the engine, with no lock held: if nobody has it any more, which `is_over` says correctly between
     /// two turns, this waits until the thread is gone.
     pub(super) fn join_if(&self, is_over: impl FnOnce() -> bool) {
-        let turn = self.turn.try_lock_for(TO_GO);
+        self.join_within(TO_GO, is_over);
+    }
+
+    fn join_within(&self, limit: Duration, is_over: impl FnOnce() -> bool) {
+        let turn = self.turn.try_lock_for(limit);
         let is_over = turn.is_some() && is_over();
         drop(turn);
         if is_over {
             let handle = self.handle.lock().take();
-            handle.into_iter().for_each(join);
+            handle.into_iter().for_each(|handle| join(handle, limit));
         }
     }
 }
 
-/// Waits for the end of a thread, but not for ever.
-fn join(handle: JoinHandle<()>) {
+/// Waits for the end of a thread, but not longer than `limit`.
+fn join(handle: JoinHandle<()>, limit: Duration) {
     // The call knows no other clock than that of the wall.
-    let until = timespec(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default() + TO_GO);
+    let until = timespec(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default() + limit);
     let thread = handle.into_pthread_t();
     // SAFETY: a thread that was neither joined nor detached, and is one of the two here; `until` outlives the call, and
     // nobody wants its result.
@@ -205,7 +209,7 @@ mod tests {
         let prepare = move || may_come.recv().unwrap();
         let thread = Thread::start(Poller::new().unwrap(), prepare, move |_| may_go.recv().unwrap()).unwrap();
         come.send(()).unwrap();
-        thread.join_if(|| true);
+        thread.join_within(TO_COME, || true);
         go.send(()).unwrap();
     }
 }
