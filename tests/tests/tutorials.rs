@@ -90,7 +90,9 @@ fn judge(link: &str, clients: usize, line: &str, ends: &[Outcome; 2]) -> Result<
             return Err(format!("{printed} of {clients} connections brought the {who} to {line:?}"));
         }
         let by_ring = pair::counter(&end.output, "sent_by_ring");
-        if (link == "udp") != (by_ring == 0) {
+        // A connection of one message each way may be over before there is a ring; a file takes long enough.
+        let is_expected = if link == "udp" { by_ring == 0 } else { by_ring > 0 || line != "disconnected" };
+        if !is_expected {
             return Err(format!("{by_ring} packets of the {who} went through shared memory"));
         }
     }
