@@ -5,7 +5,7 @@
 /// # Panics
 /// When a property does not hold.
 pub fn mailbox(data: &[u8]) {
-    roxe_provider::fuzz::mailbox(data);
+    roxe_net::forward::check(data);
 }
 
 /// Properties: reading ends, and never panics; what is shown lies in the ring and is as long as its mark says.
@@ -13,5 +13,5 @@ pub fn mailbox(data: &[u8]) {
 /// # Panics
 /// When a property does not hold.
 pub fn ring(data: &[u8]) {
-    roxe_provider::fuzz::ring(data);
+    roxe_net::shm::check_ring(data);
 }

@@ -1,10 +1,10 @@
 //! Credits of a window: who is refused room and waits gets it when it is given back.
 
-#[path = "../../../provider/src/flow/used.rs"]
+#[path = "../../../provider/engine/src/flow_control/used.rs"]
 mod used;
 // A model is no place for what a queue pair does with its turn.
 #[allow(dead_code)]
-#[path = "../../../provider/src/flow/waiters.rs"]
+#[path = "../../../provider/engine/src/flow_control/waiters.rs"]
 mod waiters;
 
 use loom::sync::Arc;

@@ -6,7 +6,7 @@
 
 #![cfg(test)]
 
-/// What [`provider/src/sync.rs`] is to the provider.
+/// What [`provider/base/src/sync.rs`] is to the provider.
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
 

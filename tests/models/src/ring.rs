@@ -1,6 +1,6 @@
 //! The marks of a ring: no reader sleeps while there is a record, no writer waits while there is room.
 
-#[path = "../../../provider/src/net/shm/marks.rs"]
+#[path = "../../../provider/net/src/shm/marks.rs"]
 mod marks;
 
 use crate::sync::{AtomicU64, Ordering};

@@ -4,7 +4,7 @@
 //! Not in it: the locks that a program takes by `ibv_start_poll` and `ibv_wr_start` and holds as long as it likes, in an order
 //! of its own, and the counts of events that wait for their acknowledgement, under which nothing else is done.
 
-roxe_provider::ranks! { 4_000.. ;
+roxe_provider::ranks! { pub(crate), 4_000.. ;
     /// `rdmacm::channel`: who takes the next event.
     ChannelTurn,
     /// `rdmacm::id`: what the C structure of an identifier does not show.

@@ -1,7 +1,7 @@
 //! The order of this crate's locks, outermost first. All of them are outside of those of `roxe` and the provider
 //! ([`roxe_provider::lock`]).
 
-roxe_provider::ranks! { 6_000.. ;
+roxe_provider::ranks! { pub(crate), 6_000.. ;
     /// `table`: sockets by descriptor.
     Table,
     /// `stream`: whose turn it is to send.

@@ -1,0 +1,343 @@
+//! Every `ROXE_*` environment variable, parsed once.
+//!
+//! Lives here: the table [`KNOBS`] (what `roxe config` and docs/knobs.md print) and the parsed `Config`. Nothing else in
+//! the crate reads the environment. Touches only `std::env`, and the file of rules that `ROXE_FAULTS` may name.
+
+use crate::privilege::is_privileged_start;
+use roxe_transport::fault::Rules;
+use std::borrow::Cow;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+/// One environment variable that changes how the card behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct Knob {
+    /// Its name.
+    pub name: &'static str,
+    /// What an unset variable means.
+    pub default: &'static str,
+    /// What it does, in one sentence.
+    pub help: &'static str,
+}
+
+/// All knobs. Default behaviour needs none of them.
+pub const KNOBS: &[Knob] = &[
+    Knob {
+        name: "ROXE_NETDEV",
+        default: "lo",
+        help: "Network devices to offer as roxe0, roxe1, ... in this order, separated by commas.",
+    },
+    Knob {
+        name: "ROXE_VENDOR_PART_ID",
+        default: "1",
+        help: "vendor_part_id to report; 4119 makes perftest post through ibv_wr_* calls.",
+    },
+    Knob {
+        name: "ROXE_WINDOW",
+        default: "from the socket buffer",
+        help: "Most bytes under way towards one receiving process, 65536 to 67108864. Use one value on both sides.",
+    },
+    Knob {
+        name: "ROXE_RCVBUF",
+        default: "4194304",
+        help: "Receive buffer to ask the system for, bytes, 4096 to 67108864; it gives net.core.rmem_max at most.",
+    },
+    Knob {
+        name: "ROXE_SPIN_US",
+        default: "50",
+        help: "Microseconds a thread keeps looking for packets before it sleeps, 0 to 10000; four times that when it slept too early.",
+    },
+    Knob {
+        name: "ROXE_STEERING",
+        default: "on",
+        help: "Let the kernel hand a packet to the process that owns its queue pair: on, or off to forward instead.",
+    },
+    Knob {
+        name: "ROXE_GSO",
+        default: "on",
+        help: "Send runs of equal packets with one system call (UDP_SEGMENT): on or off.",
+    },
+    Knob {
+        name: "ROXE_GRO",
+        default: "on",
+        help: "Receive runs of packets with one system call (UDP_GRO): on or off.",
+    },
+    Knob {
+        name: "ROXE_LINK",
+        default: "auto",
+        help: "How packets reach processes of this user on this host: auto through shared memory, or udp as all others.",
+    },
+    Knob {
+        name: "ROXE_DCQCN",
+        default: "off",
+        help: "Let switches mark packets (ECN) and slow down when the receiver reports marks (DCQCN): on or off.",
+    },
+    Knob {
+        name: "ROXE_STATS",
+        default: "off",
+        help: "Print what every device counted to standard error when the process ends: on or off.",
+    },
+    Knob {
+        name: "ROXE_STATS_FILES",
+        default: "none",
+        help: "Folder where every process leaves what it would print, for the case that it is killed; `roxe run --stats` sets it.",
+    },
+    Knob {
+        name: "ROXE_COUNTERS",
+        default: "none",
+        help: "Folder with files, as /sys/class/infiniband has them, to add to what devices count; `roxe run` sets it.",
+    },
+    Knob {
+        name: "ROXE_FAULTS",
+        default: "none",
+        help: "Faults to inject into packets, as rules like 'drop 3%; reorder 2% by=1ms' or as @FILE that holds rules.",
+    },
+    Knob {
+        name: "ROXE_CAPTURE",
+        default: "none",
+        help: "File (pcapng) to write every packet to; %p in its name stands for the process id.",
+    },
+];
+
+/// A variable holds something it may not.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name}={value} is not understood: {expected}")]
+pub struct ConfigError {
+    name: &'static str,
+    value: String,
+    expected: Cow<'static, str>,
+}
+
+/// The values in force.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Names of network devices, in order; never empty.
+    pub netdevs: Vec<String>,
+    /// What the device reports as its part number; some programs choose a code path by it.
+    pub vendor_part_id: u32,
+    /// Bytes under way towards one receiving process; `None`: derive it from the receive buffer.
+    pub window: Option<u32>,
+    /// Bytes of receive buffer to ask for.
+    pub rcvbuf: usize,
+    /// Microseconds of looking before sleeping.
+    pub spin_us: u32,
+    /// Whether to attach the steering program.
+    pub steering: bool,
+    /// Whether to send with `UDP_SEGMENT`.
+    pub gso: bool,
+    /// Whether to receive with `UDP_GRO`.
+    pub gro: bool,
+    /// Whether packets to processes of this host go through shared memory.
+    pub rings: bool,
+    /// Whether queue pairs limit their rate when the network is congested.
+    pub dcqcn: bool,
+    /// Whether to print the counters when the process ends.
+    pub stats: bool,
+    /// Where every process leaves what it would print, in case it cannot.
+    pub stats_files: Option<PathBuf>,
+    /// Where every device has files that show its counters.
+    pub counters: Option<PathBuf>,
+    /// What to do to packets; `None`: nothing.
+    pub faults: Option<Rules>,
+    /// Where to record packets, with `%p` for the process id.
+    pub capture: Option<PathBuf>,
+}
+
+/// The knobs with the value of each as it is set in this environment (`None`: not set).
+pub fn settings() -> impl Iterator<Item = (&'static Knob, Option<String>)> {
+    KNOBS.iter().map(|knob| (knob, text_of(knob.name)))
+}
+
+/// The environment variable `name`; not set for a program that has rights which whoever started it lacks.
+pub fn variable(name: &str) -> Option<OsString> {
+    if is_privileged_start() { None } else { std::env::var_os(name) }
+}
+
+fn text_of(name: &str) -> Option<String> {
+    variable(name)?.into_string().ok()
+}
+
+/// The configuration of this process, read from the environment on the first call.
+pub fn config() -> Result<&'static Config, ConfigError> {
+    static CONFIG: OnceLock<Result<Config, ConfigError>> = OnceLock::new();
+    CONFIG.get_or_init(|| parse(text_of)).as_ref().map_err(Clone::clone)
+}
+
+/// Whether the environment can be used as it is; the error names the variable and what it may hold.
+pub fn check() -> Result<(), ConfigError> {
+    config().map(drop)
+}
+
+/// Whether the variable `name` could hold `value`.
+pub fn check_value(name: &str, value: &str) -> Result<(), ConfigError> {
+    parse(|asked| (asked == name).then(|| value.to_owned())).map(drop)
+}
+
+fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
+    let switch = |name, default| parse_with(&get, name, "it must be on or off", default, parse_switch);
+    Ok(Config {
+        netdevs: parse_with(
+            &get,
+            "ROXE_NETDEV",
+            "it must be names of network devices separated by commas",
+            vec!["lo".to_owned()],
+            parse_names,
+        )?,
+        vendor_part_id: parse_with(&get, "ROXE_VENDOR_PART_ID", "it must be a number below 2^32", 1, |text| {
+            text.parse().ok()
+        })?,
+        window: parse_with(&get, "ROXE_WINDOW", "it must be a number from 65536 to 67108864", None, |text| {
+            text.parse().ok().filter(|bytes| (1 << 16..=1 << 26).contains(bytes)).map(Some)
+        })?,
+        rcvbuf: parse_with(&get, "ROXE_RCVBUF", "it must be a number from 4096 to 67108864", 4 << 20, |text| {
+            text.parse().ok().filter(|bytes| (1 << 12..=1 << 26).contains(bytes))
+        })?,
+        spin_us: parse_with(&get, "ROXE_SPIN_US", "it must be a number from 0 to 10000", 50, |text| {
+            text.parse().ok().filter(|us| *us <= 10_000)
+        })?,
+        steering: switch("ROXE_STEERING", true)?,
+        gso: switch("ROXE_GSO", true)?,
+        gro: switch("ROXE_GRO", true)?,
+        rings: parse_with(&get, "ROXE_LINK", "it must be auto or udp", true, parse_link)?,
+        dcqcn: switch("ROXE_DCQCN", false)?,
+        stats: switch("ROXE_STATS", false)?,
+        stats_files: parse_with(&get, "ROXE_STATS_FILES", "it must be the name of a folder", None, |text| {
+            Some((!text.is_empty()).then(|| text.into()))
+        })?,
+        counters: parse_with(&get, "ROXE_COUNTERS", "it must be the name of a folder", None, |text| {
+            Some((!text.is_empty()).then(|| text.into()))
+        })?,
+        faults: read_faults(&get)?,
+        capture: parse_with(&get, "ROXE_CAPTURE", "it must be the name of a file", None, |text| {
+            Some((!text.is_empty()).then(|| text.into()))
+        })?,
+    })
+}
+
+/// The rules of `ROXE_FAULTS`, or of the file that it names; what is wrong with them is the parser's to say.
+fn read_faults(get: impl Fn(&str) -> Option<String>) -> Result<Option<Rules>, ConfigError> {
+    let name = "ROXE_FAULTS";
+    let Some(value) = get(name) else { return Ok(None) };
+    let text = match value.trim().strip_prefix('@') {
+        Some(file) => std::fs::read_to_string(file).map_err(|e| format!("cannot read the file {file}: {e}")),
+        None => Ok(value.clone()),
+    };
+    let rules = text.and_then(|text| text.parse::<Rules>().map_err(|e| e.to_string()));
+    let rules = rules.map_err(|expected| ConfigError { name, value, expected: expected.into() })?;
+    Ok((!rules.is_empty()).then_some(rules))
+}
+
+/// The names in a value of `ROXE_NETDEV`.
+pub fn parse_netdevs(value: &str) -> Result<Vec<String>, ConfigError> {
+    let expected = "it must be names of network devices separated by commas";
+    parse_with(|_| Some(value.to_owned()), "ROXE_NETDEV", expected, Vec::new(), parse_names)
+}
+
+fn parse_with<T>(
+    get: impl Fn(&str) -> Option<String>,
+    name: &'static str,
+    expected: &'static str,
+    default: T,
+    read: impl Fn(&str) -> Option<T>,
+) -> Result<T, ConfigError> {
+    let Some(value) = get(name) else { return Ok(default) };
+    read(value.trim()).ok_or_else(|| ConfigError { name, value: value.clone(), expected: expected.into() })
+}
+
+fn parse_switch(text: &str) -> Option<bool> {
+    match text {
+        "on" | "1" | "yes" => Some(true),
+        "off" | "0" | "no" => Some(false),
+        _ => None,
+    }
+}
+
+fn parse_link(text: &str) -> Option<bool> {
+    match text {
+        "auto" => Some(true),
+        "udp" => Some(false),
+        _ => None,
+    }
+}
+
+fn parse_names(text: &str) -> Option<Vec<String>> {
+    let names: Vec<String> = text.split(',').map(|name| name.trim().to_owned()).collect();
+    names.iter().all(|name| !name.is_empty()).then_some(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(name: &'static str, value: &'static str) -> Result<Config, ConfigError> {
+        parse(|asked| (asked == name).then(|| value.to_owned()))
+    }
+
+    #[test]
+    fn nothing_set_gives_the_defaults() {
+        let config = parse(|_| None).unwrap();
+        assert_eq!(config.netdevs, ["lo"]);
+        assert_eq!((config.window, config.rcvbuf, config.spin_us), (None, 4 << 20, 50));
+        assert!(config.steering && config.gso && config.gro && config.rings);
+        assert_eq!((config.dcqcn, config.stats, config.faults, config.capture), (false, false, None, None));
+        assert_eq!((config.counters, config.stats_files), (None, None));
+    }
+
+    #[test]
+    fn values_are_read_at_both_ends_of_their_range() {
+        assert_eq!(with("ROXE_NETDEV", "eth0, lo").unwrap().netdevs, ["eth0", "lo"]);
+        assert_eq!(with("ROXE_VENDOR_PART_ID", "4119").unwrap().vendor_part_id, 4119);
+        assert_eq!(with("ROXE_WINDOW", "65536").unwrap().window, Some(65536));
+        assert_eq!(with("ROXE_WINDOW", "67108864").unwrap().window, Some(1 << 26));
+        assert_eq!(with("ROXE_RCVBUF", "4096").unwrap().rcvbuf, 4096);
+        assert_eq!(with("ROXE_SPIN_US", "0").unwrap().spin_us, 0);
+        assert!(!with("ROXE_STEERING", "off").unwrap().steering);
+        assert!(with("ROXE_LINK", "auto").unwrap().rings && !with("ROXE_LINK", "udp").unwrap().rings);
+        assert_eq!(with("ROXE_COUNTERS", "/x").unwrap().counters, Some("/x".into()));
+        assert_eq!(with("ROXE_STATS_FILES", "/x").unwrap().stats_files, Some("/x".into()));
+        assert_eq!(with("ROXE_CAPTURE", "a.pcapng").unwrap().capture, Some("a.pcapng".into()));
+    }
+
+    #[test]
+    fn rules_come_from_the_variable_or_from_a_file() {
+        let rules = "seed=42; drop 3%".parse().unwrap();
+        assert_eq!(with("ROXE_FAULTS", "seed=42; drop 3%").unwrap().faults, Some(rules));
+        let file = std::env::temp_dir().join(format!("roxe-rules-{}", std::process::id()));
+        std::fs::write(&file, "seed=42\ndrop 3%\n").unwrap();
+        let named = parse(|asked| (asked == "ROXE_FAULTS").then(|| format!("@{}", file.display())));
+        std::fs::remove_file(file).unwrap();
+        assert_eq!(named.unwrap().faults, with("ROXE_FAULTS", "seed=42; drop 3%").unwrap().faults);
+        assert_eq!(with("ROXE_FAULTS", "").unwrap().faults, None);
+        assert!(check_value("ROXE_FAULTS", "drop tx").is_ok() && check_value("ROXE_FAULTS", "drop up").is_err());
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_the_name_and_the_rule() {
+        for (name, value) in [
+            ("ROXE_NETDEV", "eth0,,lo"),
+            ("ROXE_VENDOR_PART_ID", "connectx"),
+            ("ROXE_WINDOW", "65535"),
+            ("ROXE_RCVBUF", "4095"),
+            ("ROXE_SPIN_US", "10001"),
+            ("ROXE_GSO", "maybe"),
+            ("ROXE_LINK", "tcp"),
+            ("ROXE_FAULTS", "lose 3%"),
+            ("ROXE_FAULTS", "@/nonexistent/rules"),
+        ] {
+            let text = with(name, value).unwrap_err().to_string();
+            assert!(text.contains(name) && text.contains(value), "{text}");
+        }
+    }
+
+    #[test]
+    fn every_parsed_variable_is_in_the_table() {
+        let mut asked = std::sync::Mutex::new(Vec::new());
+        let _ = parse(|name| {
+            asked.lock().unwrap().push(name.to_owned());
+            None
+        });
+        let listed: Vec<&str> = KNOBS.iter().map(|knob| knob.name).collect();
+        assert_eq!(asked.get_mut().unwrap().as_slice(), listed.as_slice());
+    }
+}

@@ -1,0 +1,64 @@
+//! A queue that is mostly empty, which is seen without its lock. Touches nothing.
+
+use crate::lock::{Lockable, Mutex, Rank};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What waits for whoever comes by, oldest first.
+#[derive(Debug)]
+pub struct Queue<R: Rank, T> {
+    entries: Mutex<R, VecDeque<T>>,
+    /// Changed under the lock only.
+    has_entries: AtomicBool,
+}
+
+impl<R: Rank, T> Default for Queue<R, T> {
+    fn default() -> Self {
+        Self { entries: Mutex::default(), has_entries: AtomicBool::new(false) }
+    }
+}
+
+impl<R: Rank, T: Send> Queue<R, T> {
+    /// Whether nothing waits.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        !self.has_entries.load(Ordering::Acquire)
+    }
+
+    /// Takes the oldest.
+    #[inline]
+    pub fn pop(&self) -> Option<T> {
+        if self.is_empty() { None } else { self.change(VecDeque::pop_front) }
+    }
+
+    /// Does `what` to the queue, under its lock.
+    pub fn change<U>(&self, what: impl FnOnce(&mut VecDeque<T>) -> U) -> U {
+        let mut entries = self.entries.lock();
+        let result = what(&mut entries);
+        self.has_entries.store(!entries.is_empty(), Ordering::Release);
+        result
+    }
+
+    /// The lock, for the fork handlers.
+    pub fn raw(&self) -> &impl Lockable {
+        &self.entries
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::rank;
+
+    #[test]
+    fn entries_go_in_their_order_and_an_empty_queue_is_seen() {
+        let queue = Queue::<rank::Letters, _>::default();
+        assert!(queue.is_empty() && queue.pop().is_none());
+        queue.change(|entries| entries.extend([1, 2]));
+        assert!(!queue.is_empty());
+        assert_eq!([queue.pop(), queue.pop(), queue.pop()], [Some(1), Some(2), None]);
+        queue.change(|entries| entries.push_back(3));
+        queue.change(VecDeque::clear);
+        assert!(queue.is_empty());
+    }
+}

@@ -1,0 +1,303 @@
+//! Values under keys of 32 bits, all of which are drawn from the system's random source.
+//!
+//! A key that a peer guesses or kept from an earlier owner must not resolve. The low bits of a key's index (its upper 24
+//! bits) say where its value is; the others are compared, so that the key of a table with few values is as hard to guess as
+//! that of one with many. When the table doubles, one more bit of the index counts, and half of the values move. Finding a
+//! slot is one bounds check and one comparison. Touches nothing but the random source.
+
+use crate::error::Error;
+
+/// Slots of the smallest table.
+const FIRST_SIZE: usize = 1024;
+/// New slots are made while fewer than this are free, so that the next one stays a matter of chance.
+const MIN_FREE: usize = 256;
+/// The first slot stays unused, and with it index 0: programs take key 0 for "none".
+const FIRST_INDEX: usize = 1;
+
+/// Values by key.
+#[derive(Debug)]
+pub struct Slots<T> {
+    /// None, or a power of two of them.
+    slots: Vec<Slot<T>>,
+    free: Vec<u32>,
+    max: usize,
+    random: Random,
+}
+
+/// At the start of a cache line: a value of up to 56 bytes is then found with one access to memory. Of a million regions hardly
+/// any is still in a cache when the next message names it.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Slot<T> {
+    /// Of the value; of the last one, if there is none.
+    key: u32,
+    value: Option<T>,
+}
+
+impl<T> Slot<T> {
+    const EMPTY: Self = Self { key: 0, value: None };
+}
+
+impl<T> Slots<T> {
+    /// A table that takes up to `max` values (at most 2^24 − 1).
+    pub fn new(max: usize) -> Self {
+        Self { slots: Vec::new(), free: Vec::new(), max: max.min((1 << 24) - 1), random: Random::default() }
+    }
+
+    /// How many values there are.
+    pub fn len(&self) -> usize {
+        self.slots.len().saturating_sub(FIRST_INDEX + self.free.len())
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Stores `value` under a new key; ENOMEM when the table is full.
+    pub fn insert(&mut self, value: T) -> Result<u32, Error> {
+        if self.len() >= self.max {
+            return Err(Error::new(libc::ENOMEM, format!("the table is full: {} entries", self.max)));
+        }
+        self.grow();
+        let at = self.random.next()? as usize % self.free.len();
+        let place = self.free.get(at).copied().unwrap_or_default();
+        let key = self.new_key(place)?;
+        self.free.swap_remove(at);
+        self.slots[place as usize] = Slot { key, value: Some(value) };
+        Ok(key)
+    }
+
+    /// A key for the slot `place` that it did not have last.
+    fn new_key(&mut self, place: u32) -> Result<u32, Error> {
+        let (mask, last) = (self.mask() << 8, self.slots[place as usize].key);
+        loop {
+            let key = self.random.next()? & !mask | place << 8;
+            if key != last {
+                return Ok(key);
+            }
+        }
+    }
+
+    /// The bits of an index that say where its value is.
+    fn mask(&self) -> u32 {
+        // At most 2^24.
+        (self.slots.len() as u32).wrapping_sub(1)
+    }
+
+    /// Where the value under `key` is, if there is one.
+    #[inline]
+    fn place(&self, key: u32) -> usize {
+        (key >> 8) as usize & self.slots.len().wrapping_sub(1)
+    }
+
+    /// The value under `key`.
+    #[inline]
+    pub fn get(&self, key: u32) -> Option<&T> {
+        let slot = self.slots.get(self.place(key))?;
+        // clause: KEY-32BITS
+        slot.value.as_ref().filter(|_| slot.key == key)
+    }
+
+    /// The key that the value has now whose key had this index, whatever tag it had.
+    pub fn key_of_slot(&self, key: u32) -> Option<u32> {
+        let slot = self.slots.get(self.place(key))?;
+        (slot.value.is_some() && slot.key >> 8 == key >> 8).then_some(slot.key)
+    }
+
+    /// Gives the value under `key` another tag, and another value.
+    pub fn retag(&mut self, key: u32, tag: u8, value: T) {
+        let place = self.place(key);
+        if self.get(key).is_some()
+            && let Some(slot) = self.slots.get_mut(place)
+        {
+            *slot = Slot { key: key & !0xff | u32::from(tag), value: Some(value) };
+        }
+    }
+
+    /// Every value with its key. Looks at each slot there is, so this is for what is rare.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        self.slots.iter().filter_map(|slot| slot.value.as_ref().map(|value| (slot.key, value)))
+    }
+
+    /// The value under `key`, to change.
+    pub fn get_mut(&mut self, key: u32) -> Option<&mut T> {
+        self.get(key)?;
+        let place = self.place(key);
+        self.slots.get_mut(place)?.value.as_mut()
+    }
+
+    /// Takes the value under `key` out; the key is dead from now on.
+    pub fn remove(&mut self, key: u32) -> Option<T> {
+        let place = self.place(key);
+        self.get(key)?;
+        let value = self.slots.get_mut(place)?.value.take();
+        self.free.push(place as u32);
+        value
+    }
+
+    /// Doubles the table if free slots run low and there may be more.
+    fn grow(&mut self) {
+        let old = self.slots.len();
+        if self.free.len() >= MIN_FREE || old > self.max {
+            return;
+        }
+        self.slots.resize_with((old * 2).max(FIRST_SIZE), || Slot::EMPTY);
+        for at in FIRST_INDEX..old {
+            let place = self.place(self.slots[at].key);
+            if place != at {
+                self.slots[place] = std::mem::replace(&mut self.slots[at], Slot::EMPTY);
+            }
+        }
+        let is_free = |(slot, at): (&Slot<T>, u32)| slot.value.is_none().then_some(at);
+        self.free = self.slots.iter().zip(0..).skip(FIRST_INDEX).filter_map(is_free).collect();
+    }
+}
+
+/// Numbers of the system's random source, fetched a block at a time because each fetch is a system call.
+#[derive(Debug, Default)]
+struct Random {
+    block: Vec<u32>,
+}
+
+impl Random {
+    fn next(&mut self) -> Result<u32, Error> {
+        if self.block.is_empty() {
+            let mut bytes = [0; 256];
+            getrandom::fill(&mut bytes)
+                .map_err(|e| Error::new(libc::EIO, format!("cannot read the system's random source: {e}")))?;
+            self.block.extend(bytes.as_chunks::<4>().0.iter().map(|chunk| u32::from_ne_bytes(*chunk)));
+        }
+        Ok(self.block.pop().unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::{HashMap, HashSet};
+
+    #[test]
+    fn values_are_found_under_their_keys_only() {
+        let mut slots = Slots::new(100);
+        let key = slots.insert('a').unwrap();
+        assert_eq!(slots.get(key), Some(&'a'));
+        assert_eq!(slots.get(key ^ 1), None);
+        assert_eq!(slots.get(key ^ 0x8000_0000), None);
+        assert_eq!(slots.get(0), None);
+        assert_eq!(slots.get(u32::MAX), None);
+    }
+
+    #[test]
+    fn all_values_are_listed_with_their_keys() {
+        let mut slots = Slots::new(10);
+        let keys: Vec<_> = (0..3).map(|i| slots.insert(i).unwrap()).collect();
+        slots.remove(keys[1]);
+        let mut listed: Vec<_> = slots.iter().map(|(key, value)| (*value, key)).collect();
+        listed.sort_unstable();
+        assert_eq!(listed, [(0, keys[0]), (2, keys[2])]);
+    }
+
+    #[test]
+    fn a_slot_can_get_another_tag() {
+        let mut slots = Slots::new(2);
+        let old = slots.insert('a').unwrap();
+        let [.., tag] = old.wrapping_add(1).to_be_bytes();
+        slots.retag(old, tag, 'b');
+        slots.retag(old, tag, 'c');
+        let new = slots.key_of_slot(old).unwrap();
+        assert_eq!((slots.get(old), slots.get(new), new), (None, Some(&'b'), old & !0xff | u32::from(tag)));
+        slots.remove(new);
+        assert_eq!(slots.key_of_slot(old), None);
+    }
+
+    // clause: KEY-32BITS
+    #[test]
+    fn a_stale_key_never_finds_the_next_owner() {
+        let mut slots = Slots::new(1);
+        for _ in 0..1000 {
+            let old = slots.insert(1).unwrap();
+            assert_eq!(slots.remove(old), Some(1));
+            assert_eq!(slots.remove(old), None);
+            let new = slots.insert(2).unwrap();
+            assert_ne!(old, new);
+            slots.remove(new);
+        }
+    }
+
+    #[test]
+    fn a_full_table_says_so_and_recovers() {
+        let mut slots = Slots::new(3);
+        let keys: Vec<_> = (0..3).map(|i| slots.insert(i).unwrap()).collect();
+        assert_eq!(slots.insert(3).unwrap_err().errno(), libc::ENOMEM);
+        slots.remove(keys[1]);
+        assert_eq!(slots.len(), 2);
+        assert!(slots.insert(3).is_ok());
+    }
+
+    #[test]
+    fn indices_come_in_no_order() {
+        let mut slots = Slots::new(1 << 20);
+        let indices: Vec<_> = (0..64).map(|i| slots.insert(i).unwrap() >> 8).collect();
+        let ascending = indices.windows(2).filter(|pair| pair[1] == pair[0] + 1).count();
+        assert!(ascending < 16, "{indices:?}");
+        assert!(indices.iter().all(|&index| index != 0));
+    }
+
+    #[test]
+    fn every_bit_of_a_key_is_a_matter_of_chance_in_a_small_table() {
+        const KEYS: u32 = 4096;
+        let mut slots = Slots::new(1 << 20);
+        let mut ones = [0u32; 32];
+        for n in 0..KEYS {
+            let key = slots.insert(n).unwrap();
+            ones.iter_mut().enumerate().for_each(|(bit, ones)| *ones += key >> bit & 1);
+            // Never more than a few: the table stays as small as it begins.
+            slots.remove(key);
+        }
+        assert_eq!(slots.slots.len(), FIRST_SIZE);
+        // Eight standard deviations of 4096 tosses of a coin, which are 32 each.
+        assert!(ones.iter().all(|ones| ones.abs_diff(KEYS / 2) < 8 * 32), "{ones:?}");
+    }
+
+    #[test]
+    fn tags_of_fresh_slots_are_uniform() {
+        let mut slots = Slots::new(1 << 20);
+        let mut counts = [0f64; 256];
+        let drawn = 1 << 16;
+        (0..drawn).for_each(|n| counts[slots.insert(n).unwrap() as usize & 0xff] += 1.0);
+        let expected = f64::from(drawn) / 256.0;
+        let chi_squared: f64 = counts.iter().map(|count| (count - expected).powi(2) / expected).sum();
+        // 255 degrees of freedom: the mean is 255 and the standard deviation 22.6. A tag that is never drawn and another that
+        // comes twice as often would alone make it 512 more.
+        assert!(chi_squared < 255.0 + 8.0 * 22.6, "{chi_squared}");
+    }
+
+    #[test]
+    fn values_keep_their_keys_while_the_table_grows() {
+        let mut slots = Slots::new(1 << 20);
+        let keys: Vec<_> = (0..10_000).map(|n| slots.insert(n).unwrap()).collect();
+        assert!(keys.iter().zip(0..).all(|(key, n)| slots.get(*key) == Some(&n)));
+        assert_eq!((slots.len(), slots.iter().count()), (10_000, 10_000));
+        assert!(keys.into_iter().zip(0..).all(|(key, n)| slots.remove(key) == Some(n)));
+        assert_eq!(slots.len(), 0);
+    }
+
+    #[test]
+    fn behaves_like_a_map() {
+        let (mut slots, mut model, mut dead) = (Slots::new(5000), HashMap::new(), HashSet::new());
+        for i in 0..20_000u32 {
+            if i % 3 == 2 {
+                let key = *model.keys().next().unwrap();
+                assert_eq!(slots.remove(key), model.remove(&key));
+                dead.insert(key);
+            } else if let Ok(key) = slots.insert(i) {
+                assert_eq!(model.insert(key, i), None);
+                dead.remove(&key);
+            }
+        }
+        assert_eq!(slots.len(), model.len());
+        assert!(model.iter().all(|(key, value)| slots.get(*key) == Some(value)));
+        assert!(dead.iter().all(|key| slots.get(*key).is_none()));
+    }
+}

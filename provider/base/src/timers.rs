@@ -1,0 +1,182 @@
+//! What is due when: a heap that several threads share, whose earliest deadline can be read without its lock.
+//!
+//! For queue pairs it is lazy: a QP enters when its deadline becomes earlier than what it has registered, never leaves
+//! early, and is asked again when its entry fires. So a QP that keeps moving its retransmission timer forward, once per
+//! message, costs one entry per timeout and not one per message. Packets that fault rules hold back wait in another one.
+//! Touches nothing.
+
+use crate::lock::{Lockable, Mutex, Rank};
+use roxe_transport::time::Instant;
+use std::cmp::Ordering as Order;
+use std::collections::BinaryHeap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What [`Timers::next`] holds while the heap is empty.
+const NEVER: u64 = u64::MAX;
+
+/// Deadlines, and what each is for. Those of one time come in the order in which they were added.
+#[derive(Debug)]
+pub struct Timers<R: Rank, T> {
+    heap: Mutex<R, Heap<T>>,
+    /// The earliest deadline, so that pollers look without locking.
+    next: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Heap<T> {
+    entries: BinaryHeap<Entry<T>>,
+    /// Of the next entry.
+    number: u64,
+}
+
+#[derive(Debug)]
+struct Entry<T> {
+    deadline: Instant,
+    number: u64,
+    what: T,
+}
+
+/// Earliest first in a max-heap.
+impl<T> Ord for Entry<T> {
+    fn cmp(&self, other: &Self) -> Order {
+        (other.deadline, other.number).cmp(&(self.deadline, self.number))
+    }
+}
+
+impl<T> PartialOrd for Entry<T> {
+    fn partial_cmp(&self, other: &Self) -> Option<Order> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<T> PartialEq for Entry<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl<T> Eq for Entry<T> {}
+
+impl<R: Rank, T> Default for Timers<R, T> {
+    fn default() -> Self {
+        Self { heap: Mutex::new(Heap { entries: BinaryHeap::new(), number: 0 }), next: AtomicU64::new(NEVER) }
+    }
+}
+
+impl<R: Rank, T: Send> Timers<R, T> {
+    /// Registers `what` for `deadline`.
+    pub fn add(&self, deadline: Instant, what: T) {
+        self.add_up_to(usize::MAX, deadline, what);
+    }
+
+    /// The same, unless `most` entries are there already: then `what` is gone, and the answer is false.
+    pub fn add_up_to(&self, most: usize, deadline: Instant, what: T) -> bool {
+        let mut heap = self.heap.lock();
+        if heap.entries.len() >= most {
+            return false;
+        }
+        let number = heap.number;
+        heap.number += 1;
+        heap.entries.push(Entry { deadline, number, what });
+        self.publish(&heap);
+        true
+    }
+
+    /// Takes the earliest entry if it is due.
+    pub fn pop_due(&self, now: Instant) -> Option<(Instant, T)> {
+        self.pop_due_before(u64::MAX, now)
+    }
+
+    /// The same, if it was there when [`Timers::added`] said `added`.
+    pub fn pop_due_before(&self, added: u64, now: Instant) -> Option<(Instant, T)> {
+        if !self.is_due(now) {
+            return None;
+        }
+        let mut heap = self.heap.lock();
+        heap.entries.peek().filter(|entry| entry.deadline <= now && entry.number < added)?;
+        let Entry { deadline, what, .. } = heap.entries.pop()?;
+        self.publish(&heap);
+        Some((deadline, what))
+    }
+
+    /// How many entries were ever added.
+    pub fn added(&self) -> u64 {
+        self.heap.lock().number
+    }
+
+    /// Whether an entry is due.
+    #[inline]
+    pub fn is_due(&self, now: Instant) -> bool {
+        self.next.load(Ordering::Relaxed) <= now.0
+    }
+
+    /// The earliest deadline.
+    pub fn next(&self) -> Option<Instant> {
+        // SeqCst: the background thread announces until when it sleeps and then looks here; whoever adds a deadline
+        // stores here and then looks at the announcement. One of the two sees the other.
+        Some(self.next.load(Ordering::SeqCst)).filter(|&next| next != NEVER).map(Instant)
+    }
+
+    /// Forgets everything.
+    pub fn clear(&self) {
+        let mut heap = self.heap.lock();
+        heap.entries.clear();
+        self.publish(&heap);
+    }
+
+    /// The lock of the heap, for the fork handlers.
+    pub fn raw(&self) -> &impl Lockable {
+        &self.heap
+    }
+
+    fn publish(&self, heap: &Heap<T>) {
+        let next = heap.entries.peek().map_or(NEVER, |entry| entry.deadline.0);
+        self.next.store(next, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::rank;
+
+    fn pop(timers: &Timers<rank::Timers, &'static str>, now: u64) -> Option<(u64, &'static str)> {
+        timers.pop_due(Instant(now)).map(|(deadline, what)| (deadline.0, what))
+    }
+
+    #[test]
+    fn entries_come_out_when_due_in_order_those_of_one_time_as_they_came() {
+        let timers = Timers::<rank::Timers, _>::default();
+        assert_eq!(timers.next(), None);
+        for (at, what) in [(30, "c"), (10, "a"), (30, "d"), (20, "b")] {
+            timers.add(Instant(at), what);
+        }
+        assert_eq!(timers.next(), Some(Instant(10)));
+        assert_eq!(pop(&timers, 9), None);
+        assert_eq!(pop(&timers, 25), Some((10, "a")));
+        assert_eq!(pop(&timers, 25), Some((20, "b")));
+        assert_eq!(pop(&timers, 25), None);
+        assert_eq!(timers.next(), Some(Instant(30)));
+        assert_eq!([pop(&timers, 30), pop(&timers, 30)], [Some((30, "c")), Some((30, "d"))]);
+        assert_eq!(timers.next(), None);
+    }
+
+    #[test]
+    fn what_was_added_later_can_be_left_for_later() {
+        let timers = Timers::<rank::Timers, _>::default();
+        timers.add(Instant(20), "before");
+        let added = timers.added();
+        timers.add(Instant(20), "after");
+        assert_eq!(timers.pop_due_before(added, Instant(20)), Some((Instant(20), "before")));
+        assert_eq!(timers.pop_due_before(added, Instant(20)), None);
+        assert_eq!(pop(&timers, 20), Some((20, "after")));
+    }
+
+    #[test]
+    fn what_waits_can_be_bounded_and_forgotten() {
+        let timers = Timers::<rank::Timers, _>::default();
+        assert_eq!((0..).take_while(|at| timers.add_up_to(1 << 14, Instant(*at), "")).count(), 1 << 14);
+        timers.clear();
+        assert_eq!((pop(&timers, u64::MAX), timers.next()), (None, None));
+    }
+}

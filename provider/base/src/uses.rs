@@ -1,0 +1,147 @@
+//! Who uses whom: counters behind the EBUSY of the destroy verbs, how many objects of a kind there may be, and identities that
+//! are never reused.
+//!
+//! Handles are `Arc`s, so nothing dangles whatever a program destroys first; these counters exist to tell it that it
+//! did so, as a driver would. Touches nothing.
+
+use crate::error::Error;
+use crate::limits;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Names an object for as long as the process lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ObjectId(u64);
+
+impl ObjectId {
+    /// An identity that no other object has or will have.
+    pub fn next() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// How many objects use this one.
+#[derive(Debug, Default)]
+pub struct UseCount(Arc<AtomicU32>);
+
+impl UseCount {
+    /// Counts one more user until the returned value is dropped.
+    pub fn hold(&self) -> Use {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Use(Arc::clone(&self.0))
+    }
+
+    /// The same if there are fewer than `most`.
+    fn hold_below(&self, most: u32) -> Option<Use> {
+        let more = |count| (count < most).then_some(count + 1);
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok().then(|| Use(Arc::clone(&self.0)))
+    }
+
+    /// EBUSY while there are users.
+    pub fn check_unused(&self, what: &str, users: &str) -> Result<(), Error> {
+        match self.0.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            n => Err(Error::busy(what, users, n)),
+        }
+    }
+}
+
+/// One use of an object; ends when dropped.
+#[derive(Debug)]
+pub struct Use(Arc<AtomicU32>);
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// How many objects of one kind a process may have on a device, and how many it has.
+#[derive(Debug)]
+pub struct Quota {
+    count: UseCount,
+    most: u32,
+    what: &'static str,
+}
+
+impl Quota {
+    fn new(most: u32, what: &'static str) -> Self {
+        Self { count: UseCount::default(), most, what }
+    }
+
+    /// A place for one more object, until the returned value is dropped; ENOMEM: there are as many as the device reports.
+    pub fn take(&self) -> Result<Use, Error> {
+        let Self { count, most, what } = self;
+        let full = || Error::new(libc::ENOMEM, format!("the device has {most} {what}; destroy one first"));
+        count.hold_below(*most).ok_or_else(full)
+    }
+}
+
+/// The quotas of a device: what `ibv_query_device` reports is what there can be.
+#[derive(Debug)]
+pub struct Quotas {
+    /// Address handles.
+    pub ahs: Quota,
+    /// Completion queues.
+    pub cqs: Quota,
+    /// Memory regions.
+    pub mrs: Quota,
+    /// Memory windows.
+    pub mws: Quota,
+    /// Protection domains.
+    pub pds: Quota,
+    /// Queue pairs.
+    pub qps: Quota,
+    /// Indirection tables.
+    pub rwq_tables: Quota,
+    /// Shared receive queues.
+    pub srqs: Quota,
+}
+
+impl Default for Quotas {
+    fn default() -> Self {
+        Self {
+            ahs: Quota::new(limits::MAX_AH, "address handles"),
+            cqs: Quota::new(limits::MAX_CQ, "completion queues"),
+            mrs: Quota::new(limits::MAX_MR, "memory regions"),
+            mws: Quota::new(limits::MAX_MW, "memory windows"),
+            pds: Quota::new(limits::MAX_PD, "protection domains"),
+            qps: Quota::new(limits::MAX_QP, "queue pairs"),
+            rwq_tables: Quota::new(limits::MAX_RWQ_TABLES, "indirection tables"),
+            srqs: Quota::new(limits::MAX_SRQ, "shared receive queues"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quota_is_exact_and_what_goes_makes_room() {
+        let quota = Quota::new(2, "things");
+        let (a, b) = (quota.take().unwrap(), quota.take().unwrap());
+        let full = quota.take().unwrap_err();
+        assert_eq!(
+            (full.errno(), full.to_string()),
+            (libc::ENOMEM, "the device has 2 things; destroy one first".into())
+        );
+        drop(a);
+        let c = quota.take().unwrap();
+        assert!(quota.take().is_err());
+        drop((b, c));
+        assert!(quota.take().is_ok());
+    }
+
+    #[test]
+    fn an_object_is_busy_until_its_last_user_goes() {
+        let count = UseCount::default();
+        let (a, b) = (count.hold(), count.hold());
+        assert_eq!(count.check_unused("x", "y").unwrap_err().errno(), libc::EBUSY);
+        drop(a);
+        assert!(count.check_unused("x", "y").is_err());
+        drop(b);
+        assert!(count.check_unused("x", "y").is_ok());
+    }
+}

@@ -1,0 +1,67 @@
+//! [`Channel`]: where the events of ids arrive. Touches an eventfd.
+
+use super::event::Event;
+use super::id::Id;
+use crate::event::EventQueue;
+use roxe_base::error::Error;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::Arc;
+
+/// Where the events of ids arrive (`struct rdma_event_channel`).
+///
+/// Holds its ids alive while events of them are pending: end an id with [`Id::destroy`].
+#[derive(Debug)]
+pub struct Channel {
+    events: EventQueue<Event>,
+}
+
+impl Channel {
+    /// A channel without ids. EMFILE: no descriptor is left.
+    pub fn create() -> Result<Arc<Self>, Error> {
+        Ok(Arc::new(Self { events: EventQueue::new()? }))
+    }
+
+    /// Readable while events are pending. Stays owned by the channel; may be polled and made non-blocking.
+    pub fn fd(&self) -> RawFd {
+        self.events.fd()
+    }
+
+    /// The same descriptor, borrowed.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
+    }
+
+    /// Waits for the next event; EAGAIN if the descriptor is non-blocking and nothing is pending, EINTR as `read(2)` gives
+    /// it.
+    pub fn next(&self) -> Result<Event, Error> {
+        Ok(fetched(self.events.next()?))
+    }
+
+    /// The same for a caller that has slept itself, by reading a unit from the descriptor. `None`: there is no event any more,
+    /// go on waiting.
+    pub fn take(&self) -> Option<Event> {
+        self.events.take_next().map(fetched)
+    }
+
+    /// The oldest event, if there is one. Never waits, whatever the mode of the descriptor.
+    pub fn try_next(&self) -> Option<Event> {
+        self.events.try_next().map(fetched)
+    }
+
+    pub(super) fn push(&self, event: Event) {
+        self.events.push(event);
+    }
+
+    /// Takes out the pending events about `id`: its own, and requests that came to it.
+    pub(super) fn take_of(&self, id: &Id) -> Vec<Event> {
+        self.events.take(|event| event.is_about(id))
+    }
+}
+
+/// An event that goes to the program: its listener has room for one more request.
+fn fetched(event: Event) -> Event {
+    if let Some(listener) = &event.listener {
+        listener.request_fetched();
+    }
+    event
+}

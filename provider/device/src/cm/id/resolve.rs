@@ -1,0 +1,322 @@
+//! How an id gets its addresses, its device and its path, and how it listens.
+
+use super::{Id, Inner, Port, State};
+use crate::cm::address::{Address, IbAddress};
+use crate::cm::event::{EventData, EventKind};
+use crate::cm::place::{Place, Way, all_engines};
+use crate::cm::ports::{Claim, Ephemeral, Sharing};
+use crate::cm::route::{PACKET_LIFE_TIME, Path};
+use crate::runtime::Runtime;
+use roxe_base::error::Error;
+use roxe_transport::cm::{Addresses, CmError, Listen, Takes};
+use roxe_transport::qp::Service;
+use roxe_wire::Pkey;
+use roxe_wire::cm::{PortSpace, ServiceId};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// What a listener holds of requests that its program has not heard of, unless it says less (Linux cma.c).
+const MAX_BACKLOG: usize = 1024;
+/// The most requests that wait for an answer; the backlog bounds those that nobody has heard of.
+const MAX_UNANSWERED: usize = 1 << 16;
+/// Bits of a service that say the port space.
+const SPACE_MASK: u64 = !0xffff;
+
+/// Addresses.
+impl Id {
+    /// Gives it a local address: of a device, or unspecified for all; port 0 chooses one. An address of the loopback interface
+    /// that no device has stands for all, too: programs look `localhost` up when they mean this host. Ports below 1024 need no privilege:
+    /// without a privileged process there is nobody to guard them.
+    ///
+    /// EINVAL: it has one. EADDRNOTAVAIL: not an address of this host. ENODEV: of no device. EADDRINUSE, EADDRNOTAVAIL:
+    /// taken. EPROTONOSUPPORT: the service of an `AF_IB` address is not in the id's port space.
+    pub fn bind(&self, addr: &Address) -> Result<(), Error> {
+        let mut inner = self.lock();
+        inner.check(&[State::Idle])?;
+        self.bind_in(&mut inner, addr)
+    }
+
+    fn bind_in(&self, inner: &mut Inner, addr: &Address) -> Result<(), Error> {
+        let addr = or_all(self.within_port_space(addr)?);
+        let place = if addr.is_any() { None } else { Some(Place::of(addr.gid())?) };
+        let claim = self.claim(inner, &addr)?;
+        inner.local = Some(addr.with_port(claim.port()));
+        (inner.place, inner.port, inner.state) = (place, Some(Port::Claimed(Arc::new(claim))), State::Bound);
+        Ok(())
+    }
+
+    /// An `AF_IB` address as the kernel completes it: the service in full, with its port space.
+    // clause: CM-IB-SERVICE
+    fn within_port_space(&self, addr: &Address) -> Result<Address, Error> {
+        let Address::Ib(ib) = addr else { return Ok(*addr) };
+        let (own, mask) = (self.port_space(), ib.sid_mask & SPACE_MASK);
+        let spaces = [own, PortSpace::Ib, PortSpace::Tcp, PortSpace::Udp];
+        let allowed = |space: &PortSpace| *space == own || own == PortSpace::Ib;
+        let named = |space: &PortSpace| ib.sid & mask == ServiceId::new(*space, 0).0 & mask;
+        let space = spaces.into_iter().filter(allowed).find(named);
+        let space = space.ok_or_else(|| {
+            Error::new(libc::EPROTONOSUPPORT, format!("service {:#x} is not in the id's port space", ib.sid))
+        })?;
+        let sid = ServiceId::new(space, addr.port()).0;
+        Ok(Address::Ib(IbAddress { sid, sid_mask: ib.sid_mask | SPACE_MASK, ..*ib }))
+    }
+
+    fn claim(&self, inner: &Inner, addr: &Address) -> Result<Claim, Error> {
+        let sharing = Sharing { reuse: inner.options.reuse, af_only: inner.is_of_one_family(addr) };
+        match addr {
+            Address::Ip(ip) => Claim::take(self.port_space(), ip.ip(), ip.port(), sharing),
+            Address::Ib(ib) if addr.port() == 0 => {
+                let space = ServiceId(ib.sid).port().map_or_else(|| self.port_space(), |(space, _)| space);
+                Claim::take(space, ib.gid.to_ip(), 0, sharing)
+            }
+            Address::Ib(ib) => Claim::take_service(ServiceId(ib.sid), ib.gid, inner.options.reuse),
+        }
+    }
+
+    /// Finds the way to `dst`: the source address, unless it is bound or `src` says, and the device. An address of the loopback
+    /// interface that no device has is this host, at the address of a device. Comes to
+    /// [`EventKind::AddrResolved`], or to [`EventKind::AddrError`] after which it may be tried again. The time is not needed:
+    /// the system knows its routes.
+    ///
+    /// EINVAL: wrong state, or addresses of two families; and as [`Id::bind`] for `src`.
+    pub fn resolve_addr(&self, src: Option<&Address>, dst: &Address, _timeout_ms: u32) -> Result<(), Error> {
+        let dst = &or_all(*dst);
+        let mut inner = self.lock();
+        inner.check(&[State::Idle, State::Bound])?;
+        let from = inner.local.or_else(|| src.copied()).unwrap_or_else(|| dst.any());
+        if !from.is_like(dst) {
+            return Err(Error::invalid("the source and the destination address are of different families"));
+        }
+        if inner.state == State::Idle {
+            self.take_source(&mut inner, &from)?;
+        }
+        inner.peer = Some(*dst);
+        match find_way(&inner, dst) {
+            Ok(way) => {
+                inner.go(way);
+                self.raise_in(&inner, EventKind::AddrResolved, 0, EventData::None);
+            }
+            Err(e) => self.raise_in(&inner, EventKind::AddrError, -e.errno(), EventData::None),
+        }
+        Ok(())
+    }
+
+    /// Binds the active side: who does not name a port gets one that only this process knows of, because nobody asks for it.
+    fn take_source(&self, inner: &mut Inner, from: &Address) -> Result<(), Error> {
+        if from.port() != 0 {
+            return self.bind_in(inner, from);
+        }
+        let from = or_all(self.within_port_space(from)?);
+        inner.place = if from.is_any() { None } else { Some(Place::of(from.gid())?) };
+        let port = Ephemeral::take(self.port_space())?;
+        inner.local = Some(from.with_port(port.port()));
+        (inner.port, inner.state) = (Some(Port::Ephemeral(port)), State::Bound);
+        Ok(())
+    }
+
+    /// Finds the path, at once: there is no subnet administrator to ask. Comes to [`EventKind::RouteResolved`].
+    ///
+    /// EINVAL: the address is not resolved.
+    pub fn resolve_route(&self, _timeout_ms: u32) -> Result<(), Error> {
+        let mut inner = self.lock();
+        inner.check(&[State::AddrResolved])?;
+        inner.path = Some(inner.find_path()?);
+        inner.state = State::RouteResolved;
+        self.raise_in(&inner, EventKind::RouteResolved, 0, EventData::None);
+        Ok(())
+    }
+
+    /// The program knows a path, from the address that was resolved.
+    pub(super) fn set_path(&self, inner: &mut Inner, path: Path) -> Result<(), Error> {
+        inner.check(&[State::AddrResolved])?;
+        let ours = inner.placed()?.gid;
+        if path.sgid != ours || path.dgid.is_zero() {
+            return Err(Error::invalid(format!(
+                "the path is from {} to {}; the id is at {ours}",
+                path.sgid, path.dgid
+            )));
+        }
+        inner.path = Some(path);
+        inner.state = State::RouteResolved;
+        self.raise_in(inner, EventKind::RouteResolved, 0, EventData::None);
+        Ok(())
+    }
+}
+
+/// All addresses, instead of one of the loopback interface that no device has.
+// clause: CM-LOOPBACK
+fn or_all(addr: Address) -> Address {
+    match addr {
+        Address::Ip(ip) if ip.ip().is_loopback() && Place::of(addr.gid()).is_err() => addr.any().with_port(addr.port()),
+        _ => addr,
+    }
+}
+
+/// The way from where the id is bound, with sockets at its beginning.
+fn find_way(inner: &Inner, dst: &Address) -> Result<Way, Error> {
+    let bound = inner.local.filter(|local| !local.is_any()).map(|local| local.gid().to_ip());
+    let way = Way::find(bound, dst)?;
+    way.place.engine.ensure_link(way.place.gid)?;
+    Ok(way)
+}
+
+impl Inner {
+    /// The way is found.
+    fn go(&mut self, way: Way) {
+        self.local = self.local.map(|local| local.at(way.source, way.place.device.ifindex()));
+        self.peer = self.peer.map(|peer| peer.at(way.destination, way.place.device.ifindex()));
+        self.hop_limit = way.hop_limit;
+        self.place = Some(way.place);
+        self.state = State::AddrResolved;
+    }
+
+    /// What the kernel's rdma_cm fills in on RoCE.
+    // clause: CM-PATH
+    fn find_path(&self) -> Result<Path, Error> {
+        let (place, Some(local), Some(peer)) = (self.placed()?, self.local, self.peer) else {
+            return Err(Error::invalid("the id has no addresses"));
+        };
+        let is_ib = matches!(peer, Address::Ib(_));
+        Ok(Path {
+            sgid: place.gid,
+            dgid: peer.gid(),
+            flow_label: flow_label(&local, &peer),
+            // On one subnet there is nothing to go through.
+            hop_limit: if is_ib { 1 } else { self.hop_limit },
+            traffic_class: self.traffic_class(),
+            sl: 0,
+            pkey: Pkey::DEFAULT.0,
+            mtu: place.device.adapter().active_mtu(),
+            rate: 0,
+            packet_life_time: self.packet_life_time(),
+        })
+    }
+
+    /// Half of the time that the program waits for an acknowledgement, if it says one.
+    fn packet_life_time(&self) -> u8 {
+        self.options.ack_timeout.filter(|code| *code != 0).map_or(PACKET_LIFE_TIME, |code| code - 1)
+    }
+
+    /// Whether an id at this address of all stands for those of its IP version only.
+    fn is_of_one_family(&self, addr: &Address) -> bool {
+        addr.gid().is_ipv4() || is_ipv4(addr) || self.options.af_only.unwrap_or_else(system_default_af_only)
+    }
+
+    /// What the machine has to listen for, but for the service.
+    fn listen(&self, service: Service, local: &Address) -> Listen {
+        let takes = if service == Service::Ud { Takes::Lookups } else { Takes::Connections };
+        let gid = (!local.is_any()).then(|| local.gid());
+        let plain = Listen { local: gid, ..Listen::new(ServiceId(0), takes, MAX_UNANSWERED) };
+        match local {
+            Address::Ib(ib) => Listen { service_mask: ib.sid_mask, ..plain },
+            Address::Ip(_) => Listen { addresses: self.addresses(local), ..plain },
+        }
+    }
+
+    fn addresses(&self, local: &Address) -> Addresses {
+        match (local.is_any(), is_ipv4(local), self.is_of_one_family(local)) {
+            (true, true, _) => Addresses::Ipv4,
+            (true, false, true) => Addresses::Ipv6,
+            _ => Addresses::Ip,
+        }
+    }
+}
+
+fn is_ipv4(addr: &Address) -> bool {
+    matches!(addr, Address::Ip(SocketAddr::V4(_)))
+}
+
+/// The system's word on IPv6 sockets without an option of their own (`man 7 ipv6`).
+fn system_default_af_only() -> bool {
+    std::fs::read_to_string("/proc/sys/net/ipv6/bindv6only").is_ok_and(|text| text.trim() == "1")
+}
+
+/// The flow label of a path: the program's, or one that differs from connection to connection.
+// clause: CM-FLOW-LABEL
+fn flow_label(local: &Address, peer: &Address) -> u32 {
+    const MASK: u32 = 0x000f_ffff;
+    let said = if let Address::Ip(SocketAddr::V6(v6)) = peer { v6.flowinfo() & MASK } else { 0 };
+    if said != 0 { said } else { (u32::from(local.port()) * 31 + u32::from(peer.port())) & MASK }
+}
+
+/// Listening.
+impl Id {
+    /// Takes requests for its port from now on, at most `backlog` of them unheard (0 and less: 1024). An id without an
+    /// address listens at all IPv4 addresses, at a port that [`Id::local_addr`] tells. An id at all addresses listens on all
+    /// devices.
+    ///
+    /// EINVAL: wrong state. EADDRINUSE: another id listens.
+    pub fn listen(&self, backlog: i32) -> Result<(), Error> {
+        self.begin_to_listen(backlog)?;
+        self.listen_where_possible().inspect_err(|_| self.stop_listening())
+    }
+
+    fn begin_to_listen(&self, backlog: i32) -> Result<(), Error> {
+        let mut inner = self.lock();
+        if inner.state == State::Idle {
+            self.bind_in(&mut inner, &Address::Ip(([0, 0, 0, 0], 0).into()))?;
+        }
+        inner.check(&[State::Bound])?;
+        if inner.claim().is_none() {
+            return Err(Error::invalid("the id was bound to connect, not to listen"));
+        }
+        inner.later = match &inner.place {
+            Some(place) => vec![place.engine.clone()],
+            None => all_engines()?,
+        };
+        let wanted = usize::try_from(backlog).unwrap_or(0);
+        inner.backlog = if wanted == 0 { MAX_BACKLOG } else { wanted.min(MAX_BACKLOG) };
+        inner.state = State::Listening;
+        Ok(())
+    }
+
+    /// Listens on the devices that have an address and where it does not yet: those that come to one later follow.
+    pub(in crate::cm) fn listen_where_possible(&self) -> Result<(), Error> {
+        while let Some((engine, claim, listen)) = self.next_to_listen_on() {
+            self.listen_on(&engine, &claim, listen)?;
+        }
+        Ok(())
+    }
+
+    fn next_to_listen_on(&self) -> Option<(Runtime, Arc<Claim>, Listen)> {
+        let mut inner = self.lock();
+        let at = inner.later.iter().position(|engine| engine.has_address())?;
+        let (claim, local) = (inner.claim()?, inner.local?);
+        let listen = Listen { service_id: claim.service(), ..inner.listen(self.service(), &local) };
+        Some((inner.later.swap_remove(at), claim, listen))
+    }
+
+    fn listen_on(&self, engine: &Runtime, claim: &Claim, listen: Listen) -> Result<(), Error> {
+        let listening = engine.cm(|session| {
+            let name = session.cm.listen(listen)?;
+            session.listeners.extend(self.me.upgrade().map(|id| (name, id)));
+            self.lock().listens.push((engine.clone(), name));
+            Ok(())
+        });
+        listening?.map_err(|e| refused(&e))?;
+        claim.watch(engine)
+    }
+
+    /// Where it listens already it stops, and is bound only.
+    fn stop_listening(&self) {
+        let mut inner = self.lock();
+        if inner.state == State::Listening {
+            inner.state = State::Bound;
+        }
+        let (listens, later) = (std::mem::take(&mut inner.listens), std::mem::take(&mut inner.later));
+        let claim = inner.claim();
+        drop(inner);
+        drop(later);
+        listens.iter().for_each(|(engine, listen)| super::stop_listening(engine, *listen, claim.as_deref()));
+    }
+}
+
+/// What a refusal of the machine is to programs.
+pub(in crate::cm) fn refused(error: &CmError) -> Error {
+    let errno = match error {
+        CmError::UnknownId | CmError::State => libc::EINVAL,
+        CmError::InUse => libc::EADDRINUSE,
+        CmError::Full => libc::ENOMEM,
+    };
+    Error::new(errno, error.to_string())
+}

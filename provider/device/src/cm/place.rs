@@ -1,0 +1,145 @@
+//! Where an id is: its device, its address there, and how it got to that address.
+//!
+//! Asks the system for its route by connecting a UDP socket, which sends nothing and needs no privilege.
+
+use super::address::Address;
+use crate::device::{Device, devices, known_devices};
+use crate::runtime::Runtime;
+use roxe_base::error::Error;
+use roxe_net::link::{HOP_LIMIT, ROCE_PORT};
+use roxe_wire::Gid;
+use socket2::SockRef;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+
+/// A device, and an address of it.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub(super) device: Arc<Device>,
+    pub(super) engine: Runtime,
+    pub(super) gid: Gid,
+    /// Its index in the GID table.
+    pub(super) gid_index: u8,
+    /// That of the interface then.
+    pub(super) mac: [u8; 6],
+}
+
+impl Place {
+    /// The device that has the address `gid`. EADDRNOTAVAIL: nobody here has it. ENODEV: no device has it.
+    pub(super) fn of(gid: Gid) -> Result<Self, Error> {
+        if let Some(place) = Self::among(&known_devices(), gid)? {
+            return Ok(place);
+        }
+        // It may be an address that has just come.
+        let all = devices()?;
+        for device in &all {
+            Runtime::get(device)?.watch();
+        }
+        Self::among(&all, gid)?.ok_or_else(|| nowhere(gid))
+    }
+
+    fn among(devices: &[Arc<Device>], gid: Gid) -> Result<Option<Self>, Error> {
+        for device in devices {
+            if let Some((gid_index, _)) = device.adapter().gids().used().find(|(_, other)| *other == gid) {
+                return Self::at(device, gid, gid_index).map(Some);
+            }
+        }
+        Ok(None)
+    }
+
+    fn at(device: &Arc<Device>, gid: Gid, gid_index: u8) -> Result<Self, Error> {
+        let engine = Runtime::get(device)?;
+        engine.keep_watching();
+        Ok(Self { device: Arc::clone(device), engine, gid, gid_index, mac: device.adapter().interface().mac })
+    }
+
+    /// The first address of its IP version of the first device that has one: what stands for this host.
+    fn first(is_ipv4: bool) -> Result<Self, Error> {
+        for device in devices()? {
+            if let Some((gid_index, gid)) = device.adapter().gids().used().find(|(_, gid)| gid.is_ipv4() == is_ipv4) {
+                return Self::at(&device, gid, gid_index);
+            }
+        }
+        Err(Error::new(libc::ENODEV, "no device has an address of this family"))
+    }
+}
+
+/// Why no device has it.
+fn nowhere(gid: Gid) -> Error {
+    let ip = gid.to_ip();
+    match UdpSocket::bind((ip, 0)) {
+        Err(e) if e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {
+            Error::new(libc::EADDRNOTAVAIL, format!("{ip} is no address of this host"))
+        }
+        _ => Error::new(libc::ENODEV, format!("no RDMA device has the address {ip}; set ROXE_NETDEV to its interface")),
+    }
+}
+
+/// The engines of all devices.
+pub(super) fn all_engines() -> Result<Vec<Runtime>, Error> {
+    let engine = |device: &Arc<Device>| {
+        let engine = Runtime::get(device)?;
+        engine.keep_watching();
+        Ok(engine)
+    };
+    devices()?.iter().map(engine).collect()
+}
+
+/// The way to a destination.
+#[derive(Clone, Debug)]
+pub(super) struct Way {
+    /// Where it begins.
+    pub(super) place: Place,
+    /// The address there.
+    pub(super) source: IpAddr,
+    /// The destination; another than asked for if that stands for this host.
+    pub(super) destination: IpAddr,
+    /// TTL or hop limit that the system gives packets on it.
+    pub(super) hop_limit: u8,
+}
+
+impl Way {
+    /// The way from `source` (`None`: as the system's routes say) to `to`. ENETUNREACH and others as connect(2);
+    /// EADDRNOTAVAIL, ENODEV: as [`Place::of`].
+    pub(super) fn find(source: Option<IpAddr>, to: &Address) -> Result<Self, Error> {
+        let to = match to {
+            Address::Ip(ip) => *ip,
+            Address::Ib(ib) => SocketAddr::new(ib.gid.to_ip(), 0),
+        };
+        if to.ip().is_unspecified() {
+            return Self::to_ourselves(source, to.is_ipv4());
+        }
+        let (source, hop_limit) = match source {
+            // Groups are reached through the interface that has the address, whatever the routes say.
+            Some(source) if to.ip().is_multicast() => (source, HOP_LIMIT),
+            _ => ask(source, to).map_err(|e| Error::os(format!("no route to {}", to.ip()), &e))?,
+        };
+        Ok(Self { place: Place::of(source.into())?, source, destination: to.ip(), hop_limit })
+    }
+
+    /// From an address to itself.
+    fn to_ourselves(source: Option<IpAddr>, is_ipv4: bool) -> Result<Self, Error> {
+        let place = source.map_or_else(|| Place::first(is_ipv4), |source| Place::of(source.into()))?;
+        let address = place.gid.to_ip();
+        Ok(Self { place, source: address, destination: address, hop_limit: HOP_LIMIT })
+    }
+}
+
+/// The source address and hop limit of packets to `to`.
+fn ask(source: Option<IpAddr>, to: SocketAddr) -> io::Result<(IpAddr, u8)> {
+    let any = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let scope = if let SocketAddr::V6(v6) = to { v6.scope_id() } else { 0 };
+    let mut from = SocketAddr::new(source.unwrap_or(any), 0);
+    if let SocketAddr::V6(v6) = &mut from {
+        v6.set_scope_id(scope);
+    }
+    let mut to = to;
+    to.set_port(ROCE_PORT);
+    let socket = UdpSocket::bind(from)?;
+    socket.connect(to)?;
+    let socket_ref = SockRef::from(&socket);
+    let hops = if to.is_ipv4() { socket_ref.ttl_v4() } else { socket_ref.unicast_hops_v6() };
+    let hop_limit = hops.ok().and_then(|hops| u8::try_from(hops).ok()).unwrap_or(HOP_LIMIT);
+    Ok((socket.local_addr()?.ip(), hop_limit))
+}

@@ -1,0 +1,355 @@
+//! Which program has which port, among all processes of this host; [`Claim`].
+//!
+//! A port that a program binds is claimed by a name that only one process can have, and that ends with it
+//! ([`roxe_net::service`]). The rules are those of the kernel's rdma_cm: one program may bind a service at one address, or
+//! at all of them, unless all who bind it say that they share; who listens does not share. Claims cost a descriptor each;
+//! the ports of the asking side, [`Ephemeral`], are only unique in this process, and free.
+//!
+//! Ports below 1024 are open to everybody: the kernel's rule protects its own services on its own ports, and we take neither.
+
+use crate::runtime::Runtime;
+use roxe_base::error::Error;
+use roxe_base::lock::{Lockable, Mutex, rank};
+use roxe_engine::port::Netdev;
+use roxe_net::named::{NamedSocket, Probe};
+use roxe_net::service::{ClaimName, Place, Scope};
+use roxe_wire::Gid;
+use roxe_wire::cm::{PortSpace, ServiceId};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Programs that can share one address and port.
+const MAX_SHARES: u8 = 16;
+
+/// How a program takes a port.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sharing {
+    /// Others who say the same may bind it too (`RDMA_OPTION_ID_REUSEADDR`).
+    pub(crate) reuse: bool,
+    /// All addresses means all of this family (`RDMA_OPTION_ID_AFONLY`).
+    pub(crate) af_only: bool,
+}
+
+/// A bound service; free again when this is dropped, or the process dies.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    place: Place,
+    is_shared: bool,
+    /// What holds the name, in [`HELD`].
+    key: u64,
+    /// The same for the name that is for one alone: of who listens on a shared port.
+    alone: Mutex<rank::PortAlone, Option<u64>>,
+}
+
+/// What holds the names of this process; in one place, so that the child of a fork can let go of them.
+static HELD: Mutex<rank::PortNames, BTreeMap<u64, NamedSocket>> = Mutex::new(BTreeMap::new());
+
+fn keep(socket: NamedSocket) -> u64 {
+    static KEY: AtomicU64 = AtomicU64::new(0);
+    let key = KEY.fetch_add(1, Ordering::Relaxed);
+    HELD.lock().insert(key, socket);
+    key
+}
+
+/// The locks, for the fork handlers.
+pub(crate) fn locks() -> [&'static dyn Lockable; 2] {
+    [&HELD, &IN_USE]
+}
+
+/// In the child of a fork: the ports are the parent's.
+pub(crate) fn abandon() {
+    HELD.lock().clear();
+    IN_USE.lock().clear();
+}
+
+impl Claim {
+    /// Binds `port` (0: a free one) at `address`, which may be unspecified. EADDRINUSE: somebody has it at this address.
+    /// EADDRNOTAVAIL: somebody has it, and one of both has it at all addresses; or no port is free.
+    pub(crate) fn take(space: PortSpace, address: IpAddr, port: u16, sharing: Sharing) -> Result<Self, Error> {
+        let scope = match address {
+            _ if !address.is_unspecified() => Scope::At(address.into()),
+            IpAddr::V4(_) if sharing.af_only => Scope::V4,
+            IpAddr::V6(_) if sharing.af_only => Scope::V6,
+            _ => Scope::All,
+        };
+        let at = |port| Place { service: ServiceId::new(space, port), scope };
+        if port != 0 { Self::bind(at(port), sharing.reuse) } else { Self::choose(at) }
+    }
+
+    /// Binds a service named outright (`AF_IB`), at `gid`, or all addresses if that is zero. Errors as of
+    /// [`Claim::take`].
+    pub(crate) fn take_service(service: ServiceId, gid: Gid, reuse: bool) -> Result<Self, Error> {
+        let scope = if gid.is_zero() { Scope::All } else { Scope::At(gid) };
+        Self::bind(Place { service, scope }, reuse)
+    }
+
+    /// The port; of a service named outright its low 16 bits.
+    pub(crate) fn port(&self) -> u16 {
+        self.place.service.0 as u16
+    }
+
+    /// What is claimed.
+    pub(crate) fn service(&self) -> ServiceId {
+        self.place.service
+    }
+
+    /// Requests for it that reach other processes on the interface of `engine` shall come to that engine: its program
+    /// listens. Do this when the machine knows the listener. Errors as of [`Claim::take`], if it is shared.
+    pub(crate) fn watch(&self, engine: &Runtime) -> Result<(), Error> {
+        self.be_alone()?;
+        engine.open_service(self.place)
+    }
+
+    /// They shall not any more.
+    pub(crate) fn unwatch(&self, engine: &Runtime) {
+        engine.close_service(self.place);
+    }
+
+    fn bind(place: Place, reuse: bool) -> Result<Self, Error> {
+        let socket = if reuse { hold_shared(place)? } else { hold_alone(place)? };
+        // The own name is taken first: of two who do this at a time at least one sees the other.
+        Own { place, alone: !reuse, shared: reuse }.check_others()?;
+        Ok(Self { place, is_shared: reuse, key: keep(socket), alone: Mutex::default() })
+    }
+
+    /// Binds any port of the system's range.
+    fn choose(at: impl Fn(u16) -> Place) -> Result<Self, Error> {
+        from_range(|port| Self::bind(at(port), false).ok())
+    }
+
+    /// Who listens does not share. Does nothing if this was found to be so before.
+    fn be_alone(&self) -> Result<(), Error> {
+        let mut alone = self.alone.lock();
+        if !self.is_shared || alone.is_some() {
+            return Ok(());
+        }
+        let socket = hold_alone(self.place)?;
+        Own { place: self.place, alone: true, shared: true }.check_others()?;
+        *alone = Some(keep(socket));
+        Ok(())
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut held = HELD.lock();
+        held.remove(&self.key);
+        self.alone.get_mut().take().map(|key| held.remove(&key));
+    }
+}
+
+/// Names that a claim holds.
+struct Own {
+    place: Place,
+    /// That for one alone.
+    alone: bool,
+    /// One of those who share.
+    shared: bool,
+}
+
+impl Own {
+    /// Whether the names that others hold allow these.
+    fn check_others(&self) -> Result<(), Error> {
+        let probe = Probe::new().map_err(|e| not_held(self.place, &e))?;
+        match overlapping(self.place.scope).into_iter().find(|scope| self.is_barred_at(*scope, &probe)) {
+            Some(scope) => Err(taken(self.place, scope)),
+            None => Ok(()),
+        }
+    }
+
+    fn is_barred_at(&self, scope: Scope, probe: &Probe) -> bool {
+        let (place, mine) = (Place { scope, ..self.place }, scope == self.place.scope);
+        let one = || !(mine && self.alone) && ClaimName { place, share: None }.is_held(probe);
+        let sharing = || shares(place).filter(|name| name.is_held(probe)).count() > usize::from(mine && self.shared);
+        one() || self.alone && sharing()
+    }
+}
+
+fn hold_alone(place: Place) -> Result<NamedSocket, Error> {
+    ClaimName { place, share: None }.hold().map_err(|e| not_held(place, &e))
+}
+
+fn hold_shared(place: Place) -> Result<NamedSocket, Error> {
+    for name in shares(place) {
+        match name.hold() {
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
+            held => return held.map_err(|e| not_held(place, &e)),
+        }
+    }
+    Err(taken(place, place.scope))
+}
+
+fn not_held(place: Place, cause: &io::Error) -> Error {
+    match cause.kind() {
+        io::ErrorKind::AddrInUse => taken(place, place.scope),
+        _ => Error::os(format!("cannot claim {}", place.service), cause),
+    }
+}
+
+/// The names of those who share a place.
+fn shares(place: Place) -> impl Iterator<Item = ClaimName> {
+    (0..MAX_SHARES).map(move |number| ClaimName { place, share: Some(number) })
+}
+
+/// The scopes that have an address in common with `scope`, itself first.
+fn overlapping(scope: Scope) -> Vec<Scope> {
+    let addresses: Vec<_> = match scope {
+        Scope::At(gid) => return Scope::candidates(gid).into(),
+        _ => Netdev::all().into_iter().flat_map(|netdev| netdev.addresses).collect(),
+    };
+    let (families, of_family) = match scope {
+        Scope::All => (vec![Scope::All, Scope::V4, Scope::V6], None),
+        family => (vec![family, Scope::All], Some(family)),
+    };
+    let fits = |gid: &Gid| of_family.is_none_or(|family| Scope::family_of(*gid) == family);
+    families.into_iter().chain(addresses.into_iter().filter(fits).map(Scope::At)).collect()
+}
+
+/// As the kernel says it: EADDRINUSE means the same address, EADDRNOTAVAIL that one of both has all addresses.
+fn taken(wanted: Place, by: Scope) -> Error {
+    let is_same = matches!((wanted.scope, by), (Scope::At(_), Scope::At(_)));
+    let errno = if is_same { libc::EADDRINUSE } else { libc::EADDRNOTAVAIL };
+    Error::new(errno, format!("{} is taken at address {by}", wanted.service))
+}
+
+/// The port of an id that asks. Unique among those of this process and port space, which is all that it is for: peers find
+/// us by other numbers.
+#[derive(Debug)]
+pub(crate) struct Ephemeral {
+    space: PortSpace,
+    port: u16,
+}
+
+static IN_USE: Mutex<rank::PortsInUse, BTreeSet<(u16, u16)>> = Mutex::new(BTreeSet::new());
+
+impl Ephemeral {
+    /// A free one. EADDRNOTAVAIL: all are taken.
+    pub(crate) fn take(space: PortSpace) -> Result<Self, Error> {
+        let mut in_use = IN_USE.lock();
+        from_range(|port| in_use.insert((space.code(), port)).then(|| Self { space, port }))
+    }
+
+    /// Its number.
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+}
+
+impl Drop for Ephemeral {
+    fn drop(&mut self) {
+        IN_USE.lock().remove(&(self.space.code(), self.port));
+    }
+}
+
+/// Offers the ports of the system's local range, in turn from a random one, until `take` takes one.
+fn from_range<T>(mut take: impl FnMut(u16) -> Option<T>) -> Result<T, Error> {
+    let range = local_range();
+    let count = u32::from(range.end() - range.start()) + 1;
+    let first = getrandom::u32().unwrap_or(0) % count;
+    // The offset is below the size of the range.
+    let port = |step: u32| range.start().wrapping_add(((first + step) % count) as u16);
+    let found = (0..count).find_map(|step| take(port(step)));
+    found.ok_or_else(|| Error::new(libc::EADDRNOTAVAIL, "no port of the system's local range is free"))
+}
+
+/// The ports that the system gives to programs which ask for any, as it was when first asked.
+fn local_range() -> RangeInclusive<u16> {
+    const USUAL: RangeInclusive<u16> = 32_768..=60_999;
+    static RANGE: OnceLock<RangeInclusive<u16>> = OnceLock::new();
+    let read = || {
+        let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok()?;
+        let mut ports = text.split_whitespace().map(|word| word.parse().ok());
+        Some(ports.next()??..=ports.next()??).filter(|range: &RangeInclusive<u16>| !range.is_empty())
+    };
+    RANGE.get_or_init(|| read().unwrap_or(USUAL)).clone()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    const V4: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+    const V6: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+    const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    const THERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 79, 3, 1));
+    const ALONE: Sharing = Sharing { reuse: false, af_only: true };
+    const SHARED: Sharing = Sharing { reuse: true, af_only: true };
+
+    // Ports of a space that no other test uses.
+    fn take(address: IpAddr, port: u16, sharing: Sharing) -> Result<Claim, i32> {
+        Claim::take(PortSpace::Ipoib, address, port, sharing).map_err(|e| e.errno())
+    }
+
+    #[test]
+    fn an_address_has_one_owner_others_and_other_families_are_free() {
+        let claim = take(HERE, 1, ALONE).unwrap();
+        assert_eq!(claim.port(), 1);
+        assert_eq!(take(HERE, 1, ALONE).err(), Some(libc::EADDRINUSE));
+        assert_eq!(take(HERE, 1, SHARED).err(), Some(libc::EADDRINUSE));
+        assert_eq!(take(V4, 1, ALONE).err(), Some(libc::EADDRNOTAVAIL));
+        assert_eq!(take(V6, 1, Sharing { af_only: false, ..ALONE }).err(), Some(libc::EADDRNOTAVAIL));
+        assert!(take(THERE, 1, ALONE).is_ok() && take(V6, 1, ALONE).is_ok() && take(HERE, 2, ALONE).is_ok());
+        drop(claim);
+        assert!(take(V4, 1, ALONE).is_ok());
+    }
+
+    #[test]
+    fn all_addresses_leave_no_room_for_one() {
+        let claim = take(V4, 3, ALONE).unwrap();
+        assert_eq!(take(HERE, 3, ALONE).err(), Some(libc::EADDRNOTAVAIL));
+        assert_eq!(take(V4, 3, ALONE).err(), Some(libc::EADDRNOTAVAIL));
+        drop(claim);
+        let both = take(V6, 3, Sharing { af_only: false, ..ALONE }).unwrap();
+        assert_eq!(take(HERE, 3, ALONE).err(), Some(libc::EADDRNOTAVAIL));
+        assert_eq!(take(V4, 3, ALONE).err(), Some(libc::EADDRNOTAVAIL));
+        drop(both);
+        assert!(take(HERE, 3, ALONE).is_ok());
+    }
+
+    #[test]
+    fn who_shares_may_bind_and_only_the_last_may_listen() {
+        let (one, two) = (take(HERE, 4, SHARED).unwrap(), take(HERE, 4, SHARED).unwrap());
+        let all = take(V4, 4, SHARED).unwrap();
+        assert_eq!(take(HERE, 4, ALONE).err(), Some(libc::EADDRINUSE));
+        let errno = |claim: &Claim| claim.be_alone().err().map(|e| e.errno());
+        assert_eq!((errno(&one), errno(&all)), (Some(libc::EADDRINUSE), Some(libc::EADDRNOTAVAIL)));
+        drop(two);
+        assert_eq!(errno(&one), Some(libc::EADDRNOTAVAIL), "all addresses are bound too");
+        drop(all);
+        assert_eq!((errno(&one), errno(&one)), (None, None));
+        assert_eq!(take(HERE, 4, SHARED).err(), Some(libc::EADDRINUSE), "who listens does not share any more");
+        drop(one);
+        assert!(take(HERE, 4, ALONE).is_ok());
+    }
+
+    #[test]
+    fn port_0_chooses_a_free_one() {
+        let claims: Vec<_> = (0..20).map(|_| take(HERE, 0, ALONE).unwrap()).collect();
+        let ports: BTreeSet<_> = claims.iter().map(Claim::port).collect();
+        assert!(ports.len() == 20 && ports.iter().all(|port| local_range().contains(port)));
+    }
+
+    #[test]
+    fn a_service_named_outright_has_one_owner_too() {
+        let service = ServiceId(0x7fff_0000_0000_1234);
+        let claim = Claim::take_service(service, Gid::default(), false).unwrap();
+        assert_eq!((claim.port(), claim.service()), (0x1234, service));
+        assert!(Claim::take_service(service, Gid::from(HERE), false).is_err());
+    }
+
+    #[test]
+    fn asking_ports_differ_and_come_back() {
+        let space = PortSpace::Ipoib;
+        let count = local_range().len();
+        let all: Vec<_> = (0..count).map(|_| Ephemeral::take(space).unwrap()).collect();
+        assert_eq!(all.iter().map(Ephemeral::port).collect::<BTreeSet<_>>().len(), count);
+        assert_eq!(Ephemeral::take(space).map(|_| ()).unwrap_err().errno(), libc::EADDRNOTAVAIL);
+        drop(all);
+        assert!(Ephemeral::take(space).is_ok());
+    }
+}

@@ -1,0 +1,83 @@
+//! Ends the connections to processes of this host that died.
+//!
+//! The kernel would do it for a dead process: it holds what that had, and sends a DREQ for each of its connections. Here the
+//! card dies with its process, so those who are left look whether the others are still there: at an address of our own the
+//! slot in the peer's name of a connection says which process that is, and its mailbox whether it lives. Nobody can look
+//! into other hosts; there a connection ends by what its queue pair or its program sends.
+
+use super::agent::Session;
+use roxe_engine::engine::Engine;
+use roxe_net::slot::Slot;
+use roxe_transport::cm::{EventKind, Peer};
+use roxe_wire::Gid;
+use std::time::Duration;
+
+/// How long a death stays unknown, at the most. One look takes some microseconds for each process.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// What becomes of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    /// It lives in this process, or where nobody can look.
+    Unwatched,
+    Alive,
+    Gone,
+}
+
+impl Session<'_> {
+    /// After this event there may be a peer to look after.
+    pub(super) fn note_peer(&mut self, event: &EventKind) {
+        if self.look_at.is_none() && matches!(event, EventKind::Established | EventKind::ConnectReply(..)) {
+            *self.look_at = Some(self.now.after(PERIOD));
+        }
+    }
+
+    /// Looks after the peers if it is time to. Ends when there is none left to look after.
+    // clause: CM-PEER-GONE
+    pub(super) fn look_after_peers(&mut self) {
+        if self.look_at.is_none_or(|at| at > self.now) {
+            return;
+        }
+        let (mut known, mut is_watching, mut lost) = (Vec::new(), false, Vec::new());
+        for peer in self.cm.peers() {
+            match fate(self.engine, &peer, &mut known) {
+                Fate::Unwatched => {}
+                Fate::Alive => is_watching = true,
+                Fate::Gone => lost.push(peer.id),
+            }
+        }
+        *self.look_at = is_watching.then(|| self.now.after(PERIOD));
+        if !lost.is_empty() {
+            // What the dead have sent is told before their end, as with a DREQ.
+            self.engine.receive_all_arrived();
+            self.engine.note_death(self.now);
+        }
+        for id in lost {
+            let (cm, mut cx) = self.cx();
+            // It was there a moment ago.
+            let _ = cm.lose_peer(&mut cx, id);
+        }
+    }
+}
+
+/// What becomes of a peer; `known` is what was found before of processes.
+fn fate(engine: &Engine, peer: &Peer, known: &mut Vec<(Gid, Slot, Fate)>) -> Fate {
+    let (address, slot) = (peer.route.remote, Slot::new(peer.theirs.prefix()));
+    let before = known.iter().find(|(gid, of, _)| (*gid, *of) == (address, slot));
+    before.map(|(_, _, fate)| *fate).unwrap_or_else(|| {
+        let fate = look(engine, address, slot);
+        known.push((address, slot, fate));
+        fate
+    })
+}
+
+fn look(engine: &Engine, address: Gid, slot: Slot) -> Fate {
+    let is_own = engine.slot().is_ok_and(|own| own == slot);
+    if is_own || !slot.can_be_owned() || engine.link(address).is_none() {
+        Fate::Unwatched
+    } else if engine.is_owned(slot) {
+        Fate::Alive
+    } else {
+        Fate::Gone
+    }
+}

@@ -1,0 +1,350 @@
+//! Device memory (`man ibv_alloc_dm`): memory of the card, which a program copies to and from, and registers.
+//!
+//! A software card has no memory but the process's, so this is pages whose address the program is never told. They behave as
+//! those of hardware: zero at first, limited per device (`max_dm_size`; here per process), not copied by a fork (parent
+//! and child see the same bytes), and reached by lists and peers through a region. The system makes a page
+//! present when it is first used, not when it is allocated or registered.
+//!
+//! Touches its pages, through [`roxe_memory::guard`], as everything does that may run while a peer writes there. The child of a fork
+//! may write there at any time, too: no reference to these bytes exists, and what they say matters to the program alone.
+
+use crate::device::Context;
+use roxe_base::error::Error;
+use roxe_base::limits::{DM_GRAIN, MAX_DM_SIZE};
+use roxe_base::lock::{Mutex, rank};
+use roxe_base::uses::{Use, UseCount};
+use roxe_memory::guard::{self, Fault, own_cells};
+use roxe_memory::mapped::{Mapping, page_size};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How many bytes of a device's memory this process has.
+#[derive(Debug, Default)]
+pub(crate) struct Budget(AtomicU64);
+
+impl Budget {
+    /// ENOMEM if there are not `length` bytes left.
+    fn take(&self, length: u64) -> Result<(), Error> {
+        let after = |used: u64| used.checked_add(length).filter(|used| *used <= MAX_DM_SIZE);
+        let used = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, after);
+        used.map(drop).map_err(|used| {
+            let left = MAX_DM_SIZE.saturating_sub(used);
+            Error::new(libc::ENOMEM, format!("{left} bytes of device memory are left; free some, or ask for less"))
+        })
+    }
+
+    fn give_back(&self, length: u64) {
+        self.0.fetch_sub(length, Ordering::Relaxed);
+    }
+}
+
+/// Pages, and what they count for.
+#[derive(Debug)]
+struct Block {
+    pages: Mapping,
+    /// Bytes of it.
+    length: u64,
+    budget: Arc<Budget>,
+}
+
+impl Block {
+    fn alloc(budget: &Arc<Budget>, length: u64) -> Result<Self, Error> {
+        let length = length.next_multiple_of(page_size());
+        budget.take(length)?;
+        let pages = Mapping::of_nothing(length).inspect_err(|_| budget.give_back(length))?;
+        Ok(Self { pages, length, budget: Arc::clone(budget) })
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        self.budget.give_back(self.length);
+    }
+}
+
+/// A buffer in the memory of the device.
+#[derive(Debug)]
+pub struct Dm {
+    context: Arc<Context>,
+    length: u64,
+    /// Until it is freed.
+    block: Mutex<rank::DeviceMemory, Option<Arc<Block>>>,
+    uses: UseCount,
+}
+
+impl Dm {
+    pub(crate) fn alloc(context: &Arc<Context>, length: u64, log_align: u32) -> Result<Arc<Self>, Error> {
+        if length == 0 || length > MAX_DM_SIZE {
+            return Err(Error::invalid(format!("device memory comes in 1 to {MAX_DM_SIZE} bytes, not {length}")));
+        }
+        // Every buffer starts at a page.
+        let max_align = page_size().trailing_zeros();
+        if log_align > max_align {
+            return Err(Error::invalid(format!(
+                "device memory is aligned to at most 2^{max_align}, not 2^{log_align}"
+            )));
+        }
+        guard::install();
+        let block = Arc::new(Block::alloc(context.device().dm_budget(), length)?);
+        let (context, block, uses) = (Arc::clone(context), Mutex::new(Some(block)), UseCount::default());
+        Ok(Arc::new(Self { context, length, block, uses }))
+    }
+
+    /// The context it was allocated in.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Bytes, as asked for.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Copies `data` to the bytes from `offset` on; a peer that reads meanwhile may see some of them.
+    ///
+    /// EINVAL: offset or length is no multiple of 4, or the buffer is freed. EFAULT: beyond the buffer. ENOMEM: the
+    /// system has no page.
+    pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), Error> {
+        let (block, addr) = self.place(offset, data.len() as u64)?;
+        let written = guard::write(addr, data);
+        drop(block);
+        written.map_err(no_page)
+    }
+
+    /// Copies the bytes from `offset` on to `out`; errors as for [`Dm::write`].
+    pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Error> {
+        let (block, addr) = self.place(offset, out.len() as u64)?;
+        let read = guard::read(addr, own_cells(out));
+        drop(block);
+        read.map_err(no_page)
+    }
+
+    /// Gives the memory back. EBUSY while a region is registered in it, EINVAL if that was done before. Done by dropping too.
+    pub fn free(&self) -> Result<(), Error> {
+        let mut block = self.block.lock();
+        self.uses.check_unused("device memory", "memory regions")?;
+        block.take().map(drop).ok_or_else(freed)
+    }
+
+    /// The bytes that a copy is about: the block, to be kept while they are touched, and where they are.
+    fn place(&self, offset: u64, length: u64) -> Result<(Arc<Block>, u64), Error> {
+        if !offset.is_multiple_of(DM_GRAIN) || !length.is_multiple_of(DM_GRAIN) {
+            return Err(Error::invalid(format!("{length} bytes from {offset}: both must be multiples of {DM_GRAIN}")));
+        }
+        if !self.holds(offset, length) {
+            return Err(Error::new(libc::EFAULT, self.outside(offset, length)));
+        }
+        let block = self.block.lock().clone().ok_or_else(freed)?;
+        let addr = block.pages.addr() + offset;
+        Ok((block, addr))
+    }
+
+    /// The bytes that a region is about; they stay, and the buffer cannot be freed, while the result is kept.
+    pub(crate) fn part(&self, offset: u64, length: u64) -> Result<Part, Error> {
+        if !self.holds(offset, length) {
+            return Err(Error::invalid(self.outside(offset, length)));
+        }
+        let block = self.block.lock();
+        let pages = Arc::clone(block.as_ref().ok_or_else(freed)?);
+        Ok(Part { addr: pages.pages.addr() + offset, length, _use: self.uses.hold(), _pages: pages })
+    }
+
+    fn holds(&self, offset: u64, length: u64) -> bool {
+        self.length.checked_sub(offset).is_some_and(|room| length <= room)
+    }
+
+    fn outside(&self, offset: u64, length: u64) -> String {
+        format!("{length} bytes from {offset} are not inside the {} bytes of device memory", self.length)
+    }
+}
+
+fn freed() -> Error {
+    Error::invalid("the device memory is freed")
+}
+
+fn no_page(Fault: Fault) -> Error {
+    Error::new(libc::ENOMEM, "the system has no page for device memory")
+}
+
+/// What a region stands for in device memory.
+#[derive(Debug)]
+pub(crate) struct Part {
+    /// Where it begins.
+    pub(crate) addr: u64,
+    /// Bytes.
+    pub(crate) length: u64,
+    /// Keeps the buffer from being freed.
+    _use: Use,
+    /// Keeps the pages, also when the buffer is dropped.
+    _pages: Arc<Block>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mr::MrChange;
+    use crate::pd::Pd;
+    use crate::testing;
+    use roxe_transport::cx::{AtomicOp, MemError};
+    use roxe_transport::wr::{Access, Sge};
+
+    const RIGHTS: Access = Access::all().difference(
+        Access::ON_DEMAND.union(Access::HUGETLB).union(Access::FLUSH_GLOBAL).union(Access::FLUSH_PERSISTENT),
+    );
+
+    fn errno<T>(result: Result<T, Error>) -> i32 {
+        result.map_or_else(|error| error.errno(), |_| 0)
+    }
+
+    fn dm(pd: &Pd, length: u64) -> Arc<Dm> {
+        pd.context().alloc_dm(length, 0).unwrap()
+    }
+
+    #[test]
+    fn there_is_as_much_as_the_device_says() {
+        let context = testing::context();
+        let max = context.attr().max_dm_size;
+        for (length, log_align, expected) in [
+            (0, 0, libc::EINVAL),
+            (max + 1, 0, libc::EINVAL),
+            (u64::MAX, 0, libc::EINVAL),
+            (4, 13, libc::EINVAL),
+            (4, 64, libc::EINVAL),
+            (4, 12, 0),
+        ] {
+            assert_eq!(errno(context.alloc_dm(length, log_align)), expected, "{length} bytes aligned to 2^{log_align}");
+        }
+        let budget = Arc::default();
+        let most = Block::alloc(&budget, max - 1).unwrap();
+        assert_eq!(errno(Block::alloc(&budget, 1)), libc::ENOMEM, "a page belongs to one buffer");
+        drop(most);
+        assert_eq!(errno(Block::alloc(&budget, max)), 0);
+        assert_eq!(budget.0.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn copies_are_checked_and_bytes_are_zero_at_first() {
+        let pd = testing::pd();
+        let dm = dm(&pd, 100);
+        let mut out = [7; 100];
+        dm.read(0, &mut out).unwrap();
+        assert_eq!(out, [0; 100]);
+        dm.write(8, b"abcdefgh").unwrap();
+        dm.read(4, &mut out[..12]).unwrap();
+        assert_eq!(&out[..12], b"\0\0\0\0abcdefgh");
+        for (offset, length, expected) in [
+            (0, 100, 0),
+            (100, 0, 0),
+            (1, 4, libc::EINVAL),
+            (4, 3, libc::EINVAL),
+            (100, 4, libc::EFAULT),
+            (0, 104, libc::EFAULT),
+            (104, 0, libc::EFAULT),
+            (u64::MAX - 3, 8, libc::EFAULT),
+        ] {
+            assert_eq!(errno(dm.write(offset, &vec![1; length])), expected, "{length} bytes to {offset}");
+            assert_eq!(errno(dm.read(offset, &mut vec![1; length])), expected, "{length} bytes from {offset}");
+        }
+    }
+
+    #[test]
+    fn a_region_is_named_from_zero_and_ends_where_it_was_told_to() {
+        let pd = testing::pd();
+        let (dm, memory) = (dm(&pd, 64), pd.context().memory());
+        let mr = pd.reg_dm_mr(&dm, 16, 40, RIGHTS).unwrap();
+        memory.hold().write_remote(pd.id(), mr.rkey(), 0, b"from a peer.").unwrap();
+        let mut out = [0; 12];
+        dm.read(16, &mut out).unwrap();
+        assert_eq!(&out, b"from a peer.");
+        let list = [Sge { addr: 5, length: 7, lkey: mr.lkey() }];
+        memory.hold().gather(pd.id(), &list, 0, own_cells(&mut out[..7])).unwrap();
+        assert_eq!(&out[..7], b"a peer.");
+        let add = AtomicOp::FetchAdd { add: 3 };
+        assert_eq!(memory.hold().atomic_remote(pd.id(), mr.rkey(), 32, add), Ok(0));
+        assert_eq!(memory.hold().atomic_remote(pd.id(), mr.rkey(), 32, add), Ok(3));
+        assert_eq!(memory.hold().write_remote(pd.id(), mr.rkey(), 36, b"12345"), Err(MemError::Range));
+        let odd = pd.reg_dm_mr(&dm, 4, 8, RIGHTS).unwrap();
+        assert_eq!(memory.hold().atomic_remote(pd.id(), odd.rkey(), 0, add), Err(MemError::Range), "not aligned");
+    }
+
+    #[test]
+    fn registrations_that_cannot_work_are_refused() {
+        let pd = testing::pd();
+        let (dm, other) = (dm(&pd, 64), testing::pd());
+        let zero = Access::ZERO_BASED;
+        for (offset, length, access, expected) in [
+            (0, 64, zero, 0),
+            (0, 0, zero, 0),
+            (64, 0, zero, 0),
+            (0, 65, zero, libc::EINVAL),
+            (60, 5, zero, libc::EINVAL),
+            (65, 0, zero, libc::EINVAL),
+            (8, u64::MAX, zero, libc::EINVAL),
+            (0, 64, Access::LOCAL_WRITE, libc::EINVAL),
+            (0, 64, zero | Access::REMOTE_WRITE, libc::EINVAL),
+            (0, 64, zero | Access::ON_DEMAND, libc::EINVAL),
+            (0, 64, zero | Access::HUGETLB, libc::EINVAL),
+        ] {
+            assert_eq!(errno(pd.reg_dm_mr(&dm, offset, length, access)), expected, "{length} from {offset} {access:?}");
+        }
+        assert_eq!(errno(other.reg_dm_mr(&dm, 0, 64, zero)), libc::EINVAL, "a domain of another context");
+        assert_eq!(errno(dm.free()), 0, "what was refused holds nothing");
+        assert_eq!(errno(pd.reg_dm_mr(&dm, 0, 64, zero)), libc::EINVAL);
+        assert_eq!(errno(dm.free()), libc::EINVAL);
+        assert_eq!(errno(dm.read(0, &mut [0; 4])), libc::EINVAL);
+    }
+
+    #[test]
+    fn memory_with_a_region_is_busy_and_stays_until_the_region_goes() {
+        let pd = testing::pd();
+        let dm = dm(&pd, 64);
+        let mr = pd.reg_dm_mr(&dm, 0, 64, RIGHTS).unwrap();
+        assert_eq!(errno(dm.free()), libc::EBUSY);
+        dm.write(0, b"kept").unwrap();
+        drop(dm);
+        let mut out = [0; 4];
+        pd.context().memory().hold().read_remote(pd.id(), mr.rkey(), 0, own_cells(&mut out)).unwrap();
+        assert_eq!(&out, b"kept");
+        let dm = self::dm(&pd, 64);
+        let mr = pd.reg_dm_mr(&dm, 0, 64, RIGHTS).unwrap();
+        mr.deregister().unwrap();
+        assert_eq!(errno(dm.free()), 0);
+    }
+
+    #[test]
+    fn a_region_in_device_memory_may_change_its_rights_but_not_its_place() {
+        let pd = testing::pd();
+        let dm = dm(&pd, 64);
+        let mr = pd.reg_dm_mr(&dm, 0, 64, RIGHTS).unwrap();
+        let read = |pd: &Pd| pd.context().memory().hold().read_remote(pd.id(), mr.rkey(), 0, own_cells(&mut [0; 4]));
+        let change = MrChange { access: Some(Access::ZERO_BASED), ..MrChange::default() };
+        mr.reregister(change).unwrap();
+        assert_eq!(read(&pd), Err(MemError::Access));
+        let other = pd.context().alloc_pd().unwrap();
+        mr.reregister(MrChange { access: Some(RIGHTS), pd: Some(Arc::clone(&other)), ..MrChange::default() }).unwrap();
+        assert_eq!((read(&other), read(&pd)), (Ok(()), Err(MemError::WrongDomain)));
+        for refused in [
+            MrChange { access: Some(Access::LOCAL_WRITE), ..MrChange::default() },
+            MrChange { range: Some((testing::Pages::new(1).addr(), 8)), ..MrChange::default() },
+        ] {
+            assert_eq!(errno(mr.reregister(refused)), libc::EINVAL);
+        }
+        assert_eq!(errno(dm.free()), libc::EBUSY);
+        mr.deregister().unwrap();
+        assert_eq!(errno(dm.free()), 0);
+    }
+
+    #[test]
+    fn pages_come_when_they_are_used() {
+        let pd = testing::pd();
+        let dm = dm(&pd, 3 * testing::PAGE);
+        let _mr = pd.reg_dm_mr(&dm, 0, 3 * testing::PAGE, RIGHTS).unwrap();
+        let resident = || {
+            let block = dm.block.lock();
+            [0, 1, 2].map(|i| testing::is_resident(block.as_ref().unwrap().pages.addr() + i * testing::PAGE))
+        };
+        assert_eq!(resident(), [false; 3]);
+        dm.write(testing::PAGE, b"here").unwrap();
+        assert_eq!(resident(), [false, true, false]);
+    }
+}

@@ -1,0 +1,337 @@
+//! Event queues with a file descriptor to wait on: completion channels and the asynchronous events of a context.
+//!
+//! Every queue owns an eventfd in semaphore mode whose count is the number of queued events, so that one event is one
+//! readable unit and programs may put the descriptor into epoll and make it non-blocking. Touches eventfds; who waits for
+//! completions lets the engine receive first.
+
+use crate::device::Context;
+use roxe_base::error::Error;
+use roxe_base::lock::{Mutex, rank};
+use roxe_base::uses::{ObjectId, Use, UseCount};
+use roxe_net::wake;
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+/// What happened to an object or the port (values of `enum ibv_event_type`).
+///
+/// Others of the manual have no cause on Ethernet: there are no LIDs, no subnet manager to change or to register with, and
+/// the table of P_Keys is fixed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum AsyncEventKind {
+    /// A CQ overran; it takes no more entries.
+    CqErr = 0,
+    /// A QP cannot report its completions any more and is in the error state.
+    QpFatal = 1,
+    /// A peer's request was illegal.
+    QpReqErr = 2,
+    /// A peer violated memory protection.
+    QpAccessErr = 3,
+    /// The first packet arrived on a QP in RTR.
+    CommEst = 4,
+    /// The send queue of a QP in SQD is empty.
+    SqDrained = 5,
+    /// A QP goes on over its alternate path.
+    PathMig = 6,
+    /// The peer asked a QP for another path than the alternate one.
+    PathMigErr = 7,
+    /// The device cannot go on: its network interface was removed.
+    DeviceFatal = 8,
+    /// The port came up: its interface is switched on and has a carrier.
+    PortActive = 9,
+    /// The port went down.
+    PortErr = 10,
+    /// An SRQ is unusable. Never raised: nothing in it can fail.
+    SrqErr = 14,
+    /// An SRQ has fewer requests than its armed limit.
+    SrqLimitReached = 15,
+    /// A QP in the error state took its last shared receive request.
+    QpLastWqeReached = 16,
+    /// The GID table changed.
+    GidChange = 18,
+    /// A work queue cannot report its completions any more and is in the error state.
+    WqFatal = 19,
+}
+
+/// One asynchronous event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AsyncEvent {
+    /// What happened.
+    pub kind: AsyncEventKind,
+    /// The `user` token of the QP, CQ or SRQ it happened to, or the port number.
+    pub user: u64,
+}
+
+/// Events in order, and a descriptor that is readable while there are any.
+///
+/// Invariant while the lock is free: count of the eventfd + readers that took a unit and wait for the lock = events
+/// queued, or more after [`EventQueue::forget`] or [`EventQueue::try_next`] met such a reader, which then finds nothing and
+/// waits again.
+#[derive(Debug)]
+pub(crate) struct EventQueue<T> {
+    fd: File,
+    events: Mutex<rank::Events, VecDeque<T>>,
+}
+
+impl<T> EventQueue<T> {
+    pub(crate) fn new() -> Result<Self, Error> {
+        Ok(Self { fd: eventfd()?, events: Mutex::new(VecDeque::new()) })
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Queues `event` and makes the descriptor readable for one more read.
+    pub(crate) fn push(&self, event: T) {
+        let mut events = self.events.lock();
+        events.push_back(event);
+        wake(self.fd());
+    }
+
+    /// Takes the oldest event. Waits for one, or fails with EAGAIN if the descriptor is non-blocking.
+    ///
+    /// The wait is a plain `read`, so a signal handler installed with `SA_RESTART` does not interrupt it, as programs
+    /// expect of `ibv_get_cq_event`.
+    pub(crate) fn next(&self) -> Result<T, Error> {
+        loop {
+            (&self.fd).read(&mut [0; 8]).map_err(|e| match e.kind() {
+                ErrorKind::WouldBlock => Error::new(libc::EAGAIN, "no event is pending"),
+                _ => Error::os("cannot wait for an event", &e),
+            })?;
+            if let Some(event) = self.take_next() {
+                return Ok(event);
+            }
+        }
+    }
+
+    /// The oldest event, for a caller that has read a unit from the descriptor. `None`: it was forgotten meanwhile.
+    pub(crate) fn take_next(&self) -> Option<T> {
+        self.events.lock().pop_front()
+    }
+
+    /// Whether [`EventQueue::next`] would wait.
+    fn would_wait(&self) -> bool {
+        // SAFETY: takes no pointers.
+        self.is_empty() && unsafe { libc::fcntl(self.fd(), libc::F_GETFL) } & libc::O_NONBLOCK == 0
+    }
+
+    fn is_empty(&self) -> bool {
+        self.events.lock().is_empty()
+    }
+
+    /// Takes the oldest event, if there is one. Never waits, whatever the mode of the descriptor.
+    pub(crate) fn try_next(&self) -> Option<T> {
+        let mut events = self.events.lock();
+        let event = events.pop_front()?;
+        self.take_unit();
+        Some(event)
+    }
+
+    /// Drops the queued events of an object that goes away.
+    pub(crate) fn forget(&self, gone: impl Fn(&T) -> bool) {
+        drop(self.take(gone));
+    }
+
+    /// Takes the queued events out that `wanted` is true of, in order.
+    pub(crate) fn take(&self, wanted: impl Fn(&T) -> bool) -> Vec<T> {
+        let mut events = self.events.lock();
+        let (taken, kept): (VecDeque<_>, _) = events.drain(..).partition(wanted);
+        *events = kept;
+        taken.iter().for_each(|_| self.take_unit());
+        taken.into()
+    }
+
+    /// Takes one unit from the eventfd if there is one, without waiting whatever the mode of the descriptor.
+    fn take_unit(&self) {
+        let mut unit = [0u8; 8];
+        let iov = libc::iovec { iov_base: unit.as_mut_ptr().cast(), iov_len: unit.len() };
+        // SAFETY: `iov` describes `unit`, which outlives the call; the descriptor is open as long as `self.fd`.
+        let n = unsafe { libc::preadv2(self.fd(), &raw const iov, 1, -1, libc::RWF_NOWAIT) };
+        // Kernels before 5.8 cannot do this; their readers then wake up once for nothing and wait again.
+        let _ = n;
+    }
+}
+
+/// A new eventfd in semaphore mode.
+pub(crate) fn eventfd() -> Result<File, Error> {
+    // SAFETY: takes no pointers.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_SEMAPHORE) };
+    if fd < 0 {
+        return Err(Error::os("cannot create an eventfd", &std::io::Error::last_os_error()));
+    }
+    // SAFETY: `fd` was just opened and nobody else knows it.
+    Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
+/// An event of a completion queue, on its way to whoever waits on the channel.
+#[derive(Clone, Copy, Debug)]
+struct CqEvent {
+    cq: ObjectId,
+    user: u64,
+}
+
+/// Where completion queues announce that they have something (`man ibv_create_comp_channel`).
+#[derive(Debug)]
+pub struct CompChannel {
+    context: Arc<Context>,
+    events: EventQueue<CqEvent>,
+    uses: UseCount,
+}
+
+impl CompChannel {
+    pub(crate) fn create(context: Arc<Context>) -> Result<Arc<Self>, Error> {
+        Ok(Arc::new(Self { context, events: EventQueue::new()?, uses: UseCount::default() }))
+    }
+
+    /// The context it belongs to.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Readable while events are pending. Stays owned by the channel; may be polled and made non-blocking.
+    pub fn fd(&self) -> RawFd {
+        self.events.fd()
+    }
+
+    /// The same descriptor, borrowed.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
+    }
+
+    /// Waits for the next event and returns the `user` token of its CQ; EAGAIN if the descriptor is non-blocking and
+    /// nothing is pending, EINTR as `read(2)` gives it.
+    pub fn get_event(&self) -> Result<u64, Error> {
+        let _wait = self.before_wait();
+        Ok(self.events.next()?.user)
+    }
+
+    /// For a caller that sleeps itself, by a `read` of the descriptor: looks around first. Keep the answer until it has slept.
+    pub fn before_wait(&self) -> impl Sized + '_ {
+        let is_over = || !self.events.is_empty();
+        self.events.would_wait().then(|| self.context.engine().before_sleep(is_over))
+    }
+
+    /// The rest of [`CompChannel::get_event`] for that caller, once it has read a unit. `None`: there is no event any more, go
+    /// on waiting.
+    pub fn take_event(&self) -> Option<u64> {
+        Some(self.events.take_next()?.user)
+    }
+
+    /// As [`CompChannel::get_event`], but never waits, whatever the mode of the descriptor.
+    pub fn try_get_event(&self) -> Option<u64> {
+        Some(self.events.try_next()?.user)
+    }
+
+    /// Whether the channel may be destroyed: EBUSY while completion queues use it.
+    pub fn destroy(&self) -> Result<(), Error> {
+        self.uses.check_unused("completion channel", "completion queues")
+    }
+
+    /// Registers one CQ as a user.
+    pub(crate) fn hold(&self) -> Use {
+        self.uses.hold()
+    }
+
+    pub(crate) fn announce(&self, cq: ObjectId, user: u64) {
+        self.events.push(CqEvent { cq, user });
+    }
+
+    /// Forgets the pending events of a CQ that is destroyed.
+    pub(crate) fn forget(&self, cq: ObjectId) {
+        self.events.forget(|event| event.cq == cq);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set_nonblocking(fd: RawFd) {
+        // SAFETY: plain fcntl on an open descriptor.
+        let rc = unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) };
+        assert_eq!(rc, 0);
+    }
+
+    fn is_readable(fd: RawFd) -> bool {
+        let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one pollfd that outlives the call.
+        let n = unsafe { libc::poll(&raw mut poll, 1, 0) };
+        n == 1
+    }
+
+    #[test]
+    fn one_event_is_one_readable_unit() {
+        let queue = EventQueue::new().unwrap();
+        assert!(!is_readable(queue.fd()));
+        queue.push(1);
+        queue.push(2);
+        assert_eq!(queue.next().unwrap(), 1);
+        assert!(is_readable(queue.fd()));
+        assert_eq!(queue.next().unwrap(), 2);
+        assert!(!is_readable(queue.fd()));
+    }
+
+    #[test]
+    fn a_non_blocking_descriptor_gives_eagain() {
+        let queue: EventQueue<u8> = EventQueue::new().unwrap();
+        set_nonblocking(queue.fd());
+        assert_eq!(queue.next().unwrap_err().errno(), libc::EAGAIN);
+    }
+
+    #[test]
+    fn a_waiting_reader_is_woken() {
+        let queue = Arc::new(EventQueue::new().unwrap());
+        let reader = std::thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || queue.next().unwrap()
+        });
+        queue.push(7);
+        assert_eq!(reader.join().unwrap(), 7);
+    }
+
+    #[test]
+    fn what_is_taken_without_waiting_leaves_no_unit_behind() {
+        let queue = EventQueue::new().unwrap();
+        assert_eq!(queue.try_next(), None, "and it does not wait");
+        queue.push(1);
+        queue.push(2);
+        assert_eq!((queue.try_next(), is_readable(queue.fd())), (Some(1), true));
+        assert_eq!((queue.try_next(), is_readable(queue.fd())), (Some(2), false));
+        assert_eq!(queue.try_next(), None);
+    }
+
+    #[test]
+    fn forgotten_events_leave_no_unit_behind() {
+        let queue = EventQueue::new().unwrap();
+        for event in [1, 2, 1, 3] {
+            queue.push(event);
+        }
+        queue.forget(|&event| event == 1);
+        assert_eq!(queue.next().unwrap(), 2);
+        assert_eq!(queue.next().unwrap(), 3);
+        assert!(!is_readable(queue.fd()));
+    }
+
+    #[test]
+    fn forgetting_under_a_waiting_reader_neither_blocks_nor_feeds_it() {
+        let queue = Arc::new(EventQueue::new().unwrap());
+        let reader = std::thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || queue.next().unwrap()
+        });
+        for _ in 0..1000 {
+            queue.events.lock().push_back(1);
+            queue.forget(|&event| event == 1);
+        }
+        queue.push(2);
+        assert_eq!(reader.join().unwrap(), 2);
+    }
+}

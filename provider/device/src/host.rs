@@ -1,0 +1,460 @@
+//! What a queue pair's state machine reaches of this process: memory, completion queues, shared receives, flow control.
+//!
+//! A [`QpHost`] lives for one visit to a queue pair, under its lock. Touches the objects of C programs by their own locks,
+//! which are all further in.
+
+mod errands;
+
+pub(crate) use errands::MAX_FETCH;
+
+use crate::cq::Cq;
+use crate::qp::QpCore;
+use crate::srq::Srq;
+use crate::unpolled::Unpolled;
+use errands::Errands;
+use roxe_engine::engine::Engine;
+use roxe_engine::flow_control::{Flow, Key, Pool, STALL, STREAM_STALL};
+use roxe_engine::queue_pair::VisitOutcome;
+use roxe_engine::tx::Copied;
+use roxe_memory::guard::{SharedBytes, Sum, cells};
+use roxe_memory::region::Reach;
+use roxe_memory::regions::Regions;
+use roxe_memory::table::MemoryTable;
+use roxe_net::slot::Slot;
+use roxe_transport::cx::{
+    AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, RxPayload, SharedReceives, Side, SrqPlace,
+    TagFit, TxRoom,
+};
+use roxe_transport::qp::Service;
+use roxe_transport::time::Instant;
+use roxe_transport::wr::{Access, Av, Bind, Cqe, Sge};
+use roxe_wire::{Psn, Qpn, RKey, Reth};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What the surroundings of a queue pair remember from visit to visit: where it sends, and what it has completed.
+#[derive(Debug, Default)]
+pub(crate) struct Path {
+    /// The window used last.
+    flow: Option<Arc<Flow>>,
+    /// The window it waits for room in.
+    waits_for: Option<Key>,
+    /// When to stop waiting for credits, or for what others have under way.
+    stalls_at: Option<Instant>,
+    /// It has waited, and it is its turn.
+    has_turn: bool,
+    /// Completions of sends that nobody has polled.
+    unpolled: Unpolled,
+    /// Of an XRC target that has met queues of other processes.
+    errands: Option<Box<Errands>>,
+}
+
+impl Path {
+    /// It is being served: whatever it waited for, it has to ask again, and is not refused what was kept for it.
+    pub(crate) fn begin_turn(&mut self) {
+        (self.waits_for, self.has_turn) = (None, true);
+    }
+
+    /// It has sent what it could.
+    pub(crate) fn end_turn(&mut self) {
+        self.has_turn = false;
+    }
+
+    /// It waits for room in a link, until then at most.
+    pub(crate) fn wait_until(&mut self, at: Instant) {
+        self.stalls_at.get_or_insert(at);
+    }
+
+    /// When [`Path::on_timer`] has something to do.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.stalls_at
+    }
+
+    /// Opens the window if credits seem to be lost, or nothing comes back.
+    pub(crate) fn on_timer(&mut self, engine: &Engine, service: Service, now: Instant) {
+        if self.stalls_at.is_none_or(|at| at > now) {
+            return;
+        }
+        let pool = pool(service);
+        // It keeps its place among those who wait.
+        self.stalls_at = self.waits_for.map(|_| now.after(stall(pool)));
+        if let Some(flow) = &self.flow {
+            match pool {
+                Pool::Stream => flow.open_stream_if_stalled(now),
+                Pool::Datagrams => flow.open_if_stalled(now),
+            }
+            engine.flows().wake(flow);
+        }
+    }
+
+    /// Places of a send queue that are free when its state machine has `room`. One whose completion still lies in `cq` is
+    /// taken: a program that posts until the queue is full never overruns its completion queue.
+    // clause: SEND-PLACE
+    pub(crate) fn free_sends(&mut self, room: u32, cq: &Cq) -> u32 {
+        if room <= self.unpolled.len() {
+            self.unpolled.forget(cq.polled());
+        }
+        room.saturating_sub(self.unpolled.len())
+    }
+
+    /// The queue pair was reset.
+    pub(crate) fn reset(&mut self) {
+        self.unpolled.clear();
+    }
+
+    fn flow(&mut self, key: Key, engine: &Engine, now: Instant) -> &Arc<Flow> {
+        if self.flow.as_ref().is_some_and(|flow| flow.key() != key) {
+            self.flow = None;
+        }
+        self.flow.get_or_insert_with(|| engine.flows().get(key, now, || engine.look_at(key)))
+    }
+}
+
+/// The surroundings of one queue pair during one visit.
+#[derive(Debug)]
+pub(crate) struct QpHost<'a> {
+    qp: &'a QpCore,
+    path: &'a mut Path,
+    now: Instant,
+    report: VisitOutcome,
+    /// The shared receive queue that an XRC target works with.
+    selected: Option<Arc<Srq>>,
+    /// Or the process that may have it.
+    elsewhere: Option<Slot>,
+    /// What was summed up on its way into packets; `None`: nobody wants to know.
+    copied: Option<Vec<Copied>>,
+    /// The regions of the queue pair's context, from the first copy on.
+    held: Option<Regions<'a>>,
+    /// Where payload is that came by a ring and was not copied.
+    arrived: Option<SharedBytes<'a>>,
+    /// Whether packets go into a ring.
+    by_ring: bool,
+    /// What the visit knows of rings.
+    rings: u32,
+    /// Whether packets are built.
+    sends: bool,
+}
+
+impl<'a> QpHost<'a> {
+    /// For one visit to `qp` at `now`.
+    pub(crate) fn new(qp: &'a QpCore, path: &'a mut Path, now: Instant) -> Self {
+        let (report, selected, elsewhere, copied, held) = (VisitOutcome::default(), None, None, None, None);
+        let (arrived, by_ring, rings, sends) = (None, false, 0, false);
+        Self { qp, path, now, report, selected, elsewhere, copied, held, arrived, by_ring, rings, sends }
+    }
+
+    /// What is handed in as [`RxPayload::Shared`] is a part of these bytes.
+    pub(crate) fn with_arrived(self, bytes: SharedBytes<'a>) -> Self {
+        Self { arrived: Some(bytes), ..self }
+    }
+
+    /// A part of them.
+    fn arrived(&self, at: usize, len: usize) -> Result<SharedBytes<'a>, MemError> {
+        self.arrived.and_then(|bytes| bytes.get(at..at.checked_add(len)?)).ok_or(MemError::Range)
+    }
+
+    /// A batch begins. With `copied`, payloads are summed up on their way into packets, and it will say which: one pass over
+    /// the data instead of two, where the processor can. RC asks for no room if it `by_ring`: a ring that is full takes no
+    /// packet, and counting each made the processor wait for the stores of the one before. `rings` says as of
+    /// when the visit knows which there are ([`Engine::knows_rings`]).
+    pub(crate) fn begin_batch(&mut self, copied: Option<Vec<Copied>>, by_ring: bool, rings: u32) {
+        (self.copied, self.by_ring, self.rings, self.sends) = (copied, by_ring, rings, true);
+    }
+
+    /// Which payloads were summed up, if they were to be. Lets go of the memory: the first packet of the next batch locks a
+    /// ring, and whoever has one locked asks for memory.
+    pub(crate) fn end_batch(&mut self) -> Option<Vec<Copied>> {
+        self.held = None;
+        self.copied.take()
+    }
+
+    fn note_copy(&mut self, to: usize, sum: Option<Sum>) {
+        if let (Some(copied), Some(sum)) = (&mut self.copied, sum) {
+            copied.push(Copied { to, sum });
+        }
+    }
+
+    /// Ends the visit: what is to be done once the lock is dropped.
+    #[inline]
+    pub(crate) fn end(self) -> VisitOutcome {
+        self.report
+    }
+
+    /// Where receives come from.
+    fn srq(&self) -> Option<&Srq> {
+        self.selected.as_deref().or_else(|| self.qp.srq())
+    }
+
+    /// Where keys are looked up: an XRC target uses what belongs to the shared queue, which may be of another context.
+    fn memory(&mut self) -> (&MemoryTable, Reach) {
+        // Who asks the table itself may not hold it.
+        self.held = None;
+        let own = self.qp.reach();
+        match &self.selected {
+            None => (self.qp.memory(), own),
+            Some(srq) => (srq.pd().context().memory(), Reach { pd: srq.pd().id(), ..own }),
+        }
+    }
+
+    /// Copies with `copy` from or to the regions there, which are held from then on.
+    #[inline]
+    fn copy<R>(&mut self, copy: impl FnOnce(&Regions<'_>, Reach) -> R) -> R {
+        self.hold_regions();
+        self.look(copy)
+    }
+
+    /// Holds the regions there from now on. Not for UD: behind a datagram that was taken back, the next one may lock a
+    /// ring to another process, and whoever has a ring locked asks for memory.
+    #[inline]
+    fn hold_regions(&mut self) {
+        if self.selected.is_none() && self.qp.service() != Service::Ud {
+            let qp = self.qp;
+            self.held.get_or_insert_with(|| qp.memory().hold());
+        }
+    }
+
+    /// Does `look` at the regions there. They are not held for it: it may come before the first packet of a batch.
+    #[inline]
+    fn look<R>(&mut self, look: impl FnOnce(&Regions<'_>, Reach) -> R) -> R {
+        match &self.held {
+            Some(regions) if self.selected.is_none() => look(regions, self.qp.reach()),
+            _ => {
+                let (memory, reach) = self.memory();
+                look(&memory.hold(), reach)
+            }
+        }
+    }
+
+    /// A receive of an XRC target completes where its shared queue says, or nowhere once that queue is gone.
+    fn complete_xrc(&mut self, cqe: Cqe) -> Result<(), Overrun> {
+        match self.selected.as_ref().and_then(|srq| srq.cq()) {
+            Some(cq) => cq.push(cqe).map(|fires| {
+                if fires {
+                    cq.notify();
+                }
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// One attempt to reserve room.
+    fn try_reserve(&mut self, key: Key, bytes: u32, own: u32) -> bool {
+        let (engine, now, has_turn, rings) = (self.qp.engine(), self.now, self.path.has_turn, self.rings);
+        let flow = self.path.flow(key, engine, now);
+        match pool(self.qp.service()) {
+            Pool::Stream if has_turn => flow.reserve_in_turn(bytes),
+            Pool::Stream => flow.reserve_stream(bytes, own),
+            Pool::Datagrams => flow.reserve_datagram(bytes, now, || engine.look_at(key), || engine.knows_rings(rings)),
+        }
+    }
+}
+
+/// Which window the packets of a service need.
+const fn pool(service: Service) -> Pool {
+    match service {
+        Service::Rc | Service::XrcIni | Service::XrcTgt => Pool::Stream,
+        Service::Uc | Service::Ud | Service::Raw => Pool::Datagrams,
+    }
+}
+
+/// How long to wait for room without a sign of life.
+const fn stall(pool: Pool) -> Duration {
+    match pool {
+        Pool::Stream => STREAM_STALL,
+        Pool::Datagrams => STALL,
+    }
+}
+
+impl Memory for QpHost<'_> {
+    fn gather(&mut self, sges: &[Sge], offset: u32, out: TxRoom<'_>) -> Result<(), MemError> {
+        let out = cells(out);
+        if self.copied.is_none() {
+            return self.copy(|regions, own| regions.gather(own.pd, sges, offset, out));
+        }
+        let to = out.as_ptr().addr();
+        let sum = self.copy(|regions, own| regions.gather_summed(own.pd, sges, offset, out))?;
+        self.note_copy(to, sum);
+        Ok(())
+    }
+
+    fn scatter(&mut self, side: Side, sges: &[Sge], offset: u32, data: RxPayload<'_>) -> Result<(), MemError> {
+        // clause: SRQ-DOMAIN
+        let shared = self.qp.srq().filter(|_| side == Side::Recv).map(|srq| srq.pd().id());
+        match data {
+            RxPayload::Bytes(data) => {
+                self.copy(|regions, own| regions.scatter(shared.unwrap_or(own.pd), sges, offset, data))
+            }
+            RxPayload::Shared { at, len } => {
+                let data = self.arrived(at, len)?;
+                self.copy(|regions, own| regions.scatter_shared(shared.unwrap_or(own.pd), sges, offset, data))
+            }
+        }
+    }
+
+    fn check_remote(&mut self, rkey: RKey, va: u64, len: u64, access: Access) -> Result<(), MemError> {
+        if self.elsewhere.is_some() {
+            // A READ that its owner has allowed comes again. Whether it still does is seen when the data is fetched.
+            return Ok(());
+        }
+        if !self.sends {
+            // What may be written is written next.
+            self.hold_regions();
+        }
+        self.look(|regions, reach| regions.check_remote(reach, rkey, va, len, access))
+    }
+
+    fn read_remote(&mut self, rkey: RKey, va: u64, out: TxRoom<'_>) -> Result<(), MemError> {
+        if self.elsewhere.is_some() {
+            return self.read_fetched(va, out);
+        }
+        let out = cells(out);
+        if self.copied.is_none() {
+            return self.copy(|regions, reach| regions.read_remote(reach, rkey, va, out));
+        }
+        let to = out.as_ptr().addr();
+        let sum = self.copy(|regions, reach| regions.read_remote_summed(reach, rkey, va, out))?;
+        self.note_copy(to, sum);
+        Ok(())
+    }
+
+    fn write_remote(&mut self, rkey: RKey, va: u64, data: RxPayload<'_>) -> Result<(), MemError> {
+        match data {
+            RxPayload::Bytes(data) => self.copy(|regions, reach| regions.write_remote(reach, rkey, va, data)),
+            RxPayload::Shared { at, len } => {
+                let data = self.arrived(at, len)?;
+                self.copy(|regions, reach| regions.write_remote_shared(reach, rkey, va, data))
+            }
+        }
+    }
+
+    fn atomic_remote(&mut self, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError> {
+        self.look(|regions, reach| regions.atomic_remote(reach, rkey, va, op))
+    }
+
+    fn store_remote(&mut self, rkey: RKey, va: u64, data: [u8; 8]) -> Result<(), MemError> {
+        self.look(|regions, reach| regions.store_remote(reach, rkey, va, data))
+    }
+
+    fn flush_remote(&mut self, rkey: RKey, range: Option<(u64, u64)>, access: Access) -> Result<(), MemError> {
+        self.look(|regions, reach| regions.flush_remote(reach, rkey, range, access))
+    }
+
+    fn invalidate_remote(&mut self, rkey: RKey) -> Result<(), MemError> {
+        let (memory, reach) = self.memory();
+        memory.invalidate(reach, rkey)
+    }
+
+    fn invalidate_local(&mut self, rkey: RKey) -> Result<(), MemError> {
+        let (memory, reach) = self.memory();
+        memory.invalidate(reach, rkey)
+    }
+
+    fn bind(&mut self, bind: &Bind) -> Result<(), MemError> {
+        self.qp.note_binding();
+        let (memory, reach) = self.memory();
+        memory.bind(reach, bind)
+    }
+}
+
+impl Completions for QpHost<'_> {
+    fn complete(&mut self, side: Side, cqe: Cqe) -> Result<(), Overrun> {
+        if side == Side::Recv && self.qp.service() == Service::XrcTgt {
+            return self.complete_xrc(cqe);
+        }
+        let (announce, fires) = match side {
+            Side::Send => (VisitOutcome::ANNOUNCE_SEND, self.qp.cq(side).push_send(cqe, &mut self.path.unpolled)?),
+            Side::Recv => (VisitOutcome::ANNOUNCE_RECV, self.qp.cq(side).push(cqe)?),
+        };
+        self.report |= VisitOutcome::when(announce, fires);
+        Ok(())
+    }
+}
+
+impl SharedReceives for QpHost<'_> {
+    fn take_shared(&mut self, sges: &mut Vec<Sge>) -> Option<u64> {
+        self.srq()?.take(sges)
+    }
+
+    fn take_tagged(&mut self, tag: Option<u64>, sges: &mut Vec<Sge>) -> Option<(u64, TagFit)> {
+        self.qp.srq()?.take_tagged(tag, sges)
+    }
+
+    fn forget_unexpected(&mut self) {
+        if let Some(srq) = self.qp.srq() {
+            srq.forget_unexpected();
+        }
+    }
+
+    fn select_srq(&mut self, srqn: u32) -> SrqPlace {
+        if self.selected.as_ref().is_none_or(|srq| srq.number() != Some(srqn)) {
+            let xrcd = self.qp.xrcd();
+            self.selected = xrcd.and_then(|xrcd| xrcd.find_srq(srqn));
+            let is_here = self.selected.is_some();
+            self.elsewhere = if is_here { None } else { xrcd.and_then(|xrcd| xrcd.elsewhere(srqn)) };
+        }
+        match (&self.selected, self.elsewhere) {
+            (Some(_), _) => SrqPlace::Here,
+            (None, Some(_)) => SrqPlace::Elsewhere,
+            (None, None) => SrqPlace::Nowhere,
+        }
+    }
+
+    fn select_to_read(&mut self, srqn: u32, psn: Psn, rest: &Reth, len: u32) -> bool {
+        self.fetch(srqn, psn, rest, len)
+    }
+}
+
+impl FlowControl for QpHost<'_> {
+    fn reserve(&mut self, av: &Av, qpn: Qpn, bytes: u32, own: u32) -> bool {
+        let key = Key::of(av.dgid, qpn);
+        if self.by_ring && pool(self.qp.service()) == Pool::Stream || self.try_reserve(key, bytes, own) {
+            self.path.stalls_at = None;
+            return true;
+        }
+        self.path.has_turn = false;
+        let pool = pool(self.qp.service());
+        if self.path.waits_for != Some(key) {
+            self.path.waits_for = Some(key);
+            if let Some(flow) = &self.path.flow {
+                flow.wait(pool, self.qp.qpn(), bytes);
+            }
+            // Room that came between the refusal and the registration woke nobody.
+            if self.try_reserve(key, bytes, own) {
+                return true;
+            }
+        }
+        if pool == Pool::Datagrams || own == 0 {
+            self.path.stalls_at.get_or_insert_with(|| self.now.after(stall(pool)));
+        }
+        if pool == Pool::Datagrams {
+            self.qp.engine().flows().set_starved(true);
+        }
+        false
+    }
+
+    fn reserve_in_run(&mut self, av: &Av, qpn: Qpn, bytes: u32) -> bool {
+        self.path.flow(Key::of(av.dgid, qpn), self.qp.engine(), self.now).reserve_in_run(bytes)
+    }
+
+    fn reserve_ahead(&mut self, av: &Av, qpn: Qpn, bytes: u32) -> bool {
+        let key = Key::of(av.dgid, qpn);
+        self.by_ring || self.path.flow(key, self.qp.engine(), self.now).reserve_ahead(bytes)
+    }
+
+    fn release(&mut self, av: &Av, qpn: Qpn, bytes: u32) {
+        let engine = self.qp.engine();
+        let flow = self.path.flow(Key::of(av.dgid, qpn), engine, self.now);
+        flow.release_stream(bytes, self.now);
+        engine.flows().wake(flow);
+    }
+
+    fn ask_after(&mut self, av: &Av, qpn: Qpn) -> u32 {
+        self.path.flow(Key::of(av.dgid, qpn), self.qp.engine(), self.now).ask_after()
+    }
+}
+
+impl Host for QpHost<'_> {
+    fn now(&self) -> Instant {
+        self.now
+    }
+}

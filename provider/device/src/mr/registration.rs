@@ -1,0 +1,277 @@
+//! Registration: what a program asks for when it registers memory, registers it anew, or no longer needs it.
+//!
+//! Checks rights and ranges and asks the operating system about the memory; touches no contents. The keys are the table's.
+
+use crate::device::Context;
+use crate::dm::Part;
+use crate::pd::Pd;
+use roxe_base::error::Error;
+use roxe_base::limits::MAX_MR_SIZE;
+use roxe_base::lock::{Mutex, rank};
+use roxe_base::uses::Use;
+use roxe_memory::guard;
+use roxe_memory::mapped::{self, Mapping};
+use roxe_memory::region::{Region, Role, Users};
+use roxe_transport::wr::Access;
+use roxe_wire::{LKey, RKey};
+use std::sync::Arc;
+
+/// A registered memory region.
+#[derive(Debug)]
+pub struct Mr {
+    context: Arc<Context>,
+    key: u32,
+    registration: Mutex<rank::Registration, Registration>,
+}
+
+/// What a region is registered as now.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Terms {
+    pub(super) addr: u64,
+    pub(super) length: u64,
+    pub(super) iova: u64,
+    pub(super) access: Access,
+}
+
+/// Whose memory it is.
+#[derive(Debug)]
+pub(super) enum Backing {
+    /// The program's.
+    Program,
+    /// The device's, which cannot be freed meanwhile.
+    Device(#[expect(dead_code, reason = "held to be dropped")] Part),
+    /// Nobody's: a null region.
+    None,
+    /// Ours, mapped for this region; goes when its key is dead.
+    Mapped(#[expect(dead_code, reason = "held to be dropped")] Mapping),
+}
+
+#[derive(Debug)]
+struct Registration {
+    pd: Arc<Pd>,
+    terms: Terms,
+    backing: Backing,
+    /// The use of the domain and the place in the quota; they end with the registration.
+    uses: Option<[Use; 2]>,
+}
+
+/// What [`Mr::reregister`] changes; `None` leaves it as it is.
+#[derive(Clone, Debug, Default)]
+pub struct MrChange {
+    /// The domain.
+    pub pd: Option<Arc<Pd>>,
+    /// Address and length; the region is named by the new address from then on.
+    pub range: Option<(u64, u64)>,
+    /// The rights.
+    pub access: Option<Access>,
+}
+
+impl Terms {
+    /// What the table holds for a region of these terms; the errors are those of [`Pd::reg_mr`].
+    fn check(self, pd: &Pd, backing: &Backing) -> Result<Region, Error> {
+        check_rights(self.access)?;
+        match backing {
+            Backing::Program => self.check_memory()?,
+            Backing::Device(_) => check_device_rights(self.access)?,
+            Backing::Mapped(_) | Backing::None => {}
+        }
+        Ok(self.region(pd, self.addr))
+    }
+
+    /// Whether the program has this memory.
+    fn check_memory(self) -> Result<(), Error> {
+        let Self { addr, length, access, .. } = self;
+        let base = self.base();
+        // clause: KEY-ON-DEMAND
+        let everything = access.contains(Access::ON_DEMAND) && (addr, base, length) == (0, 0, u64::MAX);
+        if !everything {
+            check_range(addr, base, length)?;
+        }
+        guard::install();
+        if !access.contains(Access::ON_DEMAND) {
+            mapped::check(addr, length, access.contains(Access::LOCAL_WRITE))?;
+        }
+        Ok(())
+    }
+
+    /// What the table holds for them if the memory is at `addr`.
+    pub(super) fn region(self, pd: &Pd, addr: u64) -> Region {
+        let Self { length, access, .. } = self;
+        let (users, role) = (Users::Domain(pd.id()), Role::Memory { windows: 0 });
+        Region { addr, base: self.base(), length, access, users, role }
+    }
+
+    /// The address by which its first byte is named.
+    fn base(self) -> u64 {
+        // clause: KEY-ZERO-BASED
+        if self.access.contains(Access::ZERO_BASED) { 0 } else { self.iova }
+    }
+}
+
+impl Mr {
+    pub(crate) fn register(
+        pd: &Arc<Pd>,
+        addr: u64,
+        length: u64,
+        iova: u64,
+        access: Access,
+    ) -> Result<Arc<Self>, Error> {
+        let terms = Terms { addr, length, iova, access };
+        let backing = Backing::Program;
+        Self::enter(pd, terms, terms.check(pd, &backing)?, backing)
+    }
+
+    /// A region of device memory.
+    pub(crate) fn register_part(pd: &Arc<Pd>, part: Part, access: Access) -> Result<Arc<Self>, Error> {
+        let terms = Terms { addr: part.addr, length: part.length, iova: 0, access };
+        let backing = Backing::Device(part);
+        Self::enter(pd, terms, terms.check(pd, &backing)?, backing)
+    }
+
+    /// Gives `region` a key.
+    pub(super) fn enter(pd: &Arc<Pd>, terms: Terms, region: Region, backing: Backing) -> Result<Arc<Self>, Error> {
+        let quota = pd.context().device().quotas().mrs.take()?;
+        let key = pd.context().memory().insert(region)?;
+        let registration = Registration { pd: Arc::clone(pd), terms, backing, uses: Some([pd.hold(), quota]) };
+        Ok(Arc::new(Self { context: Arc::clone(pd.context()), key, registration: Mutex::new(registration) }))
+    }
+
+    /// Its protection domain.
+    pub fn pd(&self) -> Arc<Pd> {
+        Arc::clone(&self.registration.lock().pd)
+    }
+
+    /// The key for local lists; the same number as [`Mr::rkey`].
+    pub fn lkey(&self) -> LKey {
+        LKey(self.key)
+    }
+
+    /// The key for peers.
+    pub fn rkey(&self) -> RKey {
+        RKey(self.key)
+    }
+
+    /// The address by which lists and peers name its first byte.
+    pub fn base(&self) -> u64 {
+        self.registration.lock().terms.base()
+    }
+
+    /// Where the memory begins; of no use to a program if it is the device's.
+    pub fn addr(&self) -> u64 {
+        self.registration.lock().terms.addr
+    }
+
+    /// Bytes.
+    pub fn length(&self) -> u64 {
+        self.registration.lock().terms.length
+    }
+
+    /// Registers the region anew under the same keys. When it returns, no access on the old terms is under way any more.
+    ///
+    /// On an error nothing has changed. EINVAL: a domain of another context, or the region is deregistered or a null region;
+    /// EOPNOTSUPP: a region of a dma-buf; the other errors are those of [`Pd::reg_mr`].
+    pub fn reregister(&self, change: MrChange) -> Result<(), Error> {
+        let mut now = self.registration.lock();
+        if now.uses.is_none() {
+            return Err(Error::invalid("the region is deregistered"));
+        }
+        now.backing.check_change(change.range.is_some())?;
+        let pd = change.pd.unwrap_or_else(|| Arc::clone(&now.pd));
+        if !Arc::ptr_eq(pd.context(), &self.context) {
+            return Err(Error::invalid("the protection domain belongs to another context than the region"));
+        }
+        let mut terms = now.terms;
+        if let Some((addr, length)) = change.range {
+            terms = Terms { addr, length, iova: addr, ..terms };
+        }
+        terms.access = change.access.unwrap_or(terms.access);
+        // clause: KEY-REREGISTERED
+        self.context.memory().replace(self.key, terms.check(&pd, &now.backing)?)?;
+        if let Some([pd_use, _]) = &mut now.uses {
+            *pd_use = pd.hold();
+        }
+        (now.pd, now.terms) = (pd, terms);
+        Ok(())
+    }
+
+    /// Kills the keys; returns when no access is under way any more. Doing it again does nothing. EBUSY while memory windows
+    /// are bound to the region.
+    pub fn deregister(&self) -> Result<(), Error> {
+        let mut now = self.registration.lock();
+        if now.uses.is_some() {
+            self.context.memory().remove(self.key)?;
+            now.end();
+        }
+        Ok(())
+    }
+
+    /// The same, and the memory windows bound to the region are closed. Done by dropping too.
+    pub fn revoke(&self) {
+        let mut now = self.registration.lock();
+        if now.uses.is_some() {
+            self.context.memory().revoke(self.key);
+            now.end();
+        }
+    }
+}
+
+impl Registration {
+    /// The key is dead.
+    fn end(&mut self) {
+        self.uses = None;
+        self.backing = Backing::None;
+    }
+}
+
+impl Backing {
+    /// Whether a region of such memory can be registered anew, `moved` to another place.
+    fn check_change(&self, moved: bool) -> Result<(), Error> {
+        match self {
+            Self::Device(_) if moved => {
+                Err(Error::invalid("a region in device memory keeps its place; deregister it and register another"))
+            }
+            Self::Program | Self::Device(_) => Ok(()),
+            Self::Mapped(_) => Err(Error::new(libc::EOPNOTSUPP, "a region of a dma-buf cannot be registered anew")),
+            Self::None => Err(Error::invalid("a null region cannot be registered anew")),
+        }
+    }
+}
+
+impl Drop for Mr {
+    fn drop(&mut self) {
+        self.revoke();
+    }
+}
+
+pub(super) fn check_rights(access: Access) -> Result<(), Error> {
+    // clause: FLUSH-PERSISTENT
+    if access.contains(Access::FLUSH_PERSISTENT) {
+        return Err(Error::new(
+            libc::EOPNOTSUPP,
+            "the device knows no persistent memory; register without FLUSH_PERSISTENT",
+        ));
+    }
+    // clause: KEY-LOCAL-WRITE
+    if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) && !access.contains(Access::LOCAL_WRITE) {
+        return Err(Error::invalid("remote write and atomic rights need LOCAL_WRITE as well"));
+    }
+    Ok(())
+}
+
+/// Device memory has no addresses but those from zero, and no pages that a program could take away.
+fn check_device_rights(access: Access) -> Result<(), Error> {
+    if !access.contains(Access::ZERO_BASED) || access.intersects(Access::ON_DEMAND | Access::HUGETLB) {
+        return Err(Error::invalid(
+            "a region in device memory needs ZERO_BASED and takes neither ON_DEMAND nor HUGETLB",
+        ));
+    }
+    Ok(())
+}
+
+pub(super) fn check_range(addr: u64, base: u64, length: u64) -> Result<(), Error> {
+    let fits = addr.checked_add(length).is_some() && base.checked_add(length).is_some();
+    if !fits || length > MAX_MR_SIZE {
+        return Err(Error::invalid(format!("{length} bytes at {addr:#x} (named {base:#x}) exceed the address space")));
+    }
+    Ok(())
+}

@@ -1,0 +1,338 @@
+//! Keys, rights, ranges and lists against real memory; what happens when it goes away.
+
+use super::*;
+use crate::pd::Pd;
+use crate::testing::{self, PAGE, Pages};
+use roxe_memory::guard::own_cells;
+use roxe_memory::table::MemoryTable;
+use roxe_transport::cx::{AtomicOp, MemError};
+use roxe_transport::wr::{Access, Sge};
+use roxe_wire::{LKey, RKey};
+use std::sync::Arc;
+
+const ALL: Access =
+    Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
+
+struct Setup {
+    pages: Pages,
+    pd: Arc<Pd>,
+}
+
+impl Setup {
+    fn new() -> Self {
+        Self { pages: Pages::new(4), pd: testing::pd() }
+    }
+
+    fn table(&self) -> &MemoryTable {
+        self.pd.context().memory()
+    }
+
+    fn register(&self, offset: u64, length: u64, access: Access) -> Arc<Mr> {
+        let addr = self.pages.addr() + offset;
+        self.pd.reg_mr(addr, length, addr, access).unwrap()
+    }
+
+    fn read(&self, mr: &Mr, va: u64, len: usize) -> Result<Vec<u8>, MemError> {
+        let mut out = vec![0; len];
+        self.table().hold().read_remote(self.pd.id(), mr.rkey(), va, own_cells(&mut out)).map(|()| out)
+    }
+
+    fn write(&self, mr: &Mr, va: u64, data: &[u8]) -> Result<(), MemError> {
+        self.table().hold().write_remote(self.pd.id(), mr.rkey(), va, data)
+    }
+}
+
+fn sge(mr: &Mr, offset: u64, length: u32) -> Sge {
+    Sge { addr: mr.addr() + offset, length, lkey: mr.lkey() }
+}
+
+#[test]
+fn what_a_peer_writes_it_can_read() {
+    let s = Setup::new();
+    let mr = s.register(10, 100, ALL);
+    s.write(&mr, mr.addr() + 95, b"hello").unwrap();
+    assert_eq!(s.read(&mr, mr.addr() + 94, 6).unwrap(), b"\0hello");
+}
+
+// clause: CHECK-KEY, CHECK-KEY-OVERFLOW
+#[test]
+fn ranges_end_where_the_region_ends() {
+    let s = Setup::new();
+    let mr = s.register(16, 100, ALL);
+    let (first, end) = (mr.addr(), mr.addr() + 100);
+    for (va, len) in [(first - 1, 1), (end, 1), (end - 3, 4), (first, 101), (u64::MAX, 2), (0, 1), (first - 1, 102)] {
+        assert_eq!(s.read(&mr, va, len), Err(MemError::Range), "{va:#x} {len}");
+        assert_eq!(s.write(&mr, va, &vec![0; len]), Err(MemError::Range), "{va:#x} {len}");
+    }
+    assert!(s.read(&mr, first, 100).is_ok());
+    let check = |va, len| s.table().hold().check_remote(s.pd.id(), mr.rkey(), va, len, Access::REMOTE_READ);
+    assert_eq!(check(first, u64::MAX), Err(MemError::Range));
+    assert_eq!(check(u64::MAX, u64::MAX), Err(MemError::Range));
+    assert_eq!(check(end, 0), Ok(()));
+}
+
+// clause: CHECK-KEY-EMPTY
+#[test]
+fn no_bytes_need_no_key() {
+    let s = Setup::new();
+    let pd = s.pd.id();
+    assert_eq!(s.table().hold().check_remote(pd, RKey(1), 0, 0, Access::REMOTE_WRITE), Ok(()));
+    assert_eq!(s.table().hold().read_remote(pd, RKey(1), 0, own_cells(&mut [])), Ok(()));
+    assert_eq!(s.table().hold().write_remote(pd, RKey(1), 0, &[]), Ok(()));
+    assert_eq!(s.table().hold().gather(pd, &[], 0, own_cells(&mut [])), Ok(()));
+}
+
+// clause: CHECK-KEY, KEY-SCATTER
+#[test]
+fn each_operation_needs_its_right() {
+    let s = Setup::new();
+    let op = AtomicOp::FetchAdd { add: 1 };
+    for access in [Access::LOCAL_WRITE, Access::REMOTE_READ, ALL - Access::REMOTE_READ, ALL - Access::REMOTE_ATOMIC] {
+        let mr = s.register(0, 64, access);
+        let result = |right| if access.contains(right) { Ok(()) } else { Err(MemError::Access) };
+        assert_eq!(s.read(&mr, mr.addr(), 8).map(drop), result(Access::REMOTE_READ));
+        assert_eq!(s.write(&mr, mr.addr(), &[0; 8]), result(Access::REMOTE_WRITE));
+        let (at, list) = (mr.addr(), [sge(&mr, 0, 8)]);
+        let atomic = s.table().hold().atomic_remote(s.pd.id(), mr.rkey(), at, op).map(drop);
+        assert_eq!(atomic, result(Access::REMOTE_ATOMIC));
+        assert_eq!(s.table().hold().scatter(s.pd.id(), &list, 0, &[0; 8]), result(Access::LOCAL_WRITE));
+        assert_eq!(s.table().hold().gather(s.pd.id(), &list, 0, own_cells(&mut [0; 8])), Ok(()));
+    }
+}
+
+// clause: CHECK-KEY, KEY-32BITS
+#[test]
+fn keys_are_of_one_domain_and_die_with_the_region() {
+    let s = Setup::new();
+    let mr = s.register(0, 64, ALL);
+    let other = s.pd.context().alloc_pd().unwrap();
+    let at = mr.addr();
+    let read = |pd: &Pd, key| s.table().hold().read_remote(pd.id(), key, at, own_cells(&mut [0; 4]));
+    assert_eq!(read(&s.pd, mr.rkey()), Ok(()));
+    assert_eq!(read(&other, mr.rkey()), Err(MemError::WrongDomain));
+    assert_eq!(read(&s.pd, RKey(mr.rkey().0 ^ 0x80)), Err(MemError::BadKey));
+    assert_eq!(s.pd.dealloc().unwrap_err().errno(), libc::EBUSY);
+    mr.deregister().unwrap();
+    mr.deregister().unwrap();
+    assert_eq!(read(&s.pd, mr.rkey()), Err(MemError::BadKey));
+    assert!(s.pd.dealloc().is_ok());
+}
+
+// clause: KEY-REREGISTERED
+#[test]
+fn a_region_registered_anew_keeps_its_keys_and_what_was_not_changed() {
+    let s = Setup::new();
+    let mr = s.register(0, 64, ALL);
+    let (key, first, second) = (mr.rkey(), s.pages.addr(), s.pages.addr() + PAGE);
+    let other = s.pd.context().alloc_pd().unwrap();
+    let read = |pd: &Pd, va| s.table().hold().read_remote(pd.id(), key, va, own_cells(&mut [0; 8]));
+    let anew = |change| mr.reregister(change).unwrap();
+    anew(MrChange { pd: Some(Arc::clone(&other)), ..MrChange::default() });
+    assert_eq!((read(&s.pd, first), read(&other, first)), (Err(MemError::WrongDomain), Ok(())));
+    assert!(s.pd.dealloc().is_ok() && other.dealloc().is_err());
+    anew(MrChange { range: Some((second, 8)), ..MrChange::default() });
+    assert_eq!((read(&other, first), read(&other, second)), (Err(MemError::Range), Ok(())));
+    assert_eq!((mr.addr(), mr.length(), mr.rkey()), (second, 8, key));
+    anew(MrChange { access: Some(Access::LOCAL_WRITE), ..MrChange::default() });
+    assert_eq!(read(&other, second), Err(MemError::Access));
+    let all = MrChange { pd: Some(Arc::clone(&s.pd)), range: Some((first, 16)), access: Some(ALL) };
+    anew(all);
+    assert_eq!(read(&s.pd, first + 8), Ok(()));
+    assert!(other.dealloc().is_ok());
+}
+
+// clause: KEY-REREGISTERED
+#[test]
+fn a_region_that_cannot_be_registered_anew_stays_what_it_was() {
+    let s = Setup::new();
+    s.pages.unmap(3, 1);
+    let mr = s.register(0, 64, ALL);
+    let errno = |change| mr.reregister(change).err().map_or(0, |error| error.errno());
+    let (gone, far) = (s.pages.addr() + 3 * PAGE, testing::pd());
+    assert_eq!(errno(MrChange { range: Some((gone, 8)), ..MrChange::default() }), libc::EFAULT);
+    assert_eq!(errno(MrChange { range: Some((8, u64::MAX)), ..MrChange::default() }), libc::EINVAL);
+    assert_eq!(errno(MrChange { access: Some(Access::REMOTE_WRITE), ..MrChange::default() }), libc::EINVAL);
+    assert_eq!(errno(MrChange { pd: Some(far), ..MrChange::default() }), libc::EINVAL);
+    assert!(s.read(&mr, mr.addr(), 64).is_ok() && s.write(&mr, mr.addr(), &[0; 64]).is_ok());
+    mr.deregister().unwrap();
+    assert_eq!(errno(MrChange { access: Some(ALL), ..MrChange::default() }), libc::EINVAL);
+}
+
+// clause: INVALIDATE-REFUSED
+#[test]
+fn a_peer_cannot_invalidate_a_region() {
+    let s = Setup::new();
+    let mr = s.register(0, 64, ALL);
+    let other = s.pd.context().alloc_pd().unwrap();
+    assert_eq!(s.table().invalidate(s.pd.id().into(), mr.rkey()), Err(MemError::Access));
+    assert_eq!(s.table().invalidate(other.id().into(), mr.rkey()), Err(MemError::WrongDomain));
+    assert_eq!(s.table().invalidate(s.pd.id().into(), RKey(77)), Err(MemError::BadKey));
+    assert!(s.read(&mr, mr.addr(), 1).is_ok());
+}
+
+#[test]
+fn lists_are_walked_from_any_offset() {
+    let s = Setup::new();
+    let mr = s.register(0, 4 * PAGE, ALL);
+    let list = [sge(&mr, 0, 5), sge(&mr, 100, 0), sge(&mr, 200, 7), sge(&mr, PAGE - 4, 100)];
+    let data: Vec<u8> = (1..=112).collect();
+    s.table().hold().scatter(s.pd.id(), &list, 0, &data).unwrap();
+    assert_eq!(s.read(&mr, mr.addr() + 200, 7).unwrap(), data[5..12]);
+    for offset in 0..=112 {
+        for len in [0, 1, 6, 112 - offset] {
+            let mut out = vec![0; len];
+            let result = s.table().hold().gather(s.pd.id(), &list, offset as u32, own_cells(&mut out));
+            match data.get(offset..offset + len) {
+                Some(expected) => assert_eq!((result, &out[..]), (Ok(()), expected), "{offset} {len}"),
+                None => assert_eq!(result, Err(MemError::Range), "{offset} {len}"),
+            }
+        }
+    }
+    let mut out = [0; 113];
+    assert_eq!(s.table().hold().gather(s.pd.id(), &list, 0, own_cells(&mut out)), Err(MemError::Range));
+    assert_eq!(s.table().hold().gather(s.pd.id(), &list, u32::MAX, own_cells(&mut out[..1])), Err(MemError::Range));
+}
+
+#[test]
+fn elements_that_no_byte_falls_into_are_not_checked() {
+    let s = Setup::new();
+    let mr = s.register(0, 64, ALL);
+    let list = [sge(&mr, 0, 8), Sge { addr: 0, length: 64, lkey: LKey(3) }];
+    assert_eq!(s.table().hold().gather(s.pd.id(), &list, 0, own_cells(&mut [0; 8])), Ok(()));
+    assert_eq!(s.table().hold().gather(s.pd.id(), &list, 0, own_cells(&mut [0; 9])), Err(MemError::BadKey));
+    let wraps = Sge { addr: u64::MAX - 1, length: 64, lkey: mr.lkey() };
+    assert_eq!(s.table().hold().gather(s.pd.id(), &[wraps], 8, own_cells(&mut [0; 8])), Err(MemError::Range));
+}
+
+#[test]
+fn regions_may_be_named_by_other_addresses() {
+    let s = Setup::new();
+    let addr = s.pages.addr() + 8;
+    let mr = s.pd.reg_mr(addr, 32, 0x1000, ALL).unwrap();
+    s.write(&mr, 0x1010, b"x").unwrap();
+    assert_eq!(testing::load(s.pages.addr() + 24) as u8, b'x');
+    assert_eq!(s.write(&mr, addr, b"x"), Err(MemError::Range));
+    let zero = s.pd.reg_mr(addr, 32, addr, ALL | Access::ZERO_BASED).unwrap();
+    assert_eq!(s.read(&zero, 16, 1).unwrap(), b"x");
+}
+
+#[test]
+fn atomics_happen_in_the_memory_and_need_it_aligned() {
+    let s = Setup::new();
+    let mr = s.register(0, 64, ALL);
+    let atomic = |mr: &Mr, va, op| s.table().hold().atomic_remote(s.pd.id(), mr.rkey(), va, op);
+    assert_eq!(atomic(&mr, mr.addr() + 8, AtomicOp::FetchAdd { add: 7 }), Ok(0));
+    assert_eq!(testing::load(mr.addr() + 8), 7);
+    assert_eq!(atomic(&mr, mr.addr() + 8, AtomicOp::CompareSwap { compare: 7, swap: 1 }), Ok(7));
+    assert_eq!(atomic(&mr, mr.addr() + 64, AtomicOp::FetchAdd { add: 1 }), Err(MemError::Range));
+    let odd = s.pd.reg_mr(s.pages.addr() + 1, 32, 0x1000, ALL).unwrap();
+    assert_eq!(atomic(&odd, 0x1000, AtomicOp::FetchAdd { add: 1 }), Err(MemError::Range));
+}
+
+// clause: ATOMIC-WRITE-WHOLE
+#[test]
+fn an_atomic_write_needs_the_right_to_write_and_an_aligned_word() {
+    let s = Setup::new();
+    let mr = s.register(0, 64, ALL - Access::REMOTE_ATOMIC);
+    let store = |mr: &Mr, va| s.table().hold().store_remote(s.pd.id(), mr.rkey(), va, *b"8 bytes.");
+    assert_eq!(store(&mr, mr.addr() + 8), Ok(()));
+    assert_eq!(s.read(&mr, mr.addr() + 8, 8).unwrap(), b"8 bytes.");
+    assert_eq!(store(&mr, mr.addr() + 64), Err(MemError::Range));
+    assert_eq!(store(&s.register(0, 64, ALL - Access::REMOTE_WRITE), mr.addr()), Err(MemError::Access));
+    let odd = s.pd.reg_mr(s.pages.addr() + 1, 32, 0x1000, ALL).unwrap();
+    assert_eq!(store(&odd, 0x1000), Err(MemError::Range));
+    s.pages.unmap(0, 1);
+    assert_eq!(store(&mr, mr.addr()), Err(MemError::Fault));
+}
+
+// clause: FLUSH-RIGHTS, FLUSH-RANGE, FLUSH-PERSISTENT
+#[test]
+fn a_flush_needs_its_right_and_its_range_also_for_no_bytes() {
+    let s = Setup::new();
+    let (yes, no) = (s.register(0, 64, Access::FLUSH_GLOBAL), s.register(0, 64, ALL));
+    let flush = |mr: &Mr, range, access| s.table().hold().flush_remote(s.pd.id(), mr.rkey(), range, access);
+    let (global, persistent) = (Access::FLUSH_GLOBAL, Access::FLUSH_PERSISTENT);
+    for range in [None, Some((yes.addr(), 64)), Some((yes.addr() + 64, 0))] {
+        assert_eq!(flush(&yes, range, global), Ok(()));
+        assert_eq!(flush(&no, range, global), Err(MemError::Access));
+        assert_eq!(flush(&yes, range, global | persistent), Err(MemError::Access), "no region has that right");
+    }
+    assert_eq!(flush(&yes, Some((yes.addr(), 65)), global), Err(MemError::Range));
+    assert_eq!(flush(&yes, Some((0, 0)), global), Err(MemError::Range));
+    yes.deregister().unwrap();
+    assert_eq!(flush(&yes, None, global), Err(MemError::BadKey));
+}
+
+// clause: KEY-LOCAL-WRITE, FLUSH-PERSISTENT
+#[test]
+fn registrations_that_cannot_work_are_refused() {
+    let s = Setup::new();
+    s.pages.protect(1, libc::PROT_READ);
+    s.pages.unmap(3, 1);
+    let at = |page: u64| s.pages.addr() + page * PAGE;
+    let errno = |addr, length, access| s.pd.reg_mr(addr, length, addr, access).err().map_or(0, |e| e.errno());
+    assert_eq!(errno(at(0), 8, Access::REMOTE_WRITE), libc::EINVAL);
+    assert_eq!(errno(at(0), 8, Access::REMOTE_ATOMIC), libc::EINVAL);
+    assert_eq!(errno(at(0), 8, ALL | Access::FLUSH_PERSISTENT), libc::EOPNOTSUPP);
+    assert_eq!(errno(at(1), 8, Access::LOCAL_WRITE), libc::EFAULT);
+    assert_eq!(errno(at(1), 8, Access::REMOTE_READ), 0);
+    assert_eq!(errno(at(2), PAGE + 1, Access::LOCAL_WRITE), libc::EFAULT);
+    assert_eq!(errno(at(2), u64::MAX, Access::LOCAL_WRITE), libc::EINVAL);
+    assert_eq!(errno(at(3), 0, Access::LOCAL_WRITE), 0);
+    let iova_wraps = s.pd.reg_mr(at(0), 8, u64::MAX - 7, Access::LOCAL_WRITE);
+    assert_eq!(iova_wraps.unwrap_err().errno(), libc::EINVAL);
+    assert_eq!(s.table().hold().len(), 0);
+}
+
+#[test]
+fn on_demand_regions_are_not_touched_before_they_are_used() {
+    let s = Setup::new();
+    s.pages.unmap(2, 2);
+    let mr = s.register(PAGE, 3 * PAGE, ALL | Access::ON_DEMAND);
+    assert!(!s.pages.is_resident(1));
+    assert!(s.read(&mr, mr.addr(), 8).is_ok());
+    assert_eq!(s.read(&mr, mr.addr() + PAGE, 8), Err(MemError::Fault));
+}
+
+#[test]
+fn unmapping_registered_memory_ends_in_a_fault() {
+    let s = Setup::new();
+    let mr = s.register(0, 4 * PAGE, ALL);
+    s.pages.unmap(1, 1);
+    assert_eq!(s.write(&mr, mr.addr(), &[1; 8192]), Err(MemError::Fault));
+    assert_eq!(s.read(&mr, mr.addr() + PAGE, 1), Err(MemError::Fault));
+    let op = AtomicOp::FetchAdd { add: 1 };
+    let at = mr.addr() + PAGE;
+    assert_eq!(s.table().hold().atomic_remote(s.pd.id(), mr.rkey(), at, op), Err(MemError::Fault));
+    assert!(s.read(&mr, mr.addr() + 2 * PAGE, 8192).is_ok());
+}
+
+// clause: CHECK-KEY-AGAIN, KEY-DEAD
+#[test]
+fn after_deregistration_nothing_is_written_any_more() {
+    let s = Setup::new();
+    std::thread::scope(|scope| {
+        for _ in 0..200 {
+            let mr = s.register(0, PAGE, ALL);
+            let (table, pd, key, va) = (s.table(), s.pd.id(), mr.rkey(), mr.addr());
+            let writer = scope.spawn(move || while table.hold().write_remote(pd, key, va, &[7; 4096]).is_ok() {});
+            mr.deregister().unwrap();
+            s.pages.clear(0);
+            assert_eq!(testing::load(va + PAGE - 8), 0);
+            writer.join().unwrap();
+            assert_eq!(testing::load(va + PAGE - 8), 0);
+        }
+    });
+}
+
+#[test]
+fn a_hundred_thousand_regions_are_found_and_freed() {
+    let s = Setup::new();
+    let regions: Vec<_> = (0..100_000u64).map(|i| s.register(i % PAGE, 8, ALL)).collect();
+    assert_eq!(s.table().hold().len(), regions.len());
+    for (i, mr) in regions.iter().enumerate().step_by(997) {
+        s.write(mr, mr.addr(), &i.to_ne_bytes()).unwrap();
+    }
+    drop(regions);
+    assert_eq!(s.table().hold().len(), 0);
+}

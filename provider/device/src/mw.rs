@@ -1,0 +1,66 @@
+//! Memory windows as programs hold them: keys for parts of regions, opened and closed by work requests.
+//!
+//! What is behind a key is the table's ([`roxe_memory::table`]).
+
+use crate::pd::Pd;
+use roxe_base::error::Error;
+use roxe_base::lock::{Mutex, rank};
+use roxe_base::uses::Use;
+use roxe_memory::region::{MwKind, Window};
+use roxe_wire::RKey;
+use std::sync::Arc;
+
+/// A memory window.
+#[derive(Debug)]
+pub struct Mw {
+    pd: Arc<Pd>,
+    kind: MwKind,
+    /// The first key it had; its upper 24 bits are those of every later one.
+    key: u32,
+    /// The use of the domain and the place in the quota; they end with the window.
+    uses: Mutex<rank::Uses, Option<[Use; 2]>>,
+}
+
+impl Mw {
+    /// A window that is not bound. ENOMEM: there are `max_mw`.
+    pub(crate) fn allocate(pd: &Arc<Pd>, kind: MwKind) -> Result<Arc<Self>, Error> {
+        let quota = pd.context().device().quotas().mws.take()?;
+        let window = Window::new(kind, pd.id());
+        let key = pd.context().memory().insert(window.closed())?;
+        Ok(Arc::new(Self { pd: Arc::clone(pd), kind, key, uses: Mutex::new(Some([pd.hold(), quota])) }))
+    }
+
+    /// Its protection domain.
+    pub fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+
+    /// Which kind it is.
+    pub fn kind(&self) -> MwKind {
+        self.kind
+    }
+
+    /// The key it was allocated with. Each binding replaces the lower 8 bits.
+    pub fn rkey(&self) -> RKey {
+        RKey(self.key)
+    }
+
+    /// Closes the window for good; returns when no access through it is under way. Done by dropping too; doing it again
+    /// does nothing.
+    pub fn deallocate(&self) {
+        let uses = self.uses.lock().take();
+        if let Some(uses) = uses {
+            self.pd.context().memory().remove_window(self.key);
+            drop(uses);
+        }
+    }
+}
+
+impl Drop for Mw {
+    fn drop(&mut self) {
+        self.deallocate();
+    }
+}
+
+#[cfg(test)]
+mod tests;

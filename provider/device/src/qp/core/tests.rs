@@ -1,0 +1,178 @@
+//! Packets as they come out of a socket, handed to a queue pair.
+
+use super::*;
+use crate::cq::CqInit;
+use crate::qp::Qp;
+use crate::testing::{self, PAGE, Pages};
+use roxe_engine::rx::IdentGuess;
+use roxe_transport::qp::QpCaps;
+use roxe_transport::wr::{Access, Av, Cqe, RecvRequest, Sge};
+use roxe_wire::{Bth, Deth, Header, Psn, Qkey, icrc};
+use std::net::Ipv4Addr;
+
+const QKEY: Qkey = Qkey(7);
+
+/// A queue pair in RESET, and the queue of its completions.
+fn create(pd: &Arc<Pd>, service: Service) -> (Arc<Qp>, Arc<Cq>) {
+    let cq = pd.context().create_cq(CqInit { cqe: 16, ..CqInit::default() }).unwrap();
+    let caps = QpCaps { max_send_wr: 1, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+    let (send_cq, recv_cq) = (Arc::clone(&cq), Arc::clone(&cq));
+    let init = QpInit { service, caps, sq_sig_all: false, send_cq, recv_cq, srq: None, user: 0 };
+    (pd.create_qp(init).unwrap(), cq)
+}
+
+/// A datagram queue pair that receives, and the queue where it says so.
+fn receiver(pd: &Arc<Pd>) -> (Arc<Qp>, Arc<Cq>) {
+    let (qp, cq) = create(pd, Service::Ud);
+    let attr = QpAttr { state: QpState::Init, qkey: QKEY, ..QpAttr::default() };
+    qp.modify(&attr, AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::QKEY).unwrap();
+    qp.modify(&QpAttr { state: QpState::Rtr, ..attr }, AttrMask::STATE).unwrap();
+    (qp, cq)
+}
+
+/// A sealed datagram of 4 bytes to `to`, and where it comes from.
+fn datagram(to: Qpn) -> (RxMeta, Vec<u8>) {
+    let loopback = Ipv4Addr::LOCALHOST.into();
+    let kind = Kind::Ud { deth: Deth { qkey: QKEY, src_qpn: Qpn::new(9) }, imm: None };
+    let header = Header { bth: Bth::new(to, Psn::new(1)), kind };
+    let mut bytes = vec![0; header.padded_len(4) + icrc::LEN];
+    let covered = bytes.len() - icrc::LEN;
+    header.emit(4, &mut bytes[..covered]).unwrap().copy_from_slice(b"data");
+    let len = bytes.len();
+    let (src, dst, src_port) = (loopback, loopback, 50_000);
+    let (sealed, by_ring) = (true, false);
+    let meta = RxMeta {
+        len,
+        segment: len,
+        first_index: 0,
+        src,
+        dst,
+        src_port,
+        traffic_class: 0,
+        hop_limit: 64,
+        sealed,
+        by_ring,
+    };
+    icrc::seal(&header_of(&meta, 0), &mut bytes);
+    (meta, bytes)
+}
+
+fn icrc_errors(qp: &Qp) -> u64 {
+    let counters = qp.pd().context().counters();
+    counters.iter().find(|(name, _)| *name == "icrc_errors").unwrap().1
+}
+
+// clause: ICRC-WRONG
+#[test]
+fn a_packet_with_a_wrong_icrc_is_counted_and_nothing_else() {
+    let (pd, pages) = (testing::pd(), Pages::new(1));
+    let mr = pd.reg_mr(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
+    let (qp, cq) = receiver(&pd);
+    qp.post_recv(&RecvRequest { wr_id: 5, sges: &[Sge { addr: mr.addr(), length: 64, lkey: mr.lkey() }] }).unwrap();
+    let (meta, mut bytes) = datagram(qp.qpn());
+    let receive = |bytes: &[u8]| {
+        let mut tools = RxTools { ident: &mut IdentGuess::default(), locals: &[], starved: false, may_overtake: false };
+        let _ = qp.core.receive(Run { meta: &meta, bytes, index: 0 }, &mut tools, clock::now());
+        let mut done: Vec<Cqe> = vec![];
+        cq.poll(16, |cqe| done.push(*cqe)).unwrap();
+        (done, icrc_errors(&qp))
+    };
+    let before = icrc_errors(&qp);
+    let last = bytes.len() - icrc::LEN - 1;
+    bytes[last] ^= 1;
+    let (done, errors) = receive(&bytes);
+    assert_eq!(done, []);
+    // Other tests of this program use the same device.
+    assert!(errors > before);
+    assert_eq!(testing::load(mr.addr() + 40), 0, "nothing is placed");
+    bytes[last] ^= 1;
+    let (done, _) = receive(&bytes);
+    assert_eq!(done.iter().map(|cqe| (cqe.wr_id, cqe.byte_len)).collect::<Vec<_>>(), [(5, 44)]);
+}
+
+/// perftest sets the depth that its peer reports, and rxe reports 128.
+// clause: STATE-VALUES
+#[test]
+fn depths_of_a_peer_that_promises_more_are_taken_up_to_128() {
+    let (qp, _) = create(&testing::pd(), Service::Rc);
+    let loopback = Ipv4Addr::LOCALHOST.into();
+    let av = Av { sgid: loopback, dgid: loopback, ..Av::default() };
+    let attr = QpAttr { state: QpState::Init, av, ..QpAttr::default() };
+    qp.modify(&attr, AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS).unwrap();
+    let connected = AttrMask::AV | AttrMask::PATH_MTU | AttrMask::DEST_QPN | AttrMask::RQ_PSN | AttrMask::MIN_RNR_TIMER;
+    let retries = AttrMask::TIMEOUT | AttrMask::RETRY_CNT | AttrMask::RNR_RETRY | AttrMask::SQ_PSN;
+    for (state, mask) in
+        [(QpState::Rtr, connected | AttrMask::MAX_DEST_RD_ATOMIC), (QpState::Rts, retries | AttrMask::MAX_QP_RD_ATOMIC)]
+    {
+        let before = qp.state();
+        let to = |depth| QpAttr { state, max_rd_atomic: depth, max_dest_rd_atomic: depth, ..attr };
+        let refused = qp.modify(&to(129), mask | AttrMask::STATE);
+        assert_eq!((refused.map_err(|e| e.errno()), qp.state()), (Err(libc::EINVAL), before));
+        qp.modify(&to(128), mask | AttrMask::STATE).unwrap();
+    }
+}
+
+/// A connected queue pair with four receives, and a SEND to it with this PSN.
+fn connected_receiver(pd: &Arc<Pd>, sge: Sge) -> (Arc<Qp>, Arc<Cq>) {
+    let (qp, cq) = create(pd, Service::Rc);
+    let loopback = Ipv4Addr::LOCALHOST.into();
+    let av = Av { sgid: loopback, dgid: loopback, ..Av::default() };
+    let attr = QpAttr { state: QpState::Init, av, rq_psn: Psn::new(77), dest_qpn: Qpn::new(9), ..QpAttr::default() };
+    qp.modify(&attr, AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS).unwrap();
+    let mask = AttrMask::AV | AttrMask::PATH_MTU | AttrMask::DEST_QPN | AttrMask::RQ_PSN | AttrMask::MIN_RNR_TIMER;
+    let mask = mask | AttrMask::STATE | AttrMask::MAX_DEST_RD_ATOMIC;
+    qp.modify(&QpAttr { state: QpState::Rtr, ..attr }, mask).unwrap();
+    (0..4).for_each(|wr_id| qp.post_recv(&RecvRequest { wr_id, sges: &[sge] }).unwrap());
+    (qp, cq)
+}
+
+fn send_with(psn: u32, to: Qpn) -> (RxMeta, Vec<u8>) {
+    let (meta, _) = datagram(to);
+    let kind = Kind::RcRequest(roxe_wire::Request::SendOnly(roxe_wire::SendTail::Plain));
+    let header = Header { bth: Bth::new(to, Psn::new(psn)), kind };
+    let mut bytes = vec![0; header.padded_len(4) + icrc::LEN];
+    let covered = bytes.len() - icrc::LEN;
+    header.emit(4, &mut bytes[..covered]).unwrap().copy_from_slice(b"data");
+    icrc::seal(&header_of(&meta, 0), &mut bytes);
+    (RxMeta { len: bytes.len(), segment: bytes.len(), ..meta }, bytes)
+}
+
+fn hand_in(qp: &Qp, psn: u32, may_overtake: bool, now: Instant) {
+    let (meta, bytes) = send_with(psn, qp.qpn());
+    let locals = &[meta.src];
+    let mut tools = RxTools { ident: &mut IdentGuess::default(), locals, starved: false, may_overtake };
+    let _ = qp.core.receive(Run { meta: &meta, bytes: &bytes, index: 0 }, &mut tools, now);
+}
+
+#[test]
+fn a_request_that_has_overtaken_another_on_this_host_waits_for_it() {
+    let (pd, pages) = (testing::pd(), Pages::new(1));
+    let mr = pd.reg_mr(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
+    let (qp, cq) = connected_receiver(&pd, Sge { addr: mr.addr(), length: 64, lkey: mr.lkey() });
+    let now = clock::now();
+    let expected = || qp.core.inner.lock().machine.expected_psn();
+    hand_in(&qp, 79, true, now);
+    hand_in(&qp, 78, true, now);
+    assert_eq!(expected(), Psn::new(77));
+    hand_in(&qp, 77, true, now);
+    assert_eq!(expected(), Psn::new(80), "all three count, in order");
+    let mut done = vec![];
+    cq.poll(16, |cqe| done.push(cqe.wr_id)).unwrap();
+    assert_eq!(done, [0, 1, 2]);
+}
+
+#[test]
+fn a_gap_that_stays_is_one_after_a_while_and_at_once_for_other_hosts() {
+    let (pd, pages) = (testing::pd(), Pages::new(1));
+    let mr = pd.reg_mr(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
+    let (qp, _cq) = connected_receiver(&pd, Sge { addr: mr.addr(), length: 64, lkey: mr.lkey() });
+    let now = clock::now();
+    let waiting = || qp.core.inner.lock().parking.len();
+    hand_in(&qp, 78, false, now);
+    assert_eq!(waiting(), 0);
+    hand_in(&qp, 78, true, now);
+    hand_in(&qp, 79, true, now);
+    assert_eq!(waiting(), 2);
+    hand_in(&qp, 90, false, now.after(parking::RC_PATIENCE));
+    assert_eq!(waiting(), 0, "given to the state machine, which asks for what is missing");
+}

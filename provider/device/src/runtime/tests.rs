@@ -1,0 +1,127 @@
+//! Who runs timers and receives when, with queue pairs; messages of connection managers while nobody gets the receive side.
+
+use super::Runtime;
+use crate::cm::Session;
+use crate::cq::{Cq, CqInit};
+use crate::qp::{Qp, QpInit};
+use crate::testing;
+use roxe_base::clock;
+use roxe_transport::cm::{Resolve, Route};
+use roxe_transport::qp::{QpAttr, QpCaps, QpState, Service};
+use roxe_transport::wr::{Access, Av, SendData, SendFlags, SendOp, SendRequest, WcStatus};
+use roxe_wire::cm::ServiceId;
+use roxe_wire::{PathMtu, RKey};
+use std::net::Ipv4Addr;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+/// The shortest timeout of a queue pair takes half as long.
+const LATE: Duration = Duration::from_millis(10);
+
+/// A queue pair connected with itself, which tries nothing again, and its completions.
+fn alone() -> (Arc<Qp>, Arc<Cq>) {
+    let pd = testing::pd();
+    let channel = Some(pd.context().create_comp_channel().unwrap());
+    let cq = pd.context().create_cq(CqInit { cqe: 4, channel, user: 7, ..CqInit::default() }).unwrap();
+    let caps = QpCaps { max_send_wr: 1, ..QpCaps::default() };
+    let (send_cq, recv_cq, service) = (Arc::clone(&cq), Arc::clone(&cq), Service::Rc);
+    let init = QpInit { service, caps, sq_sig_all: false, send_cq, recv_cq, srq: None, user: 0 };
+    let qp = pd.create_qp(init).unwrap();
+    let loopback = Ipv4Addr::LOCALHOST.into();
+    let av = Av { sgid: loopback, dgid: loopback, hop_limit: 64, ..Av::default() };
+    let init = QpAttr { state: QpState::Init, port: 1, access: Access::REMOTE_WRITE, ..QpAttr::default() };
+    let rtr = QpAttr { state: QpState::Rtr, av, dest_qpn: qp.qpn(), path_mtu: PathMtu::Mtu1024, ..init };
+    let rts = QpAttr { state: QpState::Rts, timeout: 1, retry_cnt: 0, ..rtr };
+    testing::connect(&qp, [init, rtr, rts]);
+    (qp, cq)
+}
+
+/// Writes nothing to its peer.
+fn write(qp: &Qp) {
+    let op = SendOp::Write { remote_addr: 0, rkey: RKey(0) };
+    let data = SendData::Inline(&[]);
+    qp.post_send(&[SendRequest { wr_id: 1, op, flags: SendFlags::SIGNALED, data, ud: None }]).unwrap();
+}
+
+#[test]
+fn a_timer_waits_for_a_look_at_what_has_arrived() {
+    let (qp, cq) = alone();
+    let mut done = vec![];
+    let mut poll = || {
+        cq.poll(1, |cqe| done.push(cqe.status)).unwrap();
+        done.clone()
+    };
+    let engine = qp.pd().context().engine();
+    // Another thread has the receive side and does not get the processor.
+    let held = engine.hold_receive_side();
+    write(&qp);
+    let start = clock::now();
+    while clock::now().since(start) < LATE {
+        assert_eq!(poll(), [], "nobody has looked whether the answer is there");
+    }
+    drop(held);
+    while poll().is_empty() {}
+    assert_eq!(poll(), [WcStatus::Success]);
+}
+
+#[test]
+fn a_timer_that_was_moved_waits_for_a_look_of_its_own() {
+    let (qp, cq) = alone();
+    let engine = qp.pd().context().engine();
+    let mut held = engine.hold_receive_side();
+    let mut done = vec![];
+    let mut poll = || {
+        cq.poll(1, |cqe| done.push(cqe.status)).unwrap();
+        done.clone()
+    };
+    // The timer of the first one stays where it is, and the second one's comes later.
+    write(&qp);
+    while poll().is_empty() {
+        held.receive();
+    }
+    write(&qp);
+    let start = clock::now();
+    while clock::now().since(start) < LATE {}
+    // Somebody looked before the second one was sent.
+    engine.run_due_timers();
+    drop(held);
+    while poll().len() < 2 {}
+    assert_eq!(poll(), [WcStatus::Success; 2]);
+}
+
+#[test]
+fn who_waits_for_an_event_receives_what_it_tells_of() {
+    let (qp, cq) = alone();
+    for _ in 0..100 {
+        cq.req_notify(false);
+        write(&qp);
+        assert_eq!(cq.channel().unwrap().get_event().unwrap(), 7);
+        assert_eq!(cq.poll(2, |cqe| assert_eq!(cqe.status, WcStatus::Success)).unwrap(), 1);
+    }
+}
+
+#[test]
+fn a_message_for_this_host_does_not_wait_for_a_receive_side_that_is_never_free() {
+    // Of its own: nobody else needs the receive side that is held.
+    let runtime = Runtime::new(testing::context().device()).unwrap();
+    runtime.start_with_links().unwrap();
+    let here = Ipv4Addr::LOCALHOST.into();
+    let resolve = Resolve::new(Route { local: here, remote: here }, ServiceId(7001));
+    let ask = |session: &mut Session<'_>| {
+        let (cm, mut cx) = session.cx();
+        cm.resolve(&mut cx, &resolve).unwrap()
+    };
+    let ((held, is_held), (done, is_done)) = (mpsc::channel(), mpsc::channel::<()>());
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            let _rx = runtime.hold_receive_side();
+            held.send(()).unwrap();
+            // Until the other end is gone.
+            let _ = is_done.into_iter().next();
+        });
+        is_held.recv().unwrap();
+        let first = runtime.cm(ask).unwrap();
+        assert_ne!(first, runtime.cm(ask).unwrap());
+        drop(done);
+    });
+}

@@ -1,0 +1,385 @@
+//! Shared receive queues: many QPs take receive requests from one place.
+//!
+//! One lock per queue; further in are only that of a completion queue, for operations on tags, and that of the event queue.
+//! Touches the context for the limit event.
+
+mod guests;
+mod tags;
+
+pub use tags::{TagInit, TagOp, TagRequest};
+
+use crate::cq::Cq;
+use crate::event::AsyncEventKind;
+use crate::pd::Pd;
+use crate::xrcd::Xrcd;
+use guests::Guests;
+use roxe_base::error::Error;
+use roxe_base::limits::{MAX_SRQ_SGE, MAX_SRQ_WR, MAX_TM_SGE};
+use roxe_base::lock::{Mutex, rank};
+use roxe_base::uses::{ObjectId, Use, UseCount};
+use roxe_transport::qp::PostError;
+use roxe_transport::wr::{RecvRequest, Sge};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use tags::{TagState, Tags};
+
+/// What a shared receive queue is created with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SrqInit {
+    /// Requests it shall take, 1..=`max_srq_wr`.
+    pub max_wr: u32,
+    /// Elements of a list, 1..=`max_srq_sge`.
+    pub max_sge: u32,
+    /// Initial limit; 0 means none.
+    pub limit: u32,
+    /// Token that its events carry.
+    pub user: u64,
+}
+
+/// Attributes of a shared receive queue (`struct ibv_srq_attr`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SrqAttr {
+    /// Requests it takes.
+    pub max_wr: u32,
+    /// Elements of a list.
+    pub max_sge: u32,
+    /// The armed limit; 0 once it fired.
+    pub limit: u32,
+}
+
+/// Requests in order, their lists packed one behind the other, so that memory follows what is posted.
+#[derive(Debug)]
+struct State {
+    /// `wr_id` and number of elements.
+    requests: VecDeque<(u64, u32)>,
+    sges: VecDeque<Sge>,
+    attr: SrqAttr,
+    /// Of a queue that matches tags.
+    tags: Option<TagState>,
+}
+
+impl State {
+    fn len(&self) -> u32 {
+        // Never more than `max_wr`, which is 32 bits.
+        self.requests.len() as u32
+    }
+
+    /// Takes the oldest request: its `wr_id`, and whether the limit fired; leaves its list in `sges`.
+    fn take(&mut self, sges: &mut Vec<Sge>) -> Option<(u64, bool)> {
+        sges.clear();
+        // clause: SRQ-ORDER
+        let (wr_id, count) = self.requests.pop_front()?;
+        sges.extend(self.sges.drain(..count as usize));
+        Some((wr_id, self.fire_limit()))
+    }
+
+    /// Disarms the limit if fewer requests than it are left, and says whether it did.
+    fn fire_limit(&mut self) -> bool {
+        // clause: SRQ-LIMIT
+        let fires = self.len() < self.attr.limit;
+        if fires {
+            self.attr.limit = 0;
+        }
+        fires
+    }
+}
+
+/// A shared receive queue.
+#[derive(Debug)]
+pub struct Srq {
+    pd: Arc<Pd>,
+    /// The use of the domain and the place in the quota; they end when the queue is destroyed.
+    held: Mutex<rank::Uses, Option<[Use; 2]>>,
+    id: ObjectId,
+    user: u64,
+    uses: UseCount,
+    kind: Kind,
+    state: Mutex<rank::Srq, State>,
+}
+
+/// What kind of shared receive queue it is.
+#[derive(Debug)]
+enum Kind {
+    Basic,
+    Xrc(Xrc),
+    Tags(Tags),
+}
+
+/// What a shared receive queue of an XRC domain has besides.
+#[derive(Debug)]
+struct Xrc {
+    xrcd: Arc<Xrcd>,
+    /// Where its receives complete, whichever queue pair brought the message.
+    cq: Arc<Cq>,
+    /// By which messages name it.
+    number: u32,
+    /// Ends when the queue is destroyed.
+    uses: Mutex<rank::Uses, Vec<Use>>,
+    /// Targets of other processes that brought messages.
+    guests: Guests,
+}
+
+impl Srq {
+    pub(crate) fn create(pd: &Arc<Pd>, init: SrqInit) -> Result<Arc<Self>, Error> {
+        Self::make(pd, init, Kind::Basic, None).map(Arc::new)
+    }
+
+    /// A queue of an XRC domain; its number is free there.
+    pub(crate) fn create_xrc(
+        pd: &Arc<Pd>,
+        init: SrqInit,
+        (xrcd, cq): (&Arc<Xrcd>, &Arc<Cq>),
+        number: u32,
+    ) -> Result<Arc<Self>, Error> {
+        let uses = Mutex::new(vec![xrcd.hold(), cq.hold()]);
+        let xrc = Xrc { xrcd: Arc::clone(xrcd), cq: Arc::clone(cq), number, uses, guests: Guests::default() };
+        Self::make(pd, init, Kind::Xrc(xrc), None).map(Arc::new)
+    }
+
+    /// A queue that matches tags; everything that it receives completes in `cq`.
+    pub(crate) fn create_tags(pd: &Arc<Pd>, init: SrqInit, cq: &Arc<Cq>, tags: TagInit) -> Result<Arc<Self>, Error> {
+        if !Arc::ptr_eq(pd.context(), cq.context()) {
+            return Err(Error::invalid("the completion queue belongs to another context than the protection domain"));
+        }
+        let kind = Kind::Tags(Tags { cq: Arc::clone(cq), cq_use: Mutex::new(Some(cq.hold())) });
+        Self::make(pd, init, kind, Some(TagState::new(tags)?)).map(Arc::new)
+    }
+
+    fn make(pd: &Arc<Pd>, init: SrqInit, kind: Kind, tags: Option<TagState>) -> Result<Self, Error> {
+        let attr = SrqAttr { max_wr: init.max_wr, max_sge: init.max_sge, limit: init.limit };
+        check_size(attr.max_wr)?;
+        if attr.max_sge > MAX_SRQ_SGE {
+            let n = attr.max_sge;
+            return Err(Error::invalid(format!("{n} elements per request; the device takes {MAX_SRQ_SGE}")));
+        }
+        check_limit(attr.limit, attr.max_wr)?;
+        Ok(Self {
+            pd: Arc::clone(pd),
+            held: Mutex::new(Some([pd.hold(), pd.context().device().quotas().srqs.take()?])),
+            id: ObjectId::next(),
+            user: init.user,
+            uses: UseCount::default(),
+            kind,
+            state: Mutex::new(State { requests: VecDeque::new(), sges: VecDeque::new(), attr, tags }),
+        })
+    }
+
+    /// In an XRC domain: by which number messages name it.
+    pub fn number(&self) -> Option<u32> {
+        if let Kind::Xrc(xrc) = &self.kind { Some(xrc.number) } else { None }
+    }
+
+    /// In an XRC domain, and where tags are matched: where its receives complete.
+    pub fn cq(&self) -> Option<&Arc<Cq>> {
+        match &self.kind {
+            Kind::Basic => None,
+            Kind::Xrc(Xrc { cq, .. }) | Kind::Tags(Tags { cq, .. }) => Some(cq),
+        }
+    }
+
+    /// Its protection domain, in which the lists of its requests are looked up.
+    pub fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+
+    /// The token that its events carry.
+    pub fn user(&self) -> u64 {
+        self.user
+    }
+
+    /// Appends a request. `QueueFull` beyond `max_wr`, `TooManySges` beyond `max_sge`.
+    pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
+        let mut state = self.state.lock();
+        let count = u32::try_from(request.sges.len()).unwrap_or(u32::MAX);
+        if count > state.attr.max_sge {
+            return Err(PostError::TooManySges);
+        }
+        if state.len() >= state.attr.max_wr {
+            return Err(PostError::QueueFull);
+        }
+        state.requests.push_back((request.wr_id, count));
+        state.sges.extend(request.sges);
+        Ok(())
+    }
+
+    /// Changes the size, the limit, or both; nothing on an error. EINVAL: the size is beyond `max_srq_wr` or too small
+    /// for what is posted, or the limit is greater than the size. The limit fires when a request is taken, never here.
+    pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), Error> {
+        let mut state = self.state.lock();
+        let new_max = max_wr.unwrap_or(state.attr.max_wr);
+        let new_limit = limit.unwrap_or(state.attr.limit);
+        check_size(new_max)?;
+        check_limit(new_limit, new_max)?;
+        if state.len() > new_max {
+            let posted = state.len();
+            return Err(Error::invalid(format!("{posted} requests are posted and do not fit into {new_max}")));
+        }
+        (state.attr.max_wr, state.attr.limit) = (new_max, new_limit);
+        Ok(())
+    }
+
+    /// Its attributes now.
+    pub fn query(&self) -> SrqAttr {
+        self.state.lock().attr
+    }
+
+    /// Takes the queue out of use: EBUSY while QPs use it; then its pending events are forgotten.
+    pub fn destroy(&self) -> Result<(), Error> {
+        self.uses.check_unused("shared receive queue", "queue pairs")?;
+        match &self.kind {
+            Kind::Basic => {}
+            Kind::Xrc(xrc) => {
+                xrc.xrcd.forget_srq(xrc.number);
+                xrc.guests.clear();
+                xrc.uses.lock().clear();
+            }
+            Kind::Tags(tags) => *tags.cq_use.lock() = None,
+        }
+        self.pd.context().forget_events(self.id);
+        *self.held.lock() = None;
+        Ok(())
+    }
+
+    /// Takes the oldest request: returns its `wr_id` and leaves its list in `sges`. Raises the limit event.
+    pub(crate) fn take(&self, sges: &mut Vec<Sge>) -> Option<u64> {
+        let (wr_id, fired) = self.state.lock().take(sges)?;
+        self.raise_limit(fired);
+        Some(wr_id)
+    }
+
+    /// Tells the program that the limit was reached, if it was.
+    fn raise_limit(&self, fired: bool) {
+        if fired {
+            self.pd.context().raise(AsyncEventKind::SrqLimitReached, self.user(), self.id);
+        }
+    }
+
+    /// Elements that the list of a receive, or of a posted tag, has at most.
+    pub(crate) fn longest_list(&self) -> u32 {
+        let max_sge = self.state.lock().attr.max_sge;
+        if self.matches_tags() { max_sge.max(MAX_TM_SGE) } else { max_sge }
+    }
+
+    /// Registers one queue pair as a user.
+    pub(crate) fn hold(&self) -> Use {
+        self.uses.hold()
+    }
+}
+
+impl Drop for Srq {
+    fn drop(&mut self) {
+        // Nobody holds the queue any more, so this cannot fail; it is a no-op after `destroy`.
+        let _ = self.destroy();
+    }
+}
+
+fn check_size(max_wr: u32) -> Result<(), Error> {
+    match max_wr {
+        1..=MAX_SRQ_WR => Ok(()),
+        _ => Err(Error::invalid(format!("a shared receive queue takes 1 to {MAX_SRQ_WR} requests, not {max_wr}"))),
+    }
+}
+
+fn check_limit(limit: u32, max_wr: u32) -> Result<(), Error> {
+    if limit > max_wr {
+        return Err(Error::invalid(format!("the limit {limit} is greater than the size {max_wr}")));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+    use roxe_wire::LKey;
+
+    fn sge(addr: u64) -> Sge {
+        Sge { addr, length: 8, lkey: LKey(1) }
+    }
+
+    fn srq(max_wr: u32, limit: u32) -> Arc<Srq> {
+        testing::pd().create_srq(SrqInit { max_wr, max_sge: 2, limit, user: 5 }).unwrap()
+    }
+
+    fn post(srq: &Srq, wr_id: u64) -> Result<(), PostError> {
+        srq.post_recv(&RecvRequest { wr_id, sges: &[sge(wr_id), sge(wr_id + 1)] })
+    }
+
+    // clause: SRQ-ORDER
+    #[test]
+    fn requests_come_out_in_order_with_their_lists() {
+        let srq = srq(4, 0);
+        srq.post_recv(&RecvRequest { wr_id: 1, sges: &[] }).unwrap();
+        srq.post_recv(&RecvRequest { wr_id: 2, sges: &[sge(20)] }).unwrap();
+        post(&srq, 3).unwrap();
+        let mut sges = vec![sge(99)];
+        assert_eq!((srq.take(&mut sges), sges.as_slice()), (Some(1), &[][..]));
+        assert_eq!((srq.take(&mut sges), sges.as_slice()), (Some(2), &[sge(20)][..]));
+        assert_eq!((srq.take(&mut sges), sges.as_slice()), (Some(3), &[sge(3), sge(4)][..]));
+        assert_eq!(srq.take(&mut sges), None);
+        assert!(sges.is_empty());
+    }
+
+    #[test]
+    fn both_limits_hold() {
+        let srq = srq(2, 0);
+        let three = [sge(0); 3];
+        assert_eq!(srq.post_recv(&RecvRequest { wr_id: 0, sges: &three }), Err(PostError::TooManySges));
+        post(&srq, 1).unwrap();
+        post(&srq, 2).unwrap();
+        assert_eq!(post(&srq, 3), Err(PostError::QueueFull));
+    }
+
+    // clause: SRQ-LIMIT
+    #[test]
+    fn the_limit_fires_once_until_it_is_armed_again() {
+        let srq = srq(8, 2);
+        (0..4).for_each(|i| post(&srq, i).unwrap());
+        let context = Arc::clone(srq.pd().context());
+        let mut sges = vec![];
+        let fired = |srq: &Srq| srq.query().limit == 0;
+        srq.take(&mut sges);
+        srq.take(&mut sges);
+        assert!(!fired(&srq), "two are left, the limit is two");
+        srq.take(&mut sges);
+        assert!(fired(&srq));
+        let event = context.next_async_event().unwrap();
+        assert_eq!((event.kind, event.user), (AsyncEventKind::SrqLimitReached, 5));
+        srq.modify(None, Some(3)).unwrap();
+        assert_eq!(srq.query().limit, 3);
+        srq.take(&mut sges);
+        assert!(fired(&srq));
+    }
+
+    #[test]
+    fn modify_changes_all_or_nothing() {
+        let srq = srq(4, 0);
+        (0..3).for_each(|i| post(&srq, i).unwrap());
+        let before = srq.query();
+        for (max_wr, limit) in [(Some(2), None), (None, Some(5)), (Some(3), Some(4)), (Some(0), None)] {
+            assert_eq!(srq.modify(max_wr, limit).unwrap_err().errno(), libc::EINVAL);
+            assert_eq!(srq.query(), before);
+        }
+        srq.modify(Some(MAX_SRQ_WR), Some(1)).unwrap();
+        assert_eq!(srq.query(), SrqAttr { max_wr: MAX_SRQ_WR, max_sge: 2, limit: 1 });
+    }
+
+    #[test]
+    fn sizes_beyond_the_device_are_refused() {
+        let pd = testing::pd();
+        for (max_wr, max_sge) in [(0, 1), (MAX_SRQ_WR + 1, 1), (1, MAX_SRQ_SGE + 1)] {
+            let init = SrqInit { max_wr, max_sge, ..SrqInit::default() };
+            assert_eq!(pd.create_srq(init).unwrap_err().errno(), libc::EINVAL);
+        }
+    }
+
+    #[test]
+    fn destroying_waits_for_the_users_and_frees_the_domain() {
+        let srq = srq(1, 0);
+        let user = srq.hold();
+        assert_eq!(srq.destroy().unwrap_err().errno(), libc::EBUSY);
+        drop(user);
+        srq.destroy().unwrap();
+        assert!(srq.pd().dealloc().is_ok());
+    }
+}

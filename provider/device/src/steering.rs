@@ -1,0 +1,132 @@
+//! Flows: which of the frames that the interface sees come to a raw packet queue pair (`man ibv_create_flow`).
+//!
+//! The rules themselves are [`roxe_transport::steering`]; who asks them is the engine. Touches the engine.
+
+use crate::qp::{Qp, QpCore};
+use roxe_base::error::Error;
+use roxe_base::lock::{Mutex, rank};
+use roxe_base::uses::{Use, UseCount};
+use roxe_engine::flow_counters::FlowCounters;
+use roxe_engine::frames::{Destination, Target};
+use roxe_transport::qp::Service;
+use roxe_transport::steering::{Rule, RuleId, RuleKind};
+use roxe_wire::Gid;
+use roxe_wire::frame::{Field, FrameMatch};
+use std::sync::Arc;
+
+/// What a flow is created with.
+#[derive(Clone, Debug)]
+pub struct FlowInit {
+    /// When it is asked.
+    pub kind: RuleKind,
+    /// Which frames it is for; the default is for all.
+    pub wanted: FrameMatch,
+    /// Its frames go to flows of lower priority, too. Normal flows only.
+    pub passes: bool,
+    /// Its frames go nowhere, but not to flows of lower priority either.
+    pub drops: bool,
+    /// Tag in the completions of its frames; 0: none.
+    pub tag: u32,
+    /// What counts its frames.
+    pub counters: Vec<Arc<FlowCounters>>,
+}
+
+impl Default for FlowInit {
+    fn default() -> Self {
+        Self {
+            kind: RuleKind::Normal(0),
+            wanted: FrameMatch::default(),
+            passes: false,
+            drops: false,
+            tag: 0,
+            counters: Vec::new(),
+        }
+    }
+}
+
+/// A flow; it ends when dropped.
+#[derive(Debug)]
+pub struct Flow {
+    id: RuleId,
+    core: Arc<QpCore>,
+    _uses: Vec<Use>,
+}
+
+impl Flow {
+    /// EINVAL: another type of queue pair, or a flow of no normal kind that passes frames on. ENOMEM: too many flows.
+    pub(crate) fn create(qp: &Qp, core: &Arc<QpCore>, init: FlowInit) -> Result<Self, Error> {
+        if qp.service() != Service::Raw {
+            return Err(Error::invalid("only a raw packet queue pair takes flows"));
+        }
+        if init.passes && !matches!(init.kind, RuleKind::Normal(_)) {
+            return Err(Error::invalid("only a normal flow can pass frames on"));
+        }
+        let FlowInit { kind, wanted, passes, drops, tag, counters } = init;
+        let uses = counters.iter().map(|counters| counters.hold()).chain([qp.flows().count.hold()]).collect();
+        let to = match qp.rss() {
+            _ if drops => Destination::Nobody,
+            Some(rss) => Destination::Spread(Arc::clone(rss) as _),
+            None => Destination::Qp(Arc::clone(core) as _),
+        };
+        let id = core.engine().add_rule(Rule { kind, wanted, passes, target: Target { to, tag, counters } })?;
+        Ok(Self { id, core: Arc::clone(core), _uses: uses })
+    }
+}
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        self.core.engine().remove_rule(self.id);
+    }
+}
+
+/// The flows of a raw packet queue pair.
+#[derive(Debug, Default)]
+pub(crate) struct FlowUses {
+    count: UseCount,
+    /// The groups of stations that it is attached to.
+    groups: Mutex<rank::FlowGroups, Vec<([u8; 6], Flow)>>,
+}
+
+impl FlowUses {
+    /// EBUSY while there are flows.
+    pub(crate) fn check_unused(&self) -> Result<(), Error> {
+        self.count.check_unused("queue pair", "flows")
+    }
+
+    /// A flow for the frames to the group that `mgid` names; once more changes nothing. EINVAL: no such group.
+    // clause: RAW-GROUP
+    pub(crate) fn attach(&self, qp: &Qp, core: &Arc<QpCore>, mgid: Gid) -> Result<(), Error> {
+        let mac = group_of(mgid)?;
+        let mut groups = self.groups.lock();
+        if groups.iter().all(|(other, _)| *other != mac) {
+            let mut wanted = FrameMatch::default();
+            // The first of its kind contradicts nothing.
+            let _ = wanted.require_exactly(Field::DstMac, &mac);
+            groups.push((mac, Flow::create(qp, core, FlowInit { wanted, ..FlowInit::default() })?));
+        }
+        Ok(())
+    }
+
+    /// Ends what [`FlowUses::attach`] began; EINVAL if there was nothing.
+    pub(crate) fn detach(&self, mgid: Gid) -> Result<(), Error> {
+        let mac = group_of(mgid)?;
+        let mut groups = self.groups.lock();
+        let at = groups.iter().position(|(other, _)| *other == mac);
+        let at = at.ok_or_else(|| Error::invalid(format!("the queue pair is not attached to {mgid}")))?;
+        groups.swap_remove(at);
+        Ok(())
+    }
+
+    /// The queue pair goes away.
+    pub(crate) fn clear(&self) {
+        self.groups.lock().clear();
+    }
+}
+
+/// The address of a group of stations, which programs write into the last six bytes of an otherwise empty GID.
+fn group_of(mgid: Gid) -> Result<[u8; 6], Error> {
+    match mgid.0 {
+        [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, mac @ ..] if mac[0] & 1 != 0 => Ok(mac),
+        _ => Err(Error::invalid(format!("{mgid} does not end with the address of an Ethernet group"))),
+    }
+}

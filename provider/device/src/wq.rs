@@ -1,0 +1,348 @@
+//! Receive work queues, the tables that spread frames over them, and who takes part in that (`man ibv_create_wq`).
+//!
+//! A work queue is the receiving half of a raw packet queue pair: it has the queue, the state machine and the completion
+//! queue of one, but neither sends nor has flows. Flows lead to a hash queue pair ([`Qp::create_hash`]), which has nothing
+//! but a table of such queues and a function that chooses one for each frame.
+
+use crate::cq::Cq;
+use crate::device::Context;
+use crate::pd::Pd;
+use crate::qp::{Part, Qp, QpCore, QpInit};
+use roxe_base::error::Error;
+use roxe_base::limits::{MAX_RWQ_TABLE, MAX_WQ_SGE, MAX_WQ_WR};
+use roxe_base::lock::{Mutex, rank};
+use roxe_base::uses::{Use, UseCount};
+use roxe_engine::queue_pair::{QueuePair, Spread};
+use roxe_transport::qp::{AttrMask, PostError, QpAttr, QpCaps, QpState, Service};
+use roxe_transport::rss::RxHash;
+use roxe_transport::wr::RecvRequest;
+use roxe_wire::frame::FrameKey;
+use std::sync::Arc;
+
+/// What a receive work queue is created with.
+#[derive(Clone, Debug)]
+pub struct WqInit {
+    /// Receives it takes, 1..=`max_qp_wr`.
+    pub max_wr: u32,
+    /// Elements of a list, up to `max_sge`.
+    pub max_sge: u32,
+    /// Where its receives complete.
+    pub cq: Arc<Cq>,
+    /// Token that its events carry.
+    pub user: u64,
+}
+
+/// State of a receive work queue (values of `enum ibv_wq_state`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum WqState {
+    /// Empty; it takes nothing.
+    Reset = 0,
+    /// Frames land in it.
+    Ready = 1,
+    /// Its receives are flushed; only a reset helps.
+    Error = 2,
+}
+
+impl WqState {
+    /// The state with this number.
+    pub const fn from_code(code: u32) -> Option<Self> {
+        match code {
+            0 => Some(Self::Reset),
+            1 => Some(Self::Ready),
+            2 => Some(Self::Error),
+            _ => None,
+        }
+    }
+
+    const fn of(state: QpState) -> Self {
+        match state {
+            QpState::Reset => Self::Reset,
+            QpState::Err => Self::Error,
+            _ => Self::Ready,
+        }
+    }
+}
+
+/// A receive work queue.
+#[derive(Debug)]
+pub struct Wq {
+    qp: Arc<Qp>,
+    uses: UseCount,
+    /// One change of state at a time.
+    modifies: Mutex<rank::WqModify, ()>,
+}
+
+impl Wq {
+    pub(crate) fn create(pd: &Arc<Pd>, init: WqInit) -> Result<Arc<Self>, Error> {
+        let WqInit { max_wr, max_sge, cq, user } = init;
+        if !(1..=MAX_WQ_WR).contains(&max_wr) || max_sge > MAX_WQ_SGE {
+            let most = format!("a work queue takes 1 to {MAX_WQ_WR} receives of up to {MAX_WQ_SGE} elements");
+            return Err(Error::invalid(format!("{most}, not {max_wr} and {max_sge}")));
+        }
+        let caps = QpCaps { max_recv_wr: max_wr, max_recv_sge: max_sge, ..QpCaps::default() };
+        let (service, sq_sig_all, srq, send_cq, recv_cq) = (Service::Raw, false, None, Arc::clone(&cq), cq);
+        let init = QpInit { service, caps, sq_sig_all, send_cq, recv_cq, srq, user };
+        let qp = Qp::create_in(pd, init, Part::WorkQueue)?;
+        Ok(Arc::new(Self { qp, uses: UseCount::default(), modifies: Mutex::new(()) }))
+    }
+
+    /// Its number, which completions name.
+    pub fn number(&self) -> u32 {
+        self.qp.qpn().get()
+    }
+
+    /// Its state now.
+    pub fn state(&self) -> WqState {
+        WqState::of(self.qp.state())
+    }
+
+    /// Receives it takes, and elements of their lists.
+    pub fn size(&self) -> (u32, u32) {
+        let QpCaps { max_recv_wr, max_recv_sge, .. } = self.qp.query().1.caps;
+        (max_recv_wr, max_recv_sge)
+    }
+
+    /// Goes to `state`; EINVAL if it is not in `current`, or from the error state to the ready state.
+    // clause: WQ-STATES
+    pub fn modify(&self, state: WqState, current: Option<WqState>) -> Result<(), Error> {
+        let _alone = self.modifies.lock();
+        let from = self.state();
+        if current.is_some_and(|current| current != from) {
+            return Err(Error::invalid(format!("the work queue is in the state {from:?}")));
+        }
+        match (from, state) {
+            (WqState::Error, WqState::Ready) => Err(Error::invalid("a work queue leaves the error state by a reset")),
+            (WqState::Ready, WqState::Ready) => Ok(()),
+            (_, WqState::Reset) => self.step(QpState::Reset, AttrMask::empty()),
+            (_, WqState::Error) => self.step(QpState::Err, AttrMask::empty()),
+            (_, WqState::Ready) => {
+                self.step(QpState::Init, AttrMask::PORT)?;
+                self.step(QpState::Rtr, AttrMask::empty())
+            }
+        }
+    }
+
+    fn step(&self, state: QpState, mask: AttrMask) -> Result<(), Error> {
+        self.qp.modify(&QpAttr { state, port: 1, ..QpAttr::default() }, AttrMask::STATE | mask)
+    }
+
+    /// Posts a receive. In the error state it is flushed at once.
+    pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
+        self.qp.post_recv(request)
+    }
+
+    /// Takes the queue out of use: EBUSY while tables name it.
+    pub fn destroy(&self) -> Result<(), Error> {
+        self.uses.check_unused("work queue", "indirection tables")?;
+        self.qp.destroy();
+        Ok(())
+    }
+}
+
+/// A table of receive work queues: which one gets a frame with a given hash.
+#[derive(Debug)]
+pub struct RwqTable {
+    context: Arc<Context>,
+    entries: Vec<Arc<QpCore>>,
+    /// Where a hash queue pair would complete, if it completed anything.
+    cq: Arc<Cq>,
+    uses: UseCount,
+    /// The uses of the queues and the place in the quota; they end when the table is destroyed.
+    held: Mutex<rank::Uses, Vec<Use>>,
+}
+
+impl RwqTable {
+    /// EINVAL: the number of queues is not a power of two up to the limit of the device, or they are of another context.
+    /// ENOMEM: there are `max_rwq_indirection_tables`.
+    // clause: RSS-TABLE
+    pub(crate) fn create(context: &Arc<Context>, wqs: &[Arc<Wq>]) -> Result<Arc<Self>, Error> {
+        let is_possible = wqs.len().is_power_of_two() && wqs.len() <= MAX_RWQ_TABLE as usize;
+        let Some(first) = wqs.first().filter(|_| is_possible) else {
+            return Err(Error::invalid(format!("a table has 1, 2, 4 ... {MAX_RWQ_TABLE} queues, not {}", wqs.len())));
+        };
+        if wqs.iter().any(|wq| !Arc::ptr_eq(wq.qp.pd().context(), context)) {
+            return Err(Error::invalid("a work queue belongs to another context than the table"));
+        }
+        let quota = context.device().quotas().rwq_tables.take()?;
+        Ok(Arc::new(Self {
+            context: Arc::clone(context),
+            entries: wqs.iter().map(|wq| Arc::clone(wq.qp.core())).collect(),
+            cq: Arc::clone(first.qp.recv_cq()),
+            uses: UseCount::default(),
+            held: Mutex::new(wqs.iter().map(|wq| wq.uses.hold()).chain([quota]).collect()),
+        }))
+    }
+
+    /// Takes the table out of use: EBUSY while hash queue pairs use it.
+    pub fn destroy(&self) -> Result<(), Error> {
+        self.uses.check_unused("indirection table", "queue pairs")?;
+        self.held.lock().clear();
+        Ok(())
+    }
+}
+
+/// What a hash queue pair does with frames.
+#[derive(Debug)]
+pub(crate) struct Rss {
+    table: Arc<RwqTable>,
+    hash: RxHash,
+}
+
+impl Rss {
+    /// Registers one queue pair as a user of the table.
+    pub(crate) fn hold(&self) -> Use {
+        self.table.uses.hold()
+    }
+
+    /// The queue for a frame.
+    // clause: RSS-CHOICE
+    fn entry(&self, key: &FrameKey) -> Option<&Arc<QpCore>> {
+        let entries = &self.table.entries;
+        // A power of two.
+        entries.get(self.hash.of(key) as usize & (entries.len() - 1))
+    }
+}
+
+impl Spread for Rss {
+    fn choose(&self, key: &FrameKey) -> Option<Arc<dyn QueuePair>> {
+        self.entry(key).map(|entry| Arc::clone(entry) as _)
+    }
+}
+
+impl Qp {
+    /// A queue pair without queues that spreads the frames of its flows over the work queues of `table`, by their hash.
+    /// EINVAL: a hash that no card computes, or a table of another context.
+    pub(crate) fn create_hash(
+        pd: &Arc<Pd>,
+        table: &Arc<RwqTable>,
+        hash: RxHash,
+        user: u64,
+    ) -> Result<Arc<Self>, Error> {
+        if !hash.fields.is_possible() {
+            return Err(Error::invalid("one version of IP and one of TCP and UDP can be hashed at a time"));
+        }
+        if !Arc::ptr_eq(pd.context(), &table.context) {
+            return Err(Error::invalid("the table belongs to another context than the protection domain"));
+        }
+        let (send_cq, recv_cq) = (Arc::clone(&table.cq), Arc::clone(&table.cq));
+        let (service, caps, sq_sig_all, srq) = (Service::Raw, QpCaps::default(), false, None);
+        let rss = Rss { table: Arc::clone(table), hash };
+        let init = QpInit { service, caps, sq_sig_all, send_cq, recv_cq, srq, user };
+        Self::create_in(pd, init, Part::Spread(Arc::new(rss)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cq::CqInit;
+    use crate::event::AsyncEventKind;
+    use crate::testing;
+    use roxe_transport::rss::HashFields;
+    use roxe_transport::wr::{Sge, WcStatus};
+
+    fn cq(pd: &Arc<Pd>) -> Arc<Cq> {
+        pd.context().create_cq(CqInit { cqe: 16, ..CqInit::default() }).unwrap()
+    }
+
+    fn wq(pd: &Arc<Pd>, cq: &Arc<Cq>) -> Arc<Wq> {
+        pd.create_wq(WqInit { max_wr: 4, max_sge: 1, cq: Arc::clone(cq), user: 1 }).unwrap()
+    }
+
+    fn hash(fields: HashFields) -> RxHash {
+        RxHash { key: [7; 40], fields }
+    }
+
+    // clause: WQ-STATES
+    #[test]
+    fn states_follow_each_other_as_those_of_a_receive_queue_do() {
+        let pd = testing::pd();
+        let cq = cq(&pd);
+        let wq = wq(&pd, &cq);
+        let request = RecvRequest { wr_id: 9, sges: &[Sge::default()] };
+        assert_eq!((wq.state(), wq.post_recv(&request)), (WqState::Reset, Err(PostError::State)));
+        wq.modify(WqState::Ready, None).unwrap();
+        wq.modify(WqState::Ready, Some(WqState::Ready)).unwrap();
+        wq.post_recv(&request).unwrap();
+        assert_eq!(wq.modify(WqState::Error, Some(WqState::Reset)).unwrap_err().errno(), libc::EINVAL);
+        wq.modify(WqState::Error, None).unwrap();
+        let mut ended = vec![];
+        cq.poll(4, |cqe| ended.push((cqe.wr_id, cqe.status, cqe.qpn.get()))).unwrap();
+        assert_eq!(ended, [(9, WcStatus::WrFlushErr, wq.number())]);
+        assert_eq!(wq.modify(WqState::Ready, None).unwrap_err().errno(), libc::EINVAL);
+        wq.modify(WqState::Reset, None).unwrap();
+        wq.modify(WqState::Ready, None).unwrap();
+        assert_eq!(wq.state(), WqState::Ready);
+    }
+
+    // clause: RSS-TABLE
+    #[test]
+    fn tables_have_a_power_of_two_of_queues_and_what_is_used_stays() {
+        let pd = testing::pd();
+        let cq = cq(&pd);
+        let wqs = [wq(&pd, &cq), wq(&pd, &cq), wq(&pd, &cq)];
+        let table = |wqs: &[Arc<Wq>]| pd.context().create_rwq_table(wqs);
+        for wrong in [&wqs[..0], &wqs[..3]] {
+            assert_eq!(table(wrong).unwrap_err().errno(), libc::EINVAL);
+        }
+        let table = table(&wqs[..2]).unwrap();
+        assert_eq!(wqs[0].destroy().unwrap_err().errno(), libc::EBUSY);
+        wqs[2].destroy().unwrap();
+        let fields = HashFields::SRC_IPV4;
+        let both = fields | HashFields::SRC_IPV6;
+        assert_eq!(pd.create_hash_qp(&table, hash(both), 1).unwrap_err().errno(), libc::EINVAL);
+        let qp = pd.create_hash_qp(&table, hash(fields), 1).unwrap();
+        assert_eq!(table.destroy().unwrap_err().errno(), libc::EBUSY);
+        qp.destroy();
+        table.destroy().unwrap();
+        wqs[..2].iter().for_each(|wq| wq.destroy().unwrap());
+        cq.destroy().unwrap();
+    }
+
+    // clause: CQ-OVERRUN
+    #[test]
+    fn a_queue_that_cannot_report_any_more_raises_its_own_event() {
+        let pd = testing::pd();
+        let cq = pd.context().create_cq(CqInit { cqe: 1, user: 3, ..CqInit::default() }).unwrap();
+        let wq = pd.create_wq(WqInit { max_wr: 4, max_sge: 1, cq, user: 5 }).unwrap();
+        wq.modify(WqState::Ready, None).unwrap();
+        (0..3).for_each(|wr_id| wq.post_recv(&RecvRequest { wr_id, sges: &[] }).unwrap());
+        wq.modify(WqState::Error, None).unwrap();
+        let next = || pd.context().next_async_event().map(|event| (event.kind, event.user)).unwrap();
+        assert_eq!([next(), next()], [(AsyncEventKind::CqErr, 3), (AsyncEventKind::WqFatal, 5)]);
+    }
+
+    // clause: RSS-CHOICE
+    #[test]
+    fn the_low_bits_of_the_hash_choose_the_queue() {
+        let pd = testing::pd();
+        let cq = cq(&pd);
+        let wqs = [wq(&pd, &cq), wq(&pd, &cq), wq(&pd, &cq), wq(&pd, &cq)];
+        let table = pd.context().create_rwq_table(&wqs).unwrap();
+        let key = std::array::from_fn(|at| (at * 73 % 251) as u8);
+        let hash = RxHash { key, fields: HashFields::SRC_IPV4 | HashFields::DST_IPV4 };
+        let rss = Rss { table, hash };
+        let mut frame = vec![0; 34];
+        (frame[12], frame[14], frame[17], frame[23]) = (8, 0x45, 20, 17);
+        let mut chosen = std::collections::BTreeSet::new();
+        for last in 0..=255 {
+            frame[29] = last;
+            let key = FrameKey::of(&frame).unwrap();
+            let number = rss.choose(&key).unwrap().qpn().get();
+            assert_eq!(number, wqs[hash.of(&key) as usize % 4].number());
+            chosen.insert(number);
+        }
+        assert_eq!(chosen.len(), 4, "all queues get frames");
+    }
+
+    #[test]
+    fn sizes_beyond_the_device_are_refused() {
+        let pd = testing::pd();
+        let cq = cq(&pd);
+        for (max_wr, max_sge) in [(0, 1), (MAX_WQ_WR + 1, 1), (1, MAX_WQ_SGE + 1)] {
+            let error = pd.create_wq(WqInit { max_wr, max_sge, cq: Arc::clone(&cq), user: 1 }).unwrap_err();
+            assert_eq!(error.errno(), libc::EINVAL);
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! Requests of XRC targets of other processes for shared queues of this one.
+
+use crate::xrcd;
+use roxe_engine::engine::Engine;
+use roxe_engine::xrc_remote::Letter;
+use roxe_net::forward::{Errand, ErrandKind, Frame};
+use roxe_net::slot::Slot;
+use roxe_transport::qp::Outcome;
+use roxe_transport::time::Instant;
+use roxe_wire::{Gid, NetHeader, Packet, RKey};
+
+/// Does what a target of another process asks for.
+pub(crate) fn run_errand(engine: &Engine, errand: &Errand, body: &[u8], now: Instant) {
+    let srq = xrcd::find_shared(engine.adapter().index(), errand.file, errand.srqn);
+    let id = errand.id;
+    let (outcome, body) = match (srq, errand.kind) {
+        (None, ErrandKind::End) => return,
+        (None, ErrandKind::Execute(_) | ErrandKind::Read) => (Some(Outcome::NO_QUEUE), None),
+        (Some(srq), ErrandKind::End) => return srq.end_guest(id, now),
+        (Some(srq), ErrandKind::Execute(mtu)) => {
+            let Some((net, bytes)) = addresses(body) else { return engine.counters().malformed.add(1) };
+            let Ok(packet) = Packet::parse(bytes) else { return engine.counters().malformed.add(1) };
+            (srq.execute(id, mtu, (&net, &packet), now), None)
+        }
+        (Some(srq), ErrandKind::Read) => {
+            let Some((rkey, len, va)) = range(body) else { return engine.counters().malformed.add(1) };
+            match srq.read_for_other(rkey, va, len) {
+                Some(bytes) => (Some(Outcome::Done(0)), Some(bytes)),
+                None => (Some(Outcome::NO_QUEUE), None),
+            }
+        }
+    };
+    if let Some(outcome) = outcome {
+        let (to, frame) = (Slot::of(id.target), Frame::Result(id, outcome));
+        engine.post(Letter { to, frame, body: body.unwrap_or_default() });
+    }
+}
+
+/// Where a request came from and went to, and its packet.
+fn addresses(body: &[u8]) -> Option<(NetHeader, &[u8])> {
+    let (src, rest) = body.split_first_chunk()?;
+    let (dst, bytes) = rest.split_first_chunk()?;
+    Some((NetHeader { src: Gid(*src), dst: Gid(*dst), ..NetHeader::default() }, bytes))
+}
+
+/// What to read.
+fn range(body: &[u8]) -> Option<(RKey, u32, u64)> {
+    let (rkey, rest) = body.split_first_chunk()?;
+    let (len, rest) = rest.split_first_chunk()?;
+    let va = rest.first_chunk()?;
+    Some((RKey(u32::from_ne_bytes(*rkey)), u32::from_ne_bytes(*len), u64::from_ne_bytes(*va)))
+}
+
+#[cfg(test)]
+mod tests;

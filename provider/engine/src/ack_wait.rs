@@ -1,0 +1,84 @@
+//! Acknowledgements that wait a little for the program's own next packet to travel with it.
+//!
+//! One at a time, under the receive lock: where several queue pairs are busy, waiting gains little. `qp/rhythm.rs` says
+//! which may wait and how long.
+
+use crate::engine::Engine;
+use crate::queue_pair::{QueuePair, VisitOutcome};
+use crate::rx::{RxState, Visitor};
+use roxe_transport::time::Instant;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The background thread lets an acknowledgement wait so much longer: if the two share a processor, the program that is about to
+/// answer only comes to run when this thread sleeps, and a round of it takes 30 us in a virtual machine. When it did not, each
+/// of its wake-ups could stop a ping-pong for milliseconds: peers whose completion comes before the answer watch their memory,
+/// and are served by their own background threads.
+const GRACE: Duration = Duration::from_micros(100);
+
+/// A queue pair whose acknowledgement waits.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    qp: Arc<dyn QueuePair>,
+    until: Instant,
+}
+
+impl Engine {
+    /// Lets a queue pair answer packets that left `report`, or keeps its answer for its next packet.
+    pub(crate) fn serve_or_wait(
+        &self,
+        waiting: &mut Option<Waiting>,
+        qp: &Arc<dyn QueuePair>,
+        report: VisitOutcome,
+        now: Instant,
+    ) {
+        let Some(until) = qp.serve_or_wait(report, now) else { return };
+        match waiting {
+            Some(waiting) if Arc::ptr_eq(&waiting.qp, qp) => waiting.until = until,
+            _ => {
+                let before = waiting.replace(Waiting { qp: Arc::clone(qp), until });
+                before.into_iter().for_each(|before| before.qp.end_waiting(now));
+            }
+        }
+        self.presence.note_rhythm();
+        self.publish(&self.ack_at, Some(until.after(GRACE)));
+    }
+
+    /// Sends an acknowledgement that has waited until `by`, if the program has not sent it along.
+    #[inline]
+    pub(crate) fn end_waiting(&self, state: &mut RxState, by: Instant, now: Instant) {
+        let grace = if state.visitor == Visitor::Program { Duration::ZERO } else { GRACE };
+        if let Some(ended) = state.waiting.take_if(|waiting| waiting.until.after(grace) <= by) {
+            self.publish(&self.ack_at, None);
+            ended.qp.end_waiting(now);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{FakeQp, private_engine};
+    use roxe_base::config::config;
+    use roxe_wire::Qpn;
+    use std::sync::Arc;
+
+    #[test]
+    fn an_acknowledgement_waits_longer_where_the_background_thread_looks_for_packets() {
+        let engine = private_engine(config().unwrap());
+        let mut rx = engine.rx.lock();
+        let state = rx.state();
+        let (until, soon) = (Instant(1_000_000), Duration::from_nanos(1));
+        let mut waits = |visitor, by| {
+            let qp = Arc::new(FakeQp(Qpn::new(7))) as Arc<dyn QueuePair>;
+            state.waiting = Some(Waiting { qp, until: until.after(soon) });
+            state.visitor = visitor;
+            engine.end_waiting(state, by, by);
+            state.waiting.take().is_some()
+        };
+        let [early, late] = [until, until.after(GRACE)].map(|by| [by, by.after(soon)]);
+        let looks = [Visitor::Program, Visitor::Woken, Visitor::Spinning];
+        assert_eq!(looks.map(|visitor| early.map(|by| waits(visitor, by))), [[true, false], [true; 2], [true; 2]]);
+        assert_eq!(looks.map(|visitor| late.map(|by| waits(visitor, by))), [[false; 2], [true, false], [true, false]]);
+    }
+}

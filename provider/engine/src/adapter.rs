@@ -1,0 +1,171 @@
+//! One network interface seen as an RDMA card: its name, its port, and what was counted.
+//!
+//! Touches the description of the interface that the system gives, and the files of counters.
+
+use crate::counter_files::CounterFiles;
+use crate::counters::Counters;
+use crate::port::{GidTable, Netdev, Port, PortAttr, PortChange};
+use roxe_base::config::config;
+use roxe_base::lock::{Lockable, Mutex, RwLock, rank};
+use roxe_net::frames::Interface;
+use roxe_net::link::MAX_BYTES;
+use roxe_transport::qp::DropReason;
+use roxe_wire::frame::{ETH_LEN, TAG_LEN};
+use roxe_wire::{PathMtu, icrc};
+use std::fmt::Debug;
+use std::num::NonZeroU64;
+use std::sync::{Arc, Weak};
+
+/// Who wants to know what becomes of a port.
+pub trait PortObserver: Debug + Send + Sync {
+    /// What happened to it.
+    fn port_changed(&self, change: PortChange);
+}
+
+/// A network interface as a card.
+#[derive(Debug)]
+pub struct Adapter {
+    name: String,
+    index: u32,
+    netdev: String,
+    ifindex: u32,
+    guid: u64,
+    port: RwLock<rank::Port, Port>,
+    observers: Mutex<rank::Contexts, Vec<Weak<dyn PortObserver>>>,
+    counters: Counters,
+    /// Shows the counters to others.
+    files: Option<CounterFiles>,
+}
+
+impl Adapter {
+    /// The adapter number `index` of this process, over `netdev`.
+    pub fn new(index: u32, netdev: &Netdev) -> Self {
+        let name = format!("roxe{index}");
+        let folders = config().map(|config| (config.counters.as_deref(), config.stats_files.as_deref()));
+        let (files, stats) = folders.unwrap_or_default();
+        Self {
+            files: files.or(stats).map(|_| CounterFiles::new(files, stats, &name)),
+            name,
+            index,
+            ifindex: netdev.ifindex,
+            guid: netdev.guid(),
+            netdev: netdev.name.clone(),
+            port: RwLock::new(Port::new(netdev)),
+            observers: Mutex::default(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// Takes over what the interface is like now, and tells every observer what changed. `prepare` is done with the new GID
+    /// table before anybody sees it.
+    pub(crate) fn refresh(&self, prepare: impl FnOnce(&GidTable)) {
+        // Held from the look on, so that nobody takes over an older look after this one.
+        let mut observers = self.observers.lock();
+        let Ok(now) = Netdev::find(self.ifindex) else { return };
+        let mut port = self.port.read().clone();
+        let changes = port.follow(now.as_ref());
+        prepare(&port.gids);
+        *self.port.write() = port;
+        observers.retain(|observer| observer.strong_count() > 0);
+        for observer in observers.iter().filter_map(Weak::upgrade) {
+            changes.iter().for_each(|change| observer.port_changed(*change));
+        }
+    }
+
+    /// From now on `observer` hears of every change, for as long as it lives.
+    pub fn observe(&self, observer: &Arc<impl PortObserver + 'static>) {
+        let observer: Weak<dyn PortObserver> = Arc::downgrade(observer) as _;
+        self.observers.lock().push(observer);
+    }
+
+    /// `roxe0`, `roxe1`, ...
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Position in the list of devices, from 0.
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// Name of the network interface.
+    pub fn netdev(&self) -> &str {
+        &self.netdev
+    }
+
+    /// Index of the network interface.
+    pub fn ifindex(&self) -> u32 {
+        self.ifindex
+    }
+
+    /// Node GUID, host order; never 0.
+    pub fn node_guid(&self) -> u64 {
+        self.guid
+    }
+
+    /// The lock that is held while the port changes, for the fork handlers.
+    pub(crate) fn raw_observers(&self) -> &impl Lockable {
+        &self.observers
+    }
+
+    /// The lock of the port's description, for the fork handlers.
+    pub(crate) fn raw_port(&self) -> &impl Lockable {
+        &self.port
+    }
+
+    /// The largest UD payload and path MTU.
+    pub fn active_mtu(&self) -> PathMtu {
+        self.port.read().attr.active_mtu
+    }
+
+    /// What the link carries, bit/s.
+    pub fn line_rate(&self) -> NonZeroU64 {
+        self.port.read().line_rate
+    }
+
+    /// What raw packets have to know of the network interface.
+    pub fn interface(&self) -> Interface {
+        let port = self.port.read();
+        let max_frame = (port.mtu as usize + ETH_LEN + TAG_LEN).min(MAX_BYTES - icrc::LEN);
+        Interface { index: self.ifindex, mac: port.mac, max_frame }
+    }
+
+    /// Whether its interface was removed.
+    pub fn is_gone(&self) -> bool {
+        self.port.read().is_gone()
+    }
+
+    /// The GID table now.
+    pub fn gids(&self) -> GidTable {
+        self.port.read().gids
+    }
+
+    /// Attributes of its port.
+    pub fn port_attr(&self) -> PortAttr {
+        let drops = |reason| u32::try_from(self.counters.drops(reason)).unwrap_or(u32::MAX);
+        PortAttr {
+            // clause: TAKE-PKEY
+            bad_pkey_cntr: drops(DropReason::Pkey),
+            // clause: UD-QKEY
+            qkey_viol_cntr: drops(DropReason::Qkey),
+            ..self.port.read().attr
+        }
+    }
+
+    /// What was counted.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// What shows the counters to other programs, if anything does.
+    #[inline]
+    pub fn files(&self) -> Option<&CounterFiles> {
+        self.files.as_ref()
+    }
+
+    /// In the child of a fork: what was counted so far the parent tells.
+    pub fn begin_anew(&self) {
+        self.counters.clear();
+        self.files.iter().for_each(CounterFiles::begin_anew);
+    }
+}

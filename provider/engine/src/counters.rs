@@ -1,0 +1,357 @@
+//! What the device has counted since the process opened it: traffic, and why packets were dropped.
+//!
+//! Readable by name like the files in `/sys/class/infiniband/*/hw_counters`. Touches nothing.
+
+use roxe_transport::cm::Ignored;
+use roxe_transport::qp::{CongestionCounts, DropReason, RetryCounts};
+use roxe_wire::cm::MadError;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// One number that only grows.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Counts `n` more.
+    #[inline]
+    pub fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// The same without keeping others from adding, for who holds a lock that everybody has who adds to this one.
+    #[inline]
+    pub fn add_alone(&self, n: u64) {
+        self.0.store(self.get().wrapping_add(n), Ordering::Relaxed);
+    }
+
+    fn clear(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+
+    /// What was counted so far.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Clone for Counter {
+    fn clone(&self) -> Self {
+        Self(AtomicU64::new(self.get()))
+    }
+}
+
+/// All counters of a device. A copy counts no more.
+#[derive(Clone, Debug, Default)]
+pub struct Counters {
+    /// RoCE packets handed to the link, and messages of connection managers that stay on this host.
+    pub sent_packets: Counter,
+    /// Their bytes, from the BTH to the ICRC.
+    pub sent_bytes: Counter,
+    /// RoCE packets that came to the end of their way here; those of other processes count there, when they have been
+    /// forwarded. Counted, as the next two, under the lock of the receive side.
+    pub received_packets: Counter,
+    /// Their bytes, from the BTH to the ICRC.
+    pub received_bytes: Counter,
+    /// Those of the received packets that came through shared memory.
+    pub received_by_ring: Counter,
+    /// Those of the sent packets that went through shared memory.
+    pub sent_by_ring: Counter,
+    /// Packets that are no legal RoCE packet.
+    pub malformed: Counter,
+    /// Packets whose ICRC is wrong.
+    pub icrc_errors: Counter,
+    /// Packets for a queue pair that does not exist.
+    pub unknown_qp: Counter,
+    /// Packets from an address of this host and a port that is not of this user; and, while the system drops those before they
+    /// are received, all datagrams that it drops: it has one number for them.
+    pub foreign_source_port: Counter,
+    /// Packets that the link could not send.
+    pub send_errors: Counter,
+    /// Packets that found the send buffer of a slow interface full, and so much queued for it that they were lost.
+    pub tx_queue_full: Counter,
+    /// Runs of packets that the system did not cut (`UDP_SEGMENT`), which then left one by one.
+    pub segments_refused: Counter,
+    /// Receives that failed.
+    pub receive_errors: Counter,
+    /// Datagrams that the system dropped because the receive buffer of a socket was full.
+    pub rcvbuf_errors: Counter,
+    /// Packets for another process, put into its mailbox: those that came here, which count nowhere else, and own messages of
+    /// connection managers.
+    pub forwarded: Counter,
+    /// Packets for another process that could not be forwarded.
+    pub forward_errors: Counter,
+    /// Messages of connection managers handed to the link.
+    pub sent_mads: Counter,
+    /// Messages of connection managers taken from the link.
+    pub received_mads: Counter,
+    /// Messages for which there was no room.
+    pub mads_lost: Counter,
+    /// Raw packets handed to the interface.
+    pub sent_frames: Counter,
+    /// Frames that were looked at because there are flows.
+    pub received_frames: Counter,
+    /// What the kernel had joined to more than the interface carries, and was left out.
+    pub oversized_frames: Counter,
+    /// Times the background thread met a bug.
+    pub panics: Counter,
+    /// Packets that a fault rule lost.
+    pub fault_dropped: Counter,
+    /// Copies of packets that a fault rule made.
+    pub fault_duplicated: Counter,
+    /// Packets that a fault rule held back.
+    pub fault_delayed: Counter,
+    /// Packets that a fault rule damaged.
+    pub fault_corrupted: Counter,
+    /// Packets that a fault rule marked as having met congestion.
+    pub fault_marked: Counter,
+    /// Packets that a fault rule let find no receive.
+    pub fault_rnr: Counter,
+    /// Data of connected peers that a switch marked (ECN).
+    np_ecn_marked_roce_packets: Counter,
+    /// Congestion notifications (CNPs) sent.
+    np_cnp_sent: Counter,
+    /// CNPs that slowed a queue pair down; those that did not are drops, as `rp_cnp_ignored`.
+    rp_cnp_handled: Counter,
+    /// NAKs received that tell of a gap.
+    packet_seq_err: Counter,
+    /// Answers received that imply the loss of an earlier one.
+    implied_nak_seq_err: Counter,
+    /// RNR NAKs received.
+    rnr_nak_retry_err: Counter,
+    /// Times no acknowledgement came in time.
+    local_ack_timeout_err: Counter,
+    /// RNR NAKs sent.
+    send_rnr_err: Counter,
+    drops: [Counter; DropReason::ALL.len()],
+    ignored: [Counter; Ignored::ALL.len()],
+    bad_mads: [Counter; MadError::ALL.len()],
+}
+
+impl Counters {
+    /// Counts a packet that a queue pair dropped.
+    pub fn count_drop(&self, reason: DropReason) {
+        if let Some(counter) = self.drops.get(reason as usize) {
+            counter.add(1);
+        }
+    }
+
+    /// Counts what came to queue pair 1 and is no message of a connection manager.
+    pub fn count_bad_mad(&self, reason: MadError) {
+        if let Some(counter) = self.bad_mads.get(reason as usize) {
+            counter.add(1);
+        }
+    }
+
+    /// Counts a message that the connection manager could not use.
+    pub fn count_ignored(&self, reason: Ignored) {
+        if let Some(counter) = self.ignored.get(reason as usize) {
+            counter.add(1);
+        }
+    }
+
+    /// Adds what a queue pair met of congestion.
+    #[cold]
+    pub fn count_congestion(&self, met: CongestionCounts) {
+        self.np_ecn_marked_roce_packets.add(met.np_ecn_marked_roce_packets.into());
+        self.np_cnp_sent.add(met.np_cnp_sent.into());
+        self.rp_cnp_handled.add(met.rp_cnp_handled.into());
+    }
+
+    /// Adds what a queue pair met of losses.
+    #[cold]
+    pub fn count_retries(&self, met: RetryCounts) {
+        self.packet_seq_err.add(met.packet_seq_err.into());
+        self.implied_nak_seq_err.add(met.implied_nak_seq_err.into());
+        self.rnr_nak_retry_err.add(met.rnr_nak_retry_err.into());
+        self.local_ack_timeout_err.add(met.local_ack_timeout_err.into());
+        self.send_rnr_err.add(met.send_rnr_err.into());
+    }
+
+    /// Counts packets that were sent.
+    pub fn count_sent(&self, packets: u64, bytes: u64) {
+        self.sent_packets.add(packets);
+        self.sent_bytes.add(bytes);
+    }
+
+    /// Counts packets that were handed to a ring.
+    pub fn count_sent_by_ring(&self, packets: u64, bytes: u64) {
+        self.count_sent(packets, bytes);
+        self.sent_by_ring.add(packets);
+    }
+
+    /// Counts packets that were received. The caller holds the lock of the receive side.
+    #[inline]
+    pub fn count_received(&self, packets: u64, bytes: usize) {
+        self.received_packets.add_alone(packets);
+        self.received_bytes.add_alone(bytes as u64);
+    }
+
+    /// How many packets were dropped for `reason`.
+    pub fn drops(&self, reason: DropReason) -> u64 {
+        self.drops.get(reason as usize).map_or(0, Counter::get)
+    }
+
+    /// Begins anew.
+    pub fn clear(&self) {
+        self.all().for_each(|(_, counter)| counter.clear());
+    }
+
+    /// What every counter has reached, with its name.
+    pub fn list(&self) -> Vec<(&'static str, u64)> {
+        self.all().map(|(name, counter)| (name, counter.get())).collect()
+    }
+
+    fn all(&self) -> impl Iterator<Item = (&'static str, &Counter)> {
+        let traffic = [
+            ("sent_packets", &self.sent_packets),
+            ("sent_bytes", &self.sent_bytes),
+            ("received_packets", &self.received_packets),
+            ("received_bytes", &self.received_bytes),
+            ("sent_by_ring", &self.sent_by_ring),
+            ("received_by_ring", &self.received_by_ring),
+            ("malformed", &self.malformed),
+            ("icrc_errors", &self.icrc_errors),
+            ("unknown_qp", &self.unknown_qp),
+            ("foreign_source_port", &self.foreign_source_port),
+            ("send_errors", &self.send_errors),
+            ("tx_queue_full", &self.tx_queue_full),
+            ("segments_refused", &self.segments_refused),
+            ("receive_errors", &self.receive_errors),
+            ("rcvbuf_errors", &self.rcvbuf_errors),
+            ("forwarded", &self.forwarded),
+            ("forward_errors", &self.forward_errors),
+            ("sent_mads", &self.sent_mads),
+            ("received_mads", &self.received_mads),
+            ("mads_lost", &self.mads_lost),
+            ("sent_frames", &self.sent_frames),
+            ("received_frames", &self.received_frames),
+            ("oversized_frames", &self.oversized_frames),
+            ("panics", &self.panics),
+            ("fault_dropped", &self.fault_dropped),
+            ("fault_duplicated", &self.fault_duplicated),
+            ("fault_delayed", &self.fault_delayed),
+            ("fault_corrupted", &self.fault_corrupted),
+            ("fault_marked", &self.fault_marked),
+            ("fault_rnr", &self.fault_rnr),
+            ("np_ecn_marked_roce_packets", &self.np_ecn_marked_roce_packets),
+            ("np_cnp_sent", &self.np_cnp_sent),
+            ("rp_cnp_handled", &self.rp_cnp_handled),
+            ("packet_seq_err", &self.packet_seq_err),
+            ("implied_nak_seq_err", &self.implied_nak_seq_err),
+            ("rnr_nak_retry_err", &self.rnr_nak_retry_err),
+            ("local_ack_timeout_err", &self.local_ack_timeout_err),
+            ("send_rnr_err", &self.send_rnr_err),
+        ];
+        let drops = DropReason::ALL.iter().zip(&self.drops).map(|(reason, counter)| (reason.name(), counter));
+        let ignored = Ignored::ALL.iter().zip(&self.ignored).map(|(reason, counter)| (reason.name(), counter));
+        let bad = MadError::ALL.iter().zip(&self.bad_mads).map(|(reason, counter)| (reason.name(), counter));
+        traffic.into_iter().chain(drops).chain(ignored).chain(bad)
+    }
+}
+
+/// A file that shows a counter to other programs: its folder and name below a port, and what it holds.
+pub type File = (&'static str, fn(&Counters) -> u64);
+
+/// The files of a port, named as those of the kernel's drivers (rxe, mlx5) that mean the same. What cannot happen here is
+/// always 0. Data is counted in units of 4 octets, from the BTH to the ICRC.
+pub const FILES: [File; 55] = [
+    ("counters/port_xmit_data", |c| c.sent_bytes.get() / 4),
+    ("counters/port_rcv_data", |c| c.received_bytes.get() / 4),
+    ("counters/port_xmit_packets", |c| c.sent_packets.get()),
+    ("counters/port_rcv_packets", |c| c.received_packets.get()),
+    ("counters/port_rcv_errors", |c| c.malformed.get() + c.icrc_errors.get()),
+    ("counters/port_xmit_discards", |c| c.send_errors.get() + c.tx_queue_full.get()),
+    ("counters/port_rcv_constraint_errors", |c| c.drops(DropReason::Pkey)),
+    ("counters/port_xmit_constraint_errors", |_| 0),
+    ("counters/port_rcv_remote_physical_errors", |_| 0),
+    ("counters/port_rcv_switch_relay_errors", |_| 0),
+    ("counters/port_xmit_wait", |_| 0),
+    ("counters/symbol_error", |_| 0),
+    ("counters/link_error_recovery", |_| 0),
+    ("counters/link_downed", |_| 0),
+    ("counters/local_link_integrity_errors", |_| 0),
+    ("counters/excessive_buffer_overrun_errors", |_| 0),
+    ("counters/VL15_dropped", |_| 0),
+    ("hw_counters/sent_pkts", |c| c.sent_packets.get()),
+    ("hw_counters/rcvd_pkts", |c| c.received_packets.get()),
+    ("hw_counters/duplicate_request", |c| c.drops(DropReason::DuplicateRequest)),
+    ("hw_counters/out_of_sequence", |c| c.drops(DropReason::OutOfSequence)),
+    ("hw_counters/out_of_buffer", |c| c.drops(DropReason::NoReceive)),
+    ("hw_counters/packet_seq_err", |c| c.packet_seq_err.get()),
+    ("hw_counters/implied_nak_seq_err", |c| c.implied_nak_seq_err.get()),
+    ("hw_counters/rnr_nak_retry_err", |c| c.rnr_nak_retry_err.get()),
+    ("hw_counters/local_ack_timeout_err", |c| c.local_ack_timeout_err.get()),
+    ("hw_counters/send_rnr_err", |c| c.send_rnr_err.get()),
+    ("hw_counters/send_err", |c| c.send_errors.get() + c.tx_queue_full.get()),
+    ("hw_counters/resp_remote_access_errors", |c| c.drops(DropReason::RemoteAccess)),
+    ("hw_counters/rx_icrc_encapsulated", |c| c.icrc_errors.get()),
+    ("hw_counters/np_ecn_marked_roce_packets", |c| c.np_ecn_marked_roce_packets.get()),
+    ("hw_counters/np_cnp_sent", |c| c.np_cnp_sent.get()),
+    ("hw_counters/rp_cnp_handled", |c| c.rp_cnp_handled.get()),
+    ("hw_counters/rp_cnp_ignored", |c| c.drops(DropReason::CongestionNotice)),
+    ("hw_counters/qkey_violations", |c| c.drops(DropReason::Qkey)),
+    ("hw_counters/unknown_qp", |c| c.unknown_qp.get()),
+    ("hw_counters/foreign_source_port", |c| c.foreign_source_port.get()),
+    ("hw_counters/malformed", |c| c.malformed.get()),
+    ("hw_counters/bad_state", |c| c.drops(DropReason::BadState)),
+    ("hw_counters/wrong_service", |c| c.drops(DropReason::WrongService)),
+    ("hw_counters/pkey_violations", |c| c.drops(DropReason::Pkey)),
+    ("hw_counters/wrong_address", |c| c.drops(DropReason::Address)),
+    ("hw_counters/ghost_response", |c| c.drops(DropReason::GhostResponse)),
+    ("hw_counters/duplicate_response", |c| c.drops(DropReason::DuplicateResponse)),
+    ("hw_counters/awaiting_retry", |c| c.drops(DropReason::AwaitingRetry)),
+    ("hw_counters/reserved_syndrome", |c| c.drops(DropReason::ReservedSyndrome)),
+    ("hw_counters/invalid_request", |c| c.drops(DropReason::InvalidRequest)),
+    ("hw_counters/local_protection", |c| c.drops(DropReason::LocalProtection)),
+    ("hw_counters/rcvbuf_errors", |c| c.rcvbuf_errors.get()),
+    ("hw_counters/receive_errors", |c| c.receive_errors.get()),
+    ("hw_counters/forward_errors", |c| c.forward_errors.get()),
+    ("hw_counters/mads_lost", |c| c.mads_lost.get()),
+    ("hw_counters/oversized_frames", |c| c.oversized_frames.get()),
+    ("hw_counters/panics", |c| c.panics.get()),
+    ("hw_counters/forwarded", |c| c.forwarded.get()),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_reason_has_its_own_counter_and_name() {
+        let counters = Counters::default();
+        for (n, &reason) in DropReason::ALL.iter().enumerate() {
+            (0..=n).for_each(|_| counters.count_drop(reason));
+        }
+        for (n, &reason) in DropReason::ALL.iter().enumerate() {
+            assert_eq!(counters.drops(reason), n as u64 + 1, "{reason:?}");
+        }
+        let list = counters.list();
+        let names: HashSet<_> = list.iter().map(|(name, _)| name).collect();
+        assert_eq!(names.len(), list.len());
+        let files: HashSet<_> = FILES.iter().map(|(path, _)| path).collect();
+        assert_eq!(files.len(), FILES.len());
+    }
+
+    #[test]
+    fn all_begin_anew_at_once() {
+        let counters = Counters::default();
+        counters.all().for_each(|(_, counter)| counter.add(1));
+        assert!(FILES.iter().any(|(_, value)| value(&counters) > 0));
+        counters.clear();
+        assert!(FILES.iter().all(|(_, value)| value(&counters) == 0));
+    }
+
+    #[test]
+    fn data_is_counted_in_words_and_errors_are_added_up() {
+        let counters = Counters::default();
+        counters.sent_bytes.add(4 * 7 + 3);
+        counters.malformed.add(2);
+        counters.icrc_errors.add(3);
+        counters.count_retries(RetryCounts { rnr_nak_retry_err: 4, ..RetryCounts::default() });
+        let value = |path| FILES.iter().find(|(name, _)| *name == path).map(|(_, value)| value(&counters));
+        assert_eq!(value("counters/port_xmit_data"), Some(7));
+        assert_eq!(value("counters/port_rcv_errors"), Some(5));
+        assert_eq!(value("hw_counters/rnr_nak_retry_err"), Some(4));
+    }
+}

@@ -1,0 +1,80 @@
+//! Queue pairs that wait for room in a window, and what those have whose turn it is.
+//!
+//! First come, first served, and served with room of their own: thousands may wait for a window of some hundred packets, and
+//! each gets its turn at the cost of one visit. Touches nothing.
+
+use super::Flow;
+use crate::sync::{AtomicBool, Mutex, Ordering, rank};
+use roxe_wire::Qpn;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// The two windows of a destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pool {
+    /// RC.
+    Stream,
+    /// UC and UD.
+    Datagrams,
+}
+
+/// Who waits for one of them.
+#[derive(Debug, Default)]
+pub(crate) struct Waiters {
+    /// With the bytes that they were refused.
+    queue: Mutex<rank::FlowWaiters, VecDeque<(Qpn, u32)>>,
+    are_there: AtomicBool,
+}
+
+impl Waiters {
+    pub(crate) fn push(&self, qpn: Qpn, bytes: u32) {
+        let mut queue = self.queue.lock();
+        queue.push_back((qpn, bytes));
+        self.are_there.store(true, Ordering::SeqCst);
+    }
+
+    /// Takes whoever waited longest if `room` says what it gets.
+    pub(crate) fn pop_if(&self, room: impl FnOnce(u32) -> Option<u32>) -> Option<(Qpn, u32)> {
+        let mut queue = self.queue.lock();
+        let &(qpn, bytes) = queue.front()?;
+        let gets = room(bytes)?;
+        queue.pop_front();
+        self.are_there.store(!queue.is_empty(), Ordering::SeqCst);
+        Some((qpn, gets))
+    }
+
+    /// Whether anybody waits.
+    pub(crate) fn are_there(&self) -> bool {
+        self.are_there.load(Ordering::SeqCst)
+    }
+}
+
+/// A queue pair whose turn it is.
+#[derive(Debug)]
+pub struct Ready {
+    /// Its number.
+    pub qpn: Qpn,
+    /// What it waited for.
+    pub grant: Option<Grant>,
+}
+
+/// Room of a window that nobody else can take. Dropped just before its owner asks for what it needs.
+#[derive(Debug)]
+pub struct Grant {
+    pub(crate) flow: Arc<Flow>,
+    pub(crate) pool: Pool,
+    pub(crate) bytes: u32,
+}
+
+impl Grant {
+    /// Of which window.
+    pub fn flow(&self) -> &Arc<Flow> {
+        &self.flow
+    }
+}
+
+impl Drop for Grant {
+    fn drop(&mut self) {
+        self.flow.give(self.pool, self.bytes);
+    }
+}

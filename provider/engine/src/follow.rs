@@ -1,0 +1,71 @@
+//! Following the network interface: the thread hears that it changed, and port, GID table, sockets and programs learn of it.
+//!
+//! Sockets of addresses that go stay open: an address may come back, as IPv6 addresses do when a link comes up again.
+
+use crate::engine::Engine;
+use crate::port::{GidTable, Netdev};
+use std::sync::atomic::Ordering;
+
+impl Engine {
+    /// Takes over which addresses this host has, whatever their interface.
+    pub(crate) fn look_at_host(&self) {
+        let addresses: Vec<_> = Netdev::all().into_iter().flat_map(|netdev| netdev.addresses).collect();
+        let mut known = self.host_addresses.write();
+        if *known != addresses {
+            *known = addresses;
+            drop(known);
+            self.links_version.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// Looks at the interface, and lets the background thread follow it from now on. If that cannot be, the device works all
+    /// the same: it is looked at whenever it is opened, and the first queue pair tries to start the thread and says why not.
+    pub fn watch(&self) {
+        let mut news = self.starting.lock();
+        // First listen, then look: so no change falls between the two.
+        let _ = self.ensure_thread(&mut news);
+        self.look();
+    }
+
+    /// The same, unless the thread follows it already.
+    pub fn keep_watching(&self) {
+        if self.poller().is_err() {
+            self.watch();
+        }
+    }
+
+    /// Whether the device has an address.
+    pub fn has_address(&self) -> bool {
+        self.adapter.gids().used().next().is_some()
+    }
+
+    /// Takes the news, and what follows from them. Background thread only.
+    pub(crate) fn follow_interface(&self) {
+        let news = self.starting.lock();
+        self.look_at_host();
+        if news.as_ref().is_some_and(|news| news.are_about(self.ifindex())) {
+            self.look();
+            drop(news);
+            self.services.interface_changed(self);
+        }
+    }
+
+    /// Takes over what the interface is like. Programs see a new address once packets can leave from it and come to it.
+    fn look(&self) {
+        self.adapter.refresh(|gids| self.open_new_links(gids));
+    }
+
+    /// Opens the addresses that have come, if sockets are open at all. What cannot be opened is reported to whoever wants to
+    /// use it.
+    fn open_new_links(&self, gids: &GidTable) {
+        let Ok(poller) = self.poller() else { return };
+        if !self.is_started() {
+            return;
+        }
+        for (_, gid) in gids.used() {
+            if self.link(gid).is_none() {
+                let _ = self.open_link(gid, &poller).and_then(|link| self.add_link(link, &poller));
+            }
+        }
+    }
+}

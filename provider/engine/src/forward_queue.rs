@@ -1,0 +1,148 @@
+//! Packets of other processes that wait for room in their owner's mailbox.
+//!
+//! A mailbox takes ten frames (`net.unix.max_dgram_qlen`), a window of packets may be more. UC and UD have nobody to repeat
+//! what is lost here, so frames wait, in order, until the owner has read. Bounded: an owner that never reads loses what
+//! comes later. Touches the mailboxes.
+
+use roxe_net::forward::{Frame, HEADER};
+use roxe_net::service::Mailbox;
+use roxe_net::slot::SlotSocket;
+use std::collections::VecDeque;
+use std::io;
+
+/// Bytes that wait for one owner: more than the largest window of a few senders.
+const MAX_PER_OWNER: usize = 4 << 20;
+/// Owners with something waiting.
+const MAX_OWNERS: usize = 16;
+
+/// Frames that wait for one owner.
+#[derive(Debug)]
+struct Outbox {
+    to: Mailbox,
+    frames: VecDeque<Vec<u8>>,
+    bytes: usize,
+}
+
+/// Everything that waits.
+#[derive(Debug, Default)]
+pub(crate) struct Strays {
+    boxes: Vec<Outbox>,
+}
+
+/// What became of a stray.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// With its owner, or waiting for it.
+    Forwarded,
+    /// Nobody owns the mailbox.
+    Unowned,
+    /// Lost: too much waits already, or the system refused.
+    Lost,
+}
+
+impl Strays {
+    /// Sends `body` under `frame` to `to`, behind what waits for it already.
+    pub(crate) fn send(&mut self, from: &SlotSocket, to: Mailbox, frame: &Frame, body: &[u8]) -> Fate {
+        let header = frame.header();
+        let Some(outbox) = self.boxes.iter_mut().find(|outbox| outbox.to == to) else {
+            return match from.send_to_mailbox(&to, &header, body) {
+                Ok(()) => Fate::Forwarded,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => self.open(to, &header, body),
+                Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => Fate::Unowned,
+                Err(_) => Fate::Lost,
+            };
+        };
+        outbox.push(&header, body)
+    }
+
+    /// Sends what there is room for by now. How many frames were lost: their owners are gone, or the system refused.
+    pub(crate) fn retry(&mut self, from: &SlotSocket) -> u64 {
+        let mut lost = 0;
+        self.boxes.retain_mut(|outbox| outbox.drain(from, &mut lost));
+        lost
+    }
+
+    /// Whether nothing waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.boxes.is_empty()
+    }
+
+    fn open(&mut self, to: Mailbox, header: &[u8; HEADER], body: &[u8]) -> Fate {
+        if self.boxes.len() >= MAX_OWNERS {
+            return Fate::Lost;
+        }
+        let mut outbox = Outbox { to, frames: VecDeque::new(), bytes: 0 };
+        let fate = outbox.push(header, body);
+        self.boxes.push(outbox);
+        fate
+    }
+}
+
+impl Outbox {
+    fn push(&mut self, header: &[u8; HEADER], body: &[u8]) -> Fate {
+        if self.bytes + body.len() > MAX_PER_OWNER {
+            return Fate::Lost;
+        }
+        self.bytes += body.len();
+        self.frames.push_back([header, body].concat());
+        Fate::Forwarded
+    }
+
+    /// Sends from the front; whether something still waits. What cannot be sent at all is added to `lost`.
+    fn drain(&mut self, from: &SlotSocket, lost: &mut u64) -> bool {
+        while let Some(frame) = self.frames.front() {
+            match from.send_to_mailbox(&self.to, frame, &[]) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return true,
+                sent => *lost += u64::from(sent.is_err()),
+            }
+            self.bytes -= frame.len().saturating_sub(HEADER).min(self.bytes);
+            self.frames.pop_front();
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOWHERE: u32 = 0x7000_0020;
+    const FRAME: Frame = Frame::ProbeSeen { nonce: 1, round: 1, index: 2 };
+
+    fn sockets() -> (SlotSocket, SlotSocket) {
+        (SlotSocket::claim(NOWHERE).unwrap(), SlotSocket::claim(NOWHERE).unwrap())
+    }
+
+    #[test]
+    fn frames_beyond_the_mailbox_wait_and_arrive_in_order() {
+        let (from, owner) = sockets();
+        let mut strays = Strays::default();
+        for n in 0..100u8 {
+            assert_eq!(strays.send(&from, Mailbox::Slot(owner.slot()), &FRAME, &[n]), Fate::Forwarded);
+        }
+        assert!(!strays.is_empty());
+        let (mut buf, mut got) = ([0; 100], Vec::new());
+        while got.len() < 100 {
+            strays.retry(&from);
+            while let Some((len, _)) = owner.recv(&mut buf).unwrap() {
+                got.push(buf[len - 1]);
+            }
+        }
+        assert!(got.into_iter().eq(0..100));
+        assert!(strays.is_empty());
+    }
+
+    #[test]
+    fn what_waits_is_bounded_and_dies_with_its_owner() {
+        let (from, owner) = sockets();
+        let mut strays = Strays::default();
+        let body = vec![0; 60_000];
+        let fates: Vec<_> = (0..200).map(|_| strays.send(&from, Mailbox::Slot(owner.slot()), &FRAME, &body)).collect();
+        assert_eq!((fates[0], fates[199]), (Fate::Forwarded, Fate::Lost));
+        let slot = owner.slot();
+        drop(owner);
+        assert!(strays.retry(&from) > 0, "what its owner can no longer get is counted");
+        assert!(strays.is_empty());
+        assert_eq!(strays.send(&from, Mailbox::Slot(slot), &FRAME, &body), Fate::Unowned);
+    }
+}

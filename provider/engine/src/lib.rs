@@ -1,0 +1,62 @@
+//! Who receives, sends and runs timers when: the data path of a device in this process, between links and queue pairs.
+//!
+//! An [`engine::Engine`] belongs to one [`adapter::Adapter`], which is a network interface seen as a card. Threads of the
+//! program come in by [`engine::Engine::progress`] when they poll an empty completion queue and by the verbs of a queue pair;
+//! one background thread does the same while nobody else does. Queue pairs are known by the trait [`queue_pair::QueuePair`],
+//! connection managers and XRC domains by [`services::Services`]; the crate above implements both.
+//!
+//! | modules | what they are |
+//! |---|---|
+//! | [`adapter`], [`port`], [`counters`], [`counter_files`], [`stats_file`] | the interface as a port, and what was counted |
+//! | [`engine`], [`start`], [`follow`], [`shutdown`] | the engine, its start, the interface it follows, its end |
+//! | [`rx`], [`groups`], [`frames`], [`flow_counters`], [`gsi`], [`forward_queue`], [`xrc_remote`] | packets on their way in, by kind |
+//! | [`tx`], [`send_room`] | packets on their way out, and who waits for room in a socket |
+//! | [`rings`] | rings through shared memory to and from other processes |
+//! | [`flow_control`] | windows towards receivers, credits, and who waits for room |
+//! | [`tap`] | captures and fault rules |
+//! | [`background`], [`thread`], [`poller`], [`event_wait`], [`spinning`], [`delayed_ack`], [`ack_wait`] | who works when, and how long an acknowledgement waits |
+//! | [`table`] | queue pairs by number |
+//!
+//! # Unsafe code
+//!
+//! In `poller` and `thread` (epoll and threads) and `port` (one ioctl); everything else is safe.
+#![deny(unsafe_code)]
+
+pub mod ack_wait;
+pub mod adapter;
+pub mod background;
+pub mod counter_files;
+pub mod counters;
+pub mod delayed_ack;
+pub mod engine;
+pub mod event_wait;
+pub mod flow_control;
+pub mod flow_counters;
+pub mod follow;
+pub mod forward_queue;
+pub mod frames;
+pub mod groups;
+pub mod gsi;
+#[allow(unsafe_code)]
+mod poller;
+#[allow(unsafe_code)]
+pub mod port;
+pub mod queue_pair;
+pub mod rings;
+pub mod rx;
+pub mod send_room;
+pub mod services;
+pub mod shutdown;
+mod spinning;
+pub mod start;
+pub mod stats_file;
+pub mod table;
+pub mod tap;
+#[cfg(test)]
+mod testing;
+#[allow(unsafe_code)]
+mod thread;
+pub mod tx;
+pub mod xrc_remote;
+
+use roxe_base::sync;

@@ -1,0 +1,240 @@
+//! What the background thread sleeps on. **Unsafe room**: epoll, eventfd, timerfd.
+//!
+//! Two epoll instances: one with everything, and a quiet one without sockets, for the time in which the program's own
+//! threads receive; packets then wake nobody. Knows descriptors and times, nothing else.
+
+use libc::c_int;
+use roxe_base::clock::timespec;
+use roxe_net::SendRoom;
+use roxe_transport::time::Instant;
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// What may wake the thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Watch {
+    /// Packets, frames, kicks and the timer.
+    All,
+    /// Kicks and the timer.
+    Quiet,
+}
+
+/// Marks the descriptor of the news, and those of lines to other processes; all others are marked by their number.
+const NEWS: u64 = u64::MAX;
+const LINE: u64 = u64::MAX - 1;
+/// Marks what tells of room in send buffers.
+const ROOM: u64 = u64::MAX - 2;
+
+/// What ended a sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Woken {
+    /// News of the interface.
+    News,
+    /// Something was said on a line to another process, or it is gone.
+    Line,
+    /// A socket whose send buffer was full has room.
+    Room,
+    /// Anything else.
+    Other,
+}
+
+/// The descriptors of a sleeping thread.
+#[derive(Debug)]
+pub(crate) struct Poller {
+    all: RawFd,
+    quiet: RawFd,
+    kick: RawFd,
+    timer: RawFd,
+    /// Tells of room in send buffers.
+    room: Arc<SendRoom>,
+    /// What the timer is set to, nanoseconds; 0 when it is not.
+    timer_at: AtomicU64,
+    closed: AtomicBool,
+}
+
+impl Poller {
+    pub(crate) fn new() -> io::Result<Self> {
+        // Dropping the value closes what was opened before a failure; -1 is nothing.
+        let mut poller = Self {
+            all: -1,
+            quiet: -1,
+            kick: -1,
+            timer: -1,
+            room: Arc::new(SendRoom::new()?),
+            timer_at: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+        };
+        // SAFETY: these calls take no pointers.
+        unsafe {
+            poller.all = check(libc::epoll_create1(libc::EPOLL_CLOEXEC))?;
+            poller.quiet = check(libc::epoll_create1(libc::EPOLL_CLOEXEC))?;
+            poller.kick = check(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK))?;
+            poller.timer = check(libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC | libc::TFD_NONBLOCK))?;
+        }
+        poller.watch(poller.kick, Watch::Quiet)?;
+        poller.watch(poller.timer, Watch::Quiet)?;
+        [poller.all, poller.quiet].into_iter().try_for_each(|epoll| add(epoll, poller.room.fd(), ROOM, READABLE))?;
+        Ok(poller)
+    }
+
+    /// Lets `fd` becoming readable wake the thread whenever it sleeps at least as lightly as `watch`. Closing it is enough
+    /// to end that.
+    pub(crate) fn watch(&self, fd: RawFd, watch: Watch) -> io::Result<()> {
+        add(self.all, fd, fd as u64, READABLE)?;
+        match watch {
+            Watch::All => Ok(()),
+            Watch::Quiet => add(self.quiet, fd, fd as u64, READABLE),
+        }
+    }
+
+    /// What tells of room in send buffers, which wakes the thread however deep it sleeps.
+    pub(crate) fn send_room(&self) -> &Arc<SendRoom> {
+        &self.room
+    }
+
+    /// Wakes the thread, or keeps it from going to sleep the next time.
+    pub(crate) fn kick(&self) {
+        roxe_net::wake(self.kick);
+    }
+
+    /// The same for news of the interface, which wake however deep the thread sleeps.
+    pub(crate) fn watch_news(&self, fd: RawFd) -> io::Result<()> {
+        [self.all, self.quiet].into_iter().try_for_each(|epoll| add(epoll, fd, NEWS, READABLE))
+    }
+
+    /// The same for a line to another process; every event wakes once, as the line may stay as it is.
+    pub(crate) fn watch_line(&self, fd: RawFd) -> io::Result<()> {
+        let events = READABLE | libc::EPOLLRDHUP | libc::EPOLLET;
+        [self.all, self.quiet].into_iter().try_for_each(|epoll| add(epoll, fd, LINE, events))
+    }
+
+    /// What another process writes to when it wants to wake the thread.
+    pub(crate) fn doorbell(&self) -> RawFd {
+        self.kick
+    }
+
+    /// Sleeps until something of `watch` happens or `until` has come. Spurious returns happen. Says what ended the sleep.
+    pub(crate) fn sleep(&self, watch: Watch, until: Option<Instant>, now: Instant) -> Woken {
+        self.set_timer(until, now);
+        let epoll = if watch == Watch::All { self.all } else { self.quiet };
+        let mut event = libc::epoll_event { events: 0, u64: 0 };
+        // SAFETY: room for one event. A signal ends the sleep early, which is allowed.
+        let count = unsafe { libc::epoll_wait(epoll, &raw mut event, 1, -1) };
+        let woken_by = event.u64;
+        if count == 1 && (woken_by == self.kick as u64 || woken_by == self.timer as u64) {
+            self.drain();
+        }
+        match woken_by {
+            NEWS if count == 1 => Woken::News,
+            LINE if count == 1 => Woken::Line,
+            ROOM if count == 1 => Woken::Room,
+            _ => Woken::Other,
+        }
+    }
+
+    /// Closes the descriptors although others may hold this value: in the child of a fork, whose copy of the thread that
+    /// holds it does not exist.
+    pub(crate) fn close(&self) {
+        if !self.closed.swap(true, Ordering::Relaxed) {
+            for fd in [self.all, self.quiet, self.kick, self.timer] {
+                // SAFETY: our own descriptors, closed once; -1 is refused.
+                unsafe { libc::close(fd) };
+            }
+        }
+    }
+
+    /// Takes back kicks and expirations.
+    fn drain(&self) {
+        let mut count = [0u8; 8];
+        for fd in [self.kick, self.timer] {
+            // SAFETY: eight bytes of room; the descriptors do not block.
+            unsafe { libc::read(fd, count.as_mut_ptr().cast(), count.len()) };
+        }
+    }
+
+    fn set_timer(&self, until: Option<Instant>, now: Instant) {
+        let at = until.map_or(0, |until| until.0.max(1));
+        if self.timer_at.swap(at, Ordering::Relaxed) == at && until.is_none() {
+            return;
+        }
+        // A time of zero would switch the timer off, so a deadline that has passed is one nanosecond away.
+        let left = until.map_or(Duration::ZERO, |until| until.since(now).max(Duration::from_nanos(1)));
+        let spec = libc::itimerspec { it_interval: timespec(Duration::ZERO), it_value: timespec(left) };
+        // SAFETY: reads `spec`; no old value is wanted.
+        unsafe { libc::timerfd_settime(self.timer, 0, &raw const spec, std::ptr::null_mut()) };
+    }
+}
+
+impl Drop for Poller {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+const READABLE: c_int = libc::EPOLLIN;
+
+/// Watches `fd` for `events`; `mark` says later that it was this one.
+fn add(epoll: RawFd, fd: RawFd, mark: u64, events: c_int) -> io::Result<()> {
+    let mut event = libc::epoll_event { events: events.cast_unsigned(), u64: mark };
+    // SAFETY: reads one event.
+    check(unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, &raw mut event) }).map(drop)
+}
+
+fn check(rc: c_int) -> io::Result<c_int> {
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(rc) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+
+    // The longest sleeps here end a broken test; no passing one reaches them.
+    const LONG: Option<Instant> = Some(Instant(10_000_000_000));
+
+    #[test]
+    fn a_kick_before_the_sleep_is_not_lost() {
+        let poller = Poller::new().unwrap();
+        for watch in [Watch::All, Watch::Quiet] {
+            poller.kick();
+            poller.sleep(watch, LONG, Instant(0));
+        }
+    }
+
+    #[test]
+    fn a_deadline_ends_the_sleep() {
+        let poller = Poller::new().unwrap();
+        poller.sleep(Watch::All, Some(Instant(1_000_000)), Instant(0));
+        // Passed already.
+        poller.sleep(Watch::Quiet, Some(Instant(5)), Instant(10));
+    }
+
+    #[test]
+    fn news_wake_however_deep_the_sleep_and_say_so() {
+        let poller = Poller::new().unwrap();
+        let (mut a, b) = UnixStream::pair().unwrap();
+        poller.watch_news(b.as_raw_fd()).unwrap();
+        poller.kick();
+        assert_eq!(poller.sleep(Watch::All, LONG, Instant(0)), Woken::Other, "a kick is no news");
+        a.write_all(b"x").unwrap();
+        assert_eq!(poller.sleep(Watch::All, LONG, Instant(0)), Woken::News);
+        assert_eq!(poller.sleep(Watch::Quiet, LONG, Instant(0)), Woken::News);
+    }
+
+    #[test]
+    fn sockets_wake_only_the_light_sleeper() {
+        let poller = Poller::new().unwrap();
+        let (mut a, b) = UnixStream::pair().unwrap();
+        poller.watch(b.as_raw_fd(), Watch::All).unwrap();
+        a.write_all(b"x").unwrap();
+        poller.sleep(Watch::All, LONG, Instant(0));
+        let before = std::time::Instant::now();
+        poller.sleep(Watch::Quiet, Some(Instant(2_000_000)), Instant(0));
+        assert!(before.elapsed() >= Duration::from_millis(1));
+    }
+}

@@ -1,0 +1,424 @@
+//! The port: the network interface behind it, its GID table and its attributes.
+//!
+//! Reads the system's interfaces when a device is made or opened and when the system tells that one changed; opens no
+//! socket that carries traffic.
+
+use pnet_datalink::NetworkInterface;
+use roxe_base::error::Error;
+use roxe_base::limits::MAX_MSG_SIZE;
+use roxe_wire::{Gid, PathMtu};
+use std::io;
+use std::net::IpAddr;
+use std::num::NonZeroU64;
+use std::os::fd::AsRawFd;
+
+/// Entries of the GID table. Small, because programs walk all of it.
+pub const GID_TABLE_LEN: usize = 16;
+/// Addresses taken into the table: at least one entry stays empty, as programs expect of a real card.
+const MAX_ADDRESSES: usize = GID_TABLE_LEN - 1;
+
+/// Attributes of a port, with the names and numbers of `struct ibv_port_attr`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortAttr {
+    /// `enum ibv_port_state`: 4 active, 1 down.
+    pub state: u32,
+    /// Largest path MTU any port has.
+    pub max_mtu: PathMtu,
+    /// Largest path MTU the network interface carries.
+    pub active_mtu: PathMtu,
+    /// Entries of the GID table, holes included.
+    pub gid_tbl_len: u32,
+    /// `enum ibv_port_cap_flags`.
+    pub port_cap_flags: u32,
+    /// Bytes of the longest message.
+    pub max_msg_sz: u32,
+    /// Packets dropped for their P_Key.
+    pub bad_pkey_cntr: u32,
+    /// Packets dropped for their Q_Key.
+    pub qkey_viol_cntr: u32,
+    /// Entries of the P_Key table.
+    pub pkey_tbl_len: u16,
+    /// Link width code: 1 = 1X, 2 = 4X.
+    pub active_width: u8,
+    /// Link speed code per lane.
+    pub active_speed: u8,
+    /// 5 link up, 3 disabled.
+    pub phys_state: u8,
+    /// 2 Ethernet.
+    pub link_layer: u8,
+    /// 1: every packet has a GRH.
+    pub flags: u8,
+    /// Virtual lanes code: 1 = VL0 only.
+    pub max_vl_num: u8,
+}
+
+/// `IBV_PORT_DOWN` and `IBV_PORT_ACTIVE`.
+const DOWN: u32 = 1;
+const ACTIVE: u32 = 4;
+/// Physical states: disabled, and link up.
+const DISABLED: u8 = 3;
+const LINK_UP: u8 = 5;
+
+/// The line rate of an interface that has none, bit/s.
+const UNKNOWN_LINE: NonZeroU64 = NonZeroU64::new(10_000_000_000).unwrap();
+
+/// One used entry of the GID table; all are of type RoCE v2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GidEntry {
+    /// Position in the table.
+    pub index: u8,
+    /// Port number.
+    pub port: u8,
+    /// The address.
+    pub gid: Gid,
+    /// Index of the network interface that has the address.
+    pub ndev_ifindex: u32,
+}
+
+/// A network interface as the system describes it now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Netdev {
+    /// `eth0`, `lo`, ...
+    pub name: String,
+    /// Its number (`if_nametoindex`).
+    pub ifindex: u32,
+    /// All zero on loopback.
+    pub mac: [u8; 6],
+    /// Bytes of an IP packet.
+    pub mtu: u32,
+    /// Switched on, and with a carrier.
+    pub up: bool,
+    /// IPv4 first, then IPv6, each in the system's order.
+    pub addresses: Vec<Gid>,
+}
+
+impl Netdev {
+    /// All interfaces of this network namespace.
+    pub fn all() -> Vec<Self> {
+        pnet_datalink::interfaces().iter().map(Self::describe).collect()
+    }
+
+    /// The interface with this index; `Ok(None)`: it was removed. An error: the system does not tell, as a list without
+    /// even the loopback interface shows.
+    pub fn find(ifindex: u32) -> Result<Option<Self>, Error> {
+        let all = pnet_datalink::interfaces();
+        if all.is_empty() {
+            return Err(Error::new(libc::EAGAIN, "the system does not list its network interfaces"));
+        }
+        Ok(all.iter().find(|interface| interface.index == ifindex).map(Self::describe))
+    }
+
+    fn describe(interface: &NetworkInterface) -> Self {
+        let (v4, v6): (Vec<_>, Vec<_>) = interface.ips.iter().map(|net| net.ip()).partition(IpAddr::is_ipv4);
+        Self {
+            name: interface.name.clone(),
+            ifindex: interface.index,
+            mac: interface.mac.map_or([0; 6], |mac| mac.octets()),
+            mtu: mtu_of(&interface.name).unwrap_or(1500),
+            // Switched on, and with a carrier: LOWER_UP follows it at once, RUNNING a moment later, but is known everywhere.
+            up: interface.is_up() && (interface.is_lower_up() || interface.is_running()),
+            addresses: v4.into_iter().chain(v6).map(Gid::from).collect(),
+        }
+    }
+
+    /// EUI-64 of the MAC, universal/local bit flipped, as the kernel's rxe. An interface without a MAC (loopback) gets
+    /// a locally administered number that is the same in every process.
+    pub fn guid(&self) -> u64 {
+        let [a, b, c, d, e, f] = self.mac;
+        if self.mac == [0; 6] {
+            return 0x0272_6f78_6500_0000 | u64::from(self.ifindex & 0x00ff_ffff);
+        }
+        // clause: GUID-EUI64
+        u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f])
+    }
+
+    /// The path MTU the interface carries, by the kernel's core rule; tiny interfaces still get the smallest.
+    pub fn path_mtu(&self) -> PathMtu {
+        PathMtu::for_netdev(self.mtu).unwrap_or(PathMtu::Mtu256)
+    }
+
+    /// What a port over this interface looks like.
+    pub fn port_attr(&self) -> PortAttr {
+        let (active_width, active_speed) = speed_codes(self.speed());
+        PortAttr {
+            state: if self.up { ACTIVE } else { DOWN },
+            max_mtu: PathMtu::Mtu4096,
+            active_mtu: self.path_mtu(),
+            gid_tbl_len: GID_TABLE_LEN as u32,
+            // CM_SUP and IP_BASED_GIDS.
+            port_cap_flags: 1 << 16 | 1 << 26,
+            max_msg_sz: MAX_MSG_SIZE,
+            bad_pkey_cntr: 0,
+            qkey_viol_cntr: 0,
+            pkey_tbl_len: 1,
+            active_width,
+            active_speed,
+            phys_state: if self.up { LINK_UP } else { DISABLED },
+            // clause: PORT-ROCE
+            link_layer: 2,
+            flags: 1,
+            max_vl_num: 1,
+        }
+    }
+
+    /// What the link carries, bit/s. Where that cannot be known it is about what one queue pair can send: a line that is
+    /// never full would make the first cuts of a rate limit without effect.
+    pub fn line_rate(&self) -> NonZeroU64 {
+        const MEGA: u64 = 1_000_000;
+        NonZeroU64::new(u64::from(self.speed()) * MEGA).unwrap_or(UNKNOWN_LINE)
+    }
+
+    /// Link speed, Mbit/s; 0 when the interface has none (loopback, most virtual ones).
+    fn speed(&self) -> u32 {
+        let text = std::fs::read_to_string(format!("/sys/class/net/{}/speed", self.name)).unwrap_or_default();
+        text.trim().parse().unwrap_or_default()
+    }
+}
+
+/// Width and speed codes of the slowest InfiniBand link that reaches `mbits`; what cannot be known counts as 100 Gbit/s,
+/// about what memory copies through a socket can reach.
+fn speed_codes(mbits: u32) -> (u8, u8) {
+    const X1: u8 = 1;
+    const X4: u8 = 2;
+    const SDR: u8 = 1;
+    const QDR: u8 = 4;
+    const EDR: u8 = 32;
+    match mbits {
+        1..=2_500 => (X1, SDR),
+        2_501..=10_000 => (X1, QDR),
+        10_001..=25_000 => (X1, EDR),
+        25_001..=40_000 => (X4, QDR),
+        _ => (X4, EDR),
+    }
+}
+
+/// MTU of an interface, bytes of an IP packet.
+fn mtu_of(name: &str) -> Result<u32, Error> {
+    let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::DGRAM, None)
+        .map_err(|e| Error::os("cannot open a socket", &e))?;
+    // SAFETY: all-zero is a valid `ifreq`.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    // The last byte stays 0.
+    let room = request.ifr_name.len() - 1;
+    for (to, from) in request.ifr_name[..room].iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    // SAFETY: SIOCGIFMTU reads the name and writes the MTU of the `ifreq`, which outlives the call.
+    let rc = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU, &raw mut request) };
+    if rc != 0 {
+        return Err(Error::os(format!("cannot read the MTU of {name}"), &io::Error::last_os_error()));
+    }
+    // SAFETY: the successful ioctl filled in `ifru_mtu`; any bit pattern is an integer.
+    let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+    Ok(u32::try_from(mtu).unwrap_or(0))
+}
+
+/// What may happen to a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PortChange {
+    /// It came up: its interface is switched on and has a carrier.
+    Active,
+    /// It went down.
+    Error,
+    /// The GID table changed.
+    Gids,
+    /// The interface was removed, and the device with it.
+    Gone,
+}
+
+/// What may change while the device is known.
+#[derive(Clone, Debug)]
+pub struct Port {
+    /// Its attributes.
+    pub attr: PortAttr,
+    /// Its addresses.
+    pub gids: GidTable,
+    /// What the link carries, bit/s.
+    pub line_rate: NonZeroU64,
+    /// All zero on loopback.
+    pub mac: [u8; 6],
+    /// Bytes of an IP packet.
+    pub mtu: u32,
+    /// The interface was removed.
+    is_gone: bool,
+}
+
+impl Port {
+    /// The port over `netdev`.
+    pub fn new(netdev: &Netdev) -> Self {
+        let mut gids = GidTable::default();
+        gids.update(&netdev.addresses);
+        let (mac, mtu) = (netdev.mac, netdev.mtu);
+        Self { attr: netdev.port_attr(), gids, line_rate: netdev.line_rate(), mac, mtu, is_gone: false }
+    }
+
+    /// Whether the interface was removed.
+    pub const fn is_gone(&self) -> bool {
+        self.is_gone
+    }
+
+    /// Takes over what the interface is like now, `None` if it was removed, and says which events that is. An interface
+    /// that was removed is the end of the device: one that comes with the same name is another one.
+    pub fn follow(&mut self, now: Option<&Netdev>) -> Vec<PortChange> {
+        let (state, gids) = (self.attr.state, self.gids);
+        match now {
+            Some(netdev) => {
+                (self.attr, self.line_rate) = (netdev.port_attr(), netdev.line_rate());
+                (self.mac, self.mtu) = (netdev.mac, netdev.mtu);
+                self.gids.update(&netdev.addresses);
+            }
+            None => {
+                (self.attr.state, self.attr.phys_state) = (DOWN, DISABLED);
+                self.gids = GidTable::default();
+            }
+        }
+        let port = if self.attr.state == ACTIVE { PortChange::Active } else { PortChange::Error };
+        let has_gone = now.is_none() && !std::mem::replace(&mut self.is_gone, true);
+        let happened =
+            [(self.attr.state != state, port), (self.gids != gids, PortChange::Gids), (has_gone, PortChange::Gone)];
+        happened.into_iter().filter_map(|(did, kind)| did.then_some(kind)).collect()
+    }
+}
+
+/// The GID table. An address keeps its index as long as the interface has it, because QPs and programs refer to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GidTable([Gid; GID_TABLE_LEN]);
+
+impl GidTable {
+    /// Removes what is not in `addresses` and puts what is new into the holes, in order.
+    pub fn update(&mut self, addresses: &[Gid]) {
+        let addresses = &addresses[..addresses.len().min(MAX_ADDRESSES)];
+        for entry in self.0.iter_mut().filter(|entry| !addresses.contains(entry)) {
+            *entry = Gid::default();
+        }
+        for &address in addresses {
+            if self.index_of(address).is_none()
+                && let Some(hole) = self.0.iter_mut().find(|entry| entry.is_zero())
+            {
+                *hole = address;
+            }
+        }
+    }
+
+    /// The entry at `index`: zero in a hole, `None` outside the table.
+    pub fn get(&self, index: usize) -> Option<Gid> {
+        self.0.get(index).copied()
+    }
+
+    /// Where `gid` is.
+    pub fn index_of(&self, gid: Gid) -> Option<usize> {
+        self.0.iter().position(|&entry| entry == gid)
+    }
+
+    /// The used entries with their indices.
+    pub fn used(&self) -> impl Iterator<Item = (u8, Gid)> {
+        (0u8..).zip(self.0).filter(|(_, gid)| !gid.is_zero())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    fn v4(last: u8) -> Gid {
+        Ipv4Addr::new(10, 0, 0, last).into()
+    }
+
+    fn netdev(mac: [u8; 6], mtu: u32) -> Netdev {
+        Netdev { name: "x0".into(), ifindex: 7, mac, mtu, up: true, addresses: vec![] }
+    }
+
+    #[test]
+    fn loopback_is_found_with_its_addresses() {
+        let lo = Netdev::all().into_iter().find(|dev| dev.name == "lo").unwrap();
+        assert_eq!(lo.addresses.first(), Some(&Ipv4Addr::LOCALHOST.into()));
+        assert!(lo.mtu >= 1500);
+        assert_eq!(lo.ifindex, 1);
+    }
+
+    #[test]
+    fn interfaces_that_do_not_exist_have_no_mtu() {
+        let long = "a-name-longer-than-any-interface-has";
+        assert_eq!(mtu_of("nonexistent0").unwrap_err().errno(), libc::ENODEV);
+        assert_eq!(mtu_of(long).unwrap_err().errno(), libc::ENODEV);
+    }
+
+    // clause: GUID-EUI64
+    #[test]
+    fn guids_are_eui_64_and_never_zero() {
+        assert_eq!(netdev([0x02, 0xfc, 0, 0, 0, 1], 1500).guid(), 0x00fc_00ff_fe00_0001);
+        assert_eq!(netdev([0; 6], 65536).guid(), 0x0272_6f78_6500_0007);
+    }
+
+    #[test]
+    fn a_port_is_down_when_its_interface_is() {
+        let down = Netdev { up: false, ..netdev([0; 6], 1500) };
+        assert_eq!((down.port_attr().state, down.port_attr().phys_state), (1, 3));
+        let up = netdev([0; 6], 1500).port_attr();
+        assert_eq!((up.state, up.phys_state, up.active_mtu), (4, 5, PathMtu::Mtu1024));
+        assert_eq!(netdev([0; 6], 68).port_attr().active_mtu, PathMtu::Mtu256);
+    }
+
+    // clause: PORT-ROCE
+    #[test]
+    fn a_port_says_that_it_is_roce() {
+        let port = netdev([0; 6], 1500).port_attr();
+        // IBV_LINK_LAYER_ETHERNET and IBV_QPF_GRH_REQUIRED.
+        assert_eq!((port.link_layer, port.flags), (2, 1));
+        assert_eq!((port.pkey_tbl_len, port.max_msg_sz), (1, 1 << 31));
+    }
+
+    #[test]
+    fn a_port_tells_what_became_of_its_interface() {
+        use PortChange::{Active, Error, Gids, Gone};
+        let with =
+            |up, last: &[u8]| Netdev { up, addresses: last.iter().copied().map(v4).collect(), ..netdev([0; 6], 1500) };
+        let mut port = Port::new(&with(true, &[1]));
+        let mut follow = |up, last: &[u8]| port.follow(Some(&with(up, last)));
+        assert_eq!(follow(true, &[1]), []);
+        assert_eq!(follow(false, &[1]), [Error]);
+        assert_eq!(follow(false, &[1]), []);
+        assert_eq!(follow(true, &[1]), [Active]);
+        assert_eq!(follow(true, &[1, 2]), [Gids]);
+        assert_eq!(follow(true, &[2]), [Gids]);
+        assert_eq!(follow(false, &[]), [Error, Gids]);
+        assert_eq!(follow(true, &[3]), [Active, Gids]);
+        assert_eq!(port.follow(None), [Error, Gids, Gone]);
+        assert_eq!(port.follow(None), []);
+        assert_eq!((port.attr.state, port.gids.used().count()), (DOWN, 0));
+    }
+
+    #[test]
+    fn an_interface_that_does_not_exist_is_not_found() {
+        assert_eq!(Netdev::find(1).unwrap().map(|dev| dev.name).as_deref(), Some("lo"));
+        assert_eq!(Netdev::find(u32::MAX).unwrap(), None);
+    }
+
+    #[test]
+    fn addresses_keep_their_index_and_fill_holes() {
+        let mut table = GidTable::default();
+        table.update(&[v4(1), v4(2), v4(3)]);
+        table.update(&[v4(3), v4(4), v4(1)]);
+        assert_eq!(table.used().collect::<Vec<_>>(), [(0, v4(1)), (1, v4(4)), (2, v4(3))]);
+        assert_eq!(table.get(3), Some(Gid::default()));
+        assert_eq!(table.get(GID_TABLE_LEN), None);
+    }
+
+    #[test]
+    fn one_entry_always_stays_empty() {
+        let many: Vec<Gid> = (1..=40).map(|i| IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, i)).into()).collect();
+        let mut table = GidTable::default();
+        table.update(&many);
+        assert_eq!(table.used().count(), GID_TABLE_LEN - 1);
+        assert!(table.get(GID_TABLE_LEN - 1).unwrap().is_zero());
+    }
+
+    #[test]
+    fn speeds_map_to_the_slowest_link_that_reaches_them() {
+        assert_eq!(speed_codes(1_000), (1, 1));
+        assert_eq!(speed_codes(10_000), (1, 4));
+        assert_eq!(speed_codes(25_000), (1, 32));
+        assert_eq!(speed_codes(0), (2, 32));
+    }
+}

@@ -1,0 +1,298 @@
+//! Rings whose other half the test holds in its hands.
+
+use super::*;
+use crate::testing::private_engine;
+use roxe_base::config::config;
+use roxe_net::shm::testing::{carry, keep};
+use roxe_net::slot::SlotSocket;
+use std::net::Ipv4Addr;
+use std::sync::mpsc;
+use std::time;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+/// A ring holds some of them.
+const LONG: usize = 4112;
+
+fn heading() -> Heading {
+    let here = Ipv4Addr::LOCALHOST.into();
+    Heading { src: here, dst: here, traffic_class: 0, hop_limit: 64, sealed: false }
+}
+
+/// An engine of its own that uses rings, and sleeps unless it is woken.
+fn engine() -> Arc<Engine> {
+    let quiet = roxe_base::config::Config { rings: true, steering: false, ..config().unwrap().clone() };
+    let engine = private_engine(Box::leak(Box::new(quiet)));
+    engine.start_with_links().unwrap();
+    engine
+}
+
+/// A ring that is in use: what queue pairs write to, and what reads.
+fn ring() -> (SharedSender, Inbound) {
+    let (ours, theirs) = (Poller::new().unwrap(), Poller::new().unwrap());
+    let offer = Offer::new(shm::SIZE).unwrap();
+    let descriptors = carry(&offer.descriptors(ours.doorbell()));
+    let inbound = Inbound::accept(shm::SIZE, descriptors, theirs.doorbell(), |_| Ok(())).unwrap();
+    let Said::Accepted(doorbell) = offer.line.hear() else { panic!("accepted") };
+    let sender = Sender { writer: Some(offer.writer), doorbell: Some(doorbell), ..Sender::default() };
+    (Arc::new(Mutex::new(sender)), inbound)
+}
+
+/// Puts packets in until `room` says that it is enough, or the ring is full; how many.
+fn fill(sender: &mut Sender, mut is_enough: impl FnMut(usize) -> bool) -> usize {
+    let mut count = 0;
+    while !is_enough(count) && sender.slot(&heading(), LONG).is_some() {
+        count += 1;
+    }
+    sender.publish();
+    count
+}
+
+/// Takes out all that is there.
+fn read(inbound: &Inbound) {
+    while inbound.reader.next(|_| {}).unwrap() {}
+}
+
+#[test]
+fn a_ring_that_a_thread_of_the_program_takes_up_wakes_the_one_that_sleeps() {
+    let engine = engine();
+    let poller = engine.poller().unwrap();
+    let mut offers = Vec::new();
+    for n in 0..5 {
+        let mut offer = Offer::new(shm::SIZE).unwrap();
+        engine.accept_ring(shm::SIZE as u32, carry(&offer.descriptors(poller.doorbell())));
+        assert_eq!(engine.rings.inbound.read().len(), n + 1);
+        let start = time::Instant::now();
+        // Nothing but the ring could wake it.
+        while !offer.writer.must_wake() {
+            assert!(start.elapsed() < PATIENCE, "the writer of ring {n} believes that its reader is awake");
+            std::thread::yield_now();
+        }
+        offer.writer.slot(&heading(), LONG).unwrap().put(&[0; LONG]).unwrap();
+        offer.writer.publish();
+        offers.push(offer);
+    }
+}
+
+#[test]
+fn nobody_sleeps_while_there_is_room_for_those_who_wait() {
+    let rings = Rings::new(true);
+    let (ring, inbound) = ring();
+    let mut sender = ring.lock();
+    fill(&mut sender, |_| false);
+    assert!(!sender.has_room(LONG as u64));
+    assert!(!rings.wait(&ring, &mut sender, Qpn::new(7), false));
+    drop(sender);
+    assert!(!rings.prepare_sleep());
+    read(&inbound);
+    assert!(inbound.reader.must_tell());
+    // It was told, and may have had something else to do.
+    assert!(rings.prepare_sleep());
+    // Others were quicker: there is not enough room for those who wait, and the reader has told already.
+    let room = shm::SIZE / LONG;
+    fill(&mut ring.lock(), |count| count > room / 2 + 8);
+    assert!(!inbound.reader.must_tell() && !rings.prepare_sleep());
+    read(&inbound);
+    assert!(inbound.reader.must_tell() && rings.prepare_sleep());
+}
+
+#[test]
+fn only_a_thread_that_sleeps_is_told_of_room() {
+    let rings = Rings::new(true);
+    let (ring, inbound) = ring();
+    let fill_and_wait = || {
+        let mut sender = ring.lock();
+        fill(&mut sender, |_| false);
+        rings.wait(&ring, &mut sender, Qpn::new(7), false)
+    };
+    // A thread of the program looks itself.
+    assert!(!fill_and_wait());
+    read(&inbound);
+    assert!(!inbound.reader.must_tell());
+    // The ring is full only after the thread has lain down.
+    assert!(rings.prepare_sleep());
+    rings.full.lock().clear();
+    rings.has_full.store(false, Ordering::Relaxed);
+    ring.lock().is_listed = false;
+    assert!(!rings.prepare_sleep() && !fill_and_wait());
+    read(&inbound);
+    assert!(inbound.reader.must_tell());
+    // There is room before anybody can have heard that it is waited for.
+    assert!(rings.wait(&ring, &mut ring.lock(), Qpn::new(8), false));
+    rings.awake();
+    assert!(!rings.wait(&ring, &mut ring.lock(), Qpn::new(9), false), "it is awake, and looks");
+}
+
+/// Looks until there is something.
+fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let start = time::Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(start.elapsed() < PATIENCE, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Another process, as far as `engine` can see: a slot, and what came into its mailbox.
+struct Stranger {
+    mailbox: SlotSocket,
+    poller: Poller,
+}
+
+impl Stranger {
+    fn new(mailbox: SlotSocket) -> Self {
+        Self { mailbox, poller: Poller::new().unwrap() }
+    }
+
+    fn find_ring(&self, engine: &Engine) -> Option<SharedSender> {
+        let here = Ipv4Addr::LOCALHOST.into();
+        let av = Av { sgid: here, dgid: here, hop_limit: 64, ..Av::default() };
+        let ring = engine.find_ring(&av, self.mailbox.slot().qpn(5));
+        engine.progress();
+        ring
+    }
+
+    /// Takes up the ring that `engine` offers when it wants to send.
+    fn take_up(&self, engine: &Engine) -> Inbound {
+        let (size, descriptors) = wait_for("no offer came", || {
+            assert!(self.find_ring(engine).is_none(), "an old ring");
+            let mut buf = vec![0; 64 << 10];
+            let (len, descriptors) = self.mailbox.recv(&mut buf).unwrap()?;
+            let Some((Frame::Ring { size }, _)) = Frame::parse(&buf[..len]) else { return None };
+            Some((size as usize, descriptors))
+        });
+        Inbound::accept(size, descriptors, self.poller.doorbell(), |_| Ok(())).unwrap()
+    }
+
+    /// What `engine` says to it arrives.
+    fn hears(&self, engine: &Engine, inbound: &Inbound) {
+        let ring = wait_for("no ring is used", || self.find_ring(engine));
+        let mut sender = ring.lock();
+        assert_eq!(fill(&mut sender, |count| count == 3), 3);
+        assert!(inbound.reader.next(|record| assert_eq!(record.meta.len, 3 * LONG)).unwrap());
+    }
+}
+
+#[test]
+fn whoever_takes_the_slot_of_a_dead_process_gets_a_ring_of_its_own() {
+    let engine = engine();
+    let first = Stranger::new(SlotSocket::claim(engine.ifindex()).unwrap());
+    let slot = first.mailbox.slot();
+    let inbound = first.take_up(&engine);
+    first.hears(&engine, &inbound);
+    let old = first.find_ring(&engine).unwrap();
+    drop((first, inbound));
+    let second = Stranger::new(SlotSocket::claim_one(engine.ifindex(), slot).unwrap());
+    wait_for("the ring of the dead is still there", || old.lock().is_gone().then_some(()));
+    assert!(old.lock().slot(&heading(), LONG).is_none());
+    let inbound = second.take_up(&engine);
+    second.hears(&engine, &inbound);
+}
+
+#[test]
+fn a_stranger_that_refuses_is_not_asked_again_at_once() {
+    let engine = engine();
+    let stranger = Stranger::new(SlotSocket::claim(engine.ifindex()).unwrap());
+    drop(stranger.take_up(&engine));
+    wait_for("nobody heard of it", || {
+        matches!(engine.rings.out.lock().get(&stranger.mailbox.slot()), Some(Out::Refused(_))).then_some(())
+    });
+    assert!(stranger.find_ring(&engine).is_none() && !engine.rings.has_wanted.load(Ordering::Relaxed));
+}
+
+#[test]
+fn nonsense_in_a_ring_is_counted_and_a_broken_one_is_let_go_of() {
+    let engine = engine();
+    let poller = engine.poller().unwrap();
+    let malformed = || engine.counters().malformed.get() + engine.counters().unknown_qp.get();
+    let offer = Offer::new(shm::SIZE).unwrap();
+    engine.accept_ring(shm::SIZE as u32, carry(&offer.descriptors(poller.doorbell())));
+    let (mut writer, line) = keep(offer);
+    assert!(matches!(line.hear(), Said::Accepted(_)));
+    // Bytes of every kind and length, in runs as they should be. The first one of a BTH is its opcode.
+    let (before, mut packets) = (malformed(), 0);
+    for (seed, len) in (0..=u8::MAX).zip([1, 4, 7, 8, 11, 12, 16, 20, 28, 100, 1000, LONG].into_iter().cycle()) {
+        let bytes: Vec<_> = (0..len).map(|at| seed.wrapping_add((at * 37) as u8)).collect();
+        writer.slot(&heading(), len).unwrap().put(&bytes).unwrap();
+        writer.publish();
+        packets += 1;
+        wait_for("it is not read", || {
+            engine.progress();
+            engine.rings.inbound.read().iter().all(|ring| ring.reader.is_empty()).then_some(())
+        });
+    }
+    wait_for("not all of it is counted", || (malformed() >= before + packets).then_some(()));
+    assert_eq!(engine.counters().panics.get(), 0);
+    writer.break_it();
+    wait_for("it is still read", || {
+        engine.progress();
+        engine.rings.inbound.read().is_empty().then_some(())
+    });
+    wait_for("the writer does not hear of it", || matches!(line.hear(), Said::Gone).then_some(()));
+}
+
+#[test]
+fn a_ring_of_a_dead_writer_is_read_once_around_at_most() {
+    let engine = engine();
+    let poller = engine.poller().unwrap();
+    let offer = Offer::new(shm::SIZE).unwrap();
+    engine.accept_ring(shm::SIZE as u32, carry(&offer.descriptors(poller.doorbell())));
+    offer.writer.mark_every_line();
+    drop(offer);
+    wait_for("it is read without end", || engine.rings.inbound.read().is_empty().then_some(()));
+}
+
+#[test]
+fn a_ring_whose_reader_died_is_closed_without_stopping_who_writes_to_it_and_looks_for_another() {
+    use crate::tx::{Outlet, TxCache};
+    use roxe_transport::cx::{PacketNote, TxBatch, Why};
+    let engine = engine();
+    let (ours, theirs) = (Poller::new().unwrap(), Poller::new().unwrap());
+    let offer = Offer::new(shm::SIZE).unwrap();
+    let descriptors = carry(&offer.descriptors(ours.doorbell()));
+    let inbound = Inbound::accept(shm::SIZE, descriptors, theirs.doorbell(), |_| Ok(())).unwrap();
+    let Said::Accepted(doorbell) = offer.line.hear() else { panic!("accepted") };
+    let (writer, line) = keep(offer);
+    let sender = Sender { writer: Some(writer), doorbell: Some(doorbell), ..Sender::default() };
+    let (to_a, to_b) = (Qpn::new(0x70_0001), Qpn::new(0x71_0001));
+    engine.rings.set(Slot::of(to_a), Out::Ready(Arc::new(Mutex::new(sender)), line));
+    let here = Ipv4Addr::LOCALHOST.into();
+    let av = Av { sgid: here, dgid: here, ..Av::default() };
+    let ((opened, is_opened), (go, may_go), (done, is_done)) = (mpsc::channel(), mpsc::channel(), mpsc::channel());
+    let (writer, tender, tended) = (Arc::clone(&engine), Arc::clone(&engine), done.clone());
+    std::thread::spawn(move || {
+        let mut cache = TxCache::default();
+        let mut outlet = Outlet::new(&writer, &mut cache, Qpn::new(7), false);
+        let note = PacketNote::answer(Qpn::new(7), Why::First);
+        let is_first_written = outlet.slot(&av, to_a, 100, note).is_some();
+        opened.send(is_first_written).unwrap();
+        may_go.recv().unwrap();
+        // The same batch goes on with a datagram for another process, whose ring is looked up in the list.
+        let _ = outlet.slot(&av, to_b, 100, note);
+        outlet.flush(7);
+        done.send("writer").unwrap();
+    });
+    assert!(
+        is_opened.recv_timeout(PATIENCE).unwrap(),
+        "the first datagram goes into ring A, whose lock is held from here"
+    );
+    drop(inbound);
+    std::thread::spawn(move || {
+        tender.tend_out();
+        tended.send("tender").unwrap();
+    });
+    let is_given_up = || {
+        let out = engine.rings.out.try_lock();
+        out.is_some_and(|out| matches!(out.get(&Slot::of(to_a)), Some(Out::Refused(_))))
+    };
+    let start = time::Instant::now();
+    while !is_given_up() {
+        assert!(start.elapsed() < PATIENCE, "who closes ring A keeps the list of rings until it has the ring");
+        std::thread::yield_now();
+    }
+    go.send(()).unwrap();
+    let mut ended = [(); 2].map(|()| is_done.recv_timeout(PATIENCE).expect("both come to an end"));
+    ended.sort_unstable();
+    assert_eq!(ended, ["tender", "writer"]);
+}

@@ -1,0 +1,201 @@
+//! Packets on their way into an engine with a tap: judged, recorded as they came, then spoiled where a rule says so.
+
+use super::{Run, RxState};
+use crate::engine::Engine;
+use crate::gsi::GSI_ORDINAL;
+use crate::queue_pair::QueuePair;
+use crate::rx::header_of;
+use crate::tap::{self, Held, Incoming, Origin, Remark, Tap};
+use roxe_net::link::RxMeta;
+use roxe_transport::fault::{Direction, Seen, Verdict};
+use roxe_transport::time::Instant;
+use roxe_wire::capture::Direction::Inbound;
+use roxe_wire::{NetHeader, Packet, ParseError, Qpn, icrc};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A packet as it came.
+struct Arrival<'a> {
+    bytes: &'a [u8],
+    index: u16,
+    /// With the identification that the ICRC tells, or the likely one if it is wrong.
+    net: NetHeader,
+    is_whole: bool,
+    packet: Result<Packet<'a>, ParseError>,
+}
+
+impl<'a> Arrival<'a> {
+    fn new(meta: &RxMeta, index: u16, bytes: &'a [u8]) -> Self {
+        let net = header_of(meta, index);
+        let likely = if net.is_ipv4() { index } else { 0 };
+        let ident = icrc::solve_ident(&net, bytes, likely);
+        let net = NetHeader { ident: ident.unwrap_or(likely), ..net };
+        Self { bytes, index, net, is_whole: ident.is_some(), packet: Packet::parse(bytes) }
+    }
+
+    fn all(run: Run<'a>) -> Vec<Self> {
+        run.packets().map(|(index, bytes)| Self::new(run.meta, index, bytes)).collect()
+    }
+
+    fn origin(&self, qpn: Qpn) -> Origin {
+        match self.packet {
+            Err(error) => Origin::Malformed(qpn, error),
+            Ok(_) if !self.is_whole => Origin::Damaged(qpn),
+            Ok(_) => Origin::Received(qpn),
+        }
+    }
+}
+
+/// The number of a queue pair, and which one of the process it is.
+type Name = (Qpn, u32);
+
+impl Tap {
+    /// What the rules say of packets for `qp`. Damaged ones pass: what they say cannot be counted on.
+    fn judge_arrivals(&self, (qpn, ordinal): Name, arrivals: &[Arrival<'_>]) -> Vec<Verdict> {
+        self.judge(arrivals.iter().map(|arrival| {
+            let peer = arrival.net.src;
+            let packet = arrival.packet.as_ref().ok().filter(|_| arrival.is_whole)?;
+            Some(Seen { dir: Direction::Rx, qpn, ordinal, peer, packet })
+        }))
+    }
+
+    fn record_arrivals(&self, qpn: Qpn, arrivals: &[Arrival<'_>], verdicts: &[Verdict]) {
+        let Some(mut recording) = self.record() else { return };
+        for (arrival, verdict) in arrivals.iter().zip(verdicts) {
+            let remark = Remark { origin: arrival.origin(qpn), fate: self.fate(*verdict) };
+            recording.packet(Inbound, &arrival.net, arrival.bytes, &remark);
+        }
+    }
+
+    /// Records packets for a queue pair that does not exist.
+    pub(crate) fn record_unknown(&self, qpn: Qpn, run: Run<'_>) {
+        let Some(mut recording) = self.record() else { return };
+        for arrival in Arrival::all(run) {
+            let origin = if arrival.is_whole { Origin::Unknown(qpn) } else { Origin::Damaged(qpn) };
+            let remark = Remark { origin, fate: None };
+            recording.packet(Inbound, &arrival.net, arrival.bytes, &remark);
+        }
+    }
+}
+
+impl Engine {
+    /// Gives a run to its queue pair (`None`: queue pair 1), through `tap`.
+    pub(crate) fn hand_in_tapped(
+        &self,
+        tap: &Tap,
+        state: &mut RxState,
+        qp: Option<&Arc<dyn QueuePair>>,
+        run: Run<'_>,
+        now: Instant,
+    ) {
+        let arrivals = Arrival::all(run);
+        let name = qp.map_or((Qpn::GSI, GSI_ORDINAL), |qp| (qp.qpn(), qp.ordinal()));
+        let verdicts = tap.judge_arrivals(name, &arrivals);
+        tap.record_arrivals(name.0, &arrivals, &verdicts);
+        if verdicts.iter().all(Verdict::is_pass) {
+            return match qp {
+                Some(qp) => self.hand_in(state, Arc::clone(qp), run, now),
+                None => self.admit_mads(state, run),
+            };
+        }
+        for (arrival, verdict) in arrivals.iter().zip(verdicts) {
+            tap::count(self.counters(), &verdict);
+            if (verdict.drop || verdict.corrupt.is_some())
+                && let (Some(qp), Ok(packet)) = (qp, &arrival.packet)
+            {
+                qp.return_credit(packet, &arrival.net, &state.tools());
+            }
+            if !verdict.drop {
+                self.hand_in_spoiled(tap, state, qp, spoil(run.meta, arrival, name.0, &verdict), &verdict, now);
+            }
+        }
+    }
+
+    /// Hands in a packet and its copies, now or later.
+    fn hand_in_spoiled(
+        &self,
+        tap: &Tap,
+        state: &mut RxState,
+        qp: Option<&Arc<dyn QueuePair>>,
+        packet: Incoming,
+        verdict: &Verdict,
+        now: Instant,
+    ) {
+        let copy = || Incoming { is_copy: true, ..packet.clone() };
+        let copies: Vec<_> = std::iter::repeat_with(copy).take(verdict.copies.into()).collect();
+        self.hand_in_or_hold(tap, state, qp, packet, verdict.delay, now);
+        for copy in copies {
+            self.hand_in_or_hold(tap, state, qp, copy, verdict.delay + verdict.copies_after, now);
+        }
+    }
+
+    fn hand_in_or_hold(
+        &self,
+        tap: &Tap,
+        state: &mut RxState,
+        qp: Option<&Arc<dyn QueuePair>>,
+        packet: Incoming,
+        delay: Duration,
+        now: Instant,
+    ) {
+        if delay.is_zero() {
+            self.hand_in_alone(state, qp, &packet, now);
+        } else {
+            self.hold(tap, now.after(delay), Held::Incoming(packet));
+        }
+    }
+
+    fn hand_in_alone(&self, state: &mut RxState, qp: Option<&Arc<dyn QueuePair>>, packet: &Incoming, now: Instant) {
+        let Incoming { meta, bytes, rnr, is_copy, .. } = packet;
+        let run = Run { meta, bytes, index: meta.first_index };
+        let Some(qp) = qp else { return self.admit_mads(state, run) };
+        let mut tools = state.tools();
+        tools.starved = *rnr;
+        if *is_copy {
+            // The credit for a copy was never taken.
+            tools.locals = &[];
+        }
+        let report = qp.receive(run, &mut tools, now);
+        state.touch(Arc::clone(qp), report);
+    }
+
+    /// Lets packets go on, `now`, that are due by `until`. Whether there were any.
+    pub(crate) fn release_held(&self, tap: &Tap, state: &mut RxState, until: Instant, now: Instant) -> bool {
+        let mut found = false;
+        while let Some((_, held)) = tap.delayed.pop_due(until) {
+            found = true;
+            match held {
+                Held::Outgoing { net, bytes, remark } => self.send_held(tap, &net, &bytes, &remark),
+                Held::Incoming(packet) if packet.qpn == Qpn::GSI => self.hand_in_alone(state, None, &packet, now),
+                Held::Incoming(packet) => {
+                    if let Some(qp) = self.table.get(packet.qpn) {
+                        self.hand_in_alone(state, Some(&qp), &packet, now);
+                    }
+                }
+            }
+        }
+        found
+    }
+}
+
+/// Fills in the ICRCs of packets that came without: who watches sees every packet whole.
+pub(crate) fn sealed(meta: &RxMeta, bytes: &mut [u8]) -> RxMeta {
+    if !meta.sealed {
+        for (index, packet) in (0..=u16::MAX).zip(bytes.chunks_mut(meta.segment)) {
+            let net = header_of(meta, index);
+            icrc::seal(&NetHeader { ident: if net.is_ipv4() { index } else { 0 }, ..net }, packet);
+        }
+    }
+    RxMeta { sealed: true, ..*meta }
+}
+
+/// The packet as it shall be handed in.
+fn spoil(meta: &RxMeta, arrival: &Arrival<'_>, qpn: Qpn, verdict: &Verdict) -> Incoming {
+    let (mut bytes, len) = (arrival.bytes.to_vec(), arrival.bytes.len());
+    if let Some(corruption) = verdict.corrupt {
+        corruption.apply(&mut bytes);
+    }
+    let traffic_class = tap::marked(arrival.net, verdict).traffic_class;
+    let meta = RxMeta { len, segment: len.max(1), first_index: arrival.index, traffic_class, ..*meta };
+    Incoming { qpn, meta, bytes, rnr: verdict.rnr, is_copy: false }
+}

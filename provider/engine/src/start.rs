@@ -1,0 +1,229 @@
+//! How the engine comes to life and ends: sockets, slots, the thread; and what is left of it in the child of a fork.
+
+use crate::background;
+use crate::engine::Engine;
+use crate::poller::{Poller, Watch};
+use crate::rx::Rx;
+use crate::tap::{self, Tap};
+use crate::thread::Thread;
+use roxe_base::clock;
+use roxe_base::error::Error;
+use roxe_net::news::News;
+use roxe_net::slot::SlotSocket;
+use roxe_net::steer::Steering;
+use roxe_net::udp::UdpLink;
+use roxe_net::udp_table::user_of_port;
+use roxe_wire::Gid;
+use std::collections::VecDeque;
+use std::io;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Once, Weak};
+
+impl Engine {
+    /// Starts the engine if need be, and sees to it that it has an address. What fails here is for the user of the host to
+    /// mend.
+    pub fn start_with_links(&self) -> Result<(), Error> {
+        self.start()?;
+        if self.links.read().is_empty() {
+            let opened = self.poller().and_then(|poller| self.open_links(&poller));
+            opened.map_err(Error::about_host)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the sockets are open in this process.
+    pub fn is_started(&self) -> bool {
+        self.started.load(Ordering::Acquire)
+    }
+
+    /// Opens sockets and starts the thread, unless that was done in this process.
+    pub(crate) fn start(&self) -> Result<(), Error> {
+        if self.is_started() { Ok(()) } else { self.start_once().map_err(Error::about_host) }
+    }
+
+    fn start_once(&self) -> Result<(), Error> {
+        let mut starting = self.starting.lock();
+        if self.is_started() {
+            return Ok(());
+        }
+        self.tap().map_or(Ok(()), Tap::resume)?;
+        let poller = self.ensure_thread(&mut starting)?;
+        // Before the sockets, which may bring packets of others at once: they are sent on from here.
+        let claimed = self.claim_slot(&mut self.rx.lock(), &poller);
+        claimed.inspect_err(|_| self.forget_sockets())?;
+        // Who needs an address is told why there is none.
+        let _ = self.open_links(&poller);
+        self.started.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Makes sure that packets can leave from and arrive at `gid`.
+    pub fn ensure_link(&self, gid: Gid) -> Result<(), Error> {
+        self.start()?;
+        let _starting = self.starting.lock();
+        if self.link(gid).is_some() {
+            return Ok(());
+        }
+        let poller = self.poller()?;
+        self.open_link(gid, &poller).and_then(|link| self.add_link(link, &poller)).map_err(|e| explain(gid, &e))
+    }
+
+    /// What the background thread sleeps on; both come to exist here the first time.
+    pub(crate) fn ensure_thread(&self, news: &mut Option<News>) -> Result<Arc<Poller>, Error> {
+        if let Ok(poller) = self.poller() {
+            return Ok(poller);
+        }
+        let poller = Poller::new().map_err(|e| Error::os("cannot create an epoll instance", &e))?;
+        // Where the system tells nothing (a sandbox may forbid it), the port is looked at when the device is opened.
+        let heard = News::open().and_then(|news| poller.watch_news(news.fd()).map(|()| news));
+        let me = Weak::clone(&self.me);
+        let thread = Thread::start(poller, background::prepare, move |thread| background::run(&me, thread))
+            .map_err(|e| Error::os("cannot start the background thread", &e))?;
+        *news = heard.ok();
+        let poller = Arc::clone(thread.poller());
+        *self.thread.write() = Some(thread);
+        Ok(poller)
+    }
+
+    /// Somebody lets go of the engine, with no lock held. If nobody else has it, the thread is gone when this returns.
+    pub fn release(self: Arc<Self>) {
+        let (me, thread) = (Arc::downgrade(&self), self.thread.read().clone());
+        drop(self);
+        thread.into_iter().for_each(|thread| thread.join_if(|| me.strong_count() == 0));
+    }
+
+    /// Opens every address of the device. Fails if none can be opened; a single one that cannot is reported to whoever
+    /// wants to use it.
+    fn open_links(&self, poller: &Arc<Poller>) -> Result<(), Error> {
+        self.look_at_host();
+        let mut failure = None;
+        for (_, gid) in self.adapter.gids().used() {
+            let opened = self.open_link(gid, poller).and_then(|link| self.add_link(link, poller));
+            if let Err(e) = opened {
+                failure.get_or_insert_with(|| explain(gid, &e));
+            }
+        }
+        let links = self.links.read();
+        let Some(rcvbuf) = links.iter().map(|link| link.rcvbuf()).min() else {
+            let name = self.adapter.netdev();
+            return Err(failure.unwrap_or_else(|| Error::new(libc::ENETDOWN, format!("{name} has no address; bring it up with `ip link set {name} up`, or choose another interface with ROXE_NETDEV"))));
+        };
+        self.flows.set_window(self.config.window, rcvbuf);
+        Ok(())
+    }
+
+    pub(crate) fn open_link(&self, gid: Gid, poller: &Poller) -> io::Result<Arc<UdpLink>> {
+        static TOLD: Once = Once::new();
+        let link = UdpLink::open(gid, self.ifindex(), self.config.gso, self.config.gro)?;
+        if self.config.gso && link.lacks_segments() {
+            let text =
+                "the system has no UDP_SEGMENT, so every packet costs a system call; ROXE_GSO=off ends this line";
+            TOLD.call_once(|| tap::tell(&text));
+        }
+        link.with_send_room(poller.send_room()).with_rcvbuf(self.config.rcvbuf).map(Arc::new)
+    }
+
+    pub(crate) fn add_link(&self, link: Arc<UdpLink>, poller: &Poller) -> io::Result<()> {
+        poller.watch(link.fd(), Watch::All)?;
+        if self.config.steering {
+            let mut rx = self.rx.lock();
+            let steering = Steering::new(Arc::clone(&link), self.ifindex(), clock::now());
+            rx.state().steering.push(steering);
+            self.publish_steering(rx.state());
+        }
+        self.links.write().push(link);
+        self.links_version.fetch_add(1, Ordering::Release);
+        Ok(())
+    }
+
+    pub(crate) fn claim_slot(&self, rx: &mut Rx, poller: &Poller) -> Result<(), Error> {
+        let claim = |e| Error::os("cannot claim a range of queue pair numbers", &e);
+        let socket = SlotSocket::claim(self.ifindex()).map_err(claim)?;
+        poller.watch(socket.fd(), Watch::All).map_err(claim)?;
+        self.table.add_slot(socket.slot());
+        rx.state().slots.push(socket);
+        Ok(())
+    }
+
+    /// Closes all sockets; queue pairs that exist are cut off.
+    fn forget_sockets(&self) {
+        self.rx.lock().clear();
+        self.links.write().clear();
+        self.frame_senders.lock().clear();
+        self.links_version.fetch_add(1, Ordering::Release);
+        self.table.drain().iter().for_each(|qp| _ = qp.cut_off());
+        self.timers.clear();
+        self.flows.clear();
+        self.tap().into_iter().for_each(|tap| tap.delayed.clear());
+        self.letters.change(VecDeque::clear);
+        self.rings().clear();
+        self.publish(&self.steer_at, None);
+        self.publish(&self.retry_at, None);
+        self.publish(&self.tell_at, None);
+        self.publish(&self.ack_at, None);
+    }
+
+    /// In the child of a fork: gives up what belongs to the parent. The next opening of the device starts the thread again,
+    /// the next queue pair all of the engine.
+    pub fn abandon(&self) {
+        self.started.store(false, Ordering::Release);
+        *self.starting.lock() = None;
+        if let Some(thread) = self.thread.write().take() {
+            thread.poller().close();
+        }
+        self.forget_sockets();
+        self.presence.abandon();
+    }
+}
+
+/// Why an address cannot be used, and what to do.
+pub(crate) fn explain(gid: Gid, cause: &io::Error) -> Error {
+    let address = gid.to_ip();
+    match cause.raw_os_error() {
+        Some(errno @ libc::EADDRINUSE) => {
+            let whose = match user_of_port(gid) {
+                Some(uid) => format!("user {uid}"),
+                None => "another user, or a program that does not share it".to_owned(),
+            };
+            Error::host(
+                errno,
+                format!(
+                    "UDP port 4791 of {address} belongs to {whose}; \
+                     stop that program, or choose another interface with ROXE_NETDEV"
+                ),
+            )
+        }
+        Some(errno @ libc::EADDRNOTAVAIL) => {
+            Error::new(errno, format!("{address} is no longer an address of this host; query the GID table again"))
+        }
+        _ => Error::os(format!("cannot open UDP port 4791 of {address}"), cause),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::private_engine;
+    use roxe_base::config::config;
+
+    /// An engine of its own that follows its interface, and its thread.
+    fn engine() -> (Arc<Engine>, Arc<Thread>) {
+        let engine = private_engine(config().unwrap());
+        engine.watch();
+        let thread = engine.thread.read().clone().unwrap();
+        (engine, thread)
+    }
+
+    #[test]
+    fn who_releases_an_engine_last_finds_its_thread_gone() {
+        for _ in 0..200 {
+            let (engine, thread) = engine();
+            let other = Arc::clone(&engine);
+            engine.release();
+            assert_eq!(Arc::strong_count(&thread), 3, "the engine, the thread and this test have it");
+            other.kick();
+            other.release();
+            assert_eq!(Arc::strong_count(&thread), 1, "nobody else has it");
+        }
+    }
+}

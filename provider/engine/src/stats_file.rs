@@ -1,0 +1,120 @@
+//! `ROXE_STATS_FILES=FOLDER`: what a process has counted, in a file of its own, for whoever prints it if the process cannot:
+//! one that a signal ends, or that leaves by `_exit`, as children of a fork do.
+//!
+//! `roxe run --stats` names the folder. The file is named after the process and the device and holds the line that is to be
+//! printed. The process holds its lock (`man flock`), which the system takes from it when it ends, and removes the file when it
+//! has printed the line itself. Touches the file.
+
+use crate::counters::Counters;
+use roxe_base::lock::{Mutex, rank};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// The file of one device.
+#[derive(Debug)]
+pub struct StatsFile {
+    folder: PathBuf,
+    device: String,
+    open: Mutex<rank::StatsFile, Option<Open>>,
+}
+
+/// The file, once there is something to say.
+#[derive(Debug)]
+struct Open {
+    path: PathBuf,
+    /// Locked as long as it is open.
+    file: File,
+}
+
+impl StatsFile {
+    /// The file of `device` in `folder`; it is made when there is something to say.
+    pub fn new(folder: &Path, device: &str) -> Self {
+        Self { folder: folder.into(), device: device.into(), open: Mutex::default() }
+    }
+
+    /// Writes what was counted. Where that fails the process prints what it can at its end, and nobody else does.
+    pub fn write(&self, counters: &Counters) {
+        let mut open = self.open.lock();
+        if open.is_none() {
+            *open = self.make().ok();
+        }
+        let Some(Open { file, .. }) = &*open else { return };
+        let text = line(&self.device, "killed, or left by _exit", &counters.list());
+        // A line that became shorter would end in the rest of the one before; numbers only grow.
+        let _ = file.write_all_at(text.as_bytes(), 0);
+    }
+
+    fn make(&self) -> io::Result<Open> {
+        let path = self.folder.join(format!("{}-{}", std::process::id(), self.device));
+        let file = File::create(&path)?;
+        file.try_lock()?;
+        Ok(Open { path, file })
+    }
+
+    /// The process prints the line itself.
+    pub fn remove(&self) {
+        if let Some(Open { path, .. }) = self.open.lock().take() {
+            // Whoever cleans up the folder was faster.
+            let _ = fs::remove_file(path);
+        }
+    }
+
+    /// In the child of a fork: the file is the parent's. A thread that the child lacks may have been writing: then the child has
+    /// no file.
+    pub fn abandon(&self) {
+        if let Some(mut open) = self.open.try_lock() {
+            *open = None;
+        }
+    }
+}
+
+/// What is printed of one device: `roxe0 (process 17): sent_packets=3 sent_bytes=96`; `how` the process ended, unless that is
+/// empty, stands behind its number.
+pub fn line(device: &str, how: &str, counters: &[(&str, u64)]) -> String {
+    let used = counters.iter().filter(|(_, value)| *value != 0);
+    let values: String = used.map(|(name, value)| format!(" {name}={value}")).collect();
+    let comma = if how.is_empty() { "" } else { ", " };
+    let values = if values.is_empty() { " no traffic" } else { &values };
+    format!("{device} (process {}{comma}{how}):{values}\n", std::process::id())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_counted_is_printed() {
+        let id = std::process::id();
+        let text = line("roxe0", "", &[("sent_packets", 3), ("malformed", 0), ("np_cnp_sent", 1)]);
+        assert_eq!(text, format!("roxe0 (process {id}): sent_packets=3 np_cnp_sent=1\n"));
+        assert_eq!(line("roxe1", "", &[("malformed", 0)]), format!("roxe1 (process {id}): no traffic\n"));
+    }
+
+    #[test]
+    fn the_line_is_there_until_the_process_prints_it_itself() {
+        let folder = std::env::temp_dir().join(format!("roxe-stats-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let (file, counters) = (StatsFile::new(&folder, "roxe0"), Counters::default());
+        let path = folder.join(format!("{}-roxe0", std::process::id()));
+        for sent in [1, 2] {
+            counters.sent_packets.add(1);
+            file.write(&counters);
+            let text = fs::read_to_string(&path).unwrap();
+            assert!(text.contains("killed") && text.ends_with(&format!(" sent_packets={sent}\n")), "{text}");
+        }
+        assert!(File::open(&path).unwrap().try_lock().is_err(), "the process lives");
+        file.remove();
+        assert!(!path.exists());
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_folder_that_is_gone_is_no_error() {
+        let file = StatsFile::new(Path::new("/nonexistent"), "roxe0");
+        file.write(&Counters::default());
+        file.remove();
+        file.abandon();
+    }
+}

@@ -1,0 +1,183 @@
+//! Queue pairs by number.
+//!
+//! A process owns one or more slots of 4096 numbers each ([`roxe_net::slot`]). Within a slot numbers are drawn at random,
+//! so that a peer cannot guess them. A number that was given back rests: peers may remember for a while that it had a
+//! connection with them, and refuse another one as stale. Finding a QP is a scan over the few slots and one index.
+
+use crate::queue_pair::{PREFETCHED, QueuePair};
+use roxe_base::lock::{Lockable, RwLock, rank};
+use roxe_memory::prefetch::prefetch_at;
+use roxe_net::slot::{QPNS_PER_SLOT, Slot};
+use roxe_wire::Qpn;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// A slot takes no more QPs than this, so that a random number is soon found to be free.
+const MAX_PER_SLOT: usize = QPNS_PER_SLOT as usize * 3 / 4;
+
+/// What a destination QPN means here.
+#[derive(Debug)]
+pub(crate) enum Lookup {
+    /// This queue pair.
+    Found(Arc<dyn QueuePair>),
+    /// A number of ours that no queue pair has.
+    Unknown,
+    /// A number of another process, or of nobody.
+    NotOurs,
+}
+
+#[derive(Debug)]
+struct Owned {
+    slot: Slot,
+    used: usize,
+    numbers: Vec<Number>,
+    /// Those that rest, in the order in which they were given back.
+    resting: VecDeque<usize>,
+}
+
+/// What becomes of one number.
+#[derive(Clone, Debug)]
+enum Number {
+    Free,
+    Resting,
+    Used(Arc<dyn QueuePair>),
+}
+
+impl Owned {
+    fn new(slot: Slot) -> Self {
+        Self { slot, used: 0, numbers: vec![Number::Free; QPNS_PER_SLOT as usize], resting: VecDeque::new() }
+    }
+
+    fn qps(&self) -> impl Iterator<Item = &Arc<dyn QueuePair>> {
+        self.numbers.iter().filter_map(|number| match number {
+            Number::Used(qp) => Some(qp),
+            Number::Free | Number::Resting => None,
+        })
+    }
+
+    /// Takes a free number; the search begins at a random one.
+    fn take(&mut self, random: u32, make: impl FnOnce(Qpn) -> Arc<dyn QueuePair>) -> Option<()> {
+        let index = (0..QPNS_PER_SLOT)
+            .map(|step| random.wrapping_add(step) % QPNS_PER_SLOT)
+            .find(|&index| matches!(self.numbers.get(index as usize), Some(Number::Free)))?;
+        let qp = make(self.slot.qpn(index));
+        *self.numbers.get_mut(index as usize)? = Number::Used(qp);
+        self.used += 1;
+        self.wake();
+        Some(())
+    }
+
+    fn give_back(&mut self, index: usize) {
+        if let Some(number @ Number::Used(_)) = self.numbers.get_mut(index) {
+            *number = Number::Resting;
+            self.used -= 1;
+            self.resting.push_back(index);
+            self.wake();
+        }
+    }
+
+    /// Of the unused numbers three quarters may rest, so that the others can still not be guessed: a process with few queue
+    /// pairs uses a number again when 3,000 others have been given back after it.
+    fn wake(&mut self) {
+        let most = (self.numbers.len() - self.used) * 3 / 4;
+        while self.resting.len() > most {
+            let Some(index) = self.resting.pop_front() else { return };
+            if let Some(number) = self.numbers.get_mut(index) {
+                *number = Number::Free;
+            }
+        }
+    }
+}
+
+/// All queue pairs of an engine.
+#[derive(Debug, Default)]
+pub(crate) struct QpTable {
+    /// The slots that follow, for who has a queue pair locked.
+    owned: RwLock<rank::OwnedSlots, Vec<Slot>>,
+    slots: RwLock<rank::QpTable, Vec<Owned>>,
+}
+
+impl QpTable {
+    /// Who `qpn` is.
+    #[inline]
+    pub(crate) fn find(&self, qpn: Qpn) -> Lookup {
+        let slots = self.slots.read();
+        let Some(owned) = slots.iter().find(|owned| owned.slot == Slot::of(qpn)) else { return Lookup::NotOurs };
+        match owned.numbers.get(index_of(qpn)) {
+            Some(Number::Used(qp)) => {
+                // Before its count is changed: that waits for the first line, and the others come meanwhile.
+                prefetch_at(Arc::as_ptr(qp).addr(), PREFETCHED);
+                Lookup::Found(Arc::clone(qp))
+            }
+            _ => Lookup::Unknown,
+        }
+    }
+
+    /// The queue pair `qpn`, if it is one of ours.
+    pub(crate) fn get(&self, qpn: Qpn) -> Option<Arc<dyn QueuePair>> {
+        match self.find(qpn) {
+            Lookup::Found(qp) => Some(qp),
+            _ => None,
+        }
+    }
+
+    /// The slot that was added first.
+    pub(crate) fn first_slot(&self) -> Option<Slot> {
+        self.owned.read().first().copied()
+    }
+
+    /// Whether `slot` was added.
+    pub(crate) fn owns(&self, slot: Slot) -> bool {
+        self.owned.read().contains(&slot)
+    }
+
+    /// Gives the table a slot that this process has claimed.
+    pub(crate) fn add_slot(&self, slot: Slot) {
+        let mut slots = self.slots.write();
+        self.owned.write().push(slot);
+        slots.push(Owned::new(slot));
+    }
+
+    /// Stores what `make` returns under a free number. False: all slots are full; add one.
+    pub(crate) fn insert(&self, random: u32, make: impl FnOnce(Qpn) -> Arc<dyn QueuePair>) -> bool {
+        let mut slots = self.slots.write();
+        slots.iter_mut().find(|owned| owned.used < MAX_PER_SLOT).and_then(|owned| owned.take(random, make)).is_some()
+    }
+
+    /// Forgets `qpn`.
+    pub(crate) fn remove(&self, qpn: Qpn) {
+        let mut slots = self.slots.write();
+        if let Some(owned) = slots.iter_mut().find(|owned| owned.slot == Slot::of(qpn)) {
+            owned.give_back(index_of(qpn));
+        }
+    }
+
+    /// Takes everything out, the slots too.
+    pub(crate) fn drain(&self) -> Vec<Arc<dyn QueuePair>> {
+        let slots = std::mem::take(&mut *self.slots.write());
+        self.owned.write().clear();
+        slots.iter().flat_map(Owned::qps).map(Arc::clone).collect()
+    }
+
+    /// Takes the lock for the fork handlers, which release it through [`QpTable::raw`], and lists the queue pairs.
+    pub(crate) fn lock_and_list(&self) -> Vec<Arc<dyn QueuePair>> {
+        let slots = self.slots.write();
+        let qps = slots.iter().flat_map(Owned::qps).map(Arc::clone).collect();
+        std::mem::forget(slots);
+        qps
+    }
+
+    /// The lock of the list of slots, for the fork handlers.
+    pub(crate) fn raw_owned(&self) -> &impl Lockable {
+        &self.owned
+    }
+
+    /// The lock of the table.
+    pub(crate) fn raw(&self) -> &impl Lockable {
+        &self.slots
+    }
+}
+
+fn index_of(qpn: Qpn) -> usize {
+    (qpn.get() % QPNS_PER_SLOT) as usize
+}

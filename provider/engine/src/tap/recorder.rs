@@ -1,0 +1,386 @@
+//! The capture file of this process (`ROXE_CAPTURE`): pcapng, one section, one interface per device.
+//!
+//! Packets are gathered while the recorder is locked and written with one system call when it is let go, so a process that
+//! is killed leaves a file that is complete up to its last batch, of which the kernel may have cut off what is behind the end of
+//! a page. The file is locked as long as the process lives: a second process that is given the same name writes beside it, and
+//! so does the child of a fork. Touches one file.
+
+use roxe_base::cancel::uncancelled;
+use roxe_base::lock::{Lockable, Mutex, MutexGuard, rank};
+use roxe_base::privilege::effective_uid;
+use roxe_wire::capture::{Direction, Outgoing, write_interface, write_packet, write_section};
+use roxe_wire::cm::Mad;
+use roxe_wire::{NetHeader, Packet};
+use std::fmt::{Display, Write as _};
+use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// A file that packets are written to.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    /// Its name as it was asked for.
+    wanted: PathBuf,
+    state: Mutex<rank::Capture, State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// `None` after a failed write, and in the child of a fork until it goes on.
+    file: Option<File>,
+    /// Bytes of whole blocks in the file.
+    written: u64,
+    /// Blocks not yet written.
+    blocks: Vec<u8>,
+    /// Names of the interfaces, by number.
+    interfaces: Vec<String>,
+    /// Scratch space.
+    comment: String,
+}
+
+impl Recorder {
+    /// Makes the file. An existing one is overwritten, unless another process is writing it.
+    pub(crate) fn create(wanted: &Path) -> io::Result<Self> {
+        let file = match open(&with_process_id(wanted))? {
+            Some(file) => file,
+            None => open_beside(wanted)?,
+        };
+        let recorder = Self { wanted: wanted.into(), state: Mutex::new(State::default()) };
+        recorder.state.lock().begin(file)?;
+        Ok(recorder)
+    }
+
+    /// The name of the file as it was asked for.
+    pub(crate) fn wanted(&self) -> &Path {
+        &self.wanted
+    }
+
+    /// The number of the interface `name` in the file.
+    pub(crate) fn interface(&self, name: &str) -> u32 {
+        let mut state = self.state.lock();
+        let known = state.interfaces.iter().position(|known| known == name);
+        let number = known.unwrap_or_else(|| {
+            write_interface(&mut state.blocks, name);
+            state.interfaces.push(name.to_owned());
+            state.write_out();
+            state.interfaces.len() - 1
+        });
+        u32::try_from(number).unwrap_or(0)
+    }
+
+    /// Begins a batch of packets of an interface. Whoever records waits until it is dropped.
+    pub(crate) fn record(&self, interface: u32) -> Recording<'_> {
+        Recording { state: self.state.lock(), interface }
+    }
+
+    /// In the child of a fork: the file belongs to the parent.
+    pub(crate) fn abandon(&self) {
+        let mut state = self.state.lock();
+        state.file = None;
+        state.blocks.clear();
+    }
+
+    /// Opens a file of its own for a process that has abandoned that of its parent.
+    pub(crate) fn resume(&self) -> io::Result<()> {
+        let file = if names_process(&self.wanted) { open(&with_process_id(&self.wanted))? } else { None };
+        let file = file.map_or_else(|| open_beside(&self.wanted), Ok)?;
+        self.state.lock().begin(file)
+    }
+
+    /// The lock, for the fork handlers.
+    pub(crate) fn raw(&self) -> &impl Lockable {
+        &self.state
+    }
+}
+
+impl State {
+    /// Starts with an empty file.
+    fn begin(&mut self, file: File) -> io::Result<()> {
+        self.blocks.clear();
+        write_section(&mut self.blocks, concat!("roxe ", env!("CARGO_PKG_VERSION")));
+        self.interfaces.iter().for_each(|name| write_interface(&mut self.blocks, name));
+        (&file).write_all(&self.blocks)?;
+        self.written = self.blocks.len() as u64;
+        self.blocks.clear();
+        self.file = Some(file);
+        Ok(())
+    }
+
+    /// Writes what was gathered. After a failure the file keeps what was whole, and nothing more is recorded.
+    fn write_out(&mut self) {
+        if let Some(mut file) = self.file.take_if(|_| !self.blocks.is_empty()) {
+            match uncancelled(|| file.write_all(&self.blocks)) {
+                Ok(()) => {
+                    self.written += self.blocks.len() as u64;
+                    self.file = Some(file);
+                }
+                Err(cause) => {
+                    super::tell(&format_args!("capture: cannot write, nothing more is recorded: {cause}"));
+                    // Fails on a pipe, whose reader knows how to end.
+                    let _ = file.set_len(self.written);
+                }
+            }
+        }
+        self.blocks.clear();
+    }
+}
+
+/// A batch of packets on their way into the file.
+#[derive(Debug)]
+pub(crate) struct Recording<'a> {
+    state: MutexGuard<'a, rank::Capture, State>,
+    interface: u32,
+}
+
+impl Recording<'_> {
+    /// Adds a packet that passes now. `payload` reaches from the BTH to the ICRC.
+    pub(crate) fn packet(&mut self, direction: Direction, net: &NetHeader, payload: &[u8], remark: &dyn Display) {
+        let State { blocks, comment, .. } = &mut *self.state;
+        comment.clear();
+        // Writing to a string cannot fail.
+        let _ = write!(comment, "{remark}");
+        if let Some(mad) = connection_message(payload) {
+            let _ = write!(comment, " | {mad}");
+        }
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let timestamp_ns = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
+        let packet = Outgoing { interface: self.interface, timestamp_ns, direction, net: *net, payload, comment };
+        write_packet(blocks, &packet);
+    }
+
+    /// Where the next packet will be put, for [`Recording::rewind`].
+    pub(crate) fn mark(&self) -> usize {
+        self.state.blocks.len()
+    }
+
+    /// Takes back what was added since.
+    pub(crate) fn rewind(&mut self, mark: usize) {
+        self.state.blocks.truncate(mark);
+    }
+}
+
+/// What the connection manager says in a packet, if it does.
+fn connection_message(payload: &[u8]) -> Option<Mad> {
+    Mad::of_packet(&Packet::parse(payload).ok()?)?.ok()
+}
+
+impl Drop for Recording<'_> {
+    fn drop(&mut self) {
+        self.state.write_out();
+    }
+}
+
+/// Opens `path` empty; `None` if another process is writing it. Captures hold what programs send each other and the keys of
+/// their memory, so a new one is for its owner only, and none is written where somebody else could have put a file or a link.
+fn open(path: &Path) -> io::Result<Option<File>> {
+    // Before it is opened: to open a pipe that nobody reads would wait.
+    match fs::symlink_metadata(path) {
+        Ok(meta) => check_is_ours(&meta)?,
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => {}
+        Err(cause) => return Err(cause),
+    }
+    // Not truncated yet: it may be in use.
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    let file = options.open(path)?;
+    let meta = file.metadata()?;
+    check_is_ours(&meta)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Ok(None),
+        // Some file systems have no locks; then there is nothing to wait for.
+        Err(TryLockError::Error(_)) => {}
+    }
+    if meta.is_file() {
+        file.set_len(0)?;
+    }
+    Ok(Some(file))
+}
+
+/// Whether packets may be written to a file that was there. EPERM: it is a link, has another name as well, or belongs to
+/// another user; devices may belong to anybody.
+fn check_is_ours(meta: &Metadata) -> io::Result<()> {
+    let kind = meta.file_type();
+    let refuse = |why| Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+    if kind.is_symlink() {
+        refuse("it is a link, which a capture does not follow; name the file itself".to_owned())
+    } else if kind.is_file() && meta.nlink() > 1 {
+        refuse("the file has several names; remove this one, or choose another".to_owned())
+    } else if !kind.is_char_device() && meta.uid() != effective_uid() {
+        refuse(format!("it belongs to user {}; remove it, or choose another name", meta.uid()))
+    } else {
+        Ok(())
+    }
+}
+
+/// Opens a file of this process next to the one that was asked for, and says so.
+fn open_beside(wanted: &Path) -> io::Result<File> {
+    let path = beside(wanted);
+    let file = open(&path)?.ok_or_else(|| io::Error::from(io::ErrorKind::AlreadyExists))?;
+    super::tell(&format_args!(
+        "capture: another process writes {}, this one ({}) writes {}",
+        wanted.display(),
+        std::process::id(),
+        path.display()
+    ));
+    Ok(file)
+}
+
+/// `name.PID.pcapng` for `name.pcapng`.
+fn beside(path: &Path) -> PathBuf {
+    let id = std::process::id().to_string();
+    let extension = path.extension().map(|extension| extension.to_string_lossy().into_owned());
+    path.with_extension(extension.map_or_else(|| id.clone(), |extension| format!("{id}.{extension}")))
+}
+
+fn names_process(path: &Path) -> bool {
+    path.to_string_lossy().contains("%p")
+}
+
+/// The process id in place of `%p`.
+fn with_process_id(path: &Path) -> PathBuf {
+    if !names_process(path) {
+        return path.into();
+    }
+    path.to_string_lossy().replace("%p", &std::process::id().to_string()).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use roxe_wire::capture::frames;
+    use roxe_wire::cm::{CommId, MAD_LEN, PrivateData, Rtu, TransactionId, gsi_header};
+    use roxe_wire::{Psn, icrc};
+    use std::os::unix::fs::{chown, symlink};
+
+    /// A file name of its own, removed with what was written beside it.
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Self {
+            Self(std::env::temp_dir().join(format!("roxe-recorder-{}-{name}.pcapng", std::process::id())))
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            for path in [self.0.clone(), beside(&self.0), with_process_id(&self.0)] {
+                let _ = fs::remove_file(path);
+            }
+        }
+    }
+
+    fn record(recorder: &Recorder, remarks: &[&str]) {
+        let number = recorder.interface("roxe0");
+        let mut recording = recorder.record(number);
+        for remark in remarks {
+            recording.packet(Direction::Outbound, &NetHeader::default(), b"some bytes", remark);
+        }
+    }
+
+    fn remarks(path: &Path) -> Vec<String> {
+        let file = fs::read(path).unwrap();
+        frames(&file).unwrap().map(|frame| frame.unwrap().comment.to_owned()).collect()
+    }
+
+    #[test]
+    fn messages_of_the_connection_manager_are_told() {
+        let rtu = Rtu { local_comm_id: CommId(1), remote_comm_id: CommId(2), private_data: PrivateData::EMPTY };
+        let mad = Mad { tid: TransactionId(3), modifier: 0, message: rtu.into() };
+        let header = gsi_header(Psn::new(4));
+        let mut packet = vec![0; header.padded_len(MAD_LEN) + icrc::LEN];
+        let end = packet.len() - icrc::LEN;
+        header.emit(MAD_LEN, &mut packet[..end]).unwrap().copy_from_slice(&mad.to_bytes());
+
+        let scratch = Scratch::new("message");
+        let recorder = Recorder::create(&scratch.0).unwrap();
+        let number = recorder.interface("roxe0");
+        recorder.record(number).packet(Direction::Inbound, &NetHeader::default(), &packet, &"qp 0x1 received");
+        assert_eq!(remarks(&scratch.0), ["qp 0x1 received | CM RTU comm=0x1 peer=0x2"]);
+    }
+
+    #[test]
+    fn a_batch_is_in_the_file_as_soon_as_it_ends() {
+        let scratch = Scratch::new("batch");
+        let recorder = Recorder::create(&scratch.0).unwrap();
+        assert_eq!((recorder.interface("roxe0"), recorder.interface("roxe1"), recorder.interface("roxe0")), (0, 1, 0));
+        record(&recorder, &["a", "b"]);
+        assert_eq!(remarks(&scratch.0), ["a", "b"]);
+        let mut recording = recorder.record(0);
+        let mark = recording.mark();
+        recording.packet(Direction::Inbound, &NetHeader::default(), b"", &"never sent");
+        recording.rewind(mark);
+        drop(recording);
+        record(&recorder, &["c"]);
+        assert_eq!(remarks(&scratch.0), ["a", "b", "c"]);
+    }
+
+    #[test]
+    fn who_comes_second_writes_beside_and_an_old_file_is_overwritten() {
+        let scratch = Scratch::new("twice");
+        fs::write(&scratch.0, "an old file, longer than what comes".repeat(100)).unwrap();
+        let first = Recorder::create(&scratch.0).unwrap();
+        let second = Recorder::create(&scratch.0).unwrap();
+        record(&first, &["first"]);
+        record(&second, &["second"]);
+        assert_eq!(remarks(&scratch.0), ["first"]);
+        assert_eq!(remarks(&beside(&scratch.0)), ["second"]);
+    }
+
+    #[test]
+    fn a_child_leaves_the_file_of_its_parent_alone() {
+        let scratch = Scratch::new("child");
+        let recorder = Recorder::create(&scratch.0).unwrap();
+        record(&recorder, &["of the parent"]);
+        recorder.abandon();
+        record(&recorder, &["of nobody"]);
+        recorder.resume().unwrap();
+        record(&recorder, &["of the child"]);
+        assert_eq!(remarks(&scratch.0), ["of the parent"]);
+        assert_eq!(remarks(&beside(&scratch.0)), ["of the child"]);
+    }
+
+    #[test]
+    fn a_new_capture_is_for_its_owner_only() {
+        let scratch = Scratch::new("private");
+        let _recorder = Recorder::create(&scratch.0).unwrap();
+        assert_eq!(fs::metadata(&scratch.0).unwrap().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn no_capture_goes_through_a_link_or_into_a_file_with_another_name() {
+        let (scratch, target) = (Scratch::new("planted"), Scratch::new("target"));
+        fs::write(&target.0, "precious").unwrap();
+        type Plant = fn(PathBuf, PathBuf) -> io::Result<()>;
+        for plant in [symlink as Plant, fs::hard_link as Plant] {
+            plant(target.0.clone(), scratch.0.clone()).unwrap();
+            let error = Recorder::create(&scratch.0).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+            fs::remove_file(&scratch.0).unwrap();
+        }
+        assert_eq!(fs::read(&target.0).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn no_capture_goes_into_a_file_of_another_user() {
+        let scratch = Scratch::new("foreign");
+        fs::write(&scratch.0, "precious").unwrap();
+        if chown(&scratch.0, Some(12_345), None).is_err() {
+            return eprintln!("skipped: only root can make a file of another user");
+        }
+        let error = Recorder::create(&scratch.0).unwrap_err();
+        assert!(error.to_string().contains("belongs to user 12345"), "{error}");
+        assert_eq!(fs::read(&scratch.0).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn names_hold_the_process_id_where_asked_for() {
+        let id = std::process::id();
+        assert_eq!(with_process_id(Path::new("/tmp/a-%p.pcapng")), PathBuf::from(format!("/tmp/a-{id}.pcapng")));
+        assert_eq!(with_process_id(Path::new("a.pcapng")), Path::new("a.pcapng"));
+        assert_eq!(beside(Path::new("/tmp/a.b.pcapng")), PathBuf::from(format!("/tmp/a.b.{id}.pcapng")));
+        assert_eq!(beside(Path::new("plain")), PathBuf::from(format!("plain.{id}")));
+    }
+}

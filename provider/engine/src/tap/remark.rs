@@ -1,0 +1,126 @@
+//! The comment on a packet in a capture, one line: the queue pair, why the packet is there, what a fault rule did to it.
+//!
+//! Touches nothing.
+
+use roxe_transport::cx::PacketNote;
+use roxe_transport::fault::{Rule, Verdict};
+use roxe_wire::{ParseError, Qpn};
+use std::fmt;
+
+/// What is said about a packet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Remark<'a> {
+    /// Where it comes from.
+    pub origin: Origin,
+    /// What happens to it.
+    pub fate: Option<Fate<'a>>,
+}
+
+/// Where a packet comes from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Origin {
+    /// A queue pair of this process sends it.
+    Sent(PacketNote),
+    /// It arrived for this queue pair.
+    Received(Qpn),
+    /// It arrived damaged, for this queue pair as far as one can say.
+    Damaged(Qpn),
+    /// It arrived for this queue pair and is no packet.
+    Malformed(Qpn, ParseError),
+    /// It arrived for this queue pair, which does not exist.
+    Unknown(Qpn),
+}
+
+/// What a fault rule did.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fate<'a> {
+    /// The rule, with its number counted from 1, if it is known.
+    pub rule: Option<(u32, &'a Rule)>,
+    /// All that is done to the packet.
+    pub verdict: Verdict,
+    /// This is one of the copies.
+    pub is_copy: bool,
+}
+
+impl Fate<'_> {
+    /// The same for a copy of the packet.
+    pub(crate) const fn of_copy(self) -> Self {
+        Self { is_copy: true, ..self }
+    }
+}
+
+impl fmt::Display for Remark<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.origin)?;
+        self.fate.map_or(Ok(()), |fate| write!(f, " | {fate}"))
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sent(note) => {
+                write!(f, "qp {:#x} ", note.qpn.get())?;
+                note.wr_id.map_or(Ok(()), |wr_id| write!(f, "wr_id {wr_id} "))?;
+                f.write_str(note.why.name())
+            }
+            Self::Received(qpn) => write!(f, "qp {:#x} received", qpn.get()),
+            Self::Damaged(qpn) => write!(f, "qp {:#x} received, icrc wrong", qpn.get()),
+            Self::Malformed(qpn, error) => write!(f, "qp {:#x} received, malformed: {error}", qpn.get()),
+            Self::Unknown(qpn) => write!(f, "qp {:#x} received, no such queue pair", qpn.get()),
+        }
+    }
+}
+
+impl fmt::Display for Fate<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.rule {
+            Some((number, rule)) => write!(f, "rule {number}: {rule}: ")?,
+            None => f.write_str("fault: ")?,
+        }
+        let Verdict { drop, copies, delay, corrupt, mark_ce, rnr, .. } = self.verdict;
+        let mut separator = "";
+        let effects = [
+            (drop, "dropped"),
+            (self.is_copy, "copy"),
+            (copies > 0 && !self.is_copy, "duplicated"),
+            (corrupt.is_some(), "corrupted"),
+            (mark_ce, "marked CE"),
+            (rnr, "no receive"),
+        ];
+        for (_, effect) in effects.into_iter().filter(|(is, _)| *is) {
+            write!(f, "{separator}{effect}")?;
+            separator = ", ";
+        }
+        if !delay.is_zero() {
+            write!(f, "{separator}delayed {} us", delay.as_micros())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use roxe_transport::cx::Why;
+    use roxe_transport::fault::RuleId;
+    use std::time::Duration;
+
+    #[test]
+    fn a_remark_is_one_line_of_who_why_and_what() {
+        let qpn = Qpn::new(0x11);
+        let sent = Origin::Sent(PacketNote { qpn, wr_id: Some(7), why: Why::First });
+        assert_eq!(Remark { origin: sent, fate: None }.to_string(), "qp 0x11 wr_id 7 first");
+        let rule: Rule = "drop 3%".parse().unwrap();
+        let verdict = Verdict { drop: true, rule: Some(RuleId(1)), ..Verdict::PASS };
+        let fate = Fate { rule: Some((2, &rule)), verdict, is_copy: false };
+        let answer = Origin::Sent(PacketNote::answer(qpn, Why::ReadResponse));
+        let remark = Remark { origin: answer, fate: Some(fate) };
+        assert_eq!(remark.to_string(), "qp 0x11 read response | rule 2: drop 3%: dropped");
+        let verdict = Verdict { copies: 1, mark_ce: true, delay: Duration::from_micros(80), ..Verdict::PASS };
+        let fate = Fate { verdict, ..fate };
+        assert_eq!(fate.to_string(), "rule 2: drop 3%: duplicated, marked CE, delayed 80 us");
+        assert_eq!(fate.of_copy().to_string(), "rule 2: drop 3%: copy, marked CE, delayed 80 us");
+        assert_eq!(Origin::Malformed(qpn, ParseError::Pad).to_string().lines().count(), 1);
+    }
+}

@@ -1,0 +1,108 @@
+//! What the unit tests share: an engine of their own, and a queue pair that does nothing.
+
+use crate::adapter::Adapter;
+use crate::engine::Engine;
+use crate::flow_control::Grant;
+use crate::port::Netdev;
+use crate::queue_pair::{QueuePair, VisitOutcome};
+use crate::rx::{Joined, Run, RxTools};
+use crate::services::Services;
+use roxe_base::config::Config;
+use roxe_base::lock::Lockable;
+use roxe_memory::guard::SharedBytes;
+use roxe_net::forward::{Errand, ErrandId};
+use roxe_net::link::RxMeta;
+use roxe_transport::cm::Route;
+use roxe_transport::qp::{FrameNote, Outcome, Service};
+use roxe_transport::time::Instant;
+use roxe_wire::cm::Mad;
+use roxe_wire::{NetHeader, Packet, Qpn};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// An engine on loopback that no other test uses, and that nobody is above.
+pub(crate) fn private_engine(config: &'static Config) -> Arc<Engine> {
+    let loopback = Netdev::find(1).unwrap().unwrap();
+    let adapter = Arc::new(Adapter::new(0, &loopback));
+    Arc::new_cyclic(|me| Engine::new(adapter, Arc::new(Nobody), config, None, Weak::clone(me)))
+}
+
+/// Takes nothing.
+#[derive(Debug)]
+struct Nobody;
+
+impl Services for Nobody {
+    fn leave_message(&self, _: &Engine, _: Route, _: Mad) {}
+    fn leave_deadline(&self, _: &Engine, _: Instant) {}
+    fn run_connections(&self, _: &Engine) {}
+    fn end_connections(&self, _: &Engine, _: Duration) {}
+    fn run_errand(&self, _: &Engine, _: &Errand, _: &[u8], _: Instant) {}
+    fn interface_changed(&self, _: &Engine) {}
+}
+
+/// A queue pair with this number that takes everything and does nothing.
+#[derive(Debug)]
+pub(crate) struct FakeQp(pub(crate) Qpn);
+
+impl QueuePair for FakeQp {
+    fn qpn(&self) -> Qpn {
+        self.0
+    }
+
+    fn ordinal(&self) -> u32 {
+        0
+    }
+
+    fn service(&self) -> Service {
+        Service::Rc
+    }
+
+    fn receive(&self, _: Run<'_>, _: &mut RxTools<'_>, _: Instant) -> VisitOutcome {
+        VisitOutcome::empty()
+    }
+
+    fn receive_joined(&self, _: &RxMeta, _: &Joined<'_>, _: Instant) -> Option<VisitOutcome> {
+        None
+    }
+
+    fn takes_shared_payload(&self) -> bool {
+        false
+    }
+
+    fn receive_shared(&self, _: &RxMeta, _: (&[u8], usize), _: SharedBytes<'_>, _: Instant) -> VisitOutcome {
+        VisitOutcome::empty()
+    }
+
+    fn receive_frame(&self, _: &[u8], _: FrameNote, _: Instant) -> VisitOutcome {
+        VisitOutcome::empty()
+    }
+
+    fn take_result(&self, _: (ErrandId, Outcome, &[u8]), _: Instant) -> VisitOutcome {
+        VisitOutcome::empty()
+    }
+
+    fn return_credit(&self, _: &Packet<'_>, _: &NetHeader, _: &RxTools<'_>) {}
+
+    fn is_crowded(&self) -> bool {
+        false
+    }
+
+    fn serve(&self, _: Instant) {}
+
+    fn serve_or_wait(&self, _: VisitOutcome, _: Instant) -> Option<Instant> {
+        None
+    }
+
+    fn end_waiting(&self, _: Instant) {}
+    fn serve_waiter(&self, _: Option<Grant>, _: Instant) {}
+    fn on_timer(&self, _: Instant, _: Instant) {}
+    fn announce(&self, _: VisitOutcome) {}
+
+    fn cut_off(&self) -> bool {
+        true
+    }
+
+    fn raw(&self) -> &dyn Lockable {
+        unreachable!("no test with it forks")
+    }
+}

@@ -1,0 +1,41 @@
+//! Frames of raw packets on their way out: the same staging buffer, another link, nothing to seal.
+
+use super::Batch;
+use crate::counters::Counters;
+use roxe_net::frames::FrameSender;
+use roxe_net::link::{SendError, Taken};
+use roxe_wire::icrc;
+
+impl Batch {
+    /// Sends everything as frames, in order. What cannot be sent is lost and counted, as on any network.
+    pub fn flush_frames(&mut self, link: &FrameSender, counters: &Counters) {
+        let mut at = 0;
+        while let Some(rest) = self.packets.get(at..).filter(|rest| !rest.is_empty()) {
+            // A slot has room for an ICRC, which a frame has no use for.
+            let mut frames =
+                rest.iter().filter_map(|entry| self.bytes.get(entry.start..entry.start + entry.len - icrc::LEN));
+            match if link.queue().is_empty() { link.send(frames.clone()) } else { Ok(0) } {
+                Ok(count @ 1..) => {
+                    counters.sent_frames.add(count as u64);
+                    at += count;
+                    continue;
+                }
+                Ok(0) | Err(SendError::Full(_)) => queue(link, frames.next(), counters),
+                Err(_) => counters.send_errors.add(1),
+            }
+            at += 1;
+        }
+        self.clear();
+    }
+}
+
+/// Leaves a frame for when there is room.
+#[cold]
+fn queue(link: &FrameSender, frame: Option<&[u8]>, counters: &Counters) {
+    match link.send_later(frame.unwrap_or_default()) {
+        Ok(Taken::Queued) => {}
+        Ok(Taken::Sent) => counters.sent_frames.add(1),
+        Err(SendError::QueueFull) => counters.tx_queue_full.add(1),
+        Err(_) => counters.send_errors.add(1),
+    }
+}

@@ -1,0 +1,202 @@
+//! Packets on their way out of an engine with a tap: judged, recorded as they leave, and spoiled where a rule says so.
+//!
+//! Packets that no rule touches go in runs, as without a tap; each of the others goes alone.
+
+use super::{Batch, find_link, header, numbered, peek_qpn, send};
+use crate::counters::Counters;
+use crate::engine::Engine;
+use crate::flow_control::Key;
+use crate::rings::Sender;
+use crate::tap::{self, Fate, Held, Origin, Recording, Remark, Tap};
+use roxe_base::clock;
+use roxe_net::link::{Link, TxMeta, hop_limit};
+use roxe_net::shm::{Heading, MAX_RUN};
+use roxe_net::udp::UdpLink;
+use roxe_transport::fault::{Direction, Seen, Verdict};
+use roxe_transport::qp::charge_of;
+use roxe_transport::wr::Av;
+use roxe_wire::capture::Direction::Outbound;
+use roxe_wire::{Gid, Kind, NetHeader, Packet};
+use std::fmt::Display;
+use std::sync::Arc;
+use std::time::Duration;
+
+impl Batch {
+    /// As [`Batch::flush`], through `tap`, and into `ring` if all of it is for that.
+    pub(crate) fn flush_tapped(
+        &mut self,
+        engine: &Engine,
+        tap: &Tap,
+        ordinal: u32,
+        cached: &mut Option<Arc<UdpLink>>,
+        ring: Option<&mut Sender>,
+    ) {
+        let verdicts = self.judge(tap, ordinal);
+        let mut exit = Exit { engine, tap, recording: tap.record(), ring };
+        let mut at = 0;
+        while let (Some(av), Some(verdict)) = (self.av(at), verdicts.get(at)) {
+            let untouched = verdicts.iter().skip(at).take_while(|verdict| verdict.is_pass()).count();
+            at = match find_link(engine, av.sgid, cached) {
+                None => at + 1,
+                Some(link) if untouched > 0 => exit.send_run(self, at, untouched, link, &av),
+                Some(link) => {
+                    exit.send_spoiled(self, at, *verdict, link, &av);
+                    at + 1
+                }
+            };
+        }
+    }
+
+    /// What the rules say of each packet. They are not sealed yet, which nobody looks at.
+    fn judge(&self, tap: &Tap, ordinal: u32) -> Vec<Verdict> {
+        let parsed: Vec<_> = (0..self.packets.len()).map(|at| Packet::parse(self.packet(at)).ok()).collect();
+        let seen = self.packets.iter().zip(&parsed).map(|(entry, packet)| {
+            let peer = self.avs.get(entry.av)?.dgid;
+            Some(Seen { dir: Direction::Tx, qpn: entry.note.qpn, ordinal, peer, packet: packet.as_ref()? })
+        });
+        tap.judge(seen)
+    }
+
+    /// Bytes of packet `at`.
+    fn packet(&self, at: usize) -> &[u8] {
+        let bytes = self.packets.get(at).and_then(|entry| self.bytes.get(entry.start..entry.start + entry.len));
+        bytes.unwrap_or_default()
+    }
+
+    fn packet_mut(&mut self, at: usize) -> &mut [u8] {
+        let bytes = self.packets.get(at).and_then(|entry| self.bytes.get_mut(entry.start..entry.start + entry.len));
+        bytes.unwrap_or_default()
+    }
+
+    /// What a capture says of packet `at`.
+    fn remark<'a>(&self, at: usize, fate: Option<Fate<'a>>) -> Option<Remark<'a>> {
+        self.packets.get(at).map(|entry| Remark { origin: Origin::Sent(entry.note), fate })
+    }
+}
+
+/// The way out for some packets, which are recorded together.
+struct Exit<'a> {
+    engine: &'a Engine,
+    tap: &'a Tap,
+    recording: Option<Recording<'a>>,
+    ring: Option<&'a mut Sender>,
+}
+
+impl Exit<'_> {
+    /// Sends the run that starts with packet `at`, of the next `untouched` ones, and returns where the next one starts.
+    fn send_run(&mut self, batch: &mut Batch, at: usize, untouched: usize, link: &UdpLink, av: &Av) -> usize {
+        let run = batch.run_from(at, untouched.min(self.max_packets(batch.packet(at).len(), link, av.dgid)));
+        let net = header(link, av);
+        batch.seal(run.clone(), &net);
+        let mark = self.recording.as_ref().map(Recording::mark);
+        for (index, at) in run.clone().enumerate() {
+            if let Some(remark) = batch.remark(at, None) {
+                self.record(&numbered(&net, index), batch.packet(at), &remark);
+            }
+        }
+        if let Some(ring) = &mut self.ring {
+            put(ring, &net, run.clone().map(|at| batch.packet(at)), self.engine.counters());
+            return run.end;
+        }
+        if batch.send_run(run.clone(), link, &net, self.engine.counters()) {
+            return run.end;
+        }
+        // They will go one by one and were recorded as if they went together.
+        self.recording.iter_mut().zip(mark).for_each(|(recording, mark)| recording.rewind(mark));
+        at
+    }
+
+    /// Most packets of a run whose first one has `len` bytes.
+    fn max_packets(&self, len: usize, link: &UdpLink, dst: Gid) -> usize {
+        if self.ring.is_some() { (MAX_RUN / len.max(1)).max(1) } else { link.max_segments(dst) }
+    }
+
+    /// Carries out a verdict on packet `at`, which goes alone.
+    fn send_spoiled(&mut self, batch: &mut Batch, at: usize, verdict: Verdict, link: &Arc<UdpLink>, av: &Av) {
+        tap::count(self.engine.counters(), &verdict);
+        let net = tap::marked(header(link, av), &verdict);
+        batch.seal(at..at + 1, &net);
+        if verdict.drop || verdict.corrupt.is_some() {
+            self.take_credit_back(&net, batch.packet(at));
+        }
+        if let Some(corruption) = verdict.corrupt {
+            corruption.apply(batch.packet_mut(at));
+        }
+        let fate = self.tap.fate(verdict);
+        let (bytes, Some(remark)) = (batch.packet(at), batch.remark(at, fate)) else { return };
+        if verdict.drop {
+            return self.record(&net, bytes, &remark);
+        }
+        let copy = Remark { fate: fate.map(Fate::of_copy), ..remark };
+        let copies = std::iter::repeat_n((verdict.delay + verdict.copies_after, copy), verdict.copies.into());
+        for (delay, remark) in [(verdict.delay, remark)].into_iter().chain(copies) {
+            self.send_or_hold(&net, bytes, delay, &remark, link);
+        }
+    }
+
+    fn send_or_hold(&mut self, net: &NetHeader, bytes: &[u8], delay: Duration, remark: &Remark<'_>, link: &UdpLink) {
+        if delay.is_zero() {
+            return self.send_alone(net, bytes, remark, link);
+        }
+        let held = Held::Outgoing { net: *net, bytes: bytes.to_vec(), remark: remark.to_string() };
+        self.engine.hold(self.tap, clock::now().after(delay), held);
+    }
+
+    /// Sends one sealed packet.
+    fn send_alone(&mut self, net: &NetHeader, bytes: &[u8], remark: &dyn Display, link: &UdpLink) {
+        self.record(net, bytes, remark);
+        if let Some(ring) = &mut self.ring {
+            return put(ring, net, [bytes], self.engine.counters());
+        }
+        // One packet needs no segmentation, which is all that could be refused.
+        send(link, &TxMeta::of(net), bytes, bytes.len(), 1, self.engine.counters());
+    }
+
+    fn record(&mut self, net: &NetHeader, bytes: &[u8], remark: &dyn Display) {
+        if let Some(recording) = &mut self.recording {
+            recording.packet(Outbound, &NetHeader { hop_limit: hop_limit(net.hop_limit), ..*net }, bytes, remark);
+        }
+    }
+
+    /// A datagram that nobody will take out of a socket: nobody will return the credit for it either.
+    fn take_credit_back(&self, net: &NetHeader, bytes: &[u8]) {
+        let Ok(Packet { header, payload }) = Packet::parse(bytes) else { return };
+        if matches!(header.kind, Kind::Ud { .. } | Kind::UcRequest(_)) {
+            let bytes = charge_of(&header.kind, payload.len());
+            self.engine.flows().credit(Key::of(net.dst, header.bth.dest_qpn), bytes, clock::now());
+        }
+    }
+}
+
+impl Engine {
+    /// Sends a packet that was held back.
+    pub(crate) fn send_held(&self, tap: &Tap, net: &NetHeader, bytes: &[u8], remark: &str) {
+        let av = Av { sgid: net.src, dgid: net.dst, ..Av::default() };
+        let ring = if self.rings().is_on() { peek_qpn(bytes).and_then(|to| self.find_ring(&av, to)) } else { None };
+        let mut ring = ring.as_ref().map(|ring| ring.lock());
+        if let Some(link) = find_link(self, net.src, &mut None) {
+            let mut exit = Exit { engine: self, tap, recording: tap.record(), ring: ring.as_deref_mut() };
+            exit.send_alone(net, bytes, &remark, link);
+        }
+        ring.into_iter().for_each(|mut ring| ring.publish());
+    }
+}
+
+/// Puts sealed packets into a ring as one record. There is room for what a queue pair sends; more copies of it, or packets that
+/// were held back, may find none and are lost.
+fn put<'p>(ring: &mut Sender, net: &NetHeader, packets: impl IntoIterator<Item = &'p [u8]>, counters: &Counters) {
+    let NetHeader { src, dst, traffic_class, .. } = *net;
+    let heading = Heading { src, dst, traffic_class, hop_limit: hop_limit(net.hop_limit), sealed: true };
+    ring.publish();
+    for packet in packets {
+        match ring.slot(&heading, packet.len()) {
+            Some(room) => {
+                // The room has the size that was asked for.
+                let _ = room.put(packet);
+                counters.count_sent_by_ring(1, packet.len() as u64);
+            }
+            None => counters.send_errors.add(1),
+        }
+    }
+    ring.publish();
+}

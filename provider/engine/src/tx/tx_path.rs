@@ -1,0 +1,396 @@
+//! Where the packets of one visit to a queue pair go: into a ring of the process they are for, or into the staging buffer.
+//!
+//! A batch has one way; a packet for another begins the next batch. A ring's lock is held from the first packet of a batch to
+//! its end, inside that of the queue pair. Packets are built where the other process reads them. If somebody watches (a
+//! tap), they are staged, judged and sealed as for the socket, and then copied into the ring.
+
+use super::{Batch, Copied};
+use crate::engine::Engine;
+use crate::rings::{Sender, SharedSender};
+use roxe_base::lock::{ArcMutexGuard, rank};
+use roxe_net::frames::FrameSender;
+use roxe_net::link::hop_limit;
+use roxe_net::shm::{Heading, record_len};
+use roxe_net::slot::Slot;
+use roxe_net::tx_queue::TxQueue;
+use roxe_net::udp::UdpLink;
+use roxe_transport::cx::{PacketNote, TxBatch, TxRoom};
+use roxe_transport::wr::Av;
+use roxe_wire::{Bth, Gid, Qpn, icrc};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Visits after which a queue pair without a ring looks for one again.
+const LOOK_AGAIN: u16 = 256;
+
+/// The ways that a queue pair used last.
+#[derive(Debug, Default)]
+pub struct TxCache {
+    /// The socket.
+    pub(crate) link: Option<Arc<UdpLink>>,
+    /// Addresses and slot for which `ring` was looked up.
+    key: Option<(Gid, Gid, Slot)>,
+    ring: Option<SharedSender>,
+    /// Of the rings, when it was looked up.
+    version: u32,
+    visits: u16,
+    /// What it is registered for room in.
+    waits: Option<Wait>,
+}
+
+/// A queue pair is registered for room.
+#[derive(Debug)]
+enum Wait {
+    Ring {
+        ring: SharedSender,
+        /// What its reader had read when somebody looked last. Nobody has looked for one that brought datagrams: it may be
+        /// less than [`Outlet::PATIENCE`] ago when their timer runs out.
+        read: Option<u64>,
+    },
+    Socket {
+        queue: Arc<TxQueue>,
+        /// How many runs had left from the queue when somebody looked last.
+        left: u64,
+    },
+}
+
+impl Wait {
+    /// Whether it is for room in this ring.
+    fn is_for_ring(&self, other: &SharedSender) -> bool {
+        matches!(self, Self::Ring { ring, .. } if Arc::ptr_eq(ring, other))
+    }
+
+    /// Whether it is for room behind this queue.
+    fn is_for_socket(&self, other: &Arc<TxQueue>) -> bool {
+        matches!(self, Self::Socket { queue, .. } if Arc::ptr_eq(queue, other))
+    }
+}
+
+impl TxCache {
+    /// It is being served: whatever it waited for, it has to ask again.
+    pub fn stop_waiting(&mut self) {
+        self.waits = None;
+    }
+
+    /// Whether it waits for room where some was made since this was last asked, or since it waits.
+    pub fn link_moved(&mut self, engine: &Engine) -> bool {
+        match &mut self.waits {
+            None => false,
+            Some(Wait::Ring { ring, read }) => {
+                let now = ring.lock().read_so_far();
+                std::mem::replace(read, now) != now
+            }
+            Some(Wait::Socket { queue, left }) => {
+                engine.send_all_queued();
+                let now = queue.left();
+                std::mem::replace(left, now) != now
+            }
+        }
+    }
+
+    /// It has waited for [`Outlet::PATIENCE`] with datagrams: they are lost from now on if no room was made meanwhile, as
+    /// at a socket whose buffer is full.
+    pub fn end_patience(&mut self, engine: &Engine) {
+        if !self.link_moved(engine) {
+            match &self.waits {
+                Some(Wait::Ring { ring, .. }) => ring.lock().set_stalled(),
+                Some(Wait::Socket { queue, .. }) => queue.set_stalled(),
+                None => {}
+            }
+        }
+    }
+
+    /// A visit begins.
+    #[inline]
+    fn renew(&mut self, engine: &Engine) {
+        self.visits = self.visits.wrapping_add(1);
+        let version = engine.rings().version();
+        if version != self.version || (self.ring.is_none() && self.visits.is_multiple_of(LOOK_AGAIN)) {
+            (self.version, self.key, self.ring) = (version, None, None);
+        }
+    }
+
+    /// The ring for packets to `to` behind `av`.
+    #[inline]
+    fn ring(&mut self, engine: &Engine, av: &Av, to: Qpn) -> Option<&SharedSender> {
+        let key = (av.sgid, av.dgid, Slot::of(to));
+        if self.key != Some(key) {
+            (self.key, self.ring) = (Some(key), engine.find_ring(av, to));
+        }
+        self.ring.as_ref()
+    }
+}
+
+/// An open ring.
+struct OpenRing {
+    sender: ArcMutexGuard<rank::RingSender, Sender>,
+    built: Built,
+    /// Bytes of the ring that staged packets will take.
+    planned: u64,
+    /// What is staged goes nowhere.
+    loses: bool,
+}
+
+/// What was built in a ring.
+#[derive(Debug, Default)]
+struct Built {
+    packets: u64,
+    bytes: u64,
+    /// Packets and bytes of the last slot, or of what it was extended by.
+    newest: (u64, u64),
+}
+
+impl Built {
+    /// A slot, or what it was extended by.
+    fn add(&mut self, packets: usize, bytes: usize) {
+        self.newest = (packets as u64, bytes as u64);
+        (self.packets, self.bytes) = (self.packets + self.newest.0, self.bytes + self.newest.1);
+    }
+
+    fn take_back(&mut self) {
+        let (packets, bytes) = std::mem::take(&mut self.newest);
+        (self.packets, self.bytes) = (self.packets - packets, self.bytes - bytes);
+    }
+}
+
+/// The way out of one queue pair for one visit.
+pub struct Outlet<'a> {
+    engine: &'a Engine,
+    /// What is staged; packets that go into a ring need none.
+    batch: Option<Box<Batch>>,
+    cache: &'a mut TxCache,
+    qpn: Qpn,
+    /// Nobody sends again what is lost, or waits for an answer.
+    is_reliable: bool,
+    open: Option<OpenRing>,
+    has_written: bool,
+    is_blocked: bool,
+}
+
+impl<'a> Outlet<'a> {
+    /// How long datagrams wait for room where none is made.
+    pub const PATIENCE: Duration = Duration::from_secs(1);
+
+    /// For the queue pair `qpn`, whose packets are acknowledged if it `is_reliable`.
+    pub fn new(engine: &'a Engine, cache: &'a mut TxCache, qpn: Qpn, is_reliable: bool) -> Self {
+        if engine.rings().is_on() {
+            cache.renew(engine);
+        }
+        Self { engine, batch: None, cache, qpn, is_reliable, open: None, has_written: false, is_blocked: false }
+    }
+
+    fn batch(&mut self) -> &mut Batch {
+        self.batch.get_or_insert_with(Batch::take)
+    }
+
+    /// Lets everything leave, in order; `ordinal` says which queue pair of this process it comes from. Whether the visit may go
+    /// on: not if a ring is full, which the queue pair is registered for.
+    pub fn flush(&mut self, ordinal: u32) -> bool {
+        match (self.open.take(), &mut self.batch) {
+            (Some(mut open), _) => self.flush_ring(&mut open, ordinal),
+            (None, Some(batch)) => batch.flush(self.engine, ordinal, &mut self.cache.link),
+            (None, None) => {}
+        }
+        !self.is_blocked
+    }
+
+    /// Whether the last packets went into a ring.
+    pub fn by_ring(&self) -> bool {
+        self.cache.ring.is_some()
+    }
+
+    /// What it knows of rings, for [`Engine::knows_rings`].
+    pub fn rings(&self) -> u32 {
+        self.cache.version
+    }
+
+    /// A list of payloads that are summed up on their way, for [`Outlet::note_copied`]; `None` if packets need no ICRC: the
+    /// last ones went into a ring.
+    pub fn lend_copied(&mut self) -> Option<Vec<Copied>> {
+        if self.by_ring() { None } else { Some(self.batch().lend_copied()) }
+    }
+
+    /// As [`Batch::note_copied`].
+    pub fn note_copied(&mut self, copied: Vec<Copied>) {
+        self.batch().note_copied(copied);
+    }
+
+    /// The same for raw packets.
+    pub fn flush_frames(&mut self, link: &FrameSender) -> bool {
+        let counters = self.engine.counters();
+        self.batch().flush_frames(link, counters);
+        true
+    }
+
+    /// Whether the queue pair has to wait before it builds more packets, as others wait for room in the send buffer that it
+    /// used last, or in the one of its frames: then it is registered for room.
+    #[inline]
+    pub fn waits_for_send_room(&mut self, frames: Option<&FrameSender>) -> bool {
+        let queue = match frames {
+            Some(frames) => frames.queue(),
+            None if self.by_ring() => return false,
+            None => match &self.cache.link {
+                Some(link) => link.queue(),
+                None => return false,
+            },
+        };
+        !queue.is_empty() && {
+            let queue = Arc::clone(queue);
+            self.wait_behind(&queue)
+        }
+    }
+
+    #[cold]
+    fn wait_behind(&mut self, queue: &Arc<TxQueue>) -> bool {
+        if !self.is_reliable && queue.is_stalled() {
+            return false;
+        }
+        if self.cache.waits.as_ref().is_some_and(|wait| wait.is_for_socket(queue)) {
+            return true;
+        }
+        let left = queue.wait(self.qpn);
+        if let Some(left) = left {
+            self.cache.waits = Some(Wait::Socket { queue: Arc::clone(queue), left });
+        }
+        left.is_some()
+    }
+
+    /// Keeps the buffer for the next user on this thread.
+    pub fn put_back(self) {
+        self.batch.into_iter().for_each(Batch::put_back);
+    }
+
+    fn flush_ring(&mut self, open: &mut OpenRing, ordinal: u32) {
+        if open.loses {
+            self.engine.counters().send_errors.add(self.batch().len() as u64);
+            self.batch().clear();
+        } else if let Some(tap) = self.engine.tap() {
+            let batch = self.batch.get_or_insert_with(Batch::take);
+            batch.flush_tapped(self.engine, tap, ordinal, &mut self.cache.link, Some(&mut open.sender));
+            batch.clear();
+        }
+        open.sender.publish();
+        if open.built.packets > 0 {
+            self.engine.counters().count_sent_by_ring(open.built.packets, open.built.bytes);
+        }
+    }
+
+    /// Takes the way for packets to `to` behind `av`; false if the batch has another.
+    fn choose(&mut self, av: &Av, to: Qpn) -> bool {
+        let ring = self.cache.ring(self.engine, av, to);
+        match (ring, &self.open) {
+            (None, None) => true,
+            (Some(ring), Some(open)) => Arc::ptr_eq(ring, ArcMutexGuard::mutex(&open.sender)),
+            (None, Some(_)) => false,
+            (Some(ring), None) if self.batch.as_ref().is_none_or(|batch| batch.is_empty()) => {
+                let mut sender = ring.lock_arc();
+                let loses = !self.is_reliable && sender.loses_datagrams();
+                if sender.is_gone() {
+                    self.cache.ring = None;
+                } else {
+                    self.open = Some(OpenRing { sender, built: Built::default(), planned: 0, loses });
+                }
+                true
+            }
+            (Some(_), None) => false,
+        }
+    }
+
+    /// The ring is full: registers the queue pair for room, unless there are `bytes` of it after all.
+    fn wait(&mut self, bytes: u64) -> bool {
+        let Some(open) = &mut self.open else { return false };
+        open.sender.publish();
+        if open.sender.has_room(bytes) {
+            return true;
+        }
+        self.is_blocked = true;
+        let ring = ArcMutexGuard::mutex(&open.sender);
+        // It may still be registered with a ring of an earlier connection.
+        if self.cache.waits.as_ref().is_none_or(|wait| !wait.is_for_ring(ring)) {
+            let ring = Arc::clone(ring);
+            let read = open.sender.read_so_far().filter(|_| self.is_reliable);
+            self.cache.waits = Some(Wait::Ring { ring: Arc::clone(&ring), read });
+            if self.engine.rings().wait(&ring, &mut open.sender, self.qpn, self.has_written) {
+                self.engine.kick();
+            }
+        }
+        false
+    }
+
+    /// Whether a packet that takes `bytes` of the ring may be staged behind the others.
+    fn plan(&mut self, bytes: u64) -> bool {
+        let Some(open) = &mut self.open else { return true };
+        if open.sender.has_room(open.planned + bytes) {
+            open.planned += bytes;
+            return true;
+        }
+        // Those before it go first.
+        open.planned == 0 && self.wait(bytes)
+    }
+}
+
+impl TxBatch for Outlet<'_> {
+    #[inline]
+    fn slot(&mut self, av: &Av, to: Qpn, len: usize, note: PacketNote) -> Option<TxRoom<'_>> {
+        if self.engine.rings().is_on() && !self.choose(av, to) {
+            return None;
+        }
+        let total = len + icrc::LEN;
+        if self.open.as_ref().is_some_and(|open| open.loses) {
+            return self.batch().slot(av, to, len, note);
+        }
+        if self.open.is_none() || self.engine.tap().is_some() {
+            return if self.plan(record_len(total)) { self.batch().slot(av, to, len, note) } else { None };
+        }
+        let heading = heading(av);
+        let takes = self.open.as_mut().is_some_and(|open| open.sender.takes(&heading, total));
+        if !takes && !self.wait(record_len(total)) {
+            return None;
+        }
+        self.has_written = true;
+        let open = self.open.as_mut()?;
+        open.built.add(1, total);
+        // Who reads the ring looks at no ICRC.
+        open.sender.place(&heading, total)?.first(len)
+    }
+
+    fn frame(&mut self, len: usize, note: PacketNote) -> Option<&mut [u8]> {
+        self.batch().frame(len, note)
+    }
+
+    #[inline]
+    fn joins(&self) -> bool {
+        self.open.is_some() && self.engine.tap().is_none()
+    }
+
+    #[inline]
+    fn extend(&mut self, len: usize, count: u32) -> Option<TxRoom<'_>> {
+        let open = self.open.as_mut().filter(|_| self.engine.tap().is_none())?;
+        let room = open.sender.extend(len, count)?;
+        // As much as they would be alone.
+        let packets = room.len() / len;
+        open.built.add(packets, room.len() + packets * (Bth::LEN + icrc::LEN));
+        Some(room)
+    }
+
+    /// A ring takes packets one by one as well.
+    fn takes_along(&self, len: usize, count: usize) -> bool {
+        self.open.is_none() && self.batch.as_ref().is_some_and(|batch| batch.takes_along(len, count))
+    }
+
+    fn retract(&mut self) {
+        match &mut self.open {
+            Some(open) if self.engine.tap().is_none() && !open.loses => {
+                open.built.take_back();
+                open.sender.retract();
+            }
+            _ => self.batch().retract(),
+        }
+    }
+}
+
+/// What a ring is told of packets along `av`.
+fn heading(av: &Av) -> Heading {
+    let hop_limit = hop_limit(av.hop_limit);
+    Heading { src: av.sgid, dst: av.dgid, traffic_class: av.traffic_class, hop_limit, sealed: false }
+}

@@ -1,0 +1,100 @@
+//! Touching application memory: every access ends in a value or in [`Fault`], never in a signal.
+//!
+//! A program may unmap memory that is still registered, at any moment, also during an access. So the accesses are a few
+//! instructions of our own ([`x86`]) at known addresses, and a handler for SIGSEGV and SIGBUS sends a fault at one of
+//! them to an exit that reports it. Any other fault goes to whatever handler was there before. Memory is only ever
+//! reached through raw addresses here: the program changes it at will, and no Rust reference to it exists.
+//!
+//! The only room of this crate that dereferences an address of the application. Two limits: a program that blocks
+//! SIGSEGV in a thread, or replaces the handler after its first registration without calling the earlier one, dies of
+//! such a fault as it would have without us.
+//!
+//! Other processors go through system calls (`portable`) until they have a page like x86's, and Miri byte by byte
+//! (`interpreted`).
+
+#[cfg(miri)]
+mod interpreted;
+#[cfg(all(any(test, not(target_arch = "x86_64")), not(miri)))]
+mod portable;
+mod shared;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+mod x86;
+
+#[cfg(miri)]
+use interpreted as arch;
+#[cfg(all(not(target_arch = "x86_64"), not(miri)))]
+use portable as arch;
+use roxe_transport::cx::AtomicOp;
+use std::sync::atomic::AtomicU8;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+use x86 as arch;
+
+pub use shared::{SharedBytes, cells, own_cells};
+
+/// The memory is not mapped, or not with the right the access needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault;
+
+/// Makes faults of the functions below end in [`Fault`]; must have been called once before any of them.
+pub fn install() {
+    arch::install();
+}
+
+/// Copies `out.len()` bytes at `addr` of the application. Which bytes of `out` are written before a fault is open.
+#[inline]
+pub fn read(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
+    arch::read(addr, out)
+}
+
+/// The same where another processor has the lines of `out`, as that which reads a ring has.
+#[inline]
+pub fn read_shared(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
+    arch::read_shared(addr, out)
+}
+
+/// Copies `out.len()` bytes at `addr` of the application and sums them up on the way where the processor can do both as
+/// fast as one of them: the sum of the first bytes, if so.
+#[inline]
+pub fn read_summed(addr: u64, out: &[AtomicU8]) -> Result<Option<Sum>, Fault> {
+    arch::read_summed(addr, out)
+}
+
+/// The sum of the first `blocks` times [`roxe_wire::icrc::BLOCK`] bytes of a copy, as [`roxe_wire::icrc::Summed`] wants it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sum {
+    /// How many blocks were summed.
+    pub blocks: u8,
+    /// The CRC remainder of them.
+    pub remainder: u32,
+}
+
+/// Copies `data` to `addr` of the application, in increasing order. The bytes in the last aligned 8-byte word land
+/// last, each naturally aligned integer at the very end with one store, because programs wait for them to change.
+#[inline]
+pub fn write(addr: u64, data: &[u8]) -> Result<(), Fault> {
+    arch::write(addr, data)
+}
+
+/// The same for bytes that another process wrote and may still change: string moves are slow where lines come out of another
+/// processor's cache.
+#[inline]
+pub fn write_shared(addr: u64, data: SharedBytes<'_>) -> Result<(), Fault> {
+    arch::write_shared(addr, data)
+}
+
+/// An atomic operation of the processor on the aligned word at `addr`; returns the old value.
+#[inline]
+pub fn atomic(addr: u64, op: AtomicOp) -> Result<u64, Fault> {
+    debug_assert!(addr.is_multiple_of(8));
+    arch::atomic(addr, op)
+}
+
+/// Stores `word` at the aligned address `addr`, behind all earlier stores: others see all of its bytes or none.
+#[inline]
+pub fn store(addr: u64, word: [u8; 8]) -> Result<(), Fault> {
+    debug_assert!(addr.is_multiple_of(8));
+    arch::store(addr, word)
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests;

@@ -1,0 +1,150 @@
+//! Bytes in memory that another process may change at any moment.
+//!
+//! There is no `&[u8]` and no `&mut [u8]` of them, because what such a reference shows must not change meanwhile: they can
+//! only be copied, by the instructions that also copy memory of the application. Those that arrive are [`SharedBytes`]; what
+//! is to be checked is copied first and looked at then. Room for those that leave is a slice of atomic bytes, *cells*, and so
+//! is room of this process while something is copied there: one kind of copy serves both.
+
+use super::{Fault, arch};
+use crate::prefetch::prefetch_at;
+use roxe_transport::cx::TxRoom;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::ptr;
+use std::sync::atomic::AtomicU8;
+
+/// The bytes of `room`, to be copied to.
+#[inline]
+pub fn cells(room: TxRoom<'_>) -> &[AtomicU8] {
+    match room {
+        TxRoom::Own(bytes) => own_cells(bytes),
+        TxRoom::Shared(cells) => cells,
+    }
+}
+
+/// The same of memory that is nobody else's.
+#[inline]
+pub fn own_cells(bytes: &mut [u8]) -> &[AtomicU8] {
+    // SAFETY: an atomic byte is laid out as a byte, and while the result lives, `bytes` is borrowed by nobody else.
+    unsafe { &*(ptr::from_mut(bytes) as *const [AtomicU8]) }
+}
+
+/// Where such bytes are. They stay mapped while this exists.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedBytes<'a> {
+    pub(super) addr: u64,
+    pub(super) len: usize,
+    mapping: PhantomData<&'a ()>,
+}
+
+impl<'a> SharedBytes<'a> {
+    /// The `len` bytes at `start`.
+    ///
+    /// # Safety
+    ///
+    /// They stay mapped for reading for the lifetime `'a`.
+    #[inline]
+    pub unsafe fn new(start: *const u8, len: usize) -> Self {
+        Self { addr: start.expose_provenance() as u64, len, mapping: PhantomData }
+    }
+
+    /// How many there are.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Those in `range`; `None`: there are not as many.
+    #[inline]
+    pub fn get(&self, range: Range<usize>) -> Option<Self> {
+        let is_inside = range.start <= range.end && range.end <= self.len;
+        is_inside.then(|| Self { addr: self.addr + range.start as u64, len: range.end - range.start, ..*self })
+    }
+
+    /// Copies the first bytes, as many as `out` has, each of them once. [`Fault`]: there are not as many.
+    #[inline]
+    pub fn copy_to(&self, out: &mut [u8]) -> Result<(), Fault> {
+        if out.len() > self.len {
+            return Err(Fault);
+        }
+        arch::read_shared(self.addr, own_cells(out))
+    }
+
+    /// Asks for the first `len` bytes, which are about to be copied.
+    #[inline]
+    pub fn prefetch(&self, len: usize) {
+        prefetch_at(self.addr as usize, len.min(self.len));
+    }
+
+    /// Where they begin.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn addr(&self) -> u64 {
+        self.addr
+    }
+
+    /// A copy of them.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn to_vec(self) -> Vec<u8> {
+        let mut bytes = vec![0; self.len];
+        self.copy_to(&mut bytes).unwrap();
+        bytes
+    }
+}
+
+/// For tests, of bytes that nobody changes.
+#[cfg(any(test, feature = "testing"))]
+impl<'a> From<&'a [u8]> for SharedBytes<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        // SAFETY: borrowed for as long.
+        unsafe { Self::new(bytes.as_ptr(), bytes.len()) }
+    }
+}
+
+/// For tests, of bytes that somebody changes.
+#[cfg(any(test, feature = "testing"))]
+impl<'a> From<&'a [AtomicU8]> for SharedBytes<'a> {
+    fn from(bytes: &'a [AtomicU8]) -> Self {
+        // SAFETY: borrowed for as long.
+        unsafe { Self::new(bytes.as_ptr().cast(), bytes.len()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::Ordering;
+
+    #[test]
+    fn only_bytes_that_are_there_can_be_copied() {
+        let bytes: Vec<_> = (0..100).map(AtomicU8::new).collect();
+        let shared = SharedBytes::from(&bytes[..]);
+        let part = shared.get(90..100).unwrap();
+        assert_eq!((part.len(), part.to_vec()), (10, (90..100).collect()));
+        assert_eq!(part.copy_to(&mut [0; 11]), Err(Fault));
+        assert_eq!(part.get(10..10).unwrap().to_vec(), []);
+        let backwards = Range { start: 5, end: 4 };
+        assert!(shared.get(90..101).is_none() && part.get(0..11).is_none() && part.get(backwards).is_none());
+    }
+
+    /// What a header in a ring is while its writer, who has handed it over, changes it all the same.
+    #[test]
+    fn bytes_that_somebody_changes_are_copied_as_they_were_at_some_moment() {
+        const LAST: u8 = 100;
+        let bytes = [const { AtomicU8::new(0) }; 16];
+        let shared = SharedBytes::from(&bytes[..]);
+        std::thread::scope(|scope| {
+            scope.spawn(|| (1..=LAST).for_each(|n| bytes.iter().for_each(|byte| byte.store(n, Ordering::Relaxed))));
+            let mut copy = shared.to_vec();
+            while copy != [LAST; 16] {
+                let before = std::mem::replace(&mut copy, shared.to_vec());
+                assert!(copy.iter().zip(&before).all(|(now, before)| now >= before), "{before:?} became {copy:?}");
+            }
+        });
+    }
+}

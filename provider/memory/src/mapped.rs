@@ -1,0 +1,195 @@
+//! Whether memory is mapped with the rights that a registration needs; pages of the card's own, and of a descriptor.
+//!
+//! The kernel answers by making the pages present, as pinning them for hardware would. Touches no contents.
+
+use roxe_base::error::Error;
+use std::ffi::c_void;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::RawFd;
+
+/// Fails with EFAULT unless `length` bytes at `addr` are mapped readable, and writable if `write`; makes them present.
+pub fn check(addr: u64, length: u64, write: bool) -> Result<(), Error> {
+    if length == 0 {
+        return Ok(());
+    }
+    let fault = || {
+        let rights = if write { "reading and writing" } else { "reading" };
+        let advice = "map it with these rights and keep it mapped until it is deregistered";
+        Error::new(libc::EFAULT, format!("{length} bytes at {addr:#x} are not mapped for {rights}; {advice}"))
+    };
+    let first = addr & !(page_size() - 1);
+    let end = addr.checked_add(length).ok_or_else(fault)?;
+    let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    match populate(first, end - first, advice) {
+        Ok(()) => Ok(()),
+        Err(libc::EINVAL) if populate(first, 0, advice).is_err() && is_listed(&maps()?, first, end, write) => Ok(()),
+        Err(_) => Err(fault()),
+    }
+}
+
+/// Makes pages present; the errno on failure. Kernels before 5.14 answer EINVAL even for no bytes.
+fn populate(addr: u64, length: u64, advice: i32) -> Result<(), i32> {
+    loop {
+        // SAFETY: populating changes no contents and no mappings; the kernel checks the range.
+        if unsafe { libc::madvise(addr as *mut c_void, length as usize, advice) } == 0 {
+            return Ok(());
+        }
+        match io::Error::last_os_error().raw_os_error().unwrap_or(libc::EFAULT) {
+            libc::EINTR | libc::EAGAIN => {}
+            errno => return Err(errno),
+        }
+    }
+}
+
+/// Memory that the program knows no address of, mapped until this is dropped: a part of a file or dma-buf, or the card's own.
+#[derive(Debug)]
+pub struct Mapping {
+    /// Where the part begins.
+    addr: u64,
+    /// The pages that hold it.
+    first: u64,
+    length: usize,
+}
+
+impl Mapping {
+    /// Maps `length` bytes from `offset`. EBADF: no descriptor; EACCES: not opened for this; EINVAL: of a kind that cannot be
+    /// mapped, no bytes, or bytes beyond the end.
+    pub fn of_fd(fd: RawFd, offset: u64, length: u64, write: bool) -> Result<Self, Error> {
+        let inside = offset & (page_size() - 1);
+        let outside = || Error::invalid(format!("{length} bytes from {offset} on are not inside of descriptor {fd}"));
+        let end = offset.checked_add(length).filter(|end| *end > offset).ok_or_else(outside)?;
+        if size_of_fd(fd)?.is_some_and(|size| end > size) {
+            return Err(outside());
+        }
+        let start = libc::off_t::try_from(offset - inside).map_err(|_| outside())?;
+        let pages = usize::try_from(length + inside).map_err(|_| outside())?;
+        let rights = libc::PROT_READ | if write { libc::PROT_WRITE } else { 0 };
+        let first = map(pages, rights, libc::MAP_SHARED, fd, start).map_err(|e| match e.raw_os_error() {
+            Some(libc::ENODEV) => Error::invalid("the descriptor cannot be mapped"),
+            _ => Error::os("cannot map the descriptor", &e),
+        })?;
+        Ok(Self { addr: first + inside, first, length: pages })
+    }
+
+    /// Maps `length` zeroed bytes, not 0, that a fork shares with the child instead of copying them. No page is present
+    /// before it is used. ENOMEM if the system has no room.
+    pub fn of_nothing(length: u64) -> Result<Self, Error> {
+        let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+        let length = length as usize;
+        let first = map(length, rights, flags | libc::MAP_NORESERVE, -1, 0);
+        let first = first.map_err(|e| Error::os(format_args!("cannot map {length} bytes"), &e))?;
+        Ok(Self { addr: first, first, length })
+    }
+
+    /// Where the part begins.
+    pub fn addr(&self) -> u64 {
+        self.addr
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the whole of a mapping of ours; its key is dead, so nobody uses it any more.
+        unsafe { libc::munmap(self.first as *mut c_void, self.length) };
+    }
+}
+
+/// A new mapping of `length` bytes; where it begins.
+fn map(length: usize, rights: i32, flags: i32, fd: RawFd, start: libc::off_t) -> io::Result<u64> {
+    // SAFETY: an address of the kernel's choice; the kernel checks descriptor and range.
+    let at = unsafe { libc::mmap(std::ptr::null_mut(), length, rights, flags, fd, start) };
+    if at == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(at.expose_provenance() as u64) }
+}
+
+/// How many bytes the descriptor stands for; `None` if it does not say, as devices do.
+fn size_of_fd(fd: RawFd) -> Result<Option<u64>, Error> {
+    let mut found = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: any number may be asked about, and the structure has the size that the call fills.
+    if unsafe { libc::fstat(fd, found.as_mut_ptr()) } != 0 {
+        return Err(Error::new(libc::EBADF, format!("{fd} is no open descriptor")));
+    }
+    // SAFETY: the call has succeeded, so it has filled the structure.
+    let found = unsafe { found.assume_init() };
+    let tells = found.st_size > 0 || found.st_mode & libc::S_IFMT == libc::S_IFREG;
+    Ok(u64::try_from(found.st_size).ok().filter(|_| tells))
+}
+
+/// Bytes of a page, a power of two.
+pub fn page_size() -> u64 {
+    // SAFETY: takes no pointers.
+    u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+}
+
+fn maps() -> Result<String, Error> {
+    std::fs::read_to_string("/proc/self/maps").map_err(|e| Error::os("cannot read /proc/self/maps", &e))
+}
+
+/// Whether the mappings in `maps` (`man 5 proc_pid_maps`) cover `first..end` without a hole and with the rights.
+fn is_listed(maps: &str, first: u64, end: u64, write: bool) -> bool {
+    let mut reached = first;
+    for line in maps.lines() {
+        let Some((from, to, rights)) = parse_mapping(line) else { continue };
+        let granted = rights.starts_with(if write { "rw" } else { "r" });
+        if from <= reached && reached < to && granted {
+            reached = to;
+        }
+    }
+    reached >= end
+}
+
+/// `from-to rights ...`
+fn parse_mapping(line: &str) -> Option<(u64, u64, &str)> {
+    let mut fields = line.split_ascii_whitespace();
+    let (from, to) = fields.next()?.split_once('-')?;
+    Some((u64::from_str_radix(from, 16).ok()?, u64::from_str_radix(to, 16).ok()?, fields.next()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{PAGE, Pages};
+
+    fn errno(addr: u64, length: u64, write: bool) -> Option<i32> {
+        check(addr, length, write).err().map(|e| e.errno())
+    }
+
+    #[test]
+    fn rights_and_holes_are_found() {
+        let pages = Pages::new(4);
+        pages.protect(1, libc::PROT_READ);
+        pages.protect(2, libc::PROT_NONE);
+        pages.unmap(3, 1);
+        let page = |i: u64| pages.addr() + i * PAGE;
+        assert_eq!(errno(page(0) + 1, PAGE - 1, true), None);
+        assert_eq!(errno(page(0) + 1, PAGE, true), Some(libc::EFAULT));
+        assert_eq!(errno(page(0) + 1, PAGE, false), None);
+        assert_eq!(errno(page(2), 1, false), Some(libc::EFAULT));
+        assert_eq!(errno(page(3), 1, false), Some(libc::EFAULT));
+        assert_eq!(errno(page(3), 0, true), None);
+        assert_eq!(errno(u64::MAX - 5, 100, false), Some(libc::EFAULT));
+        assert_eq!(errno(0, 1, false), Some(libc::EFAULT));
+    }
+
+    #[test]
+    fn a_truncated_file_is_not_there() {
+        let pages = Pages::of_file(2);
+        assert_eq!(errno(pages.addr(), 2 * PAGE, true), None);
+        pages.truncate_file();
+        assert_eq!(errno(pages.addr(), 1, false), Some(libc::EFAULT));
+    }
+
+    #[test]
+    fn the_list_of_mappings_says_the_same() {
+        let maps = "1000-3000 rw-p 0 0:0 0\n3000-4000 r--p 0 0:0 0 /lib\n5000-6000 rw-p 0 0:0 0\n";
+        assert!(is_listed(maps, 0x1000, 0x4000, false));
+        assert!(is_listed(maps, 0x2000, 0x3000, true));
+        assert!(!is_listed(maps, 0x2000, 0x3001, true));
+        assert!(!is_listed(maps, 0x3000, 0x5001, false));
+        assert!(!is_listed(maps, 0x0, 0x1001, false));
+        let now = super::maps().unwrap();
+        let pages = Pages::new(2);
+        assert!(is_listed(&super::maps().unwrap(), pages.addr(), pages.addr() + 2 * PAGE, true));
+        assert!(!is_listed(&now, 0x1000, 0x2000, false));
+    }
+}

@@ -1,0 +1,245 @@
+//! Every access that a local list or a peer makes under a key: the check of key, domain, rights and range, and the copy.
+//!
+//! Touches the application's memory through [`crate::guard`] only.
+
+use crate::guard::{self, Fault, SharedBytes, Sum};
+use crate::region::{PdId, Reach, Region};
+use roxe_base::lock::ShardedReadGuard;
+use roxe_base::table::Slots;
+use roxe_transport::cx::{AtomicOp, MemError};
+use roxe_transport::wr::{Access, Sge};
+use roxe_wire::RKey;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU8, Ordering, fence};
+
+/// Regions that are held. The methods mirror [`roxe_transport::cx::Memory`] for one protection domain each.
+#[derive(Debug)]
+pub struct Regions<'t>(ShardedReadGuard<'t, Slots<Region>>);
+
+impl<'t> Regions<'t> {
+    pub(crate) const fn new(guard: ShardedReadGuard<'t, Slots<Region>>) -> Self {
+        Self(guard)
+    }
+
+    /// How many there are, windows included.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Regions<'_> {
+    #[inline]
+    fn find(&self, key: u32) -> Result<&Region, MemError> {
+        self.0.get(key).ok_or(MemError::BadKey)
+    }
+
+    /// Where the memory of a list's element is, if its region grants `access` to lists of `pd`.
+    pub fn locate(&self, pd: PdId, sge: &Sge, access: Access) -> Result<u64, MemError> {
+        self.find(sge.lkey.0)?.resolve(pd, sge.addr, sge.length.into(), access)
+    }
+
+    /// Copies out of the list `sges`, from `offset` bytes into it.
+    pub fn gather(&self, pd: PdId, sges: &[Sge], offset: u32, out: &[AtomicU8]) -> Result<(), MemError> {
+        self.gather_by(pd, sges, offset, out, |_, addr, out| guard::read_shared(addr, out))
+    }
+
+    /// The same, with the sum of the first bytes if the copy finds it on the way.
+    pub fn gather_summed(
+        &self,
+        pd: PdId,
+        sges: &[Sge],
+        offset: u32,
+        out: &[AtomicU8],
+    ) -> Result<Option<Sum>, MemError> {
+        let mut sum = None;
+        self.gather_by(pd, sges, offset, out, |is_first, addr, out| {
+            if is_first {
+                sum = guard::read_summed(addr, out)?;
+                return Ok(());
+            }
+            guard::read(addr, out)
+        })?;
+        Ok(sum)
+    }
+
+    /// Copies each part by `copy`, which hears whether it is the first one.
+    #[inline]
+    fn gather_by(
+        &self,
+        pd: PdId,
+        sges: &[Sge],
+        offset: u32,
+        out: &[AtomicU8],
+        mut copy: impl FnMut(bool, u64, &[AtomicU8]) -> Result<(), Fault>,
+    ) -> Result<(), MemError> {
+        walk(sges, offset, out.len(), |sge, part| {
+            let is_first = part.start == 0;
+            let out = out.get(part).ok_or(MemError::Range)?;
+            self.find(sge.lkey.0)?.read(pd, sge.addr, out, |addr, out| copy(is_first, addr, out))
+        })
+    }
+
+    /// Copies into the list `sges`, from `offset` bytes into it.
+    pub fn scatter(&self, pd: PdId, sges: &[Sge], offset: u32, data: &[u8]) -> Result<(), MemError> {
+        walk(sges, offset, data.len(), |sge, part| {
+            let data = data.get(part).ok_or(MemError::Range)?;
+            self.find(sge.lkey.0)?.write(pd, sge.addr, data.len(), |addr| guard::write(addr, data))
+        })
+    }
+
+    /// The same out of memory of another process.
+    pub fn scatter_shared(&self, pd: PdId, sges: &[Sge], offset: u32, data: SharedBytes<'_>) -> Result<(), MemError> {
+        walk(sges, offset, data.len(), |sge, part| {
+            let data = data.get(part).ok_or(MemError::Range)?;
+            self.find(sge.lkey.0)?.write(pd, sge.addr, data.len(), |addr| guard::write_shared(addr, data))
+        })
+    }
+
+    /// Whether a peer may do `access` on `len` bytes at `va`. Nothing is checked for no bytes (IBA §9.7.4.1.6).
+    pub fn check_remote(
+        &self,
+        reach: impl Into<Reach>,
+        rkey: RKey,
+        va: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<(), MemError> {
+        if len == 0 {
+            return Ok(());
+        }
+        self.find(rkey.0)?.resolve_remote(reach.into(), va, len, access).map(drop)
+    }
+
+    /// Copies out of memory for a peer.
+    pub fn read_remote(&self, reach: impl Into<Reach>, rkey: RKey, va: u64, out: &[AtomicU8]) -> Result<(), MemError> {
+        self.read_remote_by(guard::read_shared, reach.into(), rkey, va, out)
+    }
+
+    /// The same, with the sum of the first bytes if the copy finds it on the way.
+    pub fn read_remote_summed(
+        &self,
+        reach: Reach,
+        rkey: RKey,
+        va: u64,
+        out: &[AtomicU8],
+    ) -> Result<Option<Sum>, MemError> {
+        self.read_remote_by(guard::read_summed, reach, rkey, va, out)
+    }
+
+    #[inline]
+    fn read_remote_by<T: Default>(
+        &self,
+        copy: impl FnOnce(u64, &[AtomicU8]) -> Result<T, Fault>,
+        reach: Reach,
+        rkey: RKey,
+        va: u64,
+        out: &[AtomicU8],
+    ) -> Result<T, MemError> {
+        if out.is_empty() {
+            return Ok(T::default());
+        }
+        let addr = self.find(rkey.0)?.resolve_remote(reach, va, out.len() as u64, Access::REMOTE_READ)?;
+        Ok(copy(addr, out)?)
+    }
+
+    /// Copies into memory for a peer.
+    pub fn write_remote(&self, reach: impl Into<Reach>, rkey: RKey, va: u64, data: &[u8]) -> Result<(), MemError> {
+        self.write_remote_by(reach.into(), rkey, va, data.len(), |addr| guard::write(addr, data))
+    }
+
+    /// The same out of memory of another process.
+    pub fn write_remote_shared(
+        &self,
+        reach: Reach,
+        rkey: RKey,
+        va: u64,
+        data: SharedBytes<'_>,
+    ) -> Result<(), MemError> {
+        self.write_remote_by(reach, rkey, va, data.len(), |addr| guard::write_shared(addr, data))
+    }
+
+    #[inline]
+    fn write_remote_by(
+        &self,
+        reach: Reach,
+        rkey: RKey,
+        va: u64,
+        len: usize,
+        copy: impl FnOnce(u64) -> Result<(), Fault>,
+    ) -> Result<(), MemError> {
+        if len == 0 {
+            return Ok(());
+        }
+        let addr = self.find(rkey.0)?.resolve_remote(reach, va, len as u64, Access::REMOTE_WRITE)?;
+        Ok(copy(addr)?)
+    }
+
+    /// One atomic for a peer; returns the old value. The memory itself must be aligned too, which `va` does not say
+    /// when the region's `iova` is odd: that is `Range`.
+    pub fn atomic_remote(&self, reach: impl Into<Reach>, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError> {
+        let addr = self.find(rkey.0)?.resolve_remote(reach.into(), va, 8, Access::REMOTE_ATOMIC)?;
+        if !addr.is_multiple_of(8) {
+            return Err(MemError::Range);
+        }
+        // clause: ATOMIC-GLOBAL
+        Ok(guard::atomic(addr, op)?)
+    }
+
+    /// One store of 8 bytes for a peer. The memory itself must be aligned too, as for [`Self::atomic_remote`].
+    pub fn store_remote(&self, reach: impl Into<Reach>, rkey: RKey, va: u64, data: [u8; 8]) -> Result<(), MemError> {
+        let addr = self.find(rkey.0)?.resolve_remote(reach.into(), va, 8, Access::REMOTE_WRITE)?;
+        if !addr.is_multiple_of(8) {
+            return Err(MemError::Range);
+        }
+        // clause: ATOMIC-WRITE-WHOLE
+        Ok(guard::store(addr, data)?)
+    }
+
+    /// FLUSH of a range (address and length) or a whole region for a peer. Nothing lies between the stores for peers and the
+    /// other processors but the store buffer of this one.
+    pub fn flush_remote(
+        &self,
+        reach: impl Into<Reach>,
+        rkey: RKey,
+        range: Option<(u64, u64)>,
+        access: Access,
+    ) -> Result<(), MemError> {
+        let region = self.find(rkey.0)?;
+        let (va, len) = range.unwrap_or((region.base, region.length));
+        region.resolve_remote(reach.into(), va, len, access)?;
+        // clause: FLUSH-VISIBLE
+        fence(Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+/// Calls `f` for each stretch of the list that `total` bytes from `offset` on fall into, with the element cut to the
+/// stretch's first byte and the range of the data that belongs there. Elements that no byte falls into are not looked
+/// at. `Range` if the list is too short.
+fn walk(
+    sges: &[Sge],
+    offset: u32,
+    total: usize,
+    mut f: impl FnMut(Sge, Range<usize>) -> Result<(), MemError>,
+) -> Result<(), MemError> {
+    let (mut skip, mut done) = (offset, 0);
+    for sge in sges {
+        if done == total {
+            break;
+        }
+        let Some(room) = sge.length.checked_sub(skip).filter(|room| *room > 0) else {
+            skip -= sge.length;
+            continue;
+        };
+        let n = (total - done).min(room as usize);
+        let addr = sge.addr.checked_add(u64::from(skip)).ok_or(MemError::Range)?;
+        f(Sge { addr, ..*sge }, done..done + n)?;
+        (done, skip) = (done + n, 0);
+    }
+    if done == total { Ok(()) } else { Err(MemError::Range) }
+}

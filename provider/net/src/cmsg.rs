@@ -1,0 +1,145 @@
+//! Control messages of `sendmsg` and `recvmsg` as plain bytes: a writer and an iterator, both without pointers.
+//!
+//! A message is a `cmsghdr` (length including itself, level, type), its data, and padding to the size of a pointer
+//! (`man cmsg`). Touches nothing.
+
+use libc::c_int;
+use std::mem::size_of;
+use std::os::fd::RawFd;
+
+/// Bytes of control messages in one call: five small ones.
+pub(crate) const CAPACITY: usize = 128;
+/// Most descriptors of one message that we send.
+const MAX_DESCRIPTORS: usize = 4;
+const HEADER: usize = size_of::<libc::cmsghdr>();
+const WORD: usize = size_of::<usize>();
+
+/// A buffer for control messages, aligned as the kernel's headers want.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(8))]
+pub struct Control {
+    bytes: [u8; CAPACITY],
+    len: usize,
+}
+
+impl Control {
+    /// No messages yet.
+    pub const fn new() -> Self {
+        Self { bytes: [0; CAPACITY], len: 0 }
+    }
+
+    /// The messages.
+    pub fn as_bytes(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or_default()
+    }
+
+    /// The whole buffer, for the kernel to write into; tell how much it wrote with [`Control::set_len`].
+    pub fn as_mut_buffer(&mut self) -> &mut [u8; CAPACITY] {
+        &mut self.bytes
+    }
+
+    /// How many bytes of the buffer the kernel filled.
+    pub fn set_len(&mut self, len: usize) {
+        self.len = len.min(CAPACITY);
+    }
+
+    /// Appends a message; false if there is no room.
+    pub fn push(&mut self, level: c_int, kind: c_int, data: &[u8]) -> bool {
+        let len = HEADER + data.len();
+        let Some(room) = self.bytes.get_mut(self.len..self.len + len.next_multiple_of(WORD)) else { return false };
+        let (header, rest) = room.split_at_mut(HEADER);
+        header[..WORD].copy_from_slice(&len.to_ne_bytes());
+        header[HEADER - 8..HEADER - 4].copy_from_slice(&level.to_ne_bytes());
+        header[HEADER - 4..].copy_from_slice(&kind.to_ne_bytes());
+        rest[..data.len()].copy_from_slice(data);
+        self.len += len.next_multiple_of(WORD);
+        true
+    }
+
+    /// Appends descriptors for the other process.
+    pub fn push_descriptors(&mut self, fds: &[RawFd]) -> bool {
+        let mut data = [0; 4 * MAX_DESCRIPTORS];
+        data.chunks_exact_mut(4).zip(fds).for_each(|(out, fd)| out.copy_from_slice(&fd.to_ne_bytes()));
+        let data = data.get(..4 * fds.len()).unwrap_or_default();
+        !data.is_empty() && self.push(libc::SOL_SOCKET, libc::SCM_RIGHTS, data)
+    }
+
+    /// The messages as (level, type, data). Stops at the first one that is not whole.
+    pub fn iter(&self) -> impl Iterator<Item = Message<'_>> {
+        let mut rest = self.as_bytes();
+        std::iter::from_fn(move || {
+            let (message, behind) = split_message(rest)?;
+            rest = behind;
+            Some(message)
+        })
+    }
+}
+
+impl Default for Control {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Level, type and data.
+type Message<'a> = (c_int, c_int, &'a [u8]);
+
+/// The first message of `bytes` and what follows it.
+fn split_message(bytes: &[u8]) -> Option<(Message<'_>, &[u8])> {
+    let header = bytes.get(..HEADER)?;
+    let len = usize::from_ne_bytes(header[..WORD].try_into().ok()?);
+    let level = c_int::from_ne_bytes(header[HEADER - 8..HEADER - 4].try_into().ok()?);
+    let kind = c_int::from_ne_bytes(header[HEADER - 4..].try_into().ok()?);
+    let data = bytes.get(HEADER..len)?;
+    let behind = bytes.get(len.checked_next_multiple_of(WORD)?..).unwrap_or_default();
+    Some(((level, kind, data), behind))
+}
+
+/// The `int` in the data of a message; IPv4 TOS is a single byte.
+pub(crate) fn int(data: &[u8]) -> c_int {
+    match *data {
+        [byte] => c_int::from(byte),
+        [a, b, c, d, ..] => c_int::from_ne_bytes([a, b, c, d]),
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_pushed_comes_out_in_order() {
+        let mut control = Control::new();
+        assert!(control.push(17, 103, &4112u16.to_ne_bytes()));
+        assert!(control.push(0, 1, &7i32.to_ne_bytes()));
+        let all: Vec<_> = control.iter().map(|(level, kind, data)| (level, kind, data.to_vec())).collect();
+        assert_eq!(all, [(17, 103, 4112u16.to_ne_bytes().to_vec()), (0, 1, 7i32.to_ne_bytes().to_vec())]);
+    }
+
+    #[test]
+    fn a_full_buffer_refuses_and_stays_whole() {
+        let mut control = Control::new();
+        let pushed = (0..20).take_while(|_| control.push(1, 2, &[0; 4])).count();
+        assert_eq!(pushed, CAPACITY / (HEADER + 4).next_multiple_of(WORD));
+        assert_eq!(control.iter().count(), pushed);
+        assert!(!control.push(1, 2, &[0; CAPACITY]));
+    }
+
+    #[test]
+    fn broken_lengths_end_the_iteration() {
+        for len in [0, HEADER - 1, CAPACITY + 1, usize::MAX] {
+            let mut control = Control::new();
+            control.as_mut_buffer()[..WORD].copy_from_slice(&len.to_ne_bytes());
+            control.set_len(CAPACITY);
+            assert_eq!(control.iter().count(), 0, "{len}");
+        }
+    }
+
+    #[test]
+    fn bytes_and_ints_are_both_numbers() {
+        assert_eq!(int(&[0x68]), 0x68);
+        assert_eq!(int(&0x1234i32.to_ne_bytes()), 0x1234);
+        assert_eq!(int(&[]), 0);
+    }
+}

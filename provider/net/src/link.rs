@@ -1,0 +1,124 @@
+//! What a link is: runs of equal-sized packets between one local address and others, and what is known of a run.
+//!
+//! Touches nothing.
+
+use crate::cmsg::Control;
+use roxe_wire::{Gid, NetHeader};
+use std::io;
+use std::os::fd::RawFd;
+
+/// UDP port of RoCEv2, host order (IANA).
+pub const ROCE_PORT: u16 = 4791;
+/// Largest UDP payload of one send or receive, bytes: what an IPv4 packet can carry (65,535 − 20 − 8).
+pub const MAX_BYTES: usize = 65_507;
+/// Most packets of one send. Kernels before 6.9 refuse more.
+pub const MAX_SEGMENTS: usize = 64;
+/// TTL of packets whose address vector does not say (0) or would not leave the host (1), as hardware does.
+pub const HOP_LIMIT: u8 = 64;
+
+/// The hop limit that a packet has on the wire, where its address vector says `asked`.
+// clause: IP-TTL
+pub const fn hop_limit(asked: u8) -> u8 {
+    if asked > 1 { asked } else { HOP_LIMIT }
+}
+
+/// Where a run of packets came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RxMeta {
+    /// Bytes in the buffer.
+    pub len: usize,
+    /// Bytes per packet; only the last one may be shorter. At least 1.
+    pub segment: usize,
+    /// Index of the first packet in what the sender handed to its kernel at once.
+    pub first_index: u16,
+    /// Source address.
+    pub src: Gid,
+    /// Destination address.
+    pub dst: Gid,
+    /// UDP source port.
+    pub src_port: u16,
+    /// IPv4 TOS or IPv6 traffic class, with ECN.
+    pub traffic_class: u8,
+    /// IPv4 TTL or IPv6 hop limit.
+    pub hop_limit: u8,
+    /// Whether the ICRCs are filled in. Through shared memory packets need none.
+    pub sealed: bool,
+    /// Whether they came through shared memory, where nobody waits for credits.
+    pub by_ring: bool,
+}
+
+impl RxMeta {
+    /// How many packets there are.
+    pub fn packets(&self) -> u64 {
+        self.packets_in(self.len)
+    }
+
+    /// How many packets `len` of these bytes are.
+    pub fn packets_in(&self, len: usize) -> u64 {
+        // Nearly always one, for which a division would take longer than all the rest.
+        if (1..=self.segment).contains(&len) { 1 } else { len.div_ceil(self.segment) as u64 }
+    }
+}
+
+/// Where a run of packets goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TxMeta {
+    /// Destination address, of the same family as the link.
+    pub dst: Gid,
+    /// UDP source port, one of the link's.
+    pub src_port: u16,
+    /// IPv4 TOS or IPv6 traffic class.
+    pub traffic_class: u8,
+    /// IPv4 TTL or IPv6 hop limit.
+    pub hop_limit: u8,
+}
+
+impl TxMeta {
+    /// Where packets go whose ICRC is that of these headers.
+    pub fn of(net: &NetHeader) -> Self {
+        let NetHeader { dst, src_port, traffic_class, hop_limit, .. } = *net;
+        Self { dst, src_port, traffic_class, hop_limit }
+    }
+}
+
+/// Why a run was not sent.
+#[derive(Debug)]
+pub enum SendError {
+    /// The link did not take several packets at once. They go one by one: [`Link::max_segments`] says so for a while.
+    NoSegments,
+    /// The send buffer of this socket is full.
+    Full(RawFd),
+    /// So is what may wait for it ([`tx_queue`]): the packets are gone.
+    QueueFull,
+    /// The packets are gone, as if the network had lost them.
+    Lost,
+}
+
+/// What became of a run that was not lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// The system has it.
+    Sent,
+    /// It waits for room, and is counted when it leaves.
+    Queued,
+}
+
+/// Moves runs of equal-sized packets from and to one local address.
+pub trait Link {
+    /// Receives one run without waiting; `None`: nothing there. `buf` has at least 65,536 bytes. What is in `control` means
+    /// nothing before and after: most looks are in vain, and a new one for each is one to clear.
+    fn recv_with(&self, buf: &mut [u8], control: &mut Control) -> io::Result<Option<RxMeta>>;
+
+    /// The same.
+    #[cfg(any(test, feature = "testing"))]
+    fn recv(&self, buf: &mut [u8]) -> io::Result<Option<RxMeta>> {
+        self.recv_with(buf, &mut Control::new())
+    }
+
+    /// Sends `bytes` as packets of `segment` bytes each, the last one may be shorter. At most [`MAX_BYTES`] and
+    /// [`Link::max_segments`] packets. Never waits.
+    fn send(&self, to: &TxMeta, bytes: &[u8], segment: usize) -> Result<Taken, SendError>;
+
+    /// Most packets of the next send to `dst`. Asked once for each.
+    fn max_segments(&self, dst: Gid) -> usize;
+}

@@ -1,0 +1,301 @@
+//! Unix datagram sockets with names in the runtime directory: whoever binds a name has what it stands for.
+//!
+//! A name is claimed by `link(2)`, which is atomic and refuses a name that exists: the socket is bound at a random name
+//! first, so whatever has its real name is a socket that somebody has, or had. The kernel closes it when the process
+//! dies, however it dies; then a connection to its name is refused. Names carry the network namespace, because processes
+//! in different ones may share the folder and must never meet. The address that the kernel shows to everybody in
+//! `/proc/net/unix` is the random name.
+
+use crate::runtime_dir::{self, MAX_PATH, RuntimeDir};
+use crate::sys;
+use socket2::{Domain, SockAddr, Socket, Type};
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs;
+use std::io::{self, Write};
+use std::ops::Deref;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+/// Version of what processes send each other by these sockets: those who speak another one are not met.
+const VERSION: u32 = 2;
+/// Random names that are tried before giving up: a sweep may take one away before it is bound.
+const ATTEMPTS: u32 = 8;
+/// How often a claim looks again whether a dead name is gone that another process is about to take away, and how soon.
+const LOOKS: (u32, Duration) = (50, Duration::from_millis(1));
+
+/// The names of one network namespace in one folder.
+#[derive(Clone, Debug)]
+pub(super) struct Space {
+    dir: Arc<RuntimeDir>,
+    namespace: u64,
+}
+
+impl Space {
+    /// Longest part of a path behind the folder: `/2-`, a namespace of 32 bits (they are counted), `-` and a name.
+    pub(super) const LONGEST: usize = 3 + 8 + 1 + Self::LONGEST_NAME;
+    /// Longest name: the mailbox of a service at an address of IPv6 (`svc`, interface, service, address).
+    const LONGEST_NAME: usize = 4 + 9 + 17 + 32;
+
+    /// The one that `socket` belongs to.
+    pub(super) fn of(socket: &Socket) -> io::Result<Self> {
+        Ok(Self { dir: RuntimeDir::get()?, namespace: namespace_of(socket) })
+    }
+
+    /// Makes sure that sockets can be bound, named and found in `dir`.
+    pub(super) fn try_out(dir: &RuntimeDir) -> io::Result<()> {
+        let (_socket, bound) = bind_at_random(datagram_socket()?, dir.path())?;
+        let named = Temporary::random(dir.path())?;
+        fs::hard_link(&bound.0, &named.0)?;
+        datagram_socket()?.connect(&SockAddr::unix(&named.0)?)
+    }
+
+    /// The address of `name`. Made without allocating, because credits are sent often.
+    pub(super) fn address(&self, name: &impl fmt::Display) -> io::Result<SockAddr> {
+        let mut bytes = [0; MAX_PATH];
+        let mut rest = &mut bytes[..];
+        rest.write_all(self.dir.path().as_os_str().as_bytes())?;
+        write!(rest, "/{VERSION}-{:x}-{name}", self.namespace)?;
+        let unused = rest.len();
+        SockAddr::unix(OsStr::from_bytes(&bytes[..MAX_PATH - unused]))
+    }
+
+    fn path(&self, name: &impl fmt::Display) -> PathBuf {
+        self.dir.path().join(format!("{VERSION}-{:x}-{name}", self.namespace))
+    }
+}
+
+/// Which network namespace a socket is in: its cookie (Linux 5.14), or the inode that stands for that of this thread.
+fn namespace_of(socket: &Socket) -> u64 {
+    let inode = || fs::metadata("/proc/thread-self/ns/net").map(|meta| meta.ino());
+    sys::namespace_cookie(socket.as_raw_fd()).or_else(|_| inode()).unwrap_or(0)
+}
+
+/// A path that goes with this.
+pub(super) struct Temporary(pub(super) PathBuf);
+
+impl Temporary {
+    pub(super) fn random(dir: &Path) -> io::Result<Self> {
+        let number = getrandom::u64().map_err(io::Error::other)?;
+        Ok(Self(dir.join(format!("new-{number:016x}"))))
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// Binds `socket` where nobody looks for it.
+fn bind_at_random(socket: Socket, dir: &Path) -> io::Result<(Socket, Temporary)> {
+    let path = Temporary::random(dir)?;
+    socket.bind(&SockAddr::unix(&path.0)?)?;
+    Ok((socket, path))
+}
+
+/// A Unix datagram socket without a name.
+pub(super) fn datagram_socket() -> io::Result<Socket> {
+    Socket::new(Domain::UNIX, Type::DGRAM, None)
+}
+
+/// Whether the socket file at `path` is one of a process that has died; `probe` is any unbound datagram socket.
+pub(super) fn is_dead(probe: &Socket, path: &Path) -> bool {
+    let connected = SockAddr::unix(path).and_then(|address| probe.connect(&address));
+    connected.is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
+}
+
+/// A socket that has a name. The name goes with it, unless this process only inherited it.
+#[derive(Debug)]
+pub struct NamedSocket {
+    socket: Socket,
+    space: Space,
+    path: PathBuf,
+}
+
+impl NamedSocket {
+    /// Binds `name` to a new socket that says who sends to it. EADDRINUSE: somebody has it.
+    pub(super) fn bind(name: &impl fmt::Display) -> io::Result<Self> {
+        let mut looks = 0..LOOKS.0;
+        loop {
+            match Self::bind_first(std::iter::once(name)).map(|(_, socket)| socket) {
+                Err(e) if e.kind() == io::ErrorKind::AddrInUse && !Probe::new()?.finds(name) => {
+                    // Whoever had it has died.
+                    if looks.next().is_none() {
+                        return Err(e);
+                    }
+                    if !RuntimeDir::get()?.sweep() {
+                        thread::sleep(LOOKS.1);
+                    }
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// Binds the first of `names` that nobody has or had; which one. EADDRINUSE: there is none.
+    pub(super) fn bind_first<N: fmt::Display>(names: impl Iterator<Item = N> + Clone) -> io::Result<(usize, Self)> {
+        let mut attempts = 1..ATTEMPTS;
+        loop {
+            match Self::bind_one_of(names.clone()) {
+                // A sweep took the random name for a dead one, before the kernel had bound it.
+                Err(e) if e.kind() == io::ErrorKind::NotFound && attempts.next().is_some() => {}
+                result => return result,
+            }
+        }
+    }
+
+    fn bind_one_of<N: fmt::Display>(names: impl Iterator<Item = N>) -> io::Result<(usize, Self)> {
+        let socket = datagram_socket()?;
+        sys::set_option(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PASSCRED, 1)?;
+        let space = Space::of(&socket)?;
+        let (socket, bound) = bind_at_random(socket, space.dir.path())?;
+        for (at, name) in names.enumerate() {
+            let path = space.path(&name);
+            match fs::hard_link(&bound.0, &path) {
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+                linked => {
+                    linked?;
+                    runtime_dir::note_name(path.clone());
+                    return Ok((at, Self { socket, space, path }));
+                }
+            }
+        }
+        Err(io::Error::from_raw_os_error(libc::EADDRINUSE))
+    }
+
+    /// Where its name is.
+    pub(super) fn space(&self) -> &Space {
+        &self.space
+    }
+}
+
+impl Deref for NamedSocket {
+    type Target = Socket;
+
+    fn deref(&self) -> &Socket {
+        &self.socket
+    }
+}
+
+impl Drop for NamedSocket {
+    fn drop(&mut self) {
+        runtime_dir::remove_name(&self.path);
+    }
+}
+
+/// Looks whether names are held: any number of them with one descriptor, as a datagram socket may change its peer.
+#[derive(Debug)]
+pub struct Probe {
+    socket: Socket,
+    space: Space,
+}
+
+impl Probe {
+    /// A socket to look for names with.
+    pub fn new() -> io::Result<Self> {
+        let socket = datagram_socket()?;
+        let space = Space::of(&socket)?;
+        Ok(Self { socket, space })
+    }
+
+    /// The names of this network namespace that begin with `prefix`, also those of processes that have died.
+    pub(super) fn names_that_begin_with(&self, prefix: &str) -> io::Result<Vec<String>> {
+        let ours = self.space.path(&"");
+        let ours = ours.file_name().unwrap_or_default().to_string_lossy();
+        let entries = fs::read_dir(self.space.dir.path())?.map(|entry| Ok(entry?.file_name().to_string_lossy().into()));
+        let names = entries.collect::<io::Result<Vec<String>>>()?.into_iter();
+        let names = names.filter_map(|name| Some(name.strip_prefix(&*ours)?.to_owned()));
+        Ok(names.filter(|name| name.starts_with(prefix)).collect())
+    }
+
+    /// Whether some process holds `name`. For a thread that may be cancelled, too.
+    pub(super) fn finds(&self, name: &impl fmt::Display) -> bool {
+        self.space.address(name).and_then(|address| sys::connect(self.socket.as_raw_fd(), &address)).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::in_child;
+    use std::cell::RefCell;
+    use std::os::unix::net::UnixDatagram;
+    use std::sync::Barrier;
+
+    fn unused() -> String {
+        format!("test-{:016x}", getrandom::u64().unwrap())
+    }
+
+    fn path_of(name: &str) -> PathBuf {
+        Space::of(&datagram_socket().unwrap()).unwrap().path(&name)
+    }
+
+    #[test]
+    fn a_name_has_one_owner_and_goes_with_it() {
+        let (name, probe) = (unused(), Probe::new().unwrap());
+        assert!(!probe.finds(&name));
+        let owner = NamedSocket::bind(&name).unwrap();
+        assert!(probe.finds(&name));
+        assert_eq!(NamedSocket::bind(&name).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        drop(owner);
+        assert!(!probe.finds(&name) && !path_of(&name).exists());
+    }
+
+    #[test]
+    fn of_many_who_claim_a_name_of_a_dead_process_one_gets_it() {
+        let name = unused();
+        for _ in 0..20 {
+            drop(UnixDatagram::bind(path_of(&name)).unwrap());
+            let start = Barrier::new(4);
+            let claim = || {
+                start.wait();
+                NamedSocket::bind(&name)
+            };
+            let claims: Vec<_> = thread::scope(|scope| {
+                let threads: Vec<_> = (0..4).map(|_| scope.spawn(claim)).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            assert_eq!(claims.iter().flatten().count(), 1);
+            assert!(claims.iter().flat_map(Result::as_ref).all(|_| Probe::new().unwrap().finds(&name)));
+            let refused = claims.iter().filter_map(|claim| claim.as_ref().err());
+            assert!(refused.into_iter().all(|e| e.kind() == io::ErrorKind::AddrInUse));
+        }
+    }
+
+    #[test]
+    fn who_takes_any_name_leaves_those_of_the_dead_alone() {
+        let names = [unused(), unused(), unused()];
+        let _alive = NamedSocket::bind(&names[0]).unwrap();
+        drop(UnixDatagram::bind(path_of(&names[1])).unwrap());
+        // A sweep of another test may have taken the dead one away.
+        let (at, taken) = NamedSocket::bind_first(names.iter()).unwrap();
+        assert!(at == 2 || at == 1 && taken.path == path_of(&names[1]));
+        assert!(NamedSocket::bind_first(names[..1].iter()).is_err());
+    }
+
+    #[test]
+    fn the_kernel_shows_nobody_the_name() {
+        let name = unused();
+        let _owner = NamedSocket::bind(&name).unwrap();
+        let table = fs::read_to_string("/proc/net/unix").unwrap();
+        assert!(!table.contains(&name));
+    }
+
+    #[test]
+    fn the_child_of_a_fork_leaves_the_names_of_its_parent() {
+        let name = unused();
+        let owner = RefCell::new(Some(NamedSocket::bind(&name).unwrap()));
+        in_child(|| {
+            drop(owner.take());
+            path_of(&name).exists()
+        });
+        drop(owner.take());
+        assert!(!path_of(&name).exists());
+    }
+}

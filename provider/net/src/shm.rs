@@ -1,0 +1,232 @@
+//! The link through shared memory, between two processes of one user: a [`ring`] for each direction that is used.
+//!
+//! The process that wants to send makes the ring and offers it to a slot's mailbox, with three descriptors: the memory, one
+//! end of a [`Line`], and its [`Doorbell`]. The other one maps the memory and says so on the line, with its own doorbell. A
+//! process that wants no ring lets go of the line, and one that dies does so however it dies: then the ring is gone on both
+//! sides, and whoever takes the slot later has never heard of it. Knows no queue pairs and no engine.
+
+mod marks;
+#[allow(unsafe_code)]
+mod memory;
+mod ring;
+
+#[cfg(feature = "fuzz")]
+pub use ring::check as check_ring;
+pub use ring::{Broken, Heading, MAX_RUN, Reader, Record, SIZE, SMALL, Writer, record_len};
+
+use crate::cmsg::Control;
+use crate::sys;
+use socket2::{Domain, Socket, Type};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+/// Descriptors of an offer.
+const OFFERED: usize = 3;
+
+/// Wakes the background thread of another process: the eventfd that it sleeps on.
+#[derive(Debug)]
+pub struct Doorbell(OwnedFd);
+
+impl Doorbell {
+    /// From a descriptor that the other process sent. EINVAL: writing to it could block.
+    fn new(fd: OwnedFd) -> io::Result<Self> {
+        if sys::may_block(fd.as_raw_fd())? {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        Ok(Self(fd))
+    }
+
+    /// Wakes it, or keeps it from going to sleep.
+    pub fn ring(&self) {
+        sys::wake(self.0.as_raw_fd());
+    }
+}
+
+/// One end of a socket pair that tells whether the process at the other end has and keeps its half of the ring.
+#[derive(Debug)]
+pub struct Line(Socket);
+
+/// What a line tells.
+#[derive(Debug)]
+pub enum Said {
+    /// Nothing new.
+    Nothing,
+    /// The ring is read from now on; this wakes the reader.
+    Accepted(Doorbell),
+    /// The other process has let go of the ring.
+    Gone,
+}
+
+impl Line {
+    /// The descriptor, to wait on.
+    pub fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    /// Reads what came without waiting.
+    pub fn hear(&self) -> Said {
+        let mut control = Control::new();
+        match sys::recv(self.fd(), &mut [0; 8], &mut control, 0) {
+            Ok(None) => Said::Nothing,
+            Ok(Some((1.., ..))) => {
+                let doorbell = sys::take_descriptors(&control).into_iter().next().map(Doorbell::new);
+                doorbell.and_then(Result::ok).map_or(Said::Gone, Said::Accepted)
+            }
+            Ok(Some(_)) | Err(_) => Said::Gone,
+        }
+    }
+
+    /// Says that the ring is read from now on, and that `doorbell` wakes this process.
+    fn accept(&self, doorbell: RawFd) -> io::Result<()> {
+        let mut control = Control::new();
+        control.push_descriptors(&[doorbell]);
+        sys::send(self.fd(), &sys::Name::Peer, [b"y", &[]], &control, libc::MSG_DONTWAIT).map(drop)
+    }
+}
+
+/// A ring that is offered: the half that stays here, and what goes to the other process.
+#[derive(Debug)]
+pub struct Offer {
+    /// To write, once the line says that somebody reads.
+    pub writer: Writer,
+    /// To the reader.
+    pub line: Line,
+    memory: OwnedFd,
+    far_end: OwnedFd,
+}
+
+impl Offer {
+    /// A new ring with `size` bytes of data.
+    pub fn new(size: usize) -> io::Result<Self> {
+        let (writer, memory) = Writer::create(size)?;
+        let (near, far) = Socket::pair(Domain::UNIX, Type::SEQPACKET, None)?;
+        Ok(Self { writer, line: Line(near), memory, far_end: far.into() })
+    }
+
+    /// The descriptors to send; `doorbell` wakes this process.
+    pub fn descriptors(&self, doorbell: RawFd) -> [RawFd; OFFERED] {
+        [self.memory.as_raw_fd(), self.far_end.as_raw_fd(), doorbell]
+    }
+}
+
+/// A ring of another process that this one reads.
+#[derive(Debug)]
+pub struct Inbound {
+    /// The packets.
+    pub reader: Reader,
+    /// To the writer.
+    pub line: Line,
+    /// Wakes the writer.
+    pub doorbell: Doorbell,
+}
+
+impl Inbound {
+    /// Takes an offer of a ring with `size` bytes of data that came with `descriptors`; `doorbell` wakes this process, and
+    /// `watch` lets it hear of the line. EINVAL: it is not as ours are.
+    pub fn accept(
+        size: usize,
+        descriptors: Vec<OwnedFd>,
+        doorbell: RawFd,
+        watch: impl FnOnce(RawFd) -> io::Result<()>,
+    ) -> io::Result<Self> {
+        let invalid = |_| io::Error::from_raw_os_error(libc::EINVAL);
+        let [memory, line, theirs] = <[OwnedFd; OFFERED]>::try_from(descriptors).map_err(invalid)?;
+        let inbound = Self {
+            reader: Reader::open(&memory, size)?,
+            line: Line(Socket::from(line)),
+            doorbell: Doorbell::new(theirs)?,
+        };
+        watch(inbound.line.fd())?;
+        inbound.line.accept(doorbell)?;
+        Ok(inbound)
+    }
+}
+
+/// What tests need to play both sides of a ring.
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod testing {
+    use super::*;
+
+    /// Descriptors as another process gets them.
+    pub fn carry(descriptors: &[RawFd]) -> Vec<OwnedFd> {
+        let (from, to) = Socket::pair(Domain::UNIX, Type::SEQPACKET, None).unwrap();
+        let (mut sent, mut got) = (Control::new(), Control::new());
+        sent.push_descriptors(descriptors);
+        sys::send(from.as_raw_fd(), &sys::Name::Peer, [b"x", &[]], &sent, 0).unwrap();
+        sys::recv(to.as_raw_fd(), &mut [0; 8], &mut got, 0).unwrap().unwrap();
+        sys::take_descriptors(&got)
+    }
+
+    /// What stays with the process that makes an offer.
+    pub fn keep(offer: Offer) -> (Writer, Line) {
+        (offer.writer, offer.line)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::{carry, keep};
+    use super::*;
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    /// What stands for an eventfd, and where it is heard.
+    fn bell() -> (UnixStream, UnixStream) {
+        let (bell, ear) = UnixStream::pair().unwrap();
+        bell.set_nonblocking(true).unwrap();
+        (bell, ear)
+    }
+
+    fn accept(offer: &Offer, ours: &UnixStream, theirs: &UnixStream) -> io::Result<Inbound> {
+        Inbound::accept(SMALL, carry(&offer.descriptors(ours.as_raw_fd())), theirs.as_raw_fd(), |_| Ok(()))
+    }
+
+    #[test]
+    fn a_ring_is_agreed_each_side_can_wake_the_other_and_hears_of_its_end() {
+        let ((bell_a, mut ear_a), (bell_b, mut ear_b)) = (bell(), bell());
+        let offer = Offer::new(SMALL).unwrap();
+        assert!(matches!(offer.line.hear(), Said::Nothing));
+        let inbound = accept(&offer, &bell_a, &bell_b).unwrap();
+        let Said::Accepted(doorbell) = offer.line.hear() else { panic!("accepted") };
+        let mut rung = [0; 8];
+        doorbell.ring();
+        ear_b.read_exact(&mut rung).unwrap();
+        inbound.doorbell.ring();
+        ear_a.read_exact(&mut rung).unwrap();
+        let (writer, line) = keep(offer);
+        assert!(matches!(line.hear(), Said::Nothing) && matches!(inbound.line.hear(), Said::Nothing));
+        drop(inbound);
+        assert!(matches!(line.hear(), Said::Gone));
+        drop(writer);
+        let offer = Offer::new(SMALL).unwrap();
+        let inbound = accept(&offer, &bell_a, &bell_b).unwrap();
+        drop(offer);
+        assert!(matches!(inbound.line.hear(), Said::Gone));
+    }
+
+    #[test]
+    fn what_is_no_offer_is_refused() {
+        let ((bell, _ear), (blocking, _)) = (bell(), UnixStream::pair().unwrap());
+        let (fd, watch) = (bell.as_raw_fd(), |_| Ok(()));
+        for wrong in [vec![], carry(&[fd]), carry(&[fd, fd, fd]), carry(&[fd, fd, fd, fd])] {
+            assert!(Inbound::accept(SMALL, wrong, fd, watch).is_err());
+        }
+        let offer = Offer::new(SMALL).unwrap();
+        let error = accept(&offer, &blocking, &bell).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "ringing could block");
+        let (_writer, line) = keep(offer);
+        assert!(matches!(line.hear(), Said::Gone), "who is refused hears of it");
+    }
+
+    #[test]
+    fn an_answer_without_a_doorbell_ends_the_ring() {
+        let offer = Offer::new(SMALL).unwrap();
+        let far = Line(Socket::from(offer.far_end.try_clone().unwrap()));
+        sys::send(far.fd(), &sys::Name::Peer, [b"y", &[]], &Control::new(), 0).unwrap();
+        assert!(matches!(offer.line.hear(), Said::Gone));
+        let (blocking, _ear) = UnixStream::pair().unwrap();
+        far.accept(blocking.as_raw_fd()).unwrap();
+        assert!(matches!(offer.line.hear(), Said::Gone));
+    }
+}

@@ -1,0 +1,241 @@
+//! Memory shared with one other process. **Unsafe room**: a sealed memfd, mapped, and bytes copied in and out.
+//!
+//! The file is a page of words that both sides read and write atomically, and data that one of them writes, with marks in it
+//! that are atomic words, too. Its size is sealed, so that no other process can take pages away from under us (`SIGBUS`). The
+//! data is mapped twice in a row: what wraps around its end is one piece all the same. Knows no packets.
+//!
+//! The other process may change any byte at any time, and nothing here goes wrong by that: what is written goes through
+//! atomics or the instructions of [`roxe_memory::guard`], what is read is copied by those.
+
+use roxe_memory::guard::SharedBytes;
+use roxe_transport::cx::TxRoom;
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::slice;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes before the data. A multiple of every page size that Linux knows.
+const CONTROL: usize = 64 << 10;
+/// Bytes of a word, and words of a cache line.
+const WORD: usize = size_of::<AtomicU64>();
+const LINE: usize = 8;
+/// The other process may not change the size of the file.
+const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+
+/// The words, by their offset: each has two cache lines for itself, because processors fetch lines in pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub(super) enum Word {
+    /// Bytes ever read. Of the reader.
+    Head = 0,
+    /// Not 0: the reader sleeps. The reader sets it, the writer takes it back.
+    Asleep = 128,
+    /// Not 0: the writer waits until the head is here. The writer sets it, the reader takes it back.
+    Waits = 256,
+}
+
+/// One mapping of the memory.
+#[derive(Debug)]
+pub(super) struct SharedMemory {
+    base: NonNull<u8>,
+    size: usize,
+}
+
+// SAFETY: the mapping belongs to the value, not to a thread.
+unsafe impl Send for SharedMemory {}
+// SAFETY: by a shared reference there are only atomic words and bytes, and copies of the data.
+unsafe impl Sync for SharedMemory {}
+
+impl SharedMemory {
+    /// New memory with `size` bytes of data, a power of two and a multiple of 64 KiB, and the file to hand to the other process.
+    pub(super) fn create(size: usize) -> io::Result<(Self, OwnedFd)> {
+        // SAFETY: the name is a constant with its terminating zero.
+        let fd = unsafe { libc::memfd_create(c"roxe".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+        check(fd)?;
+        // SAFETY: a new descriptor that nobody else has.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let len = libc::off_t::try_from(CONTROL + size).map_err(io::Error::other)?;
+        // SAFETY: these calls take no pointers.
+        unsafe {
+            check(libc::ftruncate(fd.as_raw_fd(), len))?;
+            check(libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS))?;
+        }
+        Ok((Self::map(&fd, size)?, fd))
+    }
+
+    /// Memory that another process made. EINVAL: it is not as [`SharedMemory::create`] makes it.
+    pub(super) fn open(fd: &OwnedFd, size: usize) -> io::Result<Self> {
+        // SAFETY: an all-zero stat is valid, and the call fills it.
+        let stat = unsafe {
+            let mut stat: libc::stat = std::mem::zeroed();
+            check(libc::fstat(fd.as_raw_fd(), &raw mut stat))?;
+            stat
+        };
+        // SAFETY: takes no pointers.
+        let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
+        check(seals)?;
+        if seals & SEALS != SEALS || usize::try_from(stat.st_size).ok() != Some(CONTROL + size) {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        Self::map(fd, size)
+    }
+
+    fn map(fd: &OwnedFd, size: usize) -> io::Result<Self> {
+        if !size.is_power_of_two() {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        // SAFETY: a new reservation wherever the kernel likes.
+        let base = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                CONTROL + 2 * size,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        let base = NonNull::new(base.cast::<u8>()).filter(|base| base.as_ptr().cast() != libc::MAP_FAILED);
+        // From here on dropping the value unmaps all of it.
+        let memory = Self { base: base.ok_or_else(io::Error::last_os_error)?, size };
+        memory.place(fd, 0, 0, CONTROL + size)?;
+        memory.place(fd, CONTROL + size, CONTROL, size)?;
+        Ok(memory)
+    }
+
+    /// Maps `len` bytes from offset `from` of the file over the reservation, from `at` on.
+    fn place(&self, fd: &OwnedFd, at: usize, from: usize, len: usize) -> io::Result<()> {
+        let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
+        let from = libc::off_t::try_from(from).map_err(io::Error::other)?;
+        // SAFETY: `at..at + len` is inside the reservation of this value, where nothing else lives.
+        let placed = unsafe { libc::mmap(self.base.as_ptr().add(at).cast(), len, rights, flags, fd.as_raw_fd(), from) };
+        if placed == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Bytes of data.
+    pub(super) fn size(&self) -> u64 {
+        self.size as u64
+    }
+
+    /// One of the words.
+    pub(super) fn word(&self, word: Word) -> &AtomicU64 {
+        // SAFETY: inside the mapping, aligned, and both processes touch it by atomic operations only.
+        unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(word as usize).cast()) }
+    }
+
+    /// The word at position `at` of the data, a multiple of 8.
+    #[inline]
+    pub(super) fn mark(&self, at: u64) -> &AtomicU64 {
+        // SAFETY: inside the first mapping of the data and aligned by the mask. As a word both processes touch it by atomic
+        // operations only. The writer alone writes bytes over one, which nobody looks for then; the reader looks for none in
+        // bytes that it was given.
+        unsafe { AtomicU64::from_ptr(self.data(at & !7).cast()) }
+    }
+
+    /// Copies out what stands at position `at`, which counts on around the end; at most as much as there is data.
+    pub(super) fn read(&self, at: u64, out: &mut [u8]) {
+        // Mapped memory cannot fault, and if there is not as much data nothing is copied.
+        let _ = self.view(at, out.len()).map(|bytes| bytes.copy_to(out));
+    }
+
+    /// The bytes from position `at` on, which the other process has written; `None` if there is not as much data. One that is
+    /// broken may change them at any time, also after it has handed them over.
+    pub(super) fn view(&self, at: u64, len: usize) -> Option<SharedBytes<'_>> {
+        // SAFETY: `start < size` and `len <= size`, so it all lies in the two mappings of the data, which stay while the value
+        // is borrowed.
+        (len <= self.size).then(|| unsafe { SharedBytes::new(self.data(at), len) })
+    }
+
+    /// The bytes from position `at` on, to be written; `None` if there is not as much data. A broken reader may change them,
+    /// too, which spoils nothing but what it reads.
+    pub(super) fn room(&self, at: u64, len: usize) -> Option<TxRoom<'_>> {
+        // SAFETY: it all lies in the two mappings of the data as for `view`, and what lies there may change behind a reference
+        // to atomics.
+        (len <= self.size).then(|| TxRoom::Shared(unsafe { slice::from_raw_parts(self.data(at).cast(), len) }))
+    }
+
+    /// Copies `words` to position `at`, a multiple of 8, and on; nothing if there is not as much data.
+    #[inline]
+    pub(super) fn put(&self, at: u64, words: &[[u8; WORD]]) {
+        if size_of_val(words) > self.size {
+            return;
+        }
+        // SAFETY: it all lies in the two mappings of the data as for `view`, and is aligned by the mask.
+        let room: &[AtomicU64] = unsafe { slice::from_raw_parts(self.data(at & !7).cast(), words.len()) };
+        let put = |(to, word): (&AtomicU64, &[u8; WORD])| to.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+        // Mostly they are whole lines.
+        let ((to, to_end), (from, from_end)) = (room.as_chunks::<LINE>(), words.as_chunks::<LINE>());
+        to.iter().zip(from).for_each(|(to, from)| to.iter().zip(from).for_each(put));
+        to_end.iter().zip(from_end).for_each(put);
+    }
+
+    fn data(&self, at: u64) -> *mut u8 {
+        // The size is a power of two; dividing by it cost more than anything else here.
+        let start = at as usize & (self.size - 1);
+        // SAFETY: inside the mapping.
+        unsafe { self.base.as_ptr().add(CONTROL + start) }
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, which nothing refers to any more.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), CONTROL + 2 * self.size) };
+    }
+}
+
+const _: () = assert!(Word::Waits as usize + size_of::<AtomicU64>() <= CONTROL);
+
+fn check(rc: libc::c_int) -> io::Result<()> {
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+
+    const SIZE: usize = 64 << 10;
+
+    #[test]
+    fn two_mappings_see_the_same_words_and_bytes_also_around_the_end() {
+        let (a, fd) = SharedMemory::create(SIZE).unwrap();
+        let b = SharedMemory::open(&fd, SIZE).unwrap();
+        a.word(Word::Waits).store(7, Ordering::Relaxed);
+        assert_eq!(b.word(Word::Waits).load(Ordering::Relaxed), 7);
+        assert_eq!(b.word(Word::Head).load(Ordering::Relaxed), 0);
+        let at = 3 * SIZE as u64 - 5;
+        a.room(at, 10).unwrap().put(b"0123456789").unwrap();
+        let mut out = [0; 10];
+        b.read(at, &mut out);
+        assert_eq!(&out, b"0123456789");
+        b.read(0, &mut out[..5]);
+        assert_eq!(&out[..5], b"56789");
+        assert_eq!(b.view(at, 10).unwrap().to_vec(), b"0123456789");
+        assert!(a.room(0, SIZE + 1).is_none() && b.view(0, SIZE + 1).is_none());
+        a.put(2 * SIZE as u64 - 8, &[*b"abcdefgh", *b"ijklmnop"]);
+        a.put(0, &vec![[0xff; 8]; SIZE / 8 + 1]);
+        assert_eq!(b.view(SIZE as u64 - 8, 18).unwrap().to_vec(), b"abcdefghijklmnop\0\0");
+    }
+
+    #[test]
+    fn the_size_is_sealed() {
+        let (_a, fd) = SharedMemory::create(SIZE).unwrap();
+        let file = File::from(fd);
+        assert!(file.set_len(0).is_err() && file.set_len(1 << 20).is_err());
+    }
+
+    #[test]
+    fn other_files_are_refused() {
+        assert!(SharedMemory::open(&File::open("/dev/zero").unwrap().into(), SIZE).is_err());
+        let (_a, fd) = SharedMemory::create(SIZE).unwrap();
+        assert!(SharedMemory::open(&fd, 2 * SIZE).is_err());
+        // SAFETY: the name is a constant with its terminating zero; the descriptor is new.
+        let unsealed = unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"x".as_ptr(), libc::MFD_ALLOW_SEALING)) };
+        let unsealed = File::from(unsealed);
+        unsealed.set_len((CONTROL + SIZE) as u64).unwrap();
+        assert_eq!(SharedMemory::open(&unsealed.into(), SIZE).unwrap_err().raw_os_error(), Some(libc::EINVAL));
+    }
+}

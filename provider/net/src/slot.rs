@@ -1,0 +1,259 @@
+//! Which process owns which queue pair numbers, without a daemon.
+//!
+//! The upper 12 bits of a QPN are its *slot*. A process owns a slot as long as it holds a Unix datagram socket with a name
+//! made of interface and slot ([`crate::named`]): the claim is atomic, and ends when the process dies, however it dies. The
+//! same socket is the slot's mailbox for frames of [`crate::forward`]. Nobody but our user can have such a name or send to
+//! it; what the kernel says came from another user all the same (root's) is thrown away.
+
+use crate::cmsg::Control;
+use crate::named::{NamedSocket, Probe};
+use crate::runtime_dir::RuntimeDir;
+use crate::sys;
+use roxe_wire::Qpn;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+/// Bits of a QPN below its slot.
+const INDEX_BITS: u32 = 12;
+/// QPNs per slot.
+pub const QPNS_PER_SLOT: u32 = 1 << INDEX_BITS;
+/// Slot 0 holds the QPNs with a fixed meaning (0 and 1), the last one that of multicast.
+const SLOTS: std::ops::Range<u16> = 1..0xfff;
+/// Receive buffer asked for: a handful of forwarded runs of 64 KB.
+const MAILBOX: usize = 4 << 20;
+
+/// The upper 12 bits of a queue pair number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Slot(u16);
+
+impl Slot {
+    /// The slot that `qpn` belongs to.
+    pub const fn of(qpn: Qpn) -> Self {
+        Self((qpn.get() >> INDEX_BITS) as u16)
+    }
+
+    /// From its number, 0..4096.
+    pub const fn new(number: u16) -> Self {
+        Self(number & 0xfff)
+    }
+
+    /// Its number, 0..4096.
+    pub const fn get(self) -> u16 {
+        self.0
+    }
+
+    /// Whether a process can own it.
+    pub fn can_be_owned(self) -> bool {
+        SLOTS.contains(&self.0)
+    }
+
+    /// The `index`-th QPN of this slot.
+    pub const fn qpn(self, index: u32) -> Qpn {
+        Qpn::new(((self.0 as u32) << INDEX_BITS) | (index & (QPNS_PER_SLOT - 1)))
+    }
+}
+
+/// A slot of this process.
+#[derive(Debug)]
+pub struct SlotSocket {
+    slot: Slot,
+    ifindex: u32,
+    socket: NamedSocket,
+}
+
+impl SlotSocket {
+    /// Claims a free slot of the interface, starting the search at a random one. `ENOSPC`: all are taken.
+    pub fn claim(ifindex: u32) -> io::Result<Self> {
+        match Self::claim_any(ifindex) {
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
+            result => return result,
+        }
+        // Names of the dead are left alone until nothing else is free.
+        RuntimeDir::get()?.sweep();
+        Self::claim_any(ifindex).map_err(|e| match e.kind() {
+            io::ErrorKind::AddrInUse => io::Error::from_raw_os_error(libc::ENOSPC),
+            _ => e,
+        })
+    }
+
+    fn claim_any(ifindex: u32) -> io::Result<Self> {
+        let count = SLOTS.end - SLOTS.start;
+        let first = random_u16()? % count;
+        let slot = |step: u16| Slot(SLOTS.start + (first + step) % count);
+        let (at, socket) = NamedSocket::bind_first((0..count).map(|step| Name { ifindex, slot: slot(step) }))?;
+        // There are fewer than 2^12.
+        Ok(Self { slot: slot(at as u16), ifindex, socket: with_room(socket)? })
+    }
+
+    /// Claims `slot`. `EADDRINUSE`: a process has it.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn claim_one(ifindex: u32, slot: Slot) -> io::Result<Self> {
+        Ok(Self { slot, ifindex, socket: mailbox(&Name { ifindex, slot })? })
+    }
+
+    /// The slot.
+    pub fn slot(&self) -> Slot {
+        self.slot
+    }
+
+    /// Its interface.
+    pub(super) fn ifindex(&self) -> u32 {
+        self.ifindex
+    }
+
+    /// The descriptor, to wait on.
+    pub fn fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+
+    /// Sends `header` and `body` as one frame to the owner of `to`, without waiting. `ECONNREFUSED`: nobody owns it;
+    /// `EAGAIN`: its mailbox is full.
+    pub fn send(&self, to: Slot, header: &[u8], body: &[u8]) -> io::Result<()> {
+        self.send_to(&Name { ifindex: self.ifindex, slot: to }, header, body)
+    }
+
+    /// The same to any mailbox.
+    pub(super) fn send_to(&self, name: &impl fmt::Display, header: &[u8], body: &[u8]) -> io::Result<()> {
+        self.send_with(name, [header, body], &Control::new())
+    }
+
+    /// The same with descriptors for the other process.
+    pub fn send_descriptors(&self, to: Slot, header: &[u8], fds: &[RawFd]) -> io::Result<()> {
+        let mut control = Control::new();
+        control.push_descriptors(fds);
+        self.send_with(&Name { ifindex: self.ifindex, slot: to }, [header, &[]], &control)
+    }
+
+    fn send_with(&self, name: &impl fmt::Display, parts: [&[u8]; 2], control: &Control) -> io::Result<()> {
+        let address = self.socket.space().address(name)?;
+        let sent = sys::send(self.fd(), &sys::Name::Any(&address), parts, control, libc::MSG_DONTWAIT);
+        sent.map(drop).map_err(|e| match e.kind() {
+            // A name that was never there says as much as one whose owner has died.
+            io::ErrorKind::NotFound => io::ErrorKind::ConnectionRefused.into(),
+            _ => e,
+        })
+    }
+
+    /// Takes one frame of the same user out of the mailbox without waiting, with the descriptors that came along; frames of
+    /// others are thrown away. For `control` see [`Link::recv_with`](crate::Link::recv_with).
+    pub fn recv_with(&self, buf: &mut [u8], control: &mut Control) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
+        recv_with_descriptors(self.fd(), buf, control)
+    }
+
+    /// The same.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn recv(&self, buf: &mut [u8]) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
+        self.recv_with(buf, &mut Control::new())
+    }
+}
+
+/// Whether some process owns `slot` of the interface `ifindex`.
+pub fn is_owned(ifindex: u32, slot: Slot) -> bool {
+    slot.can_be_owned() && Probe::new().is_ok_and(|probe| probe.finds(&Name { ifindex, slot }))
+}
+
+/// A new socket with the name `name`; says who sent each datagram.
+pub(super) fn mailbox(name: &impl fmt::Display) -> io::Result<NamedSocket> {
+    NamedSocket::bind(name).and_then(with_room)
+}
+
+fn with_room(socket: NamedSocket) -> io::Result<NamedSocket> {
+    socket.set_recv_buffer_size(MAILBOX)?;
+    socket.set_send_buffer_size(MAILBOX)?;
+    Ok(socket)
+}
+
+/// Receives one datagram without waiting, skipping those of other users.
+pub(super) fn recv_from_same_user(fd: RawFd, buf: &mut [u8], control: &mut Control) -> io::Result<Option<usize>> {
+    Ok(recv_with_descriptors(fd, buf, control)?.map(|(len, _)| len))
+}
+
+/// The same with its descriptors; those of other users, who may send what they like, are closed.
+#[inline]
+fn recv_with_descriptors(
+    fd: RawFd,
+    buf: &mut [u8],
+    control: &mut Control,
+) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
+    while let Some((len, ..)) = sys::recv(fd, buf, control, 0)? {
+        if let Some(descriptors) = descriptors_of_same_user(control) {
+            return Ok(Some((len, descriptors)));
+        }
+    }
+    Ok(None)
+}
+
+#[inline(never)]
+fn descriptors_of_same_user(control: &Control) -> Option<Vec<OwnedFd>> {
+    let descriptors = sys::take_descriptors(control);
+    (sys::credentials(control) == Some(roxe_base::privilege::effective_uid())).then_some(descriptors)
+}
+
+/// A number that other processes do not draw at the same time.
+pub(super) fn random_u16() -> io::Result<u16> {
+    getrandom::u32().map(|number| (number >> 16) as u16).map_err(io::Error::other)
+}
+
+/// The name of a slot's mailbox.
+struct Name {
+    ifindex: u32,
+    slot: Slot,
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "slot-{:x}-{:03x}", self.ifindex, self.slot.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Interface indices that no interface has, so that tests do not meet running programs.
+    const NOWHERE: u32 = 0x7000_0001;
+
+    #[test]
+    fn a_slot_has_one_owner_and_is_free_after_its_end() {
+        let first = SlotSocket::claim_one(NOWHERE, Slot::new(5)).unwrap();
+        let error = SlotSocket::claim_one(NOWHERE, Slot::new(5)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        drop(first);
+        SlotSocket::claim_one(NOWHERE, Slot::new(5)).unwrap();
+    }
+
+    #[test]
+    fn claims_differ_and_leave_out_the_fixed_numbers() {
+        let slots: Vec<_> = (0..50).map(|_| SlotSocket::claim(NOWHERE + 1).unwrap()).collect();
+        let mut numbers: Vec<_> = slots.iter().map(|slot| slot.slot().get()).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        assert_eq!(numbers.len(), 50);
+        assert!(numbers.iter().all(|number| (1..0xfff).contains(number)));
+    }
+
+    #[test]
+    fn frames_reach_the_owner_and_nobody_else() {
+        let (a, b) = (SlotSocket::claim(NOWHERE + 2).unwrap(), SlotSocket::claim(NOWHERE + 2).unwrap());
+        assert!(is_owned(NOWHERE + 2, b.slot()) && is_owned(NOWHERE + 2, a.slot()));
+        a.send(b.slot(), b"head", b"body").unwrap();
+        let mut buf = [0; 64];
+        assert!(matches!(b.recv(&mut buf).unwrap(), Some((8, fds)) if fds.is_empty()));
+        assert_eq!(&buf[..8], b"headbody");
+        assert!(b.recv(&mut buf).unwrap().is_none());
+        let gone = b.slot();
+        drop(b);
+        assert!(!is_owned(NOWHERE + 2, gone) && !is_owned(NOWHERE + 2, Slot::new(0)));
+        assert_eq!(a.send(gone, b"", b"x").unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    #[test]
+    fn a_qpn_is_slot_and_index() {
+        let qpn = Slot::new(0xabc).qpn(0xdef);
+        assert_eq!(qpn.get(), 0x00ab_cdef);
+        assert_eq!(Slot::of(qpn), Slot::new(0xabc));
+        assert_eq!(Slot::of(Qpn::GSI), Slot::new(0));
+        assert_eq!(Slot::of(Qpn::MULTICAST), Slot::new(0xfff));
+    }
+}

@@ -1,0 +1,452 @@
+//! Making the kernel hand each packet to the process that owns its queue pair.
+//!
+//! All processes of a user bind the same address and port with `SO_REUSEPORT`; the kernel numbers these sockets 0, 1, 2,
+//! ... and asks a small classic BPF program which number gets a packet. Our program looks the slot of the destination QPN
+//! up in a tree. Two facts make it interesting: nobody tells a socket its number, and when a socket closes the last one
+//! takes over its number. So the numbers are *measured*: the program sends a packet whose first byte is [`PROBE`] (an
+//! opcode that RoCE does not use) to the socket whose number stands in the packet, and whoever receives it reports its
+//! slots to the mailbox of the process that asks.
+//!
+//! ```text
+//! session: bind a name that is the builder's (so there is one at a time) → count the sockets in /proc/net/udp
+//!          → send probe 0..n → collect answers in a mailbox of its own → attach the program
+//! ```
+//!
+//! The first round relies on the program that is already attached. If one process answers for two numbers, or nobody for
+//! any (there was no program, and the kernel chose by hash), a program with the probe rule is attached and the round
+//! repeated. Processes that do not answer are left out. A session runs when a process joins and when packets for others keep arriving. Everything stays correct
+//! without any of this, because the engine forwards what it gets for others: a stopped process that never answers, a
+//! kernel that refuses the program, or a race only cost speed.
+
+use crate::bpf::{AND, JUMP, JUMP_EQ, JUMP_GE, LOAD_BYTE, LOAD_WORD, RETURN, RETURN_A, SHIFT_RIGHT, jump, op};
+use crate::cmsg::Control;
+use crate::forward::Frame;
+use crate::link::{Link, ROCE_PORT, RxMeta, TxMeta};
+use crate::named::NamedSocket;
+use crate::service::AddressPart;
+use crate::slot::{self, Slot, SlotSocket};
+use crate::udp::UdpLink;
+use crate::udp_table::count_bound;
+use libc::sock_filter;
+use roxe_transport::time::Instant;
+use roxe_wire::Gid;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// First byte of a probe.
+pub const PROBE: u8 = 0xfe;
+/// Bytes of a probe: [`PROBE`], the round, two zero bytes, index and nonce in network order.
+const PROBE_LEN: usize = 16;
+/// How long a session waits for answers in each of its two rounds.
+const PATIENCE: Duration = Duration::from_millis(60);
+/// How long to wait when another process is building, and how often: it may have been stopped in the middle.
+const RETRY: (Duration, u32) = (Duration::from_millis(10), 40);
+/// Shortest and longest pause between sessions that strays cause.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(5));
+/// Slots a program can hold: the kernel takes 4,096 instructions and a slot needs five.
+const MAX_SLOTS: usize = 800;
+/// Result of the program for an unknown slot: no such number, so the kernel chooses by hash.
+const NOBODY: u32 = u32::MAX;
+
+/// Keeps the program of one address up to date. Driven by [`Steering::step`] from the background thread.
+#[derive(Debug)]
+pub struct Steering {
+    link: Arc<UdpLink>,
+    ifindex: u32,
+    /// When to start a session.
+    due: Option<Instant>,
+    /// Times in a row that another process was building.
+    retries: u32,
+    session: Option<Session>,
+    backoff: Duration,
+    /// Strays before this instant start no session.
+    quiet_until: Instant,
+}
+
+/// One measurement of the numbers.
+#[derive(Debug)]
+struct Session {
+    /// Keeps others from building at the same time; `None`: the builder does not come to an end, so this one goes ahead.
+    _builder: Option<NamedSocket>,
+    mailbox: NamedSocket,
+    /// Names the mailbox.
+    nonce: u64,
+    /// By number: the slots of the process that answered.
+    answers: Vec<Vec<Slot>>,
+    /// 1, or 2 once this session has attached its own probe rule.
+    round: u8,
+    deadline: Instant,
+}
+
+impl Steering {
+    /// For the group of `link`; the first session starts at once.
+    pub fn new(link: Arc<UdpLink>, ifindex: u32, now: Instant) -> Self {
+        Self { link, ifindex, due: Some(now), retries: 0, session: None, backoff: BACKOFF.0, quiet_until: now }
+    }
+
+    /// The address whose group this steers.
+    pub fn gid(&self) -> Gid {
+        self.link.gid()
+    }
+
+    /// A packet for another process arrived here. Whether that changed [`Steering::deadline`].
+    pub fn note_stray(&mut self, now: Instant) -> bool {
+        let is_idle = self.due.is_none() && self.session.is_none();
+        if is_idle {
+            self.due = Some(now.max(self.quiet_until));
+        }
+        is_idle
+    }
+
+    /// The mailbox of the session under way, to wait on.
+    pub fn fd(&self) -> Option<RawFd> {
+        self.session.as_ref().map(|session| session.mailbox.as_raw_fd())
+    }
+
+    /// When [`Steering::step`] has something to do even if nothing arrives.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.session.as_ref().map(|session| session.deadline).or(self.due)
+    }
+
+    /// Starts, continues or ends a session. Spurious calls are harmless.
+    pub fn step(&mut self, now: Instant) {
+        if let Some(mut session) = self.session.take() {
+            session.collect();
+            self.session = self.go_on(session, now);
+        } else if self.due.is_some_and(|due| due <= now) {
+            self.due = None;
+            match Session::begin(&self.link, self.ifindex, self.retries < RETRY.1, now) {
+                Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
+                    self.due = Some(now.after(RETRY.0));
+                    self.retries += 1;
+                }
+                // On an error (no /proc, no descriptors left) forwarding does the work.
+                result => {
+                    self.session = result.ok().flatten();
+                    self.retries = 0;
+                }
+            }
+        }
+    }
+
+    /// Waits on, asks again, or attaches what is known and ends the session.
+    fn go_on(&mut self, mut session: Session, now: Instant) -> Option<Session> {
+        let (complete, late) = (session.is_complete(), now >= session.deadline);
+        if session.round == 1 && (session.has_doubles() || late && session.is_silent()) {
+            // There was no program: the kernel chose one process for all probes, and that may be a stopped one.
+            self.link.attach_steering(&mut program(&session.map())).ok()?;
+            session.round = 2;
+            session.ask(&self.link, now);
+            return Some(session);
+        }
+        if !complete && !late {
+            return Some(session);
+        }
+        let _ = self.link.attach_steering(&mut program(&session.map()));
+        let recent = now < self.quiet_until.after(self.backoff);
+        self.backoff = if recent { (self.backoff * 2).min(BACKOFF.1) } else { BACKOFF.0 };
+        self.quiet_until = now.after(self.backoff);
+        None
+    }
+}
+
+impl Session {
+    /// Becomes the builder and sends the first round of probes; `None` if there is nobody to tell apart.
+    /// `EADDRINUSE`: another process is the builder, and `polite` asks to leave it in peace.
+    fn begin(link: &UdpLink, ifindex: u32, polite: bool, now: Instant) -> io::Result<Option<Self>> {
+        let count = count_bound(link.gid())?;
+        if count < 2 {
+            return Ok(None);
+        }
+        let builder = match slot::mailbox(&Builder { ifindex, gid: link.gid() }) {
+            Err(e) if polite => return Err(e),
+            result => result.ok(),
+        };
+        let nonce = getrandom::u64().map_err(io::Error::other)?;
+        let mailbox = slot::mailbox(&Answers { nonce })?;
+        let answers = vec![Vec::new(); count];
+        let mut session = Self { _builder: builder, mailbox, nonce, answers, round: 1, deadline: now };
+        session.ask(link, now);
+        Ok(Some(session))
+    }
+
+    /// Sends a probe to every number.
+    fn ask(&mut self, link: &UdpLink, now: Instant) {
+        self.deadline = now.after(PATIENCE);
+        let to = TxMeta { dst: link.gid(), src_port: ROCE_PORT, traffic_class: 0, hop_limit: 0 };
+        for index in 0..self.answers.len() {
+            self.answers[index].clear();
+            // A lost probe is a missing answer, which the session handles.
+            let _ = link.send(&to, &probe(self.round, index as u32, self.nonce), PROBE_LEN);
+        }
+    }
+
+    /// Takes the answers that have arrived.
+    fn collect(&mut self) {
+        let mut buf = [0; 4096];
+        while let Ok(Some(len)) = slot::recv_from_same_user(self.mailbox.as_raw_fd(), &mut buf, &mut Control::new()) {
+            let frame = Frame::parse(buf.get(..len).unwrap_or_default());
+            let Some((Frame::ProbeSeen { nonce, round, index }, body)) = frame else { continue };
+            if (nonce, round) == (self.nonce, self.round)
+                && let Some(answer) = self.answers.get_mut(index as usize)
+            {
+                *answer = body.as_chunks::<2>().0.iter().map(|pair| Slot::new(u16::from_ne_bytes(*pair))).collect();
+            }
+        }
+    }
+
+    /// Whether there is nothing to wait for: an answer for every number, in the first round each by another process.
+    fn is_complete(&self) -> bool {
+        self.answers.iter().all(|slots| !slots.is_empty()) && (self.round > 1 || !self.has_doubles())
+    }
+
+    /// Whether nobody has answered.
+    fn is_silent(&self) -> bool {
+        self.answers.iter().all(Vec::is_empty)
+    }
+
+    /// Whether one process answered for two numbers: then the kernel did not follow the probe rule, or there are fewer
+    /// sockets than numbers, and it chose by hash.
+    fn has_doubles(&self) -> bool {
+        let mut firsts: Vec<_> = self.answers.iter().filter_map(|slots| slots.first()).collect();
+        firsts.sort_unstable();
+        firsts.windows(2).any(|pair| pair[0] == pair[1])
+    }
+
+    /// What the answers say: sorted by slot, each slot once, with the lowest number its process answered for, since only
+    /// numbers that no socket has are given to somebody else. Nothing while the kernel may not follow the probe rule.
+    fn map(&self) -> Vec<(Slot, u32)> {
+        if self.round == 1 && self.has_doubles() {
+            return Vec::new();
+        }
+        let numbered = (0u32..).zip(&self.answers);
+        let mut map: Vec<_> =
+            numbered.flat_map(|(index, slots)| slots.iter().map(move |&slot| (slot, index))).collect();
+        map.sort_unstable();
+        map.dedup_by_key(|(slot, _)| *slot);
+        map.truncate(MAX_SLOTS);
+        map
+    }
+}
+
+/// The name that the process that measures the group of `gid` holds.
+struct Builder {
+    ifindex: u32,
+    gid: Gid,
+}
+
+impl fmt::Display for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "steer-{:x}-{}", self.ifindex, AddressPart(self.gid))
+    }
+}
+
+/// Name of the mailbox for the answers of one session.
+struct Answers {
+    nonce: u64,
+}
+
+impl fmt::Display for Answers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "answers-{:016x}", self.nonce)
+    }
+}
+
+/// Whether the payload of a datagram to the RoCEv2 port is a probe instead of a packet. Programs that look at traffic
+/// may want to leave these out; they never leave the host.
+pub fn is_probe(udp_payload: &[u8]) -> bool {
+    matches!(udp_payload, [PROBE, _, 0, 0, rest @ ..] if rest.len() == PROBE_LEN - 4)
+}
+
+/// The bytes of a probe.
+fn probe(round: u8, index: u32, nonce: u64) -> [u8; PROBE_LEN] {
+    let mut bytes = [0; PROBE_LEN];
+    bytes[0] = PROBE;
+    bytes[1] = round;
+    bytes[4..8].copy_from_slice(&index.to_be_bytes());
+    bytes[8..].copy_from_slice(&nonce.to_be_bytes());
+    bytes
+}
+
+/// Answers `packet` if it is a probe that a process on this address sent. Whether it was one.
+pub fn answer(packet: &[u8], meta: &RxMeta, mine: &[SlotSocket]) -> bool {
+    let Ok(&[PROBE, round, _, _, i0, i1, i2, i3, ref nonce @ ..]) = <&[u8; PROBE_LEN]>::try_from(packet) else {
+        return false;
+    };
+    if meta.src != meta.dst || meta.src_port != ROCE_PORT {
+        return false;
+    }
+    let (index, nonce) = (u32::from_be_bytes([i0, i1, i2, i3]), u64::from_be_bytes(*nonce));
+    let body: Vec<u8> = mine.iter().flat_map(|socket| socket.slot().get().to_ne_bytes()).collect();
+    if let Some(first) = mine.first() {
+        // A builder that is gone or busy does without us.
+        let _ = first.send_to(&Answers { nonce }, &Frame::ProbeSeen { nonce, round, index }.header(), &body);
+    }
+    true
+}
+
+/// The program for `map`, which is sorted by slot and holds at most [`MAX_SLOTS`].
+fn program(map: &[(Slot, u32)]) -> Vec<sock_filter> {
+    let mut code = vec![
+        op(LOAD_BYTE, 0),
+        jump(JUMP_EQ, PROBE.into(), 0, 2),
+        op(LOAD_WORD, 4),
+        op(RETURN_A, 0),
+        // The destination QPN is the low 24 bits of the second word of the BTH.
+        op(LOAD_WORD, 4),
+        op(AND, 0x00ff_ffff),
+        op(SHIFT_RIGHT, 12),
+    ];
+    push_tree(&mut code, map);
+    code
+}
+
+/// Appends a binary search for the slot in the accumulator.
+fn push_tree(code: &mut Vec<sock_filter>, map: &[(Slot, u32)]) {
+    match *map {
+        [] => code.push(op(RETURN, NOBODY)),
+        [(slot, index)] => {
+            code.extend([jump(JUMP_EQ, slot.get().into(), 0, 1), op(RETURN, index), op(RETURN, NOBODY)]);
+        }
+        _ => {
+            let (left, right) = map.split_at(map.len() / 2);
+            let pivot = right.first().map_or(0, |(slot, _)| slot.get());
+            let at = code.len();
+            // Conditional jumps reach 255 instructions, plain ones any number.
+            code.extend([jump(JUMP_GE, pivot.into(), 0, 1), op(JUMP, 0)]);
+            push_tree(code, left);
+            let distance = (code.len() - at - 2) as u32;
+            code[at + 1] = op(JUMP, distance);
+            push_tree(code, right);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    /// Runs `program` on `packet` as the kernel would.
+    fn run(program: &[sock_filter], packet: &[u8]) -> u32 {
+        let (mut pc, mut a) = (0, 0u32);
+        loop {
+            let insn = program[pc];
+            let k = insn.k as usize;
+            pc += 1;
+            match insn.code {
+                LOAD_BYTE => a = packet[k].into(),
+                LOAD_WORD => a = u32::from_be_bytes(packet[k..k + 4].try_into().unwrap()),
+                AND => a &= insn.k,
+                SHIFT_RIGHT => a >>= insn.k,
+                JUMP => pc += k,
+                JUMP_EQ => pc += usize::from(if a == insn.k { insn.jt } else { insn.jf }),
+                JUMP_GE => pc += usize::from(if a >= insn.k { insn.jt } else { insn.jf }),
+                RETURN => return insn.k,
+                RETURN_A => return a,
+                other => panic!("unknown instruction {other:#x}"),
+            }
+        }
+    }
+
+    fn packet_to(slot: u16) -> [u8; 16] {
+        let mut packet = [0; 16];
+        packet[4..8].copy_from_slice(&(0xee00_0000 | u32::from(slot) << 12 | 0x123).to_be_bytes());
+        packet
+    }
+
+    #[test]
+    fn the_program_finds_every_slot_and_no_other() {
+        for count in [0u16, 1, 2, 3, 100, MAX_SLOTS as u16] {
+            let map: Vec<_> = (0..count).map(|i| (Slot::new(i * 5 + 1), u32::from(i ^ 1))).collect();
+            let program = program(&map);
+            assert!(program.len() <= crate::bpf::MAX_LEN, "{count} slots need {} instructions", program.len());
+            for slot in 0..0x1000 {
+                let owner = map.iter().find(|(known, _)| known.get() == slot);
+                assert_eq!(run(&program, &packet_to(slot)), owner.map_or(NOBODY, |&(_, index)| index));
+            }
+        }
+    }
+
+    #[test]
+    fn probes_go_to_the_number_they_carry() {
+        let program = program(&[(Slot::new(7), 1)]);
+        assert_eq!(run(&program, &probe(1, 42, 0)), 42);
+    }
+
+    fn session(answers: &[&[u16]]) -> Session {
+        let answers = answers.iter().map(|slots| slots.iter().map(|&slot| Slot::new(slot)).collect()).collect();
+        let mailbox = slot::mailbox(&Answers { nonce: getrandom::u64().unwrap() }).unwrap();
+        Session { _builder: None, mailbox, nonce: 1, answers, round: 1, deadline: Instant(0) }
+    }
+
+    #[test]
+    fn answers_of_a_hashing_kernel_are_noticed() {
+        assert!(session(&[&[1], &[2, 3]]).is_complete());
+        assert_eq!(session(&[&[9], &[2, 3]]).map(), [(Slot::new(2), 1), (Slot::new(3), 1), (Slot::new(9), 0)]);
+        assert!(!session(&[&[1], &[]]).is_complete());
+        assert!(!session(&[&[1], &[1]]).is_complete());
+        assert!(session(&[&[1], &[1]]).map().is_empty());
+    }
+
+    #[test]
+    fn a_number_too_many_is_nobodys() {
+        let second = Session { round: 2, ..session(&[&[7], &[5], &[7]]) };
+        assert!(second.is_complete());
+        assert_eq!(second.map(), [(Slot::new(5), 1), (Slot::new(7), 0)]);
+        assert!(!Session { round: 2, ..session(&[&[7], &[]]) }.is_complete());
+    }
+
+    /// Three sockets of one group, each playing a process, on an address of their own.
+    #[test]
+    fn a_session_measures_the_numbers_and_the_kernel_follows() {
+        const NOWHERE: u32 = 0x7000_0010;
+        let gid: Gid = Ipv4Addr::new(127, 78, 0, 1).into();
+        let members: Vec<_> = (0..3)
+            .map(|_| {
+                let link = Arc::new(UdpLink::open(gid, 1, true, true).unwrap());
+                (link, [SlotSocket::claim(NOWHERE).unwrap()])
+            })
+            .collect();
+        let mut steering = Steering::new(Arc::clone(&members[2].0), NOWHERE, Instant(0));
+        let mut buf = vec![0; 65_536];
+        steering.step(Instant(0));
+        assert!(steering.fd().is_some());
+        for round in 0..2 {
+            for (link, mine) in &members {
+                while let Some(meta) = link.recv(&mut buf).unwrap() {
+                    for packet in buf[..meta.len].chunks(meta.segment) {
+                        assert!(answer(packet, &meta, mine));
+                    }
+                }
+            }
+            steering.step(Instant(round));
+        }
+        assert_eq!((steering.fd(), steering.deadline()), (None, None));
+        let to = TxMeta { dst: gid, src_port: ROCE_PORT, traffic_class: 0, hop_limit: 0 };
+        for (link, mine) in &members {
+            members[0].0.send(&to, &packet_to(mine[0].slot().get()), 16).unwrap();
+            assert_eq!(link.recv(&mut buf).unwrap().map(|meta| meta.len), Some(16));
+        }
+    }
+
+    #[test]
+    fn a_builder_that_was_stopped_does_not_stop_the_others() {
+        const NOWHERE: u32 = 0x7000_0011;
+        let gid: Gid = Ipv4Addr::new(127, 78, 0, 2).into();
+        let links: Vec<_> = (0..2).map(|_| Arc::new(UdpLink::open(gid, 1, true, true).unwrap())).collect();
+        let _stopped = slot::mailbox(&Builder { ifindex: NOWHERE, gid }).unwrap();
+        let mut steering = Steering::new(Arc::clone(&links[0]), NOWHERE, Instant(0));
+        let mut now = Instant(0);
+        for _ in 0..RETRY.1 {
+            steering.step(now);
+            assert!(steering.fd().is_none());
+            now = steering.deadline().unwrap();
+        }
+        steering.step(now);
+        assert!(steering.fd().is_some());
+    }
+}

@@ -1,0 +1,29 @@
+//! What the unit tests share: forks.
+
+use crate::runtime_dir;
+
+/// Makes sure that `is_true` in the child of a fork, which is all that it does once the handlers of forks have done their part.
+pub(crate) fn in_child(is_true: impl Fn() -> bool) {
+    let lock = runtime_dir::lock();
+    lock.lock_raw();
+    // SAFETY: as the handlers of a fork do: the lock is taken before and released on both sides, and the child gives up what is
+    // the parent's. It ends with `_exit`.
+    let pid = unsafe {
+        let pid = libc::fork();
+        lock.unlock_raw();
+        if pid == 0 {
+            lock.take_back();
+        }
+        pid
+    };
+    if pid == 0 {
+        runtime_dir::abandon();
+        let status = i32::from(!is_true());
+        // SAFETY: ends the child, without what the parent does at its end.
+        unsafe { libc::_exit(status) };
+    }
+    let mut status = -1;
+    // SAFETY: a child of this test, whose status outlives the call.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    assert_eq!(status, 0);
+}

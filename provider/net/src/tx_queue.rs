@@ -1,0 +1,271 @@
+//! What waits for room in the send buffer of a socket, in its order, and the queue pairs that wait behind it.
+//!
+//! Nobody ever waits in a send: who sends holds locks that receiving needs. What finds no room is copied here instead, up to
+//! [`LIMIT`], and [`SendRoom`] tells the background thread when the socket takes packets again. Queue pairs ask before they
+//! build packets, so that a slow interface holds them up and nothing is lost; what is queued are the last packets before
+//! each has noticed. On the loopback interface no send buffer fills, and nobody takes the lock.
+//!
+//! Touches the epoll descriptor of a [`SendRoom`]; the sends are the caller's.
+
+use crate::link::{SendError, Taken, TxMeta};
+use crate::sys::SendRoom;
+use roxe_base::lock::{Mutex, rank};
+use roxe_wire::Qpn;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Most bytes that wait: what eight threads have built when the socket is full, each a batch of 128 KB.
+const LIMIT: usize = 1 << 20;
+
+/// What one send takes.
+#[derive(Clone, Copy, Debug)]
+pub struct Run {
+    /// Where it goes; `None`: a frame, which says so itself.
+    pub to: Option<TxMeta>,
+    /// Bytes per packet; only the last one may be shorter. At least 1.
+    pub segment: usize,
+}
+
+impl Run {
+    /// How many packets `len` bytes are.
+    pub fn packets(&self, len: usize) -> u64 {
+        len.div_ceil(self.segment.max(1)) as u64
+    }
+}
+
+/// The queue of one socket.
+#[derive(Debug, Default)]
+pub struct TxQueue {
+    /// Changed under the lock only.
+    has_runs: AtomicBool,
+    state: Mutex<rank::TxQueue, State>,
+    /// Who tells that there is room.
+    room: Option<Arc<SendRoom>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    runs: VecDeque<(Run, Box<[u8]>)>,
+    /// Their bytes.
+    bytes: usize,
+    waiters: Vec<Qpn>,
+    /// Runs that have left from here.
+    left: u64,
+    /// Nothing has left for so long that datagrams are lost until something does.
+    is_stalled: bool,
+}
+
+impl TxQueue {
+    /// For a socket whose room `room` tells of.
+    pub fn new(room: Arc<SendRoom>) -> Self {
+        Self { room: Some(room), ..Self::default() }
+    }
+
+    /// Whether nothing waits.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        !self.has_runs.load(Ordering::Acquire)
+    }
+
+    /// Sends a run by `send`, which does not wait, or puts it behind those that wait for room.
+    #[inline]
+    pub fn send(
+        &self,
+        run: Run,
+        bytes: &[u8],
+        send: impl Fn(&Run, &[u8]) -> Result<(), SendError>,
+    ) -> Result<Taken, SendError> {
+        if self.is_empty() {
+            match send(&run, bytes) {
+                Err(SendError::Full(_)) => {}
+                other => return other.map(|()| Taken::Sent),
+            }
+        }
+        self.put(run, bytes, send)
+    }
+
+    #[cold]
+    fn put(
+        &self,
+        run: Run,
+        bytes: &[u8],
+        send: impl Fn(&Run, &[u8]) -> Result<(), SendError>,
+    ) -> Result<Taken, SendError> {
+        let mut state = self.state.lock();
+        if state.is_stalled || state.bytes + bytes.len() > LIMIT {
+            return Err(SendError::QueueFull);
+        }
+        if state.runs.is_empty() {
+            // There may be room by now, and who tells of it must know that somebody waits.
+            match send(&run, bytes) {
+                Err(SendError::Full(fd)) => self.watch(fd)?,
+                other => return other.map(|()| Taken::Sent),
+            }
+        }
+        state.bytes += bytes.len();
+        state.runs.push_back((run, bytes.into()));
+        self.has_runs.store(true, Ordering::Release);
+        Ok(Taken::Queued)
+    }
+
+    fn watch(&self, fd: i32) -> Result<(), SendError> {
+        match &self.room {
+            Some(room) => room.watch(fd).map_err(|_| SendError::Lost),
+            None => Ok(()),
+        }
+    }
+
+    /// There may be room: sends what waits by `send`, in its order, and says of each run what came of it. The queue pairs that
+    /// waited, once nothing is left.
+    ///
+    /// The lock is held meanwhile, so that nothing overtakes what waits; `send` does not wait.
+    pub fn drain(
+        &self,
+        send: impl Fn(&Run, &[u8]) -> Result<(), SendError>,
+        mut report: impl FnMut(&Run, usize, Result<(), SendError>),
+    ) -> Vec<Qpn> {
+        let mut state = self.state.lock();
+        while let Some((run, bytes)) = state.runs.front() {
+            let mut result = send(run, bytes);
+            if let Err(SendError::Full(fd)) = result {
+                match self.watch(fd) {
+                    Ok(()) => return Vec::new(),
+                    // Nobody would ever come back for it.
+                    Err(lost) => result = Err(lost),
+                }
+            }
+            let len = bytes.len();
+            report(run, len, result);
+            state.runs.pop_front();
+            state.bytes -= len;
+            state.left += 1;
+            state.is_stalled = false;
+        }
+        self.has_runs.store(false, Ordering::Release);
+        std::mem::take(&mut state.waiters)
+    }
+
+    /// Registers `qpn` to be served when nothing waits any more. `None`: nothing does now. How many runs have left so far.
+    pub fn wait(&self, qpn: Qpn) -> Option<u64> {
+        let mut state = self.state.lock();
+        if state.runs.is_empty() {
+            return None;
+        }
+        state.waiters.push(qpn);
+        Some(state.left)
+    }
+
+    /// How many runs have ever left from here.
+    pub fn left(&self) -> u64 {
+        self.state.lock().left
+    }
+
+    /// Nothing has left for too long: datagrams are lost until something does, as nobody repeats them anyway.
+    pub fn set_stalled(&self) {
+        let mut state = self.state.lock();
+        state.is_stalled = !state.runs.is_empty();
+    }
+
+    /// Whether datagrams are lost here rather than wait.
+    pub fn is_stalled(&self) -> bool {
+        !self.is_empty() && self.state.lock().is_stalled
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::{Cell, RefCell};
+
+    const RUN: Run = Run { to: None, segment: 4 };
+
+    /// A socket with room for some sends.
+    #[derive(Default)]
+    struct Wire {
+        room: Cell<usize>,
+        sent: RefCell<Vec<u8>>,
+    }
+
+    impl Wire {
+        fn send(&self, _: &Run, bytes: &[u8]) -> Result<(), SendError> {
+            let left = self.room.get().checked_sub(1).ok_or(SendError::Full(-1))?;
+            self.room.set(left);
+            self.sent.borrow_mut().push(bytes[0]);
+            Ok(())
+        }
+    }
+
+    fn send(queue: &TxQueue, wire: &Wire, what: u8) -> Result<Taken, SendError> {
+        queue.send(RUN, &[what; 8], |run, bytes| wire.send(run, bytes))
+    }
+
+    fn drain(queue: &TxQueue, wire: &Wire) -> (Vec<Qpn>, u64) {
+        let mut packets = 0;
+        let ready = queue.drain(
+            |run, bytes| wire.send(run, bytes),
+            |run, len, result| packets += result.map_or(0, |()| run.packets(len)),
+        );
+        (ready, packets)
+    }
+
+    #[test]
+    fn what_finds_no_room_leaves_later_and_nothing_overtakes_it() {
+        let (queue, wire) = (TxQueue::default(), Wire::default());
+        wire.room.set(1);
+        let taken: Vec<_> = (1..=3).map(|n| send(&queue, &wire, n).unwrap()).collect();
+        assert_eq!(taken, [Taken::Sent, Taken::Queued, Taken::Queued]);
+        wire.room.set(1);
+        assert_eq!(send(&queue, &wire, 4).unwrap(), Taken::Queued, "there is room, but others wait for it");
+        assert_eq!(drain(&queue, &wire), (vec![], 2));
+        wire.room.set(9);
+        assert_eq!(drain(&queue, &wire), (vec![], 4));
+        assert_eq!(send(&queue, &wire, 5).unwrap(), Taken::Sent);
+        assert_eq!(*wire.sent.borrow(), [1, 2, 3, 4, 5]);
+    }
+
+    #[test]
+    fn queue_pairs_are_served_when_nothing_waits_any_more() {
+        let (queue, wire, qpn) = (TxQueue::default(), Wire::default(), Qpn::new(7));
+        assert_eq!(queue.wait(qpn), None, "nothing waits");
+        (1..=2).for_each(|n| assert_eq!(send(&queue, &wire, n).unwrap(), Taken::Queued));
+        assert_eq!(queue.wait(qpn), Some(0));
+        wire.room.set(1);
+        assert_eq!((drain(&queue, &wire).0, queue.left()), (vec![], 1));
+        wire.room.set(1);
+        assert_eq!((drain(&queue, &wire).0, queue.left()), (vec![qpn], 2));
+        assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn no_more_waits_than_the_limit_and_nothing_new_while_it_is_stalled() {
+        let (queue, wire) = (TxQueue::default(), Wire::default());
+        let most = (0..=LIMIT).take_while(|_| send(&queue, &wire, 1).is_ok()).count();
+        assert_eq!(most, LIMIT / 8);
+        assert!(matches!(send(&queue, &wire, 2), Err(SendError::QueueFull)));
+        wire.room.set(1);
+        drain(&queue, &wire);
+        assert!(send(&queue, &wire, 2).is_ok());
+        queue.set_stalled();
+        wire.room.set(0);
+        drain(&queue, &wire);
+        assert!(queue.is_stalled() && matches!(send(&queue, &wire, 3), Err(SendError::QueueFull)));
+        wire.room.set(most + 1);
+        drain(&queue, &wire);
+        assert!(!queue.is_stalled() && queue.is_empty());
+    }
+
+    #[test]
+    fn what_the_system_refuses_while_it_waits_is_lost_and_reported() {
+        let (queue, wire) = (TxQueue::default(), Wire::default());
+        send(&queue, &wire, 1).unwrap();
+        let mut lost = 0;
+        queue.drain(
+            |_, _| Err(SendError::Lost),
+            |run, len, result| {
+                lost += if result.is_err() { run.packets(len) } else { 0 };
+            },
+        );
+        assert_eq!((lost, queue.is_empty()), (2, true));
+    }
+}

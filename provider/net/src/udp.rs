@@ -1,0 +1,578 @@
+//! The real link: an unprivileged UDP socket on port 4791.
+//!
+//! The socket is bound to one address of the device and never connected, with `IP_PMTUDISC_PROBE`: only then does IPv4
+//! leave with DF and identification 0 (packet `i` of a segmented send with identification `i`), which the ICRC needs.
+//! It shares the port with other processes of the user by `SO_REUSEPORT`, never `SO_REUSEADDR`, which has no uid check.
+//! Sending never waits: what finds the send buffer of a slow interface full is queued ([`crate::tx_queue`]).
+
+use crate::cmsg::{self, Control};
+use crate::drops::{Drops, TakenDrops};
+use crate::keepers::Keepers;
+use crate::link::{HOP_LIMIT, Link, ROCE_PORT, RxMeta, SendError, Taken, TxMeta};
+use crate::named::NamedSocket;
+use crate::segments::Segments;
+use crate::shelf::{STREAM, Shelf};
+use crate::source_ports;
+use crate::sys::SendRoom;
+use crate::sys::{self, Name};
+use crate::tx_queue::{Run, TxQueue};
+use libc::c_int;
+use roxe_wire::{Gid, Qpn};
+use socket2::{Domain, InterfaceIndexOrAddress, Protocol, SockAddr, Socket, Type};
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// Receive and send buffer asked for, bytes; the kernel gives what `net.core.[rw]mem_max` allows.
+const BUFFER: usize = 4 << 20;
+
+/// One local address of a device.
+#[derive(Debug)]
+pub struct UdpLink {
+    socket: Socket,
+    gid: Gid,
+    is_v4: bool,
+    /// Interface index, the zone of link-local IPv6 addresses.
+    scope: u32,
+    /// Whether the kernel cuts a send into packets for us.
+    segments: Segments,
+    /// Whether traffic was seen here, so that pollers look here every time.
+    hot: AtomicBool,
+    rcvbuf: usize,
+    drops: Drops,
+    /// What was read last.
+    shelf: Shelf,
+    /// Where there is no shelf: who sends to this very address. Opened by the first run that is worth it.
+    keepers: OnceLock<Option<OwnKeepers>>,
+    /// What waits for room in the send buffer.
+    queue: Arc<TxQueue>,
+}
+
+/// Sockets that send to the address itself, and the name that tells receivers whose their port is.
+#[derive(Debug)]
+struct OwnKeepers {
+    keepers: Keepers,
+    _name: NamedSocket,
+}
+
+impl UdpLink {
+    /// Opens the address `gid` of the interface `ifindex`. `EADDRINUSE`: another user, or a program that does not share
+    /// the port, has it.
+    pub fn open(gid: Gid, ifindex: u32, gso: bool, gro: bool) -> io::Result<Self> {
+        let address = socket_addr(gid, ifindex);
+        let socket = bare_socket(address, ifindex, BUFFER)?;
+        if gro {
+            // Kernels before 5.0 deliver packets one by one instead.
+            let _ = sys::set_option(socket.as_raw_fd(), libc::IPPROTO_UDP, libc::UDP_GRO, 1);
+        }
+        socket.bind(&SockAddr::from(address))?;
+        let segments = Segments::new(gso && can_segment(&socket));
+        Ok(Self {
+            rcvbuf: socket.recv_buffer_size()?,
+            drops: Drops::default(),
+            shelf: Shelf::default(),
+            socket,
+            gid,
+            is_v4: address.is_ipv4(),
+            scope: ifindex,
+            segments,
+            hot: AtomicBool::new(false),
+            // Only those that receive streams have them.
+            keepers: OnceLock::from(None),
+            queue: Arc::default(),
+        })
+    }
+
+    /// Opens the multicast address `group` on the interface `ifindex`, and lets the network know (IGMP, MLD) until this is
+    /// dropped. The kernel gives every such socket of the host a copy of a packet. Nothing is sent from here.
+    // clause: UD-MULTICAST
+    pub fn join(group: Gid, ifindex: u32, gro: bool) -> io::Result<Self> {
+        let link = Self::open(group, ifindex, false, gro)?;
+        match group.to_ip() {
+            IpAddr::V4(ip) => link.socket.join_multicast_v4_n(&ip, &InterfaceIndexOrAddress::Index(ifindex))?,
+            IpAddr::V6(ip) => link.socket.join_multicast_v6(&ip, ifindex)?,
+        }
+        Ok(link)
+    }
+
+    /// The same link with a receive buffer of this many bytes, or what the kernel gives of them, and a shelf in there; if it is
+    /// too small for that, with keepers.
+    pub fn with_rcvbuf(self, bytes: usize) -> io::Result<Self> {
+        self.socket.set_recv_buffer_size(bytes)?;
+        let rcvbuf = self.socket.recv_buffer_size()?;
+        let shelf = Shelf::new(self.fd(), rcvbuf);
+        let keepers = if shelf.exists() { OnceLock::from(None) } else { OnceLock::new() };
+        Ok(Self { rcvbuf, shelf, keepers, ..self })
+    }
+
+    /// The same link, which lets `room` tell when its send buffer has room again.
+    pub fn with_send_room(self, room: &Arc<SendRoom>) -> Self {
+        Self { queue: Arc::new(TxQueue::new(Arc::clone(room))), ..self }
+    }
+
+    /// What waits for room in the send buffer.
+    pub fn queue(&self) -> &Arc<TxQueue> {
+        &self.queue
+    }
+
+    /// Sends what waits, as far as there is room, and says of each run what came of it. The queue pairs that waited, once
+    /// nothing is left.
+    pub fn send_queued(&self, report: impl FnMut(&Run, usize, Result<(), SendError>)) -> Vec<Qpn> {
+        self.queue.drain(|run, bytes| self.send_now(run, bytes), report)
+    }
+
+    /// The UDP port that packets to `dst` come from.
+    pub fn src_port(&self, dst: Gid) -> u16 {
+        self.keepers_for(dst).map_or(ROCE_PORT, Keepers::port)
+    }
+
+    fn keepers_for(&self, dst: Gid) -> Option<&Keepers> {
+        let own = self.keepers.get().and_then(Option::as_ref).filter(|_| dst == self.gid)?;
+        Some(&own.keepers)
+    }
+
+    /// Whether [`UdpLink::open_keepers`] is worth it for a run of `len` bytes to `dst`. Nobody works that out where there are
+    /// some, or can be none.
+    #[inline]
+    pub fn lacks_keepers(&self, dst: Gid, len: impl FnOnce() -> usize) -> bool {
+        self.keepers.get().is_none() && dst == self.gid && len() >= STREAM
+    }
+
+    /// Sends to its own address by keepers from now on, if they can be had. Closes sockets if not.
+    pub fn open_keepers(&self) {
+        self.keepers.get_or_init(|| self.make_keepers().ok());
+    }
+
+    fn make_keepers(&self) -> io::Result<OwnKeepers> {
+        // The kernel doubles what it is asked for.
+        let buffer = self.rcvbuf / 2;
+        let keepers = Keepers::open(|port| {
+            let mut address = socket_addr(self.gid, self.scope);
+            address.set_port(port);
+            let socket = bare_socket(address, self.scope, buffer)?;
+            socket.bind(&SockAddr::from(address))?;
+            Ok(socket)
+        })?;
+        Ok(OwnKeepers { _name: source_ports::claim(self.gid, keepers.port())?, keepers })
+    }
+
+    /// The local address; the group's, if it was joined.
+    pub fn gid(&self) -> Gid {
+        self.gid
+    }
+
+    /// Bytes the kernel lets queue up here, as `SO_RCVBUF` reports it (doubled for the kernel's own overhead).
+    pub fn rcvbuf(&self) -> usize {
+        self.rcvbuf
+    }
+
+    /// Whether every packet needs a send of its own, wherever it goes.
+    pub fn lacks_segments(&self) -> bool {
+        self.segments.are_off()
+    }
+
+    /// The descriptor, to wait on.
+    pub fn fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+
+    /// Nobody keeps looking here: what has been read leaves the queue of the socket, which is readable as long as it is there.
+    /// Nor is anything kept of what was sent.
+    pub fn clear_kept(&self) {
+        self.shelf.clear(self.fd());
+        self.keepers_for(self.gid).map(Keepers::clear);
+    }
+
+    /// What the system has dropped here since the last call.
+    pub fn take_drops(&self) -> TakenDrops {
+        self.drops.take(self.fd())
+    }
+
+    /// Whether the system runs a program that [`UdpLink::filter`] gave it.
+    pub(super) fn is_filtered(&self) -> bool {
+        self.drops.are_filtered()
+    }
+
+    /// How many datagrams the system has dropped here, in 32 bits.
+    pub(super) fn all_drops(&self) -> u32 {
+        self.drops.look(self.fd())
+    }
+
+    /// Lets the system drop what `program` (classic BPF) does not let pass, before it takes room here. Under the lock of the
+    /// receive side, as [`UdpLink::end_filter`], which is due after an error.
+    pub(super) fn filter(&self, program: &mut [libc::sock_filter]) -> io::Result<()> {
+        self.drops.look(self.fd());
+        self.drops.set_filtered(true);
+        sys::attach_filter(self.fd(), libc::SO_ATTACH_FILTER, program)
+    }
+
+    /// Everything is let in again.
+    pub(super) fn end_filter(&self) {
+        let _ = sys::detach_filter(self.fd());
+        self.drops.look(self.fd());
+        self.drops.set_filtered(false);
+    }
+
+    /// Whether pollers should look here every time.
+    pub fn is_hot(&self) -> bool {
+        self.hot.load(Ordering::Relaxed)
+    }
+
+    /// Notes that traffic uses this address.
+    pub fn set_hot(&self) {
+        if !self.is_hot() {
+            self.hot.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Lets the kernel run `program` (classic BPF) to choose the socket of the port's group for each packet.
+    pub fn attach_steering(&self, program: &mut [libc::sock_filter]) -> io::Result<()> {
+        sys::attach_filter(self.fd(), libc::SO_ATTACH_REUSEPORT_CBPF, program)
+    }
+
+    /// Hands a run to the system, which takes it whole or not at all.
+    fn send_now(&self, run: &Run, bytes: &[u8]) -> Result<(), SendError> {
+        let Run { to: Some(to), segment } = run else { return Err(SendError::Lost) };
+        let segment = (*segment < bytes.len()).then(|| u16::try_from(*segment).unwrap_or(u16::MAX));
+        let name = name_of(to.dst, self.scope);
+        let mut control = self.control(to, segment);
+        let keepers = self.keepers_for(to.dst).filter(|keepers| keepers.port() == to.src_port);
+        let kept = keepers.and_then(|keepers| keepers.next(bytes.len(), &mut control));
+        let fd = kept.unwrap_or_else(|| self.fd());
+        loop {
+            let Err(cause) = sys::send(fd, &name, [bytes, &[]], &control, libc::MSG_DONTWAIT) else {
+                if segment.is_some() {
+                    self.segments.note_taken(to.dst);
+                }
+                return Ok(());
+            };
+            match cause.raw_os_error() {
+                Some(libc::EINTR) => {}
+                // What comes back to this very host takes no room here. One of the keepers cannot be waited for: it has
+                // something to read all the time.
+                Some(libc::EAGAIN) if kept.is_none() => return Err(SendError::Full(fd)),
+                // What kernels and drivers answer that cannot segment (no support, or no checksum offload).
+                Some(libc::EIO | libc::EINVAL | libc::EOPNOTSUPP) if segment.is_some() => {
+                    self.segments.note_refused(to.dst);
+                    return Err(SendError::NoSegments);
+                }
+                _ => return Err(SendError::Lost),
+            }
+        }
+    }
+
+    /// The control messages a send needs.
+    fn control(&self, to: &TxMeta, segment: Option<u16>) -> Control {
+        let mut control = Control::new();
+        let (level, tos, ttl) = if self.is_v4 {
+            (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL)
+        } else {
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT)
+        };
+        if let Some(segment) = segment {
+            control.push(libc::IPPROTO_UDP, libc::UDP_SEGMENT, &segment.to_ne_bytes());
+        }
+        // clause: IP-TOS
+        if to.traffic_class != 0 {
+            control.push(level, tos, &c_int::from(to.traffic_class).to_ne_bytes());
+        }
+        // clause: IP-TTL, UD-MULTICAST
+        if (to.hop_limit > 1 || to.hop_limit == 1 && to.dst.is_multicast()) && to.hop_limit != HOP_LIMIT {
+            control.push(level, ttl, &c_int::from(to.hop_limit).to_ne_bytes());
+        }
+        control
+    }
+
+    /// What is known of `len` bytes that came from there, with `control`.
+    fn meta_of(&self, len: usize, src: Gid, src_port: u16, control: &Control) -> RxMeta {
+        let mut meta = RxMeta {
+            len,
+            segment: len.max(1),
+            first_index: 0,
+            src,
+            dst: self.gid,
+            src_port,
+            traffic_class: 0,
+            hop_limit: HOP_LIMIT,
+            sealed: true,
+            by_ring: false,
+        };
+        for (level, kind, data) in control.iter() {
+            let value = cmsg::int(data);
+            match (level, kind) {
+                (libc::IPPROTO_UDP, libc::UDP_GRO) => meta.segment = usize::try_from(value).unwrap_or(0).max(1),
+                (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                    meta.traffic_class = value.to_le_bytes()[0];
+                }
+                (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
+                    meta.hop_limit = value.to_le_bytes()[0];
+                }
+                _ => {}
+            }
+        }
+        meta
+    }
+}
+
+#[cfg(any(test, feature = "testing"))]
+impl UdpLink {
+    /// Sends without checksums from now on, which the kernel cannot cut: it refuses.
+    pub fn forbid_segments(&self) {
+        sys::set_option(self.fd(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
+    }
+}
+
+impl Link for UdpLink {
+    #[inline]
+    fn recv_with(&self, buf: &mut [u8], control: &mut Control) -> io::Result<Option<RxMeta>> {
+        let Some((len, src, src_port)) = sys::recv(self.fd(), buf, control, self.shelf.flags())? else {
+            self.shelf.note_vain_look(self.fd());
+            return Ok(None);
+        };
+        self.shelf.note(self.fd(), len);
+        Ok(Some(self.meta_of(len, src, src_port, control)))
+    }
+
+    #[inline]
+    fn send(&self, to: &TxMeta, bytes: &[u8], segment: usize) -> Result<Taken, SendError> {
+        self.queue.send(Run { to: Some(*to), segment }, bytes, |run, bytes| self.send_now(run, bytes))
+    }
+
+    fn max_segments(&self, dst: Gid) -> usize {
+        self.segments.most(dst)
+    }
+}
+
+/// Whether the system knows segmented sends at all. Kernels before 4.18 do not, and say so here.
+fn can_segment(socket: &Socket) -> bool {
+    sys::set_option(socket.as_raw_fd(), libc::IPPROTO_UDP, libc::UDP_SEGMENT, 0).is_ok()
+}
+
+/// A socket that will be bound to `address`, or to another port of it.
+fn bare_socket(address: SocketAddr, ifindex: u32, rcvbuf: usize) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+    socket.set_reuse_port(true)?;
+    // The kernel clamps both to its limits instead of refusing.
+    socket.set_recv_buffer_size(rcvbuf)?;
+    socket.set_send_buffer_size(BUFFER)?;
+    if address.is_ipv4() {
+        set_v4_options(&socket, ifindex)?;
+    } else {
+        set_v6_options(&socket, ifindex)?;
+    }
+    Ok(socket)
+}
+
+/// The socket address of `gid` at the RoCE port.
+fn socket_addr(gid: Gid, scope: u32) -> SocketAddr {
+    match gid.to_ip() {
+        IpAddr::V4(ip) => SocketAddrV4::new(ip, ROCE_PORT).into(),
+        IpAddr::V6(ip) => SocketAddrV6::new(ip, ROCE_PORT, 0, scope_of(ip, scope)).into(),
+    }
+}
+
+/// The same as the system call wants it: made anew for each, and the way over the other one costs 100 instructions.
+#[inline]
+fn name_of(gid: Gid, scope: u32) -> Name<'static> {
+    let port = ROCE_PORT.to_be();
+    if gid.is_ipv4() {
+        let [.., a, b, c, d] = gid.0;
+        Name::V4(libc::sockaddr_in {
+            sin_family: libc::AF_INET as libc::sa_family_t,
+            sin_port: port,
+            sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes([a, b, c, d]) },
+            sin_zero: [0; 8],
+        })
+    } else {
+        Name::V6(libc::sockaddr_in6 {
+            sin6_family: libc::AF_INET6 as libc::sa_family_t,
+            sin6_port: port,
+            sin6_flowinfo: 0,
+            sin6_addr: libc::in6_addr { s6_addr: gid.0 },
+            sin6_scope_id: scope_of(gid.0.into(), scope),
+        })
+    }
+}
+
+/// `scope`, for those addresses of IPv6 that need it.
+fn scope_of(ip: Ipv6Addr, scope: u32) -> u32 {
+    if ip.is_unicast_link_local() || ip.is_multicast() { scope } else { 0 }
+}
+
+fn set_v4_options(socket: &Socket, ifindex: u32) -> io::Result<()> {
+    let set = |name, value| sys::set_option(socket.as_raw_fd(), libc::IPPROTO_IP, name, value);
+    // clause: IP-DF
+    set(libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
+    set(libc::IP_TTL, c_int::from(HOP_LIMIT))?;
+    set(libc::IP_RECVTTL, 1)?;
+    sys::set_multicast_if_v4(socket.as_raw_fd(), ifindex)?;
+    set(libc::IP_MULTICAST_TTL, c_int::from(HOP_LIMIT))?;
+    // Only what came by an interface on which this very socket has joined.
+    set(libc::IP_MULTICAST_ALL, 0)?;
+    set(libc::IP_RECVTOS, 1)
+}
+
+fn set_v6_options(socket: &Socket, ifindex: u32) -> io::Result<()> {
+    let set = |name, value| sys::set_option(socket.as_raw_fd(), libc::IPPROTO_IPV6, name, value);
+    socket.set_only_v6(true)?;
+    set(libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)?;
+    set(libc::IPV6_UNICAST_HOPS, c_int::from(HOP_LIMIT))?;
+    set(libc::IPV6_RECVHOPLIMIT, 1)?;
+    socket.set_multicast_if_v6(ifindex)?;
+    set(libc::IPV6_MULTICAST_HOPS, c_int::from(HOP_LIMIT))?;
+    // Kernels before 4.20 do not know it; there the group of another interface is heard here, too.
+    let _ = set(libc::IPV6_MULTICAST_ALL, 0);
+    set(libc::IPV6_RECVTCLASS, 1)?;
+    // Peers may send UDP checksum 0 over IPv6. Sending so ourselves would forbid segmented sends.
+    // clause: UDP-CHECKSUM
+    let _ = sys::set_option(socket.as_raw_fd(), libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_RX, 1);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::MAX_SEGMENTS;
+    use std::net::Ipv4Addr;
+
+    // Port 4791 is shared with whatever runs on this machine, so these tests use an address of their own.
+    fn link(last: u8, gso: bool, gro: bool) -> UdpLink {
+        UdpLink::open(Ipv4Addr::new(127, 77, 0, last).into(), 1, gso, gro).unwrap()
+    }
+
+    fn recv(link: &UdpLink, buf: &mut [u8]) -> RxMeta {
+        link.recv(buf).unwrap().expect("loopback delivers before sendmsg returns")
+    }
+
+    // clause: IP-TOS, IP-TTL
+    #[test]
+    fn a_run_arrives_as_one_with_its_segment_size_tos_and_ttl() {
+        let (a, b) = (link(1, true, true), link(2, true, true));
+        let run: Vec<u8> = (0..250u8).collect();
+        let to = TxMeta { dst: b.gid(), src_port: ROCE_PORT, traffic_class: 0x68, hop_limit: 7 };
+        a.send(&to, &run, 100).unwrap();
+        let mut buf = vec![0; 65_536];
+        let meta = recv(&b, &mut buf);
+        assert_eq!((meta.len, meta.segment), (250, 100));
+        assert_eq!((meta.src, meta.dst, meta.src_port), (a.gid(), b.gid(), ROCE_PORT));
+        assert_eq!((meta.traffic_class, meta.hop_limit), (0x68, 7));
+        assert_eq!(&buf[..250], &run[..]);
+        assert!(b.recv(&mut buf).unwrap().is_none());
+    }
+
+    // clause: IP-TTL
+    #[test]
+    fn hop_limits_that_lead_nowhere_are_sent_as_64() {
+        let (a, b) = (link(7, true, true), link(8, true, true));
+        let mut buf = vec![0; 65_536];
+        for (asked, sent) in [(0, 64), (1, 64), (2, 2), (64, 64), (255, 255)] {
+            a.send(&TxMeta { dst: b.gid(), src_port: ROCE_PORT, traffic_class: 0, hop_limit: asked }, &[1; 20], 20)
+                .unwrap();
+            assert_eq!(recv(&b, &mut buf).hop_limit, sent, "asked for {asked}");
+        }
+    }
+
+    // clause: UD-MULTICAST
+    #[test]
+    fn every_socket_of_a_group_gets_a_copy_until_it_is_gone() {
+        let [a, b, ..] = std::process::id().to_le_bytes();
+        let group = Ipv4Addr::new(239, 77, b, a).into();
+        let (from, mut buf) = (link(9, true, true), vec![0; 65_536]);
+        let members = [(); 3].map(|()| UdpLink::join(group, 1, true).unwrap());
+        for (asked, sent) in [(0, 64), (1, 1), (7, 7)] {
+            from.send(
+                &TxMeta { dst: group, src_port: ROCE_PORT, traffic_class: 0, hop_limit: asked },
+                &[asked; 30],
+                30,
+            )
+            .unwrap();
+            for member in &members {
+                let meta = recv(member, &mut buf);
+                assert_eq!((meta.len, meta.src, meta.dst, meta.hop_limit), (30, from.gid(), group, sent));
+            }
+        }
+        assert!(from.recv(&mut buf).unwrap().is_none(), "the sender's own address is none of the group's");
+        let joined = || std::fs::read_to_string("/proc/net/igmp").unwrap().contains(&format!("{a:02X}{b:02X}4DEF"));
+        assert!(joined());
+        drop(members);
+        assert!(!joined());
+    }
+
+    // clause: UDP-CHECKSUM
+    #[test]
+    fn a_datagram_without_checksum_is_taken() {
+        let socket = || Socket::new(Domain::IPV6, Type::DGRAM, Some(Protocol::UDP)).unwrap();
+        let (from, to) = (socket(), socket());
+        set_v6_options(&to, 1).unwrap();
+        if to.bind(&SockAddr::from(SocketAddrV6::new(Ipv6Addr::LOCALHOST, 0, 0, 0))).is_err() {
+            // Without IPv6 there is nothing to take.
+            return;
+        }
+        for no_checksum in [1, 0] {
+            sys::set_option(from.as_raw_fd(), libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_TX, no_checksum).unwrap();
+            from.send_to(&[7; 24], &to.local_addr().unwrap()).unwrap();
+            let received = sys::recv(to.as_raw_fd(), &mut [0; 64], &mut Control::new(), 0).unwrap();
+            assert_eq!(received.map(|(len, ..)| len), Some(24), "without checksum: {no_checksum}");
+        }
+    }
+
+    #[test]
+    fn without_gro_the_packets_arrive_one_by_one() {
+        let (a, b) = (link(3, true, true), link(4, true, false));
+        a.send(&TxMeta { dst: b.gid(), src_port: ROCE_PORT, traffic_class: 0, hop_limit: 0 }, &[7; 250], 100).unwrap();
+        let mut buf = vec![0; 65_536];
+        let lens: Vec<usize> = (0..3).map(|_| recv(&b, &mut buf).len).collect();
+        assert_eq!(lens, [100, 100, 50]);
+    }
+
+    #[test]
+    fn a_smaller_receive_buffer_is_what_the_kernel_says_it_is() {
+        // It doubles what is asked for.
+        assert_eq!(link(7, true, true).with_rcvbuf(65_536).unwrap().rcvbuf(), 131_072);
+    }
+
+    #[test]
+    fn streams_to_the_own_address_come_from_another_port_where_there_is_no_shelf() {
+        let [small, large] = [212_992, 4 << 20].map(|rcvbuf| link(10, true, true).with_rcvbuf(rcvbuf).unwrap());
+        let (own, other) = (small.gid(), Ipv4Addr::new(127, 77, 0, 11).into());
+        assert!(!small.lacks_keepers(own, || STREAM - 1) && !small.lacks_keepers(other, || STREAM));
+        assert!(small.lacks_keepers(own, || STREAM));
+        assert_eq!(small.src_port(own), ROCE_PORT);
+        small.open_keepers();
+        assert!(!small.lacks_keepers(own, || STREAM));
+        assert_ne!(small.src_port(own), ROCE_PORT);
+        assert_eq!(small.src_port(other), ROCE_PORT);
+        assert!(!link(10, true, true).lacks_keepers(own, || STREAM), "receives no streams");
+        assert_ne!(large.shelf.exists(), large.lacks_keepers(own, || STREAM));
+    }
+
+    #[test]
+    fn a_send_that_the_kernel_does_not_cut_is_tried_again_later_and_concerns_one_destination() {
+        let (a, b) = (link(5, true, true), link(6, true, true));
+        let to = TxMeta { dst: b.gid(), src_port: ROCE_PORT, traffic_class: 0, hop_limit: 64 };
+        assert!(matches!(a.send(&to, &[0; 400], 1), Err(SendError::NoSegments)));
+        assert_eq!((a.max_segments(b.gid()), a.max_segments(a.gid())), (1, MAX_SEGMENTS));
+        assert!((0..MAX_SEGMENTS).any(|_| a.max_segments(b.gid()) == MAX_SEGMENTS), "it is never tried again");
+        a.send(&to, &[0; 40], 10).unwrap();
+        assert_eq!(a.max_segments(b.gid()), MAX_SEGMENTS);
+    }
+
+    // clause: IP-TOS
+    #[test]
+    fn ipv6_carries_the_same() {
+        let gid = IpAddr::V6(Ipv6Addr::LOCALHOST).into();
+        let Ok(link) = UdpLink::open(gid, 1, true, true) else { return };
+        let to = TxMeta { dst: gid, src_port: ROCE_PORT, traffic_class: 0x20, hop_limit: 9 };
+        link.send(&to, &[0xfd; 40], 20).unwrap();
+        let mut buf = vec![0; 65_536];
+        while let Some(meta) = link.recv(&mut buf).unwrap() {
+            if buf[0] == 0xfd {
+                assert_eq!((meta.len, meta.segment, meta.traffic_class, meta.hop_limit), (40, 20, 0x20, 9));
+                return;
+            }
+        }
+        // Another process on this machine owns the port too and got the packet instead; it counts and drops it.
+    }
+}
