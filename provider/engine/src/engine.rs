@@ -168,6 +168,7 @@ impl Engine {
     }
 
     /// What the device has counted.
+    #[inline]
     pub fn counters(&self) -> &Counters {
         self.adapter.counters()
     }
@@ -179,6 +180,7 @@ impl Engine {
     }
 
     /// The windows of the destinations.
+    #[inline]
     pub fn flows(&self) -> &Flows {
         &self.flows
     }
@@ -325,16 +327,19 @@ impl Engine {
     }
 
     /// A thread of the program is going to send.
+    #[inline]
     pub fn enter_to_send(&self) {
         self.presence.come_in();
     }
 
     /// It has left its requests for later.
+    #[inline]
     pub fn leave(&self) {
         self.presence.leave();
     }
 
     /// It has sent; serves queue pairs that got room by it.
+    #[inline]
     pub fn leave_after_send(&self, now: Instant) {
         self.serve_ready(now);
         self.presence.leave();
@@ -428,6 +433,7 @@ impl Engine {
     }
 
     /// Registers `qpn` for a timer.
+    #[inline]
     pub fn add_timer(&self, deadline: Instant, qpn: Qpn) {
         self.wait_for(deadline, Due::Qp(qpn));
     }

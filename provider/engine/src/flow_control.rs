@@ -88,6 +88,7 @@ pub struct Flow {
 
 impl Flow {
     /// The destination.
+    #[inline]
     pub fn key(&self) -> Key {
         self.key
     }
@@ -368,6 +369,7 @@ impl Flows {
     }
 
     /// These queue pairs have room again, or waited for something else to be served.
+    #[inline]
     pub fn push_ready(&self, qpns: impl Iterator<Item = Qpn>) {
         self.ready.change(|ready| ready.extend(qpns.map(|qpn| Ready { qpn, grant: None })));
     }

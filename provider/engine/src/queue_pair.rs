@@ -44,7 +44,7 @@ impl VisitOutcome {
 }
 
 /// Bytes of a queue pair that are brought into the cache when it is looked up: its own lines, and the lock's.
-pub const PREFETCHED: usize = 1536;
+pub const PREFETCHED: usize = 1152;
 
 /// What the engine asks of a queue pair.
 pub trait QueuePair: Debug + Send + Sync {

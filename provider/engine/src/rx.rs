@@ -400,6 +400,7 @@ impl Engine {
     }
 
     /// Receives from one ring.
+    #[inline]
     fn drain_ring(&self, ring: &Arc<Inbound>, buf: &mut [u8], state: &mut RxState, now: Instant) {
         for _ in 0..RING_BUDGET {
             if state.crowded.is_some() {
@@ -421,6 +422,7 @@ impl Engine {
 
     /// Takes one run out of a ring. It is copied into `buf` first, because its writer may change it after it was checked; but
     /// of long packets the payload is only copied to where it belongs.
+    #[inline]
     fn take_from_ring(&self, record: Record<'_>, buf: &mut [u8], state: &mut RxState, now: Instant) {
         let Record { meta, bytes, joined } = record;
         if joined > 1 {
@@ -489,6 +491,7 @@ impl Engine {
     }
 
     /// Reads the frames that other processes sent us.
+    #[inline]
     fn drain_mailboxes(&self, buf: &mut [u8], state: &mut RxState, now: Instant) -> bool {
         let mut found = false;
         self.flows.set_starved(false);

@@ -44,11 +44,13 @@ impl Regions<'_> {
     }
 
     /// Copies out of the list `sges`, from `offset` bytes into it.
+    #[inline]
     pub fn gather(&self, pd: PdId, sges: &[Sge], offset: u32, out: &[AtomicU8]) -> Result<(), MemError> {
         self.gather_by(pd, sges, offset, out, |_, addr, out| guard::read_shared(addr, out))
     }
 
     /// The same, with the sum of the first bytes if the copy finds it on the way.
+    #[inline]
     pub fn gather_summed(
         &self,
         pd: PdId,
@@ -85,6 +87,7 @@ impl Regions<'_> {
     }
 
     /// Copies into the list `sges`, from `offset` bytes into it.
+    #[inline]
     pub fn scatter(&self, pd: PdId, sges: &[Sge], offset: u32, data: &[u8]) -> Result<(), MemError> {
         walk(sges, offset, data.len(), |sge, part| {
             let data = data.get(part).ok_or(MemError::Range)?;
@@ -93,6 +96,7 @@ impl Regions<'_> {
     }
 
     /// The same out of memory of another process.
+    #[inline]
     pub fn scatter_shared(&self, pd: PdId, sges: &[Sge], offset: u32, data: SharedBytes<'_>) -> Result<(), MemError> {
         walk(sges, offset, data.len(), |sge, part| {
             let data = data.get(part).ok_or(MemError::Range)?;
@@ -101,6 +105,7 @@ impl Regions<'_> {
     }
 
     /// Whether a peer may do `access` on `len` bytes at `va`. Nothing is checked for no bytes (IBA §9.7.4.1.6).
+    #[inline]
     pub fn check_remote(
         &self,
         reach: impl Into<Reach>,
@@ -116,11 +121,13 @@ impl Regions<'_> {
     }
 
     /// Copies out of memory for a peer.
+    #[inline]
     pub fn read_remote(&self, reach: impl Into<Reach>, rkey: RKey, va: u64, out: &[AtomicU8]) -> Result<(), MemError> {
         self.read_remote_by(guard::read_shared, reach.into(), rkey, va, out)
     }
 
     /// The same, with the sum of the first bytes if the copy finds it on the way.
+    #[inline]
     pub fn read_remote_summed(
         &self,
         reach: Reach,
@@ -148,11 +155,13 @@ impl Regions<'_> {
     }
 
     /// Copies into memory for a peer.
+    #[inline]
     pub fn write_remote(&self, reach: impl Into<Reach>, rkey: RKey, va: u64, data: &[u8]) -> Result<(), MemError> {
         self.write_remote_by(reach.into(), rkey, va, data.len(), |addr| guard::write(addr, data))
     }
 
     /// The same out of memory of another process.
+    #[inline]
     pub fn write_remote_shared(
         &self,
         reach: Reach,

@@ -149,6 +149,7 @@ impl ServiceSocket {
     }
 
     /// As [`SlotSocket::recv_with`].
+    #[inline]
     pub fn recv_with(&self, buf: &mut [u8], control: &mut Control) -> io::Result<Option<usize>> {
         slot::recv_from_same_user(self.fd(), buf, control)
     }

@@ -10,7 +10,7 @@ mod marks;
 mod memory;
 mod ring;
 
-#[cfg(feature = "fuzz")]
+#[cfg(any(test, feature = "fuzz"))]
 pub use ring::check as check_ring;
 pub use ring::{Broken, Heading, MAX_RUN, Reader, Record, SIZE, SMALL, Writer, record_len};
 

@@ -3,7 +3,7 @@
 #[path = "../../../provider/engine/src/flow_control/used.rs"]
 mod used;
 // A model is no place for what a queue pair does with its turn.
-#[allow(dead_code)]
+#[allow(dead_code, unreachable_pub)]
 #[path = "../../../provider/engine/src/flow_control/waiters.rs"]
 mod waiters;
 

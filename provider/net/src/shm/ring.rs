@@ -438,6 +438,7 @@ impl Reader {
 
     /// Shows the next run to `take`, where it is: copying all of it out cost 10 % at 1 MB messages. Then its room is the writer's
     /// again, also if `take` panics: the same run would meet the same bug for ever. Whether there was one.
+    #[inline]
     pub fn next(&self, take: impl FnOnce(Record<'_>)) -> Result<bool, Broken> {
         let word = self.mark();
         if word == 0 {
@@ -467,6 +468,7 @@ impl Reader {
     }
 
     /// From where to where the record at `head` goes.
+    #[inline]
     fn addresses(&self, head: u64, goes_on: bool) -> (Gid, Gid) {
         if !goes_on {
             for (at, word) in (0..).zip(&self.addresses) {
@@ -511,7 +513,7 @@ impl Drop for Shown<'_> {
 /// Puts `bytes` into a ring as its writer might, and reads it until nothing is there: nothing outside of a record is shown,
 /// and once around it is all read that the writer has left.
 #[cfg(any(test, feature = "fuzz"))]
-pub(super) fn check(bytes: &[u8]) {
+pub fn check(bytes: &[u8]) {
     const SMALLEST: usize = 64 << 10;
     let Ok((writer, fd)) = Writer::create(SMALLEST) else { return };
     let Ok(reader) = Reader::open(&fd, SMALLEST) else { return };

@@ -4,6 +4,7 @@ use super::*;
 use crate::cq::CqInit;
 use crate::qp::Qp;
 use crate::testing::{self, PAGE, Pages};
+use roxe_engine::queue_pair::PREFETCHED;
 use roxe_engine::rx::IdentGuess;
 use roxe_transport::qp::QpCaps;
 use roxe_transport::wr::{Access, Av, Cqe, RecvRequest, Sge};
@@ -175,4 +176,10 @@ fn a_gap_that_stays_is_one_after_a_while_and_at_once_for_other_hosts() {
     assert_eq!(waiting(), 2);
     hand_in(&qp, 90, false, now.after(parking::RC_PATIENCE));
     assert_eq!(waiting(), 0, "given to the state machine, which asks for what is missing");
+}
+
+#[test]
+fn the_engine_prefetches_a_queue_pair_as_far_as_its_first_lines_go() {
+    println!("{}", size_of::<QpCore>());
+    assert!(size_of::<QpCore>().next_multiple_of(64) >= PREFETCHED);
 }
