@@ -1,15 +1,13 @@
 //! Address handles, also from what was received.
 
 use crate::abi::{ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_global_route, ibv_grh, ibv_pd, ibv_wc};
-use crate::context::context;
-use crate::domain::{context_of, pd};
 use crate::errno::{EINVAL, Result, minus_one, pointer, status};
-use crate::object::{Exposed, Object, Token};
+use crate::object::Object;
+use crate::objects::{context, context_of, pd};
 use crate::rate;
 use core::ffi::c_int;
-use core::mem::offset_of;
 use core::net::{IpAddr, Ipv4Addr};
-use roxe_provider::{Ah, AhAttr, Context};
+use roxe_provider::{AhAttr, Context};
 use roxe_wire::Gid;
 
 /// `IBV_WC_GRH`.
@@ -18,14 +16,6 @@ const WC_GRH: u32 = 1;
 const REPLY_HOP_LIMIT: u8 = 0xff;
 /// Bytes of the receive area in front of a datagram.
 const GRH_LEN: usize = 40;
-
-// SAFETY: the handle is the whole structure, at offset 0; the fields are where the offsets say.
-unsafe impl Exposed for ibv_ah {
-    type Handle = Self;
-    type Inner = Ah;
-    const CONTEXT_FIELD: Option<usize> = Some(offset_of!(Self, context));
-    const HANDLE_FIELD: Option<usize> = Some(offset_of!(Self, handle));
-}
 
 /// The address that a program describes.
 pub(crate) fn ah_attr(attr: &ibv_ah_attr) -> AhAttr {
@@ -63,9 +53,8 @@ pub(crate) fn to_c(attr: &AhAttr) -> ibv_ah_attr {
 
 fn create(handle: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah> {
     let ah = pd(handle)?.create_ah(&ah_attr(attr))?;
-    let token = Token::new();
-    let exposed = ibv_ah { context: context_of(handle)?, pd: handle, handle: token.short() };
-    Ok(Object::publish(token, exposed, ah))
+    let context = context_of(handle)?;
+    Ok(Object::publish_numbered(ah, |number| ibv_ah { context, pd: handle, handle: number }))
 }
 
 /// `man ibv_create_ah`.
@@ -79,10 +68,7 @@ pub(crate) unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah
 
 /// `man ibv_create_ah`.
 pub(crate) unsafe extern "C" fn ibv_destroy_ah(handle: *mut ibv_ah) -> c_int {
-    status(|| {
-        Object::<ibv_ah>::to_destroy(handle)?;
-        Object::<ibv_ah>::retire(handle).map(drop)
-    })
+    status(|| Object::<ibv_ah>::destroy(handle, |_| Ok(())))
 }
 
 /// Whether `header` is an IPv4 header of 20 bytes with a right checksum.

@@ -4,34 +4,14 @@ use crate::abi::{ibv_cq, ibv_cq_ex, ibv_poll_cq_attr, ibv_wc_tm_info};
 use crate::data::{immediate, wc_flags};
 use crate::errno::{EINVAL, quick_status};
 use crate::object::Object;
-use crate::ordered;
-use crate::wallclock::{self, WallClock};
-use core::cell::UnsafeCell;
+use crate::wallclock;
 use core::ffi::{c_int, c_uint};
-use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
 use roxe_transport::wr::{Cqe, TmInfo};
 
-/// The entry being read, and what makes time of day of its timestamp. `start_poll` locks it, `end_poll` unlocks it, as the man page describes; in between the calling
-/// thread owns it.
-pub(crate) struct Cursor {
-    lock: RawMutex,
-    entry: UnsafeCell<Cqe>,
-    clock: UnsafeCell<WallClock>,
-}
-
-// SAFETY: entry and clock are only touched between `start_poll` and `end_poll`, while the lock is held.
-unsafe impl Sync for Cursor {}
-
-impl Default for Cursor {
-    fn default() -> Self {
-        Self { lock: RawMutex::INIT, entry: UnsafeCell::default(), clock: UnsafeCell::default() }
-    }
-}
-
 /// What the program sees.
 pub(crate) fn exposed(base: ibv_cq) -> ibv_cq_ex {
-    ordered::cq_ex(ibv_cq_ex {
+    ibv_cq_ex {
         base,
         comp_mask: 0,
         status: 0,
@@ -54,7 +34,7 @@ pub(crate) fn exposed(base: ibv_cq) -> ibv_cq_ex {
         read_flow_tag: Some(read_flow_tag),
         read_tm_info: Some(read_tm_info),
         read_completion_wallclock_ns: Some(read_completion_wallclock_ns),
-    })
+    }
 }
 
 /// The CQ behind a pointer of the extended interface.

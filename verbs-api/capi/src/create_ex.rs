@@ -1,11 +1,11 @@
 //! Queue pairs and shared receive queues by extended attributes: which kind of them the program means.
 
 use crate::abi::{ibv_context, ibv_qp, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_srq, ibv_srq_init_attr_ex};
-use crate::context::context;
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer};
+use crate::objects::context;
 use crate::qp::{self, XRC_RECV, service};
 use crate::srq::{self, BASIC, XRC};
-use crate::{qp_ex, tags, wq, xrc};
+use crate::{tags, wq, wr_batch, xrc};
 use core::ffi::c_int;
 
 /// Bits of `ibv_qp_init_attr_ex.comp_mask`.
@@ -29,7 +29,7 @@ fn check_extended(init: &ibv_qp_init_attr_ex) -> Result<()> {
     let flags = if given(QP_MASK_CREATE_FLAGS) { init.create_flags } else { 0 };
     let ops = if given(QP_MASK_SEND_OPS_FLAGS) { init.send_ops_flags } else { 0 };
     let other = init.comp_mask & !(QP_MASK_PD | QP_MASK_CREATE_FLAGS | QP_MASK_SEND_OPS_FLAGS);
-    if other != 0 || flags != 0 || ops & !qp_ex::operations_of(service(init.qp_type)?) != 0 {
+    if other != 0 || flags != 0 || ops & !wr_batch::operations_of(service(init.qp_type)?) != 0 {
         return Err(EOPNOTSUPP);
     }
     if given(QP_MASK_PD) { Ok(()) } else { Err(EINVAL) }

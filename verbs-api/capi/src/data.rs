@@ -3,7 +3,7 @@
 //! Nothing here allocates or looks a handle up; lists are converted on the stack. Handles are compared with NULL only.
 
 use crate::abi::{ibv_ah, ibv_cq, ibv_cq_ex, ibv_qp, ibv_qp_ex, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq, ibv_wc};
-use crate::errno::{EINVAL, Errno, Result, quick_negative, quick_status};
+use crate::errno::{EINVAL, Result, quick_negative, quick_status};
 use crate::object::Object;
 use crate::window;
 use core::ffi::{c_int, c_uint};
@@ -18,16 +18,6 @@ const WC_GRH: c_uint = 1;
 const WC_WITH_IMM: c_uint = 2;
 const WC_IP_CSUM_OK: c_uint = 4;
 const WC_WITH_INV: c_uint = 8;
-
-impl From<PostError> for Errno {
-    /// `man ibv_post_send`: a full queue is ENOMEM, everything else a wrong request.
-    fn from(error: PostError) -> Self {
-        match error {
-            PostError::QueueFull => Self(libc::ENOMEM),
-            _ => EINVAL,
-        }
-    }
-}
 
 /// The immediate data in network byte order, or the invalidated key in host order.
 pub(crate) fn immediate(cqe: &Cqe) -> u32 {

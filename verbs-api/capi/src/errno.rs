@@ -1,5 +1,5 @@
-//! How a Rust result becomes a C return value: three conventions, one place, and the wall that stops a panic, or one who
-//! cancels the thread.
+//! How a Rust result becomes a C return value, in the convention of each call. Also where a panic of ours becomes EIO, and
+//! where a thread is kept from being cancelled in the middle of a call.
 
 use core::ffi::c_int;
 use roxe_provider::uncancelled;
@@ -43,6 +43,16 @@ impl From<roxe_provider::Error> for Errno {
 fn tell_once(error: &roxe_provider::Error) {
     static TOLD: Once = Once::new();
     TOLD.call_once(|| eprintln!("roxe: {error}"));
+}
+
+impl From<roxe_provider::PostError> for Errno {
+    /// `man ibv_post_send`: a full queue is ENOMEM, everything else a wrong request.
+    fn from(error: roxe_provider::PostError) -> Self {
+        match error {
+            roxe_provider::PostError::QueueFull => Self(libc::ENOMEM),
+            _ => EINVAL,
+        }
+    }
 }
 
 impl From<std::io::Error> for Errno {

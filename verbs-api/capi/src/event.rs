@@ -7,22 +7,14 @@
 use crate::abi::{
     async_element, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_qp_ex, ibv_srq, ibv_wq,
 };
-use crate::context::context;
 use crate::errno::{EINVAL, Result, pointer, silent, status};
-use crate::object::{Exposed, Object, Token, with_token};
-use crate::sleep::for_event;
+use crate::object::{Object, Token, with_token};
+use crate::objects::context;
+use crate::wait::for_event;
 use core::ffi::{c_int, c_uint, c_void};
-use core::mem::offset_of;
 use core::sync::atomic::{AtomicI32, Ordering};
 use roxe_provider::{AsyncEvent, AsyncEventKind, CompChannel};
 use std::sync::Arc;
-
-// SAFETY: the handle is the whole structure, at offset 0; the fields are where the offsets say.
-unsafe impl Exposed for ibv_comp_channel {
-    type Handle = Self;
-    type Inner = Arc<CompChannel>;
-    const CONTEXT_FIELD: Option<usize> = Some(offset_of!(Self, context));
-}
 
 /// `man ibv_create_comp_channel`.
 pub(crate) unsafe extern "C" fn ibv_create_comp_channel(handle: *mut ibv_context) -> *mut ibv_comp_channel {
@@ -35,18 +27,12 @@ pub(crate) unsafe extern "C" fn ibv_create_comp_channel(handle: *mut ibv_context
 
 /// `man ibv_create_comp_channel`: EBUSY while CQs use it.
 pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(handle: *mut ibv_comp_channel) -> c_int {
-    status(|| {
-        Object::<ibv_comp_channel>::to_destroy(handle)?.inner.destroy()?;
-        Object::<ibv_comp_channel>::retire(handle).map(drop)
-    })
+    status(|| Object::<ibv_comp_channel>::destroy(handle, |channel| channel.destroy()))
 }
 
 /// The channel a CQ shall use: none for NULL.
 pub(crate) fn optional_channel(handle: *mut ibv_comp_channel) -> Result<Option<Arc<CompChannel>>> {
-    if handle.is_null() {
-        return Ok(None);
-    }
-    Object::<ibv_comp_channel>::live(handle).map(|object| Some(Arc::clone(&object.inner)))
+    Object::<ibv_comp_channel>::optional(handle).map(|object| object.map(|object| Arc::clone(&object.inner)))
 }
 
 /// Keeps the public count of CQs on a channel; NULL and destroyed channels are passed over.

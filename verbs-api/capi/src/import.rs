@@ -4,11 +4,10 @@
 //! that came from another process names nothing, because its memory and its queues cannot be reached from here.
 
 use crate::abi::{ibv_context, ibv_mr, ibv_pd, verbs_context};
-use crate::context::{ContextInner, context};
-use crate::domain::{PdInner, context_of, pd};
+use crate::context;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, pointer, silent};
 use crate::object::{Object, Token};
-use crate::open::exposed;
+use crate::objects::{ContextInner, PdInner, context, context_of, pd};
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -37,7 +36,7 @@ pub(crate) unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_con
             context.cmd_identity().is_ok_and(|id| id == wanted).then(|| (Arc::clone(context), device))
         };
         let (context, device) = Object::<verbs_context>::find(is_it).ok_or(EOPNOTSUPP)?;
-        let mut exposed = exposed(device, &context);
+        let mut exposed = context::exposed(device, &context);
         exposed.context.cmd_fd = cmd_fd;
         // SAFETY: the descriptor is open, and the man page gives it to the new context.
         let imported = Some(unsafe { OwnedFd::from_raw_fd(cmd_fd) });

@@ -5,16 +5,14 @@ use crate::abi::{
     ibv_qp_init_attr_ex, ibv_qp_rate_limit_attr,
 };
 use crate::ah::ah_attr;
-use crate::cq::cq;
-use crate::domain::{context_of, home, pd};
+use crate::allocator::Resource;
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
-use crate::home::Resource;
-use crate::object::{Exposed, Object, Token, Unacked};
-use crate::qp_ex::{self, Builder};
-use crate::rate;
+use crate::object::{Object, Token, Unacked};
+use crate::objects::{QpInner, allocator, context_of, cq, pd, qp};
 use crate::srq::optional_srq;
+use crate::wr_batch::Builder;
+use crate::{qp_ex, rate, tsan};
 use core::ffi::c_int;
-use core::mem::offset_of;
 use core::ptr::null_mut;
 use roxe_provider::{Access, AttrMask, Context, Qp, QpAttr, QpInit, QpInitView};
 use roxe_transport::qp::{MigState, QpCaps, QpState, RateLimit, Service};
@@ -29,23 +27,6 @@ pub(crate) const UD: c_int = 4;
 pub(crate) const XRC_INI: c_int = 9;
 /// `IBV_QPT_XRC_RECV`: made in an XRC domain, see `xrc.rs`.
 pub(crate) const XRC_RECV: c_int = 10;
-
-/// The Rust part of a QP.
-pub(crate) struct QpInner {
-    pub(crate) qp: Arc<Qp>,
-    pub(crate) service: Service,
-    pub(crate) events: Unacked,
-    /// Present if the program asked for the `ibv_wr_*` interface.
-    pub(crate) builder: Option<Builder>,
-}
-
-// SAFETY: the public structure starts with an `ibv_qp`, at offset 0; the fields are where the offsets say.
-unsafe impl Exposed for ibv_qp_ex {
-    type Handle = ibv_qp;
-    type Inner = QpInner;
-    const CONTEXT_FIELD: Option<usize> = Some(offset_of!(Self, qp_base.context));
-    const HANDLE_FIELD: Option<usize> = Some(offset_of!(Self, qp_base.handle));
-}
 
 /// Values of `enum ibv_qp_type` that the device has and makes in a protection domain.
 pub(crate) fn service(qp_type: c_int) -> Result<Service> {
@@ -98,7 +79,12 @@ pub(crate) fn create(handle: *mut ibv_pd, init: &mut ibv_qp_init_attr, extended:
     let base = base(handle, init, token, &qp)?;
     let builder = extended.then(|| Builder::new(&init.cap, service));
     let inner = QpInner { qp, service, events: Unacked::default(), builder };
-    Object::publish_at(home(handle, Resource::Qp)?, token, qp_ex::exposed(base), inner)
+    Object::publish_in(allocator(handle, Resource::Qp)?, token, exposed(base), inner)
+}
+
+/// What the program sees of a queue pair.
+pub(crate) fn exposed(base: ibv_qp) -> ibv_qp_ex {
+    tsan::qp_ex(qp_ex::exposed(base))
 }
 
 /// The classic part of what the program sees.
@@ -133,7 +119,7 @@ pub(crate) fn publish_hash(init: &ibv_qp_init_attr_ex, token: Token, qp: Arc<Qp>
     };
     let base = base(init.pd, &classic, token, &qp)?;
     let inner = QpInner { qp, service: Service::Raw, events: Unacked::default(), builder: None };
-    Object::publish_at(home(init.pd, Resource::Qp)?, token, qp_ex::exposed(base), inner)
+    Object::publish_in(allocator(init.pd, Resource::Qp)?, token, exposed(base), inner)
 }
 
 /// `man ibv_create_qp`.
@@ -262,7 +248,7 @@ pub(crate) fn to_c(attr: &QpAttr, cap: ibv_qp_cap) -> ibv_qp_attr {
 /// `man ibv_modify_qp`: on an error nothing has changed.
 pub(crate) unsafe extern "C" fn ibv_modify_qp(handle: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
     status(|| {
-        let qp = &Object::<ibv_qp_ex>::live(handle)?.inner.qp;
+        let qp = qp(handle)?;
         // SAFETY: NULL or a whole structure of the program.
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
         let mask = AttrMask::from_bits(mask.cast_unsigned()).ok_or(EINVAL)?;
@@ -273,7 +259,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(handle: *mut ibv_qp, attr: *mut ib
 
 /// Writes the state that a queue pair is in to where the program reads it.
 pub(crate) fn show_state(handle: *mut ibv_qp) -> Result<()> {
-    let state = Object::<ibv_qp_ex>::live(handle)?.inner.qp.state();
+    let state = qp(handle)?.state();
     // SAFETY: the field lives as long as the object, and programs only read it.
     unsafe { (&raw mut (*handle).state).write(state as c_int) };
     Ok(())
@@ -283,7 +269,7 @@ pub(crate) fn show_state(handle: *mut ibv_qp) -> Result<()> {
 /// counted as they are, whatever size is typical.
 pub(crate) unsafe extern "C" fn modify_qp_rate_limit(handle: *mut ibv_qp, attr: *mut ibv_qp_rate_limit_attr) -> c_int {
     status(|| {
-        let qp = &Object::<ibv_qp_ex>::live(handle)?.inner.qp;
+        let qp = qp(handle)?;
         // SAFETY: NULL or a whole structure of the program.
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
         let rate_limit = RateLimit { kbps: attr.rate_limit, max_burst: attr.max_burst_sz };
@@ -330,17 +316,15 @@ fn creation(qp: &ibv_qp, made: &QpInitView) -> ibv_qp_init_attr {
 
 /// `man ibv_destroy_qp`: EBUSY while it is attached to a multicast group; waits until every event is acknowledged.
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(handle: *mut ibv_qp) -> c_int {
-    status(|| {
-        let object = Object::<ibv_qp_ex>::to_destroy(handle)?;
-        object.inner.qp.check_detached()?;
+    let release = |inner: &QpInner| {
+        inner.qp.check_detached()?;
         // A target may have other handles: it goes with the last.
-        if object.inner.service != Service::XrcTgt {
-            object.inner.qp.destroy();
+        if inner.service != Service::XrcTgt {
+            inner.qp.destroy();
         }
-        object.conceal();
-        object.inner.events.wait();
-        Object::<ibv_qp_ex>::retire(handle).map(drop)
-    })
+        Ok(())
+    };
+    status(|| Object::<ibv_qp_ex>::destroy_acknowledged(handle, release, |inner| &inner.events))
 }
 
 /// `man ibv_query_qp_data_in_order`: 1, because bytes are placed in order of their addresses.
@@ -353,7 +337,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp_data_in_order(handle: *mut ibv_qp, 
 /// # Safety
 /// `gid` is NULL or valid for reads.
 unsafe fn membership<'a>(handle: *mut ibv_qp, gid: *const ibv_gid) -> Result<(&'a Arc<Qp>, Gid)> {
-    let qp = &Object::<ibv_qp_ex>::live(handle)?.inner.qp;
+    let qp = qp(handle)?;
     // SAFETY: this function's contract.
     let gid = unsafe { gid.as_ref() }.ok_or(EINVAL)?;
     Ok((qp, Gid(gid.raw)))

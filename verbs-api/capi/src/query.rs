@@ -4,9 +4,9 @@ use crate::abi::{
     ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_odp_caps, ibv_port_attr,
     ibv_rss_caps, ibv_values_ex,
 };
-use crate::context::context;
 use crate::device::text;
 use crate::errno::{EINVAL, Errno, Result, minus_one, negative, status};
+use crate::objects::context;
 use crate::wq;
 use core::ffi::c_int;
 use core::mem::offset_of;

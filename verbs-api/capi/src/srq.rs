@@ -1,12 +1,11 @@
 //! Shared receive queues. Posting to them is in `data.rs`.
 
 use crate::abi::{ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
-use crate::domain::{context_of, home, pd};
+use crate::allocator::Resource;
 use crate::errno::{EINVAL, Result, pointer, status};
-use crate::home::Resource;
-use crate::object::{Exposed, Object, Token, Unacked};
+use crate::object::{Object, Token, Unacked};
+use crate::objects::{SrqInner, allocator, context_of, pd, srq};
 use core::ffi::{c_int, c_void};
-use core::mem::offset_of;
 use roxe_provider::{Error, Srq, SrqInit};
 use std::sync::Arc;
 
@@ -17,26 +16,9 @@ const LIMIT: c_int = 2;
 pub(crate) const BASIC: c_int = 0;
 pub(crate) const XRC: c_int = 1;
 
-/// The Rust part of an SRQ.
-pub(crate) struct SrqInner {
-    pub(crate) srq: Arc<Srq>,
-    pub(crate) events: Unacked,
-}
-
-// SAFETY: the handle is the whole structure, at offset 0; the fields are where the offsets say.
-unsafe impl Exposed for ibv_srq {
-    type Handle = Self;
-    type Inner = SrqInner;
-    const CONTEXT_FIELD: Option<usize> = Some(offset_of!(Self, context));
-    const HANDLE_FIELD: Option<usize> = Some(offset_of!(Self, handle));
-}
-
 /// The SRQ a QP shall use: none for NULL.
 pub(crate) fn optional_srq(handle: *mut ibv_srq) -> Result<Option<Arc<Srq>>> {
-    if handle.is_null() {
-        return Ok(None);
-    }
-    Object::<ibv_srq>::live(handle).map(|object| Some(Arc::clone(&object.inner.srq)))
+    Object::<ibv_srq>::optional(handle).map(|object| object.map(|object| Arc::clone(&object.inner.srq)))
 }
 
 fn attr(srq: &Srq) -> ibv_srq_attr {
@@ -51,7 +33,7 @@ pub(crate) fn create(handle: *mut ibv_pd, srq_context: *mut c_void, wish: &mut i
     publish(handle, srq_context, wish, |init| pd.create_srq(init))
 }
 
-/// The same for an SRQ that `make` makes.
+/// Publishes the SRQ that `make` makes, and writes what it really takes back to `wish`.
 pub(crate) fn publish(
     handle: *mut ibv_pd,
     srq_context: *mut c_void,
@@ -72,7 +54,7 @@ pub(crate) fn publish(
     };
     *wish = attr(&srq);
     let inner = SrqInner { srq, events: Unacked::default() };
-    Object::publish_at(home(handle, Resource::Srq)?, token, exposed, inner)
+    Object::publish_in(allocator(handle, Resource::Srq)?, token, exposed, inner)
 }
 
 /// `man ibv_create_srq`.
@@ -87,7 +69,7 @@ pub(crate) unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_s
 /// `man ibv_modify_srq`.
 pub(crate) unsafe extern "C" fn ibv_modify_srq(handle: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
     status(|| {
-        let srq = &Object::<ibv_srq>::live(handle)?.inner.srq;
+        let srq = srq(handle)?;
         // SAFETY: NULL or a whole structure of the program.
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
         if mask & !(MAX_WR | LIMIT) != 0 {
@@ -101,7 +83,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_srq(handle: *mut ibv_srq, attr: *mut 
 /// `man ibv_query_srq`.
 pub(crate) unsafe extern "C" fn ibv_query_srq(handle: *mut ibv_srq, out: *mut ibv_srq_attr) -> c_int {
     status(|| {
-        let srq = &Object::<ibv_srq>::live(handle)?.inner.srq;
+        let srq = srq(handle)?;
         if out.is_null() {
             return Err(EINVAL);
         }
@@ -113,11 +95,5 @@ pub(crate) unsafe extern "C" fn ibv_query_srq(handle: *mut ibv_srq, out: *mut ib
 
 /// `man ibv_create_srq`: EBUSY while QPs use it; waits until every event is acknowledged.
 pub(crate) unsafe extern "C" fn ibv_destroy_srq(handle: *mut ibv_srq) -> c_int {
-    status(|| {
-        let object = Object::<ibv_srq>::to_destroy(handle)?;
-        object.inner.srq.destroy()?;
-        object.conceal();
-        object.inner.events.wait();
-        Object::<ibv_srq>::retire(handle).map(drop)
-    })
+    status(|| Object::<ibv_srq>::destroy_acknowledged(handle, |inner| inner.srq.destroy(), |inner| &inner.events))
 }

@@ -3,9 +3,9 @@
 use crate::abi::{ibv_ops_wr, ibv_srq, ibv_srq_init_attr_ex};
 use crate::cq::extended_cq;
 use crate::data::{SgeList, report_bad};
-use crate::domain::pd;
 use crate::errno::{EINVAL, Result, status};
 use crate::object::Object;
+use crate::objects::pd;
 use crate::srq;
 use core::ffi::c_int;
 use roxe_provider::{SrqInit, TagHandle, TagInit, TagOp, TagRecv, TagRequest};

@@ -1,7 +1,7 @@
 //! Making and ending connections.
 
 use super::id::{CmId, Depths, live, show};
-use super::life::{complete, release_event};
+use super::lifecycle::{complete, release_event};
 use crate::abi::{ibv_qp, ibv_qp_ex, rdma_cm_id, rdma_conn_param};
 use crate::errno::{EINVAL, Result, minus_one};
 use crate::object::Object;

@@ -4,7 +4,7 @@
 use super::address::{read, read_optional};
 use super::addrinfo::PASSIVE;
 use super::id::{Template, live};
-use super::life::{self, complete, release_event};
+use super::lifecycle::{self, complete, release_event};
 use super::queues::{create_qp, destroy_qp, destroy_srq};
 use super::resolve::{bind, resolve, resolve_route};
 use super::{event, options};
@@ -31,7 +31,7 @@ pub(crate) unsafe extern "C" fn rdma_create_ep(
         if id.is_null() {
             return Err(EINVAL);
         }
-        let made = life::create(null_mut(), null_mut(), res.ai_port_space, res.ai_qp_type)?;
+        let made = lifecycle::create(null_mut(), null_mut(), res.ai_port_space, res.ai_qp_type)?;
         // SAFETY: the addresses and blocks are as long as the structure says.
         unsafe { prepare(made, res, pd, init) }.inspect_err(|_| destroy(made).unwrap_or_default())?;
         // SAFETY: not NULL; a variable of the program.
@@ -123,7 +123,7 @@ fn destroy(id: *mut rdma_cm_id) -> Result<()> {
     live(id)?;
     destroy_qp(id);
     destroy_srq(id);
-    life::destroy(id)
+    lifecycle::destroy(id)
 }
 
 /// `man rdma_get_request`: EINVAL for a listener that is not synchronous.

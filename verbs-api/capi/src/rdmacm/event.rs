@@ -8,8 +8,8 @@ use super::id::{self, CmId};
 use crate::abi::{rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel, rdma_event_param, rdma_ud_param};
 use crate::ah;
 use crate::errno::{EINVAL, Errno, Result, minus_one};
-use crate::object::{Exposed, Object, Token, with_token};
-use crate::sleep::for_event;
+use crate::object::{Object, Token, exposed, with_token};
+use crate::wait::for_event;
 use core::ffi::c_int;
 use core::ptr::{null, null_mut};
 use roxe_provider::cm::{ConnParam, Event, EventData, EventKind, Id, RejReason, UdParam};
@@ -24,10 +24,8 @@ pub(crate) struct CmEvent {
     private_data: [u8; PRIVATE_DATA],
 }
 
-// SAFETY: the public structure is the first field.
-unsafe impl Exposed for CmEvent {
-    type Handle = rdma_cm_event;
-    type Inner = ();
+exposed! {
+    CmEvent => rdma_cm_event: ();
 }
 
 /// `man rdma_get_cm_event`: EAGAIN if the descriptor does not block and nothing is pending.

@@ -12,7 +12,7 @@ use crate::abi::{
 };
 use crate::errno::{EINVAL, Result};
 use crate::lock::CmIdState;
-use crate::object::{Exposed, Object, Token, Unacked};
+use crate::object::{Object, Token, Unacked, exposed};
 use crate::qp::{self, RC, UD, XRC_RECV, show_state};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
@@ -34,10 +34,8 @@ pub(crate) struct CmId {
     path: ibv_sa_path_rec,
 }
 
-// SAFETY: the public structure is the first field.
-unsafe impl Exposed for CmId {
-    type Handle = rdma_cm_id;
-    type Inner = CmIdInner;
+exposed! {
+    CmId => rdma_cm_id: CmIdInner;
 }
 
 /// The Rust part of an identifier.
@@ -141,7 +139,7 @@ fn service(qp_type: c_int) -> Result<Service> {
 }
 
 /// What the program sees of an identifier that has nothing yet.
-fn exposed(channel: *mut rdma_event_channel, context: *mut c_void, port_space: PortSpace, qp_type: c_int) -> CmId {
+fn unbound(channel: *mut rdma_event_channel, context: *mut c_void, port_space: PortSpace, qp_type: c_int) -> CmId {
     let addr = rdma_addr { src: address::to_c(None), dst: address::to_c(None), ibaddr: rdma_ib_addr::default() };
     let public = rdma_cm_id {
         verbs: null_mut(),
@@ -174,7 +172,7 @@ pub(super) fn create_on(
     let token = Token::new();
     let id = Id::create_for(&channel::inner(channel)?.channel, port_space, service(qp_type)?, token.0)?;
     let state = State { synchronous, ..State::default() };
-    Ok(publish(token, exposed(channel, context, port_space, qp_type), id, state))
+    Ok(publish(token, unbound(channel, context, port_space, qp_type), id, state))
 }
 
 fn publish(token: Token, exposed: CmId, id: Arc<Id>, state: State) -> *mut rdma_cm_id {
@@ -196,7 +194,7 @@ pub(super) fn adopt(event: &Event, listener: *mut rdma_cm_id) -> Result<*mut rdm
     let token = Token::new();
     let state = State { synchronous, proposal: proposal(&event.data), ..State::default() };
     let handle =
-        publish(token, exposed(channel, context, event.id.port_space(), qp_type), Arc::clone(&event.id), state);
+        publish(token, unbound(channel, context, event.id.port_space(), qp_type), Arc::clone(&event.id), state);
     event.id.set_user(token.0);
     if let Err(errno) = live(handle).and_then(show) {
         // The program has not seen it.
@@ -234,7 +232,7 @@ pub(super) fn show(object: &Object<CmId>) -> Result<()> {
 
 fn show_device(object: &Object<CmId>) -> Result<()> {
     let Some(device) = object.inner.id.device() else { return Ok(()) };
-    let (context, pd) = devices::home(&device)?;
+    let (context, pd) = devices::defaults(&device)?;
     // SAFETY: alive; programs read these fields and only we write them.
     unsafe {
         let id = &raw mut (*object.exposed()).public;

@@ -2,7 +2,7 @@
 
 use super::address::read;
 use super::id::{live, provided, show};
-use super::life::complete;
+use super::lifecycle::complete;
 use crate::abi::{rdma_cm_id, rdma_cm_join_mc_attr_ex};
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, minus_one};
 use core::ffi::{c_int, c_void};

@@ -8,10 +8,10 @@ use crate::abi::{
 };
 use crate::cq::{ibv_create_cq, ibv_destroy_cq};
 use crate::create_ex::{create_qp_ex, create_srq_ex};
-use crate::domain::context_of;
 use crate::errno::{EINVAL, Result, minus_one, silent};
 use crate::event::{ibv_create_comp_channel, ibv_destroy_comp_channel};
 use crate::object::Object;
+use crate::objects::context_of;
 use crate::qp::{self, XRC_INI, XRC_RECV, ibv_destroy_qp};
 use crate::srq::{BASIC, XRC, ibv_destroy_srq};
 use core::ffi::c_int;

@@ -2,7 +2,7 @@
 
 use super::address::{read, read_optional};
 use super::id::{live, provided, show};
-use super::life::complete;
+use super::lifecycle::complete;
 use crate::abi::rdma_cm_id;
 use crate::errno::{Result, minus_one};
 use core::ffi::c_int;

@@ -1,4 +1,4 @@
-//! The data path as programs built with ThreadSanitizer get it.
+//! The data path for programs built with ThreadSanitizer.
 //!
 //! What a thread did before it posted a request has happened when another sees the completion: programs hand buffers over
 //! that way. The sanitizer sees neither our locks nor what the peer does, so it is told. Which functions a context has is
@@ -8,7 +8,6 @@
 use crate::abi::{
     ibv_context_ops, ibv_cq, ibv_cq_ex, ibv_poll_cq_attr, ibv_qp, ibv_qp_ex, ibv_recv_wr, ibv_send_wr, ibv_srq, ibv_wc,
 };
-use crate::open::OPS;
 use crate::{cq_ex, data, qp_ex};
 use core::ffi::{CStr, c_int, c_void};
 use std::sync::OnceLock;
@@ -52,21 +51,21 @@ fn acquire() {
     }
 }
 
-/// The functions of a context.
-pub(crate) fn ops() -> ibv_context_ops {
+/// The functions of a context, in place of `plain` ones.
+pub(crate) fn ops(plain: ibv_context_ops) -> ibv_context_ops {
     if sanitizer().is_none() {
-        return OPS;
+        return plain;
     }
     ibv_context_ops {
         poll_cq: Some(poll_cq),
         post_send: Some(post_send),
         post_recv: Some(post_recv),
         post_srq_recv: Some(post_srq_recv),
-        ..OPS
+        ..plain
     }
 }
 
-/// Puts the functions of an extended completion queue in order.
+/// The structure of an extended completion queue, in place of a `plain` one.
 pub(crate) fn cq_ex(plain: ibv_cq_ex) -> ibv_cq_ex {
     if sanitizer().is_none() {
         return plain;
@@ -74,7 +73,7 @@ pub(crate) fn cq_ex(plain: ibv_cq_ex) -> ibv_cq_ex {
     ibv_cq_ex { start_poll: Some(start_poll), next_poll: Some(next_poll), ..plain }
 }
 
-/// Puts those of an extended queue pair in order.
+/// The structure of an extended queue pair, in place of a `plain` one.
 pub(crate) fn qp_ex(plain: ibv_qp_ex) -> ibv_qp_ex {
     if sanitizer().is_none() {
         return plain;
