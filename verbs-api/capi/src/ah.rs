@@ -1,6 +1,6 @@
 //! Address handles, also from what was received.
 
-use crate::abi::{ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_global_route, ibv_grh, ibv_pd, ibv_wc};
+use crate::abi::{copy_fields, ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_global_route, ibv_grh, ibv_pd, ibv_wc};
 use crate::errno::{EINVAL, Result, minus_one, pointer, status};
 use crate::object::Object;
 use crate::objects::{context, context_of, pd};
@@ -19,35 +19,27 @@ const GRH_LEN: usize = 40;
 
 /// The address that a program describes.
 pub(crate) fn ah_attr(attr: &ibv_ah_attr) -> AhAttr {
-    AhAttr {
-        dgid: Gid(attr.grh.dgid.raw),
-        sgid_index: attr.grh.sgid_index,
-        hop_limit: attr.grh.hop_limit,
-        traffic_class: attr.grh.traffic_class,
-        flow_label: attr.grh.flow_label,
+    let route = &attr.grh;
+    copy_fields!(AhAttr from route { sgid_index, hop_limit, traffic_class, flow_label } with {
+        dgid: Gid(route.dgid.raw),
         port: attr.port_num,
         has_grh: attr.is_global != 0,
         sl: attr.sl,
         static_rate: rate::static_rate(attr.static_rate),
-    }
+    })
 }
 
-/// The same the other way round.
+/// The address of the provider as a program sees it.
 pub(crate) fn to_c(attr: &AhAttr) -> ibv_ah_attr {
     ibv_ah_attr {
-        grh: ibv_global_route {
+        grh: copy_fields!(ibv_global_route from attr { flow_label, sgid_index, hop_limit, traffic_class } with {
             dgid: ibv_gid { raw: attr.dgid.0 },
-            flow_label: attr.flow_label,
-            sgid_index: attr.sgid_index,
-            hop_limit: attr.hop_limit,
-            traffic_class: attr.traffic_class,
-        },
-        dlid: 0,
+        }),
         sl: attr.sl,
-        src_path_bits: 0,
         static_rate: rate::static_rate_code(attr.static_rate),
         is_global: attr.has_grh.into(),
         port_num: attr.port,
+        ..ibv_ah_attr::ZERO
     }
 }
 

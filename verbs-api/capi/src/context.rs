@@ -43,9 +43,6 @@ pub(crate) fn exposed(device: *mut ibv_device, context: &roxe_provider::Context)
         reg_dm_mr: Some(dm::reg_dm_mr),
         alloc_dm: Some(dm::alloc_dm),
         free_dm: Some(dm::free_dm),
-        modify_flow_action_esp: None,
-        destroy_flow_action: None,
-        create_flow_action_esp: None,
         modify_qp_rate_limit: Some(qp::modify_qp_rate_limit),
         alloc_parent_domain: Some(domain::alloc_parent_domain),
         dealloc_td: Some(domain::dealloc_td),
@@ -59,19 +56,15 @@ pub(crate) fn exposed(device: *mut ibv_device, context: &roxe_provider::Context)
         create_wq: Some(wq::create_wq),
         query_rt_values: Some(query::query_rt_values),
         create_cq_ex: Some(cq::create_cq_ex),
-        _priv: 0,
         query_device_ex: Some(query::query_device_ex),
         destroy_flow: Some(flow::destroy_flow),
-        _placeholder2: None,
         create_flow: Some(flow::create_flow),
-        _placeholder1: None,
         open_qp: Some(xrc::open_qp),
         create_qp_ex: Some(create_ex::create_qp_ex),
         get_srq_num: Some(xrc::get_srq_num),
         create_srq_ex: Some(create_ex::create_srq_ex),
         open_xrcd: Some(xrc::open_xrcd),
         close_xrcd: Some(xrc::close_xrcd),
-        _placeholder3: None,
         sz: size_of::<verbs_context>(),
         context: ibv_context {
             device,
@@ -79,25 +72,22 @@ pub(crate) fn exposed(device: *mut ibv_device, context: &roxe_provider::Context)
             cmd_fd: context.cmd_fd(),
             async_fd: context.async_fd(),
             num_comp_vectors: context.attr().num_comp_vectors.cast_signed(),
-            mutex: [0; 5],
             abi_compat: ABI_EXTENDED,
+            ..ibv_context::ZERO
         },
+        ..verbs_context::ZERO
     }
 }
 
 /// The data path.
 const OPS: ibv_context_ops = ibv_context_ops {
-    _compat1: [None; 7],
     alloc_mw: Some(window::alloc_mw),
     bind_mw: Some(window::bind_mw),
     dealloc_mw: Some(window::dealloc_mw),
-    _compat2: [None; 1],
     poll_cq: Some(data::poll_cq),
     req_notify_cq: Some(data::req_notify_cq),
-    _compat3: [None; 7],
     post_srq_recv: Some(data::post_srq_recv),
-    _compat4: [None; 4],
     post_send: Some(data::post_send),
     post_recv: Some(data::post_recv),
-    _compat5: [None; 5],
+    ..ibv_context_ops::ZERO
 };

@@ -10,7 +10,6 @@ use crate::object::{Object, Token, Unacked};
 use crate::objects::{CqInner, allocator, context, cq};
 use crate::{cq_ex, tsan};
 use core::ffi::{c_int, c_void};
-use core::ptr::null_mut;
 use roxe_provider::{Cq, CqInit, Moderation};
 use std::sync::Arc;
 
@@ -53,17 +52,8 @@ fn create(handle: *mut ibv_context, attr: &ibv_cq_init_attr_ex, is_extended: boo
     let token = Token::new();
     let init = CqInit { cqe, channel: optional_channel(channel)?, user: token.0, comp_vector, ignore_overrun };
     let cq = context(handle)?.create_cq(init)?;
-    let base = ibv_cq {
-        context: handle,
-        channel,
-        cq_context,
-        handle: token.short(),
-        cqe: cqe_field(&cq),
-        mutex: [0; 5],
-        cond: [0; 6],
-        comp_events_completed: 0,
-        async_events_completed: 0,
-    };
+    let base =
+        ibv_cq { context: handle, channel, cq_context, handle: token.short(), cqe: cqe_field(&cq), ..ibv_cq::ZERO };
     let inner = CqInner {
         cq,
         comp_events: Unacked::default(),
@@ -88,16 +78,7 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
     pointer(|| {
         let cqe = u32::try_from(cqe).map_err(|_| EINVAL)?;
         let comp_vector = u32::try_from(comp_vector).map_err(|_| EINVAL)?;
-        let attr = ibv_cq_init_attr_ex {
-            cqe,
-            cq_context,
-            channel,
-            comp_vector,
-            wc_flags: 0,
-            comp_mask: 0,
-            flags: 0,
-            parent_domain: null_mut(),
-        };
+        let attr = ibv_cq_init_attr_ex { cqe, cq_context, channel, comp_vector, ..Default::default() };
         create(context, &attr, false)
     })
 }

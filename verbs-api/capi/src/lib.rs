@@ -23,7 +23,6 @@
 //! handles of the data path are alive. Control calls check handles all the same.
 
 mod abi;
-mod abi_layout;
 mod advise;
 mod ah;
 mod allocator;

@@ -1,7 +1,7 @@
 //! Questions about the device and its port.
 
 use crate::abi::{
-    ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_odp_caps, ibv_port_attr,
+    copy_fields, ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_odp_caps, ibv_port_attr,
     ibv_rss_caps, ibv_values_ex,
 };
 use crate::device::text;
@@ -67,59 +67,30 @@ fn int(value: u32) -> c_int {
 }
 
 fn device_attr(attr: &DeviceAttr) -> ibv_device_attr {
-    ibv_device_attr {
+    copy_fields!(ibv_device_attr from attr {
+        max_mr_size, page_size_cap, vendor_id, vendor_part_id, hw_ver, device_cap_flags, max_pkeys, local_ca_ack_delay,
+        phys_port_cnt,
+    } via int {
+        max_qp, max_qp_wr, max_sge, max_sge_rd, max_cq, max_cqe, max_mr, max_pd, max_qp_rd_atom, max_res_rd_atom,
+        max_qp_init_rd_atom, atomic_cap, max_mw, max_mcast_grp, max_mcast_qp_attach, max_ah, max_srq, max_srq_wr,
+        max_srq_sge,
+    } with {
         fw_ver: text(attr.fw_ver),
         node_guid: attr.node_guid.to_be(),
         sys_image_guid: attr.sys_image_guid.to_be(),
-        max_mr_size: attr.max_mr_size,
-        page_size_cap: attr.page_size_cap,
-        vendor_id: attr.vendor_id,
-        vendor_part_id: attr.vendor_part_id,
-        hw_ver: attr.hw_ver,
-        max_qp: int(attr.max_qp),
-        max_qp_wr: int(attr.max_qp_wr),
-        device_cap_flags: attr.device_cap_flags,
-        max_sge: int(attr.max_sge),
-        max_sge_rd: int(attr.max_sge_rd),
-        max_cq: int(attr.max_cq),
-        max_cqe: int(attr.max_cqe),
-        max_mr: int(attr.max_mr),
-        max_pd: int(attr.max_pd),
-        max_qp_rd_atom: int(attr.max_qp_rd_atom),
-        max_ee_rd_atom: 0,
-        max_res_rd_atom: int(attr.max_res_rd_atom),
-        max_qp_init_rd_atom: int(attr.max_qp_init_rd_atom),
-        max_ee_init_rd_atom: 0,
-        atomic_cap: int(attr.atomic_cap),
-        max_ee: 0,
-        max_rdd: 0,
-        max_mw: int(attr.max_mw),
-        max_raw_ipv6_qp: 0,
         max_raw_ethy_qp: int(attr.max_qp),
-        max_mcast_grp: int(attr.max_mcast_grp),
-        max_mcast_qp_attach: int(attr.max_mcast_qp_attach),
         max_total_mcast_qp_attach: int(attr.max_mcast_grp * attr.max_mcast_qp_attach),
-        max_ah: int(attr.max_ah),
-        max_fmr: 0,
-        max_map_per_fmr: 0,
-        max_srq: int(attr.max_srq),
-        max_srq_wr: int(attr.max_srq_wr),
-        max_srq_sge: int(attr.max_srq_sge),
-        max_pkeys: attr.max_pkeys,
-        local_ca_ack_delay: attr.local_ca_ack_delay,
-        phys_port_cnt: attr.phys_port_cnt,
-    }
+        ..ibv_device_attr::ZERO
+    })
 }
 
 fn device_attr_ex(attr: &DeviceAttr) -> ibv_device_attr_ex {
     ibv_device_attr_ex {
         orig_attr: device_attr(attr),
-        comp_mask: 0,
         odp_caps: ODP_CAPS,
         completion_timestamp_mask: u64::MAX,
         hca_core_clock: CORE_CLOCK_KHZ,
         device_cap_flags_ex: attr.device_cap_flags_ex,
-        tso_caps: [0; 2],
         rss_caps: RSS_CAPS,
         // Each is half a queue pair.
         max_wq_type_rq: attr.max_qp,
@@ -128,31 +99,21 @@ fn device_attr_ex(attr: &DeviceAttr) -> ibv_device_attr_ex {
         tm_caps: TM_CAPS,
         cq_mod_caps: [limits::MAX_CQ_MODERATION; 2],
         max_dm_size: attr.max_dm_size,
-        pci_atomic_caps: [0; 3],
         xrc_odp_caps: XRC_ODP_CAPS,
         phys_port_cnt_ex: attr.phys_port_cnt.into(),
+        ..ibv_device_attr_ex::ZERO
     }
 }
 
 fn port_attr(attr: &PortAttr) -> ibv_port_attr {
-    ibv_port_attr {
-        state: int(attr.state),
+    copy_fields!(ibv_port_attr from attr {
+        port_cap_flags, max_msg_sz, bad_pkey_cntr, qkey_viol_cntr, pkey_tbl_len, max_vl_num, active_width, active_speed,
+        phys_state, link_layer, flags,
+    } via int { state, gid_tbl_len } with {
         max_mtu: attr.max_mtu as c_int,
         active_mtu: attr.active_mtu as c_int,
-        gid_tbl_len: int(attr.gid_tbl_len),
-        port_cap_flags: attr.port_cap_flags,
-        max_msg_sz: attr.max_msg_sz,
-        bad_pkey_cntr: attr.bad_pkey_cntr,
-        qkey_viol_cntr: attr.qkey_viol_cntr,
-        pkey_tbl_len: attr.pkey_tbl_len,
-        max_vl_num: attr.max_vl_num,
-        active_width: attr.active_width,
-        active_speed: attr.active_speed,
-        phys_state: attr.phys_state,
-        link_layer: attr.link_layer,
-        flags: attr.flags,
-        ..ibv_port_attr::default()
-    }
+        ..ibv_port_attr::ZERO
+    })
 }
 
 fn gid_entry(entry: &GidEntry) -> ibv_gid_entry {

@@ -43,15 +43,8 @@ pub(crate) fn publish(
     let token = Token::new();
     let init = SrqInit { max_wr: wish.max_wr, max_sge: wish.max_sge, limit: 0, user: token.0 };
     let srq = make(init)?;
-    let exposed = ibv_srq {
-        context: context_of(handle)?,
-        srq_context,
-        pd: handle,
-        handle: token.short(),
-        mutex: [0; 5],
-        cond: [0; 6],
-        events_completed: 0,
-    };
+    let exposed =
+        ibv_srq { context: context_of(handle)?, srq_context, pd: handle, handle: token.short(), ..ibv_srq::ZERO };
     *wish = attr(&srq);
     let inner = SrqInner { srq, events: Unacked::default() };
     Object::publish_in(allocator(handle, Resource::Srq)?, token, exposed, inner)

@@ -56,10 +56,7 @@ pub(crate) unsafe extern "C" fn create_wq(handle: *mut ibv_context, init: *mut i
             state: WqState::Reset as c_int,
             wq_type: init.wq_type,
             post_recv: Some(post_recv),
-            mutex: [0; 5],
-            cond: [0; 6],
-            events_completed: 0,
-            comp_mask: 0,
+            ..ibv_wq::ZERO
         };
         Ok(Object::publish(token, exposed, WqInner { wq, events: Unacked::default() }))
     })

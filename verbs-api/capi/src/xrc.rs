@@ -110,17 +110,11 @@ fn publish_target(context: *mut ibv_context, qp_context: *mut c_void, token: Tok
     let base = ibv_qp {
         context,
         qp_context,
-        pd: null_mut(),
-        send_cq: null_mut(),
-        recv_cq: null_mut(),
-        srq: null_mut(),
         handle: token.short(),
         qp_num: qp.qpn().get(),
         state: qp.state() as c_int,
         qp_type: XRC_RECV,
-        mutex: [0; 5],
-        cond: [0; 6],
-        events_completed: 0,
+        ..ibv_qp::ZERO
     };
     let inner = QpInner { qp, service: Service::XrcTgt, events: Unacked::default(), builder: None };
     Object::publish(token, qp::exposed(base), inner)

@@ -4,7 +4,7 @@
 //! put pointers of their own into the structure. There is no route to resolve on RoCE; `ai_route` stays empty.
 
 use super::address::AF_IB;
-use crate::abi::{rdma_addrinfo, sockaddr_ib};
+use crate::abi::{copy_fields, rdma_addrinfo, sockaddr_ib};
 use crate::errno::{EINVAL, Errno, Result, minus_one, silent};
 use crate::qp::{RC, UD};
 use core::ffi::{c_char, c_int};
@@ -43,27 +43,6 @@ impl From<Errno> for Failure {
     }
 }
 
-/// No wish at all.
-fn no_hints() -> rdma_addrinfo {
-    rdma_addrinfo {
-        ai_flags: 0,
-        ai_family: 0,
-        ai_qp_type: 0,
-        ai_port_space: 0,
-        ai_src_len: 0,
-        ai_dst_len: 0,
-        ai_src_addr: null_mut(),
-        ai_dst_addr: null_mut(),
-        ai_src_canonname: null_mut(),
-        ai_dst_canonname: null_mut(),
-        ai_route_len: 0,
-        ai_route: null_mut(),
-        ai_connect_len: 0,
-        ai_connect: null_mut(),
-        ai_next: null_mut(),
-    }
-}
-
 /// `man rdma_getaddrinfo`: 0, an `EAI_*` code, or -1 with errno set.
 pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
     node: *const c_char,
@@ -76,7 +55,7 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
             return Err(EINVAL);
         }
         // SAFETY: NULL or a whole structure of the program.
-        let hints = unsafe { hints.as_ref() }.copied().unwrap_or_else(no_hints);
+        let hints = unsafe { hints.as_ref() }.copied().unwrap_or_default();
         // SAFETY: the program passes strings or NULL, and addresses as long as it says.
         match unsafe { find(node, service, &hints) } {
             Ok(found) => {
@@ -119,13 +98,9 @@ unsafe fn find(node: *const c_char, service: *const c_char, hints: &rdma_addrinf
 /// The addresses in the hints are as long as they say.
 unsafe fn from_hints(hints: &rdma_addrinfo) -> Found {
     let rai = Entry::new()?;
-    let wish = rdma_addrinfo {
-        ai_flags: hints.ai_flags,
-        ai_family: hints.ai_family,
-        ai_qp_type: hints.ai_qp_type,
-        ai_port_space: hints.ai_port_space,
-        ..no_hints()
-    };
+    let wish = copy_fields!(rdma_addrinfo from hints { ai_flags, ai_family, ai_qp_type, ai_port_space } with {
+        ..rdma_addrinfo::ZERO
+    });
     // SAFETY: a fresh block of this type.
     unsafe { rai.0.write(wish) };
     // SAFETY: this function's contract.
@@ -226,7 +201,7 @@ unsafe fn convert(
         ai_family: if gid { c_int::from(AF_IB) } else { found.ai_family },
         ai_qp_type: chosen(hints.ai_qp_type, qp_type),
         ai_port_space: port_space,
-        ..no_hints()
+        ..rdma_addrinfo::ZERO
     };
     if passive {
         (entry.ai_src_addr, entry.ai_src_len) = (addr, len);

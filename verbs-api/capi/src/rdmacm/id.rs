@@ -7,8 +7,8 @@
 use super::channel::{self, OwnChannel};
 use super::{address, devices};
 use crate::abi::{
-    ibv_gid, ibv_qp, ibv_qp_ex, ibv_qp_init_attr, ibv_sa_path_rec, rdma_addr, rdma_cm_id, rdma_event_channel,
-    rdma_ib_addr, rdma_route,
+    copy_fields, ibv_gid, ibv_qp, ibv_qp_ex, ibv_qp_init_attr, ibv_sa_path_rec, rdma_addr, rdma_cm_id,
+    rdma_event_channel, rdma_ib_addr,
 };
 use crate::errno::{EINVAL, Result};
 use crate::lock::CmIdState;
@@ -140,24 +140,8 @@ fn service(qp_type: c_int) -> Result<Service> {
 
 /// What the program sees of an identifier that has nothing yet.
 fn unbound(channel: *mut rdma_event_channel, context: *mut c_void, port_space: PortSpace, qp_type: c_int) -> CmId {
-    let addr = rdma_addr { src: address::to_c(None), dst: address::to_c(None), ibaddr: rdma_ib_addr::default() };
-    let public = rdma_cm_id {
-        verbs: null_mut(),
-        channel,
-        context,
-        qp: null_mut(),
-        route: rdma_route { addr, path_rec: null_mut(), num_paths: 0 },
-        ps: port_space.code().into(),
-        port_num: 0,
-        event: null_mut(),
-        send_cq_channel: null_mut(),
-        send_cq: null_mut(),
-        recv_cq_channel: null_mut(),
-        recv_cq: null_mut(),
-        srq: null_mut(),
-        pd: null_mut(),
-        qp_type,
-    };
+    let ps = port_space.code().into();
+    let public = rdma_cm_id { channel, context, ps, qp_type, ..rdma_cm_id::ZERO };
     CmId { public, path: ibv_sa_path_rec::default() }
 }
 
@@ -254,24 +238,19 @@ fn show_addresses(object: &Object<CmId>, local: Option<Address>, peer: Option<Ad
 }
 
 fn show_path(object: &Object<CmId>, path: &Path) {
-    let record = ibv_sa_path_rec {
+    let record = copy_fields!(ibv_sa_path_rec from path { hop_limit, traffic_class, sl, rate, packet_life_time } with {
         dgid: ibv_gid { raw: path.dgid.0 },
         sgid: ibv_gid { raw: path.sgid.0 },
         flow_label: path.flow_label.to_be(),
-        hop_limit: path.hop_limit,
-        traffic_class: path.traffic_class,
         reversible: 1,
         numb_path: 1,
         pkey: path.pkey.to_be(),
-        sl: path.sl,
         mtu_selector: EXACTLY,
         mtu: path.mtu as u8,
         rate_selector: EXACTLY,
-        rate: path.rate,
         packet_life_time_selector: EXACTLY,
-        packet_life_time: path.packet_life_time,
-        ..ibv_sa_path_rec::default()
-    };
+        ..ibv_sa_path_rec::ZERO
+    });
     // SAFETY: alive; programs read these fields and only we write them. The record lies in the same block.
     unsafe {
         let id = object.exposed();

@@ -234,9 +234,7 @@ pub(crate) unsafe extern "C" fn rdma_create_srq(
             comp_mask: SRQ_TYPE | SRQ_PD,
             srq_type: if is_target { XRC } else { BASIC },
             pd,
-            xrcd: null_mut(),
-            cq: null_mut(),
-            tm_cap: [0; 2],
+            ..ibv_srq_init_attr_ex::ZERO
         };
         create_srq(object, &mut extended)?;
         init.attr = extended.attr;
