@@ -1,7 +1,7 @@
 //! Address handles, also from what was received.
 
 use crate::abi::{copy_fields, ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_global_route, ibv_grh, ibv_pd, ibv_wc};
-use crate::errno::{EINVAL, Result, minus_one, pointer, status};
+use crate::errno::{EINVAL, Result, pointer, status, zero};
 use crate::object::Object;
 use crate::objects::{context, context_of, pd};
 use crate::rate;
@@ -132,7 +132,7 @@ pub(crate) unsafe extern "C" fn ibv_init_ah_from_wc(
     grh: *mut ibv_grh,
     attr: *mut ibv_ah_attr,
 ) -> c_int {
-    minus_one(|| {
+    zero(|| {
         if attr.is_null() {
             return Err(EINVAL);
         }
@@ -140,7 +140,7 @@ pub(crate) unsafe extern "C" fn ibv_init_ah_from_wc(
         let found = unsafe { init_from_wc(handle, port, wc, grh) }?;
         // SAFETY: not NULL; the program passes a whole structure.
         unsafe { attr.write(found) };
-        Ok(0)
+        Ok(())
     })
 }
 

@@ -1,7 +1,7 @@
 //! Contexts: opening and closing a device, and the tables of functions that the headers call through a context.
 
 use crate::abi::{ABI_EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context};
-use crate::errno::{Result, minus_one, pointer};
+use crate::errno::{Result, pointer, zero};
 use crate::object::{Object, Token};
 use crate::objects::ContextInner;
 use crate::{
@@ -23,10 +23,10 @@ pub(crate) fn open(handle: *mut ibv_device) -> Result<*mut ibv_context> {
 
 /// `man ibv_close_device`. Objects that the program leaves behind keep the engine going until the process ends.
 pub(crate) unsafe extern "C" fn ibv_close_device(handle: *mut ibv_context) -> c_int {
-    minus_one(|| {
+    zero(|| {
         let context = Arc::clone(&Object::<verbs_context>::retire(handle)?.inner.context);
         context.close();
-        Ok(0)
+        Ok(())
     })
 }
 

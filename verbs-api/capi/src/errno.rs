@@ -105,6 +105,11 @@ pub(crate) fn minus_one(body: impl FnOnce() -> Result<c_int>) -> c_int {
     })
 }
 
+/// For calls that return 0, or -1 with `errno` set.
+pub(crate) fn zero(body: impl FnOnce() -> Result<()>) -> c_int {
+    minus_one(|| body().map(|()| 0))
+}
+
 /// For calls that return how much they moved, or where, or -1 with `errno` set.
 pub(crate) fn length(body: impl FnOnce() -> Result<usize>) -> isize {
     contained(body).map_or_else(

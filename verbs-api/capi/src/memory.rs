@@ -1,7 +1,7 @@
 //! Memory regions, and the fork calls.
 
 use crate::abi::{ibv_mr, ibv_pd};
-use crate::errno::{EINVAL, Result, minus_one, pointer, status};
+use crate::errno::{EINVAL, Result, pointer, status, zero};
 use crate::object::Object;
 use crate::objects;
 use crate::objects::{context_of, pd};
@@ -121,7 +121,7 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     length: usize,
     access: c_int,
 ) -> c_int {
-    minus_one(|| {
+    zero(|| {
         let object = Object::<ibv_mr>::live(handle)?;
         object.inner.reregister(change(flags, pd, addr, length, access.cast_unsigned())?)?;
         let exposed = object.exposed();
@@ -135,7 +135,7 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
                 (&raw mut (*exposed).pd).write(pd);
             }
         }
-        Ok(0)
+        Ok(())
     })
 }
 

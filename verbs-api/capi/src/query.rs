@@ -5,7 +5,7 @@ use crate::abi::{
     ibv_rss_caps, ibv_values_ex,
 };
 use crate::device::text;
-use crate::errno::{EINVAL, Errno, Result, minus_one, negative, status};
+use crate::errno::{EINVAL, Errno, Result, minus_one, negative, status, zero};
 use crate::objects::context;
 use crate::wq;
 use core::ffi::c_int;
@@ -174,11 +174,11 @@ pub(crate) unsafe extern "C" fn ibv_query_gid(
     index: c_int,
     gid: *mut ibv_gid,
 ) -> c_int {
-    minus_one(|| {
+    zero(|| {
         let index = usize::try_from(index).map_err(|_| EINVAL)?;
         let found = ibv_gid { raw: context(handle)?.gid(port, index)?.0 };
         // SAFETY: the program passes a whole GID.
-        unsafe { write_prefix(gid, size_of::<ibv_gid>(), &found) }.map(|()| 0)
+        unsafe { write_prefix(gid, size_of::<ibv_gid>(), &found) }
     })
 }
 
@@ -239,14 +239,14 @@ pub(crate) unsafe extern "C" fn ibv_query_gid_type(
     index: u32,
     gid_type: *mut c_int,
 ) -> c_int {
-    minus_one(|| {
+    zero(|| {
         let found = match find_entry(handle, port.into(), index) {
             Ok(_) => SYSFS_GID_TYPE_V2,
             Err(Errno(libc::ENODATA)) => SYSFS_GID_TYPE_V1,
             Err(error) => return Err(error),
         };
         // SAFETY: the program passes a variable for the type.
-        unsafe { write_prefix(gid_type, size_of::<c_int>(), &found) }.map(|()| 0)
+        unsafe { write_prefix(gid_type, size_of::<c_int>(), &found) }
     })
 }
 
@@ -257,11 +257,11 @@ pub(crate) unsafe extern "C" fn ibv_query_pkey(
     index: c_int,
     pkey: *mut u16,
 ) -> c_int {
-    minus_one(|| {
+    zero(|| {
         let index = usize::try_from(index).map_err(|_| EINVAL)?;
         let found = context(handle)?.pkey(port, index)?.0.to_be();
         // SAFETY: the program passes a variable for the key.
-        unsafe { write_prefix(pkey, size_of::<u16>(), &found) }.map(|()| 0)
+        unsafe { write_prefix(pkey, size_of::<u16>(), &found) }
     })
 }
 

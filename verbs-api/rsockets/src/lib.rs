@@ -15,6 +15,7 @@
 #![deny(unsafe_code)]
 
 mod addr;
+mod completions;
 mod config;
 mod datagram;
 mod errno;

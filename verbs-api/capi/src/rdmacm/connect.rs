@@ -3,7 +3,7 @@
 use super::id::{CmId, Depths, live, show};
 use super::lifecycle::{complete, release_event};
 use crate::abi::{ibv_qp, ibv_qp_ex, rdma_cm_id, rdma_conn_param};
-use crate::errno::{EINVAL, Result, minus_one};
+use crate::errno::{EINVAL, Result, minus_one, zero};
 use crate::object::Object;
 use core::ffi::{c_int, c_void};
 use roxe_provider::cm::{ConnParam, PortSpace, RejReason};
@@ -173,13 +173,12 @@ unsafe fn reject(id: *mut rdma_cm_id, data: *const c_void, len: u8, reason: RejR
 
 /// `man rdma_establish`: EINVAL with a queue pair of the identifier's, which is confirmed by itself.
 pub(crate) unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
-    minus_one(|| {
+    zero(|| {
         let object = live(id)?;
         if !queue_pair(object).is_null() {
             return Err(EINVAL);
         }
-        object.inner.id.establish()?;
-        Ok(0)
+        Ok(object.inner.id.establish()?)
     })
 }
 
@@ -195,7 +194,7 @@ pub(crate) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
 pub(crate) unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: c_int) -> c_int {
     const COMM_EST: c_int = AsyncEventKind::CommEst as c_int;
     const PATH_MIG: c_int = AsyncEventKind::PathMig as c_int;
-    minus_one(|| {
+    zero(|| {
         let object = live(id)?;
         let kind = match event {
             COMM_EST => AsyncEventKind::CommEst,
@@ -203,6 +202,6 @@ pub(crate) unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: c_int) -
             _ => return Err(EINVAL),
         };
         object.inner.id.notify(kind)?;
-        show(object).map(|()| 0)
+        show(object)
     })
 }

@@ -9,7 +9,7 @@ use super::queues::{create_qp, destroy_qp, destroy_srq};
 use super::resolve::{bind, resolve, resolve_route};
 use super::{event, options};
 use crate::abi::{ibv_pd, ibv_qp_init_attr, rdma_addrinfo, rdma_cm_event, rdma_cm_id};
-use crate::errno::{EINVAL, Errno, Result, minus_one, silent};
+use crate::errno::{EINVAL, Errno, Result, silent, zero};
 use core::ffi::c_int;
 use core::ptr::null_mut;
 use libc::{sockaddr, socklen_t};
@@ -25,7 +25,7 @@ pub(crate) unsafe extern "C" fn rdma_create_ep(
     pd: *mut ibv_pd,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
-    minus_one(|| {
+    zero(|| {
         // SAFETY: NULL or whole structures of the program.
         let (res, init) = unsafe { (res.as_ref().ok_or(EINVAL)?, init.as_mut()) };
         if id.is_null() {
@@ -36,7 +36,7 @@ pub(crate) unsafe extern "C" fn rdma_create_ep(
         unsafe { prepare(made, res, pd, init) }.inspect_err(|_| destroy(made).unwrap_or_default())?;
         // SAFETY: not NULL; a variable of the program.
         unsafe { id.write(made) };
-        Ok(0)
+        Ok(())
     })
 }
 
@@ -128,7 +128,7 @@ fn destroy(id: *mut rdma_cm_id) -> Result<()> {
 
 /// `man rdma_get_request`: EINVAL for a listener that is not synchronous.
 pub(crate) unsafe extern "C" fn rdma_get_request(listen: *mut rdma_cm_id, id: *mut *mut rdma_cm_id) -> c_int {
-    minus_one(|| {
+    zero(|| {
         let synchronous = live(listen)?.inner.state.lock().synchronous;
         if id.is_null() || !synchronous {
             return Err(EINVAL);
@@ -140,7 +140,7 @@ pub(crate) unsafe extern "C" fn rdma_get_request(listen: *mut rdma_cm_id, id: *m
         let request = unsafe { take_request(listen, event) }.inspect_err(|_| unsafe { (*listen).event = event })?;
         // SAFETY: not NULL; a variable of the program.
         unsafe { id.write(request) };
-        Ok(0)
+        Ok(())
     })
 }
 

@@ -7,7 +7,7 @@ use super::channel::inner;
 use super::id::{self, CmId};
 use crate::abi::{rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel, rdma_event_param, rdma_ud_param};
 use crate::ah;
-use crate::errno::{EINVAL, Errno, Result, minus_one};
+use crate::errno::{EINVAL, Errno, Result, zero};
 use crate::object::{Object, Token, exposed, with_token};
 use crate::wait::for_event;
 use core::ffi::c_int;
@@ -202,7 +202,7 @@ fn ud_param(ud: &UdParam) -> rdma_ud_param {
 
 /// `man rdma_ack_cm_event`.
 pub(crate) unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
-    minus_one(|| give_back(event).map(|()| 0))
+    zero(|| give_back(event))
 }
 
 /// Ends an event; EINVAL if the program does not hold it.

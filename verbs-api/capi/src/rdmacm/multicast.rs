@@ -4,7 +4,7 @@ use super::address::read;
 use super::id::{live, provided, show};
 use super::lifecycle::complete;
 use crate::abi::{rdma_cm_id, rdma_cm_join_mc_attr_ex};
-use crate::errno::{EINVAL, EOPNOTSUPP, Result, minus_one};
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, minus_one, zero};
 use core::ffi::{c_int, c_void};
 use libc::sockaddr;
 use roxe_provider::cm::{Address, JoinFlags};
@@ -64,11 +64,11 @@ fn join(id: *mut rdma_cm_id, addr: &Address, flags: JoinFlags, context: *mut c_v
 
 /// `man rdma_leave_multicast`.
 pub(crate) unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
-    minus_one(|| {
+    zero(|| {
         let object = live(id)?;
         // SAFETY: NULL or an address of the program, as long as its family says.
         let addr = unsafe { read(addr) }?;
         object.inner.id.leave_multicast(&addr)?;
-        show(object).map(|()| 0)
+        show(object)
     })
 }

@@ -8,7 +8,7 @@ use crate::abi::{
 };
 use crate::cq::{ibv_create_cq, ibv_destroy_cq};
 use crate::create_ex::{create_qp_ex, create_srq_ex};
-use crate::errno::{EINVAL, Result, minus_one, silent};
+use crate::errno::{EINVAL, Result, silent, zero};
 use crate::event::{ibv_create_comp_channel, ibv_destroy_comp_channel};
 use crate::object::Object;
 use crate::objects::context_of;
@@ -41,10 +41,10 @@ pub(crate) unsafe extern "C" fn rdma_create_qp(
     pd: *mut ibv_pd,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
-    minus_one(|| {
+    zero(|| {
         // SAFETY: NULL or a whole structure of the program.
         let init = unsafe { init.as_mut() }.ok_or(EINVAL)?;
-        create_qp(id, pd, init).map(|()| 0)
+        create_qp(id, pd, init)
     })
 }
 
@@ -58,10 +58,10 @@ pub(super) fn create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, init: &mut ibv_qp_
 
 /// `man rdma_create_qp`, with the extended attributes of `man ibv_create_qp_ex`.
 pub(crate) unsafe extern "C" fn rdma_create_qp_ex(id: *mut rdma_cm_id, init: *mut ibv_qp_init_attr_ex) -> c_int {
-    minus_one(|| {
+    zero(|| {
         // SAFETY: NULL or a whole structure of the program.
         let init = unsafe { init.as_mut() }.ok_or(EINVAL)?;
-        create_extended(id, init).map(|()| 0)
+        create_extended(id, init)
     })
 }
 
@@ -222,7 +222,7 @@ pub(crate) unsafe extern "C" fn rdma_create_srq(
     pd: *mut ibv_pd,
     init: *mut ibv_srq_init_attr,
 ) -> c_int {
-    minus_one(|| {
+    zero(|| {
         // SAFETY: NULL or a whole structure of the program.
         let init = unsafe { init.as_mut() }.ok_or(EINVAL)?;
         let object = live(id)?;
@@ -238,16 +238,16 @@ pub(crate) unsafe extern "C" fn rdma_create_srq(
         };
         create_srq(object, &mut extended)?;
         init.attr = extended.attr;
-        Ok(0)
+        Ok(())
     })
 }
 
 /// `man rdma_create_srq`, with the extended attributes of `man ibv_create_srq_ex`.
 pub(crate) unsafe extern "C" fn rdma_create_srq_ex(id: *mut rdma_cm_id, init: *mut ibv_srq_init_attr_ex) -> c_int {
-    minus_one(|| {
+    zero(|| {
         // SAFETY: NULL or a whole structure of the program.
         let init = unsafe { init.as_mut() }.ok_or(EINVAL)?;
-        create_srq(live(id)?, init).map(|()| 0)
+        create_srq(live(id)?, init)
     })
 }
 
@@ -308,7 +308,7 @@ pub(crate) unsafe extern "C" fn rdma_init_qp_attr(
     attr: *mut ibv_qp_attr,
     mask: *mut c_int,
 ) -> c_int {
-    minus_one(|| {
+    zero(|| {
         let object = live(id)?;
         if attr.is_null() || mask.is_null() {
             return Err(EINVAL);
@@ -321,6 +321,6 @@ pub(crate) unsafe extern "C" fn rdma_init_qp_attr(
             attr.write(ibv_qp_attr { qp_state: state as c_int, ..qp::to_c(&found, ibv_qp_cap::default()) });
             mask.write(needed.bits().cast_signed());
         }
-        Ok(0)
+        Ok(())
     })
 }

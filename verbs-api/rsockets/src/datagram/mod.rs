@@ -328,7 +328,7 @@ impl Inner {
         let mut ports = std::mem::take(&mut self.ports);
         let mut changed = false;
         for (at, port) in ports.iter_mut().enumerate() {
-            port.take_announcements(!self.watchers.is_empty());
+            port.completions.take_announcements(!self.watchers.is_empty());
             changed |= port.take_completions(|arrived| {
                 let takes = self.takes_from(arrived.from);
                 if takes {
@@ -384,8 +384,8 @@ impl Source for Datagram {
         let mut inner = self.inner.lock();
         inner.watchers.add(waker);
         for port in &mut inner.ports {
-            port.arm();
-            fds.push(wait::waiting_for(port.fd()));
+            port.completions.arm();
+            fds.push(wait::waiting_for(port.completions.fd()));
         }
     }
 
