@@ -1,7 +1,7 @@
 //! Address handles, also from what was received.
 
 use crate::abi::{copy_fields, ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_global_route, ibv_grh, ibv_pd, ibv_wc};
-use crate::errno::{EINVAL, Result, pointer, status, zero};
+use crate::errno::{EINVAL, Result, pointer, status, write_out, zero};
 use crate::object::Object;
 use crate::objects::{context, context_of, pd};
 use crate::rate;
@@ -133,14 +133,8 @@ pub(crate) unsafe extern "C" fn ibv_init_ah_from_wc(
     attr: *mut ibv_ah_attr,
 ) -> c_int {
     zero(|| {
-        if attr.is_null() {
-            return Err(EINVAL);
-        }
-        // SAFETY: the program passes a completion and the area in front of its datagram.
-        let found = unsafe { init_from_wc(handle, port, wc, grh) }?;
-        // SAFETY: not NULL; the program passes a whole structure.
-        unsafe { attr.write(found) };
-        Ok(())
+        // SAFETY: the program passes a completion and the area in front of its datagram; NULL or a whole structure.
+        unsafe { write_out(attr, init_from_wc(handle, port, wc, grh)?) }
     })
 }
 

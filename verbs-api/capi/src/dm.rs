@@ -92,11 +92,8 @@ unsafe extern "C" fn memcpy_from_dm(host: *mut c_void, handle: *mut ibv_dm, offs
 pub(crate) unsafe extern "C" fn ibv_import_dm(handle: *mut ibv_context, dm_handle: u32) -> *mut ibv_dm {
     pointer(|| {
         let context = context(handle)?;
-        let is_it = |object: &Object<ibv_dm>| {
-            let found = &object.inner;
-            (object.number() == dm_handle && Arc::ptr_eq(found.context(), context)).then(|| Arc::clone(found))
-        };
-        let dm = Object::<ibv_dm>::find(is_it).ok_or(EINVAL)?;
+        let is_here = |found: &Arc<Dm>| Arc::ptr_eq(found.context(), context).then(|| Arc::clone(found));
+        let dm = Object::<ibv_dm>::numbered(dm_handle, is_here)?;
         Ok(Object::publish_numbered(dm, |_| exposed(handle, dm_handle)))
     })
 }

@@ -5,123 +5,58 @@
 
 use core::ffi::{CStr, c_char, c_int};
 
-const UNKNOWN: &CStr = c"unknown";
-
-/// The entry `index` of `names`, or `other` if there is none.
-fn name(names: &[&'static CStr], index: c_int, other: &'static CStr) -> *const c_char {
-    usize::try_from(index).ok().and_then(|i| names.get(i)).unwrap_or(&other).as_ptr()
+/// Functions that name the values of an enumeration, from 0 on: `function, name of other values: names`.
+macro_rules! names {
+    ($($(#[$doc:meta])* $function:ident, $other:literal: $($name:literal),+;)+) => {
+        $(
+            $(#[$doc])*
+            pub(crate) extern "C" fn $function(value: c_int) -> *const c_char {
+                const NAMES: &[&CStr] = &[$($name),+];
+                usize::try_from(value).ok().and_then(|at| NAMES.get(at)).unwrap_or(&$other).as_ptr()
+            }
+        )+
+    };
 }
 
-/// Indexed by `enum ibv_wc_status`.
-const WC_STATUS: [&CStr; 24] = [
-    c"success",
-    c"local length error",
-    c"local QP operation error",
-    c"local EE context operation error",
-    c"local protection error",
-    c"Work Request Flushed Error",
-    c"memory management operation error",
-    c"bad response error",
-    c"local access error",
-    c"remote invalid request error",
-    c"remote access error",
-    c"remote operation error",
-    c"transport retry counter exceeded",
-    c"RNR retry counter exceeded",
-    c"local RDD violation error",
-    c"remote invalid RD request",
-    c"aborted error",
-    c"invalid EE context number",
-    c"invalid EE context state",
-    c"fatal error",
-    c"response timeout error",
-    c"general error",
-    c"TM error",
-    c"TM software rendezvous",
-];
+names! {
+    /// `man ibv_poll_cq`: what a completion status means, for `enum ibv_wc_status`.
+    ibv_wc_status_str, c"unknown":
+        c"success", c"local length error", c"local QP operation error",
+        c"local EE context operation error", c"local protection error", c"Work Request Flushed Error",
+        c"memory management operation error", c"bad response error", c"local access error",
+        c"remote invalid request error", c"remote access error", c"remote operation error",
+        c"transport retry counter exceeded", c"RNR retry counter exceeded",
+        c"local RDD violation error", c"remote invalid RD request", c"aborted error",
+        c"invalid EE context number", c"invalid EE context state", c"fatal error",
+        c"response timeout error", c"general error", c"TM error", c"TM software rendezvous";
 
-/// Indexed by `enum ibv_event_type`.
-const EVENT_TYPE: [&CStr; 20] = [
-    c"CQ error",
-    c"local work queue catastrophic error",
-    c"invalid request local work queue error",
-    c"local access violation work queue error",
-    c"communication established",
-    c"send queue drained",
-    c"path migrated",
-    c"path migration request error",
-    c"local catastrophic error",
-    c"port active",
-    c"port error",
-    c"LID change",
-    c"P_Key change",
-    c"SM change",
-    c"SRQ catastrophic error",
-    c"SRQ limit reached",
-    c"last WQE reached",
-    c"client reregistration",
-    c"GID table change",
-    c"WQ fatal",
-];
+    /// `man ibv_event_type_str`, for `enum ibv_event_type`.
+    ibv_event_type_str, c"unknown":
+        c"CQ error", c"local work queue catastrophic error",
+        c"invalid request local work queue error", c"local access violation work queue error",
+        c"communication established", c"send queue drained", c"path migrated",
+        c"path migration request error", c"local catastrophic error", c"port active", c"port error",
+        c"LID change", c"P_Key change", c"SM change", c"SRQ catastrophic error", c"SRQ limit reached",
+        c"last WQE reached", c"client reregistration", c"GID table change", c"WQ fatal";
 
-/// Indexed by `enum ibv_node_type`.
-const NODE_TYPE: [&CStr; 8] = [
-    UNKNOWN,
-    c"InfiniBand channel adapter",
-    c"InfiniBand switch",
-    c"InfiniBand router",
-    c"iWARP NIC",
-    c"usNIC",
-    c"usNIC UDP",
-    c"unspecified",
-];
+    /// `man ibv_event_type_str`, for `enum ibv_node_type`.
+    ibv_node_type_str, c"unknown":
+        c"unknown", c"InfiniBand channel adapter", c"InfiniBand switch", c"InfiniBand router",
+        c"iWARP NIC", c"usNIC", c"usNIC UDP", c"unspecified";
 
-/// Indexed by `enum ibv_port_state`.
-const PORT_STATE: [&CStr; 6] = [c"no state change (NOP)", c"down", c"init", c"armed", c"active", c"active defer"];
+    /// `man ibv_event_type_str`, for `enum ibv_port_state`.
+    ibv_port_state_str, c"unknown":
+        c"no state change (NOP)", c"down", c"init", c"armed", c"active", c"active defer";
 
-/// Indexed by `enum rdma_cm_event_type`.
-const CM_EVENT: [&CStr; 16] = [
-    c"RDMA_CM_EVENT_ADDR_RESOLVED",
-    c"RDMA_CM_EVENT_ADDR_ERROR",
-    c"RDMA_CM_EVENT_ROUTE_RESOLVED",
-    c"RDMA_CM_EVENT_ROUTE_ERROR",
-    c"RDMA_CM_EVENT_CONNECT_REQUEST",
-    c"RDMA_CM_EVENT_CONNECT_RESPONSE",
-    c"RDMA_CM_EVENT_CONNECT_ERROR",
-    c"RDMA_CM_EVENT_UNREACHABLE",
-    c"RDMA_CM_EVENT_REJECTED",
-    c"RDMA_CM_EVENT_ESTABLISHED",
-    c"RDMA_CM_EVENT_DISCONNECTED",
-    c"RDMA_CM_EVENT_DEVICE_REMOVAL",
-    c"RDMA_CM_EVENT_MULTICAST_JOIN",
-    c"RDMA_CM_EVENT_MULTICAST_ERROR",
-    c"RDMA_CM_EVENT_ADDR_CHANGE",
-    c"RDMA_CM_EVENT_TIMEWAIT_EXIT",
-];
-
-/// `man ibv_poll_cq`: what a completion status means.
-pub(crate) extern "C" fn ibv_wc_status_str(status: c_int) -> *const c_char {
-    name(&WC_STATUS, status, UNKNOWN)
-}
-
-/// `man ibv_event_type_str`.
-pub(crate) extern "C" fn ibv_event_type_str(event: c_int) -> *const c_char {
-    name(&EVENT_TYPE, event, UNKNOWN)
-}
-
-/// `man ibv_event_type_str`.
-pub(crate) extern "C" fn ibv_node_type_str(node_type: c_int) -> *const c_char {
-    name(&NODE_TYPE, node_type, UNKNOWN)
-}
-
-/// `man ibv_event_type_str`.
-pub(crate) extern "C" fn ibv_port_state_str(state: c_int) -> *const c_char {
-    name(&PORT_STATE, state, UNKNOWN)
-}
-
-/// `man rdma_event_str`.
-pub(crate) extern "C" fn rdma_event_str(event: c_int) -> *const c_char {
-    name(&CM_EVENT, event, c"UNKNOWN EVENT")
+    /// `man rdma_event_str`, for `enum rdma_cm_event_type`.
+    rdma_event_str, c"UNKNOWN EVENT":
+        c"RDMA_CM_EVENT_ADDR_RESOLVED", c"RDMA_CM_EVENT_ADDR_ERROR", c"RDMA_CM_EVENT_ROUTE_RESOLVED",
+        c"RDMA_CM_EVENT_ROUTE_ERROR", c"RDMA_CM_EVENT_CONNECT_REQUEST",
+        c"RDMA_CM_EVENT_CONNECT_RESPONSE", c"RDMA_CM_EVENT_CONNECT_ERROR",
+        c"RDMA_CM_EVENT_UNREACHABLE", c"RDMA_CM_EVENT_REJECTED", c"RDMA_CM_EVENT_ESTABLISHED",
+        c"RDMA_CM_EVENT_DISCONNECTED", c"RDMA_CM_EVENT_DEVICE_REMOVAL",
+        c"RDMA_CM_EVENT_MULTICAST_JOIN", c"RDMA_CM_EVENT_MULTICAST_ERROR",
+        c"RDMA_CM_EVENT_ADDR_CHANGE", c"RDMA_CM_EVENT_TIMEWAIT_EXIT";
 }
 
 #[cfg(test)]

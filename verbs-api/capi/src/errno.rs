@@ -61,6 +61,19 @@ impl From<std::io::Error> for Errno {
     }
 }
 
+/// Writes to a variable or a structure of the program; EINVAL for NULL.
+///
+/// # Safety
+/// `out` is NULL or the program's, valid for its type.
+pub(crate) unsafe fn write_out<T>(out: *mut T, value: T) -> Result<()> {
+    if out.is_null() {
+        return Err(EINVAL);
+    }
+    // SAFETY: this function's contract.
+    unsafe { out.write(value) };
+    Ok(())
+}
+
 /// Sets the calling thread's `errno`.
 pub(crate) fn set_errno(value: c_int) {
     // SAFETY: glibc returns the address of this thread's errno, which lives as long as the thread.

@@ -8,7 +8,7 @@ use crate::abi::{
     async_element, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_qp_ex, ibv_srq, ibv_wq,
 };
 use crate::errno::{EINVAL, Result, pointer, silent, status};
-use crate::object::{Object, Token, with_token};
+use crate::object::{Exposed, Object, Token, Unacked, with_token};
 use crate::objects::context;
 use crate::wait::for_event;
 use core::ffi::{c_int, c_uint, c_void};
@@ -115,28 +115,24 @@ impl Source {
     }
 }
 
+/// The handle of the object named `token`, with one of its events more handed out; `None` if the object is gone.
+fn handed_out<E: Exposed>(token: Token, events: impl FnOnce(&E::Inner) -> &Unacked) -> Option<*mut E::Handle> {
+    with_token::<E, _>(token, |object| {
+        events(&object.inner).hand_out();
+        object.handle()
+    })
+}
+
 /// Finds the object of an event and counts the event as handed out; `None` if the object is gone.
 fn hand_out(event: AsyncEvent) -> Option<async_element> {
     let token = Token(event.user);
-    match Source::of(event.kind as u32) {
-        Source::Cq => with_token::<ibv_cq_ex, _>(token, |object| {
-            object.inner.async_events.hand_out();
-            async_element { cq: object.handle() }
-        }),
-        Source::Qp => with_token::<ibv_qp_ex, _>(token, |object| {
-            object.inner.events.hand_out();
-            async_element { qp: object.handle() }
-        }),
-        Source::Srq => with_token::<ibv_srq, _>(token, |object| {
-            object.inner.events.hand_out();
-            async_element { srq: object.handle() }
-        }),
-        Source::Wq => with_token::<ibv_wq, _>(token, |object| {
-            object.inner.events.hand_out();
-            async_element { wq: object.handle() }
-        }),
-        Source::Port => Some(async_element { port_num: c_int::try_from(event.user).unwrap_or_default() }),
-    }
+    Some(match Source::of(event.kind as u32) {
+        Source::Cq => async_element { cq: handed_out::<ibv_cq_ex>(token, |inner| &inner.async_events)? },
+        Source::Qp => async_element { qp: handed_out::<ibv_qp_ex>(token, |inner| &inner.events)? },
+        Source::Srq => async_element { srq: handed_out::<ibv_srq>(token, |inner| &inner.events)? },
+        Source::Wq => async_element { wq: handed_out::<ibv_wq>(token, |inner| &inner.events)? },
+        Source::Port => async_element { port_num: c_int::try_from(event.user).unwrap_or_default() },
+    })
 }
 
 /// `man ibv_get_async_event`.

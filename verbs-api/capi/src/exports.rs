@@ -7,33 +7,30 @@
 
 use core::arch::global_asm;
 
-/// One symbol: `name@@node` jumps to `function`.
+/// One symbol: `name@@node` is a label with a jump to `function`; `jump` is the instruction, and `type` what begins the name
+/// of a type in the assembler of this processor.
+macro_rules! label {
+    ($node:literal, $name:ident, $function:path, $jump:literal, $type:literal) => {
+        global_asm!(
+            concat!(".pushsection .text.roxe_export_", stringify!($name), ",\"ax\",", $type, "progbits"),
+            concat!(".globl roxe_export_", stringify!($name)),
+            concat!(".type roxe_export_", stringify!($name), ",", $type, "function"),
+            concat!("roxe_export_", stringify!($name), ":"),
+            concat!($jump, " {f}"),
+            concat!(".size roxe_export_", stringify!($name), ", . - roxe_export_", stringify!($name)),
+            concat!(".symver roxe_export_", stringify!($name), ", ", stringify!($name), "@@@", $node),
+            ".popsection",
+            f = sym $function
+        );
+    };
+}
+
 macro_rules! symbol {
     ($node:literal, $name:ident, $function:path) => {
         #[cfg(target_arch = "x86_64")]
-        global_asm!(
-            concat!(".pushsection .text.roxe_export_", stringify!($name), ",\"ax\",@progbits"),
-            concat!(".globl roxe_export_", stringify!($name)),
-            concat!(".type roxe_export_", stringify!($name), ",@function"),
-            concat!("roxe_export_", stringify!($name), ":"),
-            "jmp {f}",
-            concat!(".size roxe_export_", stringify!($name), ", . - roxe_export_", stringify!($name)),
-            concat!(".symver roxe_export_", stringify!($name), ", ", stringify!($name), "@@@", $node),
-            ".popsection",
-            f = sym $function
-        );
+        label!($node, $name, $function, "jmp", "@");
         #[cfg(target_arch = "aarch64")]
-        global_asm!(
-            concat!(".pushsection .text.roxe_export_", stringify!($name), ",\"ax\",%progbits"),
-            concat!(".globl roxe_export_", stringify!($name)),
-            concat!(".type roxe_export_", stringify!($name), ",%function"),
-            concat!("roxe_export_", stringify!($name), ":"),
-            "b {f}",
-            concat!(".size roxe_export_", stringify!($name), ", . - roxe_export_", stringify!($name)),
-            concat!(".symver roxe_export_", stringify!($name), ", ", stringify!($name), "@@@", $node),
-            ".popsection",
-            f = sym $function
-        );
+        label!($node, $name, $function, "b", "%");
     };
 }
 

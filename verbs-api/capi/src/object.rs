@@ -238,6 +238,11 @@ impl<E: Exposed> Object<E> {
         })
     }
 
+    /// What `choose` makes of the object that shows this number (`man ibv_import_pd`); EINVAL if there is none that it wants.
+    pub(crate) fn numbered<T>(number: u32, choose: impl Fn(&E::Inner) -> Option<T>) -> Result<T> {
+        Self::find(|object| if object.number() == number { choose(&object.inner) } else { None }).ok_or(EINVAL)
+    }
+
     /// Takes an object out of the register, whatever its structure says; dropping the result frees it.
     pub(crate) fn retire(handle: *mut E::Handle) -> Result<Retired<E>> {
         let mut register = REGISTER.lock();

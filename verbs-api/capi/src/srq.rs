@@ -2,7 +2,7 @@
 
 use crate::abi::{ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
 use crate::allocator::Resource;
-use crate::errno::{EINVAL, Result, pointer, status};
+use crate::errno::{EINVAL, Result, pointer, status, write_out};
 use crate::object::{Object, Token, Unacked};
 use crate::objects::{SrqInner, allocator, context_of, pd, srq};
 use core::ffi::{c_int, c_void};
@@ -76,13 +76,8 @@ pub(crate) unsafe extern "C" fn ibv_modify_srq(handle: *mut ibv_srq, attr: *mut 
 /// `man ibv_query_srq`.
 pub(crate) unsafe extern "C" fn ibv_query_srq(handle: *mut ibv_srq, out: *mut ibv_srq_attr) -> c_int {
     status(|| {
-        let srq = srq(handle)?;
-        if out.is_null() {
-            return Err(EINVAL);
-        }
-        // SAFETY: not NULL; the program passes a whole structure.
-        unsafe { out.write(attr(srq)) };
-        Ok(())
+        // SAFETY: NULL or a whole structure of the program.
+        unsafe { write_out(out, attr(srq(handle)?)) }
     })
 }
 

@@ -7,7 +7,7 @@ use crate::abi::{
     ibv_context, ibv_qp, ibv_qp_init_attr_ex, ibv_qp_open_attr, ibv_srq, ibv_srq_init_attr_ex, ibv_xrcd,
     ibv_xrcd_init_attr,
 };
-use crate::errno::{EINVAL, Errno, Result, pointer, status};
+use crate::errno::{EINVAL, Errno, Result, pointer, status, write_out};
 use crate::object::{Object, Token, Unacked};
 use crate::objects::{QpInner, context, cq, pd};
 use crate::qp::{self, XRC_RECV};
@@ -73,12 +73,8 @@ pub(crate) fn create_srq(init: &mut ibv_srq_init_attr_ex) -> Result<*mut ibv_srq
 pub(crate) unsafe extern "C" fn get_srq_num(handle: *mut ibv_srq, number: *mut u32) -> c_int {
     status(|| {
         let found = objects::srq(handle)?.number().ok_or(EINVAL)?;
-        if number.is_null() {
-            return Err(EINVAL);
-        }
-        // SAFETY: not NULL, so a variable of the program.
-        unsafe { number.write(found) };
-        Ok(())
+        // SAFETY: NULL or a variable of the program.
+        unsafe { write_out(number, found) }
     })
 }
 

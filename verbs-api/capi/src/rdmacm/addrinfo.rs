@@ -81,15 +81,11 @@ unsafe fn find(node: *const c_char, service: *const c_char, hints: &rdma_addrinf
     }
     // SAFETY: this function's contract.
     let list = unsafe { Resolved::new(node, service, hints) }?;
-    let mut chain = Chain::default();
-    for entry in list.iter() {
-        // SAFETY: this function's contract, for the source address in the hints.
-        if let Some(made) = unsafe { convert(entry, hints) }? {
-            chain.append(made);
-        }
-    }
+    // SAFETY: this function's contract, for the source address in the hints.
+    let made = list.iter().filter_map(|entry| unsafe { convert(entry, hints) }.transpose());
+    let made = made.collect::<Result<Vec<_>>>()?;
     // The resolver found addresses, but none of a kind that there is a queue pair for.
-    if chain.first.is_null() { Err(Failure::Resolver(libc::EAI_SOCKTYPE)) } else { Ok(chain.take()) }
+    if made.is_empty() { Err(Failure::Resolver(libc::EAI_SOCKTYPE)) } else { Ok(link(made)) }
 }
 
 /// What follows from the hints alone.
@@ -181,10 +177,7 @@ fn wish(hints: &rdma_addrinfo) -> addrinfo {
 ///
 /// # Safety
 /// The source address in the hints is as long as it says.
-unsafe fn convert(
-    found: &addrinfo,
-    hints: &rdma_addrinfo,
-) -> core::result::Result<Option<*mut rdma_addrinfo>, Failure> {
+unsafe fn convert(found: &addrinfo, hints: &rdma_addrinfo) -> Result<Option<Entry>> {
     let (qp_type, port_space) = match found.ai_socktype {
         libc::SOCK_STREAM => (RC, PS_TCP),
         libc::SOCK_DGRAM => (UD, PS_UDP),
@@ -214,7 +207,7 @@ unsafe fn convert(
         // SAFETY: this function's contract.
         unsafe { rai.copy_source(hints) }?;
     }
-    Ok(Some(rai.release()))
+    Ok(Some(rai))
 }
 
 fn copy_found(found: &addrinfo) -> Result<*mut sockaddr> {
@@ -300,39 +293,14 @@ impl Drop for Entry {
     }
 }
 
-/// A list under construction, given back unless taken.
-struct Chain {
-    first: *mut rdma_addrinfo,
-    last: *mut rdma_addrinfo,
-}
-
-impl Default for Chain {
-    fn default() -> Self {
-        Self { first: null_mut(), last: null_mut() }
-    }
-}
-
-impl Chain {
-    fn append(&mut self, entry: *mut rdma_addrinfo) {
-        if self.last.is_null() {
-            self.first = entry;
-        } else {
-            // SAFETY: the last block of our own list.
-            unsafe { (*self.last).ai_next = entry };
-        }
-        self.last = entry;
-    }
-
-    fn take(&mut self) -> *mut rdma_addrinfo {
-        core::mem::replace(&mut self.first, null_mut())
-    }
-}
-
-impl Drop for Chain {
-    fn drop(&mut self) {
-        // SAFETY: our own list, which nobody else knows.
-        unsafe { free_list(self.first) };
-    }
+/// The entries as one list, in their order; NULL if there are none.
+fn link(entries: Vec<Entry>) -> *mut rdma_addrinfo {
+    entries.into_iter().rev().fold(null_mut(), |next, entry| {
+        let block = entry.release();
+        // SAFETY: our own block, which nobody else knows.
+        unsafe { (*block).ai_next = next };
+        block
+    })
 }
 
 /// # Safety

@@ -3,7 +3,7 @@
 use super::id::{CmId, Depths, live, show};
 use super::lifecycle::{complete, release_event};
 use crate::abi::{ibv_qp, ibv_qp_ex, rdma_cm_id, rdma_conn_param};
-use crate::errno::{EINVAL, Result, minus_one, zero};
+use crate::errno::{EINVAL, Result, zero};
 use crate::object::Object;
 use core::ffi::{c_int, c_void};
 use roxe_provider::cm::{ConnParam, PortSpace, RejReason};
@@ -14,7 +14,7 @@ const TRIES: u8 = 7;
 
 /// `man rdma_connect`.
 pub(crate) unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
-    minus_one(|| {
+    zero(|| {
         // SAFETY: NULL or a whole structure of the program.
         let wish = unsafe { param.as_ref() };
         let object = live(id)?;
@@ -31,7 +31,7 @@ pub(crate) unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, param: *mut rd
 
 /// `man rdma_accept`. On the active side, after RDMA_CM_EVENT_CONNECT_RESPONSE, the same as `rdma_establish`.
 pub(crate) unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
-    minus_one(|| {
+    zero(|| {
         // SAFETY: NULL or a whole structure of the program.
         let wish = unsafe { param.as_ref() };
         let object = live(id)?;
@@ -41,14 +41,14 @@ pub(crate) unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdm
         // SAFETY: the program's private data is as long as it says.
         let param = unsafe { conn_param(object, wish, depths, vec![]) };
         object.inner.id.accept(&param)?;
-        if object.inner.id.service() == Service::Ud { Ok(0) } else { finish(id) }
+        if object.inner.id.service() == Service::Ud { Ok(()) } else { finish(id) }
     })
 }
 
 /// What follows on a verb that has begun: the outcome if the identifier is synchronous, and its new state in any case.
-fn finish(id: *mut rdma_cm_id) -> Result<c_int> {
+fn finish(id: *mut rdma_cm_id) -> Result<()> {
     show(live(id)?)?;
-    complete(id).map(|()| 0)
+    complete(id)
 }
 
 fn device_attr(object: &Object<CmId>) -> Result<DeviceAttr> {
@@ -151,24 +151,24 @@ unsafe fn bytes<'a>(data: *const c_void, len: u8) -> &'a [u8] {
 /// `man rdma_reject`.
 pub(crate) unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, private_data: *const c_void, len: u8) -> c_int {
     // SAFETY: the program's private data is as long as it says.
-    minus_one(|| unsafe { reject(id, private_data, len, RejReason::ConsumerDefined) })
+    zero(|| unsafe { reject(id, private_data, len, RejReason::ConsumerDefined) })
 }
 
 /// The same because the vendor options of the peer do not suit.
 pub(crate) unsafe extern "C" fn rdma_reject_ece(id: *mut rdma_cm_id, private_data: *const c_void, len: u8) -> c_int {
     // SAFETY: the program's private data is as long as it says.
-    minus_one(|| unsafe { reject(id, private_data, len, RejReason::VendorOptionNotSupported) })
+    zero(|| unsafe { reject(id, private_data, len, RejReason::VendorOptionNotSupported) })
 }
 
 /// # Safety
 /// `data` is NULL or points to `len` bytes.
-unsafe fn reject(id: *mut rdma_cm_id, data: *const c_void, len: u8, reason: RejReason) -> Result<c_int> {
+unsafe fn reject(id: *mut rdma_cm_id, data: *const c_void, len: u8, reason: RejReason) -> Result<()> {
     let object = live(id)?;
     // SAFETY: this function's contract.
     object.inner.id.reject(unsafe { bytes(data, len) }, reason)?;
     // The request that a synchronous identifier still refers to has been dealt with.
     release_event(id);
-    show(object).map(|()| 0)
+    show(object)
 }
 
 /// `man rdma_establish`: EINVAL with a queue pair of the identifier's, which is confirmed by itself.
@@ -184,7 +184,7 @@ pub(crate) unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
 
 /// `man rdma_disconnect`.
 pub(crate) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
-    minus_one(|| {
+    zero(|| {
         live(id)?.inner.id.disconnect()?;
         finish(id)
     })
