@@ -35,7 +35,8 @@ pub(crate) struct Allocators {
 // SAFETY: the pointer is only handed back to the program's own functions, which it promised to be callable from every
 // thread that creates or destroys an object of the domain.
 unsafe impl Send for Allocators {}
-// SAFETY: as above.
+// SAFETY: the pointer is only handed back to the program's own functions, which it promised to be
+// callable from every thread that creates or destroys an object of the domain.
 unsafe impl Sync for Allocators {}
 
 /// The allocator for one kind of object of a parent domain.

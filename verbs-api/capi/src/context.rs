@@ -5,7 +5,8 @@ use crate::errno::{Result, pointer, zero};
 use crate::object::{Object, Token};
 use crate::objects::ContextInner;
 use crate::{
-    advise, counters, cq, create_ex, data, device, dm, domain, flow, memory, qp, query, tags, tsan, window, wq, xrc,
+    advise, counters, cq, create_ex, data_path, device, dm, domain, flow, memory, qp, query, tag_matching, tsan,
+    window, wq, xrc,
 };
 use core::ffi::c_int;
 use std::sync::Arc;
@@ -48,7 +49,7 @@ pub(crate) fn exposed(device: *mut ibv_device, context: &roxe_provider::Context)
         dealloc_td: Some(domain::dealloc_td),
         alloc_td: Some(domain::alloc_td),
         modify_cq: Some(cq::modify_cq),
-        post_srq_ops: Some(tags::post_srq_ops),
+        post_srq_ops: Some(tag_matching::post_srq_ops),
         destroy_rwq_ind_table: Some(wq::destroy_rwq_ind_table),
         create_rwq_ind_table: Some(wq::create_rwq_ind_table),
         destroy_wq: Some(wq::destroy_wq),
@@ -84,10 +85,10 @@ const OPS: ibv_context_ops = ibv_context_ops {
     alloc_mw: Some(window::alloc_mw),
     bind_mw: Some(window::bind_mw),
     dealloc_mw: Some(window::dealloc_mw),
-    poll_cq: Some(data::poll_cq),
-    req_notify_cq: Some(data::req_notify_cq),
-    post_srq_recv: Some(data::post_srq_recv),
-    post_send: Some(data::post_send),
-    post_recv: Some(data::post_recv),
+    poll_cq: Some(data_path::poll_cq),
+    req_notify_cq: Some(data_path::req_notify_cq),
+    post_srq_recv: Some(data_path::post_srq_recv),
+    post_send: Some(data_path::post_send),
+    post_recv: Some(data_path::post_recv),
     ..ibv_context_ops::ZERO
 };

@@ -1,7 +1,7 @@
 //! Extended completion queues: one entry at a time, each field read through a function (`man ibv_create_cq_ex`).
 
 use crate::abi::{ibv_cq, ibv_cq_ex, ibv_poll_cq_attr, ibv_wc_tm_info};
-use crate::data::{immediate, wc_flags};
+use crate::data_path::{immediate, wc_flags};
 use crate::errno::{EINVAL, quick_status};
 use crate::object::Object;
 use crate::wallclock;

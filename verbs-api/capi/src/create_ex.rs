@@ -5,7 +5,7 @@ use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer};
 use crate::objects::context;
 use crate::qp::{self, XRC_RECV, service};
 use crate::srq::{self, BASIC, XRC};
-use crate::{tags, wq, wr_batch, xrc};
+use crate::{tag_matching, wq, wr_batch, xrc};
 use core::ffi::c_int;
 
 /// Bits of `ibv_qp_init_attr_ex.comp_mask`.
@@ -67,7 +67,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
             return xrc::create_srq(init);
         }
         if init.comp_mask == SRQ_MASK_TAGS && init.srq_type == TAGS {
-            return tags::create_srq(init);
+            return tag_matching::create_srq(init);
         }
         let other_type = init.comp_mask & SRQ_MASK_TYPE != 0 && init.srq_type != BASIC;
         if other_type || init.comp_mask & !(SRQ_MASK_TYPE | SRQ_MASK_PD) != 0 {

@@ -26,11 +26,11 @@ pub(crate) unsafe extern "C" fn ibv_set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) 
     status(|| {
         let ours = vendor(qp)?;
         // SAFETY: NULL or a whole structure of the program.
-        let wish = unsafe { ece.as_mut() }.ok_or(EINVAL)?;
-        match wish.vendor_id {
+        let wanted = unsafe { ece.as_mut() }.ok_or(EINVAL)?;
+        match wanted.vendor_id {
             0 => Err(EOPNOTSUPP),
-            id if id == ours && wish.comp_mask == 0 => {
-                wish.options &= OPTIONS;
+            id if id == ours && wanted.comp_mask == 0 => {
+                wanted.options &= OPTIONS;
                 Ok(())
             }
             _ => Err(EINVAL),

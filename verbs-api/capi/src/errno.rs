@@ -12,7 +12,7 @@ pub(crate) struct Errno(pub(crate) c_int);
 
 pub(crate) type Result<T> = core::result::Result<T, Errno>;
 
-/// The caller passed NULL, a foreign handle or an impossible value.
+/// The caller passed NULL, a handle that is none of ours, or an impossible value.
 pub(crate) const EINVAL: Errno = Errno(libc::EINVAL);
 /// What shall be destroyed is not what its structure says.
 pub(crate) const ENOENT: Errno = Errno(libc::ENOENT);
@@ -86,8 +86,8 @@ fn caught<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Errno(libc::EIO)))
 }
 
-/// The same, and nobody cancels the thread meanwhile: that would unwind it too, to where a panic is caught, which ends the
-/// process.
+/// Runs `body` as [`caught`] does, and nobody cancels the thread meanwhile: that would unwind it too, to where a panic is
+/// caught, which ends the process.
 fn contained<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     uncancelled(|| caught(body))
 }

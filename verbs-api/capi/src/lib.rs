@@ -11,7 +11,7 @@
 //! | what a handle is, and what lies behind it | `object.rs`, `objects.rs`; memory from the program's allocators: `allocator.rs` |
 //! | opening a device; the functions that the headers call through a context | `device.rs`, `context.rs` |
 //! | a control call | the file of its object: `domain.rs`, `memory.rs`, `window.rs`, `dm.rs`, `ah.rs`, `cq.rs`, `srq.rs`, `qp.rs`, `wq.rs`, `xrc.rs`, `flow.rs`, `counters.rs`, `query.rs`; by extended attributes: `create_ex.rs` |
-//! | posting and polling | `data.rs`; `qp_ex.rs` with `wr_batch.rs`; `cq_ex.rs` with `cq_cursor.rs`; tags: `tags.rs`; under ThreadSanitizer: `tsan.rs` |
+//! | posting and polling | `data_path.rs`; `qp_ex.rs` with `wr_batch.rs`; `cq_ex.rs` with `cq_cursor.rs`; tags: `tag_matching.rs`; under ThreadSanitizer: `tsan.rs` |
 //! | waiting for events | `event.rs`, `wait.rs` |
 //! | librdmacm | `rdmacm.rs`, `rdmacm/`; its sockets: `rsocket.rs`, `rsocket/` |
 //!
@@ -32,7 +32,7 @@ mod cq;
 mod cq_cursor;
 mod cq_ex;
 mod create_ex;
-mod data;
+mod data_path;
 mod device;
 mod dm;
 mod domain;
@@ -54,7 +54,7 @@ mod rate;
 mod rdmacm;
 mod rsocket;
 mod srq;
-mod tags;
+mod tag_matching;
 #[cfg(test)]
 mod tests;
 mod tsan;

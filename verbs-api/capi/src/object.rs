@@ -1,7 +1,7 @@
 //! Objects that C programs hold pointers to, and the register of those that are alive.
 //!
 //! An object is one heap block: first the structure the program sees and may write to, then the Rust part. The register
-//! turns a NULL, foreign or stale handle of a control call into EINVAL, and a late event of a destroyed object into
+//! turns NULL, a handle of another library and a stale one of a control call into EINVAL, and a late event of a destroyed object into
 //! nothing. It also notices when the program has written over the `context` or `handle` field of a structure: such a
 //! call is refused, and the object is as it was once the field is put back. The data path does not consult it: there a
 //! handle is only compared with NULL, as in every verbs library.
@@ -80,7 +80,7 @@ impl Identity {
         // SAFETY: this function's contract and that of the trait: the fields lie in the structure.
         let context =
             E::CONTEXT_FIELD.map_or(0, |at| unsafe { field(at).cast::<*const c_void>().read_unaligned() }.addr());
-        // SAFETY: as above.
+        // SAFETY: this function's contract and that of the trait: the fields lie in the structure.
         let handle = E::HANDLE_FIELD.map_or(0, |at| unsafe { field(at).cast::<u32>().read_unaligned() });
         Self { context, handle }
     }

@@ -1,4 +1,4 @@
-//! Queue pairs: making, changing, asking and destroying them. Posting to them is in `data.rs` and `qp_ex.rs`.
+//! Queue pairs: making, changing, asking and destroying them. Posting to them is in `data_path.rs` and `qp_ex.rs`.
 
 use crate::abi::{
     copy_fields, ibv_ah_attr, ibv_gid, ibv_global_route, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex,

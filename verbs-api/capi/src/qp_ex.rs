@@ -4,7 +4,7 @@
 //! so that an abort, or an error of any call in between, leaves no trace.
 
 use crate::abi::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_ex, ibv_sge};
-use crate::data::ud_dest;
+use crate::data_path::ud_dest;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, quick_status};
 use crate::object::Object;
 use crate::window;

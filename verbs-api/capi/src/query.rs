@@ -26,7 +26,7 @@ const CORE_CLOCK_KHZ: u64 = 1_000_000;
 /// `_IMPLICIT`; then SEND, RECV, WRITE, READ, ATOMIC and SRQ_RECV from bit 0 on, as far as the service does them.
 const ODP_CAPS: ibv_odp_caps =
     ibv_odp_caps { general_caps: 0b11, rc_odp_caps: 0b11_1111, uc_odp_caps: 0b10_0111, ud_odp_caps: 0b10_0011 };
-/// The same for XRC, whose receives are all shared.
+/// What services of XRC do when a page is missing: their receives are all shared.
 const XRC_ODP_CAPS: u32 = 0b11_1101;
 /// Raw packets (`IBV_QPT_RAW_PACKET`) are hashed by addresses and ports.
 const RSS_CAPS: ibv_rss_caps = ibv_rss_caps {
@@ -293,7 +293,7 @@ pub(crate) unsafe extern "C" fn query_rt_values(handle: *mut ibv_context, values
             tv_sec: libc::time_t::try_from(now / nanos_per_s).unwrap_or(libc::time_t::MAX),
             tv_nsec: libc::c_long::try_from(now % nanos_per_s).unwrap_or_default(),
         };
-        // SAFETY: as above.
+        // SAFETY: not NULL; the program passes a whole structure.
         unsafe { values.write(ibv_values_ex { comp_mask: RAW_CLOCK & wanted, raw_clock }) };
         Ok(())
     })

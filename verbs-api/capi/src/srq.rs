@@ -1,4 +1,4 @@
-//! Shared receive queues. Posting to them is in `data.rs`.
+//! Shared receive queues. Posting to them is in `data_path.rs`.
 
 use crate::abi::{ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
 use crate::allocator::Resource;
@@ -26,26 +26,26 @@ fn attr(srq: &Srq) -> ibv_srq_attr {
     ibv_srq_attr { max_wr: attr.max_wr, max_sge: attr.max_sge, srq_limit: attr.limit }
 }
 
-/// Makes an SRQ and writes what it really takes back to `wish`. The limit is not part of creation (`man
+/// Makes an SRQ and writes what it really takes back to `wanted`. The limit is not part of creation (`man
 /// ibv_create_srq`), so it starts unarmed.
-pub(crate) fn create(handle: *mut ibv_pd, srq_context: *mut c_void, wish: &mut ibv_srq_attr) -> Result<*mut ibv_srq> {
+pub(crate) fn create(handle: *mut ibv_pd, srq_context: *mut c_void, wanted: &mut ibv_srq_attr) -> Result<*mut ibv_srq> {
     let pd = pd(handle)?;
-    publish(handle, srq_context, wish, |init| pd.create_srq(init))
+    publish(handle, srq_context, wanted, |init| pd.create_srq(init))
 }
 
-/// Publishes the SRQ that `make` makes, and writes what it really takes back to `wish`.
+/// Publishes the SRQ that `make` makes, and writes what it really takes back to `wanted`.
 pub(crate) fn publish(
     handle: *mut ibv_pd,
     srq_context: *mut c_void,
-    wish: &mut ibv_srq_attr,
+    wanted: &mut ibv_srq_attr,
     make: impl FnOnce(SrqInit) -> core::result::Result<Arc<Srq>, Error>,
 ) -> Result<*mut ibv_srq> {
     let token = Token::new();
-    let init = SrqInit { max_wr: wish.max_wr, max_sge: wish.max_sge, limit: 0, user: token.0 };
+    let init = SrqInit { max_wr: wanted.max_wr, max_sge: wanted.max_sge, limit: 0, user: token.0 };
     let srq = make(init)?;
     let exposed =
         ibv_srq { context: context_of(handle)?, srq_context, pd: handle, handle: token.short(), ..ibv_srq::ZERO };
-    *wish = attr(&srq);
+    *wanted = attr(&srq);
     let inner = SrqInner { srq, events: Unacked::default() };
     Object::publish_in(allocator(handle, Resource::Srq)?, token, exposed, inner)
 }

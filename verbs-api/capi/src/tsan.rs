@@ -8,7 +8,7 @@
 use crate::abi::{
     ibv_context_ops, ibv_cq, ibv_cq_ex, ibv_poll_cq_attr, ibv_qp, ibv_qp_ex, ibv_recv_wr, ibv_send_wr, ibv_srq, ibv_wc,
 };
-use crate::{cq_ex, data, qp_ex};
+use crate::{cq_ex, data_path, qp_ex};
 use core::ffi::{CStr, c_int, c_void};
 use std::sync::OnceLock;
 
@@ -83,7 +83,7 @@ pub(crate) fn qp_ex(plain: ibv_qp_ex) -> ibv_qp_ex {
 
 unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: the caller's promises are those of the plain function.
-    let found = unsafe { data::poll_cq(cq, num_entries, wc) };
+    let found = unsafe { data_path::poll_cq(cq, num_entries, wc) };
     if found > 0 {
         acquire();
     }
@@ -93,19 +93,19 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_w
 unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int {
     release();
     // SAFETY: the caller's promises are those of the plain function.
-    unsafe { data::post_send(qp, wr, bad_wr) }
+    unsafe { data_path::post_send(qp, wr, bad_wr) }
 }
 
 unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
     release();
     // SAFETY: the caller's promises are those of the plain function.
-    unsafe { data::post_recv(qp, wr, bad_wr) }
+    unsafe { data_path::post_recv(qp, wr, bad_wr) }
 }
 
 unsafe extern "C" fn post_srq_recv(srq: *mut ibv_srq, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
     release();
     // SAFETY: the caller's promises are those of the plain function.
-    unsafe { data::post_srq_recv(srq, wr, bad_wr) }
+    unsafe { data_path::post_srq_recv(srq, wr, bad_wr) }
 }
 
 unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {

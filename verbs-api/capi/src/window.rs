@@ -1,4 +1,4 @@
-//! Memory windows (`man ibv_alloc_mw`, `man ibv_bind_mw`). Invalidating and binding type 2 are work requests: `data.rs`.
+//! Memory windows (`man ibv_alloc_mw`, `man ibv_bind_mw`). Invalidating and binding type 2 are work requests: `data_path.rs`.
 
 use crate::abi::{ibv_mr, ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_pd, ibv_qp, ibv_qp_ex};
 use crate::errno::{EINVAL, Result, pointer, status};
@@ -47,7 +47,7 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: 
         let op = operation(&window.inner, MwKind::One, rkey, region, &bind.bind_info)?;
         let flags = SendFlags::from_bits_truncate(bind.send_flags);
         qp.inner.qp.send().push(&SendRequest { wr_id: bind.wr_id, op, flags, data: SendData::Sges(&[]), ud: None })?;
-        // SAFETY: as above.
+        // SAFETY: the window is alive, and binding it is the call in progress.
         unsafe { (&raw mut (*mw).rkey).write(rkey.0) };
         Ok(())
     })

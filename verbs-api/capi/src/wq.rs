@@ -4,7 +4,7 @@ use crate::abi::{
     ibv_context, ibv_qp, ibv_qp_init_attr_ex, ibv_recv_wr, ibv_rwq_ind_table, ibv_rwq_ind_table_init_attr, ibv_wq,
     ibv_wq_attr, ibv_wq_init_attr,
 };
-use crate::data::post_receives;
+use crate::data_path::post_receives;
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, quick_status, status};
 use crate::object::{Object, Token, Unacked};
 use crate::objects::{WqInner, context, cq, pd};
@@ -43,8 +43,8 @@ pub(crate) unsafe extern "C" fn create_wq(handle: *mut ibv_context, init: *mut i
         }
         let token = Token::new();
         let cq = Arc::clone(cq(init.cq)?);
-        let wish = WqInit { max_wr: init.max_wr, max_sge: init.max_sge, cq, user: token.0 };
-        let wq = pd(init.pd)?.create_wq(wish)?;
+        let wanted = WqInit { max_wr: init.max_wr, max_sge: init.max_sge, cq, user: token.0 };
+        let wq = pd(init.pd)?.create_wq(wanted)?;
         (init.max_wr, init.max_sge) = wq.size();
         let exposed = ibv_wq {
             context: handle,

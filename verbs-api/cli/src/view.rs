@@ -11,7 +11,7 @@
 
 mod namespace;
 mod overlay;
-mod tree;
+mod sysfs;
 
 use crate::program;
 use namespace::Space;
@@ -59,7 +59,7 @@ pub(crate) fn enter(netdevs: Option<&str>, program: &OsStr, scratch: &Path, repo
 }
 
 /// The devices, once this process is in namespaces of its own.
-fn prepare(netdevs: Option<&str>, program: &OsStr) -> Result<Vec<tree::Card>, ViewError> {
+fn prepare(netdevs: Option<&str>, program: &OsStr) -> Result<Vec<sysfs::DeviceFiles>, ViewError> {
     let devices = roxe_provider::preview(netdevs)?;
     let space = Space::needed().ok_or(ViewError::Rights)?;
     if space == Space::OfUser {
@@ -72,16 +72,16 @@ fn prepare(netdevs: Option<&str>, program: &OsStr) -> Result<Vec<tree::Card>, Vi
         namespace::probe().map_err(ViewError::Namespace)?;
     }
     namespace::enter(space).map_err(|cause| ViewError::Namespace(cause.to_string()))?;
-    Ok(devices.iter().map(tree::Card::new).collect())
+    Ok(devices.iter().map(sysfs::DeviceFiles::new).collect())
 }
 
 /// Puts both folders in place. Whether the one of the counters is.
-fn show(cards: &[tree::Card], scratch: &Path, report: impl Fn(ViewError)) -> bool {
-    let open = |names| overlay::Opened { names, without: tree::is_ours };
+fn show(cards: &[sysfs::DeviceFiles], scratch: &Path, report: impl Fn(ViewError)) -> bool {
+    let open = |names| overlay::Opened { names, without: sysfs::is_ours };
     let (sys, dev) = (Path::new("/sys/class"), Path::new("/dev"));
     let class = open(&["infiniband", "infiniband_verbs"]);
-    let class = overlay::add(scratch, sys, &class, |to| tree::write_class(cards, to));
-    let dev = overlay::add(scratch, dev, &open(&["infiniband"]), |to| tree::write_dev(cards, to));
+    let class = overlay::add(scratch, sys, &class, |to| sysfs::write_class(cards, to));
+    let dev = overlay::add(scratch, dev, &open(&["infiniband"]), |to| sysfs::write_dev(cards, to));
     let shown = class.is_ok();
     for (target, result) in [(CLASS, class), ("/dev/infiniband", dev)] {
         if let Err(cause) = result {

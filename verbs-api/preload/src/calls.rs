@@ -11,7 +11,7 @@ mod wait;
 
 use crate::fork;
 use crate::rdma::{Rdma, rdma};
-use crate::table::{self, Face};
+use crate::table::{self, FdKind};
 use core::ffi::c_int;
 use std::os::fd::RawFd;
 
@@ -20,11 +20,11 @@ fn behind(fd: c_int) -> Option<(&'static Rdma, RawFd)> {
     Some((rdma()?, table::rsocket(fd)?))
 }
 
-/// The same where data is about to pass, which is when a socket that began as TCP moves over.
+/// The rsocket behind `fd` where data is about to pass, which is when a socket that began as TCP moves over.
 fn behind_data(fd: c_int) -> Option<(&'static Rdma, RawFd)> {
-    match table::face(fd) {
-        Face::Plain => None,
-        Face::Rsocket(number) => Some((rdma()?, number)),
-        Face::Fork(_) => fork::move_over(fd),
+    match table::fd_kind(fd) {
+        FdKind::Plain => None,
+        FdKind::Rsocket(number) => Some((rdma()?, number)),
+        FdKind::Fork(_) => fork::move_over(fd),
     }
 }

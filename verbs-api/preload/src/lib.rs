@@ -16,7 +16,7 @@
 //!
 //! `/etc/rdma/rsocket/preload_config` says which programs and sockets it is for; see [`config`].
 //!
-//! **Unsafe room**: all of it; its face is C, and so is what it stands on.
+//! `unsafe` is allowed everywhere here: both sides of this crate are C.
 
 mod calls;
 mod config;
@@ -36,7 +36,7 @@ fn errno() -> c_int {
 
 /// Sets `errno` and returns the -1 that goes with it.
 fn fail(value: c_int) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: glibc returns the address of this thread's errno, which lives as long as the thread.
     unsafe { *libc::__errno_location() = value };
     -1
 }

@@ -239,7 +239,8 @@ struct Bytes {
 
 // SAFETY: it is only a place; every access through it is atomic (see `MemoryRegion`) or made by the card.
 unsafe impl Send for Bytes {}
-// SAFETY: as above.
+// SAFETY: it is only a place; every access through it is atomic (see `MemoryRegion`) or made by
+// the card.
 unsafe impl Sync for Bytes {}
 
 impl Bytes {

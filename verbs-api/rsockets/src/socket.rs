@@ -1,6 +1,6 @@
 //! The calls of `rsocket.h`, for both kinds of sockets.
 
-use crate::addr::{inward, outward, unspecified};
+use crate::addr::{mapped, unmapped, unspecified};
 use crate::datagram::Datagram;
 use crate::errno::os;
 use crate::stream::{Drain, Fill, RecvMode, Stream};
@@ -156,7 +156,7 @@ impl Socket {
     /// # Errors
     /// EADDRINUSE, EADDRNOTAVAIL, EINVAL if it has one, EAFNOSUPPORT.
     pub fn bind(&self, addr: SocketAddr) -> io::Result<()> {
-        let addr = inward(addr, self.domain)?;
+        let addr = unmapped(addr, self.domain)?;
         of_kind!(self, socket => socket.bind(addr))
     }
 
@@ -174,7 +174,7 @@ impl Socket {
     /// # Errors
     /// EINPROGRESS if it is non-blocking, later EALREADY and EISCONN; ECONNREFUSED, ETIMEDOUT, EHOSTUNREACH, ENETUNREACH.
     pub fn connect(&self, addr: SocketAddr) -> io::Result<()> {
-        let addr = inward(addr, self.domain)?;
+        let addr = unmapped(addr, self.domain)?;
         match &self.kind {
             Kind::Stream(stream) => stream.connect(addr, self.waits(0)),
             Kind::Datagram(datagram) => datagram.connect(addr),
@@ -223,7 +223,7 @@ impl Socket {
             Kind::Stream(stream) => Ok((stream.recv(&mut room, mode)?, self.peer_addr().ok())),
             Kind::Datagram(datagram) => {
                 let (len, from) = datagram.recv(&mut room, mode)?;
-                Ok((len, from.map(|from| outward(from, self.domain))))
+                Ok((len, from.map(|from| mapped(from, self.domain))))
             }
         }
     }
@@ -255,7 +255,7 @@ impl Socket {
             Kind::Stream(_) if to.is_some() => Err(os(libc::EISCONN)),
             Kind::Stream(stream) => stream.send(&mut data, wait),
             Kind::Datagram(datagram) => {
-                let to = to.map(|to| inward(to, self.domain)).transpose()?;
+                let to = to.map(|to| unmapped(to, self.domain)).transpose()?;
                 datagram.send(&mut data, to, wait)
             }
         }
@@ -267,7 +267,7 @@ impl Socket {
     /// Those of `getsockname(2)`.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         let addr = of_kind!(self, socket => socket.local_addr());
-        Ok(addr.map_or_else(|| unspecified(self.domain), |addr| outward(addr, self.domain)))
+        Ok(addr.map_or_else(|| unspecified(self.domain), |addr| mapped(addr, self.domain)))
     }
 
     /// The peer's address.
@@ -276,7 +276,7 @@ impl Socket {
     /// ENOTCONN.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         let addr = of_kind!(self, socket => socket.peer_addr()?);
-        Ok(outward(addr, self.domain))
+        Ok(mapped(addr, self.domain))
     }
 
     /// Sets an option; `value` holds the bytes that `setsockopt(2)` is given.

@@ -94,11 +94,11 @@ unsafe fn find(node: *const c_char, service: *const c_char, hints: &rdma_addrinf
 /// The addresses in the hints are as long as they say.
 unsafe fn from_hints(hints: &rdma_addrinfo) -> Found {
     let rai = Entry::new()?;
-    let wish = copy_fields!(rdma_addrinfo from hints { ai_flags, ai_family, ai_qp_type, ai_port_space } with {
+    let wanted = copy_fields!(rdma_addrinfo from hints { ai_flags, ai_family, ai_qp_type, ai_port_space } with {
         ..rdma_addrinfo::ZERO
     });
     // SAFETY: a fresh block of this type.
-    unsafe { rai.0.write(wish) };
+    unsafe { rai.0.write(wanted) };
     // SAFETY: this function's contract.
     unsafe {
         rai.copy_source(hints)?;
@@ -121,10 +121,10 @@ impl Resolved {
         service: *const c_char,
         hints: &rdma_addrinfo,
     ) -> core::result::Result<Self, Failure> {
-        let wish = wish(hints);
+        let wanted = wanted(hints);
         let mut list = null_mut();
         // SAFETY: strings or NULL by this function's contract, and two whole structures.
-        match unsafe { libc::getaddrinfo(node, service, &raw const wish, &raw mut list) } {
+        match unsafe { libc::getaddrinfo(node, service, &raw const wanted, &raw mut list) } {
             0 => Ok(Self(list)),
             code => Err(Failure::Resolver(code)),
         }
@@ -144,7 +144,7 @@ impl Drop for Resolved {
 }
 
 /// Our hints as the resolver knows them. A GID is written as an IPv6 address is.
-fn wish(hints: &rdma_addrinfo) -> addrinfo {
+fn wanted(hints: &rdma_addrinfo) -> addrinfo {
     let wants = |flag| hints.ai_flags & flag != 0;
     let is_gid = wants(FAMILY) && hints.ai_family == c_int::from(AF_IB);
     let socktype = match hints.ai_qp_type {

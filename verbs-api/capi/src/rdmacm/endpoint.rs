@@ -15,8 +15,8 @@ use core::ptr::null_mut;
 use libc::{sockaddr, socklen_t};
 use roxe_provider::cm::EventKind;
 
-/// How long an endpoint looks for its way, in milliseconds.
-const PATIENCE: c_int = 2000;
+/// How long resolving the address, and then the route, of an endpoint may take.
+const RESOLVE_TIMEOUT_MS: c_int = 2000;
 
 /// `man rdma_create_ep`: EINVAL without an address.
 pub(crate) unsafe extern "C" fn rdma_create_ep(
@@ -74,7 +74,7 @@ unsafe fn passive(
         unsafe { (*id).pd = pd };
     }
     let object = live(id)?;
-    // SAFETY: as above.
+    // SAFETY: alive; the program does not know it yet.
     let qp_type = unsafe { (*id).qp_type };
     object.inner.state.lock().template = init.map(|init| Template(ibv_qp_init_attr { qp_type, ..*init }));
     Ok(())
@@ -93,13 +93,13 @@ unsafe fn active(
     let (src, dst) = (given(res.ai_src_addr, res.ai_src_len), given(res.ai_dst_addr, res.ai_dst_len));
     // SAFETY: this function's contract.
     let (src, dst) = unsafe { (read_optional(src)?, read(dst)?) };
-    resolve(id, src.as_ref(), &dst, PATIENCE)?;
+    resolve(id, src.as_ref(), &dst, RESOLVE_TIMEOUT_MS)?;
     if res.ai_route_len > 0 {
         // SAFETY: this function's contract.
         unsafe { options::set_path(id, res.ai_route, res.ai_route_len) }?;
         complete(id)?;
     } else {
-        resolve_route(id, PATIENCE)?;
+        resolve_route(id, RESOLVE_TIMEOUT_MS)?;
     }
     if let Some(init) = init {
         // SAFETY: alive; the program does not know it yet.

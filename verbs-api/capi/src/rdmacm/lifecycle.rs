@@ -112,7 +112,8 @@ pub(super) fn complete(handle: *mut rdma_cm_id) -> Result<()> {
     release_event(handle);
     // SAFETY: alive; a synchronous identifier belongs to one thread at a time.
     let event = event::next(unsafe { (*handle).channel })?;
-    // SAFETY: as above; the event is the program's from here on.
+    // SAFETY: alive; a synchronous identifier belongs to one thread at a time; the event is the
+    // program's from here on.
     let (kind, status) = unsafe {
         (*handle).event = event;
         ((*event).event, (*event).status)

@@ -111,11 +111,11 @@ fn create_on(id: *mut rdma_cm_id, context: *mut ibv_context, init: &mut ibv_qp_i
         init.send_cq = unsafe { own_cq(id, context, init.cap.max_send_wr, Side::Send) }?;
     }
     if init.recv_cq.is_null() && receives {
-        // SAFETY: as above.
+        // SAFETY: alive, with fields that only we write.
         init.recv_cq = unsafe { own_cq(id, context, init.cap.max_recv_wr, Side::Receive) }?;
     }
     if init.srq.is_null() && receives {
-        // SAFETY: as above.
+        // SAFETY: alive, with fields that only we write.
         init.srq = unsafe { (*id).srq };
     }
     // SAFETY: an open context and a whole structure.

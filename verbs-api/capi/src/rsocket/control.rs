@@ -54,7 +54,7 @@ pub(crate) unsafe extern "C" fn rselect(
             roxe_rsockets::select(nfds, copies.each_mut().map(|set| set.as_mut().map(|set| &mut set[..])), timeout)?;
         for (set, copy) in sets.into_iter().zip(copies) {
             if let Some(copy) = copy {
-                // SAFETY: as above.
+                // SAFETY: NULL, or the program's set, which has this many words.
                 unsafe { set.write(copy) };
             }
         }

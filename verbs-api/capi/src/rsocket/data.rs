@@ -212,7 +212,7 @@ impl<'a> Buffers<'a> {
     unsafe fn new(parts: *const iovec, count: usize) -> Result<Self> {
         // SAFETY: this function's contract.
         let (list, _) = unsafe { list(parts, count)? };
-        // SAFETY: as above.
+        // SAFETY: this function's contract.
         let buffer = |part: &iovec| unsafe { bytes_mut(part.iov_base.cast(), part.iov_len) };
         let mut new = Self { few: array::from_fn(|_| IoSliceMut::new(&mut [])), many: Vec::new(), count };
         for (at, part) in list.iter().enumerate() {

@@ -19,7 +19,7 @@ macro_rules! data {
                     // SAFETY: the caller's own arguments.
                     return unsafe { (real().$name)(fd, $($arg),*) };
                 };
-                // SAFETY: as above.
+                // SAFETY: the caller's own arguments.
                 let done = unsafe { rdma.$ours(number, $($arg),*) };
                 epoll::used(fd, $events);
                 done
@@ -120,12 +120,12 @@ fn one_by_one(messages: *mut mmsghdr, count: c_uint, mut pass: impl FnMut(*mut m
     for at in 0..count as usize {
         // SAFETY: the caller's array has `count` entries.
         let entry = unsafe { messages.add(at) };
-        // SAFETY: as above.
+        // SAFETY: the caller's array has `count` entries.
         let done = pass(unsafe { &raw mut (*entry).msg_hdr }, at);
         if done < 0 {
             return if at == 0 { -1 } else { at as c_int };
         }
-        // SAFETY: as above.
+        // SAFETY: the caller's array has `count` entries.
         unsafe { (*entry).msg_len = done as c_uint };
     }
     count as c_int
@@ -158,7 +158,7 @@ unsafe extern "C" fn sendfile(out: c_int, file: c_int, offset: *mut off_t, count
     if failed && done == 0 { -1 } else { done as ssize_t }
 }
 
-/// The same function on all systems of 64 bits.
+/// `sendfile` under its other name: on systems of 64 bits they are one function.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendfile64(out: c_int, file: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
     // SAFETY: the caller's own arguments.

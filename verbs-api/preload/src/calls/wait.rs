@@ -16,7 +16,7 @@ unsafe extern "C" fn poll(entries: *mut pollfd, count: nfds_t, timeout: c_int) -
     // SAFETY: the caller's own arguments.
     match unsafe { with_rsockets(entries, count) } {
         Some((rdma, entries)) => poll_ours(rdma, entries, timeout),
-        // SAFETY: as above.
+        // SAFETY: the caller's own arguments.
         None => unsafe { (real().poll)(entries, count, timeout) },
     }
 }
@@ -39,7 +39,7 @@ unsafe extern "C" fn ppoll(
 ) -> c_int {
     // SAFETY: the caller's own arguments.
     let Some((rdma, entries)) = (unsafe { with_rsockets(entries, count) }) else {
-        // SAFETY: as above.
+        // SAFETY: the caller's own arguments.
         return unsafe { (real().ppoll)(entries, count, timeout, mask) };
     };
     // SAFETY: NULL, or the caller's variable.
@@ -179,7 +179,8 @@ impl Set {
     }
 
     fn set(&self, fd: usize, to: bool) {
-        // SAFETY: as above; nothing else refers to the set now.
+        // SAFETY: NULL, or a set that has a bit for every number below `count`; nothing else
+        // refers to the set now.
         if let Some(word) = unsafe { self.word(fd).as_mut() } {
             *word = *word & !(1 << (fd % BITS)) | c_ulong::from(to) << (fd % BITS);
         }

@@ -237,7 +237,8 @@ pub(crate) unsafe extern "C" fn post_send(
         let mut next = wr;
         // SAFETY: the list ends with NULL and its elements are whole structures of the program.
         while let Some(request) = unsafe { next.as_ref() } {
-            // SAFETY: as above.
+            // SAFETY: the list ends with NULL and its elements are whole structures of the
+            // program.
             let posted = unsafe {
                 convert(request, object.inner.service, |converted| queue.push_to_srq(request.remote_srqn, converted))
             };
