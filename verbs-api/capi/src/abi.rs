@@ -68,6 +68,16 @@ macro_rules! copy_fields {
 
 pub(crate) use copy_fields;
 
+/// A structure whose slots hold the functions of the same names, module by module, and whose other fields are as given:
+/// `with_functions!(Type { module: function ...; ... } with { field: value, ... })`.
+macro_rules! with_functions {
+    ($type:ident { $($module:tt: $($slot:ident)+;)+ } with { $($given:tt)* }) => {
+        $type { $($($slot: Some($module::$slot),)+)+ $($given)* }
+    };
+}
+
+pub(crate) use with_functions;
+
 mod cm;
 mod context;
 mod device;

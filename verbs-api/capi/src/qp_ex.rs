@@ -3,7 +3,7 @@
 //! `wr_start` locks the builder of the QP, `wr_complete` or `wr_abort` unlocks it. Until then nothing reaches the queue,
 //! so that an abort, or an error of any call in between, leaves no trace.
 
-use crate::abi::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_ex, ibv_sge};
+use crate::abi::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_ex, ibv_sge, with_functions};
 use crate::data_path::ud_dest;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, quick_status};
 use crate::object::Object;
@@ -21,34 +21,11 @@ type Qpx = *mut ibv_qp_ex;
 /// What the program sees. A QP has the builders of everything that its service can do, whichever it was created
 /// with: programs use more than they asked for, because other providers let them.
 pub(crate) fn exposed(base: ibv_qp) -> ibv_qp_ex {
-    ibv_qp_ex {
-        qp_base: base,
-        comp_mask: 0,
-        wr_id: 0,
-        wr_flags: 0,
-        wr_atomic_cmp_swp: Some(wr_atomic_cmp_swp),
-        wr_atomic_fetch_add: Some(wr_atomic_fetch_add),
-        wr_bind_mw: Some(wr_bind_mw),
-        wr_local_inv: Some(wr_local_inv),
-        wr_rdma_read: Some(wr_rdma_read),
-        wr_rdma_write: Some(wr_rdma_write),
-        wr_rdma_write_imm: Some(wr_rdma_write_imm),
-        wr_send: Some(wr_send),
-        wr_send_imm: Some(wr_send_imm),
-        wr_send_inv: Some(wr_send_inv),
-        wr_send_tso: Some(wr_send_tso),
-        wr_set_ud_addr: Some(wr_set_ud_addr),
-        wr_set_xrc_srqn: Some(wr_set_xrc_srqn),
-        wr_set_inline_data: Some(wr_set_inline_data),
-        wr_set_inline_data_list: Some(wr_set_inline_data_list),
-        wr_set_sge: Some(wr_set_sge),
-        wr_set_sge_list: Some(wr_set_sge_list),
-        wr_start: Some(wr_start),
-        wr_complete: Some(wr_complete),
-        wr_abort: Some(wr_abort),
-        wr_atomic_write: Some(wr_atomic_write),
-        wr_flush: Some(wr_flush),
-    }
+    with_functions!(ibv_qp_ex {
+        self: wr_start wr_complete wr_abort wr_send wr_send_imm wr_send_inv wr_send_tso wr_rdma_read wr_rdma_write
+            wr_rdma_write_imm wr_atomic_cmp_swp wr_atomic_fetch_add wr_atomic_write wr_flush wr_bind_mw wr_local_inv
+            wr_set_ud_addr wr_set_xrc_srqn wr_set_inline_data wr_set_inline_data_list wr_set_sge wr_set_sge_list;
+    } with { qp_base: base, ..ibv_qp_ex::ZERO })
 }
 
 /// The builder of a QP; `None` for NULL and for a QP without one.

@@ -81,53 +81,31 @@ pub(crate) fn qp_ex(plain: ibv_qp_ex) -> ibv_qp_ex {
     ibv_qp_ex { wr_complete: Some(wr_complete), ..plain }
 }
 
-unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
-    // SAFETY: the caller's promises are those of the plain function.
-    let found = unsafe { data_path::poll_cq(cq, num_entries, wc) };
-    if found > 0 {
-        acquire();
-    }
-    found
+/// The functions with an annotation: before the plain one it says that what this thread did so far comes before what others do
+/// behind a completion (`release`), or after it, if it found a completion, that it comes after what others did (`acquire`).
+macro_rules! annotated {
+    ($($plain:ident::$name:ident($($argument:ident: $type:ty),*), $(before $release:ident)?
+        $(after acquire if $found:expr)?;)+) => {
+        $(
+            unsafe extern "C" fn $name($($argument: $type),*) -> c_int {
+                $($release();)?
+                // SAFETY: the caller's promises are those of the plain function.
+                let result = unsafe { $plain::$name($($argument),*) };
+                $(if $found(result) {
+                    acquire();
+                })?
+                result
+            }
+        )+
+    };
 }
 
-unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int {
-    release();
-    // SAFETY: the caller's promises are those of the plain function.
-    unsafe { data_path::post_send(qp, wr, bad_wr) }
-}
-
-unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
-    release();
-    // SAFETY: the caller's promises are those of the plain function.
-    unsafe { data_path::post_recv(qp, wr, bad_wr) }
-}
-
-unsafe extern "C" fn post_srq_recv(srq: *mut ibv_srq, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
-    release();
-    // SAFETY: the caller's promises are those of the plain function.
-    unsafe { data_path::post_srq_recv(srq, wr, bad_wr) }
-}
-
-unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
-    // SAFETY: the caller's promises are those of the plain function.
-    let status = unsafe { cq_ex::start_poll(cq, attr) };
-    if status == 0 {
-        acquire();
-    }
-    status
-}
-
-unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
-    // SAFETY: the caller's promises are those of the plain function.
-    let status = unsafe { cq_ex::next_poll(cq) };
-    if status == 0 {
-        acquire();
-    }
-    status
-}
-
-unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
-    release();
-    // SAFETY: the caller's promises are those of the plain function.
-    unsafe { qp_ex::wr_complete(qp) }
+annotated! {
+    data_path::post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr), before release;
+    data_path::post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr), before release;
+    data_path::post_srq_recv(srq: *mut ibv_srq, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr), before release;
+    qp_ex::wr_complete(qp: *mut ibv_qp_ex), before release;
+    data_path::poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc), after acquire if |found| found > 0;
+    cq_ex::start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr), after acquire if |status| status == 0;
+    cq_ex::next_poll(cq: *mut ibv_cq_ex), after acquire if |status| status == 0;
 }

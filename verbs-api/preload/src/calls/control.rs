@@ -10,16 +10,8 @@ use crate::{epoll, errno, fail, fork, rdma};
 use core::ffi::{c_int, c_long, c_ulong, c_void};
 use libc::{F_DUPFD, F_DUPFD_CLOEXEC, F_SETFL, O_NONBLOCK, socklen_t};
 
-/// `man 2 shutdown`.
-#[unsafe(no_mangle)]
-extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
-    // SAFETY: numbers only.
-    unsafe {
-        match behind(fd) {
-            Some((rdma, number)) => rdma.rshutdown(number, how),
-            None => (real().shutdown)(fd, how),
-        }
-    }
+forwarded! {
+    shutdown / rshutdown by behind (how: c_int) -> c_int;
 }
 
 /// `man 2 close`. The rsocket ends with the last number for it.

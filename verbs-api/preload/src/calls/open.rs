@@ -169,24 +169,7 @@ fn fall_back(rdma: &Rdma, fd: c_int, number: RawFd) {
     }
 }
 
-/// `man 2 getpeername`.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    match behind(fd) {
-        // SAFETY: the caller's own arguments.
-        Some((rdma, number)) => unsafe { rdma.rgetpeername(number, address, len) },
-        // SAFETY: the caller's own arguments.
-        None => unsafe { (real().getpeername)(fd, address, len) },
-    }
-}
-
-/// `man 2 getsockname`.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    match behind(fd) {
-        // SAFETY: the caller's own arguments.
-        Some((rdma, number)) => unsafe { rdma.rgetsockname(number, address, len) },
-        // SAFETY: the caller's own arguments.
-        None => unsafe { (real().getsockname)(fd, address, len) },
-    }
+forwarded! {
+    getpeername / rgetpeername by behind (address: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    getsockname / rgetsockname by behind (address: *mut sockaddr, len: *mut socklen_t) -> c_int;
 }
