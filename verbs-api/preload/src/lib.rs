@@ -16,6 +16,13 @@
 //!
 //! `/etc/rdma/rsocket/preload_config` says which programs and sockets it is for; see [`config`].
 //!
+//! | to see | look in |
+//! |---|---|
+//! | a call, under the name that it has in libc | `calls/`: `open.rs` up to a connection, `data.rs` bytes, `wait.rs` poll and select, `events.rs` epoll, `control.rs` flags, options, copies and the end |
+//! | what a number of the program stands for | `table.rs` |
+//! | libc's own functions; those of `librdmacm.so.1` | `real.rs`; `rdma.rs` |
+//! | epoll sets with rsockets in them; servers that fork | `epoll.rs`; `fork.rs` |
+//!
 //! `unsafe` is allowed everywhere here: both sides of this crate are C.
 
 mod calls;
