@@ -4,9 +4,7 @@
 //! over. Finding the object and counting the event are one step under the lock of the register, for handing out as for
 //! acknowledging, so a destroy either comes first or waits for the acknowledgement.
 
-use crate::abi::{
-    async_element, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_qp_ex, ibv_srq, ibv_wq,
-};
+use crate::abi::*;
 use crate::errno::{EINVAL, Result, pointer, silent, status};
 use crate::object::{Exposed, Object, Token, Unacked, with_token};
 use crate::objects::context;

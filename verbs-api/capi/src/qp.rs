@@ -1,9 +1,6 @@
 //! Queue pairs: making, changing, asking and destroying them. Posting to them is in `data_path.rs` and `qp_ex.rs`.
 
-use crate::abi::{
-    copy_fields, ibv_ah_attr, ibv_gid, ibv_global_route, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex,
-    ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_rate_limit_attr,
-};
+use crate::abi::*;
 use crate::ah::ah_attr;
 use crate::allocator::Resource;
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};

@@ -1,9 +1,6 @@
 //! Questions about the device and its port.
 
-use crate::abi::{
-    copy_fields, ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_odp_caps, ibv_port_attr,
-    ibv_rss_caps, ibv_values_ex,
-};
+use crate::abi::*;
 use crate::device::text;
 use crate::errno::{EINVAL, Errno, Result, minus_one, negative, status, zero};
 use crate::objects::context;

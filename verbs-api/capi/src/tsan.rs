@@ -5,9 +5,7 @@
 //! chosen when it is opened, so others pay nothing. All requests and completions of the process are one order here: it may
 //! miss a race of the program with itself, but never reports one that is none.
 
-use crate::abi::{
-    ibv_context_ops, ibv_cq, ibv_cq_ex, ibv_poll_cq_attr, ibv_qp, ibv_qp_ex, ibv_recv_wr, ibv_send_wr, ibv_srq, ibv_wc,
-};
+use crate::abi::*;
 use crate::{cq_ex, data_path, qp_ex};
 use core::ffi::{CStr, c_int, c_void};
 use std::sync::OnceLock;

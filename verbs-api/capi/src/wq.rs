@@ -1,11 +1,8 @@
 //! Receive work queues, the tables that spread frames over them, and the queue pairs that have nothing but such a table.
 
-use crate::abi::{
-    ibv_context, ibv_qp, ibv_qp_init_attr_ex, ibv_recv_wr, ibv_rwq_ind_table, ibv_rwq_ind_table_init_attr, ibv_wq,
-    ibv_wq_attr, ibv_wq_init_attr,
-};
-use crate::data_path::post_receives;
-use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, quick_status, status};
+use crate::abi::*;
+use crate::data_path::post_wq_recv;
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
 use crate::object::{Object, Token, Unacked};
 use crate::objects::{WqInner, context, cq, pd};
 use crate::qp::publish_hash;
@@ -55,7 +52,7 @@ pub(crate) unsafe extern "C" fn create_wq(handle: *mut ibv_context, init: *mut i
             handle: token.short(),
             state: WqState::Reset as c_int,
             wq_type: init.wq_type,
-            post_recv: Some(post_recv),
+            post_recv: Some(post_wq_recv),
             ..ibv_wq::ZERO
         };
         Ok(Object::publish(token, exposed, WqInner { wq, events: Unacked::default() }))
@@ -96,14 +93,6 @@ pub(crate) unsafe extern "C" fn modify_wq(handle: *mut ibv_wq, attr: *mut ibv_wq
 /// `man ibv_create_wq`: EBUSY while tables name it; waits until every event is acknowledged.
 pub(crate) unsafe extern "C" fn destroy_wq(handle: *mut ibv_wq) -> c_int {
     status(|| Object::<ibv_wq>::destroy_acknowledged(handle, |inner| inner.wq.destroy(), |inner| &inner.events))
-}
-
-/// `ibv_post_wq_recv`, which the header calls through the queue.
-unsafe extern "C" fn post_recv(handle: *mut ibv_wq, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
-    // SAFETY: called through the structure of a living queue.
-    let Some(object) = (unsafe { Object::<ibv_wq>::trusted(handle) }) else { return EINVAL.tell() };
-    // SAFETY: the program passes a list that ends with NULL.
-    quick_status(|| unsafe { post_receives(wr, bad_wr, |request| object.inner.wq.post_recv(request)) })
 }
 
 /// `man ibv_create_rwq_ind_table`.

@@ -3,10 +3,7 @@
 //! A target may have several handles (`man ibv_open_qp`); it lives until the last one is destroyed. Its asynchronous events
 //! go to the handle that created it.
 
-use crate::abi::{
-    ibv_context, ibv_qp, ibv_qp_init_attr_ex, ibv_qp_open_attr, ibv_srq, ibv_srq_init_attr_ex, ibv_xrcd,
-    ibv_xrcd_init_attr,
-};
+use crate::abi::*;
 use crate::errno::{EINVAL, Errno, Result, pointer, status, write_out};
 use crate::object::{Object, Token, Unacked};
 use crate::objects::{QpInner, context, cq, pd};

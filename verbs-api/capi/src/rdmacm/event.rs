@@ -5,9 +5,7 @@
 
 use super::channel::inner;
 use super::id::{self, CmId};
-use crate::abi::{
-    copy_fields, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel, rdma_event_param, rdma_ud_param,
-};
+use crate::abi::*;
 use crate::ah;
 use crate::errno::{EINVAL, Errno, Result, zero};
 use crate::object::{Object, Token, exposed, with_token};

@@ -6,10 +6,7 @@
 
 use super::channel::{self, OwnChannel};
 use super::{address, devices};
-use crate::abi::{
-    copy_fields, ibv_gid, ibv_qp, ibv_qp_ex, ibv_qp_init_attr, ibv_sa_path_rec, rdma_addr, rdma_cm_id,
-    rdma_event_channel, rdma_ib_addr,
-};
+use crate::abi::*;
 use crate::errno::{EINVAL, Result};
 use crate::lock::CmIdState;
 use crate::object::{Object, Token, Unacked, exposed};

@@ -2,12 +2,9 @@
 
 use super::devices::{made, xrc_domain};
 use super::id::{CmId, QpHandle, live, show};
-use crate::abi::{
-    ibv_comp_channel, ibv_context, ibv_cq, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr,
-    ibv_qp_init_attr_ex, ibv_srq_init_attr, ibv_srq_init_attr_ex, ibv_xrcd, rdma_cm_id,
-};
+use crate::abi::*;
 use crate::cq::{ibv_create_cq, ibv_destroy_cq};
-use crate::create_ex::{create_qp_ex, create_srq_ex};
+use crate::create_ex::{QP_PD, QP_XRCD, SRQ_CQ, SRQ_PD, SRQ_TYPE, SRQ_XRCD, create_qp_ex, create_srq_ex};
 use crate::errno::{EINVAL, Result, silent, zero};
 use crate::event::{ibv_create_comp_channel, ibv_destroy_comp_channel};
 use crate::object::Object;
@@ -17,15 +14,6 @@ use crate::srq::{BASIC, XRC, ibv_destroy_srq};
 use core::ffi::c_int;
 use core::ptr::null_mut;
 use roxe_provider::QpState;
-
-/// `IBV_QP_INIT_ATTR_PD` and `_XRCD`.
-const QP_PD: u32 = 1;
-const QP_XRCD: u32 = 1 << 1;
-/// `IBV_SRQ_INIT_ATTR_TYPE`, `_PD`, `_XRCD`, `_CQ`.
-const SRQ_TYPE: u32 = 1;
-const SRQ_PD: u32 = 1 << 1;
-const SRQ_XRCD: u32 = 1 << 2;
-const SRQ_CQ: u32 = 1 << 3;
 
 /// The structure of an identifier, and the context that it is bound to; EINVAL if it is bound to none.
 fn bound(object: &Object<CmId>) -> Result<(*mut rdma_cm_id, *mut ibv_context)> {
