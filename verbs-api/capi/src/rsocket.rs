@@ -90,12 +90,12 @@ unsafe fn read_address(addr: *const sockaddr, len: socklen_t) -> Result<SocketAd
 
 /// Where a program wants an address: `len` says how much room there is, and afterwards how long the address is.
 #[derive(Clone, Copy)]
-struct Place {
+struct AddressOut {
     addr: *mut sockaddr,
     len: *mut socklen_t,
 }
 
-impl Place {
+impl AddressOut {
     /// EFAULT when there is something to write to but no length.
     fn new(addr: *mut sockaddr, len: *mut socklen_t) -> Result<Self> {
         if len.is_null() && !addr.is_null() { Err(EFAULT) } else { Ok(Self { addr, len }) }
@@ -106,8 +106,8 @@ impl Place {
         if len.is_null() { Err(EFAULT) } else { Ok(Self { addr, len }) }
     }
 
-    /// Nobody wants to know.
-    fn nowhere() -> Self {
+    /// The program does not ask for the address.
+    fn none() -> Self {
         Self { addr: ptr::null_mut(), len: ptr::null_mut() }
     }
 

@@ -25,7 +25,10 @@ pub(crate) enum LibraryError {
         looked(looked_in)
     )]
     None { looked_in: Vec<PathBuf> },
-    #[error("ROXE_LIB names {}, which cannot be used: {cause}.\n  Set it to the full path of {LIBRARY}, or unset it.", path.display())]
+    #[error(
+        "ROXE_LIB names {}, which cannot be used: {cause}.\n  Set it to the full path of {LIBRARY}, or unset it.",
+        path.display()
+    )]
     Bad { path: PathBuf, cause: io::Error },
 }
 

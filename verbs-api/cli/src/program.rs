@@ -13,18 +13,22 @@ use std::path::{Path, PathBuf};
 /// Why a program could not be started. The text says what to do.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ProgramError {
-    #[error("cannot start {}: there is no such program.\n  Check the spelling, or give its full path.", program.display())]
+    #[error(
+        "cannot start {}: there is no such program.\n  Check the spelling, or give its full path.",
+        program.display()
+    )]
     NotFound { program: PathBuf },
     #[error("cannot start {}: it is a folder.\n  Name a program in it.", program.display())]
     Folder { program: PathBuf },
     #[error(
-        "cannot start {}: it is not marked as a program.\n  If it is one, `chmod +x {}`; if it is a script, name what runs it \
-         first, for example `sh {}`.",
+        "cannot start {}: it is not marked as a program.\n  If it is one, `chmod +x {}`; if it is a script, name what \
+         runs it first, for example `sh {}`.",
         program.display(), program.display(), program.display()
     )]
     NotExecutable { program: PathBuf },
     #[error(
-        "cannot start {}: what should run it, {}, is not there.\n  Install that, or correct the first line of the script.",
+        "cannot start {}: what should run it, {}, is not there.\n  \
+         Install that, or correct the first line of the script.",
         program.display(), interpreter.display()
     )]
     NoInterpreter { program: PathBuf, interpreter: PathBuf },

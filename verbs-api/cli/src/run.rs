@@ -64,16 +64,22 @@ impl Args {
 pub(crate) enum RunError {
     #[error(transparent)]
     Library(#[from] LibraryError),
-    #[error("{} is not there.\n  Build it with `cargo build --release`; it belongs beside {}.", shim.display(), library::LIBRARY)]
+    #[error(
+        "{} is not there.\n  Build it with `cargo build --release`; it belongs beside {}.",
+        shim.display(), library::LIBRARY
+    )]
     NoShim { shim: PathBuf },
     #[error(transparent)]
     Folder(#[from] FolderError),
     #[error(
-        "wrong --faults: {0}.\n  A rule is an action and what it is for, such as `drop 3%` or `delay 5% by=1ms tx`; `;` stands \
-         between rules. docs/faults.md tells all of it."
+        "wrong --faults: {0}.\n  A rule is an action and what it is for, such as `drop 3%` or `delay 5% by=1ms tx`; \
+         `;` stands between rules. docs/faults.md tells all of it."
     )]
     Faults(ConfigError),
-    #[error("wrong --capture: there is no folder {} for {}.\n  Make it, or name another file.", folder.display(), file.display())]
+    #[error(
+        "wrong --capture: there is no folder {} for {}.\n  Make it, or name another file.",
+        folder.display(), file.display()
+    )]
     Capture { folder: PathBuf, file: PathBuf },
     #[error("ROXE_VIEW={0} is not understood: it must be on or off.")]
     View(String),

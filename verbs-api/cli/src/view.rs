@@ -30,8 +30,8 @@ pub(crate) enum ViewError {
     #[error("no /sys/class/infiniband for the program: {0}")]
     Namespace(String),
     #[error(
-        "no /sys/class/infiniband for the program: {} changes its user, which a user namespace would prevent; nor does the \
-         loader of such a program follow LD_LIBRARY_PATH, so it may use another libibverbs",
+        "no /sys/class/infiniband for the program: {} changes its user, which a user namespace would prevent; nor \
+         does the loader of such a program follow LD_LIBRARY_PATH, so it may use another libibverbs",
         program.display()
     )]
     SetUser { program: PathBuf },

@@ -1,6 +1,6 @@
 //! From nothing to a connection, and back.
 
-use super::{Place, read_address, socket};
+use super::{AddressOut, read_address, socket};
 use crate::errno::{EOPNOTSUPP, minus_one, zero};
 use core::ffi::c_int;
 use libc::{SOCK_DGRAM, SOCK_STREAM, sockaddr, socklen_t};
@@ -33,7 +33,7 @@ pub(crate) unsafe extern "C" fn rlisten(fd: c_int, backlog: c_int) -> c_int {
 pub(crate) unsafe extern "C" fn raccept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     minus_one(|| {
         socket(fd)?;
-        let place = Place::new(addr, len)?;
+        let place = AddressOut::new(addr, len)?;
         let (number, peer) = roxe_rsockets::accept(fd)?;
         // SAFETY: the program passed room and its size, or NULL.
         unsafe { place.write(Some(peer)) };
@@ -61,7 +61,7 @@ pub(crate) unsafe extern "C" fn rgetpeername(fd: c_int, addr: *mut sockaddr, len
     zero(|| {
         let peer = socket(fd)?.peer_addr()?;
         // SAFETY: the program passed room and its size.
-        unsafe { Place::needed(addr, len)?.write(Some(peer)) };
+        unsafe { AddressOut::needed(addr, len)?.write(Some(peer)) };
         Ok(())
     })
 }
@@ -71,7 +71,7 @@ pub(crate) unsafe extern "C" fn rgetsockname(fd: c_int, addr: *mut sockaddr, len
     zero(|| {
         let own = socket(fd)?.local_addr()?;
         // SAFETY: the program passed room and its size.
-        unsafe { Place::needed(addr, len)?.write(Some(own)) };
+        unsafe { AddressOut::needed(addr, len)?.write(Some(own)) };
         Ok(())
     })
 }
