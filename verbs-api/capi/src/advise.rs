@@ -1,8 +1,8 @@
 //! Advice about registered memory: `ibv_advise_mr`, which the headers call through the context.
 
 use crate::abi::{ibv_pd, ibv_sge};
-use crate::domain::pd;
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, status};
+use crate::objects::pd;
 use core::ffi::{c_int, c_uint};
 use roxe_provider::wire::LKey;
 use roxe_provider::{Advice, Sge};

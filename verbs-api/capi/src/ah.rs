@@ -1,15 +1,13 @@
 //! Address handles, also from what was received.
 
-use crate::abi::{ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_global_route, ibv_grh, ibv_pd, ibv_wc};
-use crate::context::context;
-use crate::domain::{context_of, pd};
-use crate::errno::{EINVAL, Result, minus_one, pointer, status};
-use crate::object::{Exposed, Object, Token};
+use crate::abi::{copy_fields, ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_global_route, ibv_grh, ibv_pd, ibv_wc};
+use crate::errno::{EINVAL, Result, pointer, status, write_out, zero};
+use crate::object::Object;
+use crate::objects::{context, context_of, pd};
 use crate::rate;
 use core::ffi::c_int;
-use core::mem::offset_of;
 use core::net::{IpAddr, Ipv4Addr};
-use roxe_provider::{Ah, AhAttr, Context};
+use roxe_provider::{AhAttr, Context};
 use roxe_wire::Gid;
 
 /// `IBV_WC_GRH`.
@@ -19,53 +17,36 @@ const REPLY_HOP_LIMIT: u8 = 0xff;
 /// Bytes of the receive area in front of a datagram.
 const GRH_LEN: usize = 40;
 
-// SAFETY: the handle is the whole structure, at offset 0; the fields are where the offsets say.
-unsafe impl Exposed for ibv_ah {
-    type Handle = Self;
-    type Inner = Ah;
-    const CONTEXT_FIELD: Option<usize> = Some(offset_of!(Self, context));
-    const HANDLE_FIELD: Option<usize> = Some(offset_of!(Self, handle));
-}
-
 /// The address that a program describes.
 pub(crate) fn ah_attr(attr: &ibv_ah_attr) -> AhAttr {
-    AhAttr {
-        dgid: Gid(attr.grh.dgid.raw),
-        sgid_index: attr.grh.sgid_index,
-        hop_limit: attr.grh.hop_limit,
-        traffic_class: attr.grh.traffic_class,
-        flow_label: attr.grh.flow_label,
+    let route = &attr.grh;
+    copy_fields!(AhAttr from route { sgid_index, hop_limit, traffic_class, flow_label } with {
+        dgid: Gid(route.dgid.raw),
         port: attr.port_num,
         has_grh: attr.is_global != 0,
         sl: attr.sl,
         static_rate: rate::static_rate(attr.static_rate),
-    }
+    })
 }
 
-/// The same the other way round.
+/// The address of the provider as a program sees it.
 pub(crate) fn to_c(attr: &AhAttr) -> ibv_ah_attr {
     ibv_ah_attr {
-        grh: ibv_global_route {
+        grh: copy_fields!(ibv_global_route from attr { flow_label, sgid_index, hop_limit, traffic_class } with {
             dgid: ibv_gid { raw: attr.dgid.0 },
-            flow_label: attr.flow_label,
-            sgid_index: attr.sgid_index,
-            hop_limit: attr.hop_limit,
-            traffic_class: attr.traffic_class,
-        },
-        dlid: 0,
+        }),
         sl: attr.sl,
-        src_path_bits: 0,
         static_rate: rate::static_rate_code(attr.static_rate),
         is_global: attr.has_grh.into(),
         port_num: attr.port,
+        ..ibv_ah_attr::ZERO
     }
 }
 
 fn create(handle: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah> {
     let ah = pd(handle)?.create_ah(&ah_attr(attr))?;
-    let token = Token::new();
-    let exposed = ibv_ah { context: context_of(handle)?, pd: handle, handle: token.short() };
-    Ok(Object::publish(token, exposed, ah))
+    let context = context_of(handle)?;
+    Ok(Object::publish_numbered(ah, |number| ibv_ah { context, pd: handle, handle: number }))
 }
 
 /// `man ibv_create_ah`.
@@ -79,10 +60,7 @@ pub(crate) unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah
 
 /// `man ibv_create_ah`.
 pub(crate) unsafe extern "C" fn ibv_destroy_ah(handle: *mut ibv_ah) -> c_int {
-    status(|| {
-        Object::<ibv_ah>::to_destroy(handle)?;
-        Object::<ibv_ah>::retire(handle).map(drop)
-    })
+    status(|| Object::<ibv_ah>::destroy(handle, |_| Ok(())))
 }
 
 /// Whether `header` is an IPv4 header of 20 bytes with a right checksum.
@@ -154,15 +132,9 @@ pub(crate) unsafe extern "C" fn ibv_init_ah_from_wc(
     grh: *mut ibv_grh,
     attr: *mut ibv_ah_attr,
 ) -> c_int {
-    minus_one(|| {
-        if attr.is_null() {
-            return Err(EINVAL);
-        }
-        // SAFETY: the program passes a completion and the area in front of its datagram.
-        let found = unsafe { init_from_wc(handle, port, wc, grh) }?;
-        // SAFETY: not NULL; the program passes a whole structure.
-        unsafe { attr.write(found) };
-        Ok(0)
+    zero(|| {
+        // SAFETY: the program passes a completion and the area in front of its datagram; NULL or a whole structure.
+        unsafe { write_out(attr, init_from_wc(handle, port, wc, grh)?) }
     })
 }
 

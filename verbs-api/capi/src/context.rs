@@ -1,37 +1,70 @@
-//! The context: an opened device, and how it is closed.
+//! Contexts: opening and closing a device, and the tables of functions that the headers call through a context.
 
-use crate::abi::{ibv_context, verbs_context};
-use crate::errno::{Result, minus_one};
-use crate::object::{Exposed, Object};
+use crate::abi::{ABI_EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context, with_functions};
+use crate::errno::{Result, pointer, zero};
+use crate::object::{Object, Token};
+use crate::objects::ContextInner;
+use crate::{
+    advise, counters, cq, create_ex, data_path, device, dm, domain, flow, memory, qp, query, tag_matching, tsan,
+    window, wq, xrc,
+};
 use core::ffi::c_int;
-use core::mem::offset_of;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// The Rust part of a context.
-pub(crate) struct ContextInner {
-    pub(crate) context: Arc<roxe_provider::Context>,
-    /// The descriptor it was imported by, which goes with it.
-    pub(crate) _imported: Option<OwnedFd>,
+/// `man ibv_open_device`.
+pub(crate) unsafe extern "C" fn ibv_open_device(handle: *mut ibv_device) -> *mut ibv_context {
+    pointer(|| open(handle))
 }
 
-// SAFETY: the public structure starts at the field `context`, whose offset is given.
-unsafe impl Exposed for verbs_context {
-    type Handle = ibv_context;
-    type Inner = ContextInner;
-    const HANDLE_OFFSET: usize = offset_of!(Self, context);
-}
-
-/// The provider's context behind a handle.
-pub(crate) fn context<'a>(handle: *mut ibv_context) -> Result<&'a Arc<roxe_provider::Context>> {
-    Object::<verbs_context>::live(handle).map(|object| &object.inner.context)
+/// A new context of a device.
+pub(crate) fn open(handle: *mut ibv_device) -> Result<*mut ibv_context> {
+    let context = device::device(handle)?.open().inspect_err(|error| eprintln!("roxe: {error}"))?;
+    Ok(Object::publish(Token::new(), exposed(handle, &context), ContextInner { context, _imported: None }))
 }
 
 /// `man ibv_close_device`. Objects that the program leaves behind keep the engine going until the process ends.
 pub(crate) unsafe extern "C" fn ibv_close_device(handle: *mut ibv_context) -> c_int {
-    minus_one(|| {
+    zero(|| {
         let context = Arc::clone(&Object::<verbs_context>::retire(handle)?.inner.context);
         context.close();
-        Ok(0)
+        Ok(())
     })
 }
+
+/// What the program sees. An empty slot makes the header answer EOPNOTSUPP.
+pub(crate) fn exposed(device: *mut ibv_device, context: &roxe_provider::Context) -> verbs_context {
+    let num_comp_vectors = context.attr().num_comp_vectors.cast_signed();
+    with_functions!(verbs_context {
+        query: query_port query_device_ex query_rt_values;
+        domain: alloc_parent_domain alloc_td dealloc_td;
+        memory: alloc_null_mr;
+        advise: advise_mr;
+        dm: alloc_dm free_dm reg_dm_mr;
+        cq: create_cq_ex modify_cq;
+        create_ex: create_qp_ex create_srq_ex;
+        qp: modify_qp_rate_limit;
+        tag_matching: post_srq_ops;
+        xrc: open_xrcd close_xrcd open_qp get_srq_num;
+        wq: create_wq modify_wq destroy_wq create_rwq_ind_table destroy_rwq_ind_table;
+        flow: create_flow destroy_flow;
+        counters: create_counters destroy_counters attach_counters_point_flow read_counters;
+    } with {
+        sz: size_of::<verbs_context>(),
+        context: ibv_context {
+            device,
+            ops: tsan::ops(OPS),
+            cmd_fd: context.cmd_fd(),
+            async_fd: context.async_fd(),
+            num_comp_vectors,
+            abi_compat: ABI_EXTENDED,
+            ..ibv_context::ZERO
+        },
+        ..verbs_context::ZERO
+    })
+}
+
+/// The data path, and windows.
+const OPS: ibv_context_ops = with_functions!(ibv_context_ops {
+    window: alloc_mw bind_mw dealloc_mw;
+    data_path: poll_cq req_notify_cq post_send post_recv post_srq_recv;
+} with { ..ibv_context_ops::ZERO });

@@ -1,11 +1,10 @@
 //! Sets of counters for flows (`man ibv_create_counters`).
 
 use crate::abi::{ibv_context, ibv_counter_attach_attr, ibv_counters, ibv_counters_init_attr, ibv_flow};
-use crate::context::context;
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
-use crate::object::{Exposed, Object, Token};
+use crate::object::Object;
+use crate::objects::context;
 use core::ffi::c_int;
-use core::mem::offset_of;
 use roxe_provider::{CounterKind, FlowCounters};
 use std::sync::Arc;
 
@@ -13,13 +12,6 @@ use std::sync::Arc;
 const PREFER_CACHED: u32 = 1;
 /// More values than this nobody asks for; it bounds what a wrong number can do.
 const MAX_VALUES: usize = 1 << 20;
-
-// SAFETY: the handle is the whole structure, at offset 0; the fields are where the offsets say.
-unsafe impl Exposed for ibv_counters {
-    type Handle = Self;
-    type Inner = Arc<FlowCounters>;
-    const CONTEXT_FIELD: Option<usize> = Some(offset_of!(Self, context));
-}
 
 fn counters<'a>(handle: *mut ibv_counters) -> Result<&'a Arc<FlowCounters>> {
     Object::<ibv_counters>::live(handle).map(|object| &object.inner)
@@ -34,7 +26,7 @@ pub(crate) unsafe extern "C" fn create_counters(
         context(handle)?;
         // SAFETY: NULL or a whole structure of the program.
         match unsafe { init.as_ref() }.ok_or(EINVAL)?.comp_mask {
-            0 => Ok(Object::publish(Token::new(), ibv_counters { context: handle }, Arc::default())),
+            0 => Ok(Object::publish_numbered(Arc::default(), |_| ibv_counters { context: handle })),
             _ => Err(EOPNOTSUPP),
         }
     })
@@ -42,10 +34,7 @@ pub(crate) unsafe extern "C" fn create_counters(
 
 /// `man ibv_create_counters`: EBUSY while flows use them.
 pub(crate) unsafe extern "C" fn destroy_counters(handle: *mut ibv_counters) -> c_int {
-    status(|| {
-        Object::<ibv_counters>::to_destroy(handle)?.inner.destroy()?;
-        Object::<ibv_counters>::retire(handle).map(drop)
-    })
+    status(|| Object::<ibv_counters>::destroy(handle, |counters| counters.destroy()))
 }
 
 /// `man ibv_attach_counters_point_flow`: EOPNOTSUPP for a flow that exists already.

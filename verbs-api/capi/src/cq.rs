@@ -1,16 +1,16 @@
-//! Completion queues: making, changing and destroying them. Polling is in `data.rs` and `cq_ex.rs`.
+//! Completion queues: making, changing and destroying them. Polling is in `data_path.rs` and `cq_ex.rs`.
 
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_modify_cq_attr};
-use crate::context::context;
-use crate::cq_ex::{self, Cursor};
-use crate::domain;
+use crate::allocator::Resource;
+use crate::cq_cursor::Cursor;
+use crate::domain::hold_parent;
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
 use crate::event::{count_cq, optional_channel};
-use crate::home::{Home, Resource};
-use crate::object::{Exposed, Object, Token, Unacked};
+use crate::object::{Object, Token, Unacked};
+use crate::objects::{CqInner, allocator, context, cq};
+use crate::{cq_ex, tsan};
 use core::ffi::{c_int, c_void};
-use core::mem::offset_of;
-use roxe_provider::{Cq, CqInit, Moderation, Use};
+use roxe_provider::{Cq, CqInit, Moderation};
 use std::sync::Arc;
 
 /// `IBV_CREATE_CQ_SUP_WC_FLAGS`: every flag that verbs defines.
@@ -29,31 +29,7 @@ const IGNORE_OVERRUN: u32 = 2;
 /// `IBV_CQ_ATTR_MODERATE`: the field `moderate` is given.
 const ATTR_MODERATE: u32 = 1;
 
-/// The Rust part of a CQ.
-pub(crate) struct CqInner {
-    pub(crate) cq: Arc<Cq>,
-    pub(crate) comp_events: Unacked,
-    pub(crate) async_events: Unacked,
-    pub(crate) cursor: Cursor,
-    is_extended: bool,
-    /// Keeps the parent domain busy.
-    _parent: Option<Use>,
-}
-
-// SAFETY: the public structure starts with an `ibv_cq`, at offset 0; the fields are where the offsets say.
-unsafe impl Exposed for ibv_cq_ex {
-    type Handle = ibv_cq;
-    type Inner = CqInner;
-    const CONTEXT_FIELD: Option<usize> = Some(offset_of!(Self, base.context));
-    const HANDLE_FIELD: Option<usize> = Some(offset_of!(Self, base.handle));
-}
-
-/// The provider's CQ behind a handle.
-pub(crate) fn cq<'a>(handle: *mut ibv_cq) -> Result<&'a Arc<Cq>> {
-    Object::<ibv_cq_ex>::live(handle).map(|object| &object.inner.cq)
-}
-
-/// The same, made by `ibv_create_cq_ex`; EINVAL for others.
+/// The provider's CQ behind a handle from `ibv_create_cq_ex`; EINVAL for others.
 pub(crate) fn extended_cq<'a>(handle: *mut ibv_cq) -> Result<&'a Arc<Cq>> {
     let inner = &Object::<ibv_cq_ex>::live(handle)?.inner;
     if inner.is_extended { Ok(&inner.cq) } else { Err(EINVAL) }
@@ -64,58 +40,29 @@ fn cqe_field(cq: &Cq) -> c_int {
     c_int::try_from(cq.capacity()).unwrap_or(c_int::MAX)
 }
 
-/// What every completion queue is made from.
-struct Wish {
-    cqe: u32,
-    cq_context: *mut c_void,
-    channel: *mut ibv_comp_channel,
-    comp_vector: u32,
-    is_extended: bool,
-    ignore_overrun: bool,
-}
-
-/// The parent domain of a completion queue, if it has one: where its block lives, and the use of the domain.
-#[derive(Default)]
-struct Family {
-    home: Option<Home>,
-    parent: Option<Use>,
-}
-
-impl Family {
-    fn of(attr: &ibv_cq_init_attr_ex) -> Result<Self> {
-        if attr.comp_mask & MASK_PD == 0 {
-            return Ok(Self::default());
-        }
-        let parent = Some(domain::hold_parent(attr.parent_domain)?);
-        Ok(Self { home: domain::home(attr.parent_domain, Resource::Cq)?, parent })
-    }
-}
-
-fn create(handle: *mut ibv_context, wish: &Wish, family: Family) -> Result<*mut ibv_cq> {
-    let Wish { cqe, cq_context, channel, comp_vector, is_extended, ignore_overrun } = *wish;
+fn create(handle: *mut ibv_context, attr: &ibv_cq_init_attr_ex, is_extended: bool) -> Result<*mut ibv_cq> {
+    let ibv_cq_init_attr_ex { cqe, cq_context, channel, comp_vector, parent_domain, .. } = *attr;
+    let ignore_overrun = flags(attr) & IGNORE_OVERRUN != 0;
+    let (from, parent) = if attr.comp_mask & MASK_PD == 0 {
+        (None, None)
+    } else {
+        let held = hold_parent(parent_domain)?;
+        (allocator(parent_domain, Resource::Cq)?, Some(held))
+    };
     let token = Token::new();
     let init = CqInit { cqe, channel: optional_channel(channel)?, user: token.0, comp_vector, ignore_overrun };
     let cq = context(handle)?.create_cq(init)?;
-    let base = ibv_cq {
-        context: handle,
-        channel,
-        cq_context,
-        handle: token.short(),
-        cqe: cqe_field(&cq),
-        mutex: [0; 5],
-        cond: [0; 6],
-        comp_events_completed: 0,
-        async_events_completed: 0,
-    };
+    let base =
+        ibv_cq { context: handle, channel, cq_context, handle: token.short(), cqe: cqe_field(&cq), ..ibv_cq::ZERO };
     let inner = CqInner {
         cq,
         comp_events: Unacked::default(),
         async_events: Unacked::default(),
         cursor: Cursor::default(),
         is_extended,
-        _parent: family.parent,
+        _parent: parent,
     };
-    let made = Object::publish_at(family.home, token, cq_ex::exposed(base), inner)?;
+    let made = Object::publish_in(from, token, tsan::cq_ex(cq_ex::exposed(base)), inner)?;
     count_cq(channel, 1);
     Ok(made)
 }
@@ -131,8 +78,8 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
     pointer(|| {
         let cqe = u32::try_from(cqe).map_err(|_| EINVAL)?;
         let comp_vector = u32::try_from(comp_vector).map_err(|_| EINVAL)?;
-        let wish = Wish { cqe, cq_context, channel, comp_vector, is_extended: false, ignore_overrun: false };
-        create(context, &wish, Family::default())
+        let attr = ibv_cq_init_attr_ex { cqe, cq_context, channel, comp_vector, ..Default::default() };
+        create(context, &attr, false)
     })
 }
 
@@ -165,10 +112,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         // SAFETY: NULL or a whole structure of the program.
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
         check_extended(attr)?;
-        let ibv_cq_init_attr_ex { cqe, cq_context, channel, comp_vector, .. } = *attr;
-        let ignore_overrun = flags(attr) & IGNORE_OVERRUN != 0;
-        let wish = Wish { cqe, cq_context, channel, comp_vector, is_extended: true, ignore_overrun };
-        create(context, &wish, Family::of(attr)?).map(|cq| cq.cast())
+        create(context, attr, true).map(|cq| cq.cast())
     })
 }
 

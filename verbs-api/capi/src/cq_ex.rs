@@ -1,60 +1,21 @@
 //! Extended completion queues: one entry at a time, each field read through a function (`man ibv_create_cq_ex`).
 
-use crate::abi::{ibv_cq, ibv_cq_ex, ibv_poll_cq_attr, ibv_wc_tm_info};
-use crate::data::{immediate, wc_flags};
+use crate::abi::{ibv_cq, ibv_cq_ex, ibv_poll_cq_attr, ibv_wc_tm_info, with_functions};
+use crate::data_path::{immediate, wc_flags};
 use crate::errno::{EINVAL, quick_status};
 use crate::object::Object;
-use crate::ordered;
-use crate::wallclock::{self, WallClock};
-use core::cell::UnsafeCell;
+use crate::wallclock;
 use core::ffi::{c_int, c_uint};
-use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
 use roxe_transport::wr::{Cqe, TmInfo};
 
-/// The entry being read, and what makes time of day of its timestamp. `start_poll` locks it, `end_poll` unlocks it, as the man page describes; in between the calling
-/// thread owns it.
-pub(crate) struct Cursor {
-    lock: RawMutex,
-    entry: UnsafeCell<Cqe>,
-    clock: UnsafeCell<WallClock>,
-}
-
-// SAFETY: entry and clock are only touched between `start_poll` and `end_poll`, while the lock is held.
-unsafe impl Sync for Cursor {}
-
-impl Default for Cursor {
-    fn default() -> Self {
-        Self { lock: RawMutex::INIT, entry: UnsafeCell::default(), clock: UnsafeCell::default() }
-    }
-}
-
 /// What the program sees.
 pub(crate) fn exposed(base: ibv_cq) -> ibv_cq_ex {
-    ordered::cq_ex(ibv_cq_ex {
-        base,
-        comp_mask: 0,
-        status: 0,
-        wr_id: 0,
-        start_poll: Some(start_poll),
-        next_poll: Some(next_poll),
-        end_poll: Some(end_poll),
-        read_opcode: Some(read_opcode),
-        read_vendor_err: Some(read_vendor_err),
-        read_byte_len: Some(read_byte_len),
-        read_imm_data: Some(read_imm_data),
-        read_qp_num: Some(read_qp_num),
-        read_src_qp: Some(read_src_qp),
-        read_wc_flags: Some(read_wc_flags),
-        read_slid: Some(read_slid),
-        read_sl: Some(read_sl),
-        read_dlid_path_bits: Some(read_dlid_path_bits),
-        read_completion_ts: Some(read_completion_ts),
-        read_cvlan: Some(read_cvlan),
-        read_flow_tag: Some(read_flow_tag),
-        read_tm_info: Some(read_tm_info),
-        read_completion_wallclock_ns: Some(read_completion_wallclock_ns),
-    })
+    with_functions!(ibv_cq_ex {
+        self: start_poll next_poll end_poll read_opcode read_vendor_err read_byte_len read_imm_data read_qp_num read_src_qp
+            read_wc_flags read_slid read_sl read_dlid_path_bits read_completion_ts read_completion_wallclock_ns read_cvlan
+            read_flow_tag read_tm_info;
+    } with { base, ..ibv_cq_ex::ZERO })
 }
 
 /// The CQ behind a pointer of the extended interface.

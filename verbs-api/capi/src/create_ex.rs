@@ -1,38 +1,41 @@
 //! Queue pairs and shared receive queues by extended attributes: which kind of them the program means.
 
 use crate::abi::{ibv_context, ibv_qp, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_srq, ibv_srq_init_attr_ex};
-use crate::context::context;
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer};
+use crate::objects::context;
 use crate::qp::{self, XRC_RECV, service};
 use crate::srq::{self, BASIC, XRC};
-use crate::{qp_ex, tags, wq, xrc};
+use crate::{tag_matching, wq, wr_batch, xrc};
 use core::ffi::c_int;
 
-/// Bits of `ibv_qp_init_attr_ex.comp_mask`.
-const QP_MASK_PD: u32 = 1;
-const QP_MASK_XRCD: u32 = 1 << 1;
-const QP_MASK_CREATE_FLAGS: u32 = 1 << 2;
-const QP_MASK_SEND_OPS_FLAGS: u32 = 1 << 6;
+/// `IBV_QP_INIT_ATTR_*`: which fields of `ibv_qp_init_attr_ex` are given.
+pub(crate) const QP_PD: u32 = 1;
+pub(crate) const QP_XRCD: u32 = 1 << 1;
+const QP_CREATE_FLAGS: u32 = 1 << 2;
+const QP_SEND_OPS_FLAGS: u32 = 1 << 6;
 
-/// `IBV_SRQ_INIT_ATTR_TYPE` and `IBV_SRQ_INIT_ATTR_PD`: the fields that a basic SRQ is made from.
-const SRQ_MASK_TYPE: u32 = 1;
-const SRQ_MASK_PD: u32 = 2;
-/// What else one of an XRC domain is made from: `IBV_SRQ_INIT_ATTR_XRCD` and `IBV_SRQ_INIT_ATTR_CQ`.
-const SRQ_MASK_XRC: u32 = SRQ_MASK_TYPE | SRQ_MASK_PD | 1 << 2 | 1 << 3;
-/// `IBV_SRQT_TM`, and what else it is made from: `IBV_SRQ_INIT_ATTR_CQ` and `IBV_SRQ_INIT_ATTR_TM`.
+/// `IBV_SRQ_INIT_ATTR_*`: which fields of `ibv_srq_init_attr_ex` are given.
+pub(crate) const SRQ_TYPE: u32 = 1;
+pub(crate) const SRQ_PD: u32 = 1 << 1;
+pub(crate) const SRQ_XRCD: u32 = 1 << 2;
+pub(crate) const SRQ_CQ: u32 = 1 << 3;
+const SRQ_TM: u32 = 1 << 4;
+/// What a queue of an XRC domain is made from, and what one with tag matching is.
+const SRQ_MASK_XRC: u32 = SRQ_TYPE | SRQ_PD | SRQ_XRCD | SRQ_CQ;
+const SRQ_MASK_TAGS: u32 = SRQ_TYPE | SRQ_PD | SRQ_CQ | SRQ_TM;
+/// `IBV_SRQT_TM`.
 const TAGS: c_int = 2;
-const SRQ_MASK_TAGS: u32 = SRQ_MASK_TYPE | SRQ_MASK_PD | 1 << 3 | 1 << 4;
 
 /// EINVAL without a domain, EOPNOTSUPP for what the device does not do.
 fn check_extended(init: &ibv_qp_init_attr_ex) -> Result<()> {
     let given = |bit| init.comp_mask & bit != 0;
-    let flags = if given(QP_MASK_CREATE_FLAGS) { init.create_flags } else { 0 };
-    let ops = if given(QP_MASK_SEND_OPS_FLAGS) { init.send_ops_flags } else { 0 };
-    let other = init.comp_mask & !(QP_MASK_PD | QP_MASK_CREATE_FLAGS | QP_MASK_SEND_OPS_FLAGS);
-    if other != 0 || flags != 0 || ops & !qp_ex::operations_of(service(init.qp_type)?) != 0 {
+    let flags = if given(QP_CREATE_FLAGS) { init.create_flags } else { 0 };
+    let ops = if given(QP_SEND_OPS_FLAGS) { init.send_ops_flags } else { 0 };
+    let other = init.comp_mask & !(QP_PD | QP_CREATE_FLAGS | QP_SEND_OPS_FLAGS);
+    if other != 0 || flags != 0 || ops & !wr_batch::operations_of(service(init.qp_type)?) != 0 {
         return Err(EOPNOTSUPP);
     }
-    if given(QP_MASK_PD) { Ok(()) } else { Err(EINVAL) }
+    if given(QP_PD) { Ok(()) } else { Err(EINVAL) }
 }
 
 /// `man ibv_create_qp_ex`.
@@ -41,14 +44,14 @@ pub(crate) unsafe extern "C" fn create_qp_ex(handle: *mut ibv_context, init: *mu
         context(handle)?;
         // SAFETY: NULL or a whole structure of the program.
         let extended = unsafe { init.as_ref() }.ok_or(EINVAL)?;
-        if extended.qp_type == XRC_RECV && extended.comp_mask & QP_MASK_XRCD != 0 {
+        if extended.qp_type == XRC_RECV && extended.comp_mask & QP_XRCD != 0 {
             return xrc::create_target(handle, extended);
         }
         if wq::is_hash_qp(extended) {
             return wq::create_hash_qp(extended);
         }
         check_extended(extended)?;
-        let (pd, builders) = (extended.pd, extended.comp_mask & QP_MASK_SEND_OPS_FLAGS != 0);
+        let (pd, builders) = (extended.pd, extended.comp_mask & QP_SEND_OPS_FLAGS != 0);
         // SAFETY: not NULL, and the extended structure starts with the classic one.
         qp::create(pd, unsafe { &mut *init.cast::<ibv_qp_init_attr>() }, builders)
     })
@@ -67,13 +70,13 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
             return xrc::create_srq(init);
         }
         if init.comp_mask == SRQ_MASK_TAGS && init.srq_type == TAGS {
-            return tags::create_srq(init);
+            return tag_matching::create_srq(init);
         }
-        let other_type = init.comp_mask & SRQ_MASK_TYPE != 0 && init.srq_type != BASIC;
-        if other_type || init.comp_mask & !(SRQ_MASK_TYPE | SRQ_MASK_PD) != 0 {
+        let other_type = init.comp_mask & SRQ_TYPE != 0 && init.srq_type != BASIC;
+        if other_type || init.comp_mask & !(SRQ_TYPE | SRQ_PD) != 0 {
             return Err(EOPNOTSUPP);
         }
-        if init.comp_mask & SRQ_MASK_PD == 0 {
+        if init.comp_mask & SRQ_PD == 0 {
             return Err(EINVAL);
         }
         srq::create(init.pd, init.srq_context, &mut init.attr)

@@ -4,7 +4,7 @@
 
 use crate::abi::ibv_device;
 use crate::errno::{EINVAL, Errno, Result, minus_one, pointer};
-use crate::lock::Cards;
+use crate::lock::DeviceEntries;
 use core::ffi::{CStr, c_char, c_int};
 use roxe_provider::Device;
 use roxe_provider::lock::Mutex;
@@ -22,16 +22,16 @@ const TRANSPORT_IB: c_int = 0;
 /// The tail is read by provider libraries (libmlx5, libefa) that are handed any device and look behind the public
 /// structure for a pointer of their own; they must find zero.
 #[repr(C)]
-struct Card {
+struct DeviceEntry {
     public: ibv_device,
     tail: [u64; 8],
     device: Arc<Device>,
 }
 
 /// Every device found so far; entries are never removed.
-static CARDS: Mutex<Cards, Vec<&'static Card>> = Mutex::new(Vec::new());
+static ENTRIES: Mutex<DeviceEntries, Vec<&'static DeviceEntry>> = Mutex::new(Vec::new());
 
-impl Card {
+impl DeviceEntry {
     fn new(device: Arc<Device>) -> Self {
         let public = ibv_device {
             _ops: [0; 2],
@@ -59,29 +59,29 @@ pub(crate) fn text<const N: usize>(text: &str) -> [c_char; N] {
     out
 }
 
-/// The card behind a pointer of the program.
-fn card(device: *mut ibv_device) -> Result<&'static Card> {
-    CARDS.lock().iter().find(|card| core::ptr::eq(&raw const card.public, device)).copied().ok_or(EINVAL)
+/// The entry behind a pointer of the program.
+fn entry(device: *mut ibv_device) -> Result<&'static DeviceEntry> {
+    ENTRIES.lock().iter().find(|entry| core::ptr::eq(&raw const entry.public, device)).copied().ok_or(EINVAL)
 }
 
 /// The device behind a pointer of the program; EINVAL if it is none of ours.
 pub(crate) fn device(device: *mut ibv_device) -> Result<Arc<Device>> {
-    card(device).map(|card| Arc::clone(&card.device))
+    entry(device).map(|entry| Arc::clone(&entry.device))
 }
 
 /// Finds the devices the first time, and again as long as there were none.
-fn cards() -> Result<Vec<&'static Card>> {
-    let mut cards = CARDS.lock();
-    if cards.is_empty() {
+fn entries() -> Result<Vec<&'static DeviceEntry>> {
+    let mut entries = ENTRIES.lock();
+    if entries.is_empty() {
         let devices = roxe_provider::devices().inspect_err(|error| eprintln!("roxe: {error}"))?;
-        cards.extend(devices.into_iter().map(|device| &*Box::leak(Box::new(Card::new(device)))));
+        entries.extend(devices.into_iter().map(|device| &*Box::leak(Box::new(DeviceEntry::new(device)))));
     }
-    Ok(cards.clone())
+    Ok(entries.clone())
 }
 
 /// The devices as programs see them.
 pub(crate) fn handles() -> Result<Vec<*mut ibv_device>> {
-    Ok(cards()?.into_iter().map(Card::handle).collect())
+    Ok(entries()?.into_iter().map(DeviceEntry::handle).collect())
 }
 
 /// A NULL-terminated array that `free` releases.
@@ -117,17 +117,17 @@ pub(crate) unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device)
 
 /// `man ibv_get_device_name`.
 pub(crate) unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
-    pointer(|| Ok((&raw const card(device)?.public.name).cast::<c_char>().cast_mut()))
+    pointer(|| Ok((&raw const entry(device)?.public.name).cast::<c_char>().cast_mut()))
 }
 
-/// `man ibv_get_device_guid`: network byte order; 0 for a foreign pointer.
+/// `man ibv_get_device_guid`: network byte order; 0 for a pointer that is no device of ours.
 pub(crate) unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
-    card(device).map_or(0, |card| card.device.node_guid().to_be())
+    entry(device).map_or(0, |entry| entry.device.node_guid().to_be())
 }
 
 /// `man ibv_get_device_index`.
 pub(crate) unsafe extern "C" fn ibv_get_device_index(device: *mut ibv_device) -> c_int {
-    minus_one(|| c_int::try_from(card(device)?.device.index()).map_err(|_| EINVAL))
+    minus_one(|| c_int::try_from(entry(device)?.device.index()).map_err(|_| EINVAL))
 }
 
 /// Where the system shows its devices; under `roxe run` programs see ours there as well.

@@ -1,27 +1,17 @@
 //! Device memory: `ibv_alloc_dm` and friends, which the headers call through the context and through the buffer itself.
 
 use crate::abi::{ibv_alloc_dm_attr, ibv_context, ibv_dm, ibv_mr, ibv_pd};
-use crate::context::context;
-use crate::domain::pd;
 use crate::errno::{EINVAL, Errno, Result, pointer, silent, status};
 use crate::memory::{self, access};
-use crate::object::{Exposed, Object, Token};
+use crate::object::Object;
+use crate::objects::{context, pd};
 use core::ffi::{c_int, c_uint, c_void};
-use core::mem::offset_of;
 use core::ptr::null_mut;
 use roxe_provider::Dm;
 use std::sync::Arc;
 
 /// `IBV_DM_MASK_HANDLE`: the field `handle` is there.
 const MASK_HANDLE: u32 = 1;
-
-// SAFETY: the handle is the whole structure, at offset 0; the fields are where the offsets say.
-unsafe impl Exposed for ibv_dm {
-    type Handle = Self;
-    type Inner = Arc<Dm>;
-    const CONTEXT_FIELD: Option<usize> = Some(offset_of!(Self, context));
-    const HANDLE_FIELD: Option<usize> = Some(offset_of!(Self, handle));
-}
 
 /// A structure for the program, whose functions the headers call.
 fn exposed(context: *mut ibv_context, handle: u32) -> ibv_dm {
@@ -39,17 +29,13 @@ pub(crate) unsafe extern "C" fn alloc_dm(handle: *mut ibv_context, attr: *mut ib
             return Err(EINVAL);
         }
         let dm = context.alloc_dm(attr.length as u64, attr.log_align_req)?;
-        let token = Token::new();
-        Ok(Object::publish(token, exposed(handle, token.short()), dm))
+        Ok(Object::publish_numbered(dm, |number| exposed(handle, number)))
     })
 }
 
 /// `man ibv_alloc_dm`: EBUSY while a region is registered in it. The memory goes, also for handles that were imported.
 pub(crate) unsafe extern "C" fn free_dm(handle: *mut ibv_dm) -> c_int {
-    status(|| {
-        Object::<ibv_dm>::to_destroy(handle)?.inner.free()?;
-        Object::<ibv_dm>::retire(handle).map(drop)
-    })
+    status(|| Object::<ibv_dm>::destroy(handle, |dm| dm.free()))
 }
 
 /// `man ibv_alloc_dm`.
@@ -106,12 +92,9 @@ unsafe extern "C" fn memcpy_from_dm(host: *mut c_void, handle: *mut ibv_dm, offs
 pub(crate) unsafe extern "C" fn ibv_import_dm(handle: *mut ibv_context, dm_handle: u32) -> *mut ibv_dm {
     pointer(|| {
         let context = context(handle)?;
-        let is_it = |object: &Object<ibv_dm>| {
-            let found = &object.inner;
-            (object.number() == dm_handle && Arc::ptr_eq(found.context(), context)).then(|| Arc::clone(found))
-        };
-        let dm = Object::<ibv_dm>::find(is_it).ok_or(EINVAL)?;
-        Ok(Object::publish(Token::new(), exposed(handle, dm_handle), dm))
+        let is_here = |found: &Arc<Dm>| Arc::ptr_eq(found.context(), context).then(|| Arc::clone(found));
+        let dm = Object::<ibv_dm>::numbered(dm_handle, is_here)?;
+        Ok(Object::publish_numbered(dm, |_| exposed(handle, dm_handle)))
     })
 }
 

@@ -1,27 +1,23 @@
 //! Enhanced connection establishment: options that two cards of one vendor may agree on. This one has none yet.
 
-use crate::abi::{ibv_ece, ibv_qp, ibv_qp_ex};
-use crate::errno::{EINVAL, EOPNOTSUPP, status};
-use crate::object::Object;
+use crate::abi::{ibv_ece, ibv_qp};
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, status, write_out};
+use crate::objects::qp;
 use core::ffi::c_int;
 
 /// The options that the device has.
 const OPTIONS: u32 = 0;
 
-fn vendor(qp: *mut ibv_qp) -> crate::errno::Result<u32> {
-    Object::<ibv_qp_ex>::live(qp).map(|object| object.inner.qp.pd().context().attr().vendor_id)
+fn vendor(handle: *mut ibv_qp) -> Result<u32> {
+    qp(handle).map(|qp| qp.pd().context().attr().vendor_id)
 }
 
 /// `man ibv_query_ece`.
 pub(crate) unsafe extern "C" fn ibv_query_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     status(|| {
         let vendor_id = vendor(qp)?;
-        if ece.is_null() {
-            return Err(EINVAL);
-        }
-        // SAFETY: not NULL; the program passes a whole structure.
-        unsafe { ece.write(ibv_ece { vendor_id, options: OPTIONS, comp_mask: 0 }) };
-        Ok(())
+        // SAFETY: NULL or a whole structure of the program.
+        unsafe { write_out(ece, ibv_ece { vendor_id, options: OPTIONS, comp_mask: 0 }) }
     })
 }
 
@@ -30,11 +26,11 @@ pub(crate) unsafe extern "C" fn ibv_set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) 
     status(|| {
         let ours = vendor(qp)?;
         // SAFETY: NULL or a whole structure of the program.
-        let wish = unsafe { ece.as_mut() }.ok_or(EINVAL)?;
-        match wish.vendor_id {
+        let wanted = unsafe { ece.as_mut() }.ok_or(EINVAL)?;
+        match wanted.vendor_id {
             0 => Err(EOPNOTSUPP),
-            id if id == ours && wish.comp_mask == 0 => {
-                wish.options &= OPTIONS;
+            id if id == ours && wanted.comp_mask == 0 => {
+                wanted.options &= OPTIONS;
                 Ok(())
             }
             _ => Err(EINVAL),

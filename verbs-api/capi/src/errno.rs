@@ -1,5 +1,5 @@
-//! How a Rust result becomes a C return value: three conventions, one place, and the wall that stops a panic, or one who
-//! cancels the thread.
+//! How a Rust result becomes a C return value, in the convention of each call. Also where a panic of ours becomes EIO, and
+//! where a thread is kept from being cancelled in the middle of a call.
 
 use core::ffi::c_int;
 use roxe_provider::uncancelled;
@@ -12,7 +12,7 @@ pub(crate) struct Errno(pub(crate) c_int);
 
 pub(crate) type Result<T> = core::result::Result<T, Errno>;
 
-/// The caller passed NULL, a foreign handle or an impossible value.
+/// The caller passed NULL, a handle that is none of ours, or an impossible value.
 pub(crate) const EINVAL: Errno = Errno(libc::EINVAL);
 /// What shall be destroyed is not what its structure says.
 pub(crate) const ENOENT: Errno = Errno(libc::ENOENT);
@@ -45,10 +45,33 @@ fn tell_once(error: &roxe_provider::Error) {
     TOLD.call_once(|| eprintln!("roxe: {error}"));
 }
 
+impl From<roxe_provider::PostError> for Errno {
+    /// `man ibv_post_send`: a full queue is ENOMEM, everything else a wrong request.
+    fn from(error: roxe_provider::PostError) -> Self {
+        match error {
+            roxe_provider::PostError::QueueFull => Self(libc::ENOMEM),
+            _ => EINVAL,
+        }
+    }
+}
+
 impl From<std::io::Error> for Errno {
     fn from(error: std::io::Error) -> Self {
         Self(error.raw_os_error().unwrap_or(libc::EIO))
     }
+}
+
+/// Writes to a variable or a structure of the program; EINVAL for NULL.
+///
+/// # Safety
+/// `out` is NULL or the program's, valid for its type.
+pub(crate) unsafe fn write_out<T>(out: *mut T, value: T) -> Result<()> {
+    if out.is_null() {
+        return Err(EINVAL);
+    }
+    // SAFETY: this function's contract.
+    unsafe { out.write(value) };
+    Ok(())
 }
 
 /// Sets the calling thread's `errno`.
@@ -63,8 +86,8 @@ fn caught<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Errno(libc::EIO)))
 }
 
-/// The same, and nobody cancels the thread meanwhile: that would unwind it too, to where a panic is caught, which ends the
-/// process.
+/// Runs `body` as [`caught`] does, and nobody cancels the thread meanwhile: that would unwind it too, to where a panic is
+/// caught, which ends the process.
 fn contained<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     uncancelled(|| caught(body))
 }
@@ -93,6 +116,11 @@ pub(crate) fn minus_one(body: impl FnOnce() -> Result<c_int>) -> c_int {
         set_errno(errno.0);
         -1
     })
+}
+
+/// For calls that return 0, or -1 with `errno` set.
+pub(crate) fn zero(body: impl FnOnce() -> Result<()>) -> c_int {
+    minus_one(|| body().map(|()| 0))
 }
 
 /// For calls that return how much they moved, or where, or -1 with `errno` set.

@@ -4,25 +4,15 @@
 //! over. Finding the object and counting the event are one step under the lock of the register, for handing out as for
 //! acknowledging, so a destroy either comes first or waits for the acknowledgement.
 
-use crate::abi::{
-    async_element, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_qp_ex, ibv_srq, ibv_wq,
-};
-use crate::context::context;
+use crate::abi::*;
 use crate::errno::{EINVAL, Result, pointer, silent, status};
-use crate::object::{Exposed, Object, Token, with_token};
-use crate::sleep::for_event;
+use crate::object::{Exposed, Object, Token, Unacked, with_token};
+use crate::objects::context;
+use crate::wait::for_event;
 use core::ffi::{c_int, c_uint, c_void};
-use core::mem::offset_of;
 use core::sync::atomic::{AtomicI32, Ordering};
 use roxe_provider::{AsyncEvent, AsyncEventKind, CompChannel};
 use std::sync::Arc;
-
-// SAFETY: the handle is the whole structure, at offset 0; the fields are where the offsets say.
-unsafe impl Exposed for ibv_comp_channel {
-    type Handle = Self;
-    type Inner = Arc<CompChannel>;
-    const CONTEXT_FIELD: Option<usize> = Some(offset_of!(Self, context));
-}
 
 /// `man ibv_create_comp_channel`.
 pub(crate) unsafe extern "C" fn ibv_create_comp_channel(handle: *mut ibv_context) -> *mut ibv_comp_channel {
@@ -35,18 +25,12 @@ pub(crate) unsafe extern "C" fn ibv_create_comp_channel(handle: *mut ibv_context
 
 /// `man ibv_create_comp_channel`: EBUSY while CQs use it.
 pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(handle: *mut ibv_comp_channel) -> c_int {
-    status(|| {
-        Object::<ibv_comp_channel>::to_destroy(handle)?.inner.destroy()?;
-        Object::<ibv_comp_channel>::retire(handle).map(drop)
-    })
+    status(|| Object::<ibv_comp_channel>::destroy(handle, |channel| channel.destroy()))
 }
 
 /// The channel a CQ shall use: none for NULL.
 pub(crate) fn optional_channel(handle: *mut ibv_comp_channel) -> Result<Option<Arc<CompChannel>>> {
-    if handle.is_null() {
-        return Ok(None);
-    }
-    Object::<ibv_comp_channel>::live(handle).map(|object| Some(Arc::clone(&object.inner)))
+    Object::<ibv_comp_channel>::optional(handle).map(|object| object.map(|object| Arc::clone(&object.inner)))
 }
 
 /// Keeps the public count of CQs on a channel; NULL and destroyed channels are passed over.
@@ -129,28 +113,24 @@ impl Source {
     }
 }
 
+/// The handle of the object named `token`, with one of its events more handed out; `None` if the object is gone.
+fn handed_out<E: Exposed>(token: Token, events: impl FnOnce(&E::Inner) -> &Unacked) -> Option<*mut E::Handle> {
+    with_token::<E, _>(token, |object| {
+        events(&object.inner).hand_out();
+        object.handle()
+    })
+}
+
 /// Finds the object of an event and counts the event as handed out; `None` if the object is gone.
 fn hand_out(event: AsyncEvent) -> Option<async_element> {
     let token = Token(event.user);
-    match Source::of(event.kind as u32) {
-        Source::Cq => with_token::<ibv_cq_ex, _>(token, |object| {
-            object.inner.async_events.hand_out();
-            async_element { cq: object.handle() }
-        }),
-        Source::Qp => with_token::<ibv_qp_ex, _>(token, |object| {
-            object.inner.events.hand_out();
-            async_element { qp: object.handle() }
-        }),
-        Source::Srq => with_token::<ibv_srq, _>(token, |object| {
-            object.inner.events.hand_out();
-            async_element { srq: object.handle() }
-        }),
-        Source::Wq => with_token::<ibv_wq, _>(token, |object| {
-            object.inner.events.hand_out();
-            async_element { wq: object.handle() }
-        }),
-        Source::Port => Some(async_element { port_num: c_int::try_from(event.user).unwrap_or_default() }),
-    }
+    Some(match Source::of(event.kind as u32) {
+        Source::Cq => async_element { cq: handed_out::<ibv_cq_ex>(token, |inner| &inner.async_events)? },
+        Source::Qp => async_element { qp: handed_out::<ibv_qp_ex>(token, |inner| &inner.events)? },
+        Source::Srq => async_element { srq: handed_out::<ibv_srq>(token, |inner| &inner.events)? },
+        Source::Wq => async_element { wq: handed_out::<ibv_wq>(token, |inner| &inner.events)? },
+        Source::Port => async_element { port_num: c_int::try_from(event.user).unwrap_or_default() },
+    })
 }
 
 /// `man ibv_get_async_event`.

@@ -7,33 +7,30 @@
 
 use core::arch::global_asm;
 
-/// One symbol: `name@@node` jumps to `function`.
+/// One symbol: `name@@node` is a label with a jump to `function`; `jump` is the instruction, and `type` what begins the name
+/// of a type in the assembler of this processor.
+macro_rules! label {
+    ($node:literal, $name:ident, $function:path, $jump:literal, $type:literal) => {
+        global_asm!(
+            concat!(".pushsection .text.roxe_export_", stringify!($name), ",\"ax\",", $type, "progbits"),
+            concat!(".globl roxe_export_", stringify!($name)),
+            concat!(".type roxe_export_", stringify!($name), ",", $type, "function"),
+            concat!("roxe_export_", stringify!($name), ":"),
+            concat!($jump, " {f}"),
+            concat!(".size roxe_export_", stringify!($name), ", . - roxe_export_", stringify!($name)),
+            concat!(".symver roxe_export_", stringify!($name), ", ", stringify!($name), "@@@", $node),
+            ".popsection",
+            f = sym $function
+        );
+    };
+}
+
 macro_rules! symbol {
     ($node:literal, $name:ident, $function:path) => {
         #[cfg(target_arch = "x86_64")]
-        global_asm!(
-            concat!(".pushsection .text.roxe_export_", stringify!($name), ",\"ax\",@progbits"),
-            concat!(".globl roxe_export_", stringify!($name)),
-            concat!(".type roxe_export_", stringify!($name), ",@function"),
-            concat!("roxe_export_", stringify!($name), ":"),
-            "jmp {f}",
-            concat!(".size roxe_export_", stringify!($name), ", . - roxe_export_", stringify!($name)),
-            concat!(".symver roxe_export_", stringify!($name), ", ", stringify!($name), "@@@", $node),
-            ".popsection",
-            f = sym $function
-        );
+        label!($node, $name, $function, "jmp", "@");
         #[cfg(target_arch = "aarch64")]
-        global_asm!(
-            concat!(".pushsection .text.roxe_export_", stringify!($name), ",\"ax\",%progbits"),
-            concat!(".globl roxe_export_", stringify!($name)),
-            concat!(".type roxe_export_", stringify!($name), ",%function"),
-            concat!("roxe_export_", stringify!($name), ":"),
-            "b {f}",
-            concat!(".size roxe_export_", stringify!($name), ", . - roxe_export_", stringify!($name)),
-            concat!(".symver roxe_export_", stringify!($name), ", ", stringify!($name), "@@@", $node),
-            ".popsection",
-            f = sym $function
-        );
+        label!($node, $name, $function, "b", "%");
     };
 }
 
@@ -57,24 +54,23 @@ macro_rules! refuse {
 
 export! {
     "IBVERBS_1.0", device: ibv_get_sysfs_path ibv_read_sysfs_file;
-    "IBVERBS_1.0", marshall: ibv_copy_path_rec_from_kern ibv_copy_path_rec_to_kern ibv_copy_qp_attr_from_kern;
+    "IBVERBS_1.0", uverbs_convert: ibv_copy_path_rec_from_kern ibv_copy_path_rec_to_kern ibv_copy_qp_attr_from_kern;
     "IBVERBS_1.0", rate: ibv_rate_to_mult mult_to_ibv_rate;
     "IBVERBS_1.0", event: ibv_create_comp_channel ibv_destroy_comp_channel;
     "IBVERBS_1.1", ah: ibv_create_ah ibv_create_ah_from_wc ibv_destroy_ah ibv_init_ah_from_wc;
-    "IBVERBS_1.1", context: ibv_close_device;
-    "IBVERBS_1.1", open: ibv_open_device;
+    "IBVERBS_1.1", context: ibv_close_device ibv_open_device;
     "IBVERBS_1.1", cq: ibv_create_cq ibv_destroy_cq ibv_resize_cq;
     "IBVERBS_1.1", device: ibv_free_device_list ibv_get_device_guid ibv_get_device_list ibv_get_device_name;
     "IBVERBS_1.1", domain: ibv_alloc_pd ibv_dealloc_pd;
     "IBVERBS_1.1", event: ibv_ack_async_event ibv_ack_cq_events ibv_get_async_event ibv_get_cq_event;
-    "IBVERBS_1.1", marshall: ibv_copy_ah_attr_from_kern;
+    "IBVERBS_1.1", uverbs_convert: ibv_copy_ah_attr_from_kern;
     "IBVERBS_1.1", memory: ibv_dereg_mr ibv_dofork_range ibv_dontfork_range ibv_fork_init
         ibv_reg_mr ibv_rereg_mr;
     "IBVERBS_1.1", qp: ibv_attach_mcast ibv_create_qp ibv_destroy_qp ibv_detach_mcast ibv_modify_qp ibv_query_qp;
     "IBVERBS_1.1", query: ibv_query_device ibv_query_gid ibv_query_pkey ibv_query_port;
     "IBVERBS_1.1", rate: ibv_rate_to_mbps mbps_to_ibv_rate;
     "IBVERBS_1.1", srq: ibv_create_srq ibv_destroy_srq ibv_modify_srq ibv_query_srq;
-    "IBVERBS_1.1", text: ibv_event_type_str ibv_node_type_str ibv_port_state_str ibv_wc_status_str;
+    "IBVERBS_1.1", enum_strs: ibv_event_type_str ibv_node_type_str ibv_port_state_str ibv_wc_status_str;
     "IBVERBS_1.5", query: ibv_get_pkey_index;
     "IBVERBS_1.6", qp: ibv_qp_to_qp_ex;
     "IBVERBS_1.7", memory: ibv_reg_mr_iova;
@@ -88,7 +84,7 @@ export! {
     "IBVERBS_1.13", memory: ibv_is_fork_initialized;
     "IBVERBS_1.14", qp: ibv_query_qp_data_in_order;
     "IBVERBS_PRIVATE_34", query: ibv_query_gid_type;
-    "RDMACM_1.0", text: rdma_event_str;
+    "RDMACM_1.0", enum_strs: rdma_event_str;
     "RDMACM_1.0", rdmacm: rdma_accept rdma_ack_cm_event rdma_bind_addr rdma_connect rdma_create_ep
         rdma_create_event_channel rdma_create_id rdma_create_qp rdma_create_qp_ex rdma_create_srq rdma_create_srq_ex
         rdma_destroy_ep rdma_destroy_event_channel rdma_destroy_id rdma_destroy_qp rdma_destroy_srq rdma_disconnect

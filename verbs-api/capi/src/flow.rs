@@ -6,12 +6,11 @@
 
 use crate::abi::{ibv_counters, ibv_flow, ibv_flow_attr, ibv_qp, ibv_qp_ex};
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
-use crate::object::{Exposed, Object, Token};
+use crate::object::Object;
 use core::ffi::c_int;
-use core::mem::offset_of;
 use core::ops::Range;
 use roxe_provider::wire::frame::{Contradiction, Field, FrameMatch};
-use roxe_provider::{Flow, FlowCounters, FlowInit, RuleKind, Service};
+use roxe_provider::{FlowCounters, FlowInit, RuleKind, Service};
 use std::sync::Arc;
 
 /// `IBV_FLOW_ATTR_FLAGS_DONT_TRAP` and `IBV_FLOW_ATTR_FLAGS_EGRESS`.
@@ -80,14 +79,6 @@ const FORMATS: [Format; 6] = [
     Format { kind: 0x40, size: 16, filter: 6, filter_len: 4, places: PORTS, implied: &[(Field::L4, &[6])] },
     Format { kind: 0x41, size: 16, filter: 6, filter_len: 4, places: PORTS, implied: &[(Field::L4, &[17])] },
 ];
-
-// SAFETY: the handle is the whole structure, at offset 0; the fields are where the offsets say.
-unsafe impl Exposed for ibv_flow {
-    type Handle = Self;
-    type Inner = Flow;
-    const CONTEXT_FIELD: Option<usize> = Some(offset_of!(Self, context));
-    const HANDLE_FIELD: Option<usize> = Some(offset_of!(Self, handle));
-}
 
 /// What the specifications of a rule add up to.
 #[derive(Default)]
@@ -221,19 +212,15 @@ pub(crate) unsafe extern "C" fn create_flow(handle: *mut ibv_qp, attr: *mut ibv_
         }
         // SAFETY: not NULL; the program passes a whole rule.
         let flow = qp.inner.qp.create_flow(unsafe { rule(attr) }?)?;
-        let token = Token::new();
         // SAFETY: the field lives as long as the object and is not written after creation.
         let context = unsafe { (&raw const (*handle).context).read() };
-        Ok(Object::publish(token, ibv_flow { comp_mask: 0, context, handle: token.short() }, flow))
+        Ok(Object::publish_numbered(flow, |number| ibv_flow { comp_mask: 0, context, handle: number }))
     })
 }
 
 /// `man ibv_create_flow`.
 pub(crate) unsafe extern "C" fn destroy_flow(handle: *mut ibv_flow) -> c_int {
-    status(|| {
-        Object::<ibv_flow>::to_destroy(handle)?;
-        Object::<ibv_flow>::retire(handle).map(drop)
-    })
+    status(|| Object::<ibv_flow>::destroy(handle, |_| Ok(())))
 }
 
 #[cfg(test)]

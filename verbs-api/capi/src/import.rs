@@ -4,13 +4,13 @@
 //! that came from another process names nothing, because its memory and its queues cannot be reached from here.
 
 use crate::abi::{ibv_context, ibv_mr, ibv_pd, verbs_context};
-use crate::context::{ContextInner, context};
-use crate::domain::{PdInner, context_of, pd};
+use crate::context;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, pointer, silent};
 use crate::object::{Object, Token};
-use crate::open::exposed;
+use crate::objects::{ContextInner, PdInner, context, context_of, pd};
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
+use roxe_provider::Mr;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ pub(crate) unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_con
             context.cmd_identity().is_ok_and(|id| id == wanted).then(|| (Arc::clone(context), device))
         };
         let (context, device) = Object::<verbs_context>::find(is_it).ok_or(EOPNOTSUPP)?;
-        let mut exposed = exposed(device, &context);
+        let mut exposed = context::exposed(device, &context);
         exposed.context.cmd_fd = cmd_fd;
         // SAFETY: the descriptor is open, and the man page gives it to the new context.
         let imported = Some(unsafe { OwnedFd::from_raw_fd(cmd_fd) });
@@ -49,12 +49,9 @@ pub(crate) unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_con
 pub(crate) unsafe extern "C" fn ibv_import_pd(handle: *mut ibv_context, pd_handle: u32) -> *mut ibv_pd {
     pointer(|| {
         let context = context(handle)?;
-        let is_it = |object: &Object<ibv_pd>| {
-            let found = &object.inner.pd;
-            (object.number() == pd_handle && Arc::ptr_eq(found.context(), context)).then(|| Arc::clone(found))
-        };
-        let found = Object::<ibv_pd>::find(is_it).ok_or(EINVAL)?;
-        Ok(Object::publish(Token::new(), ibv_pd { context: handle, handle: pd_handle }, PdInner::plain(found)))
+        let is_here = |found: &PdInner| Arc::ptr_eq(found.pd.context(), context).then(|| Arc::clone(&found.pd));
+        let found = Object::<ibv_pd>::numbered(pd_handle, is_here)?;
+        Ok(Object::publish_numbered(PdInner::plain(found), |_| ibv_pd { context: handle, handle: pd_handle }))
     })
 }
 
@@ -67,11 +64,8 @@ pub(crate) unsafe extern "C" fn ibv_unimport_pd(handle: *mut ibv_pd) {
 pub(crate) unsafe extern "C" fn ibv_import_mr(pd_handle: *mut ibv_pd, mr_handle: u32) -> *mut ibv_mr {
     pointer(|| {
         let pd = pd(pd_handle)?;
-        let is_it = |object: &Object<ibv_mr>| {
-            let found = &object.inner;
-            (object.number() == mr_handle && Arc::ptr_eq(found.pd().context(), pd.context())).then(|| Arc::clone(found))
-        };
-        let mr = Object::<ibv_mr>::find(is_it).ok_or(EINVAL)?;
+        let is_here = |found: &Arc<Mr>| Arc::ptr_eq(found.pd().context(), pd.context()).then(|| Arc::clone(found));
+        let mr = Object::<ibv_mr>::numbered(mr_handle, is_here)?;
         let exposed = ibv_mr {
             context: context_of(pd_handle)?,
             pd: pd_handle,
@@ -81,7 +75,7 @@ pub(crate) unsafe extern "C" fn ibv_import_mr(pd_handle: *mut ibv_pd, mr_handle:
             lkey: mr.lkey().0,
             rkey: mr.rkey().0,
         };
-        Ok(Object::publish(Token::new(), exposed, mr))
+        Ok(Object::publish_numbered(mr, |_| exposed))
     })
 }
 

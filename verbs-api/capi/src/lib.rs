@@ -3,59 +3,66 @@
 //! Every function is a translation: C arguments in, one call of the provider, its result out in the convention that the
 //! man page of the call promises. What can go wrong is decided elsewhere; what lives here is the shape of the interface:
 //!
-//! - `abi.rs`, `abi_layout.rs`: the structures of `infiniband/verbs.h` and the proof that they are laid out as in C;
-//! - `exports.rs` with `exports.map`: the dynamic symbols and their version nodes; `unsupported.rs`: EOPNOTSUPP for those
-//!   that are not implemented; `wallclock.rs`: timestamps as time of day;
-//! - `errno.rs`: results to return values, panics to EIO; `sleep.rs`: waiting for events; `object.rs`: the objects that
-//!   programs hold pointers to, and `home.rs`: memory of their own for them;
-//! - `open.rs`: the functions that are reached through a context; `create_ex.rs`: which kind of queue extended attributes mean;
-//! - one file per kind of object, `data.rs` with `qp_ex.rs` and `cq_ex.rs` for what runs per message, and `ordered.rs` in front
-//!   of them where ThreadSanitizer watches.
+//! | to see | look in |
+//! |---|---|
+//! | the structures of the C headers, and the proof that they are laid out as in C | `abi.rs`, `abi/` |
+//! | which symbols there are, under which version; which only answer EOPNOTSUPP | `exports.rs`, `exports.map`; `unsupported.rs` |
+//! | how a result becomes a return value and `errno` | `errno.rs` |
+//! | what a handle is, and what lies behind it | `object.rs`, `objects.rs`; memory from the program's allocators: `allocator.rs` |
+//! | opening a device; the functions that the headers call through a context | `device.rs`, `context.rs` |
+//! | a control call | the file of its object: `domain.rs`, `memory.rs`, `window.rs`, `dm.rs`, `ah.rs`, `cq.rs`, `srq.rs`, `qp.rs`, `wq.rs`, `xrc.rs`, `flow.rs`, `counters.rs`, `query.rs`; by extended attributes: `create_ex.rs` |
+//! | posting and polling | `data_path.rs`; `qp_ex.rs` with `wr_batch.rs`; `cq_ex.rs` with `cq_cursor.rs`; tags: `tag_matching.rs`; under ThreadSanitizer: `tsan.rs` |
+//! | waiting for events | `event.rs`, `wait.rs` |
+//! | librdmacm | `rdmacm.rs`, `rdmacm/`; its sockets: `rsocket.rs`, `rsocket/` |
 //!
-//! This is a room where `unsafe` is allowed. The reasons given at each block rest on three promises that every verbs
+//! A file imports only files below it: an object's type lies in `objects.rs`, below all that use it, and the table of
+//! functions of a context in `context.rs`, above them.
+//!
+//! `unsafe` is allowed here. The reasons given at each block rest on three promises that every verbs
 //! program makes: pointers are NULL or valid for their type, an object is not destroyed while another call uses it, and
 //! handles of the data path are alive. Control calls check handles all the same.
 
 mod abi;
-mod abi_layout;
 mod advise;
 mod ah;
+mod allocator;
 mod context;
 mod counters;
 mod cq;
+mod cq_cursor;
 mod cq_ex;
 mod create_ex;
-mod data;
+mod data_path;
 mod device;
 mod dm;
 mod domain;
 mod ece;
+mod enum_strs;
 mod errno;
 mod event;
 mod exports;
 mod flow;
-mod home;
 mod import;
 mod lock;
-mod marshall;
 mod memory;
 mod object;
-mod open;
-mod ordered;
+mod objects;
 mod qp;
 mod qp_ex;
 mod query;
 mod rate;
 mod rdmacm;
 mod rsocket;
-mod sleep;
 mod srq;
-mod tags;
+mod tag_matching;
 #[cfg(test)]
 mod tests;
-mod text;
+mod tsan;
 mod unsupported;
+mod uverbs_convert;
+mod wait;
 mod wallclock;
 mod window;
 mod wq;
+mod wr_batch;
 mod xrc;

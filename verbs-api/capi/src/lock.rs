@@ -12,7 +12,7 @@ roxe_provider::ranks! { pub(crate), 4_000.. ;
     /// `rdmacm::devices`: the devices that librdmacm has opened.
     OpenedDevices,
     /// `device`: the structures of all devices.
-    Cards,
+    DeviceEntries,
     /// `object`: the objects alive.
     Register,
 }

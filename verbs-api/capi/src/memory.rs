@@ -1,11 +1,11 @@
 //! Memory regions, and the fork calls.
 
 use crate::abi::{ibv_mr, ibv_pd};
-use crate::domain::{context_of, pd};
-use crate::errno::{EINVAL, Result, minus_one, pointer, status};
-use crate::object::{Exposed, Object, Token};
+use crate::errno::{EINVAL, Result, pointer, status, zero};
+use crate::object::Object;
+use crate::objects;
+use crate::objects::{context_of, pd};
 use core::ffi::{c_int, c_uint, c_void};
-use core::mem::offset_of;
 use roxe_provider::{Access, DmaBuf, Mr, MrChange};
 use std::sync::Arc;
 
@@ -17,14 +17,6 @@ const REREG_PD: c_int = 2;
 const REREG_ACCESS: c_int = 4;
 /// `IBV_FORK_UNNEEDED`: memory that the card reads is the process's own, so fork needs no preparation.
 const FORK_UNNEEDED: c_int = 2;
-
-// SAFETY: the handle is the whole structure, at offset 0; the fields are where the offsets say.
-unsafe impl Exposed for ibv_mr {
-    type Handle = Self;
-    type Inner = Arc<Mr>;
-    const CONTEXT_FIELD: Option<usize> = Some(offset_of!(Self, context));
-    const HANDLE_FIELD: Option<usize> = Some(offset_of!(Self, handle));
-}
 
 /// The rights that `bits` name; hints that the device does not know are left out, other unknown bits refused.
 pub(crate) fn access(bits: u32) -> Result<Access> {
@@ -39,17 +31,8 @@ fn register(handle: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, bi
 
 /// Gives the program a region of the domain `handle`.
 pub(crate) fn publish(handle: *mut ibv_pd, addr: *mut c_void, length: usize, mr: Arc<Mr>) -> Result<*mut ibv_mr> {
-    let token = Token::new();
-    let exposed = ibv_mr {
-        context: context_of(handle)?,
-        pd: handle,
-        addr,
-        length,
-        handle: token.short(),
-        lkey: mr.lkey().0,
-        rkey: mr.rkey().0,
-    };
-    Ok(Object::publish(token, exposed, mr))
+    let (context, lkey, rkey) = (context_of(handle)?, mr.lkey().0, mr.rkey().0);
+    Ok(Object::publish_numbered(mr, |number| ibv_mr { context, pd: handle, addr, length, handle: number, lkey, rkey }))
 }
 
 /// `man ibv_reg_mr`.
@@ -122,7 +105,7 @@ fn change(flags: c_int, pd: *mut ibv_pd, addr: *mut c_void, length: usize, bits:
         return Err(EINVAL);
     }
     Ok(MrChange {
-        pd: given(REREG_PD).then(|| self::pd(pd).cloned()).transpose()?,
+        pd: given(REREG_PD).then(|| objects::pd(pd).cloned()).transpose()?,
         range: given(REREG_TRANSLATION).then_some((addr.addr() as u64, length as u64)),
         access: given(REREG_ACCESS).then(|| access(bits)).transpose()?,
     })
@@ -138,7 +121,7 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     length: usize,
     access: c_int,
 ) -> c_int {
-    minus_one(|| {
+    zero(|| {
         let object = Object::<ibv_mr>::live(handle)?;
         object.inner.reregister(change(flags, pd, addr, length, access.cast_unsigned())?)?;
         let exposed = object.exposed();
@@ -152,16 +135,13 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
                 (&raw mut (*exposed).pd).write(pd);
             }
         }
-        Ok(0)
+        Ok(())
     })
 }
 
 /// `man ibv_reg_mr`. When it returns, no peer and no engine touches the memory any more.
 pub(crate) unsafe extern "C" fn ibv_dereg_mr(handle: *mut ibv_mr) -> c_int {
-    status(|| {
-        Object::<ibv_mr>::to_destroy(handle)?.inner.deregister()?;
-        Object::<ibv_mr>::retire(handle).map(drop)
-    })
+    status(|| Object::<ibv_mr>::destroy(handle, |mr| mr.deregister()))
 }
 
 /// `man ibv_fork_init`: there is nothing to prepare, so it cannot fail.

@@ -1,15 +1,15 @@
 //! Objects that C programs hold pointers to, and the register of those that are alive.
 //!
 //! An object is one heap block: first the structure the program sees and may write to, then the Rust part. The register
-//! turns a NULL, foreign or stale handle of a control call into EINVAL, and a late event of a destroyed object into
+//! turns NULL, a handle of another library and a stale one of a control call into EINVAL, and a late event of a destroyed object into
 //! nothing. It also notices when the program has written over the `context` or `handle` field of a structure: such a
 //! call is refused, and the object is as it was once the field is put back. The data path does not consult it: there a
 //! handle is only compared with NULL, as in every verbs library.
 //!
 //! Touches the heap blocks it made and nothing else.
 
+use crate::allocator::ObjectAllocator;
 use crate::errno::{EINVAL, ENOENT, Errno, Result};
-use crate::home::Home;
 use crate::lock::Register as RegisterRank;
 use core::alloc::Layout;
 use core::any::TypeId;
@@ -41,6 +41,26 @@ pub(crate) unsafe trait Exposed: 'static {
     const HANDLE_FIELD: Option<usize> = None;
 }
 
+/// Says which C structures start objects: `structure => handle [at field]: Rust part, context = field, number = field`.
+macro_rules! exposed {
+    ($($structure:ident => $handle:ident $(at $at:ident)?: $inner:ty
+        $(, context = $($context:ident).+)? $(, number = $($number:ident).+)?;)+) => {
+        $(
+            // SAFETY: the handle is the field of that name, or what the structure starts with; the offsets are those of
+            // fields of these types.
+            unsafe impl crate::object::Exposed for $structure {
+                type Handle = $handle;
+                type Inner = $inner;
+                $(const HANDLE_OFFSET: usize = core::mem::offset_of!(Self, $at);)?
+                $(const CONTEXT_FIELD: Option<usize> = Some(core::mem::offset_of!(Self, $($context).+));)?
+                $(const HANDLE_FIELD: Option<usize> = Some(core::mem::offset_of!(Self, $($number).+));)?
+            }
+        )+
+    };
+}
+
+pub(crate) use exposed;
+
 /// What the structure of an object says about where it belongs: fields that are written when it is made and never again.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Identity {
@@ -60,7 +80,7 @@ impl Identity {
         // SAFETY: this function's contract and that of the trait: the fields lie in the structure.
         let context =
             E::CONTEXT_FIELD.map_or(0, |at| unsafe { field(at).cast::<*const c_void>().read_unaligned() }.addr());
-        // SAFETY: as above.
+        // SAFETY: this function's contract and that of the trait: the fields lie in the structure.
         let handle = E::HANDLE_FIELD.map_or(0, |at| unsafe { field(at).cast::<u32>().read_unaligned() });
         Self { context, handle }
     }
@@ -70,8 +90,8 @@ impl Identity {
 #[repr(C)]
 pub(crate) struct Object<E: Exposed> {
     exposed: UnsafeCell<E>,
-    /// Whose allocator the block comes from; `None`: ours.
-    home: Option<Home>,
+    /// The program's allocator that the block comes from; `None`: ours.
+    allocator: Option<ObjectAllocator>,
     /// Names the object in events; never used twice.
     token: Token,
     /// What the structure said when the object was made.
@@ -116,20 +136,32 @@ impl<E: Exposed> Object<E> {
         Self::enter(token, Box::into_raw(Box::new(Self::new(None, token, exposed, inner))))
     }
 
-    /// The same in a block of the program's allocator, if `home` names one that has an opinion; ENOMEM if it has no memory.
-    pub(crate) fn publish_at(home: Option<Home>, token: Token, exposed: E, inner: E::Inner) -> Result<*mut E::Handle> {
-        let Some(home) = home else { return Ok(Self::publish(token, exposed, inner)) };
-        let Some(block) = home.alloc(Layout::new::<Self>())? else { return Ok(Self::publish(token, exposed, inner)) };
+    /// Makes an object that has no events, whose structure shows the number that `expose` is given.
+    pub(crate) fn publish_numbered(inner: E::Inner, expose: impl FnOnce(u32) -> E) -> *mut E::Handle {
+        let token = Token::new();
+        Self::publish(token, expose(token.short()), inner)
+    }
+
+    /// Makes an object in a block of the program's allocator, if there is one and it does not leave the choice to
+    /// us; ENOMEM if it has no memory.
+    pub(crate) fn publish_in(
+        allocator: Option<ObjectAllocator>,
+        token: Token,
+        exposed: E,
+        inner: E::Inner,
+    ) -> Result<*mut E::Handle> {
+        let block = allocator.map_or(Ok(None), |allocator| allocator.alloc(Layout::new::<Self>()))?;
+        let Some(block) = block else { return Ok(Self::publish(token, exposed, inner)) };
         let block = block.cast::<Self>().as_ptr();
         // SAFETY: the allocator promises a fresh block of this size and alignment.
-        unsafe { block.write(Self::new(Some(home), token, exposed, inner)) };
+        unsafe { block.write(Self::new(allocator, token, exposed, inner)) };
         Ok(Self::enter(token, block))
     }
 
-    fn new(home: Option<Home>, token: Token, exposed: E, inner: E::Inner) -> Self {
+    fn new(allocator: Option<ObjectAllocator>, token: Token, exposed: E, inner: E::Inner) -> Self {
         // SAFETY: a whole structure.
         let identity = unsafe { Identity::read(&raw const exposed) };
-        Self { exposed: UnsafeCell::new(exposed), home, token, identity, inner }
+        Self { exposed: UnsafeCell::new(exposed), allocator, token, identity, inner }
     }
 
     /// Enters a finished block in the register.
@@ -150,8 +182,14 @@ impl<E: Exposed> Object<E> {
         Self::unchanged(handle, EINVAL)
     }
 
-    /// The same for a call that destroys the object: a structure that names another object is ENOENT, as the kernel answers
-    /// for a number that it did not give out (`rdma_lookup_get_uobject`).
+    /// The object behind a handle that NULL may stand for; EINVAL as for [`live`](Self::live).
+    pub(crate) fn optional<'a>(handle: *mut E::Handle) -> Result<Option<&'a Self>> {
+        if handle.is_null() { Ok(None) } else { Self::live(handle).map(Some) }
+    }
+
+    /// The object behind the handle of a call that destroys it; EINVAL if there is none of this kind. A structure that
+    /// names another object is ENOENT, as the kernel answers for a number that it did not give out
+    /// (`rdma_lookup_get_uobject`).
     pub(crate) fn to_destroy<'a>(handle: *mut E::Handle) -> Result<&'a Self> {
         Self::unchanged(handle, ENOENT)
     }
@@ -200,6 +238,11 @@ impl<E: Exposed> Object<E> {
         })
     }
 
+    /// What `choose` makes of the object that shows this number (`man ibv_import_pd`); EINVAL if there is none that it wants.
+    pub(crate) fn numbered<T>(number: u32, choose: impl Fn(&E::Inner) -> Option<T>) -> Result<T> {
+        Self::find(|object| if object.number() == number { choose(&object.inner) } else { None }).ok_or(EINVAL)
+    }
+
     /// Takes an object out of the register, whatever its structure says; dropping the result frees it.
     pub(crate) fn retire(handle: *mut E::Handle) -> Result<Retired<E>> {
         let mut register = REGISTER.lock();
@@ -211,6 +254,29 @@ impl<E: Exposed> Object<E> {
         let object = Retired(unsafe { NonNull::new_unchecked(Self::block(handle)) });
         register.by_token.remove(&object.token);
         Ok(object)
+    }
+
+    /// Destroys an object without events: `release` ends what the provider has, or refuses; then the block is freed.
+    pub(crate) fn destroy(
+        handle: *mut E::Handle,
+        release: impl FnOnce(&E::Inner) -> core::result::Result<(), roxe_provider::Error>,
+    ) -> Result<()> {
+        release(&Self::to_destroy(handle)?.inner)?;
+        Self::retire(handle).map(drop)
+    }
+
+    /// Destroys an object as [`destroy`](Self::destroy) does, and waits in between until the program has acknowledged all
+    /// of its `events`.
+    pub(crate) fn destroy_acknowledged(
+        handle: *mut E::Handle,
+        release: impl FnOnce(&E::Inner) -> core::result::Result<(), roxe_provider::Error>,
+        events: impl FnOnce(&E::Inner) -> &Unacked,
+    ) -> Result<()> {
+        let object = Self::to_destroy(handle)?;
+        release(&object.inner)?;
+        object.conceal();
+        events(&object.inner).wait();
+        Self::retire(handle).map(drop)
     }
 
     /// The object behind a handle of the data path; only NULL is refused.
@@ -256,13 +322,13 @@ impl<E: Exposed> Deref for Retired<E> {
 impl<E: Exposed> Drop for Retired<E> {
     fn drop(&mut self) {
         let block = self.0.as_ptr();
-        match self.home {
+        match self.allocator {
             // SAFETY: owned, made by a box, and not used after this.
             None => drop(unsafe { Box::from_raw(block) }),
-            Some(home) => {
+            Some(allocator) => {
                 // SAFETY: owned, whole, and not used after this.
                 unsafe { block.drop_in_place() };
-                home.free(block.cast());
+                allocator.free(block.cast());
             }
         }
     }

@@ -1,21 +1,15 @@
-//! Queue pairs: making, changing, asking and destroying them. Posting to them is in `data.rs` and `qp_ex.rs`.
+//! Queue pairs: making, changing, asking and destroying them. Posting to them is in `data_path.rs` and `qp_ex.rs`.
 
-use crate::abi::{
-    ibv_ah_attr, ibv_gid, ibv_global_route, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr,
-    ibv_qp_init_attr_ex, ibv_qp_rate_limit_attr,
-};
+use crate::abi::*;
 use crate::ah::ah_attr;
-use crate::cq::cq;
-use crate::domain::{context_of, home, pd};
+use crate::allocator::Resource;
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
-use crate::home::Resource;
-use crate::object::{Exposed, Object, Token, Unacked};
-use crate::qp_ex::{self, Builder};
-use crate::rate;
+use crate::object::{Object, Token, Unacked};
+use crate::objects::{QpInner, allocator, context_of, cq, pd, qp};
 use crate::srq::optional_srq;
+use crate::wr_batch::Builder;
+use crate::{qp_ex, rate, tsan};
 use core::ffi::c_int;
-use core::mem::offset_of;
-use core::ptr::null_mut;
 use roxe_provider::{Access, AttrMask, Context, Qp, QpAttr, QpInit, QpInitView};
 use roxe_transport::qp::{MigState, QpCaps, QpState, RateLimit, Service};
 use roxe_transport::wr::Av;
@@ -30,23 +24,6 @@ pub(crate) const XRC_INI: c_int = 9;
 /// `IBV_QPT_XRC_RECV`: made in an XRC domain, see `xrc.rs`.
 pub(crate) const XRC_RECV: c_int = 10;
 
-/// The Rust part of a QP.
-pub(crate) struct QpInner {
-    pub(crate) qp: Arc<Qp>,
-    pub(crate) service: Service,
-    pub(crate) events: Unacked,
-    /// Present if the program asked for the `ibv_wr_*` interface.
-    pub(crate) builder: Option<Builder>,
-}
-
-// SAFETY: the public structure starts with an `ibv_qp`, at offset 0; the fields are where the offsets say.
-unsafe impl Exposed for ibv_qp_ex {
-    type Handle = ibv_qp;
-    type Inner = QpInner;
-    const CONTEXT_FIELD: Option<usize> = Some(offset_of!(Self, qp_base.context));
-    const HANDLE_FIELD: Option<usize> = Some(offset_of!(Self, qp_base.handle));
-}
-
 /// Values of `enum ibv_qp_type` that the device has and makes in a protection domain.
 pub(crate) fn service(qp_type: c_int) -> Result<Service> {
     match qp_type {
@@ -60,23 +37,11 @@ pub(crate) fn service(qp_type: c_int) -> Result<Service> {
 }
 
 fn caps(cap: &ibv_qp_cap) -> QpCaps {
-    QpCaps {
-        max_send_wr: cap.max_send_wr,
-        max_recv_wr: cap.max_recv_wr,
-        max_send_sge: cap.max_send_sge,
-        max_recv_sge: cap.max_recv_sge,
-        max_inline_data: cap.max_inline_data,
-    }
+    copy_fields!(QpCaps from cap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data })
 }
 
 fn cap_to_c(caps: &QpCaps) -> ibv_qp_cap {
-    ibv_qp_cap {
-        max_send_wr: caps.max_send_wr,
-        max_recv_wr: caps.max_recv_wr,
-        max_send_sge: caps.max_send_sge,
-        max_recv_sge: caps.max_recv_sge,
-        max_inline_data: caps.max_inline_data,
-    }
+    copy_fields!(ibv_qp_cap from caps { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data })
 }
 
 /// Makes a QP and writes what it really takes back to `init`.
@@ -98,42 +63,28 @@ pub(crate) fn create(handle: *mut ibv_pd, init: &mut ibv_qp_init_attr, extended:
     let base = base(handle, init, token, &qp)?;
     let builder = extended.then(|| Builder::new(&init.cap, service));
     let inner = QpInner { qp, service, events: Unacked::default(), builder };
-    Object::publish_at(home(handle, Resource::Qp)?, token, qp_ex::exposed(base), inner)
+    Object::publish_in(allocator(handle, Resource::Qp)?, token, exposed(base), inner)
+}
+
+/// What the program sees of a queue pair.
+pub(crate) fn exposed(base: ibv_qp) -> ibv_qp_ex {
+    tsan::qp_ex(qp_ex::exposed(base))
 }
 
 /// The classic part of what the program sees.
 fn base(handle: *mut ibv_pd, init: &ibv_qp_init_attr, token: Token, qp: &Qp) -> Result<ibv_qp> {
-    Ok(ibv_qp {
-        context: context_of(handle)?,
-        qp_context: init.qp_context,
-        pd: handle,
-        send_cq: init.send_cq,
-        recv_cq: init.recv_cq,
-        srq: init.srq,
-        handle: token.short(),
-        qp_num: qp.qpn().get(),
-        state: QpState::Reset as c_int,
-        qp_type: init.qp_type,
-        mutex: [0; 5],
-        cond: [0; 6],
-        events_completed: 0,
-    })
+    let (context, state) = (context_of(handle)?, QpState::Reset as c_int);
+    Ok(copy_fields!(ibv_qp from init { qp_context, send_cq, recv_cq, srq, qp_type } with {
+        context, pd: handle, handle: token.short(), qp_num: qp.qpn().get(), state, ..ibv_qp::ZERO
+    }))
 }
 
 /// Shows the program a queue pair without queues.
 pub(crate) fn publish_hash(init: &ibv_qp_init_attr_ex, token: Token, qp: Arc<Qp>) -> Result<*mut ibv_qp> {
-    let classic = ibv_qp_init_attr {
-        qp_context: init.qp_context,
-        send_cq: null_mut(),
-        recv_cq: null_mut(),
-        srq: null_mut(),
-        cap: ibv_qp_cap::default(),
-        qp_type: init.qp_type,
-        sq_sig_all: 0,
-    };
+    let classic = copy_fields!(ibv_qp_init_attr from init { qp_context, qp_type } with { ..Default::default() });
     let base = base(init.pd, &classic, token, &qp)?;
     let inner = QpInner { qp, service: Service::Raw, events: Unacked::default(), builder: None };
-    Object::publish_at(home(init.pd, Resource::Qp)?, token, qp_ex::exposed(base), inner)
+    Object::publish_in(allocator(init.pd, Resource::Qp)?, token, exposed(base), inner)
 }
 
 /// `man ibv_create_qp`.
@@ -176,7 +127,9 @@ fn from_c(context: &Context, attr: &ibv_qp_attr, mask: AttrMask) -> Result<QpAtt
     } else {
         default.path_mtu
     };
-    Ok(QpAttr {
+    Ok(copy_fields!(QpAttr from attr {
+        pkey_index, alt_pkey_index, max_rd_atomic, max_dest_rd_atomic, min_rnr_timer, timeout, retry_cnt, rnr_retry, alt_timeout,
+    } with {
         state: coded(mask, AttrMask::STATE, attr.qp_state, state)?.unwrap_or_default(),
         cur_state: coded(mask, AttrMask::CUR_STATE, attr.cur_qp_state, state)?,
         path_mtu: mtu,
@@ -189,23 +142,14 @@ fn from_c(context: &Context, attr: &ibv_qp_attr, mask: AttrMask) -> Result<QpAtt
         access: Access::from_bits(access).ok_or(EINVAL)?,
         av: resolve(context, &attr.ah_attr, mask, AttrMask::AV)?,
         alt_av: resolve(context, &attr.alt_ah_attr, mask, AttrMask::ALT_PATH)?,
-        pkey_index: attr.pkey_index,
-        alt_pkey_index: attr.alt_pkey_index,
         en_sqd_async_notify: attr.en_sqd_async_notify != 0,
-        max_rd_atomic: attr.max_rd_atomic,
-        max_dest_rd_atomic: attr.max_dest_rd_atomic,
-        min_rnr_timer: attr.min_rnr_timer,
         port: attr.port_num,
-        timeout: attr.timeout,
-        retry_cnt: attr.retry_cnt,
-        rnr_retry: attr.rnr_retry,
         alt_port: attr.alt_port_num,
-        alt_timeout: attr.alt_timeout,
         rate_limit: RateLimit {
             kbps: if mask.contains(AttrMask::RATE_LIMIT) { attr.rate_limit } else { 0 },
             max_burst: 0,
         },
-    })
+    }))
 }
 
 /// An address vector as programs see it; all zero while none is set.
@@ -214,13 +158,9 @@ fn av_to_c(av: &Av, port: u8) -> ibv_ah_attr {
         return ibv_ah_attr::default();
     }
     ibv_ah_attr {
-        grh: ibv_global_route {
+        grh: copy_fields!(ibv_global_route from av { flow_label, sgid_index, hop_limit, traffic_class } with {
             dgid: ibv_gid { raw: av.dgid.0 },
-            flow_label: av.flow_label,
-            sgid_index: av.sgid_index,
-            hop_limit: av.hop_limit,
-            traffic_class: av.traffic_class,
-        },
+        }),
         static_rate: rate::static_rate_code(av.static_rate),
         is_global: 1,
         port_num: port,
@@ -229,7 +169,9 @@ fn av_to_c(av: &Av, port: u8) -> ibv_ah_attr {
 }
 
 pub(crate) fn to_c(attr: &QpAttr, cap: ibv_qp_cap) -> ibv_qp_attr {
-    ibv_qp_attr {
+    copy_fields!(ibv_qp_attr from attr {
+        pkey_index, alt_pkey_index, max_rd_atomic, max_dest_rd_atomic, min_rnr_timer, timeout, retry_cnt, rnr_retry, alt_timeout,
+    } with {
         qp_state: attr.state as c_int,
         cur_qp_state: attr.state as c_int,
         path_mtu: attr.path_mtu as c_int,
@@ -242,27 +184,18 @@ pub(crate) fn to_c(attr: &QpAttr, cap: ibv_qp_cap) -> ibv_qp_attr {
         cap,
         ah_attr: av_to_c(&attr.av, attr.port),
         alt_ah_attr: av_to_c(&attr.alt_av, attr.alt_port),
-        pkey_index: attr.pkey_index,
-        alt_pkey_index: attr.alt_pkey_index,
         en_sqd_async_notify: attr.en_sqd_async_notify.into(),
         sq_draining: 0,
-        max_rd_atomic: attr.max_rd_atomic,
-        max_dest_rd_atomic: attr.max_dest_rd_atomic,
-        min_rnr_timer: attr.min_rnr_timer,
         port_num: attr.port,
-        timeout: attr.timeout,
-        retry_cnt: attr.retry_cnt,
-        rnr_retry: attr.rnr_retry,
         alt_port_num: attr.alt_port,
-        alt_timeout: attr.alt_timeout,
         rate_limit: attr.rate_limit.kbps,
-    }
+    })
 }
 
 /// `man ibv_modify_qp`: on an error nothing has changed.
 pub(crate) unsafe extern "C" fn ibv_modify_qp(handle: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
     status(|| {
-        let qp = &Object::<ibv_qp_ex>::live(handle)?.inner.qp;
+        let qp = qp(handle)?;
         // SAFETY: NULL or a whole structure of the program.
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
         let mask = AttrMask::from_bits(mask.cast_unsigned()).ok_or(EINVAL)?;
@@ -273,7 +206,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(handle: *mut ibv_qp, attr: *mut ib
 
 /// Writes the state that a queue pair is in to where the program reads it.
 pub(crate) fn show_state(handle: *mut ibv_qp) -> Result<()> {
-    let state = Object::<ibv_qp_ex>::live(handle)?.inner.qp.state();
+    let state = qp(handle)?.state();
     // SAFETY: the field lives as long as the object, and programs only read it.
     unsafe { (&raw mut (*handle).state).write(state as c_int) };
     Ok(())
@@ -283,7 +216,7 @@ pub(crate) fn show_state(handle: *mut ibv_qp) -> Result<()> {
 /// counted as they are, whatever size is typical.
 pub(crate) unsafe extern "C" fn modify_qp_rate_limit(handle: *mut ibv_qp, attr: *mut ibv_qp_rate_limit_attr) -> c_int {
     status(|| {
-        let qp = &Object::<ibv_qp_ex>::live(handle)?.inner.qp;
+        let qp = qp(handle)?;
         // SAFETY: NULL or a whole structure of the program.
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
         let rate_limit = RateLimit { kbps: attr.rate_limit, max_burst: attr.max_burst_sz };
@@ -317,30 +250,22 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
 
 /// What a QP was created with.
 fn creation(qp: &ibv_qp, made: &QpInitView) -> ibv_qp_init_attr {
-    ibv_qp_init_attr {
-        qp_context: qp.qp_context,
-        send_cq: qp.send_cq,
-        recv_cq: qp.recv_cq,
-        srq: qp.srq,
-        cap: cap_to_c(&made.caps),
-        qp_type: qp.qp_type,
-        sq_sig_all: made.sq_sig_all.into(),
-    }
+    copy_fields!(ibv_qp_init_attr from qp { qp_context, send_cq, recv_cq, srq, qp_type } with {
+        cap: cap_to_c(&made.caps), sq_sig_all: made.sq_sig_all.into(),
+    })
 }
 
 /// `man ibv_destroy_qp`: EBUSY while it is attached to a multicast group; waits until every event is acknowledged.
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(handle: *mut ibv_qp) -> c_int {
-    status(|| {
-        let object = Object::<ibv_qp_ex>::to_destroy(handle)?;
-        object.inner.qp.check_detached()?;
+    let release = |inner: &QpInner| {
+        inner.qp.check_detached()?;
         // A target may have other handles: it goes with the last.
-        if object.inner.service != Service::XrcTgt {
-            object.inner.qp.destroy();
+        if inner.service != Service::XrcTgt {
+            inner.qp.destroy();
         }
-        object.conceal();
-        object.inner.events.wait();
-        Object::<ibv_qp_ex>::retire(handle).map(drop)
-    })
+        Ok(())
+    };
+    status(|| Object::<ibv_qp_ex>::destroy_acknowledged(handle, release, |inner| &inner.events))
 }
 
 /// `man ibv_query_qp_data_in_order`: 1, because bytes are placed in order of their addresses.
@@ -353,7 +278,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp_data_in_order(handle: *mut ibv_qp, 
 /// # Safety
 /// `gid` is NULL or valid for reads.
 unsafe fn membership<'a>(handle: *mut ibv_qp, gid: *const ibv_gid) -> Result<(&'a Arc<Qp>, Gid)> {
-    let qp = &Object::<ibv_qp_ex>::live(handle)?.inner.qp;
+    let qp = qp(handle)?;
     // SAFETY: this function's contract.
     let gid = unsafe { gid.as_ref() }.ok_or(EINVAL)?;
     Ok((qp, Gid(gid.raw)))

@@ -3,228 +3,29 @@
 //! `wr_start` locks the builder of the QP, `wr_complete` or `wr_abort` unlocks it. Until then nothing reaches the queue,
 //! so that an abort, or an error of any call in between, leaves no trace.
 
-use crate::abi::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_cap, ibv_qp_ex, ibv_sge};
-use crate::data::ud_dest;
+use crate::abi::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_ex, ibv_sge, with_functions};
+use crate::data_path::ud_dest;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, quick_status};
 use crate::object::Object;
-use crate::{ordered, window};
-use core::cell::UnsafeCell;
+use crate::window;
+use crate::wr_batch::{Batch, Builder};
 use core::ffi::{c_int, c_void};
-use core::ops::Range;
-use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
 use roxe_transport::qp::Service;
-use roxe_transport::wr::{SendData, SendFlags, SendOp, SendRequest, Sge, UdDest};
+use roxe_transport::wr::{SendOp, Sge};
 use roxe_wire::{Feth, ImmDt, LKey, Placement, RKey, Selectivity};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 type Qpx = *mut ibv_qp_ex;
 
-/// A work request whose payload lies in the buffers of the batch.
-struct Built {
-    wr_id: u64,
-    op: SendOp,
-    flags: SendFlags,
-    payload: Payload,
-    ud: Option<UdDest>,
-    /// XRC: the peer's shared receive queue.
-    srqn: Option<u32>,
-}
-
-enum Payload {
-    Sges(Range<usize>),
-    Inline(Range<usize>),
-}
-
-/// Work requests since `wr_start`. The buffers grow to what the program uses once and keep that size.
-struct Batch {
-    requests: Vec<Built>,
-    sges: Vec<Sge>,
-    bytes: Vec<u8>,
-    cap: ibv_qp_cap,
-    service: Service,
-    /// The first error since `wr_start`; it fails the whole batch.
-    error: Option<Errno>,
-}
-
-/// The builder of one QP.
-pub(crate) struct Builder {
-    lock: RawMutex,
-    batch: UnsafeCell<Batch>,
-}
-
-// SAFETY: the batch is only touched between `wr_start` and `wr_complete` or `wr_abort`, while the lock is held.
-unsafe impl Sync for Builder {}
-
-impl Builder {
-    pub(crate) fn new(cap: &ibv_qp_cap, service: Service) -> Self {
-        let (requests, sges, bytes) = (Vec::new(), Vec::new(), Vec::new());
-        let batch = Batch { requests, sges, bytes, cap: *cap, service, error: None };
-        Self { lock: RawMutex::INIT, batch: UnsafeCell::new(batch) }
-    }
-}
-
-/// The `IBV_QP_EX_WITH_*` bit of an operation.
-const fn bit(op: &SendOp) -> u64 {
-    match op {
-        SendOp::Write { .. } => 1,
-        SendOp::WriteImm { .. } => 1 << 1,
-        SendOp::Send => 1 << 2,
-        SendOp::SendImm(_) => 1 << 3,
-        SendOp::Read { .. } => 1 << 4,
-        SendOp::CompareSwap { .. } => 1 << 5,
-        SendOp::FetchAdd { .. } => 1 << 6,
-        SendOp::LocalInvalidate(_) => 1 << 7,
-        SendOp::BindWindow { .. } => 1 << 8,
-        SendOp::SendInvalidate(_) => 1 << 9,
-        SendOp::Flush { .. } => 1 << 11,
-        SendOp::AtomicWrite { .. } => 1 << 12,
-    }
-}
-
-/// `IBV_QP_EX_WITH_*` of everything that a QP of `service` can do. A QP has the builders of all of these, whichever it was
-/// created with: programs use more than they asked for, because other providers let them.
-pub(crate) const fn operations_of(service: Service) -> u64 {
-    match service {
-        Service::Rc | Service::XrcIni => 0x3ff | 1 << 11 | 1 << 12,
-        Service::Uc => 0xf | 1 << 7 | 1 << 8,
-        Service::Ud => 0xc,
-        Service::Raw => 1 << 2,
-        Service::XrcTgt => 0,
-    }
-}
-
-/// Whether the program attaches data to the operation.
-const fn takes_data(op: &SendOp) -> bool {
-    !matches!(
-        op,
-        SendOp::AtomicWrite { .. } | SendOp::Flush { .. } | SendOp::LocalInvalidate(_) | SendOp::BindWindow { .. }
-    )
-}
-
-impl Batch {
-    fn clear(&mut self) {
-        self.requests.clear();
-        self.sges.clear();
-        self.bytes.clear();
-        self.error = None;
-    }
-
-    fn begin(&mut self, wr_id: u64, flags: u32, op: SendOp) -> Result<()> {
-        if operations_of(self.service) & bit(&op) == 0 {
-            return Err(EOPNOTSUPP);
-        }
-        if self.requests.len() >= self.cap.max_send_wr as usize {
-            return Err(Errno(libc::ENOMEM));
-        }
-        // Inline data is announced by the setter, not by a flag.
-        let flags = SendFlags::from_bits_truncate(flags) - SendFlags::INLINE;
-        self.requests.push(Built { wr_id, op, flags, payload: Payload::Sges(0..0), ud: None, srqn: None });
-        Ok(())
-    }
-
-    /// The request being built; EINVAL before the first one.
-    fn last(&mut self) -> Result<&mut Built> {
-        self.requests.last_mut().ok_or(EINVAL)
-    }
-
-    /// The request being built, if data can be attached to it.
-    fn last_with_data(&mut self) -> Result<&mut Built> {
-        self.last().and_then(|built| if takes_data(&built.op) { Ok(built) } else { Err(EINVAL) })
-    }
-
-    fn set_sges(&mut self, list: impl ExactSizeIterator<Item = Sge>) -> Result<()> {
-        if list.len() > self.cap.max_send_sge as usize {
-            return Err(EINVAL);
-        }
-        let start = self.sges.len();
-        self.sges.extend(list);
-        let range = start..self.sges.len();
-        self.last_with_data()?.payload = Payload::Sges(range);
-        Ok(())
-    }
-
-    /// Copies the buffers of the program.
-    ///
-    /// # Safety
-    /// Every buffer is memory that the program may read.
-    unsafe fn set_inline(&mut self, buffers: impl Iterator<Item = ibv_data_buf>) -> Result<()> {
-        let start = self.bytes.len();
-        for buffer in buffers {
-            let used = self.bytes.len() - start;
-            if buffer.length > self.cap.max_inline_data as usize - used || (buffer.addr.is_null() && buffer.length > 0)
-            {
-                return Err(EINVAL);
-            }
-            if buffer.length > 0 {
-                // SAFETY: this function's contract.
-                let bytes = unsafe { core::slice::from_raw_parts(buffer.addr.cast_const().cast(), buffer.length) };
-                self.bytes.extend_from_slice(bytes);
-            }
-        }
-        let range = start..self.bytes.len();
-        self.last_with_data()?.payload = Payload::Inline(range);
-        Ok(())
-    }
-
-    /// Copies the data of an ATOMIC WRITE.
-    fn set_word(&mut self, word: &[u8; 8]) -> Result<()> {
-        let start = self.bytes.len();
-        self.bytes.extend_from_slice(word);
-        let range = start..self.bytes.len();
-        self.last()?.payload = Payload::Inline(range);
-        Ok(())
-    }
-
-    /// Posts every request, or none if one is refused (`man ibv_wr_post`).
-    fn post(&self, qp: &roxe_provider::Qp) -> Result<()> {
-        let mut queue = qp.send();
-        let posted = self.requests.iter().try_for_each(|built| {
-            let srqn = if self.service == Service::XrcIni { built.srqn.ok_or(EINVAL)? } else { 0 };
-            Ok(queue.push_to_srq(srqn, &self.request(built))?)
-        });
-        posted.inspect_err(|_| queue.take_back())
-    }
-
-    fn request<'a>(&'a self, built: &'a Built) -> SendRequest<'a> {
-        let data = match &built.payload {
-            Payload::Sges(range) => SendData::Sges(self.sges.get(range.clone()).unwrap_or_default()),
-            Payload::Inline(range) => SendData::Inline(self.bytes.get(range.clone()).unwrap_or_default()),
-        };
-        SendRequest { wr_id: built.wr_id, op: built.op, flags: built.flags, data, ud: built.ud }
-    }
-}
-
-/// What the program sees.
+/// What the program sees. A QP has the builders of everything that its service can do, whichever it was created
+/// with: programs use more than they asked for, because other providers let them.
 pub(crate) fn exposed(base: ibv_qp) -> ibv_qp_ex {
-    ordered::qp_ex(ibv_qp_ex {
-        qp_base: base,
-        comp_mask: 0,
-        wr_id: 0,
-        wr_flags: 0,
-        wr_atomic_cmp_swp: Some(wr_atomic_cmp_swp),
-        wr_atomic_fetch_add: Some(wr_atomic_fetch_add),
-        wr_bind_mw: Some(wr_bind_mw),
-        wr_local_inv: Some(wr_local_inv),
-        wr_rdma_read: Some(wr_rdma_read),
-        wr_rdma_write: Some(wr_rdma_write),
-        wr_rdma_write_imm: Some(wr_rdma_write_imm),
-        wr_send: Some(wr_send),
-        wr_send_imm: Some(wr_send_imm),
-        wr_send_inv: Some(wr_send_inv),
-        wr_send_tso: Some(wr_send_tso),
-        wr_set_ud_addr: Some(wr_set_ud_addr),
-        wr_set_xrc_srqn: Some(wr_set_xrc_srqn),
-        wr_set_inline_data: Some(wr_set_inline_data),
-        wr_set_inline_data_list: Some(wr_set_inline_data_list),
-        wr_set_sge: Some(wr_set_sge),
-        wr_set_sge_list: Some(wr_set_sge_list),
-        wr_start: Some(wr_start),
-        wr_complete: Some(wr_complete),
-        wr_abort: Some(wr_abort),
-        wr_atomic_write: Some(wr_atomic_write),
-        wr_flush: Some(wr_flush),
-    })
+    with_functions!(ibv_qp_ex {
+        self: wr_start wr_complete wr_abort wr_send wr_send_imm wr_send_inv wr_send_tso wr_rdma_read wr_rdma_write
+            wr_rdma_write_imm wr_atomic_cmp_swp wr_atomic_fetch_add wr_atomic_write wr_flush wr_bind_mw wr_local_inv
+            wr_set_ud_addr wr_set_xrc_srqn wr_set_inline_data wr_set_inline_data_list wr_set_sge wr_set_sge_list;
+    } with { qp_base: base, ..ibv_qp_ex::ZERO })
 }
 
 /// The builder of a QP; `None` for NULL and for a QP without one.
@@ -446,45 +247,4 @@ unsafe extern "C" fn wr_set_inline_data_list(qp: Qpx, count: usize, list: *const
     let at = |i| unsafe { list.add(i).read() };
     // SAFETY: called through the structure of a living QP, after `wr_start`, with memory that the program may read.
     unsafe { with_batch(qp, |batch| batch.set_inline((0..count).map(at))) };
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn batch() -> Batch {
-        let cap = ibv_qp_cap { max_send_wr: 2, max_send_sge: 1, max_inline_data: 4, ..ibv_qp_cap::default() };
-        Builder::new(&cap, Service::Rc).batch.into_inner()
-    }
-
-    #[test]
-    fn a_batch_keeps_the_limits_of_its_queue() {
-        let mut batch = batch();
-        let sge = Sge::default();
-        assert_eq!(batch.set_sges([sge].into_iter()), Err(EINVAL), "no request was begun");
-        batch.begin(1, 0, SendOp::Send).unwrap();
-        assert_eq!(batch.set_sges([sge, sge].into_iter()), Err(EINVAL));
-        batch.set_sges([sge].into_iter()).unwrap();
-        batch.begin(2, 0, SendOp::Send).unwrap();
-        assert_eq!(batch.begin(3, 0, SendOp::Send), Err(Errno(libc::ENOMEM)));
-    }
-
-    #[test]
-    fn inline_buffers_are_joined_up_to_the_limit() {
-        let mut batch = batch();
-        let mut bytes = *b"abcde";
-        let start = bytes.as_mut_ptr();
-        let buffer =
-            |range: Range<usize>| ibv_data_buf { addr: start.wrapping_add(range.start).cast(), length: range.len() };
-        let (good, long) = ([buffer(0..2), buffer(3..5)], [buffer(0..2), buffer(0..3)]);
-        batch.begin(1, 0, SendOp::Send).unwrap();
-        // SAFETY: the buffers lie in `bytes`.
-        unsafe {
-            assert_eq!(batch.set_inline(long.into_iter()), Err(EINVAL));
-            batch.clear();
-            batch.begin(1, 0, SendOp::Send).unwrap();
-            batch.set_inline(good.into_iter()).unwrap();
-        }
-        assert_eq!(batch.bytes, b"abde");
-    }
 }

@@ -1,12 +1,9 @@
 //! Questions about the device and its port.
 
-use crate::abi::{
-    ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_odp_caps, ibv_port_attr,
-    ibv_rss_caps, ibv_values_ex,
-};
-use crate::context::context;
+use crate::abi::*;
 use crate::device::text;
-use crate::errno::{EINVAL, Errno, Result, minus_one, negative, status};
+use crate::errno::{EINVAL, Errno, Result, minus_one, negative, status, zero};
+use crate::objects::context;
 use crate::wq;
 use core::ffi::c_int;
 use core::mem::offset_of;
@@ -26,7 +23,7 @@ const CORE_CLOCK_KHZ: u64 = 1_000_000;
 /// `_IMPLICIT`; then SEND, RECV, WRITE, READ, ATOMIC and SRQ_RECV from bit 0 on, as far as the service does them.
 const ODP_CAPS: ibv_odp_caps =
     ibv_odp_caps { general_caps: 0b11, rc_odp_caps: 0b11_1111, uc_odp_caps: 0b10_0111, ud_odp_caps: 0b10_0011 };
-/// The same for XRC, whose receives are all shared.
+/// What services of XRC do when a page is missing: their receives are all shared.
 const XRC_ODP_CAPS: u32 = 0b11_1101;
 /// Raw packets (`IBV_QPT_RAW_PACKET`) are hashed by addresses and ports.
 const RSS_CAPS: ibv_rss_caps = ibv_rss_caps {
@@ -67,59 +64,30 @@ fn int(value: u32) -> c_int {
 }
 
 fn device_attr(attr: &DeviceAttr) -> ibv_device_attr {
-    ibv_device_attr {
+    copy_fields!(ibv_device_attr from attr {
+        max_mr_size, page_size_cap, vendor_id, vendor_part_id, hw_ver, device_cap_flags, max_pkeys, local_ca_ack_delay,
+        phys_port_cnt,
+    } via int {
+        max_qp, max_qp_wr, max_sge, max_sge_rd, max_cq, max_cqe, max_mr, max_pd, max_qp_rd_atom, max_res_rd_atom,
+        max_qp_init_rd_atom, atomic_cap, max_mw, max_mcast_grp, max_mcast_qp_attach, max_ah, max_srq, max_srq_wr,
+        max_srq_sge,
+    } with {
         fw_ver: text(attr.fw_ver),
         node_guid: attr.node_guid.to_be(),
         sys_image_guid: attr.sys_image_guid.to_be(),
-        max_mr_size: attr.max_mr_size,
-        page_size_cap: attr.page_size_cap,
-        vendor_id: attr.vendor_id,
-        vendor_part_id: attr.vendor_part_id,
-        hw_ver: attr.hw_ver,
-        max_qp: int(attr.max_qp),
-        max_qp_wr: int(attr.max_qp_wr),
-        device_cap_flags: attr.device_cap_flags,
-        max_sge: int(attr.max_sge),
-        max_sge_rd: int(attr.max_sge_rd),
-        max_cq: int(attr.max_cq),
-        max_cqe: int(attr.max_cqe),
-        max_mr: int(attr.max_mr),
-        max_pd: int(attr.max_pd),
-        max_qp_rd_atom: int(attr.max_qp_rd_atom),
-        max_ee_rd_atom: 0,
-        max_res_rd_atom: int(attr.max_res_rd_atom),
-        max_qp_init_rd_atom: int(attr.max_qp_init_rd_atom),
-        max_ee_init_rd_atom: 0,
-        atomic_cap: int(attr.atomic_cap),
-        max_ee: 0,
-        max_rdd: 0,
-        max_mw: int(attr.max_mw),
-        max_raw_ipv6_qp: 0,
         max_raw_ethy_qp: int(attr.max_qp),
-        max_mcast_grp: int(attr.max_mcast_grp),
-        max_mcast_qp_attach: int(attr.max_mcast_qp_attach),
         max_total_mcast_qp_attach: int(attr.max_mcast_grp * attr.max_mcast_qp_attach),
-        max_ah: int(attr.max_ah),
-        max_fmr: 0,
-        max_map_per_fmr: 0,
-        max_srq: int(attr.max_srq),
-        max_srq_wr: int(attr.max_srq_wr),
-        max_srq_sge: int(attr.max_srq_sge),
-        max_pkeys: attr.max_pkeys,
-        local_ca_ack_delay: attr.local_ca_ack_delay,
-        phys_port_cnt: attr.phys_port_cnt,
-    }
+        ..ibv_device_attr::ZERO
+    })
 }
 
 fn device_attr_ex(attr: &DeviceAttr) -> ibv_device_attr_ex {
     ibv_device_attr_ex {
         orig_attr: device_attr(attr),
-        comp_mask: 0,
         odp_caps: ODP_CAPS,
         completion_timestamp_mask: u64::MAX,
         hca_core_clock: CORE_CLOCK_KHZ,
         device_cap_flags_ex: attr.device_cap_flags_ex,
-        tso_caps: [0; 2],
         rss_caps: RSS_CAPS,
         // Each is half a queue pair.
         max_wq_type_rq: attr.max_qp,
@@ -128,31 +96,21 @@ fn device_attr_ex(attr: &DeviceAttr) -> ibv_device_attr_ex {
         tm_caps: TM_CAPS,
         cq_mod_caps: [limits::MAX_CQ_MODERATION; 2],
         max_dm_size: attr.max_dm_size,
-        pci_atomic_caps: [0; 3],
         xrc_odp_caps: XRC_ODP_CAPS,
         phys_port_cnt_ex: attr.phys_port_cnt.into(),
+        ..ibv_device_attr_ex::ZERO
     }
 }
 
 fn port_attr(attr: &PortAttr) -> ibv_port_attr {
-    ibv_port_attr {
-        state: int(attr.state),
+    copy_fields!(ibv_port_attr from attr {
+        port_cap_flags, max_msg_sz, bad_pkey_cntr, qkey_viol_cntr, pkey_tbl_len, max_vl_num, active_width, active_speed,
+        phys_state, link_layer, flags,
+    } via int { state, gid_tbl_len } with {
         max_mtu: attr.max_mtu as c_int,
         active_mtu: attr.active_mtu as c_int,
-        gid_tbl_len: int(attr.gid_tbl_len),
-        port_cap_flags: attr.port_cap_flags,
-        max_msg_sz: attr.max_msg_sz,
-        bad_pkey_cntr: attr.bad_pkey_cntr,
-        qkey_viol_cntr: attr.qkey_viol_cntr,
-        pkey_tbl_len: attr.pkey_tbl_len,
-        max_vl_num: attr.max_vl_num,
-        active_width: attr.active_width,
-        active_speed: attr.active_speed,
-        phys_state: attr.phys_state,
-        link_layer: attr.link_layer,
-        flags: attr.flags,
-        ..ibv_port_attr::default()
-    }
+        ..ibv_port_attr::ZERO
+    })
 }
 
 fn gid_entry(entry: &GidEntry) -> ibv_gid_entry {
@@ -213,11 +171,11 @@ pub(crate) unsafe extern "C" fn ibv_query_gid(
     index: c_int,
     gid: *mut ibv_gid,
 ) -> c_int {
-    minus_one(|| {
+    zero(|| {
         let index = usize::try_from(index).map_err(|_| EINVAL)?;
         let found = ibv_gid { raw: context(handle)?.gid(port, index)?.0 };
         // SAFETY: the program passes a whole GID.
-        unsafe { write_prefix(gid, size_of::<ibv_gid>(), &found) }.map(|()| 0)
+        unsafe { write_prefix(gid, size_of::<ibv_gid>(), &found) }
     })
 }
 
@@ -278,14 +236,14 @@ pub(crate) unsafe extern "C" fn ibv_query_gid_type(
     index: u32,
     gid_type: *mut c_int,
 ) -> c_int {
-    minus_one(|| {
+    zero(|| {
         let found = match find_entry(handle, port.into(), index) {
             Ok(_) => SYSFS_GID_TYPE_V2,
             Err(Errno(libc::ENODATA)) => SYSFS_GID_TYPE_V1,
             Err(error) => return Err(error),
         };
         // SAFETY: the program passes a variable for the type.
-        unsafe { write_prefix(gid_type, size_of::<c_int>(), &found) }.map(|()| 0)
+        unsafe { write_prefix(gid_type, size_of::<c_int>(), &found) }
     })
 }
 
@@ -296,11 +254,11 @@ pub(crate) unsafe extern "C" fn ibv_query_pkey(
     index: c_int,
     pkey: *mut u16,
 ) -> c_int {
-    minus_one(|| {
+    zero(|| {
         let index = usize::try_from(index).map_err(|_| EINVAL)?;
         let found = context(handle)?.pkey(port, index)?.0.to_be();
         // SAFETY: the program passes a variable for the key.
-        unsafe { write_prefix(pkey, size_of::<u16>(), &found) }.map(|()| 0)
+        unsafe { write_prefix(pkey, size_of::<u16>(), &found) }
     })
 }
 
@@ -332,7 +290,7 @@ pub(crate) unsafe extern "C" fn query_rt_values(handle: *mut ibv_context, values
             tv_sec: libc::time_t::try_from(now / nanos_per_s).unwrap_or(libc::time_t::MAX),
             tv_nsec: libc::c_long::try_from(now % nanos_per_s).unwrap_or_default(),
         };
-        // SAFETY: as above.
+        // SAFETY: not NULL; the program passes a whole structure.
         unsafe { values.write(ibv_values_ex { comp_mask: RAW_CLOCK & wanted, raw_clock }) };
         Ok(())
     })

@@ -4,7 +4,7 @@
 //! channel of its own, and its calls take their outcome from it. Events know identifiers by the token of their object, so an
 //! event of one that is gone finds nothing.
 //!
-//! - `channel.rs`: channels; `id.rs`: the identifier and what programs read in it; `event.rs`: events; `life.rs`: from making
+//! - `channel.rs`: channels; `id.rs`: the identifier and what programs read in it; `event.rs`: events; `lifecycle.rs`: from making
 //!   an identifier to destroying it;
 //! - `devices.rs`: open devices and what identifiers share on them; `address.rs`, `addrinfo.rs`: addresses;
 //! - `resolve.rs`, `connect.rs`, `endpoint.rs`, `queues.rs`, `multicast.rs`, `options.rs`, `ece.rs`: the calls.
@@ -18,7 +18,7 @@ mod ece;
 mod endpoint;
 mod event;
 mod id;
-mod life;
+mod lifecycle;
 mod multicast;
 mod options;
 mod queues;
@@ -33,7 +33,7 @@ pub(crate) use devices::{rdma_free_devices, rdma_get_devices};
 pub(crate) use ece::{rdma_get_remote_ece, rdma_set_local_ece};
 pub(crate) use endpoint::{rdma_create_ep, rdma_destroy_ep, rdma_get_request};
 pub(crate) use event::{rdma_ack_cm_event, rdma_get_cm_event};
-pub(crate) use life::{rdma_create_id, rdma_destroy_id, rdma_migrate_id};
+pub(crate) use lifecycle::{rdma_create_id, rdma_destroy_id, rdma_migrate_id};
 pub(crate) use multicast::{rdma_join_multicast, rdma_join_multicast_ex, rdma_leave_multicast};
 pub(crate) use options::rdma_set_option;
 pub(crate) use queues::{

@@ -3,7 +3,7 @@
 //! They are the calls of ordinary sockets with an `r` in front, and answer as those do: -1 and `errno`. Here: what C means by
 //! its pointers and lengths. EBADF for numbers that are no rsockets, EFAULT for NULL where something has to be.
 //!
-//! - `open.rs`: from nothing to a connection; `data.rs`: bytes; `control.rs`: waiting, options, mappings.
+//! - `open.rs`: from nothing to a connection; `data_path.rs`: bytes; `control.rs`: waiting, options, mappings.
 
 mod control;
 mod data;
@@ -47,7 +47,7 @@ unsafe fn bytes<'a>(start: *const u8, len: usize) -> Result<&'a [u8]> {
     }
 }
 
-/// The same for bytes to be written.
+/// The bytes that a pointer and a length name, to be written.
 ///
 /// # Safety
 /// `start` is NULL or has `len` bytes that nobody else uses, for as long as the result is used.
@@ -90,24 +90,24 @@ unsafe fn read_address(addr: *const sockaddr, len: socklen_t) -> Result<SocketAd
 
 /// Where a program wants an address: `len` says how much room there is, and afterwards how long the address is.
 #[derive(Clone, Copy)]
-struct Place {
+struct AddressOut {
     addr: *mut sockaddr,
     len: *mut socklen_t,
 }
 
-impl Place {
+impl AddressOut {
     /// EFAULT when there is something to write to but no length.
     fn new(addr: *mut sockaddr, len: *mut socklen_t) -> Result<Self> {
         if len.is_null() && !addr.is_null() { Err(EFAULT) } else { Ok(Self { addr, len }) }
     }
 
-    /// The same where the length is needed.
+    /// A place whose length has to be there: EFAULT for NULL.
     fn needed(addr: *mut sockaddr, len: *mut socklen_t) -> Result<Self> {
         if len.is_null() { Err(EFAULT) } else { Ok(Self { addr, len }) }
     }
 
-    /// Nobody wants to know.
-    fn nowhere() -> Self {
+    /// The program does not ask for the address.
+    fn none() -> Self {
         Self { addr: ptr::null_mut(), len: ptr::null_mut() }
     }
 

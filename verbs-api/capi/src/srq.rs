@@ -1,12 +1,11 @@
-//! Shared receive queues. Posting to them is in `data.rs`.
+//! Shared receive queues. Posting to them is in `data_path.rs`.
 
 use crate::abi::{ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
-use crate::domain::{context_of, home, pd};
-use crate::errno::{EINVAL, Result, pointer, status};
-use crate::home::Resource;
-use crate::object::{Exposed, Object, Token, Unacked};
+use crate::allocator::Resource;
+use crate::errno::{EINVAL, Result, pointer, status, write_out};
+use crate::object::{Object, Token, Unacked};
+use crate::objects::{SrqInner, allocator, context_of, pd, srq};
 use core::ffi::{c_int, c_void};
-use core::mem::offset_of;
 use roxe_provider::{Error, Srq, SrqInit};
 use std::sync::Arc;
 
@@ -17,26 +16,9 @@ const LIMIT: c_int = 2;
 pub(crate) const BASIC: c_int = 0;
 pub(crate) const XRC: c_int = 1;
 
-/// The Rust part of an SRQ.
-pub(crate) struct SrqInner {
-    pub(crate) srq: Arc<Srq>,
-    pub(crate) events: Unacked,
-}
-
-// SAFETY: the handle is the whole structure, at offset 0; the fields are where the offsets say.
-unsafe impl Exposed for ibv_srq {
-    type Handle = Self;
-    type Inner = SrqInner;
-    const CONTEXT_FIELD: Option<usize> = Some(offset_of!(Self, context));
-    const HANDLE_FIELD: Option<usize> = Some(offset_of!(Self, handle));
-}
-
 /// The SRQ a QP shall use: none for NULL.
 pub(crate) fn optional_srq(handle: *mut ibv_srq) -> Result<Option<Arc<Srq>>> {
-    if handle.is_null() {
-        return Ok(None);
-    }
-    Object::<ibv_srq>::live(handle).map(|object| Some(Arc::clone(&object.inner.srq)))
+    Object::<ibv_srq>::optional(handle).map(|object| object.map(|object| Arc::clone(&object.inner.srq)))
 }
 
 fn attr(srq: &Srq) -> ibv_srq_attr {
@@ -44,35 +26,28 @@ fn attr(srq: &Srq) -> ibv_srq_attr {
     ibv_srq_attr { max_wr: attr.max_wr, max_sge: attr.max_sge, srq_limit: attr.limit }
 }
 
-/// Makes an SRQ and writes what it really takes back to `wish`. The limit is not part of creation (`man
+/// Makes an SRQ and writes what it really takes back to `wanted`. The limit is not part of creation (`man
 /// ibv_create_srq`), so it starts unarmed.
-pub(crate) fn create(handle: *mut ibv_pd, srq_context: *mut c_void, wish: &mut ibv_srq_attr) -> Result<*mut ibv_srq> {
+pub(crate) fn create(handle: *mut ibv_pd, srq_context: *mut c_void, wanted: &mut ibv_srq_attr) -> Result<*mut ibv_srq> {
     let pd = pd(handle)?;
-    publish(handle, srq_context, wish, |init| pd.create_srq(init))
+    publish(handle, srq_context, wanted, |init| pd.create_srq(init))
 }
 
-/// The same for an SRQ that `make` makes.
+/// Publishes the SRQ that `make` makes, and writes what it really takes back to `wanted`.
 pub(crate) fn publish(
     handle: *mut ibv_pd,
     srq_context: *mut c_void,
-    wish: &mut ibv_srq_attr,
+    wanted: &mut ibv_srq_attr,
     make: impl FnOnce(SrqInit) -> core::result::Result<Arc<Srq>, Error>,
 ) -> Result<*mut ibv_srq> {
     let token = Token::new();
-    let init = SrqInit { max_wr: wish.max_wr, max_sge: wish.max_sge, limit: 0, user: token.0 };
+    let init = SrqInit { max_wr: wanted.max_wr, max_sge: wanted.max_sge, limit: 0, user: token.0 };
     let srq = make(init)?;
-    let exposed = ibv_srq {
-        context: context_of(handle)?,
-        srq_context,
-        pd: handle,
-        handle: token.short(),
-        mutex: [0; 5],
-        cond: [0; 6],
-        events_completed: 0,
-    };
-    *wish = attr(&srq);
+    let exposed =
+        ibv_srq { context: context_of(handle)?, srq_context, pd: handle, handle: token.short(), ..ibv_srq::ZERO };
+    *wanted = attr(&srq);
     let inner = SrqInner { srq, events: Unacked::default() };
-    Object::publish_at(home(handle, Resource::Srq)?, token, exposed, inner)
+    Object::publish_in(allocator(handle, Resource::Srq)?, token, exposed, inner)
 }
 
 /// `man ibv_create_srq`.
@@ -87,7 +62,7 @@ pub(crate) unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_s
 /// `man ibv_modify_srq`.
 pub(crate) unsafe extern "C" fn ibv_modify_srq(handle: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
     status(|| {
-        let srq = &Object::<ibv_srq>::live(handle)?.inner.srq;
+        let srq = srq(handle)?;
         // SAFETY: NULL or a whole structure of the program.
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
         if mask & !(MAX_WR | LIMIT) != 0 {
@@ -101,23 +76,12 @@ pub(crate) unsafe extern "C" fn ibv_modify_srq(handle: *mut ibv_srq, attr: *mut 
 /// `man ibv_query_srq`.
 pub(crate) unsafe extern "C" fn ibv_query_srq(handle: *mut ibv_srq, out: *mut ibv_srq_attr) -> c_int {
     status(|| {
-        let srq = &Object::<ibv_srq>::live(handle)?.inner.srq;
-        if out.is_null() {
-            return Err(EINVAL);
-        }
-        // SAFETY: not NULL; the program passes a whole structure.
-        unsafe { out.write(attr(srq)) };
-        Ok(())
+        // SAFETY: NULL or a whole structure of the program.
+        unsafe { write_out(out, attr(srq(handle)?)) }
     })
 }
 
 /// `man ibv_create_srq`: EBUSY while QPs use it; waits until every event is acknowledged.
 pub(crate) unsafe extern "C" fn ibv_destroy_srq(handle: *mut ibv_srq) -> c_int {
-    status(|| {
-        let object = Object::<ibv_srq>::to_destroy(handle)?;
-        object.inner.srq.destroy()?;
-        object.conceal();
-        object.inner.events.wait();
-        Object::<ibv_srq>::retire(handle).map(drop)
-    })
+    status(|| Object::<ibv_srq>::destroy_acknowledged(handle, |inner| inner.srq.destroy(), |inner| &inner.events))
 }

@@ -1,24 +1,15 @@
-//! Memory windows (`man ibv_alloc_mw`, `man ibv_bind_mw`). Invalidating and binding type 2 are work requests: `data.rs`.
+//! Memory windows (`man ibv_alloc_mw`, `man ibv_bind_mw`). Invalidating and binding type 2 are work requests: `data_path.rs`.
 
 use crate::abi::{ibv_mr, ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_pd, ibv_qp, ibv_qp_ex};
-use crate::domain::{context_of, pd};
 use crate::errno::{EINVAL, Result, pointer, status};
 use crate::memory;
-use crate::object::{Exposed, Object, Token};
+use crate::object::Object;
+use crate::objects::{context_of, pd};
 use core::ffi::{c_int, c_uint};
-use core::mem::offset_of;
 use roxe_provider::{Mw, MwKind};
 use roxe_transport::wr::{SendData, SendFlags, SendOp, SendRequest};
 use roxe_wire::{LKey, RKey};
 use std::sync::Arc;
-
-// SAFETY: the handle is the whole structure, at offset 0; the fields are where the offsets say.
-unsafe impl Exposed for ibv_mw {
-    type Handle = Self;
-    type Inner = Arc<Mw>;
-    const CONTEXT_FIELD: Option<usize> = Some(offset_of!(Self, context));
-    const HANDLE_FIELD: Option<usize> = Some(offset_of!(Self, handle));
-}
 
 /// `man ibv_alloc_mw`.
 pub(crate) unsafe extern "C" fn alloc_mw(handle: *mut ibv_pd, mw_type: c_uint) -> *mut ibv_mw {
@@ -29,18 +20,18 @@ pub(crate) unsafe extern "C" fn alloc_mw(handle: *mut ibv_pd, mw_type: c_uint) -
             _ => return Err(EINVAL),
         };
         let mw = pd(handle)?.alloc_mw(kind)?;
-        let token = Token::new();
-        let (context, handle_number, rkey) = (context_of(handle)?, token.short(), mw.rkey().0);
-        Ok(Object::publish(token, ibv_mw { context, pd: handle, rkey, handle: handle_number, mw_type }, mw))
+        let (context, rkey) = (context_of(handle)?, mw.rkey().0);
+        Ok(Object::publish_numbered(mw, |number| ibv_mw { context, pd: handle, rkey, handle: number, mw_type }))
     })
 }
 
 /// `man ibv_alloc_mw`. When it returns, no peer reaches anything through the window any more.
 pub(crate) unsafe extern "C" fn dealloc_mw(handle: *mut ibv_mw) -> c_int {
-    status(|| {
-        Object::<ibv_mw>::to_destroy(handle)?.inner.deallocate();
-        Object::<ibv_mw>::retire(handle).map(drop)
-    })
+    let release = |mw: &Arc<Mw>| {
+        mw.deallocate();
+        Ok(())
+    };
+    status(|| Object::<ibv_mw>::destroy(handle, release))
 }
 
 /// `man ibv_bind_mw`: posts the binding of a window of type 1 under its next key, which the window shows from now on.
@@ -52,14 +43,11 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: 
         // SAFETY: the window is alive, and binding it is the call in progress.
         let current = unsafe { (&raw const (*mw).rkey).read() };
         let rkey = tagged(&window.inner, current.wrapping_add(1));
-        let region = match bind.bind_info.mr {
-            region if region.is_null() => None,
-            region => Some(Object::<ibv_mr>::live(region)?),
-        };
+        let region = Object::<ibv_mr>::optional(bind.bind_info.mr)?;
         let op = operation(&window.inner, MwKind::One, rkey, region, &bind.bind_info)?;
         let flags = SendFlags::from_bits_truncate(bind.send_flags);
         qp.inner.qp.send().push(&SendRequest { wr_id: bind.wr_id, op, flags, data: SendData::Sges(&[]), ud: None })?;
-        // SAFETY: as above.
+        // SAFETY: the window is alive, and binding it is the call in progress.
         unsafe { (&raw mut (*mw).rkey).write(rkey.0) };
         Ok(())
     })

@@ -1,19 +1,13 @@
 //! Receive work queues, the tables that spread frames over them, and the queue pairs that have nothing but such a table.
 
-use crate::abi::{
-    ibv_context, ibv_qp, ibv_qp_init_attr_ex, ibv_recv_wr, ibv_rwq_ind_table, ibv_rwq_ind_table_init_attr, ibv_wq,
-    ibv_wq_attr, ibv_wq_init_attr,
-};
-use crate::context::context;
-use crate::cq::cq;
-use crate::data::post_receives;
-use crate::domain::pd;
-use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, quick_status, status};
-use crate::object::{Exposed, Object, Token, Unacked};
+use crate::abi::*;
+use crate::data_path::post_wq_recv;
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
+use crate::object::{Object, Token, Unacked};
+use crate::objects::{WqInner, context, cq, pd};
 use crate::qp::publish_hash;
 use core::ffi::c_int;
-use core::mem::offset_of;
-use roxe_provider::{HashFields, RwqTable, RxHash, TOEPLITZ_KEY_LEN, Wq, WqInit, WqState};
+use roxe_provider::{HashFields, RxHash, TOEPLITZ_KEY_LEN, WqInit, WqState};
 use std::sync::Arc;
 
 /// `IBV_WQ_INIT_ATTR_FLAGS`: the field `create_flags` is given.
@@ -31,28 +25,6 @@ const MASK_CREATE_FLAGS: u32 = 1 << 2;
 /// `IBV_QPT_RAW_PACKET`.
 const RAW_PACKET: c_int = 8;
 
-/// The Rust part of a work queue.
-pub(crate) struct WqInner {
-    wq: Arc<Wq>,
-    pub(crate) events: Unacked,
-}
-
-// SAFETY: the handle is the whole structure, at offset 0; the fields are where the offsets say.
-unsafe impl Exposed for ibv_wq {
-    type Handle = Self;
-    type Inner = WqInner;
-    const CONTEXT_FIELD: Option<usize> = Some(offset_of!(Self, context));
-    const HANDLE_FIELD: Option<usize> = Some(offset_of!(Self, handle));
-}
-
-// SAFETY: the handle is the whole structure, at offset 0; the fields are where the offsets say.
-unsafe impl Exposed for ibv_rwq_ind_table {
-    type Handle = Self;
-    type Inner = Arc<RwqTable>;
-    const CONTEXT_FIELD: Option<usize> = Some(offset_of!(Self, context));
-    const HANDLE_FIELD: Option<usize> = Some(offset_of!(Self, ind_tbl_handle));
-}
-
 /// `man ibv_create_wq`: EINVAL for a queue of another kind, EOPNOTSUPP for flags.
 pub(crate) unsafe extern "C" fn create_wq(handle: *mut ibv_context, init: *mut ibv_wq_init_attr) -> *mut ibv_wq {
     pointer(|| {
@@ -68,8 +40,8 @@ pub(crate) unsafe extern "C" fn create_wq(handle: *mut ibv_context, init: *mut i
         }
         let token = Token::new();
         let cq = Arc::clone(cq(init.cq)?);
-        let wish = WqInit { max_wr: init.max_wr, max_sge: init.max_sge, cq, user: token.0 };
-        let wq = pd(init.pd)?.create_wq(wish)?;
+        let wanted = WqInit { max_wr: init.max_wr, max_sge: init.max_sge, cq, user: token.0 };
+        let wq = pd(init.pd)?.create_wq(wanted)?;
         (init.max_wr, init.max_sge) = wq.size();
         let exposed = ibv_wq {
             context: handle,
@@ -80,11 +52,8 @@ pub(crate) unsafe extern "C" fn create_wq(handle: *mut ibv_context, init: *mut i
             handle: token.short(),
             state: WqState::Reset as c_int,
             wq_type: init.wq_type,
-            post_recv: Some(post_recv),
-            mutex: [0; 5],
-            cond: [0; 6],
-            events_completed: 0,
-            comp_mask: 0,
+            post_recv: Some(post_wq_recv),
+            ..ibv_wq::ZERO
         };
         Ok(Object::publish(token, exposed, WqInner { wq, events: Unacked::default() }))
     })
@@ -123,21 +92,7 @@ pub(crate) unsafe extern "C" fn modify_wq(handle: *mut ibv_wq, attr: *mut ibv_wq
 
 /// `man ibv_create_wq`: EBUSY while tables name it; waits until every event is acknowledged.
 pub(crate) unsafe extern "C" fn destroy_wq(handle: *mut ibv_wq) -> c_int {
-    status(|| {
-        let object = Object::<ibv_wq>::to_destroy(handle)?;
-        object.inner.wq.destroy()?;
-        object.conceal();
-        object.inner.events.wait();
-        Object::<ibv_wq>::retire(handle).map(drop)
-    })
-}
-
-/// `ibv_post_wq_recv`, which the header calls through the queue.
-unsafe extern "C" fn post_recv(handle: *mut ibv_wq, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
-    // SAFETY: called through the structure of a living queue.
-    let Some(object) = (unsafe { Object::<ibv_wq>::trusted(handle) }) else { return EINVAL.tell() };
-    // SAFETY: the program passes a list that ends with NULL.
-    quick_status(|| unsafe { post_receives(wr, bad_wr, |request| object.inner.wq.post_recv(request)) })
+    status(|| Object::<ibv_wq>::destroy_acknowledged(handle, |inner| inner.wq.destroy(), |inner| &inner.events))
 }
 
 /// `man ibv_create_rwq_ind_table`.
@@ -162,19 +117,16 @@ pub(crate) unsafe extern "C" fn create_rwq_ind_table(
         };
         let wqs: Vec<_> = (0..1 << init.log_ind_tbl_size).map(wq).collect::<Result<_>>()?;
         let table = context.create_rwq_table(&wqs)?;
-        let token = Token::new();
-        let number = token.short().cast_signed();
-        let exposed = ibv_rwq_ind_table { context: handle, ind_tbl_handle: number, ind_tbl_num: number, comp_mask: 0 };
-        Ok(Object::publish(token, exposed, table))
+        Ok(Object::publish_numbered(table, |number| {
+            let number = number.cast_signed();
+            ibv_rwq_ind_table { context: handle, ind_tbl_handle: number, ind_tbl_num: number, comp_mask: 0 }
+        }))
     })
 }
 
 /// `man ibv_create_rwq_ind_table`: EBUSY while queue pairs use it.
 pub(crate) unsafe extern "C" fn destroy_rwq_ind_table(handle: *mut ibv_rwq_ind_table) -> c_int {
-    status(|| {
-        Object::<ibv_rwq_ind_table>::to_destroy(handle)?.inner.destroy()?;
-        Object::<ibv_rwq_ind_table>::retire(handle).map(drop)
-    })
+    status(|| Object::<ibv_rwq_ind_table>::destroy(handle, |table| table.destroy()))
 }
 
 /// Whether `init` asks for a hash queue pair: its extended part has the table.

@@ -3,20 +3,13 @@
 //! A target may have several handles (`man ibv_open_qp`); it lives until the last one is destroyed. Its asynchronous events
 //! go to the handle that created it.
 
-use crate::abi::{
-    ibv_context, ibv_qp, ibv_qp_init_attr_ex, ibv_qp_open_attr, ibv_srq, ibv_srq_init_attr_ex, ibv_xrcd,
-    ibv_xrcd_init_attr,
-};
-use crate::context::context;
-use crate::cq::cq;
-use crate::domain::pd;
-use crate::errno::{EINVAL, Errno, Result, pointer, status};
-use crate::object::{Exposed, Object, Token, Unacked};
-use crate::qp::{QpInner, XRC_RECV};
-use crate::qp_ex;
-use crate::srq;
+use crate::abi::*;
+use crate::errno::{EINVAL, Errno, Result, pointer, status, write_out};
+use crate::object::{Object, Token, Unacked};
+use crate::objects::{QpInner, context, cq, pd};
+use crate::qp::{self, XRC_RECV};
+use crate::{objects, srq};
 use core::ffi::{c_int, c_void};
-use core::mem::offset_of;
 use core::ptr::null_mut;
 use roxe_provider::{Qp, Service, SrqInit, Xrcd, XrcdInit};
 use std::os::fd::BorrowedFd;
@@ -27,13 +20,6 @@ const MASK_FD_OFLAGS: u32 = 3;
 /// `IBV_QP_OPEN_ATTR_NUM`, `_XRCD` and `_TYPE` are needed, `_CONTEXT` is not.
 const MASK_OPEN_NEEDED: u32 = 1 | 1 << 1 | 1 << 3;
 const MASK_OPEN_CONTEXT: u32 = 1 << 2;
-
-// SAFETY: the handle is the whole structure, at offset 0; the fields are where the offsets say.
-unsafe impl Exposed for ibv_xrcd {
-    type Handle = Self;
-    type Inner = Arc<Xrcd>;
-    const CONTEXT_FIELD: Option<usize> = Some(offset_of!(Self, context));
-}
 
 fn xrcd<'a>(handle: *mut ibv_xrcd) -> Result<&'a Arc<Xrcd>> {
     Object::<ibv_xrcd>::live(handle).map(|object| &object.inner)
@@ -64,16 +50,13 @@ pub(crate) unsafe extern "C" fn open_xrcd(handle: *mut ibv_context, init: *mut i
         let given = |flag| init.oflags & flag != 0;
         let (create, exclusive) = (given(libc::O_CREAT), given(libc::O_EXCL));
         let xrcd = context.open_xrcd(XrcdInit { file: file(init.fd)?, create, exclusive })?;
-        Ok(Object::publish(Token::new(), ibv_xrcd { context: handle }, xrcd))
+        Ok(Object::publish_numbered(xrcd, |_| ibv_xrcd { context: handle }))
     })
 }
 
 /// `man ibv_open_xrcd`: EBUSY while shared queues or targets use it.
 pub(crate) unsafe extern "C" fn close_xrcd(handle: *mut ibv_xrcd) -> c_int {
-    status(|| {
-        Object::<ibv_xrcd>::to_destroy(handle)?.inner.close()?;
-        Object::<ibv_xrcd>::retire(handle).map(drop)
-    })
+    status(|| Object::<ibv_xrcd>::destroy(handle, |xrcd| xrcd.close()))
 }
 
 /// `man ibv_create_srq_ex`: the shared queue of a domain.
@@ -86,13 +69,9 @@ pub(crate) fn create_srq(init: &mut ibv_srq_init_attr_ex) -> Result<*mut ibv_srq
 /// `man ibv_get_srq_num`: EINVAL for a queue of no domain.
 pub(crate) unsafe extern "C" fn get_srq_num(handle: *mut ibv_srq, number: *mut u32) -> c_int {
     status(|| {
-        let found = Object::<ibv_srq>::live(handle)?.inner.srq.number().ok_or(EINVAL)?;
-        if number.is_null() {
-            return Err(EINVAL);
-        }
-        // SAFETY: not NULL, so a variable of the program.
-        unsafe { number.write(found) };
-        Ok(())
+        let found = objects::srq(handle)?.number().ok_or(EINVAL)?;
+        // SAFETY: NULL or a variable of the program.
+        unsafe { write_out(number, found) }
     })
 }
 
@@ -124,18 +103,12 @@ fn publish_target(context: *mut ibv_context, qp_context: *mut c_void, token: Tok
     let base = ibv_qp {
         context,
         qp_context,
-        pd: null_mut(),
-        send_cq: null_mut(),
-        recv_cq: null_mut(),
-        srq: null_mut(),
         handle: token.short(),
         qp_num: qp.qpn().get(),
         state: qp.state() as c_int,
         qp_type: XRC_RECV,
-        mutex: [0; 5],
-        cond: [0; 6],
-        events_completed: 0,
+        ..ibv_qp::ZERO
     };
     let inner = QpInner { qp, service: Service::XrcTgt, events: Unacked::default(), builder: None };
-    Object::publish(token, qp_ex::exposed(base), inner)
+    Object::publish(token, qp::exposed(base), inner)
 }

@@ -4,11 +4,11 @@
 //! stays in force. Our side is not built for ThreadSanitizer: it sees our allocations and copies, but not our locks. The files
 //! in `verbs-api/cli/suppressions` say more. Touches files in the folder that it is given.
 
-use crate::run::fnv1a;
+use crate::private_dir::{fnv1a, place};
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::{env, fs, process};
+use std::{env, fs};
 
 const VALGRIND: &str = include_str!("../suppressions/valgrind.supp");
 const THREAD_SANITIZER: &str = include_str!("../suppressions/tsan.supp");
@@ -65,20 +65,10 @@ fn named_suppressions(options: &str) -> Option<PathBuf> {
     Some(PathBuf::from(name.trim_matches(['"', '\''])))
 }
 
-/// Writes `folder/name` unless it is there as it must be. A program that starts meanwhile sees the old or the new file, whole.
-fn place(folder: &Path, name: &str, text: &str) -> io::Result<PathBuf> {
-    let path = folder.join(name);
-    if !fs::read_to_string(&path).is_ok_and(|old| old == text) {
-        let fresh = folder.join(format!(".{name}.{}", process::id()));
-        fs::write(&fresh, text)?;
-        fs::rename(&fresh, &path)?;
-    }
-    Ok(path)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process;
 
     fn scratch(name: &str) -> PathBuf {
         let path = env::temp_dir().join(format!("roxe-cli-checkers-{}-{name}", process::id()));

@@ -1,6 +1,6 @@
 //! `roxe config`: every `ROXE_*` variable, from the provider's own table and from this program's.
 
-use crate::table::{Align, Table};
+use crate::table::Table;
 use roxe_provider::config::{Knob, check, settings, variable};
 use std::error::Error;
 use std::io::{Write, stdout};
@@ -22,7 +22,7 @@ const OWN: [Knob; 2] = [
 /// Prints each variable with its value, and what it does below. Fails if one holds something that would keep programs
 /// from starting.
 pub(crate) fn run() -> Result<(), Box<dyn Error>> {
-    let mut table = Table::new(&["VARIABLE", "VALUE", "FROM", "DEFAULT"].map(|name| (name, Align::Left)));
+    let mut table = Table::new(["VARIABLE", "VALUE", "FROM", "DEFAULT"]);
     let mut help = vec![""];
     for (knob, value) in
         settings().chain(OWN.iter().map(|knob| (knob, variable(knob.name).and_then(|value| value.into_string().ok()))))

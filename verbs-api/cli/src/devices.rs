@@ -1,6 +1,6 @@
 //! `roxe devices`: what programs will find.
 
-use crate::table::{Align, Table};
+use crate::table::Table;
 use roxe::{Device, GidEntry};
 use std::error::Error;
 use std::io::{Write, stdout};
@@ -13,8 +13,7 @@ pub(crate) fn run() -> Result<(), Box<dyn Error>> {
                     `ip link set lo up`, or name another one: ROXE_NETDEV=eth0"
             .into());
     }
-    let columns = ["DEVICE", "NETDEV", "STATE", "MTU", "GID", "ADDRESS"].map(|name| (name, Align::Left));
-    let mut table = Table::new(&columns);
+    let mut table = Table::new(["DEVICE", "NETDEV", "STATE", "MTU", "GID", "ADDRESS"]);
     for device in devices.iter() {
         describe(device, &mut table)?;
     }

@@ -1,7 +1,15 @@
-//! The program `roxe`: shows the devices, runs programs on them, proves that they work, reads captures.
+//! The program `roxe`: runs programs on the devices, shows the devices and the settings, proves that they work, reads
+//! captures.
 //!
 //! Here: the command line and nothing else. Every subcommand is a module that returns what went wrong as an error whose
-//! text says what to do.
+//! text says what happened, to what, and what to do.
+//!
+//! | subcommand | look in |
+//! |---|---|
+//! | `roxe run` | `run.rs`, the order of things; `library.rs`, what the loader of the program shall find; `program.rs`, what may be wrong with the program; `private_dir.rs`, files that only this user can write; `checkers.rs`, valgrind and the sanitizers; `stats.rs`, counters of processes that were killed; `view.rs` and `view/`, `/sys/class/infiniband` |
+//! | `roxe demo` | `demo/`: `case.rs` what both processes agree on, `connection.rs` what both do, `client.rs`, `server.rs` |
+//! | `roxe devices`, `roxe config` | `devices.rs`, `config.rs`; `table.rs` |
+//! | `roxe dump` | `dump.rs` |
 #![forbid(unsafe_code)]
 
 mod checkers;
@@ -9,6 +17,9 @@ mod config;
 mod demo;
 mod devices;
 mod dump;
+mod library;
+mod private_dir;
+mod program;
 mod run;
 mod stats;
 mod table;
@@ -18,25 +29,45 @@ use clap::{Parser, Subcommand};
 use std::error::Error;
 use std::process::ExitCode;
 
-/// An RDMA network card (RoCEv2) made of software.
+/// An RDMA network card (RoCEv2) made of software, for unmodified verbs programs.
 #[derive(Debug, Parser)]
-#[command(version, disable_help_subcommand = true)]
+#[command(name = "roxe", version, after_help = FIRST_STEPS)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
 }
 
+/// What `roxe --help` ends with.
+const FIRST_STEPS: &str = "\
+First steps:
+  roxe demo                                     see that it works here
+  roxe run -- ibv_rc_pingpong -g 0              a server, and in another terminal
+  roxe run -- ibv_rc_pingpong -g 0 localhost    its client";
+
+/// What `roxe run --help` ends with.
+const RUN_EXAMPLES: &str = "\
+Examples:
+  roxe run -- ibv_devinfo
+  roxe run --netdev eth0 -- ib_write_bw -d roxe0 192.0.2.1
+  roxe run --faults 'seed=1; drop 3%' --capture run-%p.pcapng -- rping -c -a 127.0.0.1
+
+Exit status: that of the program; 127 if there is no such program, 126 if it cannot be started,
+125 if roxe cannot be set up for it.";
+
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run an unmodified verbs program on roxe's devices.
     ///
-    /// The program is started with LD_LIBRARY_PATH set, so that it finds our libibverbs.so.1 and librdmacm.so.1; it
+    /// The program is started with LD_LIBRARY_PATH set, so that it finds roxe's libibverbs.so.1 and librdmacm.so.1; it
     /// keeps this process id, and its exit status is what you see.
-    #[command(override_usage = "roxe run [OPTIONS] -- PROGRAM [ARGS]...")]
+    #[command(override_usage = "roxe run [OPTIONS] -- PROGRAM [ARGS]...", after_help = RUN_EXAMPLES)]
     Run(run::Args),
     /// Show that everything works: two processes, every operation, every byte checked, with a table of the speed.
+    ///
+    /// Takes some seconds. The processes talk over the first device, which is the loopback interface unless ROXE_NETDEV
+    /// names another.
     Demo(demo::Args),
-    /// List the devices and their addresses.
+    /// List the devices that programs find, and their addresses.
     Devices,
     /// List every setting: what it does, its value, and where that comes from.
     Config,
@@ -102,5 +133,25 @@ mod tests {
         assert_eq!(args.command(), ["prog", "--netdev", "x", "-h"]);
         assert!(Cli::try_parse_from(["roxe", "run", "--", "prog", "--version"]).is_ok());
         assert!(Cli::try_parse_from(["roxe", "run"]).is_err());
+    }
+
+    #[test]
+    fn an_unknown_option_is_not_taken_for_a_program() {
+        let error = Cli::try_parse_from(["roxe", "run", "--netdv", "lo", "--", "ls"]).unwrap_err().to_string();
+        assert!(error.contains("unexpected argument '--netdv'") && error.contains("'--netdev'"), "{error}");
+        let cli = Cli::try_parse_from(["roxe", "run", "--", "--odd-name", "-x"]).unwrap();
+        let Command::Run(args) = cli.command else { panic!("not run") };
+        assert_eq!(args.command(), ["--odd-name", "-x"]);
+    }
+
+    #[test]
+    fn help_is_there_by_every_name_and_shows_first_steps() {
+        for words in [&["roxe", "--help"][..], &["roxe", "help"], &["roxe", "-h"]] {
+            let text = Cli::try_parse_from(words).unwrap_err().to_string();
+            assert!(text.contains("roxe run -- ibv_rc_pingpong") && !text.contains("demo-server"), "{text}");
+        }
+        let text = Cli::try_parse_from(["roxe", "help", "run"]).unwrap_err().to_string();
+        assert!(text.contains("Examples:") && text.contains("Exit status:"), "{text}");
+        assert!(Cli::command().render_version().starts_with("roxe "));
     }
 }

@@ -1,29 +1,21 @@
 //! `roxe run -- PROGRAM`: starts a program so that its loader finds our libraries instead of the system's.
 //!
-//! The loader looks for the names `libibverbs.so.1` and `librdmacm.so.1` in the folders of `LD_LIBRARY_PATH`. So we keep
-//! a private folder with these two names, both links to `libroxe.so`, put it first, and become the program: its process
-//! id, its signals and its exit status are its own. Touches the file system and the environment, no device.
+//! The loader looks for the names `libibverbs.so.1` and `librdmacm.so.1` in the folders of `LD_LIBRARY_PATH`. So there is a
+//! private folder with these two names, both links to `libroxe.so` (`library.rs`), which comes first there; then this
+//! process becomes the program: its process id, its signals and its exit status are its own. Touches the environment, and
+//! through other modules the file system; no device.
 
+use crate::library::{self, LINKS, LibraryError};
+use crate::private_dir::{FolderError, base_folder, place_link, private_folder};
+use crate::program::{self, ProgramError};
 use crate::{checkers, stats, view};
-use nix::unistd::geteuid;
 use roxe_provider::config::{ConfigError, check_value, variable};
-use roxe_provider::runtime_dir;
 use std::ffi::{OsStr, OsString};
-use std::fs;
-use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The names programs were linked with.
-const LINKS: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
-
-/// The shared object that Cargo builds.
-const LIBRARY: &str = "libroxe.so";
-
-/// The socket shim, beside `LIBRARY`, under the name that it has in rdma-core too.
+/// The socket shim, which lies beside the library, under the name that it has in rdma-core too.
 const SHIM: &str = "librspreload.so";
 
 /// What `roxe run` was asked to do.
@@ -32,7 +24,7 @@ pub(crate) struct Args {
     /// Network interfaces to open, separated by commas; the first becomes roxe0 [default: lo].
     #[arg(long, value_name = "NAMES")]
     netdev: Option<String>,
-    /// Inject faults: rules like 'seed=42; drop 3%; reorder 2% by=1ms', or @FILE that holds rules.
+    /// Inject faults: rules like 'seed=42; drop 3%; reorder 2% by=1ms', or @FILE that holds rules (docs/faults.md).
     #[arg(long, value_name = "RULES")]
     faults: Option<String>,
     /// Write every packet to this file (pcapng); %p in its name stands for the process id.
@@ -44,7 +36,7 @@ pub(crate) struct Args {
     /// Do not show the program a /sys/class/infiniband and a /dev/infiniband (ROXE_VIEW=off).
     #[arg(long)]
     no_view: bool,
-    /// Also set LD_PRELOAD, for programs that ship a libibverbs of their own or were linked with a fixed library path.
+    /// Also set LD_PRELOAD, for programs that bring a libibverbs of their own or were linked with a fixed library path.
     #[arg(long)]
     preload: bool,
     /// Carry the program's TCP and UDP sockets over RDMA (rsockets); both ends of a connection need it.
@@ -55,7 +47,7 @@ pub(crate) struct Args {
     #[arg(long)]
     rsocket: bool,
     /// The program and its arguments.
-    #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM [ARGS]", allow_hyphen_values = true)]
+    #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM [ARGS]")]
     command: Vec<OsString>,
 }
 
@@ -70,42 +62,37 @@ impl Args {
 /// Why a program could not be started. The text says what to do.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RunError {
+    #[error(transparent)]
+    Library(#[from] LibraryError),
     #[error(
-        "{LIBRARY} is not there ({}).\n  \
-         Build it with `cargo build --release`, or say where it is with ROXE_LIB=/path/to/{LIBRARY}.",
-        looked(looked_in)
+        "{} is not there.\n  Build it with `cargo build --release`; it belongs beside {}.",
+        shim.display(), library::LIBRARY
     )]
-    NoLibrary { looked_in: Vec<PathBuf> },
-    #[error("{} is not there.\n  Build it with `cargo build --release`; it belongs beside {LIBRARY}.", shim.display())]
     NoShim { shim: PathBuf },
-    #[error("ROXE_LIB names {}, which cannot be used: {cause}.\n  Set it to the full path of {LIBRARY}, or unset it.", path.display())]
-    BadLibrary { path: PathBuf, cause: io::Error },
+    #[error(transparent)]
+    Folder(#[from] FolderError),
     #[error(
-        "{} belongs to somebody else or others may write there, so libraries in it cannot be trusted.\n  \
-         Remove it, or set XDG_RUNTIME_DIR to a folder that only you can write.",
-        path.display()
+        "wrong --faults: {0}.\n  A rule is an action and what it is for, such as `drop 3%` or `delay 5% by=1ms tx`; \
+         `;` stands between rules. docs/faults.md tells all of it."
     )]
-    Untrusted { path: PathBuf },
-    #[error("{0}.")]
-    NoFolder(io::Error),
-    #[error("cannot prepare {}: {cause}.\n  Set XDG_RUNTIME_DIR to a folder that only you can write.", path.display())]
-    Folder { path: PathBuf, cause: io::Error },
-    #[error("{0}")]
-    Setting(#[from] ConfigError),
-    #[error("ROXE_VIEW={0} is not understood: it must be on or off")]
+    Faults(ConfigError),
+    #[error(
+        "wrong --capture: there is no folder {} for {}.\n  Make it, or name another file.",
+        folder.display(), file.display()
+    )]
+    Capture { folder: PathBuf, file: PathBuf },
+    #[error("ROXE_VIEW={0} is not understood: it must be on or off.")]
     View(String),
-    #[error("cannot start {}: there is no such program.\n  Check the spelling, or give its full path.", program.display())]
-    NotFound { program: PathBuf },
-    #[error("cannot start {}: {cause}.", program.display())]
-    Exec { program: PathBuf, cause: io::Error },
+    #[error(transparent)]
+    Program(#[from] ProgramError),
 }
 
 impl RunError {
     /// The status a shell reports for a command that could not be started.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Self::NotFound { .. } => 127,
-            Self::Exec { .. } => 126,
+            Self::Program(ProgramError::NotFound { .. }) => 127,
+            Self::Program(_) => 126,
             _ => 125,
         }
     }
@@ -120,35 +107,56 @@ pub(crate) fn run(args: &Args) -> RunError {
 }
 
 fn prepare(args: &Args) -> Result<Command, RunError> {
-    let library = find_library()?;
-    let folder = link_folder(&library)?;
-    let (program, rest) = args.command.split_first().ok_or_else(|| RunError::NotFound { program: PathBuf::new() })?;
+    let library = library::find()?;
+    let folder = library::link_folder(&library)?;
+    let nothing = || ProgramError::NotFound { program: PathBuf::new() };
+    let (program, rest) = args.command.split_first().ok_or_else(nothing)?;
+    if program::find(program).is_some_and(|path| program::is_static(&path)) {
+        let name = Path::new(program).display();
+        eprintln!("roxe run: {name} is linked statically, so it does not load libibverbs and does not see roxe");
+    }
     let mut command = Command::new(program);
     command.args(rest).env("LD_LIBRARY_PATH", prepend(folder.as_os_str(), std::env::var_os("LD_LIBRARY_PATH")));
     if let Some(list) = preloaded(args, &library, &folder)? {
         command.env("LD_PRELOAD", list);
     }
     let checkers = checkers::variables(&folder, args.preload || args.rsocket);
-    command.envs(checkers.map_err(|cause| RunError::Folder { path: folder, cause })?);
-    if let Some(netdev) = &args.netdev {
-        command.env("ROXE_NETDEV", netdev);
-    }
-    if let Some(rules) = &args.faults {
-        // The program would only find no device.
-        check_value("ROXE_FAULTS", rules)?;
-        command.env("ROXE_FAULTS", rules);
-    }
-    if let Some(file) = &args.capture {
-        command.env("ROXE_CAPTURE", file);
-    }
-    if args.stats {
-        command.env("ROXE_STATS", "on");
-        leave_stats(&mut command)?;
-    }
+    command.envs(checkers.map_err(|cause| FolderError::Unusable { path: folder, cause })?);
+    set_options(args, &mut command)?;
     if !args.no_view && wants_view(variable("ROXE_VIEW"))? {
         show_view(args, &mut command)?;
     }
     Ok(command)
+}
+
+/// Hands the options to the library in the program. What is wrong is said here: the program would only find no device.
+fn set_options(args: &Args, command: &mut Command) -> Result<(), RunError> {
+    if let Some(netdev) = &args.netdev {
+        command.env("ROXE_NETDEV", netdev);
+    }
+    if let Some(rules) = &args.faults {
+        check_value("ROXE_FAULTS", rules).map_err(RunError::Faults)?;
+        command.env("ROXE_FAULTS", rules);
+    }
+    if let Some(file) = &args.capture {
+        check_capture(file)?;
+        command.env("ROXE_CAPTURE", file);
+    }
+    if args.stats {
+        command.env("ROXE_STATS", "on");
+        leave_stats(command)?;
+    }
+    Ok(())
+}
+
+/// Whether the folder of a capture is there; one with a `%p` in its name cannot be known yet.
+fn check_capture(file: &Path) -> Result<(), RunError> {
+    match file.parent() {
+        Some(folder) if folder != Path::new("") && !folder.is_dir() && !folder.to_string_lossy().contains("%p") => {
+            Err(RunError::Capture { folder: folder.into(), file: file.into() })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// What LD_PRELOAD has to be, if it is for us to say.
@@ -162,7 +170,7 @@ fn preloaded(args: &Args, library: &Path, folder: &Path) -> Result<Option<OsStri
         if !shim.is_file() {
             return Err(RunError::NoShim { shim });
         }
-        place_link(folder, SHIM, &shim).map_err(|cause| RunError::Folder { path: folder.into(), cause })?;
+        place_link(folder, SHIM, &shim).map_err(|cause| FolderError::Unusable { path: folder.into(), cause })?;
         list = Some(prepend(folder.join(SHIM).as_os_str(), list));
     }
     Ok(list.filter(|_| args.preload || args.rsocket))
@@ -199,11 +207,7 @@ fn leave_stats(command: &mut Command) -> Result<(), RunError> {
 
 fn exec(command: &mut Command) -> RunError {
     let cause = command.exec();
-    let program = PathBuf::from(command.get_program());
-    match cause.kind() {
-        io::ErrorKind::NotFound => RunError::NotFound { program },
-        _ => RunError::Exec { program, cause },
-    }
+    ProgramError::explain(command.get_program(), cause).into()
 }
 
 /// `value` in front of what the variable held already; both lists are separated by colons.
@@ -216,102 +220,10 @@ fn prepend(value: &OsStr, old: Option<OsString>) -> OsString {
     list
 }
 
-fn find_library() -> Result<PathBuf, RunError> {
-    if let Some(path) = variable("ROXE_LIB").filter(|path| !path.is_empty()) {
-        let path = PathBuf::from(path);
-        return path.canonicalize().map_err(|cause| RunError::BadLibrary { path, cause });
-    }
-    let looked_in = own_program().map(|exe| candidates(&exe)).unwrap_or_default();
-    looked_in.iter().find_map(|path| path.canonicalize().ok()).ok_or(RunError::NoLibrary { looked_in })
-}
-
-/// This very program: as the kernel says it, or, where there is no /proc, as it was called.
-fn own_program() -> Option<PathBuf> {
-    let called = || found_as(Path::new(&std::env::args_os().next()?), std::env::var_os("PATH"));
-    std::env::current_exe().ok().or_else(called)
-}
-
-/// The file that is started by the name `called`: that name if it has a folder, else in the first folder of `path` that has it.
-fn found_as(called: &Path, path: Option<OsString>) -> Option<PathBuf> {
-    if called.components().count() > 1 {
-        return called.canonicalize().ok();
-    }
-    std::env::split_paths(&path?).find_map(|folder| folder.join(called).canonicalize().ok())
-}
-
-/// Where the library may be when the program is `exe`: in `deps`, where Cargo always leaves the newest; beside the
-/// program, where it puts another link when asked for the library itself; in `../lib`, when installed.
-fn candidates(exe: &Path) -> Vec<PathBuf> {
-    let Some(folder) = exe.parent() else { return Vec::new() };
-    ["deps", "", "../lib"].iter().map(|place| folder.join(place).join(LIBRARY)).collect()
-}
-
-/// The folder with the links to `library`, made if need be.
-///
-/// There is one folder per library file, so that two builds do not take each other's links away. Any number of starts may
-/// do this at once: every step is either atomic or harmless when another process was faster.
-fn link_folder(library: &Path) -> Result<PathBuf, RunError> {
-    let base = base_folder()?;
-    let folder = private_folder(&base.join(format!("lib-{:016x}", fnv1a(library.as_os_str().as_bytes()))))?;
-    for name in LINKS {
-        place_link(&folder, name, library).map_err(|cause| RunError::Folder { path: folder.clone(), cause })?;
-    }
-    Ok(folder)
-}
-
-/// The folder that only this user can enter: the loader will run code from it.
-fn base_folder() -> Result<PathBuf, RunError> {
-    runtime_dir().map_err(RunError::NoFolder)
-}
-
-/// Makes `path` with mode 0700 unless it is there, and checks that nobody else may change what it holds: the loader will
-/// run code from it.
-fn private_folder(path: &Path) -> Result<PathBuf, RunError> {
-    let unusable = |cause| RunError::Folder { path: path.into(), cause };
-    match fs::DirBuilder::new().mode(0o700).create(path) {
-        Err(cause) if cause.kind() != io::ErrorKind::AlreadyExists => return Err(unusable(cause)),
-        _ => {}
-    }
-    let meta = fs::symlink_metadata(path).map_err(unusable)?;
-    let ours = meta.is_dir() && meta.uid() == geteuid().as_raw() && meta.mode() & 0o022 == 0;
-    if ours { Ok(path.into()) } else { Err(RunError::Untrusted { path: path.into() }) }
-}
-
-/// Makes `folder/name` a link to `target`. A wrong or missing link is replaced by renaming a new one over it, so that a
-/// program that starts meanwhile sees the old or the new link, never none.
-fn place_link(folder: &Path, name: &str, target: &Path) -> io::Result<()> {
-    let link = folder.join(name);
-    if fs::read_link(&link).is_ok_and(|current| current == target) {
-        return Ok(());
-    }
-    let fresh = folder.join(format!(".{name}.{}", std::process::id()));
-    match symlink(target, &fresh).and_then(|()| fs::rename(&fresh, &link)) {
-        // Left behind by a process that had our id and died between the two steps.
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            fs::remove_file(&fresh)?;
-            symlink(target, &fresh)?;
-            fs::rename(&fresh, &link)
-        }
-        other => other,
-    }
-}
-
-/// FNV-1a, 64 bits: a name for a folder, the same in every process (the standard hasher does not promise that).
-pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
-}
-
-fn looked(places: &[PathBuf]) -> String {
-    if places.is_empty() {
-        return "looked nowhere: without /proc it cannot be told where this program lies".to_owned();
-    }
-    format!("looked in: {}", places.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", "))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
+    use std::fs;
 
     fn scratch(name: &str) -> PathBuf {
         let path = std::env::temp_dir().join(format!("roxe-cli-test-{}-{name}", std::process::id()));
@@ -327,30 +239,9 @@ mod tests {
     }
 
     #[test]
-    fn library_is_looked_for_beside_the_program_then_in_lib() {
-        let places = candidates(Path::new("/opt/bin/roxe"));
-        let expected = ["/opt/bin/deps/libroxe.so", "/opt/bin/libroxe.so", "/opt/bin/../lib/libroxe.so"];
-        assert_eq!(places, expected.map(PathBuf::from));
-    }
-
-    #[test]
-    fn without_proc_the_program_is_found_as_it_was_called() {
-        let folder = scratch("called").canonicalize().unwrap();
-        let program = folder.join("roxe");
-        fs::write(&program, "").unwrap();
-        assert_eq!(found_as(&program, None), Some(program.clone()));
-        let path = std::env::join_paths([Path::new("/nowhere"), &folder]).unwrap();
-        assert_eq!(found_as(Path::new("roxe"), Some(path)), Some(program));
-        assert_eq!(found_as(Path::new("roxe"), None), None);
-        let text = RunError::NoLibrary { looked_in: Vec::new() }.to_string();
-        assert!(text.contains("looked nowhere") && text.contains("ROXE_LIB"), "{text}");
-        fs::remove_dir_all(folder).unwrap();
-    }
-
-    #[test]
     fn the_socket_shim_is_preloaded_from_beside_the_library() {
         let folder = scratch("shim");
-        let library = folder.join(LIBRARY);
+        let library = folder.join(library::LIBRARY);
         let args = |rsocket| Args { rsocket, ..Args::default() };
         assert_eq!(preloaded(&args(false), &library, &folder).unwrap(), None);
         let text = preloaded(&args(true), &library, &folder).unwrap_err().to_string();
@@ -365,37 +256,6 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_link_is_replaced_and_a_right_one_is_kept() {
-        let folder = scratch("links");
-        symlink("/nowhere", folder.join(LINKS[0])).unwrap();
-        place_link(&folder, LINKS[0], Path::new("/somewhere")).unwrap();
-        place_link(&folder, LINKS[0], Path::new("/somewhere")).unwrap();
-        assert_eq!(fs::read_link(folder.join(LINKS[0])).unwrap(), Path::new("/somewhere"));
-        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "no temporary link is left");
-        fs::remove_dir_all(folder).unwrap();
-    }
-
-    #[test]
-    fn many_starts_at_once_agree() {
-        let folder = scratch("race").join("new");
-        std::thread::scope(|scope| {
-            for _ in 0..8 {
-                scope.spawn(|| private_folder(&folder).unwrap());
-            }
-        });
-        assert_eq!(fs::metadata(&folder).unwrap().mode() & 0o777, 0o700);
-        fs::remove_dir_all(folder.parent().unwrap()).unwrap();
-    }
-
-    #[test]
-    fn a_folder_that_others_may_write_is_refused() {
-        let folder = scratch("open");
-        fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
-        assert!(matches!(private_folder(&folder), Err(RunError::Untrusted { .. })));
-        fs::remove_dir_all(folder).unwrap();
-    }
-
-    #[test]
     fn the_view_is_on_unless_switched_off() {
         assert!(wants_view(None).unwrap() && wants_view(Some("on".into())).unwrap());
         assert!(!wants_view(Some("off".into())).unwrap());
@@ -403,8 +263,15 @@ mod tests {
     }
 
     #[test]
-    fn errors_say_what_to_do() {
-        let text = RunError::NoLibrary { looked_in: candidates(Path::new("/x/roxe")) }.to_string();
-        assert!(text.contains("cargo build --release") && text.contains("ROXE_LIB"), "{text}");
+    fn options_that_cannot_work_are_told_with_an_example_or_a_place() {
+        let mut command = Command::new("true");
+        let mut wrong = |args: Args| set_options(&args, &mut command).unwrap_err().to_string();
+        let text = wrong(Args { faults: Some("drop 3".into()), ..Args::default() });
+        assert!(text.starts_with("wrong --faults") && text.contains("drop 3%"), "{text}");
+        let text = wrong(Args { capture: Some("/no/such/folder/x.pcapng".into()), ..Args::default() });
+        assert!(text.contains("there is no folder /no/such/folder"), "{text}");
+        for file in ["x.pcapng", "/tmp/x.pcapng", "/no/such/%p/x.pcapng"] {
+            assert!(check_capture(Path::new(file)).is_ok(), "{file}");
+        }
     }
 }

@@ -1,58 +1,32 @@
-//! Plain text tables: columns as wide as their widest cell, numbers to the right.
+//! Plain text tables: columns as wide as their widest cell.
 //!
 //! Touches nothing.
 
 use std::fmt;
 
-/// Where the cells of a column stand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Align {
-    Left,
-    Right,
-}
-
-/// A table with one header line.
+/// A table whose first line is the header.
 #[derive(Debug)]
-pub(crate) struct Table {
-    columns: Vec<(String, Align)>,
-    rows: Vec<Vec<String>>,
-}
+pub(crate) struct Table(Vec<Vec<String>>);
 
 impl Table {
-    pub(crate) fn new(columns: &[(&str, Align)]) -> Self {
-        let columns = columns.iter().map(|(name, align)| ((*name).to_owned(), *align)).collect();
-        Self { columns, rows: Vec::new() }
+    pub(crate) fn new<const N: usize>(columns: [&str; N]) -> Self {
+        Self(vec![columns.map(str::to_owned).into()])
     }
 
     /// Appends a line; cells that are missing stay empty.
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.rows.push(cells.into_iter().collect());
-    }
-
-    fn widths(&self) -> Vec<usize> {
-        let width = |(i, (name, _)): (usize, &(String, Align))| {
-            let cells = self.rows.iter().filter_map(|row| row.get(i)).map(|cell| cell.chars().count());
-            cells.chain([name.chars().count()]).max().unwrap_or_default()
-        };
-        self.columns.iter().enumerate().map(width).collect()
+        self.0.push(cells.into_iter().collect());
     }
 
     /// The header, then one line per row.
     pub(crate) fn lines(&self) -> Vec<String> {
-        let widths = self.widths();
-        let header = self.line(&widths, self.columns.iter().map(|(name, _)| name.as_str()));
-        let rows = self.rows.iter().map(|row| self.line(&widths, row.iter().map(String::as_str)));
-        [header].into_iter().chain(rows).collect()
-    }
-
-    fn line<'c>(&self, widths: &[usize], cells: impl Iterator<Item = &'c str>) -> String {
-        let mut line = String::new();
-        for ((cell, width), (_, align)) in cells.zip(widths).zip(&self.columns) {
-            let pad = " ".repeat(width.saturating_sub(cell.chars().count()));
-            let (before, behind) = if *align == Align::Right { (pad.as_str(), "") } else { ("", pad.as_str()) };
-            line.extend([before, cell, behind, "  "]);
+        let mut widths = vec![0; self.0[0].len()];
+        for row in &self.0 {
+            widths.iter_mut().zip(row).for_each(|(width, cell)| *width = cell.chars().count().max(*width));
         }
-        line.trim_end().to_owned()
+        let pad = |(cell, width): (&String, &usize)| format!("{cell:width$}  ");
+        let line = |row: &Vec<String>| row.iter().zip(&widths).map(pad).collect::<String>().trim_end().to_owned();
+        self.0.iter().map(line).collect()
     }
 }
 
@@ -68,9 +42,9 @@ mod tests {
 
     #[test]
     fn columns_line_up() {
-        let mut table = Table::new(&[("name", Align::Left), ("µs", Align::Right), ("", Align::Left)]);
+        let mut table = Table::new(["name", "µs", ""]);
         table.row(["a".into(), "10".into(), "x".into()]);
         table.row(["long name".into(), "9".into()]);
-        assert_eq!(table.to_string(), "name       µs\na          10  x\nlong name   9\n");
+        assert_eq!(table.to_string(), "name       µs\na          10  x\nlong name  9\n");
     }
 }

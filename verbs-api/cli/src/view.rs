@@ -9,14 +9,14 @@
 //! All that `roxe run` starts shares one view, with counters that begin at 0. What cannot be made is said in one line, and
 //! the program starts without it.
 
-mod graft;
 mod namespace;
-mod tree;
+mod overlay;
+mod sysfs;
 
+use crate::program;
 use namespace::Space;
 use std::ffi::OsStr;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// The folder in which devices find the files of their counters.
@@ -25,12 +25,13 @@ pub(crate) const CLASS: &str = "/sys/class/infiniband";
 /// Why the program does without, or with a part only.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ViewError {
-    #[error("no /sys/class/infiniband for the program: {0}")]
+    #[error("{0}\n  Until then the program finds no device, and no /sys/class/infiniband.")]
     Device(#[from] roxe_provider::Error),
     #[error("no /sys/class/infiniband for the program: {0}")]
     Namespace(String),
     #[error(
-        "no /sys/class/infiniband for the program: {} changes its user, which a user namespace would prevent",
+        "no /sys/class/infiniband for the program: {} changes its user, which a user namespace would prevent; nor \
+         does the loader of such a program follow LD_LIBRARY_PATH, so it may use another libibverbs",
         program.display()
     )]
     SetUser { program: PathBuf },
@@ -42,7 +43,7 @@ pub(crate) enum ViewError {
     )]
     OverflowUser,
     #[error("no {target} for the program: {cause}")]
-    Graft { target: &'static str, cause: io::Error },
+    Mount { target: &'static str, cause: io::Error },
 }
 
 /// Moves this process to where it sees the devices of `netdevs`, for `program`, which it will become; `scratch` is a folder
@@ -58,80 +59,41 @@ pub(crate) fn enter(netdevs: Option<&str>, program: &OsStr, scratch: &Path, repo
 }
 
 /// The devices, once this process is in namespaces of its own.
-fn prepare(netdevs: Option<&str>, program: &OsStr) -> Result<Vec<tree::Card>, ViewError> {
+fn prepare(netdevs: Option<&str>, program: &OsStr) -> Result<Vec<sysfs::DeviceFiles>, ViewError> {
     let devices = roxe_provider::preview(netdevs)?;
     let space = Space::needed().ok_or(ViewError::Rights)?;
     if space == Space::OfUser {
         if roxe_provider::is_overflow_user() {
             return Err(ViewError::OverflowUser);
         }
-        if let Some(program) = find(program).filter(|path| changes_user(path)) {
+        if let Some(program) = program::find(program).filter(|path| program::changes_user(path)) {
             return Err(ViewError::SetUser { program });
         }
         namespace::probe().map_err(ViewError::Namespace)?;
     }
     namespace::enter(space).map_err(|cause| ViewError::Namespace(cause.to_string()))?;
-    Ok(devices.iter().map(tree::Card::new).collect())
+    Ok(devices.iter().map(sysfs::DeviceFiles::new).collect())
 }
 
 /// Puts both folders in place. Whether the one of the counters is.
-fn show(cards: &[tree::Card], scratch: &Path, report: impl Fn(ViewError)) -> bool {
-    let open = |names| graft::Open { names, without: tree::is_ours };
+fn show(cards: &[sysfs::DeviceFiles], scratch: &Path, report: impl Fn(ViewError)) -> bool {
+    let open = |names| overlay::Opened { names, without: sysfs::is_ours };
     let (sys, dev) = (Path::new("/sys/class"), Path::new("/dev"));
     let class = open(&["infiniband", "infiniband_verbs"]);
-    let class = graft::graft(scratch, sys, &class, |to| tree::write_class(cards, to));
-    let dev = graft::graft(scratch, dev, &open(&["infiniband"]), |to| tree::write_dev(cards, to));
+    let class = overlay::add(scratch, sys, &class, |to| sysfs::write_class(cards, to));
+    let dev = overlay::add(scratch, dev, &open(&["infiniband"]), |to| sysfs::write_dev(cards, to));
     let shown = class.is_ok();
     for (target, result) in [(CLASS, class), ("/dev/infiniband", dev)] {
         if let Err(cause) = result {
-            report(ViewError::Graft { target, cause });
+            report(ViewError::Mount { target, cause });
         }
     }
     shown
-}
-
-/// Where the program is, as `execvp` finds it.
-fn find(program: &OsStr) -> Option<PathBuf> {
-    if program.as_encoded_bytes().contains(&b'/') {
-        return Some(program.into());
-    }
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
-}
-
-/// Whether a program runs as its owner or group, whoever starts it.
-fn changes_user(program: &Path) -> bool {
-    program.metadata().is_ok_and(|meta| meta.mode() & 0o6000 != 0)
 }
 
 /// `roxe probe-view`: tries to enter the namespaces, in a process that has nothing to lose. The error is for the one who
 /// asked.
 pub(crate) fn try_out() -> Result<(), Box<dyn std::error::Error>> {
     namespace::enter(Space::OfUser)?;
-    Ok(graft::try_out()?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::fs;
-    use std::os::unix::fs::PermissionsExt;
-
-    #[test]
-    fn programs_that_change_their_user_are_told_apart() {
-        let file = std::env::temp_dir().join(format!("roxe-view-{}", std::process::id()));
-        fs::write(&file, "").unwrap();
-        assert!(!changes_user(&file));
-        fs::set_permissions(&file, fs::Permissions::from_mode(0o4755)).unwrap();
-        assert!(changes_user(&file));
-        fs::remove_file(&file).unwrap();
-        assert!(!changes_user(&file));
-    }
-
-    #[test]
-    fn programs_are_found_as_the_system_does() {
-        assert!(find(OsStr::new("sh")).is_some_and(|path| path.is_absolute() && path.ends_with("sh")));
-        assert_eq!(find(OsStr::new("./sh")), Some("./sh".into()));
-        assert_eq!(find(OsStr::new("no-such-program-anywhere")), None);
-    }
+    Ok(overlay::try_out()?)
 }

@@ -378,7 +378,7 @@ mod tests {
         let mut out = [epoll_event { events: 0, u64: 0 }; 4];
         assert_eq!(ask_kernel(epfd, &mut out), 0);
         closed(epfd);
-        // SAFETY: as above.
+        // SAFETY: numbers only; closed at the end.
         unsafe { libc::close(epfd) };
     }
 }

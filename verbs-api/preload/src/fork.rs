@@ -8,7 +8,7 @@
 
 use crate::rdma::{Rdma, rdma};
 use crate::real::real;
-use crate::table::{self, Face, Stage};
+use crate::table::{self, FdKind, Stage};
 use core::ffi::{c_int, c_long};
 use core::mem::MaybeUninit;
 use libc::{sockaddr_storage, socklen_t};
@@ -24,15 +24,15 @@ static MOVING: Mutex<()> = Mutex::new(());
 
 /// Moves a connection to RDMA; when that cannot be done it stays what it is, for good. Returns the rsocket.
 pub(crate) fn move_over(fd: c_int) -> Option<(&'static Rdma, RawFd)> {
-    if !matches!(table::face(fd), Face::Fork(Stage::Accepted | Stage::Connected)) {
+    if !matches!(table::fd_kind(fd), FdKind::Fork(Stage::Accepted | Stage::Connected)) {
         return None;
     }
     let _moving = MOVING.lock();
-    let make = match table::face(fd) {
-        Face::Fork(Stage::Accepted) => accepted,
-        Face::Fork(Stage::Connected) => connected,
+    let make = match table::fd_kind(fd) {
+        FdKind::Fork(Stage::Accepted) => accepted,
+        FdKind::Fork(Stage::Connected) => connected,
         // Another thread was faster.
-        Face::Rsocket(number) => return Some((rdma()?, number)),
+        FdKind::Rsocket(number) => return Some((rdma()?, number)),
         _ => return None,
     };
     let rdma = rdma()?;
@@ -88,7 +88,7 @@ impl Name {
         u16::from_be(unsafe { (*(&raw const self.0).cast::<libc::sockaddr_in>()).sin_port })
     }
 
-    /// The same port on all addresses.
+    /// The port of this name, on all addresses.
     fn any_address(&self) -> Self {
         // SAFETY: all zero is an address of no family.
         let mut any = Self(unsafe { MaybeUninit::zeroed().assume_init() }, self.1);
@@ -119,18 +119,18 @@ fn accepted(rdma: &Rdma, fd: c_int) -> Option<RawFd> {
     }
 }
 
-/// An rsocket that is closed when dropped. The turn ends after that: before, the next process would find the port taken.
+/// An rsocket that is closed when dropped. The lock goes after that: before, the next process would find the port taken.
 struct Listener<'a> {
     rdma: &'a Rdma,
     number: RawFd,
-    _turn: Option<File>,
+    _lock: Option<File>,
 }
 
 impl<'a> Listener<'a> {
     fn new(rdma: &'a Rdma, family: c_int) -> Option<Self> {
-        let turn = turn();
+        let lock = accept_lock();
         let number = rdma.create(family, libc::SOCK_STREAM, 0);
-        (number >= 0).then_some(Self { rdma, number, _turn: turn })
+        (number >= 0).then_some(Self { rdma, number, _lock: lock })
     }
 }
 
@@ -143,7 +143,7 @@ impl Drop for Listener<'_> {
 
 /// Waits until no other process of this user listens to accept. The lock ends with its holder, however
 /// that ends; where there is no place for it, nobody waits.
-fn turn() -> Option<File> {
+fn accept_lock() -> Option<File> {
     // SAFETY: takes no pointers.
     let path = format!("/dev/shm/rsocket_fork.{}", unsafe { libc::geteuid() });
     let file = File::options().create(true).truncate(false).write(true).open(path).ok()?;

@@ -16,7 +16,14 @@
 //!
 //! `/etc/rdma/rsocket/preload_config` says which programs and sockets it is for; see [`config`].
 //!
-//! **Unsafe room**: all of it; its face is C, and so is what it stands on.
+//! | to see | look in |
+//! |---|---|
+//! | a call, under the name that it has in libc | `calls/`: `open.rs` up to a connection, `data.rs` bytes, `wait.rs` poll and select, `events.rs` epoll, `control.rs` flags, options, copies and the end |
+//! | what a number of the program stands for | `table.rs` |
+//! | libc's own functions; those of `librdmacm.so.1` | `real.rs`; `rdma.rs` |
+//! | epoll sets with rsockets in them; servers that fork | `epoll.rs`; `fork.rs` |
+//!
+//! `unsafe` is allowed everywhere here: both sides of this crate are C.
 
 mod calls;
 mod config;
@@ -36,7 +43,7 @@ fn errno() -> c_int {
 
 /// Sets `errno` and returns the -1 that goes with it.
 fn fail(value: c_int) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: glibc returns the address of this thread's errno, which lives as long as the thread.
     unsafe { *libc::__errno_location() = value };
     -1
 }

@@ -17,7 +17,7 @@ use std::sync::Once;
 
 /// What a number stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Face {
+pub(crate) enum FdKind {
     /// Whatever the kernel says: a file, an ordinary socket.
     Plain,
     /// The rsocket with this number.
@@ -39,7 +39,7 @@ pub(crate) enum Stage {
     Connected = 5,
 }
 
-impl Face {
+impl FdKind {
     fn word(self) -> u64 {
         match self {
             Self::Plain => 0,
@@ -82,13 +82,13 @@ static SHARED: Mutex<BTreeMap<RawFd, Shared>> = Mutex::new(BTreeMap::new());
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
 /// What `fd` stands for.
-pub(crate) fn face(fd: c_int) -> Face {
-    word(fd).map_or(Face::Plain, |word| Face::from_word(word.load(Ordering::Acquire)))
+pub(crate) fn fd_kind(fd: c_int) -> FdKind {
+    word(fd).map_or(FdKind::Plain, |word| FdKind::from_word(word.load(Ordering::Acquire)))
 }
 
 /// The rsocket behind `fd`, if there is one.
 pub(crate) fn rsocket(fd: c_int) -> Option<RawFd> {
-    if let Face::Rsocket(number) = face(fd) { Some(number) } else { None }
+    if let FdKind::Rsocket(number) = fd_kind(fd) { Some(number) } else { None }
 }
 
 /// The word of a number whose page is there.
@@ -112,16 +112,16 @@ fn word_made(fd: c_int) -> Option<&'static AtomicU64> {
     word(fd)
 }
 
-/// From now on `fd` stands for `face`; false when there is no room for the number.
-fn set(fd: c_int, face: Face) -> bool {
+/// From now on `fd` is of this `kind`; false when there is no room for the number.
+fn set(fd: c_int, kind: FdKind) -> bool {
     follow_forks();
-    word_made(fd).map(|word| word.store(face.word(), Ordering::Release)).is_some()
+    word_made(fd).map(|word| word.store(kind.word(), Ordering::Release)).is_some()
 }
 
 /// From now on `fd` is a number of the rsocket `number`; false when there is no room for it.
 pub(crate) fn open(fd: c_int, number: RawFd) -> bool {
     let mut shared = SHARED.lock();
-    let room = set(fd, Face::Rsocket(number));
+    let room = set(fd, FdKind::Rsocket(number));
     if room {
         shared.entry(number).or_default().numbers.push(fd);
     }
@@ -130,14 +130,14 @@ pub(crate) fn open(fd: c_int, number: RawFd) -> bool {
 
 /// A TCP socket on its way to RDMA; without room it stays what it is.
 pub(crate) fn stage(fd: c_int, stage: Stage) {
-    set(fd, Face::Fork(stage));
+    set(fd, FdKind::Fork(stage));
 }
 
 /// `fd` stands for nothing special any more. Returns the rsocket that has no number now, which the caller closes.
 pub(crate) fn forget(fd: c_int) -> Option<RawFd> {
     let word = word(fd)?;
     let mut shared = SHARED.lock();
-    let Face::Rsocket(number) = Face::from_word(word.swap(0, Ordering::AcqRel)) else { return None };
+    let FdKind::Rsocket(number) = FdKind::from_word(word.swap(0, Ordering::AcqRel)) else { return None };
     let numbers = &mut shared.get_mut(&number)?.numbers;
     numbers.retain(|known| *known != fd);
     if !numbers.is_empty() {
@@ -229,9 +229,9 @@ mod tests {
 
     #[test]
     fn faces_fit_into_a_word() {
-        let stages = [Stage::Fresh, Stage::Listening, Stage::Accepted, Stage::Connected].map(Face::Fork);
-        for face in stages.into_iter().chain([Face::Plain, Face::Rsocket(0), Face::Rsocket(i32::MAX)]) {
-            assert_eq!(Face::from_word(face.word()), face);
+        let stages = [Stage::Fresh, Stage::Listening, Stage::Accepted, Stage::Connected].map(FdKind::Fork);
+        for kind in stages.into_iter().chain([FdKind::Plain, FdKind::Rsocket(0), FdKind::Rsocket(i32::MAX)]) {
+            assert_eq!(FdKind::from_word(kind.word()), kind);
         }
     }
 
@@ -244,12 +244,15 @@ mod tests {
         bound(9001, &[2, 0, 1]);
         assert!(open(5003, 9001));
         assert_eq!(give_up(9001), [2, 0, 1]);
-        assert_eq!((face(5002), face(5003)), (Face::Plain, Face::Plain));
+        assert_eq!((fd_kind(5002), fd_kind(5003)), (FdKind::Plain, FdKind::Plain));
     }
 
     #[test]
     fn impossible_numbers_are_plain() {
-        assert_eq!((face(-1), face(i32::MAX), forget(-1), forget(i32::MAX)), (Face::Plain, Face::Plain, None, None));
+        assert_eq!(
+            (fd_kind(-1), fd_kind(i32::MAX), forget(-1), forget(i32::MAX)),
+            (FdKind::Plain, FdKind::Plain, None, None)
+        );
         assert!(!open(i32::MAX, 3) && !open(-1, 3));
     }
 

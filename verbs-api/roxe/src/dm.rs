@@ -2,11 +2,10 @@
 //!
 //! Touches the provider's buffers and their registration.
 
-use crate::mr::bounds;
-use crate::{Access, Context, Error, ProtectionDomain, RemoteAddr};
+use crate::mr::{bounds, region_keys, slice};
+use crate::{Access, Context, Error, ProtectionDomain};
 use roxe_provider as provider;
 use roxe_transport::wr::Sge;
-use roxe_wire::{LKey, RKey};
 use std::ops::RangeBounds;
 use std::sync::Arc;
 
@@ -77,28 +76,13 @@ impl DeviceMemoryRegion {
         self.len == 0
     }
 
-    /// The key for own work requests.
-    pub fn lkey(&self) -> LKey {
-        self.mr.lkey()
-    }
-
-    /// The key for the peer's requests.
-    pub fn rkey(&self) -> RKey {
-        self.mr.rkey()
-    }
-
-    /// What a peer must know to reach the first byte.
-    pub fn remote(&self) -> RemoteAddr {
-        RemoteAddr { addr: 0, rkey: self.mr.rkey() }
-    }
-
     /// A part of the region as an element of a work request.
     ///
     /// # Errors
     /// [`Error::OutOfRange`] if it does not lie inside.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Sge, Error> {
-        let (offset, len) = bounds(range, self.len)?;
-        let length = u32::try_from(len).map_err(|_| Error::OutOfRange { offset, len, region: self.len })?;
-        Ok(Sge { addr: offset as u64, length, lkey: self.mr.lkey() })
+        slice(&self.mr, self.len, range, u32::MAX)
     }
 }
+
+region_keys!(DeviceMemoryRegion);

@@ -6,10 +6,9 @@
 //! a caller's promise on); it may touch the provider's registration and the bytes it owns.
 #![allow(unsafe_code)]
 
-use crate::{Error, ProtectionDomain, RemoteAddr};
+use crate::{Error, ProtectionDomain};
 use roxe_provider as provider;
 use roxe_transport::wr::Access;
-use roxe_wire::{LKey, RKey};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
@@ -66,21 +65,6 @@ impl MemoryRegion {
         self.bytes.ptr.as_ptr()
     }
 
-    /// The key for own work requests.
-    pub fn lkey(&self) -> LKey {
-        self.mr.lkey()
-    }
-
-    /// The key for the peer's requests.
-    pub fn rkey(&self) -> RKey {
-        self.mr.rkey()
-    }
-
-    /// What a peer must know to reach the first byte.
-    pub fn remote(&self) -> RemoteAddr {
-        RemoteAddr { addr: self.base(), rkey: self.mr.rkey() }
-    }
-
     /// The address by which the first byte is named in requests: not where it is if the region is zero based.
     pub(crate) fn base(&self) -> u64 {
         self.mr.base()
@@ -91,9 +75,7 @@ impl MemoryRegion {
     /// # Errors
     /// [`Error::OutOfRange`] if it does not lie inside, or is longer than 2^31 bytes.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Sge, Error> {
-        let (offset, len) = bounds(range, self.len())?;
-        let length = u32::try_from(len).ok().filter(|len| *len <= 1 << 31).ok_or_else(|| self.outside(offset, len))?;
-        Ok(Sge { addr: self.base() + offset as u64, length, lkey: self.mr.lkey() })
+        slice(&self.mr, self.len(), range, 1 << 31)
     }
 
     /// Copies `data` into the region, starting at byte `offset`.
@@ -181,6 +163,41 @@ impl MemoryRegion {
     }
 }
 
+/// What all kinds of regions say of themselves to own work requests and to peers.
+macro_rules! region_keys {
+    ($region:ident) => {
+        impl $region {
+            /// The key for own work requests.
+            pub fn lkey(&self) -> roxe_wire::LKey {
+                self.mr.lkey()
+            }
+
+            /// The key for the peer's requests.
+            pub fn rkey(&self) -> roxe_wire::RKey {
+                self.mr.rkey()
+            }
+
+            /// What a peer must know to reach the first byte.
+            pub fn remote(&self) -> crate::RemoteAddr {
+                crate::RemoteAddr { addr: self.mr.base(), rkey: self.mr.rkey() }
+            }
+        }
+    };
+}
+
+pub(crate) use region_keys;
+
+region_keys!(MemoryRegion);
+
+/// A part of a region of `region` bytes as an element of a work request; [`Error::OutOfRange`] if it does not lie inside, or
+/// has more than `most` bytes.
+pub(crate) fn slice(mr: &provider::Mr, region: usize, range: impl RangeBounds<usize>, most: u32) -> Result<Sge, Error> {
+    let (offset, len) = bounds(range, region)?;
+    let length = u32::try_from(len).ok().filter(|len| *len <= most);
+    let length = length.ok_or(Error::OutOfRange { offset, len, region })?;
+    Ok(Sge { addr: mr.base() + offset as u64, length, lkey: mr.lkey() })
+}
+
 /// Offset and length of `range` in a region of `region` bytes; [`Error::OutOfRange`] if it does not lie inside.
 pub(crate) fn bounds(range: impl RangeBounds<usize>, region: usize) -> Result<(usize, usize), Error> {
     let start = match range.start_bound() {
@@ -222,7 +239,8 @@ struct Bytes {
 
 // SAFETY: it is only a place; every access through it is atomic (see `MemoryRegion`) or made by the card.
 unsafe impl Send for Bytes {}
-// SAFETY: as above.
+// SAFETY: it is only a place; every access through it is atomic (see `MemoryRegion`) or made by
+// the card.
 unsafe impl Sync for Bytes {}
 
 impl Bytes {

@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 ///
 /// # Errors
 /// EAFNOSUPPORT if it is not of the family of the socket.
-pub(crate) fn inward(addr: SocketAddr, domain: i32) -> io::Result<SocketAddr> {
+pub(crate) fn unmapped(addr: SocketAddr, domain: i32) -> io::Result<SocketAddr> {
     match (domain, addr) {
         (libc::AF_INET, SocketAddr::V4(_)) => Ok(addr),
         (libc::AF_INET6, SocketAddr::V6(v6)) => match v6.ip().to_ipv4_mapped() {
@@ -21,7 +21,7 @@ pub(crate) fn inward(addr: SocketAddr, domain: i32) -> io::Result<SocketAddr> {
 }
 
 /// The address as a socket of `domain` shows it.
-pub(crate) fn outward(addr: SocketAddr, domain: i32) -> SocketAddr {
+pub(crate) fn mapped(addr: SocketAddr, domain: i32) -> SocketAddr {
     match (domain, addr) {
         (libc::AF_INET6, SocketAddr::V4(v4)) => SocketAddr::new(v4.ip().to_ipv6_mapped().into(), addr.port()),
         _ => addr,
@@ -40,14 +40,14 @@ mod tests {
 
     #[test]
     fn an_ipv6_socket_shows_ipv4_hosts_as_mapped() {
-        let (plain, mapped): (SocketAddr, SocketAddr) =
+        let (plain, as_v6): (SocketAddr, SocketAddr) =
             ("10.0.0.1:7".parse().unwrap(), "[::ffff:10.0.0.1]:7".parse().unwrap());
-        assert_eq!(inward(mapped, libc::AF_INET6).unwrap(), plain);
-        assert_eq!(outward(plain, libc::AF_INET6), mapped);
-        assert_eq!(outward(plain, libc::AF_INET), plain);
+        assert_eq!(unmapped(as_v6, libc::AF_INET6).unwrap(), plain);
+        assert_eq!(mapped(plain, libc::AF_INET6), as_v6);
+        assert_eq!(mapped(plain, libc::AF_INET), plain);
         let v6: SocketAddr = "[fd00::1]:7".parse().unwrap();
-        assert_eq!(inward(v6, libc::AF_INET6).unwrap(), v6);
-        assert_eq!(inward(v6, libc::AF_INET).unwrap_err().raw_os_error(), Some(libc::EAFNOSUPPORT));
-        assert_eq!(inward(plain, libc::AF_INET6).unwrap_err().raw_os_error(), Some(libc::EAFNOSUPPORT));
+        assert_eq!(unmapped(v6, libc::AF_INET6).unwrap(), v6);
+        assert_eq!(unmapped(v6, libc::AF_INET).unwrap_err().raw_os_error(), Some(libc::EAFNOSUPPORT));
+        assert_eq!(unmapped(plain, libc::AF_INET6).unwrap_err().raw_os_error(), Some(libc::EAFNOSUPPORT));
     }
 }

@@ -4,17 +4,51 @@
 //! writes straight into the receive buffer of its peer; a datagram socket lives on a UDP socket, over which it learns where
 //! the peers are, and on UD queue pairs. The two have only the calls in common.
 //!
-//! - `proto/` decides: what is said on the wire, when something may be sent, what a message of the peer means. No I/O, no clock.
-//! - `stream/` and `datagram/` do it, over the crate `roxe`; `service.rs` is the one background thread, which exists as long
-//!   as somebody listens, has a datagram socket or asked for keepalives.
-//! - `wait.rs` and `poll.rs` wait: a short spin, then sleep on descriptors.
-//! - `options.rs`, `config.rs`: what programs and administrators set; `table.rs`: numbers to sockets.
-//! - `sys.rs` makes the system calls that need `unsafe`; it is the only place that has any.
+//! ```
+//! # fn main() -> std::io::Result<()> {
+//! use roxe_rsockets::{accept, close, find, open};
+//!
+//! let server = open(libc::AF_INET, libc::SOCK_STREAM, 0)?;
+//! let listener = find(server).expect("it is open");
+//! listener.bind("127.0.0.1:0".parse().expect("an address"))?;
+//! listener.listen(1)?;
+//! let address = listener.local_addr()?;
+//! let echo = std::thread::spawn(move || {
+//!     let (number, _peer) = accept(server)?;
+//!     let (socket, mut word) = (find(number).expect("it is open"), [0; 5]);
+//!     socket.recv(&mut word, libc::MSG_WAITALL)?;
+//!     socket.send(&word, 0)?;
+//!     close(number)
+//! });
+//!
+//! let client = open(libc::AF_INET, libc::SOCK_STREAM, 0)?;
+//! let (socket, mut answer) = (find(client).expect("it is open"), [0; 5]);
+//! socket.connect(address)?;
+//! socket.send(b"hello", 0)?;
+//! assert_eq!(socket.recv(&mut answer, libc::MSG_WAITALL)?, 5);
+//! assert_eq!(&answer, b"hello");
+//! close(client)?;
+//! # echo.join().unwrap()?;
+//! # close(server)
+//! # }
+//! ```
+//!
+//! | to see | look in |
+//! |---|---|
+//! | the calls, for both kinds of sockets; from numbers to sockets | `socket.rs`; `table.rs` |
+//! | what is said on the wire, when something may be sent, what a message of the peer means: no I/O, no clock | `proto/`: `conn.rs`, `stream.rs`, `message.rs`, `outgoing.rs`, `incoming.rs`, `datagram.rs` |
+//! | streams: from a connection to bytes | `stream/`; `phase.rs` first, then `opening.rs`, `listening.rs`, `open.rs`, `transfer.rs` |
+//! | datagrams | `datagram/` |
+//! | waiting: a short spin, then sleep on descriptors | `wait.rs`, `poll.rs`; events of completion queues: `completions.rs` |
+//! | the one background thread, which exists as long as somebody listens, has a datagram socket or asked for keepalives | `service.rs` |
+//! | what programs and administrators set | `stream/options.rs`, `datagram/options.rs`; `config.rs` |
+//! | system calls that need `unsafe`; nothing else has any | `sys.rs` |
 //!
 //! Every error is an [`std::io::Error`] with the errno that the C call sets.
 #![deny(unsafe_code)]
 
 mod addr;
+mod completions;
 mod config;
 mod datagram;
 mod errno;

@@ -1,6 +1,6 @@
 //! The calls of `rsocket.h`, for both kinds of sockets.
 
-use crate::addr::{inward, outward, unspecified};
+use crate::addr::{mapped, unmapped, unspecified};
 use crate::datagram::Datagram;
 use crate::errno::os;
 use crate::stream::{Drain, Fill, RecvMode, Stream};
@@ -13,6 +13,16 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Instant;
+
+/// What a call comes to on either kind of socket.
+macro_rules! of_kind {
+    ($whole:ident, $socket:ident => $call:expr) => {
+        match &$whole.kind {
+            Kind::Stream($socket) => $call,
+            Kind::Datagram($socket) => $call,
+        }
+    };
+}
 
 /// Makes a socket and returns its number: `rsocket`. `domain` is AF_INET or AF_INET6, `kind` SOCK_STREAM or SOCK_DGRAM with
 /// SOCK_NONBLOCK and SOCK_CLOEXEC at will.
@@ -64,10 +74,7 @@ pub fn close(fd: RawFd) -> io::Result<()> {
         std::mem::forget(socket);
         return Ok(());
     }
-    match &socket.kind {
-        Kind::Stream(stream) => stream.close(),
-        Kind::Datagram(datagram) => datagram.close(),
-    }
+    of_kind!(socket, socket => socket.close());
     Ok(())
 }
 
@@ -103,10 +110,7 @@ impl Socket {
 
     /// Its number.
     pub fn fd(&self) -> RawFd {
-        match &self.kind {
-            Kind::Stream(stream) => stream.fd(),
-            Kind::Datagram(datagram) => datagram.fd(),
-        }
+        of_kind!(self, socket => socket.fd())
     }
 
     const fn stream(&self) -> Option<&Stream> {
@@ -123,11 +127,7 @@ impl Socket {
 
     /// Whether the background thread of this process has to look after it.
     pub(crate) fn needs_service(&self) -> bool {
-        let needs = || match &self.kind {
-            Kind::Stream(stream) => stream.needs_service(),
-            Kind::Datagram(datagram) => datagram.needs_service(),
-        };
-        self.is_own() && needs()
+        self.is_own() && of_kind!(self, socket => socket.needs_service())
     }
 
     /// Not what a forked child inherited.
@@ -156,11 +156,8 @@ impl Socket {
     /// # Errors
     /// EADDRINUSE, EADDRNOTAVAIL, EINVAL if it has one, EAFNOSUPPORT.
     pub fn bind(&self, addr: SocketAddr) -> io::Result<()> {
-        let addr = inward(addr, self.domain)?;
-        match &self.kind {
-            Kind::Stream(stream) => stream.bind(addr),
-            Kind::Datagram(datagram) => datagram.bind(addr),
-        }
+        let addr = unmapped(addr, self.domain)?;
+        of_kind!(self, socket => socket.bind(addr))
     }
 
     /// Waits for connections.
@@ -177,7 +174,7 @@ impl Socket {
     /// # Errors
     /// EINPROGRESS if it is non-blocking, later EALREADY and EISCONN; ECONNREFUSED, ETIMEDOUT, EHOSTUNREACH, ENETUNREACH.
     pub fn connect(&self, addr: SocketAddr) -> io::Result<()> {
-        let addr = inward(addr, self.domain)?;
+        let addr = unmapped(addr, self.domain)?;
         match &self.kind {
             Kind::Stream(stream) => stream.connect(addr, self.waits(0)),
             Kind::Datagram(datagram) => datagram.connect(addr),
@@ -195,10 +192,7 @@ impl Socket {
             libc::SHUT_RDWR => (true, true),
             _ => return Err(os(libc::EINVAL)),
         };
-        match &self.kind {
-            Kind::Stream(stream) => stream.shut_down(read, write),
-            Kind::Datagram(datagram) => datagram.shut_down(read, write),
-        }
+        of_kind!(self, socket => socket.shut_down(read, write))
     }
 
     /// Receives into `buf`.
@@ -229,7 +223,7 @@ impl Socket {
             Kind::Stream(stream) => Ok((stream.recv(&mut room, mode)?, self.peer_addr().ok())),
             Kind::Datagram(datagram) => {
                 let (len, from) = datagram.recv(&mut room, mode)?;
-                Ok((len, from.map(|from| outward(from, self.domain))))
+                Ok((len, from.map(|from| mapped(from, self.domain))))
             }
         }
     }
@@ -261,7 +255,7 @@ impl Socket {
             Kind::Stream(_) if to.is_some() => Err(os(libc::EISCONN)),
             Kind::Stream(stream) => stream.send(&mut data, wait),
             Kind::Datagram(datagram) => {
-                let to = to.map(|to| inward(to, self.domain)).transpose()?;
+                let to = to.map(|to| unmapped(to, self.domain)).transpose()?;
                 datagram.send(&mut data, to, wait)
             }
         }
@@ -272,11 +266,8 @@ impl Socket {
     /// # Errors
     /// Those of `getsockname(2)`.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        let addr = match &self.kind {
-            Kind::Stream(stream) => stream.local_addr(),
-            Kind::Datagram(datagram) => datagram.local_addr(),
-        };
-        Ok(addr.map_or_else(|| unspecified(self.domain), |addr| outward(addr, self.domain)))
+        let addr = of_kind!(self, socket => socket.local_addr());
+        Ok(addr.map_or_else(|| unspecified(self.domain), |addr| mapped(addr, self.domain)))
     }
 
     /// The peer's address.
@@ -284,11 +275,8 @@ impl Socket {
     /// # Errors
     /// ENOTCONN.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        let addr = match &self.kind {
-            Kind::Stream(stream) => stream.peer_addr()?,
-            Kind::Datagram(datagram) => datagram.peer_addr()?,
-        };
-        Ok(outward(addr, self.domain))
+        let addr = of_kind!(self, socket => socket.peer_addr()?);
+        Ok(mapped(addr, self.domain))
     }
 
     /// Sets an option; `value` holds the bytes that `setsockopt(2)` is given.
@@ -381,23 +369,14 @@ impl Socket {
 
 impl Source for Socket {
     fn ready(&self, events: i16) -> i16 {
-        match &self.kind {
-            Kind::Stream(stream) => stream.ready(events),
-            Kind::Datagram(datagram) => datagram.ready(events),
-        }
+        of_kind!(self, socket => socket.ready(events))
     }
 
     fn watch(&self, waker: &Waker, fds: &mut Vec<libc::pollfd>) {
-        match &self.kind {
-            Kind::Stream(stream) => stream.watch(waker, fds),
-            Kind::Datagram(datagram) => datagram.watch(waker, fds),
-        }
+        of_kind!(self, socket => socket.watch(waker, fds))
     }
 
     fn unwatch(&self, waker: &Waker) {
-        match &self.kind {
-            Kind::Stream(stream) => stream.unwatch(waker),
-            Kind::Datagram(datagram) => datagram.unwatch(waker),
-        }
+        of_kind!(self, socket => socket.unwatch(waker))
     }
 }

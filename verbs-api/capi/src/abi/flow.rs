@@ -2,103 +2,54 @@
 
 use super::*;
 
-/// A receive work queue; the header posts through it.
-#[repr(C)]
-pub(crate) struct ibv_wq {
-    pub(crate) context: *mut ibv_context,
-    pub(crate) wq_context: *mut c_void,
-    pub(crate) pd: *mut ibv_pd,
-    pub(crate) cq: *mut ibv_cq,
-    pub(crate) wq_num: u32,
-    pub(crate) handle: u32,
-    pub(crate) state: c_int,
-    pub(crate) wq_type: c_int,
-    pub(crate) post_recv: Option<unsafe extern "C" fn(*mut Self, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int>,
-    pub(crate) mutex: Mutex,
-    pub(crate) cond: Cond,
-    pub(crate) events_completed: u32,
-    pub(crate) comp_mask: u32,
-}
+c_structs! {
+    /// A receive work queue; the header posts through it.
+    ibv_wq(152, 8) {
+        0 context: *mut ibv_context, 8 wq_context: *mut c_void, 16 pd: *mut ibv_pd,
+        24 cq: *mut ibv_cq, 32 wq_num: u32, 36 handle: u32, 40 state: c_int, 44 wq_type: c_int,
+        48 post_recv: c_fn!(fn(*mut Self, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int),
+        56 mutex: Mutex, 96 cond: Cond, 144 events_completed: u32, 148 comp_mask: u32,
+    }
 
-#[repr(C)]
-pub(crate) struct ibv_wq_init_attr {
-    pub(crate) wq_context: *mut c_void,
-    pub(crate) wq_type: c_int,
-    pub(crate) max_wr: u32,
-    pub(crate) max_sge: u32,
-    pub(crate) pd: *mut ibv_pd,
-    pub(crate) cq: *mut ibv_cq,
-    pub(crate) comp_mask: u32,
-    pub(crate) create_flags: u32,
-}
+    ibv_wq_init_attr(48, 8) {
+        0 wq_context: *mut c_void, 8 wq_type: c_int, 12 max_wr: u32, 16 max_sge: u32,
+        24 pd: *mut ibv_pd, 32 cq: *mut ibv_cq, 40 comp_mask: u32, 44 create_flags: u32,
+    }
 
-#[repr(C)]
-pub(crate) struct ibv_wq_attr {
-    pub(crate) attr_mask: u32,
-    pub(crate) wq_state: c_int,
-    pub(crate) curr_wq_state: c_int,
-    pub(crate) flags: u32,
-    pub(crate) flags_mask: u32,
-}
+    ibv_wq_attr(20, 4) {
+        0 attr_mask: u32, 4 wq_state: c_int, 8 curr_wq_state: c_int, 12 flags: u32,
+        16 flags_mask: u32,
+    }
 
-#[repr(C)]
-pub(crate) struct ibv_rwq_ind_table {
-    pub(crate) context: *mut ibv_context,
-    pub(crate) ind_tbl_handle: c_int,
-    pub(crate) ind_tbl_num: c_int,
-    pub(crate) comp_mask: u32,
-}
+    ibv_rwq_ind_table(24, 8) {
+        0 context: *mut ibv_context, 8 ind_tbl_handle: c_int, 12 ind_tbl_num: c_int,
+        16 comp_mask: u32,
+    }
 
-#[repr(C)]
-pub(crate) struct ibv_rwq_ind_table_init_attr {
-    pub(crate) log_ind_tbl_size: u32,
-    pub(crate) ind_tbl: *const *mut ibv_wq,
-    pub(crate) comp_mask: u32,
-}
+    ibv_rwq_ind_table_init_attr(24, 8) {
+        0 log_ind_tbl_size: u32, 8 ind_tbl: *const *mut ibv_wq, 16 comp_mask: u32,
+    }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct ibv_rx_hash_conf {
-    pub(crate) rx_hash_function: u8,
-    pub(crate) rx_hash_key_len: u8,
-    pub(crate) rx_hash_key: *const u8,
-    pub(crate) rx_hash_fields_mask: u64,
-}
+    ibv_rx_hash_conf(24, 8) {
+        0 rx_hash_function: u8, 1 rx_hash_key_len: u8, 8 rx_hash_key: *const u8,
+        16 rx_hash_fields_mask: u64,
+    }
 
-/// A rule of flow steering; specifications follow it.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct ibv_flow_attr {
-    pub(crate) comp_mask: u32,
-    /// `type` in C.
-    pub(crate) flow_type: c_int,
-    pub(crate) size: u16,
-    pub(crate) priority: u16,
-    pub(crate) num_of_specs: u8,
-    pub(crate) port: u8,
-    pub(crate) flags: u32,
-}
+    /// A rule of flow steering; specifications follow it.
+    ibv_flow_attr(20, 4) {
+        0 comp_mask: u32,
+        /// `type` in C.
+        4 flow_type: c_int, 8 size: u16, 10 priority: u16, 12 num_of_specs: u8, 13 port: u8,
+        16 flags: u32,
+    }
 
-#[repr(C)]
-pub(crate) struct ibv_flow {
-    pub(crate) comp_mask: u32,
-    pub(crate) context: *mut ibv_context,
-    pub(crate) handle: u32,
-}
+    ibv_flow(24, 8) { 0 comp_mask: u32, 8 context: *mut ibv_context, 16 handle: u32 }
 
-#[repr(C)]
-pub(crate) struct ibv_counters {
-    pub(crate) context: *mut ibv_context,
-}
+    ibv_counters(8, 8) { 0 context: *mut ibv_context }
 
-#[repr(C)]
-pub(crate) struct ibv_counters_init_attr {
-    pub(crate) comp_mask: u32,
-}
+    ibv_counters_init_attr(4, 4) { 0 comp_mask: u32 }
 
-#[repr(C)]
-pub(crate) struct ibv_counter_attach_attr {
-    pub(crate) counter_desc: c_int,
-    pub(crate) index: u32,
-    pub(crate) comp_mask: u32,
+    ibv_counter_attach_attr(12, 4) {
+        0 counter_desc: c_int, 4 index: u32, 8 comp_mask: u32,
+    }
 }

@@ -2,111 +2,58 @@
 
 use super::*;
 
-/// `imm_data` holds immediate data in network byte order or an invalidated key in host order (`invalidated_rkey`).
-#[derive(Clone, Copy, Default)]
-#[repr(C)]
-pub(crate) struct ibv_wc {
-    pub(crate) wr_id: u64,
-    pub(crate) status: u32,
-    pub(crate) opcode: u32,
-    pub(crate) vendor_err: u32,
-    pub(crate) byte_len: u32,
-    pub(crate) imm_data: u32,
-    pub(crate) qp_num: u32,
-    pub(crate) src_qp: u32,
-    pub(crate) wc_flags: c_uint,
-    pub(crate) pkey_index: u16,
-    pub(crate) slid: u16,
-    pub(crate) sl: u8,
-    pub(crate) dlid_path_bits: u8,
-}
+c_structs! {
+    /// `imm_data` holds immediate data in network byte order or an invalidated key in host order (`invalidated_rkey`).
+    ibv_wc(48, 8) {
+        0 wr_id: u64, 8 status: u32, 12 opcode: u32, 16 vendor_err: u32, 20 byte_len: u32,
+        24 imm_data: u32, 28 qp_num: u32, 32 src_qp: u32, 36 wc_flags: c_uint, 40 pkey_index: u16,
+        42 slid: u16, 44 sl: u8, 45 dlid_path_bits: u8,
+    }
 
-/// Everything in network byte order.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct ibv_grh {
-    pub(crate) version_tclass_flow: u32,
-    pub(crate) paylen: u16,
-    pub(crate) next_hdr: u8,
-    pub(crate) hop_limit: u8,
-    pub(crate) sgid: ibv_gid,
-    pub(crate) dgid: ibv_gid,
-}
+    /// Everything in network byte order.
+    ibv_grh(40, 8) {
+        0 version_tclass_flow: u32, 4 paylen: u16, 6 next_hdr: u8, 7 hop_limit: u8, 8 sgid: ibv_gid,
+        24 dgid: ibv_gid,
+    }
 
-/// An operation on the tags of a shared receive queue.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct ibv_ops_wr {
-    pub(crate) wr_id: u64,
-    pub(crate) next: *mut Self,
-    pub(crate) opcode: c_int,
-    pub(crate) flags: c_int,
-    pub(crate) tm: ops_tm,
-}
+    /// An operation on the tags of a shared receive queue.
+    ibv_ops_wr(72, 8) {
+        0 wr_id: u64, 8 next: *mut Self, 16 opcode: c_int, 20 flags: c_int, 24 tm: ops_tm,
+    }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct ops_tm {
-    pub(crate) unexpected_cnt: u32,
-    pub(crate) handle: u32,
-    pub(crate) add: ops_tm_add,
-}
+    ops_tm(48, 8) { 0 unexpected_cnt: u32, 4 handle: u32, 8 add: ops_tm_add }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct ops_tm_add {
-    pub(crate) recv_wr_id: u64,
-    pub(crate) sg_list: *const ibv_sge,
-    pub(crate) num_sge: c_int,
-    pub(crate) tag: u64,
-    pub(crate) mask: u64,
-}
+    ops_tm_add(40, 8) {
+        0 recv_wr_id: u64, 8 sg_list: *const ibv_sge, 16 num_sge: c_int, 24 tag: u64, 32 mask: u64,
+    }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct ibv_data_buf {
-    pub(crate) addr: *mut c_void,
-    pub(crate) length: usize,
-}
+    ibv_data_buf(16, 8) { 0 addr: *mut c_void, 8 length: usize }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct ibv_sge {
-    pub(crate) addr: u64,
-    pub(crate) length: u32,
-    pub(crate) lkey: u32,
-}
+    ibv_sge(16, 8) { 0 addr: u64, 8 length: u32, 12 lkey: u32 }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct wr_rdma {
-    pub(crate) remote_addr: u64,
-    pub(crate) rkey: u32,
-}
+    wr_rdma(16, 8) { 0 remote_addr: u64, 8 rkey: u32 }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct wr_atomic {
-    pub(crate) remote_addr: u64,
-    pub(crate) compare_add: u64,
-    pub(crate) swap: u64,
-    pub(crate) rkey: u32,
-}
+    wr_atomic(32, 8) { 0 remote_addr: u64, 8 compare_add: u64, 16 swap: u64, 24 rkey: u32 }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct wr_bind_mw {
-    pub(crate) mw: *mut ibv_mw,
-    pub(crate) rkey: u32,
-    pub(crate) bind_info: ibv_mw_bind_info,
-}
+    wr_bind_mw(48, 8) { 0 mw: *mut ibv_mw, 8 rkey: u32, 16 bind_info: ibv_mw_bind_info }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct wr_ud {
-    pub(crate) ah: *mut ibv_ah,
-    pub(crate) remote_qpn: u32,
-    pub(crate) remote_qkey: u32,
+    wr_ud(16, 8) { 0 ah: *mut ibv_ah, 8 remote_qpn: u32, 12 remote_qkey: u32 }
+
+    /// `imm_data` holds immediate data in network byte order or the key to invalidate in host order (`invalidate_rkey`).
+    /// `bind_mw` is a member of a union with `tso`, which nobody here reads.
+    ibv_send_wr(128, 8) {
+        0 wr_id: u64, 8 next: *mut Self, 16 sg_list: *const ibv_sge, 24 num_sge: c_int,
+        28 opcode: c_uint, 32 send_flags: c_uint, 36 imm_data: u32, 40 wr: wr_union,
+        72 remote_srqn: u32, 80 bind_mw: wr_bind_mw,
+    }
+
+    ibv_recv_wr(32, 8) {
+        0 wr_id: u64, 8 next: *mut Self, 16 sg_list: *const ibv_sge, 24 num_sge: c_int,
+    }
+
+    ibv_poll_cq_attr(4, 4) { 0 comp_mask: u32 }
+
+    ibv_wc_tm_info(16, 8) { 0 tag: u64, 8 priv_: u32 }
 }
 
 /// The part of a send work request that depends on its opcode.
@@ -116,39 +63,4 @@ pub(crate) union wr_union {
     pub(crate) rdma: wr_rdma,
     pub(crate) atomic: wr_atomic,
     pub(crate) ud: wr_ud,
-}
-
-/// `imm_data` holds immediate data in network byte order or the key to invalidate in host order (`invalidate_rkey`).
-/// `bind_mw` is a member of a union with `tso`, which nobody here reads.
-#[repr(C)]
-pub(crate) struct ibv_send_wr {
-    pub(crate) wr_id: u64,
-    pub(crate) next: *mut Self,
-    pub(crate) sg_list: *const ibv_sge,
-    pub(crate) num_sge: c_int,
-    pub(crate) opcode: c_uint,
-    pub(crate) send_flags: c_uint,
-    pub(crate) imm_data: u32,
-    pub(crate) wr: wr_union,
-    pub(crate) remote_srqn: u32,
-    pub(crate) bind_mw: wr_bind_mw,
-}
-
-#[repr(C)]
-pub(crate) struct ibv_recv_wr {
-    pub(crate) wr_id: u64,
-    pub(crate) next: *mut Self,
-    pub(crate) sg_list: *const ibv_sge,
-    pub(crate) num_sge: c_int,
-}
-
-#[repr(C)]
-pub(crate) struct ibv_poll_cq_attr {
-    pub(crate) comp_mask: u32,
-}
-
-#[repr(C)]
-pub(crate) struct ibv_wc_tm_info {
-    pub(crate) tag: u64,
-    pub(crate) priv_: u32,
 }

@@ -26,15 +26,15 @@ pub(crate) unsafe fn read(addr: *const sockaddr) -> Result<Address> {
     match family {
         // SAFETY: of this family, so this long, by this function's contract.
         AF_INET => Ok(v4(unsafe { addr.cast::<sockaddr_in>().read_unaligned() })),
-        // SAFETY: as above.
+        // SAFETY: of this family, so this long, by this function's contract.
         AF_INET6 => Ok(v6(unsafe { addr.cast::<sockaddr_in6>().read_unaligned() })),
-        // SAFETY: as above.
+        // SAFETY: of this family, so this long, by this function's contract.
         AF_IB => Ok(ib(unsafe { addr.cast::<sockaddr_ib>().read_unaligned() })),
         _ => Err(EINVAL),
     }
 }
 
-/// The same where NULL stands for none.
+/// Reads the address of a program, of which NULL stands for none.
 ///
 /// # Safety
 /// As for [`read`].

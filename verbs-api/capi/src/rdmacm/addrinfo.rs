@@ -4,7 +4,7 @@
 //! put pointers of their own into the structure. There is no route to resolve on RoCE; `ai_route` stays empty.
 
 use super::address::AF_IB;
-use crate::abi::{rdma_addrinfo, sockaddr_ib};
+use crate::abi::{copy_fields, rdma_addrinfo, sockaddr_ib};
 use crate::errno::{EINVAL, Errno, Result, minus_one, silent};
 use crate::qp::{RC, UD};
 use core::ffi::{c_char, c_int};
@@ -43,27 +43,6 @@ impl From<Errno> for Failure {
     }
 }
 
-/// No wish at all.
-fn no_hints() -> rdma_addrinfo {
-    rdma_addrinfo {
-        ai_flags: 0,
-        ai_family: 0,
-        ai_qp_type: 0,
-        ai_port_space: 0,
-        ai_src_len: 0,
-        ai_dst_len: 0,
-        ai_src_addr: null_mut(),
-        ai_dst_addr: null_mut(),
-        ai_src_canonname: null_mut(),
-        ai_dst_canonname: null_mut(),
-        ai_route_len: 0,
-        ai_route: null_mut(),
-        ai_connect_len: 0,
-        ai_connect: null_mut(),
-        ai_next: null_mut(),
-    }
-}
-
 /// `man rdma_getaddrinfo`: 0, an `EAI_*` code, or -1 with errno set.
 pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
     node: *const c_char,
@@ -76,7 +55,7 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
             return Err(EINVAL);
         }
         // SAFETY: NULL or a whole structure of the program.
-        let hints = unsafe { hints.as_ref() }.copied().unwrap_or_else(no_hints);
+        let hints = unsafe { hints.as_ref() }.copied().unwrap_or_default();
         // SAFETY: the program passes strings or NULL, and addresses as long as it says.
         match unsafe { find(node, service, &hints) } {
             Ok(found) => {
@@ -102,15 +81,11 @@ unsafe fn find(node: *const c_char, service: *const c_char, hints: &rdma_addrinf
     }
     // SAFETY: this function's contract.
     let list = unsafe { Resolved::new(node, service, hints) }?;
-    let mut chain = Chain::default();
-    for entry in list.iter() {
-        // SAFETY: this function's contract, for the source address in the hints.
-        if let Some(made) = unsafe { convert(entry, hints) }? {
-            chain.append(made);
-        }
-    }
+    // SAFETY: this function's contract, for the source address in the hints.
+    let made = list.iter().filter_map(|entry| unsafe { convert(entry, hints) }.transpose());
+    let made = made.collect::<Result<Vec<_>>>()?;
     // The resolver found addresses, but none of a kind that there is a queue pair for.
-    if chain.first.is_null() { Err(Failure::Resolver(libc::EAI_SOCKTYPE)) } else { Ok(chain.take()) }
+    if made.is_empty() { Err(Failure::Resolver(libc::EAI_SOCKTYPE)) } else { Ok(link(made)) }
 }
 
 /// What follows from the hints alone.
@@ -119,15 +94,11 @@ unsafe fn find(node: *const c_char, service: *const c_char, hints: &rdma_addrinf
 /// The addresses in the hints are as long as they say.
 unsafe fn from_hints(hints: &rdma_addrinfo) -> Found {
     let rai = Entry::new()?;
-    let wish = rdma_addrinfo {
-        ai_flags: hints.ai_flags,
-        ai_family: hints.ai_family,
-        ai_qp_type: hints.ai_qp_type,
-        ai_port_space: hints.ai_port_space,
-        ..no_hints()
-    };
+    let wanted = copy_fields!(rdma_addrinfo from hints { ai_flags, ai_family, ai_qp_type, ai_port_space } with {
+        ..rdma_addrinfo::ZERO
+    });
     // SAFETY: a fresh block of this type.
-    unsafe { rai.0.write(wish) };
+    unsafe { rai.0.write(wanted) };
     // SAFETY: this function's contract.
     unsafe {
         rai.copy_source(hints)?;
@@ -150,10 +121,10 @@ impl Resolved {
         service: *const c_char,
         hints: &rdma_addrinfo,
     ) -> core::result::Result<Self, Failure> {
-        let wish = wish(hints);
+        let wanted = wanted(hints);
         let mut list = null_mut();
         // SAFETY: strings or NULL by this function's contract, and two whole structures.
-        match unsafe { libc::getaddrinfo(node, service, &raw const wish, &raw mut list) } {
+        match unsafe { libc::getaddrinfo(node, service, &raw const wanted, &raw mut list) } {
             0 => Ok(Self(list)),
             code => Err(Failure::Resolver(code)),
         }
@@ -173,7 +144,7 @@ impl Drop for Resolved {
 }
 
 /// Our hints as the resolver knows them. A GID is written as an IPv6 address is.
-fn wish(hints: &rdma_addrinfo) -> addrinfo {
+fn wanted(hints: &rdma_addrinfo) -> addrinfo {
     let wants = |flag| hints.ai_flags & flag != 0;
     let is_gid = wants(FAMILY) && hints.ai_family == c_int::from(AF_IB);
     let socktype = match hints.ai_qp_type {
@@ -206,10 +177,7 @@ fn wish(hints: &rdma_addrinfo) -> addrinfo {
 ///
 /// # Safety
 /// The source address in the hints is as long as it says.
-unsafe fn convert(
-    found: &addrinfo,
-    hints: &rdma_addrinfo,
-) -> core::result::Result<Option<*mut rdma_addrinfo>, Failure> {
+unsafe fn convert(found: &addrinfo, hints: &rdma_addrinfo) -> Result<Option<Entry>> {
     let (qp_type, port_space) = match found.ai_socktype {
         libc::SOCK_STREAM => (RC, PS_TCP),
         libc::SOCK_DGRAM => (UD, PS_UDP),
@@ -226,7 +194,7 @@ unsafe fn convert(
         ai_family: if gid { c_int::from(AF_IB) } else { found.ai_family },
         ai_qp_type: chosen(hints.ai_qp_type, qp_type),
         ai_port_space: port_space,
-        ..no_hints()
+        ..rdma_addrinfo::ZERO
     };
     if passive {
         (entry.ai_src_addr, entry.ai_src_len) = (addr, len);
@@ -239,7 +207,7 @@ unsafe fn convert(
         // SAFETY: this function's contract.
         unsafe { rai.copy_source(hints) }?;
     }
-    Ok(Some(rai.release()))
+    Ok(Some(rai))
 }
 
 fn copy_found(found: &addrinfo) -> Result<*mut sockaddr> {
@@ -325,39 +293,14 @@ impl Drop for Entry {
     }
 }
 
-/// A list under construction, given back unless taken.
-struct Chain {
-    first: *mut rdma_addrinfo,
-    last: *mut rdma_addrinfo,
-}
-
-impl Default for Chain {
-    fn default() -> Self {
-        Self { first: null_mut(), last: null_mut() }
-    }
-}
-
-impl Chain {
-    fn append(&mut self, entry: *mut rdma_addrinfo) {
-        if self.last.is_null() {
-            self.first = entry;
-        } else {
-            // SAFETY: the last block of our own list.
-            unsafe { (*self.last).ai_next = entry };
-        }
-        self.last = entry;
-    }
-
-    fn take(&mut self) -> *mut rdma_addrinfo {
-        core::mem::replace(&mut self.first, null_mut())
-    }
-}
-
-impl Drop for Chain {
-    fn drop(&mut self) {
-        // SAFETY: our own list, which nobody else knows.
-        unsafe { free_list(self.first) };
-    }
+/// The entries as one list, in their order; NULL if there are none.
+fn link(entries: Vec<Entry>) -> *mut rdma_addrinfo {
+    entries.into_iter().rev().fold(null_mut(), |next, entry| {
+        let block = entry.release();
+        // SAFETY: our own block, which nobody else knows.
+        unsafe { (*block).ai_next = next };
+        block
+    })
 }
 
 /// # Safety

@@ -3,7 +3,7 @@
 use crate::abi::rdma_event_channel;
 use crate::errno::{Result, pointer, silent};
 use crate::lock::ChannelTurn;
-use crate::object::{Exposed, Object, Token};
+use crate::object::{Object, Token, exposed};
 use core::ptr::null_mut;
 use roxe_provider::cm::Channel;
 use roxe_provider::lock::Mutex;
@@ -17,11 +17,9 @@ pub(crate) struct ChannelInner {
     pub(super) turn: Mutex<ChannelTurn, ()>,
 }
 
-// SAFETY: the handle is the whole structure, at offset 0.
-unsafe impl Exposed for rdma_event_channel {
-    type Handle = Self;
-    /// Shared with the threads that wait for events: rping, before rdma-core 59, destroys the channel below one.
-    type Inner = Arc<ChannelInner>;
+exposed! {
+    // Shared with the threads that wait for events: rping, before rdma-core 59, destroys the channel below one.
+    rdma_event_channel => rdma_event_channel: Arc<ChannelInner>;
 }
 
 /// A new channel.

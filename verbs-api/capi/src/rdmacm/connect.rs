@@ -1,9 +1,9 @@
 //! Making and ending connections.
 
 use super::id::{CmId, Depths, live, show};
-use super::life::{complete, release_event};
+use super::lifecycle::{complete, release_event};
 use crate::abi::{ibv_qp, ibv_qp_ex, rdma_cm_id, rdma_conn_param};
-use crate::errno::{EINVAL, Result, minus_one};
+use crate::errno::{EINVAL, Result, zero};
 use crate::object::Object;
 use core::ffi::{c_int, c_void};
 use roxe_provider::cm::{ConnParam, PortSpace, RejReason};
@@ -14,15 +14,15 @@ const TRIES: u8 = 7;
 
 /// `man rdma_connect`.
 pub(crate) unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
-    minus_one(|| {
+    zero(|| {
         // SAFETY: NULL or a whole structure of the program.
-        let wish = unsafe { param.as_ref() };
+        let wanted = unsafe { param.as_ref() };
         let object = live(id)?;
-        check(object, wish)?;
-        let depths = wish.map_or(Depths::MOST, Depths::of);
+        check(object, wanted)?;
+        let depths = wanted.map_or(Depths::MOST, Depths::of);
         let data = object.inner.state.lock().connect_data.clone();
         // SAFETY: the program's private data is as long as it says.
-        let param = unsafe { conn_param(object, wish, depths, data) };
+        let param = unsafe { conn_param(object, wanted, depths, data) };
         object.inner.id.connect(&param)?;
         object.inner.state.lock().connect_data.clear();
         finish(id)
@@ -31,24 +31,24 @@ pub(crate) unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, param: *mut rd
 
 /// `man rdma_accept`. On the active side, after RDMA_CM_EVENT_CONNECT_RESPONSE, the same as `rdma_establish`.
 pub(crate) unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
-    minus_one(|| {
+    zero(|| {
         // SAFETY: NULL or a whole structure of the program.
-        let wish = unsafe { param.as_ref() };
+        let wanted = unsafe { param.as_ref() };
         let object = live(id)?;
-        check(object, wish)?;
+        check(object, wanted)?;
         let proposal = object.inner.state.lock().proposal.within(&device_attr(object)?);
-        let depths = wish.map_or(proposal, |wish| Depths::of(wish).or(proposal));
+        let depths = wanted.map_or(proposal, |wanted| Depths::of(wanted).or(proposal));
         // SAFETY: the program's private data is as long as it says.
-        let param = unsafe { conn_param(object, wish, depths, vec![]) };
+        let param = unsafe { conn_param(object, wanted, depths, vec![]) };
         object.inner.id.accept(&param)?;
-        if object.inner.id.service() == Service::Ud { Ok(0) } else { finish(id) }
+        if object.inner.id.service() == Service::Ud { Ok(()) } else { finish(id) }
     })
 }
 
 /// What follows on a verb that has begun: the outcome if the identifier is synchronous, and its new state in any case.
-fn finish(id: *mut rdma_cm_id) -> Result<c_int> {
+fn finish(id: *mut rdma_cm_id) -> Result<()> {
     show(live(id)?)?;
-    complete(id).map(|()| 0)
+    complete(id)
 }
 
 fn device_attr(object: &Object<CmId>) -> Result<DeviceAttr> {
@@ -62,25 +62,25 @@ fn queue_pair(object: &Object<CmId>) -> *mut ibv_qp {
 
 /// EINVAL for what no connection can be made of: neither a queue pair nor a word about one, or more READs at a time than
 /// the device can. As in the library that this one replaces, only connections are checked.
-fn check(object: &Object<CmId>, wish: Option<&rdma_conn_param>) -> Result<()> {
+fn check(object: &Object<CmId>, wanted: Option<&rdma_conn_param>) -> Result<()> {
     if object.inner.id.port_space() != PortSpace::Tcp {
         return Ok(());
     }
-    let Some(wish) = wish else {
+    let Some(wanted) = wanted else {
         return if queue_pair(object).is_null() { Err(EINVAL) } else { Ok(()) };
     };
     let attr = device_attr(object)?;
-    let fits = |wish: u8, most: u32| wish == ConnParam::MOST || u32::from(wish) <= most;
+    let fits = |wanted: u8, most: u32| wanted == ConnParam::MOST || u32::from(wanted) <= most;
     let all_fit =
-        fits(wish.responder_resources, attr.max_qp_rd_atom) && fits(wish.initiator_depth, attr.max_qp_init_rd_atom);
+        fits(wanted.responder_resources, attr.max_qp_rd_atom) && fits(wanted.initiator_depth, attr.max_qp_init_rd_atom);
     if all_fit { Ok(()) } else { Err(EINVAL) }
 }
 
 impl Depths {
     const MOST: Self = Self { responder_resources: ConnParam::MOST, initiator_depth: ConnParam::MOST };
 
-    const fn of(wish: &rdma_conn_param) -> Self {
-        Self { responder_resources: wish.responder_resources, initiator_depth: wish.initiator_depth }
+    const fn of(wanted: &rdma_conn_param) -> Self {
+        Self { responder_resources: wanted.responder_resources, initiator_depth: wanted.initiator_depth }
     }
 
     /// As many of them as the device can.
@@ -92,9 +92,9 @@ impl Depths {
         }
     }
 
-    /// The same, with the values of `other` for those that are to be as many as possible.
+    /// These numbers, with the values of `other` for those that are to be as many as possible.
     fn or(self, other: Self) -> Self {
-        let choose = |wish, most| if wish == ConnParam::MOST { most } else { wish };
+        let choose = |wanted, most| if wanted == ConnParam::MOST { most } else { wanted };
         Self {
             responder_resources: choose(self.responder_resources, other.responder_resources),
             initiator_depth: choose(self.initiator_depth, other.initiator_depth),
@@ -108,23 +108,23 @@ impl Depths {
 /// The program's private data is NULL or as long as it says.
 unsafe fn conn_param(
     object: &Object<CmId>,
-    wish: Option<&rdma_conn_param>,
+    wanted: Option<&rdma_conn_param>,
     depths: Depths,
     mut data: Vec<u8>,
 ) -> ConnParam {
-    if let Some(wish) = wish {
+    if let Some(wanted) = wanted {
         // SAFETY: this function's contract.
-        data.extend_from_slice(unsafe { bytes(wish.private_data, wish.private_data_len) });
+        data.extend_from_slice(unsafe { bytes(wanted.private_data, wanted.private_data_len) });
     }
     let own = own_numbers(queue_pair(object));
-    let (qp_num, srq) = own.or_else(|| wish.map(|wish| (wish.qp_num, wish.srq != 0))).unwrap_or_default();
+    let (qp_num, srq) = own.or_else(|| wanted.map(|wanted| (wanted.qp_num, wanted.srq != 0))).unwrap_or_default();
     ConnParam {
         private_data: data,
         responder_resources: depths.responder_resources,
         initiator_depth: depths.initiator_depth,
-        flow_control: wish.is_some_and(|wish| wish.flow_control != 0),
-        retry_count: wish.map_or(TRIES, |wish| wish.retry_count),
-        rnr_retry_count: wish.map_or(TRIES, |wish| wish.rnr_retry_count),
+        flow_control: wanted.is_some_and(|wanted| wanted.flow_control != 0),
+        retry_count: wanted.map_or(TRIES, |wanted| wanted.retry_count),
+        rnr_retry_count: wanted.map_or(TRIES, |wanted| wanted.rnr_retry_count),
         srq,
         qp_num,
     }
@@ -151,41 +151,40 @@ unsafe fn bytes<'a>(data: *const c_void, len: u8) -> &'a [u8] {
 /// `man rdma_reject`.
 pub(crate) unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, private_data: *const c_void, len: u8) -> c_int {
     // SAFETY: the program's private data is as long as it says.
-    minus_one(|| unsafe { reject(id, private_data, len, RejReason::ConsumerDefined) })
+    zero(|| unsafe { reject(id, private_data, len, RejReason::ConsumerDefined) })
 }
 
-/// The same because the vendor options of the peer do not suit.
+/// Refuses as `rdma_reject` does, because the vendor options of the peer do not suit.
 pub(crate) unsafe extern "C" fn rdma_reject_ece(id: *mut rdma_cm_id, private_data: *const c_void, len: u8) -> c_int {
     // SAFETY: the program's private data is as long as it says.
-    minus_one(|| unsafe { reject(id, private_data, len, RejReason::VendorOptionNotSupported) })
+    zero(|| unsafe { reject(id, private_data, len, RejReason::VendorOptionNotSupported) })
 }
 
 /// # Safety
 /// `data` is NULL or points to `len` bytes.
-unsafe fn reject(id: *mut rdma_cm_id, data: *const c_void, len: u8, reason: RejReason) -> Result<c_int> {
+unsafe fn reject(id: *mut rdma_cm_id, data: *const c_void, len: u8, reason: RejReason) -> Result<()> {
     let object = live(id)?;
     // SAFETY: this function's contract.
     object.inner.id.reject(unsafe { bytes(data, len) }, reason)?;
     // The request that a synchronous identifier still refers to has been dealt with.
     release_event(id);
-    show(object).map(|()| 0)
+    show(object)
 }
 
 /// `man rdma_establish`: EINVAL with a queue pair of the identifier's, which is confirmed by itself.
 pub(crate) unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
-    minus_one(|| {
+    zero(|| {
         let object = live(id)?;
         if !queue_pair(object).is_null() {
             return Err(EINVAL);
         }
-        object.inner.id.establish()?;
-        Ok(0)
+        Ok(object.inner.id.establish()?)
     })
 }
 
 /// `man rdma_disconnect`.
 pub(crate) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
-    minus_one(|| {
+    zero(|| {
         live(id)?.inner.id.disconnect()?;
         finish(id)
     })
@@ -195,7 +194,7 @@ pub(crate) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
 pub(crate) unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: c_int) -> c_int {
     const COMM_EST: c_int = AsyncEventKind::CommEst as c_int;
     const PATH_MIG: c_int = AsyncEventKind::PathMig as c_int;
-    minus_one(|| {
+    zero(|| {
         let object = live(id)?;
         let kind = match event {
             COMM_EST => AsyncEventKind::CommEst,
@@ -203,6 +202,6 @@ pub(crate) unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: c_int) -
             _ => return Err(EINVAL),
         };
         object.inner.id.notify(kind)?;
-        show(object).map(|()| 0)
+        show(object)
     })
 }

@@ -7,7 +7,7 @@ use crate::device::{self, c_array, handles};
 use crate::domain::ibv_alloc_pd;
 use crate::errno::{Errno, Result, pointer};
 use crate::lock::OpenedDevices;
-use crate::open;
+use crate::objects;
 use crate::xrc::open_xrcd;
 use core::ffi::c_int;
 use core::ptr::null_mut;
@@ -34,11 +34,11 @@ static OPENED: Mutex<OpenedDevices, Vec<Opened>> = Mutex::new(Vec::new());
 /// Opens what is not open; contexts that the program has closed, which it must not, are opened anew.
 fn open_all(opened: &mut Vec<Opened>) -> Result<()> {
     for (at, device) in handles()?.into_iter().enumerate() {
-        if opened.get(at).is_some_and(|known| context::context(known.context).is_ok()) {
+        if opened.get(at).is_some_and(|known| objects::context(known.context).is_ok()) {
             continue;
         }
         opened.truncate(at);
-        opened.push(Opened { context: open::open(device)?, pd: null_mut(), xrcd: null_mut() });
+        opened.push(Opened { context: context::open(device)?, pd: null_mut(), xrcd: null_mut() });
     }
     Ok(())
 }
@@ -61,7 +61,7 @@ pub(super) fn made<T>(pointer: *mut T) -> Result<*mut T> {
 }
 
 /// The context of a device, and the protection domain of identifiers without one.
-pub(super) fn home(device: &Arc<Device>) -> Result<(*mut ibv_context, *mut ibv_pd)> {
+pub(super) fn defaults(device: &Arc<Device>) -> Result<(*mut ibv_context, *mut ibv_pd)> {
     with_device(device, |opened| {
         if opened.pd.is_null() {
             // SAFETY: an open context.
@@ -124,7 +124,7 @@ mod tests {
         for at in 0..count.cast_unsigned() as usize {
             // SAFETY: both arrays have this many entries.
             let (one, other) = unsafe { (*first.add(at), *second.add(at)) };
-            assert!(core::ptr::eq(one, other) && context::context(one).is_ok());
+            assert!(core::ptr::eq(one, other) && objects::context(one).is_ok());
         }
         // SAFETY: the arrays end with NULL, and are freed once.
         unsafe {

@@ -4,19 +4,19 @@
 use super::address::{read, read_optional};
 use super::addrinfo::PASSIVE;
 use super::id::{Template, live};
-use super::life::{self, complete, release_event};
+use super::lifecycle::{self, complete, release_event};
 use super::queues::{create_qp, destroy_qp, destroy_srq};
 use super::resolve::{bind, resolve, resolve_route};
 use super::{event, options};
 use crate::abi::{ibv_pd, ibv_qp_init_attr, rdma_addrinfo, rdma_cm_event, rdma_cm_id};
-use crate::errno::{EINVAL, Errno, Result, minus_one, silent};
+use crate::errno::{EINVAL, Errno, Result, silent, zero};
 use core::ffi::c_int;
 use core::ptr::null_mut;
 use libc::{sockaddr, socklen_t};
 use roxe_provider::cm::EventKind;
 
-/// How long an endpoint looks for its way, in milliseconds.
-const PATIENCE: c_int = 2000;
+/// How long resolving the address, and then the route, of an endpoint may take.
+const RESOLVE_TIMEOUT_MS: c_int = 2000;
 
 /// `man rdma_create_ep`: EINVAL without an address.
 pub(crate) unsafe extern "C" fn rdma_create_ep(
@@ -25,18 +25,18 @@ pub(crate) unsafe extern "C" fn rdma_create_ep(
     pd: *mut ibv_pd,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
-    minus_one(|| {
+    zero(|| {
         // SAFETY: NULL or whole structures of the program.
         let (res, init) = unsafe { (res.as_ref().ok_or(EINVAL)?, init.as_mut()) };
         if id.is_null() {
             return Err(EINVAL);
         }
-        let made = life::create(null_mut(), null_mut(), res.ai_port_space, res.ai_qp_type)?;
+        let made = lifecycle::create(null_mut(), null_mut(), res.ai_port_space, res.ai_qp_type)?;
         // SAFETY: the addresses and blocks are as long as the structure says.
         unsafe { prepare(made, res, pd, init) }.inspect_err(|_| destroy(made).unwrap_or_default())?;
         // SAFETY: not NULL; a variable of the program.
         unsafe { id.write(made) };
-        Ok(0)
+        Ok(())
     })
 }
 
@@ -74,7 +74,7 @@ unsafe fn passive(
         unsafe { (*id).pd = pd };
     }
     let object = live(id)?;
-    // SAFETY: as above.
+    // SAFETY: alive; the program does not know it yet.
     let qp_type = unsafe { (*id).qp_type };
     object.inner.state.lock().template = init.map(|init| Template(ibv_qp_init_attr { qp_type, ..*init }));
     Ok(())
@@ -93,13 +93,13 @@ unsafe fn active(
     let (src, dst) = (given(res.ai_src_addr, res.ai_src_len), given(res.ai_dst_addr, res.ai_dst_len));
     // SAFETY: this function's contract.
     let (src, dst) = unsafe { (read_optional(src)?, read(dst)?) };
-    resolve(id, src.as_ref(), &dst, PATIENCE)?;
+    resolve(id, src.as_ref(), &dst, RESOLVE_TIMEOUT_MS)?;
     if res.ai_route_len > 0 {
         // SAFETY: this function's contract.
         unsafe { options::set_path(id, res.ai_route, res.ai_route_len) }?;
         complete(id)?;
     } else {
-        resolve_route(id, PATIENCE)?;
+        resolve_route(id, RESOLVE_TIMEOUT_MS)?;
     }
     if let Some(init) = init {
         // SAFETY: alive; the program does not know it yet.
@@ -123,12 +123,12 @@ fn destroy(id: *mut rdma_cm_id) -> Result<()> {
     live(id)?;
     destroy_qp(id);
     destroy_srq(id);
-    life::destroy(id)
+    lifecycle::destroy(id)
 }
 
 /// `man rdma_get_request`: EINVAL for a listener that is not synchronous.
 pub(crate) unsafe extern "C" fn rdma_get_request(listen: *mut rdma_cm_id, id: *mut *mut rdma_cm_id) -> c_int {
-    minus_one(|| {
+    zero(|| {
         let synchronous = live(listen)?.inner.state.lock().synchronous;
         if id.is_null() || !synchronous {
             return Err(EINVAL);
@@ -140,7 +140,7 @@ pub(crate) unsafe extern "C" fn rdma_get_request(listen: *mut rdma_cm_id, id: *m
         let request = unsafe { take_request(listen, event) }.inspect_err(|_| unsafe { (*listen).event = event })?;
         // SAFETY: not NULL; a variable of the program.
         unsafe { id.write(request) };
-        Ok(0)
+        Ok(())
     })
 }
 

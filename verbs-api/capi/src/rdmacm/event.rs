@@ -5,13 +5,13 @@
 
 use super::channel::inner;
 use super::id::{self, CmId};
-use crate::abi::{rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel, rdma_event_param, rdma_ud_param};
+use crate::abi::*;
 use crate::ah;
-use crate::errno::{EINVAL, Errno, Result, minus_one};
-use crate::object::{Exposed, Object, Token, with_token};
-use crate::sleep::for_event;
+use crate::errno::{EINVAL, Errno, Result, zero};
+use crate::object::{Object, Token, exposed, with_token};
+use crate::wait::for_event;
 use core::ffi::c_int;
-use core::ptr::{null, null_mut};
+use core::ptr::null_mut;
 use roxe_provider::cm::{ConnParam, Event, EventData, EventKind, Id, RejReason, UdParam};
 
 /// Room for what a peer says: its length is one byte.
@@ -24,10 +24,8 @@ pub(crate) struct CmEvent {
     private_data: [u8; PRIVATE_DATA],
 }
 
-// SAFETY: the public structure is the first field.
-unsafe impl Exposed for CmEvent {
-    type Handle = rdma_cm_event;
-    type Inner = ();
+exposed! {
+    CmEvent => rdma_cm_event: ();
 }
 
 /// `man rdma_get_cm_event`: EAGAIN if the descriptor does not block and nothing is pending.
@@ -179,32 +177,22 @@ fn param(data: &EventData) -> rdma_event_param {
 }
 
 fn conn_param(conn: &ConnParam) -> rdma_conn_param {
-    rdma_conn_param {
-        private_data: null(),
-        private_data_len: 0,
-        responder_resources: conn.responder_resources,
-        initiator_depth: conn.initiator_depth,
-        flow_control: conn.flow_control.into(),
-        retry_count: conn.retry_count,
-        rnr_retry_count: conn.rnr_retry_count,
-        srq: conn.srq.into(),
-        qp_num: conn.qp_num,
-    }
+    copy_fields!(rdma_conn_param from conn {
+        responder_resources, initiator_depth, retry_count, rnr_retry_count, qp_num,
+    } with {
+        flow_control: conn.flow_control.into(), srq: conn.srq.into(), ..rdma_conn_param::ZERO
+    })
 }
 
 fn ud_param(ud: &UdParam) -> rdma_ud_param {
-    rdma_ud_param {
-        private_data: null(),
-        private_data_len: 0,
-        ah_attr: ah::to_c(&ud.ah_attr),
-        qp_num: ud.qp_num,
-        qkey: ud.qkey,
-    }
+    copy_fields!(rdma_ud_param from ud { qp_num, qkey } with {
+        ah_attr: ah::to_c(&ud.ah_attr), ..rdma_ud_param::ZERO
+    })
 }
 
 /// `man rdma_ack_cm_event`.
 pub(crate) unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
-    minus_one(|| give_back(event).map(|()| 0))
+    zero(|| give_back(event))
 }
 
 /// Ends an event; EINVAL if the program does not hold it.

@@ -6,13 +6,10 @@
 
 use super::channel::{self, OwnChannel};
 use super::{address, devices};
-use crate::abi::{
-    ibv_gid, ibv_qp, ibv_qp_ex, ibv_qp_init_attr, ibv_sa_path_rec, rdma_addr, rdma_cm_id, rdma_event_channel,
-    rdma_ib_addr, rdma_route,
-};
+use crate::abi::*;
 use crate::errno::{EINVAL, Result};
 use crate::lock::CmIdState;
-use crate::object::{Exposed, Object, Token, Unacked};
+use crate::object::{Object, Token, Unacked, exposed};
 use crate::qp::{self, RC, UD, XRC_RECV, show_state};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
@@ -34,10 +31,8 @@ pub(crate) struct CmId {
     path: ibv_sa_path_rec,
 }
 
-// SAFETY: the public structure is the first field.
-unsafe impl Exposed for CmId {
-    type Handle = rdma_cm_id;
-    type Inner = CmIdInner;
+exposed! {
+    CmId => rdma_cm_id: CmIdInner;
 }
 
 /// The Rust part of an identifier.
@@ -141,25 +136,9 @@ fn service(qp_type: c_int) -> Result<Service> {
 }
 
 /// What the program sees of an identifier that has nothing yet.
-fn exposed(channel: *mut rdma_event_channel, context: *mut c_void, port_space: PortSpace, qp_type: c_int) -> CmId {
-    let addr = rdma_addr { src: address::to_c(None), dst: address::to_c(None), ibaddr: rdma_ib_addr::default() };
-    let public = rdma_cm_id {
-        verbs: null_mut(),
-        channel,
-        context,
-        qp: null_mut(),
-        route: rdma_route { addr, path_rec: null_mut(), num_paths: 0 },
-        ps: port_space.code().into(),
-        port_num: 0,
-        event: null_mut(),
-        send_cq_channel: null_mut(),
-        send_cq: null_mut(),
-        recv_cq_channel: null_mut(),
-        recv_cq: null_mut(),
-        srq: null_mut(),
-        pd: null_mut(),
-        qp_type,
-    };
+fn unbound(channel: *mut rdma_event_channel, context: *mut c_void, port_space: PortSpace, qp_type: c_int) -> CmId {
+    let ps = port_space.code().into();
+    let public = rdma_cm_id { channel, context, ps, qp_type, ..rdma_cm_id::ZERO };
     CmId { public, path: ibv_sa_path_rec::default() }
 }
 
@@ -174,7 +153,7 @@ pub(super) fn create_on(
     let token = Token::new();
     let id = Id::create_for(&channel::inner(channel)?.channel, port_space, service(qp_type)?, token.0)?;
     let state = State { synchronous, ..State::default() };
-    Ok(publish(token, exposed(channel, context, port_space, qp_type), id, state))
+    Ok(publish(token, unbound(channel, context, port_space, qp_type), id, state))
 }
 
 fn publish(token: Token, exposed: CmId, id: Arc<Id>, state: State) -> *mut rdma_cm_id {
@@ -196,7 +175,7 @@ pub(super) fn adopt(event: &Event, listener: *mut rdma_cm_id) -> Result<*mut rdm
     let token = Token::new();
     let state = State { synchronous, proposal: proposal(&event.data), ..State::default() };
     let handle =
-        publish(token, exposed(channel, context, event.id.port_space(), qp_type), Arc::clone(&event.id), state);
+        publish(token, unbound(channel, context, event.id.port_space(), qp_type), Arc::clone(&event.id), state);
     event.id.set_user(token.0);
     if let Err(errno) = live(handle).and_then(show) {
         // The program has not seen it.
@@ -234,7 +213,7 @@ pub(super) fn show(object: &Object<CmId>) -> Result<()> {
 
 fn show_device(object: &Object<CmId>) -> Result<()> {
     let Some(device) = object.inner.id.device() else { return Ok(()) };
-    let (context, pd) = devices::home(&device)?;
+    let (context, pd) = devices::defaults(&device)?;
     // SAFETY: alive; programs read these fields and only we write them.
     unsafe {
         let id = &raw mut (*object.exposed()).public;
@@ -256,24 +235,19 @@ fn show_addresses(object: &Object<CmId>, local: Option<Address>, peer: Option<Ad
 }
 
 fn show_path(object: &Object<CmId>, path: &Path) {
-    let record = ibv_sa_path_rec {
+    let record = copy_fields!(ibv_sa_path_rec from path { hop_limit, traffic_class, sl, rate, packet_life_time } with {
         dgid: ibv_gid { raw: path.dgid.0 },
         sgid: ibv_gid { raw: path.sgid.0 },
         flow_label: path.flow_label.to_be(),
-        hop_limit: path.hop_limit,
-        traffic_class: path.traffic_class,
         reversible: 1,
         numb_path: 1,
         pkey: path.pkey.to_be(),
-        sl: path.sl,
         mtu_selector: EXACTLY,
         mtu: path.mtu as u8,
         rate_selector: EXACTLY,
-        rate: path.rate,
         packet_life_time_selector: EXACTLY,
-        packet_life_time: path.packet_life_time,
-        ..ibv_sa_path_rec::default()
-    };
+        ..ibv_sa_path_rec::ZERO
+    });
     // SAFETY: alive; programs read these fields and only we write them. The record lies in the same block.
     unsafe {
         let id = object.exposed();

@@ -2,9 +2,9 @@
 
 use super::address::read;
 use super::id::{live, provided, show};
-use super::life::complete;
+use super::lifecycle::complete;
 use crate::abi::{rdma_cm_id, rdma_cm_join_mc_attr_ex};
-use crate::errno::{EINVAL, EOPNOTSUPP, Result, minus_one};
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, zero};
 use core::ffi::{c_int, c_void};
 use libc::sockaddr;
 use roxe_provider::cm::{Address, JoinFlags};
@@ -22,7 +22,7 @@ pub(crate) unsafe extern "C" fn rdma_join_multicast(
     addr: *mut sockaddr,
     context: *mut c_void,
 ) -> c_int {
-    minus_one(|| {
+    zero(|| {
         // SAFETY: NULL or an address of the program, as long as its family says.
         let addr = unsafe { read(addr) }?;
         join(id, &addr, JoinFlags::default(), context)
@@ -35,7 +35,7 @@ pub(crate) unsafe extern "C" fn rdma_join_multicast_ex(
     attr: *mut rdma_cm_join_mc_attr_ex,
     context: *mut c_void,
 ) -> c_int {
-    minus_one(|| {
+    zero(|| {
         // SAFETY: NULL or a whole structure of the program.
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
         let flags = join_flags(attr)?;
@@ -56,19 +56,19 @@ fn join_flags(attr: &rdma_cm_join_mc_attr_ex) -> Result<JoinFlags> {
     }
 }
 
-fn join(id: *mut rdma_cm_id, addr: &Address, flags: JoinFlags, context: *mut c_void) -> Result<c_int> {
+fn join(id: *mut rdma_cm_id, addr: &Address, flags: JoinFlags, context: *mut c_void) -> Result<()> {
     let user = context.expose_provenance() as u64;
     provided(id)?.join_multicast(addr, flags, user)?;
-    complete(id).map(|()| 0)
+    complete(id)
 }
 
 /// `man rdma_leave_multicast`.
 pub(crate) unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
-    minus_one(|| {
+    zero(|| {
         let object = live(id)?;
         // SAFETY: NULL or an address of the program, as long as its family says.
         let addr = unsafe { read(addr) }?;
         object.inner.id.leave_multicast(&addr)?;
-        show(object).map(|()| 0)
+        show(object)
     })
 }

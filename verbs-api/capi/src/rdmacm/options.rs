@@ -2,7 +2,7 @@
 
 use super::id::{live, show};
 use crate::abi::{ibv_path_data, rdma_cm_id};
-use crate::errno::{EINVAL, Errno, Result, minus_one};
+use crate::errno::{EINVAL, Errno, Result, zero};
 use core::ffi::{c_int, c_void};
 use roxe_provider::cm::{IdOption, Path};
 use roxe_wire::{Gid, PathMtu};
@@ -30,9 +30,9 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
     value: *mut c_void,
     len: usize,
 ) -> c_int {
-    minus_one(|| {
+    zero(|| {
         // SAFETY: the program's value is as long as it says.
-        unsafe { set(id, level, name, value, len) }.map(|()| 0)
+        unsafe { set(id, level, name, value, len) }
     })
 }
 

@@ -2,30 +2,18 @@
 
 use super::devices::{made, xrc_domain};
 use super::id::{CmId, QpHandle, live, show};
-use crate::abi::{
-    ibv_comp_channel, ibv_context, ibv_cq, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr,
-    ibv_qp_init_attr_ex, ibv_srq_init_attr, ibv_srq_init_attr_ex, ibv_xrcd, rdma_cm_id,
-};
+use crate::abi::*;
 use crate::cq::{ibv_create_cq, ibv_destroy_cq};
-use crate::create_ex::{create_qp_ex, create_srq_ex};
-use crate::domain::context_of;
-use crate::errno::{EINVAL, Result, minus_one, silent};
+use crate::create_ex::{QP_PD, QP_XRCD, SRQ_CQ, SRQ_PD, SRQ_TYPE, SRQ_XRCD, create_qp_ex, create_srq_ex};
+use crate::errno::{EINVAL, Result, silent, zero};
 use crate::event::{ibv_create_comp_channel, ibv_destroy_comp_channel};
 use crate::object::Object;
+use crate::objects::context_of;
 use crate::qp::{self, XRC_INI, XRC_RECV, ibv_destroy_qp};
 use crate::srq::{BASIC, XRC, ibv_destroy_srq};
 use core::ffi::c_int;
 use core::ptr::null_mut;
 use roxe_provider::QpState;
-
-/// `IBV_QP_INIT_ATTR_PD` and `_XRCD`.
-const QP_PD: u32 = 1;
-const QP_XRCD: u32 = 1 << 1;
-/// `IBV_SRQ_INIT_ATTR_TYPE`, `_PD`, `_XRCD`, `_CQ`.
-const SRQ_TYPE: u32 = 1;
-const SRQ_PD: u32 = 1 << 1;
-const SRQ_XRCD: u32 = 1 << 2;
-const SRQ_CQ: u32 = 1 << 3;
 
 /// The structure of an identifier, and the context that it is bound to; EINVAL if it is bound to none.
 fn bound(object: &Object<CmId>) -> Result<(*mut rdma_cm_id, *mut ibv_context)> {
@@ -41,10 +29,10 @@ pub(crate) unsafe extern "C" fn rdma_create_qp(
     pd: *mut ibv_pd,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
-    minus_one(|| {
+    zero(|| {
         // SAFETY: NULL or a whole structure of the program.
         let init = unsafe { init.as_mut() }.ok_or(EINVAL)?;
-        create_qp(id, pd, init).map(|()| 0)
+        create_qp(id, pd, init)
     })
 }
 
@@ -58,10 +46,10 @@ pub(super) fn create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, init: &mut ibv_qp_
 
 /// `man rdma_create_qp`, with the extended attributes of `man ibv_create_qp_ex`.
 pub(crate) unsafe extern "C" fn rdma_create_qp_ex(id: *mut rdma_cm_id, init: *mut ibv_qp_init_attr_ex) -> c_int {
-    minus_one(|| {
+    zero(|| {
         // SAFETY: NULL or a whole structure of the program.
         let init = unsafe { init.as_mut() }.ok_or(EINVAL)?;
-        create_extended(id, init).map(|()| 0)
+        create_extended(id, init)
     })
 }
 
@@ -111,11 +99,11 @@ fn create_on(id: *mut rdma_cm_id, context: *mut ibv_context, init: &mut ibv_qp_i
         init.send_cq = unsafe { own_cq(id, context, init.cap.max_send_wr, Side::Send) }?;
     }
     if init.recv_cq.is_null() && receives {
-        // SAFETY: as above.
+        // SAFETY: alive, with fields that only we write.
         init.recv_cq = unsafe { own_cq(id, context, init.cap.max_recv_wr, Side::Receive) }?;
     }
     if init.srq.is_null() && receives {
-        // SAFETY: as above.
+        // SAFETY: alive, with fields that only we write.
         init.srq = unsafe { (*id).srq };
     }
     // SAFETY: an open context and a whole structure.
@@ -222,7 +210,7 @@ pub(crate) unsafe extern "C" fn rdma_create_srq(
     pd: *mut ibv_pd,
     init: *mut ibv_srq_init_attr,
 ) -> c_int {
-    minus_one(|| {
+    zero(|| {
         // SAFETY: NULL or a whole structure of the program.
         let init = unsafe { init.as_mut() }.ok_or(EINVAL)?;
         let object = live(id)?;
@@ -234,22 +222,20 @@ pub(crate) unsafe extern "C" fn rdma_create_srq(
             comp_mask: SRQ_TYPE | SRQ_PD,
             srq_type: if is_target { XRC } else { BASIC },
             pd,
-            xrcd: null_mut(),
-            cq: null_mut(),
-            tm_cap: [0; 2],
+            ..ibv_srq_init_attr_ex::ZERO
         };
         create_srq(object, &mut extended)?;
         init.attr = extended.attr;
-        Ok(0)
+        Ok(())
     })
 }
 
 /// `man rdma_create_srq`, with the extended attributes of `man ibv_create_srq_ex`.
 pub(crate) unsafe extern "C" fn rdma_create_srq_ex(id: *mut rdma_cm_id, init: *mut ibv_srq_init_attr_ex) -> c_int {
-    minus_one(|| {
+    zero(|| {
         // SAFETY: NULL or a whole structure of the program.
         let init = unsafe { init.as_mut() }.ok_or(EINVAL)?;
-        create_srq(live(id)?, init).map(|()| 0)
+        create_srq(live(id)?, init)
     })
 }
 
@@ -310,7 +296,7 @@ pub(crate) unsafe extern "C" fn rdma_init_qp_attr(
     attr: *mut ibv_qp_attr,
     mask: *mut c_int,
 ) -> c_int {
-    minus_one(|| {
+    zero(|| {
         let object = live(id)?;
         if attr.is_null() || mask.is_null() {
             return Err(EINVAL);
@@ -323,6 +309,6 @@ pub(crate) unsafe extern "C" fn rdma_init_qp_attr(
             attr.write(ibv_qp_attr { qp_state: state as c_int, ..qp::to_c(&found, ibv_qp_cap::default()) });
             mask.write(needed.bits().cast_signed());
         }
-        Ok(0)
+        Ok(())
     })
 }

@@ -2,19 +2,19 @@
 
 use super::address::{read, read_optional};
 use super::id::{live, provided, show};
-use super::life::complete;
+use super::lifecycle::complete;
 use crate::abi::rdma_cm_id;
-use crate::errno::{Result, minus_one};
+use crate::errno::{Result, zero};
 use core::ffi::c_int;
 use libc::sockaddr;
 use roxe_provider::cm::Address;
 
 /// `man rdma_bind_addr`.
 pub(crate) unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
-    minus_one(|| {
+    zero(|| {
         // SAFETY: NULL or an address of the program, as long as its family says.
         let addr = unsafe { read(addr) }?;
-        bind(id, &addr).map(|()| 0)
+        bind(id, &addr)
     })
 }
 
@@ -32,10 +32,10 @@ pub(crate) unsafe extern "C" fn rdma_resolve_addr(
     dst: *mut sockaddr,
     timeout_ms: c_int,
 ) -> c_int {
-    minus_one(|| {
+    zero(|| {
         // SAFETY: NULL or addresses of the program, as long as their families say.
         let (src, dst) = unsafe { (read_optional(src)?, read(dst)?) };
-        resolve(id, src.as_ref(), &dst, timeout_ms).map(|()| 0)
+        resolve(id, src.as_ref(), &dst, timeout_ms)
     })
 }
 
@@ -46,7 +46,7 @@ pub(super) fn resolve(id: *mut rdma_cm_id, src: Option<&Address>, dst: &Address,
 
 /// `man rdma_resolve_route`.
 pub(crate) unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: c_int) -> c_int {
-    minus_one(|| resolve_route(id, timeout_ms).map(|()| 0))
+    zero(|| resolve_route(id, timeout_ms))
 }
 
 pub(super) fn resolve_route(id: *mut rdma_cm_id, timeout_ms: c_int) -> Result<()> {
@@ -56,10 +56,10 @@ pub(super) fn resolve_route(id: *mut rdma_cm_id, timeout_ms: c_int) -> Result<()
 
 /// `man rdma_listen`.
 pub(crate) unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
-    minus_one(|| {
+    zero(|| {
         let object = live(id)?;
         object.inner.id.listen(backlog)?;
-        show(object).map(|()| 0)
+        show(object)
     })
 }
 

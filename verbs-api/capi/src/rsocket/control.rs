@@ -1,7 +1,7 @@
 //! Waiting, flags, options, and buffers that the peer writes to.
 
 use super::{EFAULT, bytes, bytes_mut, socket};
-use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, length, minus_one};
+use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, length, minus_one, zero};
 use core::ffi::{c_int, c_long, c_void};
 use core::ptr::NonNull;
 use core::slice;
@@ -10,10 +10,7 @@ use roxe_transport::wr::Access;
 
 /// As `man 2 shutdown`.
 pub(crate) unsafe extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
-    minus_one(|| {
-        socket(fd)?.shutdown(how)?;
-        Ok(0)
-    })
+    zero(|| Ok(socket(fd)?.shutdown(how)?))
 }
 
 /// As `man 2 poll`, for rsockets and everything else.
@@ -57,7 +54,7 @@ pub(crate) unsafe extern "C" fn rselect(
             roxe_rsockets::select(nfds, copies.each_mut().map(|set| set.as_mut().map(|set| &mut set[..])), timeout)?;
         for (set, copy) in sets.into_iter().zip(copies) {
             if let Some(copy) = copy {
-                // SAFETY: as above.
+                // SAFETY: NULL, or the program's set, which has this many words.
                 unsafe { set.write(copy) };
             }
         }
@@ -83,12 +80,11 @@ pub(crate) unsafe extern "C" fn rsetsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
-    minus_one(|| {
+    zero(|| {
         let socket = socket(fd)?;
         // SAFETY: the program passed a value and its size.
         let value = unsafe { bytes(value.cast(), len as usize)? };
-        socket.set_option(level, name, value)?;
-        Ok(0)
+        Ok(socket.set_option(level, name, value)?)
     })
 }
 
@@ -100,7 +96,7 @@ pub(crate) unsafe extern "C" fn rgetsockopt(
     value: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
-    minus_one(|| {
+    zero(|| {
         let socket = socket(fd)?;
         // SAFETY: NULL, or the program's variable.
         let len = unsafe { len.as_mut() }.ok_or(EFAULT)?;
@@ -109,7 +105,7 @@ pub(crate) unsafe extern "C" fn rgetsockopt(
         let found = socket.option(level, name, room.len())?;
         room.get_mut(..found.len()).ok_or(EINVAL)?.copy_from_slice(&found);
         *len = found.len() as socklen_t;
-        Ok(0)
+        Ok(())
     })
 }
 
@@ -159,10 +155,7 @@ fn refusal(error: roxe::Error) -> Errno {
 
 /// `man 7 rsocket`: ends a mapping.
 pub(crate) unsafe extern "C" fn riounmap(fd: c_int, buf: *mut c_void, len: usize) -> c_int {
-    minus_one(|| {
-        socket(fd)?.iounmap(buf.addr(), len)?;
-        Ok(0)
-    })
+    zero(|| Ok(socket(fd)?.iounmap(buf.addr(), len)?))
 }
 
 /// `man 7 rsocket`: writes into a buffer of the peer.

@@ -1,6 +1,6 @@
 //! Bytes in and out. Nothing is allocated, but for long lists of buffers and for lists with holes.
 
-use super::{EFAULT, MOST, Place, bytes, bytes_mut, read_address, socket};
+use super::{AddressOut, EFAULT, MOST, bytes, bytes_mut, read_address, socket};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, length};
 use core::ffi::{c_int, c_void};
 use core::{array, slice};
@@ -30,7 +30,7 @@ pub(crate) unsafe extern "C" fn rrecvfrom(
         let socket = socket(fd)?;
         // SAFETY: the program passed a buffer and its size.
         let buf = unsafe { bytes_mut(buf.cast(), len)? };
-        let place = if from.is_null() { Place::nowhere() } else { Place::new(from, from_len)? };
+        let place = if from.is_null() { AddressOut::none() } else { AddressOut::new(from, from_len)? };
         let (got, sender) = socket.recv_from(buf, flags)?;
         if place.is_wanted() {
             // SAFETY: the program passed room and its size.
@@ -50,7 +50,8 @@ pub(crate) unsafe extern "C" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags:
         let mut bufs = unsafe { Buffers::new(message.msg_iov, message.msg_iovlen) }.map_err(too_long)?;
         let (got, sender) = socket.recv_vectored(bufs.all(), flags)?;
         let name = message.msg_name.cast::<sockaddr>();
-        let place = if name.is_null() { Place::nowhere() } else { Place::new(name, &raw mut message.msg_namelen)? };
+        let place =
+            if name.is_null() { AddressOut::none() } else { AddressOut::new(name, &raw mut message.msg_namelen)? };
         // SAFETY: room for a name, of this size.
         unsafe { place.write(sender) };
         (message.msg_controllen, message.msg_flags) = (0, 0);
@@ -212,7 +213,7 @@ impl<'a> Buffers<'a> {
     unsafe fn new(parts: *const iovec, count: usize) -> Result<Self> {
         // SAFETY: this function's contract.
         let (list, _) = unsafe { list(parts, count)? };
-        // SAFETY: as above.
+        // SAFETY: this function's contract.
         let buffer = |part: &iovec| unsafe { bytes_mut(part.iov_base.cast(), part.iov_len) };
         let mut new = Self { few: array::from_fn(|_| IoSliceMut::new(&mut [])), many: Vec::new(), count };
         for (at, part) in list.iter().enumerate() {

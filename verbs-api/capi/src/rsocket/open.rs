@@ -1,7 +1,7 @@
 //! From nothing to a connection, and back.
 
-use super::{Place, read_address, socket};
-use crate::errno::{EOPNOTSUPP, minus_one};
+use super::{AddressOut, read_address, socket};
+use crate::errno::{EOPNOTSUPP, minus_one, zero};
 use core::ffi::c_int;
 use libc::{SOCK_DGRAM, SOCK_STREAM, sockaddr, socklen_t};
 
@@ -16,28 +16,24 @@ pub(crate) unsafe extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_
 
 /// As `man 2 bind`.
 pub(crate) unsafe extern "C" fn rbind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
-    minus_one(|| {
+    zero(|| {
         let socket = socket(fd)?;
         // SAFETY: the program passed an address and its length.
         let addr = unsafe { read_address(addr, len)? };
-        socket.bind(addr)?;
-        Ok(0)
+        Ok(socket.bind(addr)?)
     })
 }
 
 /// As `man 2 listen`.
 pub(crate) unsafe extern "C" fn rlisten(fd: c_int, backlog: c_int) -> c_int {
-    minus_one(|| {
-        socket(fd)?.listen(backlog)?;
-        Ok(0)
-    })
+    zero(|| Ok(socket(fd)?.listen(backlog)?))
 }
 
 /// As `man 2 accept`.
 pub(crate) unsafe extern "C" fn raccept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     minus_one(|| {
         socket(fd)?;
-        let place = Place::new(addr, len)?;
+        let place = AddressOut::new(addr, len)?;
         let (number, peer) = roxe_rsockets::accept(fd)?;
         // SAFETY: the program passed room and its size, or NULL.
         unsafe { place.write(Some(peer)) };
@@ -47,39 +43,35 @@ pub(crate) unsafe extern "C" fn raccept(fd: c_int, addr: *mut sockaddr, len: *mu
 
 /// As `man 2 connect`.
 pub(crate) unsafe extern "C" fn rconnect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
-    minus_one(|| {
+    zero(|| {
         let socket = socket(fd)?;
         // SAFETY: the program passed an address and its length.
         let addr = unsafe { read_address(addr, len)? };
-        socket.connect(addr)?;
-        Ok(0)
+        Ok(socket.connect(addr)?)
     })
 }
 
 /// As `man 2 close`.
 pub(crate) unsafe extern "C" fn rclose(fd: c_int) -> c_int {
-    minus_one(|| {
-        roxe_rsockets::close(fd)?;
-        Ok(0)
-    })
+    zero(|| Ok(roxe_rsockets::close(fd)?))
 }
 
 /// As `man 2 getpeername`.
 pub(crate) unsafe extern "C" fn rgetpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    minus_one(|| {
+    zero(|| {
         let peer = socket(fd)?.peer_addr()?;
         // SAFETY: the program passed room and its size.
-        unsafe { Place::needed(addr, len)?.write(Some(peer)) };
-        Ok(0)
+        unsafe { AddressOut::needed(addr, len)?.write(Some(peer)) };
+        Ok(())
     })
 }
 
 /// As `man 2 getsockname`.
 pub(crate) unsafe extern "C" fn rgetsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    minus_one(|| {
+    zero(|| {
         let own = socket(fd)?.local_addr()?;
         // SAFETY: the program passed room and its size.
-        unsafe { Place::needed(addr, len)?.write(Some(own)) };
-        Ok(0)
+        unsafe { AddressOut::needed(addr, len)?.write(Some(own)) };
+        Ok(())
     })
 }

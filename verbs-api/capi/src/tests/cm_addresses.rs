@@ -13,7 +13,7 @@ const PS_TCP: c_int = 0x106;
 const PS_UDP: c_int = 0x111;
 const PS_IB: c_int = 0x13f;
 
-/// No wish at all.
+/// No wanted at all.
 pub(super) fn hints() -> rdma_addrinfo {
     // SAFETY: all-zero is an empty structure: null pointers and numbers.
     unsafe { MaybeUninit::zeroed().assume_init() }
@@ -72,8 +72,8 @@ fn a_number_becomes_an_address_and_a_port() {
 
 #[test]
 fn who_listens_gets_a_source_address() {
-    let wish = rdma_addrinfo { ai_flags: PASSIVE, ai_port_space: PS_UDP, ai_qp_type: UD, ..hints() };
-    let found = find(None, Some(c"7471"), Some(&wish)).unwrap();
+    let wanted = rdma_addrinfo { ai_flags: PASSIVE, ai_port_space: PS_UDP, ai_qp_type: UD, ..hints() };
+    let found = find(None, Some(c"7471"), Some(&wanted)).unwrap();
     for rai in found.all() {
         assert_eq!((rai.ai_flags, rai.ai_qp_type, rai.ai_port_space, rai.ai_dst_len), (PASSIVE, UD, PS_UDP, 0));
         assert!(rai.ai_src_len > 0 && rai.ai_dst_addr.is_null());
@@ -92,20 +92,20 @@ fn the_source_of_the_hints_is_kept() {
     let own =
         find(Some(c"127.0.0.9"), None, Some(&rdma_addrinfo { ai_flags: PASSIVE | NUMERICHOST, ..hints() })).unwrap();
     let (addr, len) = (own.first().ai_src_addr, own.first().ai_src_len);
-    let wish = rdma_addrinfo { ai_port_space: PS_TCP, ai_src_addr: addr, ai_src_len: len, ..hints() };
-    let found = find(Some(c"127.0.0.1"), Some(c"1"), Some(&wish)).unwrap();
+    let wanted = rdma_addrinfo { ai_port_space: PS_TCP, ai_src_addr: addr, ai_src_len: len, ..hints() };
+    let found = find(Some(c"127.0.0.1"), Some(c"1"), Some(&wanted)).unwrap();
     assert_eq!(v4(found.first().ai_src_addr).sin_addr.s_addr, 0x7f00_0009_u32.to_be());
     assert_ne!(found.first().ai_src_addr, addr);
     // From addresses alone nothing is looked up.
-    let wish = rdma_addrinfo { ai_family: libc::AF_INET, ai_dst_addr: addr, ai_dst_len: len, ..wish };
-    let found = find(None, None, Some(&wish)).unwrap();
+    let wanted = rdma_addrinfo { ai_family: libc::AF_INET, ai_dst_addr: addr, ai_dst_len: len, ..wanted };
+    let found = find(None, None, Some(&wanted)).unwrap();
     assert_eq!((found.first().ai_dst_len, found.first().ai_src_len, found.first().ai_family), (16, 16, libc::AF_INET));
 }
 
 #[test]
 fn a_gid_becomes_an_address_with_a_service() {
-    let wish = rdma_addrinfo { ai_flags: FAMILY, ai_family: AF_IB, ai_port_space: PS_IB, ..hints() };
-    let found = find(Some(c"fe80::1"), Some(c"7471"), Some(&rdma_addrinfo { ai_qp_type: RC, ..wish })).unwrap();
+    let wanted = rdma_addrinfo { ai_flags: FAMILY, ai_family: AF_IB, ai_port_space: PS_IB, ..hints() };
+    let found = find(Some(c"fe80::1"), Some(c"7471"), Some(&rdma_addrinfo { ai_qp_type: RC, ..wanted })).unwrap();
     let rai = found.first();
     assert_eq!((rai.ai_family, rai.ai_dst_len), (AF_IB, 48));
     // SAFETY: an address of this family.
@@ -116,27 +116,27 @@ fn a_gid_becomes_an_address_with_a_service() {
 
 #[test]
 fn a_family_can_be_asked_for() {
-    let wish = rdma_addrinfo { ai_flags: FAMILY, ai_family: libc::AF_INET6, ai_port_space: PS_TCP, ..hints() };
-    let found = find(Some(c"::1"), None, Some(&wish)).unwrap();
+    let wanted = rdma_addrinfo { ai_flags: FAMILY, ai_family: libc::AF_INET6, ai_port_space: PS_TCP, ..hints() };
+    let found = find(Some(c"::1"), None, Some(&wanted)).unwrap();
     // SAFETY: an address of this family.
     let addr = unsafe { found.first().ai_dst_addr.cast::<sockaddr_in6>().read_unaligned() };
     assert_eq!((addr.sin6_addr.s6_addr[15], found.first().ai_dst_len), (1, 28));
-    let code = find(Some(c"127.0.0.1"), None, Some(&rdma_addrinfo { ai_flags: FAMILY | NUMERICHOST, ..wish })).err();
+    let code = find(Some(c"127.0.0.1"), None, Some(&rdma_addrinfo { ai_flags: FAMILY | NUMERICHOST, ..wanted })).err();
     // `EAI_ADDRFAMILY`, which the libc crate has not.
     assert_eq!(code, Some(-9));
 }
 
 #[test]
 fn what_cannot_be_found_has_the_resolvers_code() {
-    let wish = rdma_addrinfo { ai_flags: NUMERICHOST, ..hints() };
-    assert_eq!(find(Some(c"no number"), None, Some(&wish)).err(), Some(libc::EAI_NONAME));
+    let wanted = rdma_addrinfo { ai_flags: NUMERICHOST, ..hints() };
+    assert_eq!(find(Some(c"no number"), None, Some(&wanted)).err(), Some(libc::EAI_NONAME));
     assert_eq!(
-        find(Some(c"::1"), None, Some(&rdma_addrinfo { ai_flags: 1 << 20, ..wish })).err(),
+        find(Some(c"::1"), None, Some(&rdma_addrinfo { ai_flags: 1 << 20, ..wanted })).err(),
         Some(libc::EAI_BADFLAGS)
     );
     // A datagram service in the port space of connections.
-    let wish = rdma_addrinfo { ai_qp_type: UD, ai_port_space: PS_TCP, ..wish };
-    assert!(find(Some(c"127.0.0.1"), Some(c"1"), Some(&wish)).is_err());
+    let wanted = rdma_addrinfo { ai_qp_type: UD, ai_port_space: PS_TCP, ..wanted };
+    assert!(find(Some(c"127.0.0.1"), Some(c"1"), Some(&wanted)).is_err());
     assert_eq!((find(None, None, None).err(), errno()), (Some(-1), libc::EINVAL));
     // SAFETY: NULL is allowed.
     unsafe { rdma_freeaddrinfo(null_mut()) };

@@ -311,8 +311,8 @@ fn a_shared_queue_serves_the_queue_pair() {
 #[test]
 fn an_xrc_target_has_a_domain_of_the_librarys() {
     const XRC_RECV: c_int = 10;
-    let wish = rdma_addrinfo { ai_qp_type: XRC_RECV, ai_port_space: 0x13f, ai_flags: PASSIVE, ..hints() };
-    let rai = find(Some(c"127.0.0.1"), Some(c"0"), Some(&wish)).unwrap();
+    let wanted = rdma_addrinfo { ai_qp_type: XRC_RECV, ai_port_space: 0x13f, ai_flags: PASSIVE, ..hints() };
+    let rai = find(Some(c"127.0.0.1"), Some(c"0"), Some(&wanted)).unwrap();
     let mut id = null_mut();
     let mut srq =
         ibv_srq_init_attr { srq_context: null_mut(), attr: ibv_srq_attr { max_wr: 4, max_sge: 1, srq_limit: 0 } };

@@ -244,9 +244,9 @@ fn the_card_has_no_connection_options_and_says_so() {
         let ours = ece.vendor_id;
         assert_eq!(ece, ibv_ece { vendor_id: ours, options: 0, comp_mask: 0 });
         assert_ne!(ours, 0);
-        let mut wish = ibv_ece { options: 5, ..ece };
-        assert_eq!(ibv_set_ece(qp, &raw mut wish), 0);
-        assert_eq!(wish.options, 0, "none of them is accepted");
+        let mut wanted = ibv_ece { options: 5, ..ece };
+        assert_eq!(ibv_set_ece(qp, &raw mut wanted), 0);
+        assert_eq!(wanted.options, 0, "none of them is accepted");
         let cases = [(0, 0, libc::EOPNOTSUPP), (ours + 1, 0, libc::EINVAL), (ours, 1, libc::EINVAL)];
         for (vendor_id, comp_mask, expected) in cases {
             assert_eq!(ibv_set_ece(qp, &mut ibv_ece { vendor_id, options: 0, comp_mask }), expected);

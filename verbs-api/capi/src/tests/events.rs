@@ -57,7 +57,7 @@ fn destroying_a_queue_waits_for_the_acknowledgement() {
     let mut rig = Rig::new();
     // SAFETY: a living context and channel.
     let cq = unsafe { ibv_create_cq(rig.context, 16, null_mut(), rig.channel, 0) };
-    let token = Token(crate::cq::cq(cq).unwrap().user());
+    let token = Token(crate::objects::cq(cq).unwrap().user());
     let classic = core::mem::replace(&mut rig.cq, cq);
     let [a, b] = rig.rc_pair();
     assert_eq!(rig.post_recv(b, 1, &[rig.sge(100, 1)]), 0);

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::cq::UNSUPPORTED_WC_FLAGS;
-use crate::{context, cq_ex, exports, open, qp_ex};
+use crate::{context, cq_ex, exports, objects, qp_ex};
 use core::mem::offset_of;
 use std::collections::BTreeMap;
 
@@ -42,7 +42,7 @@ fn symbols() -> Ways {
 }
 
 fn context_slots(rig: &Rig) -> Ways {
-    let context = open::exposed(null_mut(), context::context(rig.context).unwrap());
+    let context = context::exposed(null_mut(), objects::context(rig.context).unwrap());
     let slots = slots! { context:
         query_port advise_mr alloc_null_mr read_counters attach_counters_point_flow create_counters destroy_counters
         reg_dm_mr alloc_dm free_dm modify_flow_action_esp destroy_flow_action create_flow_action_esp

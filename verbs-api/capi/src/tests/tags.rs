@@ -66,7 +66,7 @@ impl Tags {
     fn post(&self, mut wr: ibv_ops_wr) -> Result<u32, c_int> {
         let mut bad = null_mut();
         // SAFETY: a living SRQ and a list of one whole structure; `verbs_context` ends with the context.
-        let rc = unsafe { crate::tags::post_srq_ops(self.srq, &raw mut wr, &raw mut bad) };
+        let rc = unsafe { crate::tag_matching::post_srq_ops(self.srq, &raw mut wr, &raw mut bad) };
         match rc {
             0 => Ok(wr.tm.handle),
             rc => {

@@ -1,10 +1,10 @@
 //! The client: goes through the steps of a case and takes the times.
 //!
-//! Touches its lane and the pipe to the server.
+//! Touches its connection and the pipe to the server.
 
 use super::Failure;
 use super::case::{CHECKED, Case, Op, Step, Task, service_name};
-use super::lane::{Found, Lane, Patience, Station, is_received};
+use super::connection::{Connection, Deadline, Found, Resources, is_received};
 use super::server::{ECHO_DEPTH, atomic_operands, mark};
 use roxe::{RemoteAddr, WcOpcode};
 use std::io::{BufRead, BufReader, Write};
@@ -68,18 +68,18 @@ pub(super) struct Outcome {
 
 /// Runs one case on a connection of its own. Each of the two measurements aims at taking `time`.
 pub(super) fn run(
-    station: &Station,
+    resources: &Resources,
     control: &mut Control,
     case: Case,
     seed: u64,
     time: Duration,
 ) -> Result<Outcome, Failure> {
-    let mut lane = station.lane(case.service)?;
-    let line = format!("open {} {} {}", service_name(case.service), lane.endpoint(), station.remote());
+    let mut connection = resources.connection(case.service)?;
+    let line = format!("open {} {} {}", service_name(case.service), connection.endpoint(), resources.remote());
     let answer = control.ask(&line)?;
     let [_, endpoint] = super::words(&answer)?;
-    lane.connect(endpoint.parse()?, control.remote)?;
-    let mut client = Client { lane, control, case, seed, time, checks: 0 };
+    connection.connect(endpoint.parse()?, control.remote)?;
+    let mut client = Client { connection, control, case, seed, time, checks: 0 };
     client.check_all()?;
     let latency = client.latency()?;
     let rate = client.rate()?;
@@ -87,7 +87,7 @@ pub(super) fn run(
 }
 
 struct Client<'s, 'c> {
-    lane: Lane<'s>,
+    connection: Connection<'s>,
     control: &'c mut Control,
     case: Case,
     /// Of the next task; every task has another.
@@ -120,26 +120,26 @@ impl Client<'_, '_> {
     fn check(&mut self, index: usize, seed: u64) -> Result<(), Failure> {
         let (case, length) = (self.case, self.case.length(index));
         if case.op.is_atomic() {
-            self.lane.post_atomic(&case, index, atomic_operands(&case, index, seed))?;
+            self.connection.post_atomic(&case, index, atomic_operands(&case, index, seed))?;
         } else {
-            self.lane.clear(&case, index)?;
-            self.lane.load(&case, index, length, seed)?;
-            self.lane.post(&case, index, length, seed as u32)?;
+            self.connection.clear(&case, index)?;
+            self.connection.load(&case, index, length, seed)?;
+            self.connection.post(&case, index, length, seed as u32)?;
         }
-        let completion = self.lane.wait(false)?;
+        let completion = self.connection.wait(false)?;
         if completion.opcode() != opcode(case.op) || completion.wr_id() != index as u64 {
             return Err(Failure::new(format!("the sender got {completion:?} for {} {index}", case.op)));
         }
         self.checks += 1;
         match case.op {
             Op::Read => self.expect_read(index, length, seed),
-            op if op.is_atomic() => self.expect(self.lane.fetched(&case, index)? == seed, "a wrong old value"),
+            op if op.is_atomic() => self.expect(self.connection.fetched(&case, index)? == seed, "a wrong old value"),
             _ => Ok(()),
         }
     }
 
     fn expect_read(&mut self, index: usize, length: usize, seed: u64) -> Result<(), Failure> {
-        let found = self.lane.look(&self.case, index, length, seed)?;
+        let found = self.connection.look(&self.case, index, length, seed)?;
         self.expect(found == Found::Right, "a READ brought wrong bytes")
     }
 
@@ -168,12 +168,12 @@ impl Client<'_, '_> {
 
     fn play_echo(&mut self, rounds: usize, seed: u64) -> Result<Vec<Duration>, Failure> {
         let case = self.case;
-        self.lane.load(&case, 0, case.size, seed)?;
+        self.connection.load(&case, 0, case.size, seed)?;
         if case.op == Op::Write {
-            self.lane.clear_mark(&case)?;
+            self.connection.clear_mark(&case)?;
         }
         if case.op.is_received() {
-            (0..rounds.min(ECHO_DEPTH)).try_for_each(|_| self.lane.post_recv(&case, 0, case.size))?;
+            (0..rounds.min(ECHO_DEPTH)).try_for_each(|_| self.connection.post_recv(&case, 0, case.size))?;
         }
         let mut times = Vec::with_capacity(rounds);
         for round in 0..rounds {
@@ -181,10 +181,10 @@ impl Client<'_, '_> {
             self.round(round)?;
             times.push(start.elapsed());
             if case.op.is_received() && round + ECHO_DEPTH < rounds {
-                self.lane.post_recv(&case, 0, case.size)?;
+                self.connection.post_recv(&case, 0, case.size)?;
             }
         }
-        self.lane.settle()?;
+        self.connection.settle()?;
         Ok(times)
     }
 
@@ -192,17 +192,17 @@ impl Client<'_, '_> {
         let case = self.case;
         match case.op {
             Op::Write => {
-                self.lane.set_mark(&case, mark(round))?;
-                self.lane.post(&case, 0, case.size, 0)?;
-                self.lane.wait_mark(&case, mark(round))
+                self.connection.set_mark(&case, mark(round))?;
+                self.connection.post(&case, 0, case.size, 0)?;
+                self.connection.wait_mark(&case, mark(round))
             }
             Op::CompareSwap | Op::FetchAdd => {
-                self.lane.post_atomic(&case, 0, (0, 0))?;
-                self.lane.wait(false).map(drop)
+                self.connection.post_atomic(&case, 0, (0, 0))?;
+                self.connection.wait(false).map(drop)
             }
             op => {
-                self.lane.post(&case, 0, case.size, 0)?;
-                self.lane.wait(op.is_received()).map(drop)
+                self.connection.post(&case, 0, case.size, 0)?;
+                self.connection.wait(op.is_received()).map(drop)
             }
         }
     }
@@ -224,11 +224,11 @@ impl Client<'_, '_> {
         let case = self.case;
         let slots = case.window().min(count);
         for index in 0..slots {
-            self.lane.clear(&case, index)?;
-            self.lane.load(&case, index, case.size, seed + index as u64)?;
+            self.connection.clear(&case, index)?;
+            self.connection.load(&case, index, case.size, seed + index as u64)?;
         }
         let start = Instant::now();
-        Flow::new(self, count).run()?;
+        SendWindow::new(self, count).run()?;
         let time = start.elapsed();
         if case.op == Op::Read {
             for index in 0..slots {
@@ -240,8 +240,8 @@ impl Client<'_, '_> {
 }
 
 /// A stream of messages under way: never more than the window, or than the server gave credit for.
-struct Flow<'a, 's> {
-    lane: &'a mut Lane<'s>,
+struct SendWindow<'a, 's> {
+    connection: &'a mut Connection<'s>,
     case: Case,
     count: usize,
     sent: usize,
@@ -255,23 +255,24 @@ struct Flow<'a, 's> {
 /// Receive requests that lie ready for credit messages. At most three are under way: a window is two batches.
 const CREDIT_DEPTH: usize = 4;
 
-impl<'a, 's> Flow<'a, 's> {
+impl<'a, 's> SendWindow<'a, 's> {
     fn new(client: &'a mut Client<'s, '_>, count: usize) -> Self {
         let case = client.case;
         let credits = if case.needs_credit() { count.div_ceil(case.credit()) } else { 0 };
-        Self { lane: &mut client.lane, case, count, sent: 0, returned: 0, credits, posted: 0 }
+        Self { connection: &mut client.connection, case, count, sent: 0, returned: 0, credits, posted: 0 }
     }
 
     fn run(mut self) -> Result<(), Failure> {
         while self.posted < self.credits.min(CREDIT_DEPTH) {
             self.post_credit_receive()?;
         }
-        let mut patience = Patience::new(self.case.service);
+        let mut deadline = Deadline::new(self.case.service);
         while self.returned < self.count {
-            while self.sent < self.count && self.sent - self.returned < self.case.window() && self.lane.has_room() {
+            while self.sent < self.count && self.sent - self.returned < self.case.window() && self.connection.has_room()
+            {
                 self.send()?;
             }
-            match self.lane.poll()? {
+            match self.connection.poll()? {
                 Some(completion) if is_received(&completion) => {
                     self.returned += completion.imm_data().unwrap_or(0) as usize;
                     if self.posted < self.credits {
@@ -281,18 +282,18 @@ impl<'a, 's> Flow<'a, 's> {
                 Some(_) if self.credits == 0 => self.completed()?,
                 Some(_) => {}
                 None => {
-                    patience.check("the stream stood still: no message came through")?;
+                    deadline.check("the stream stood still: no message came through")?;
                     continue;
                 }
             }
-            patience.renew();
+            deadline.renew();
         }
-        self.lane.settle()
+        self.connection.settle()
     }
 
     fn post_credit_receive(&mut self) -> Result<(), Failure> {
         self.posted += 1;
-        self.lane.post_recv_empty()
+        self.connection.post_recv_empty()
     }
 
     fn send(&mut self) -> Result<(), Failure> {
@@ -300,15 +301,15 @@ impl<'a, 's> Flow<'a, 's> {
         let (case, index) = (self.case, number % self.case.window());
         self.sent += 1;
         match case.op {
-            Op::CompareSwap => self.lane.post_atomic(&case, index, (number as u64, number as u64 + 1)),
-            Op::FetchAdd => self.lane.post_atomic(&case, index, (1, 0)),
+            Op::CompareSwap => self.connection.post_atomic(&case, index, (number as u64, number as u64 + 1)),
+            Op::FetchAdd => self.connection.post_atomic(&case, index, (1, 0)),
             Op::Write if self.credits > 0 => {
                 let batch = number % case.credit() + 1;
                 let closes = batch == case.credit() || self.sent == self.count;
                 let case = if closes { Case { op: Op::WriteImm, ..case } } else { case };
-                self.lane.post(&case, index, case.size, batch as u32)
+                self.connection.post(&case, index, case.size, batch as u32)
             }
-            _ => self.lane.post(&case, index, case.size, 1),
+            _ => self.connection.post(&case, index, case.size, 1),
         }
     }
 
@@ -317,7 +318,7 @@ impl<'a, 's> Flow<'a, 's> {
         let number = self.returned;
         self.returned += 1;
         if self.case.op.is_atomic() {
-            let old = self.lane.fetched(&self.case, number % self.case.window())?;
+            let old = self.connection.fetched(&self.case, number % self.case.window())?;
             if old != number as u64 {
                 return Err(Failure::new(format!("atomic {number} found {old}, so one was lost or done twice")));
             }

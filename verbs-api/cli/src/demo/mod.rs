@@ -2,16 +2,16 @@
 //! checked, and how fast it went.
 //!
 //! The client is this process. It starts the server as a second one and tells it over a pipe what comes next; the data
-//! goes over the device. `case` is what they agree on, `lane` what both can do, `client` and `server` their parts.
+//! goes over the device. `case` is what they agree on, `connection` what both do, `client` and `server` their parts.
 
 mod case;
 mod client;
-mod lane;
+mod connection;
 mod server;
 
 use case::{Case, service_name};
 use client::{Control, Outcome};
-use lane::Station;
+use connection::Resources;
 use roxe::Service;
 use std::error::Error;
 use std::fmt;
@@ -31,7 +31,7 @@ const ENOUGH: usize = 3;
 /// What `roxe demo` was asked to do.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only cases whose service or operation is this, for example `rc` or `write`.
+    /// Only this service (rc, uc, ud) or operation (send, write, read, fetch-add, ...).
     #[arg(value_name = "WORD")]
     only: Option<String>,
 }
@@ -104,15 +104,18 @@ pub(crate) fn serve() -> Result<(), Box<dyn Error>> {
 /// The client process, and the report.
 pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let start = Instant::now();
-    let station = Station::open()?;
+    // A word that is wrong is told before anything is opened.
+    chosen(args.only.as_deref(), 0)?;
+    let resources = Resources::open()?;
     let mut server = Server::start()?;
     let mut control = Control::new(&mut server.0)?;
-    print_head(&station, &control)?;
-    let cases = chosen(&station, args)?;
+    print_head(&resources, &control)?;
+    let mtu = resources.context.port_attr()?.active_mtu.bytes() as usize;
+    let cases = chosen(args.only.as_deref(), mtu)?;
     let (mut checks, mut failures) = (0, Vec::new());
     for (done, case) in cases.iter().enumerate() {
         let time = time_for_each(start.elapsed(), cases.len() - done);
-        match run_case(&station, &mut control, *case, done as u64, time) {
+        match run_case(&resources, &mut control, *case, done as u64, time) {
             Ok((outcome, losses)) => {
                 checks += outcome.checks;
                 print_case(case, &outcome, losses)?;
@@ -134,7 +137,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
 /// Runs a case, again if an unreliable service lost a message, which it may (on a busy host with a full socket buffer,
 /// for example). Returns what it showed and how often it was begun in vain.
 fn run_case(
-    station: &Station,
+    resources: &Resources,
     control: &mut Control,
     case: Case,
     number: u64,
@@ -143,7 +146,7 @@ fn run_case(
     let mut losses = 0;
     loop {
         let seed = number * 1_000_000 + u64::from(losses) * 100_000;
-        match client::run(station, control, case, seed, time) {
+        match client::run(resources, control, case, seed, time) {
             Ok(outcome) => return Ok((outcome, losses)),
             Err(failure) if failure.lost && case.service != Service::Rc && losses < MAX_LOSSES => losses += 1,
             Err(failure) => return Err(failure),
@@ -158,21 +161,23 @@ fn time_for_each(elapsed: Duration, left: usize) -> Duration {
     share.min(MEASURE)
 }
 
-fn chosen(station: &Station, args: &Args) -> Result<Vec<Case>, Failure> {
-    let mtu = station.context.port_attr()?.active_mtu.bytes() as usize;
-    let wanted = |case: &Case| match &args.only {
-        Some(word) => {
-            [service_name(case.service), &case.op.to_string()].iter().any(|own| own.eq_ignore_ascii_case(word))
-        }
-        None => true,
-    };
-    let cases: Vec<Case> = Case::all(mtu).into_iter().filter(wanted).collect();
-    if cases.is_empty() {
-        return Err(Failure::new(
-            "no case has that service or operation; run `roxe demo` without a word to see them all",
-        ));
+/// The cases whose service or operation is `word`, all of them without one. `mtu` limits a datagram.
+fn chosen(word: Option<&str>, mtu: usize) -> Result<Vec<Case>, Failure> {
+    let cases = Case::all(mtu);
+    let Some(word) = word else { return Ok(cases) };
+    let names = |case: &Case| [service_name(case.service).to_lowercase(), case.op.to_string()];
+    let mut known: Vec<_> = cases.iter().flat_map(names).collect();
+    known.sort_unstable();
+    known.dedup();
+    let wanted = |case: &Case| names(case).iter().any(|name| name.eq_ignore_ascii_case(word));
+    let chosen: Vec<_> = cases.into_iter().filter(wanted).collect();
+    if chosen.is_empty() {
+        return Err(Failure::new(format!(
+            "there is no service or operation {word:?}.\n  Name one of {}, or none to see all.",
+            known.join(", ")
+        )));
     }
-    Ok(cases)
+    Ok(chosen)
 }
 
 /// The server process; ended when this goes away, however that comes.
@@ -201,8 +206,8 @@ impl Drop for Server {
     }
 }
 
-fn print_head(station: &Station, control: &Control) -> Result<(), Box<dyn Error>> {
-    let (device, port) = (station.context.device(), station.context.port_attr()?);
+fn print_head(resources: &Resources, control: &Control) -> Result<(), Box<dyn Error>> {
+    let (device, port) = (resources.context.device(), resources.context.port_attr()?);
     let (own, server) = (std::process::id(), control.pid);
     let mut out = stdout();
     writeln!(
@@ -210,7 +215,7 @@ fn print_head(station: &Station, control: &Control) -> Result<(), Box<dyn Error>
         "Device {} on {} ({}), path MTU {}. Client is process {own}, server is process {server}.\n",
         device.name(),
         device.netdev(),
-        station.context.gid(0)?.to_ip(),
+        resources.context.gid(0)?.to_ip(),
         port.active_mtu.bytes(),
     )?;
     writeln!(
@@ -281,6 +286,16 @@ mod tests {
             [8, 64, 4096, 65536, 1 << 20, 1500].map(size),
             ["8 B", "64 B", "4 KiB", "64 KiB", "1 MiB", "1500 B"]
         );
+    }
+
+    #[test]
+    fn a_word_chooses_a_service_or_an_operation_and_a_wrong_one_lists_them() {
+        let all = chosen(None, 1024).unwrap().len();
+        let (service, operation) = (chosen(Some("UD"), 1024).unwrap(), chosen(Some("fetch-add"), 1024).unwrap());
+        assert!(service.len() < all && service.iter().all(|case| case.service == Service::Ud));
+        assert!(operation.iter().all(|case| case.op == case::Op::FetchAdd) && !operation.is_empty());
+        let text = chosen(Some("teleport"), 1024).unwrap_err().to_string();
+        assert!(text.contains("\"teleport\"") && text.contains("rc, read") && text.contains("write-imm"), "{text}");
     }
 
     #[test]

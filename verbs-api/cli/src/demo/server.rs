@@ -1,18 +1,18 @@
 //! The server process: does what the client's lines ask for, and reports what it saw.
 //!
-//! Every line gets one answer, in bounded time, so that the two never lose step. Touches its lane, stdin and stdout.
+//! Every line gets one answer, in bounded time, so that the two never lose step. Touches its connection, stdin and stdout.
 
 use super::Failure;
 use super::case::{Case, Op, Step, Task, parse_service};
-use super::lane::{Lane, Station};
+use super::connection::{Connection, Resources};
 use roxe::{WcOpcode, WorkCompletion};
 use std::io::{BufRead, Write};
 
 /// Serves until the client closes its end.
 pub(super) fn serve(input: impl BufRead, mut output: impl Write) -> Result<(), Failure> {
-    let station = Station::open()?;
-    let mut server = Server { station: &station, lane: None, running: None };
-    writeln!(output, "hello {} {}", std::process::id(), station.remote())?;
+    let resources = Resources::open()?;
+    let mut server = Server { resources: &resources, connection: None, running: None };
+    writeln!(output, "hello {} {}", std::process::id(), resources.remote())?;
     for line in input.lines() {
         server.answer(&line?, &mut output)?;
     }
@@ -20,8 +20,8 @@ pub(super) fn serve(input: impl BufRead, mut output: impl Write) -> Result<(), F
 }
 
 struct Server<'s> {
-    station: &'s Station,
-    lane: Option<Lane<'s>>,
+    resources: &'s Resources,
+    connection: Option<Connection<'s>>,
     /// The task under way and how it went so far: the checks passed.
     running: Option<(Task, Result<usize, Failure>)>,
 }
@@ -44,76 +44,76 @@ impl Server<'_> {
         Ok(())
     }
 
-    /// `SERVICE ENDPOINT REMOTE`: a fresh lane, connected to the client's.
+    /// `SERVICE ENDPOINT REMOTE`: a fresh connection, connected to the client's.
     fn open(&mut self, text: &str) -> Result<String, Failure> {
         let [service, endpoint, remote] = super::words(text)?;
         let service = parse_service(service).ok_or_else(|| Failure::new(format!("unknown service {service}")))?;
-        self.lane = None;
-        let mut lane = self.station.lane(service)?;
-        lane.connect(endpoint.parse()?, remote.parse()?)?;
-        let own = lane.endpoint();
-        self.lane = Some(lane);
+        self.connection = None;
+        let mut connection = self.resources.connection(service)?;
+        connection.connect(endpoint.parse()?, remote.parse()?)?;
+        let own = connection.endpoint();
+        self.connection = Some(connection);
         Ok(format!("opened {own}"))
     }
 
     fn prepare(&mut self, text: &str) -> Result<String, Failure> {
         self.running = None;
         let task: Task = text.parse().map_err(Failure::new)?;
-        let lane = self.lane.as_mut().ok_or_else(|| Failure::new("no connection is open"))?;
-        prepare(lane, &task)?;
+        let connection = self.connection.as_mut().ok_or_else(|| Failure::new("no connection is open"))?;
+        prepare(connection, &task)?;
         self.running = Some((task, Ok(0)));
         Ok("ready".into())
     }
 
     /// Does this side's part of the task, while the client does the other.
     fn play(&mut self) {
-        if let (Some(lane), Some((task, outcome))) = (&mut self.lane, &mut self.running) {
-            *outcome = play(lane, task);
+        if let (Some(connection), Some((task, outcome))) = (&mut self.connection, &mut self.running) {
+            *outcome = play(connection, task);
         }
     }
 
     fn verify(&mut self) -> Result<String, Failure> {
         let (task, outcome) = self.running.take().ok_or_else(|| Failure::new("nothing to verify"))?;
-        let lane = self.lane.as_mut().ok_or_else(|| Failure::new("no connection is open"))?;
-        Ok(format!("verified {}", outcome? + verify(lane, &task)?))
+        let connection = self.connection.as_mut().ok_or_else(|| Failure::new("no connection is open"))?;
+        Ok(format!("verified {}", outcome? + verify(connection, &task)?))
     }
 }
 
-fn prepare(lane: &mut Lane<'_>, task: &Task) -> Result<(), Failure> {
+fn prepare(connection: &mut Connection<'_>, task: &Task) -> Result<(), Failure> {
     let Task { case, step, seed } = *task;
     match step {
         Step::Check { index } if case.op.is_received() => {
-            lane.clear(&case, index)?;
-            lane.post_recv(&case, index, case.length(index))
+            connection.clear(&case, index)?;
+            connection.post_recv(&case, index, case.length(index))
         }
-        Step::Check { index } if case.op == Op::Write => lane.clear(&case, index),
-        Step::Check { index } if case.op == Op::Read => lane.offer(&case, index, case.length(index), seed),
-        Step::Check { .. } => lane.set_word(seed),
+        Step::Check { index } if case.op == Op::Write => connection.clear(&case, index),
+        Step::Check { index } if case.op == Op::Read => connection.offer(&case, index, case.length(index), seed),
+        Step::Check { .. } => connection.set_word(seed),
         Step::Echo { rounds } if case.op.is_received() => {
-            lane.load(&case, 0, case.size, seed)?;
-            (0..rounds.min(ECHO_DEPTH)).try_for_each(|_| lane.post_recv(&case, 0, case.size))
+            connection.load(&case, 0, case.size, seed)?;
+            (0..rounds.min(ECHO_DEPTH)).try_for_each(|_| connection.post_recv(&case, 0, case.size))
         }
         Step::Echo { .. } => {
-            lane.load(&case, 0, case.size, seed)?;
-            lane.clear_mark(&case)
+            connection.load(&case, 0, case.size, seed)?;
+            connection.clear_mark(&case)
         }
-        Step::Stream { count } => prepare_stream(lane, &case, count, seed),
+        Step::Stream { count } => prepare_stream(connection, &case, count, seed),
     }
 }
 
 /// Receive requests that lie ready while messages go to and fro.
 pub(super) const ECHO_DEPTH: usize = 2;
 
-fn prepare_stream(lane: &mut Lane<'_>, case: &Case, count: usize, seed: u64) -> Result<(), Failure> {
+fn prepare_stream(connection: &mut Connection<'_>, case: &Case, count: usize, seed: u64) -> Result<(), Failure> {
     for index in 0..case.window() {
         match case.op {
-            Op::Read => lane.offer(case, index, case.size, seed + index as u64)?,
-            Op::CompareSwap | Op::FetchAdd => lane.set_word(0)?,
-            _ => lane.clear(case, index)?,
+            Op::Read => connection.offer(case, index, case.size, seed + index as u64)?,
+            Op::CompareSwap | Op::FetchAdd => connection.set_word(0)?,
+            _ => connection.clear(case, index)?,
         }
     }
     let receives = receives(case, count).min(case.window());
-    (0..receives).try_for_each(|index| lane.post_recv(case, index, case.size))
+    (0..receives).try_for_each(|index| connection.post_recv(case, index, case.size))
 }
 
 /// Receive requests that a stream of `count` messages uses up.
@@ -127,39 +127,39 @@ fn receives(case: &Case, count: usize) -> usize {
 }
 
 /// Returns the number of checks passed.
-fn play(lane: &mut Lane<'_>, task: &Task) -> Result<usize, Failure> {
+fn play(connection: &mut Connection<'_>, task: &Task) -> Result<usize, Failure> {
     let Task { case, step, seed } = *task;
     match step {
         Step::Check { index } if case.op.is_received() => {
-            let completion = lane.wait(true)?;
-            check_completion(lane, &case, index, seed, &completion)
+            let completion = connection.wait(true)?;
+            check_completion(connection, &case, index, seed, &completion)
         }
-        Step::Echo { rounds } if case.op.is_received() => echo(lane, &case, rounds),
-        Step::Echo { rounds } if case.op == Op::Write => echo_writes(lane, &case, rounds),
-        Step::Stream { count } if case.needs_credit() => drain(lane, &case, count),
+        Step::Echo { rounds } if case.op.is_received() => echo(connection, &case, rounds),
+        Step::Echo { rounds } if case.op == Op::Write => echo_writes(connection, &case, rounds),
+        Step::Stream { count } if case.needs_credit() => drain(connection, &case, count),
         _ => Ok(0),
     }
 }
 
-fn echo(lane: &mut Lane<'_>, case: &Case, rounds: usize) -> Result<usize, Failure> {
+fn echo(connection: &mut Connection<'_>, case: &Case, rounds: usize) -> Result<usize, Failure> {
     for round in 0..rounds {
-        lane.wait(true)?;
+        connection.wait(true)?;
         if round + ECHO_DEPTH < rounds {
-            lane.post_recv(case, 0, case.size)?;
+            connection.post_recv(case, 0, case.size)?;
         }
-        lane.post(case, 0, case.size, 0)?;
+        connection.post(case, 0, case.size, 0)?;
     }
-    lane.settle()?;
+    connection.settle()?;
     Ok(0)
 }
 
-fn echo_writes(lane: &mut Lane<'_>, case: &Case, rounds: usize) -> Result<usize, Failure> {
+fn echo_writes(connection: &mut Connection<'_>, case: &Case, rounds: usize) -> Result<usize, Failure> {
     for round in 0..rounds {
-        lane.wait_mark(case, mark(round))?;
-        lane.set_mark(case, mark(round))?;
-        lane.post(case, 0, case.size, 0)?;
+        connection.wait_mark(case, mark(round))?;
+        connection.set_mark(case, mark(round))?;
+        connection.post(case, 0, case.size, 0)?;
     }
-    lane.settle()?;
+    connection.settle()?;
     Ok(0)
 }
 
@@ -170,29 +170,29 @@ pub(super) fn mark(round: usize) -> u8 {
 
 /// Takes `count` messages and gives credit for them, so that the client never has more under way than there are
 /// receive requests.
-fn drain(lane: &mut Lane<'_>, case: &Case, count: usize) -> Result<usize, Failure> {
+fn drain(connection: &mut Connection<'_>, case: &Case, count: usize) -> Result<usize, Failure> {
     let receives = receives(case, count);
     let (mut posted, mut got, mut due) = (receives.min(case.window()), 0, 0);
     while got < count {
-        let completion = lane.wait(true)?;
+        let completion = connection.wait(true)?;
         // A WRITE with immediate that closes a batch of plain ones says how many it stands for.
         let messages = if case.op == Op::Write { completion.imm_data().unwrap_or(0) as usize } else { 1 };
         (got, due) = (got + messages, due + messages);
         if posted < receives {
-            lane.post_recv(case, posted % case.window(), case.size)?;
+            connection.post_recv(case, posted % case.window(), case.size)?;
             posted += 1;
         }
         if due >= case.credit() || got >= count {
-            lane.post_credit(due as u32)?;
+            connection.post_credit(due as u32)?;
             due = 0;
         }
     }
-    lane.settle()?;
+    connection.settle()?;
     Ok(0)
 }
 
 fn check_completion(
-    lane: &Lane<'_>,
+    connection: &Connection<'_>,
     case: &Case,
     index: usize,
     seed: u64,
@@ -203,9 +203,9 @@ fn check_completion(
         wr_id: index as u64,
         opcode,
         // The length of a WRITE with immediate counts its data, though they land elsewhere.
-        byte_len: (lane.header() + case.length(index)) as u32,
+        byte_len: (connection.header() + case.length(index)) as u32,
         imm: case.op.has_imm().then_some(seed as u32),
-        grh: lane.header() > 0,
+        grh: connection.header() > 0,
     };
     let found = Received {
         wr_id: completion.wr_id(),
@@ -228,19 +228,19 @@ struct Received {
 }
 
 /// Looks at memory after the task. Returns the number of checks passed.
-fn verify(lane: &mut Lane<'_>, task: &Task) -> Result<usize, Failure> {
+fn verify(connection: &mut Connection<'_>, task: &Task) -> Result<usize, Failure> {
     let Task { case, step, seed } = *task;
     match step {
         Step::Check { index } if !case.op.is_fetch() => {
-            lane.wait_holds(&case, index, case.length(index), seed)?;
+            connection.wait_holds(&case, index, case.length(index), seed)?;
             Ok(1)
         }
-        Step::Check { index } if case.op.is_atomic() => expect_word(lane, atomic_result(&case, index, seed)),
-        Step::Stream { count } if case.op.is_atomic() => expect_word(lane, count as u64),
+        Step::Check { index } if case.op.is_atomic() => expect_word(connection, atomic_result(&case, index, seed)),
+        Step::Stream { count } if case.op.is_atomic() => expect_word(connection, count as u64),
         Step::Stream { count } if !case.op.is_fetch() => {
             let slots = case.window().min(count);
             for index in 0..slots {
-                lane.wait_holds(&case, index, case.size, seed + index as u64)?;
+                connection.wait_holds(&case, index, case.size, seed + index as u64)?;
             }
             Ok(slots)
         }
@@ -248,8 +248,8 @@ fn verify(lane: &mut Lane<'_>, task: &Task) -> Result<usize, Failure> {
     }
 }
 
-fn expect_word(lane: &Lane<'_>, expected: u64) -> Result<usize, Failure> {
-    let found = lane.word()?;
+fn expect_word(connection: &Connection<'_>, expected: u64) -> Result<usize, Failure> {
+    let found = connection.word()?;
     if found == expected {
         return Ok(1);
     }

@@ -15,7 +15,7 @@ use std::process::{Command, Stdio};
 pub(super) enum Space {
     /// A mount namespace.
     OfMounts,
-    /// The same in a user namespace.
+    /// A mount namespace in a user namespace.
     OfUser,
 }
 

@@ -5,27 +5,19 @@
 
 use super::behind;
 use crate::real::real;
-use crate::table::{self, Face};
+use crate::table::{self, FdKind};
 use crate::{epoll, errno, fail, fork, rdma};
 use core::ffi::{c_int, c_long, c_ulong, c_void};
 use libc::{F_DUPFD, F_DUPFD_CLOEXEC, F_SETFL, O_NONBLOCK, socklen_t};
 
-/// `man 2 shutdown`.
-#[unsafe(no_mangle)]
-extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
-    // SAFETY: numbers only.
-    unsafe {
-        match behind(fd) {
-            Some((rdma, number)) => rdma.rshutdown(number, how),
-            None => (real().shutdown)(fd, how),
-        }
-    }
+forwarded! {
+    shutdown / rshutdown by behind (how: c_int) -> c_int;
 }
 
 /// `man 2 close`. The rsocket ends with the last number for it.
 #[unsafe(no_mangle)]
 extern "C" fn close(fd: c_int) -> c_int {
-    let special = table::face(fd) != Face::Plain || epoll::in_use();
+    let special = table::fd_kind(fd) != FdKind::Plain || epoll::in_use();
     let last = if special && table::is_ours() { forget(fd) } else { None };
     // SAFETY: numbers only.
     let status = unsafe { (real().close)(fd) };
@@ -80,10 +72,10 @@ fn copied(old: c_int, new: c_int, copy: impl FnOnce() -> c_int) -> c_int {
 
 /// `new` is a copy of `old` in the kernel; now also here. Numbers too high for the table are left alone.
 fn share(old: c_int, new: c_int) {
-    match table::face(old) {
-        Face::Plain => {}
-        Face::Rsocket(number) => _ = table::open(new, number),
-        Face::Fork(stage) => table::stage(new, stage),
+    match table::fd_kind(old) {
+        FdKind::Plain => {}
+        FdKind::Rsocket(number) => _ = table::open(new, number),
+        FdKind::Fork(stage) => table::stage(new, stage),
     }
 }
 
@@ -105,7 +97,7 @@ extern "C" fn fcntl(fd: c_int, command: c_int, arg: c_long) -> c_int {
     status
 }
 
-/// The same function on all systems of 64 bits.
+/// `fcntl` under its other name: on systems of 64 bits they are one function.
 #[unsafe(no_mangle)]
 extern "C" fn fcntl64(fd: c_int, command: c_int, arg: c_long) -> c_int {
     fcntl(fd, command, arg)
@@ -148,7 +140,7 @@ unsafe extern "C" fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *co
     // SAFETY: the caller's own arguments, here and below.
     let plain = || unsafe { (real().setsockopt)(fd, level, name, value, len) };
     let Some((rdma, number)) = behind(fd) else { return plain() };
-    // SAFETY: as above.
+    // SAFETY: the caller's own arguments, here and below.
     let status = unsafe { rdma.rsetsockopt(number, level, name, value, len) };
     let why = errno();
     let remembered = plain();
@@ -176,7 +168,7 @@ unsafe extern "C" fn getsockopt(
             return status;
         }
     }
-    // SAFETY: as above.
+    // SAFETY: the caller's own arguments.
     unsafe { (real().getsockopt)(fd, level, name, value, len) }
 }
 

@@ -1,85 +1,35 @@
 //! Bytes in and out.
 
 use super::behind_data;
-use crate::epoll;
 use crate::real::real;
 use core::ffi::{c_int, c_uint, c_void};
 use libc::{
     MSG_DONTWAIT, MSG_WAITFORONE, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec,
 };
 
-/// Functions that differ in their arguments only: `name / rsocket function (events it uses up): (arguments)`.
-macro_rules! data {
-    ($($name:ident / $ours:ident ($events:expr): ($($arg:ident: $type:ty),*);)+) => {
-        $(
-            #[doc = concat!("`man 2 ", stringify!($name), "`.")]
-            #[unsafe(no_mangle)]
-            unsafe extern "C" fn $name(fd: c_int, $($arg: $type),*) -> ssize_t {
-                let Some((rdma, number)) = behind_data(fd) else {
-                    // SAFETY: the caller's own arguments.
-                    return unsafe { (real().$name)(fd, $($arg),*) };
-                };
-                // SAFETY: as above.
-                let done = unsafe { rdma.$ours(number, $($arg),*) };
-                epoll::used(fd, $events);
-                done
-            }
-        )+
-    };
+forwarded! {
+    recv / rrecv by behind_data (buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t, uses libc::POLLIN;
+    recvfrom / rrecvfrom by behind_data
+        (buf: *mut c_void, len: size_t, flags: c_int, from: *mut sockaddr, from_len: *mut socklen_t) -> ssize_t,
+        uses libc::POLLIN;
+    recvmsg / rrecvmsg by behind_data (message: *mut msghdr, flags: c_int) -> ssize_t, uses libc::POLLIN;
+    read / rread by behind_data (buf: *mut c_void, len: size_t) -> ssize_t, uses libc::POLLIN;
+    readv / rreadv by behind_data (parts: *const iovec, count: c_int) -> ssize_t, uses libc::POLLIN;
+    send / rsend by behind_data (buf: *const c_void, len: size_t, flags: c_int) -> ssize_t, uses libc::POLLOUT;
+    sendto / rsendto by behind_data
+        (buf: *const c_void, len: size_t, flags: c_int, to: *const sockaddr, to_len: socklen_t) -> ssize_t,
+        uses libc::POLLOUT;
+    sendmsg / rsendmsg by behind_data (message: *const msghdr, flags: c_int) -> ssize_t, uses libc::POLLOUT;
+    write / rwrite by behind_data (buf: *const c_void, len: size_t) -> ssize_t, uses libc::POLLOUT;
+    writev / rwritev by behind_data (parts: *const iovec, count: c_int) -> ssize_t, uses libc::POLLOUT;
 }
 
-data! {
-    recv / rrecv (libc::POLLIN): (buf: *mut c_void, len: size_t, flags: c_int);
-    recvfrom / rrecvfrom (libc::POLLIN):
-        (buf: *mut c_void, len: size_t, flags: c_int, from: *mut sockaddr, from_len: *mut socklen_t);
-    recvmsg / rrecvmsg (libc::POLLIN): (message: *mut msghdr, flags: c_int);
-    read / rread (libc::POLLIN): (buf: *mut c_void, len: size_t);
-    readv / rreadv (libc::POLLIN): (parts: *const iovec, count: c_int);
-    send / rsend (libc::POLLOUT): (buf: *const c_void, len: size_t, flags: c_int);
-    sendto / rsendto (libc::POLLOUT):
-        (buf: *const c_void, len: size_t, flags: c_int, to: *const sockaddr, to_len: socklen_t);
-    sendmsg / rsendmsg (libc::POLLOUT): (message: *const msghdr, flags: c_int);
-    write / rwrite (libc::POLLOUT): (buf: *const c_void, len: size_t);
-    writev / rwritev (libc::POLLOUT): (parts: *const iovec, count: c_int);
-}
-
-/// What `_FORTIFY_SOURCE` makes of a call whose buffer it knows the size of: that the buffer is large enough is checked first.
-fn check_room(len: size_t, room: size_t) {
-    if len > room {
-        std::process::abort();
-    }
-}
-
-/// `read` of a program that was compiled with `_FORTIFY_SOURCE`.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __read_chk(fd: c_int, buf: *mut c_void, len: size_t, room: size_t) -> ssize_t {
-    check_room(len, room);
-    // SAFETY: the caller's own arguments.
-    unsafe { read(fd, buf, len) }
-}
-
-/// `recv` of such a program.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __recv_chk(fd: c_int, buf: *mut c_void, len: size_t, room: size_t, flags: c_int) -> ssize_t {
-    check_room(len, room);
-    // SAFETY: the caller's own arguments.
-    unsafe { recv(fd, buf, len, flags) }
-}
-
-/// `recvfrom` of such a program.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __recvfrom_chk(
-    fd: c_int,
-    buf: *mut c_void,
-    len: size_t,
-    room: size_t,
-    flags: c_int,
-    from: *mut sockaddr,
-    from_len: *mut socklen_t,
-) -> ssize_t {
-    check_room(len, room);
-    // SAFETY: the caller's own arguments.
-    unsafe { recvfrom(fd, buf, len, flags, from, from_len) }
+fortified! {
+    __read_chk = read(fd: c_int, buf: *mut c_void, len: size_t; room) -> ssize_t, if |room| len <= room;
+    __recv_chk = recv(fd: c_int, buf: *mut c_void, len: size_t; room, flags: c_int) -> ssize_t, if |room| len <= room;
+    __recvfrom_chk = recvfrom(
+        fd: c_int, buf: *mut c_void, len: size_t; room, flags: c_int, from: *mut sockaddr, from_len: *mut socklen_t
+    ) -> ssize_t, if |room| len <= room;
 }
 
 /// `man 2 recvmmsg`. From rsockets one after the other, without a look at `timeout`.
@@ -120,12 +70,12 @@ fn one_by_one(messages: *mut mmsghdr, count: c_uint, mut pass: impl FnMut(*mut m
     for at in 0..count as usize {
         // SAFETY: the caller's array has `count` entries.
         let entry = unsafe { messages.add(at) };
-        // SAFETY: as above.
+        // SAFETY: the caller's array has `count` entries.
         let done = pass(unsafe { &raw mut (*entry).msg_hdr }, at);
         if done < 0 {
             return if at == 0 { -1 } else { at as c_int };
         }
-        // SAFETY: as above.
+        // SAFETY: the caller's array has `count` entries.
         unsafe { (*entry).msg_len = done as c_uint };
     }
     count as c_int
@@ -158,7 +108,7 @@ unsafe extern "C" fn sendfile(out: c_int, file: c_int, offset: *mut off_t, count
     if failed && done == 0 { -1 } else { done as ssize_t }
 }
 
-/// The same function on all systems of 64 bits.
+/// `sendfile` under its other name: on systems of 64 bits they are one function.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendfile64(out: c_int, file: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
     // SAFETY: the caller's own arguments.

@@ -4,7 +4,7 @@ use super::behind;
 use crate::config::{AF_IB, options};
 use crate::rdma::{self, Rdma, rdma};
 use crate::real::real;
-use crate::table::{self, Face, Stage};
+use crate::table::{self, FdKind, Stage};
 use crate::{epoll, errno, fail};
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_long, c_void};
@@ -74,7 +74,7 @@ unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -
         // SAFETY: the caller's own arguments.
         return unsafe { (real().bind)(fd, address, len) };
     };
-    // SAFETY: as above.
+    // SAFETY: the caller's own arguments.
     let status = unsafe { rdma.rbind(number, address, len) };
     if status == 0 {
         // SAFETY: an address that was just bound to has this many bytes.
@@ -88,9 +88,9 @@ unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -
 unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
     // SAFETY: numbers only.
     unsafe {
-        match (table::face(fd), behind(fd)) {
+        match (table::fd_kind(fd), behind(fd)) {
             (_, Some((rdma, number))) => rdma.rlisten(number, backlog),
-            (Face::Fork(Stage::Fresh), _) => {
+            (FdKind::Fork(Stage::Fresh), _) => {
                 let status = (real().listen)(fd, backlog);
                 if status == 0 {
                     table::stage(fd, Stage::Listening);
@@ -118,9 +118,9 @@ unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut sockle
         epoll::used(fd, libc::POLLIN);
         return if number < 0 { number } else { behind_new(rdma, number, domain(fd), SOCK_STREAM | flags) };
     }
-    // SAFETY: as above.
+    // SAFETY: the caller's own arguments.
     let new = unsafe { (real().accept4)(fd, address, len, flags) };
-    if new >= 0 && table::face(fd) == Face::Fork(Stage::Listening) {
+    if new >= 0 && table::fd_kind(fd) == FdKind::Fork(Stage::Listening) {
         table::stage(new, Stage::Accepted);
     }
     new
@@ -147,8 +147,8 @@ unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t
         }
         fall_back(rdma, fd, number);
     }
-    let first = table::face(fd) == Face::Fork(Stage::Fresh);
-    // SAFETY: as above.
+    let first = table::fd_kind(fd) == FdKind::Fork(Stage::Fresh);
+    // SAFETY: the caller's own arguments.
     let status = unsafe { (real().connect)(fd, address, len) };
     if first && (status == 0 || errno() == libc::EINPROGRESS) {
         table::stage(fd, Stage::Connected);
@@ -169,24 +169,7 @@ fn fall_back(rdma: &Rdma, fd: c_int, number: RawFd) {
     }
 }
 
-/// `man 2 getpeername`.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    match behind(fd) {
-        // SAFETY: the caller's own arguments.
-        Some((rdma, number)) => unsafe { rdma.rgetpeername(number, address, len) },
-        // SAFETY: as above.
-        None => unsafe { (real().getpeername)(fd, address, len) },
-    }
-}
-
-/// `man 2 getsockname`.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    match behind(fd) {
-        // SAFETY: the caller's own arguments.
-        Some((rdma, number)) => unsafe { rdma.rgetsockname(number, address, len) },
-        // SAFETY: as above.
-        None => unsafe { (real().getsockname)(fd, address, len) },
-    }
+forwarded! {
+    getpeername / rgetpeername by behind (address: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    getsockname / rgetsockname by behind (address: *mut sockaddr, len: *mut socklen_t) -> c_int;
 }

@@ -16,17 +16,9 @@ unsafe extern "C" fn poll(entries: *mut pollfd, count: nfds_t, timeout: c_int) -
     // SAFETY: the caller's own arguments.
     match unsafe { with_rsockets(entries, count) } {
         Some((rdma, entries)) => poll_ours(rdma, entries, timeout),
-        // SAFETY: as above.
+        // SAFETY: the caller's own arguments.
         None => unsafe { (real().poll)(entries, count, timeout) },
     }
-}
-
-/// `poll` of a program that was compiled with `_FORTIFY_SOURCE`.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __poll_chk(entries: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int {
-    check_room(count, room);
-    // SAFETY: the caller's own arguments.
-    unsafe { poll(entries, count, timeout) }
 }
 
 /// `man 2 ppoll`. With rsockets the signal mask is in force a moment before and after the wait.
@@ -39,7 +31,7 @@ unsafe extern "C" fn ppoll(
 ) -> c_int {
     // SAFETY: the caller's own arguments.
     let Some((rdma, entries)) = (unsafe { with_rsockets(entries, count) }) else {
-        // SAFETY: as above.
+        // SAFETY: the caller's own arguments.
         return unsafe { (real().ppoll)(entries, count, timeout, mask) };
     };
     // SAFETY: NULL, or the caller's variable.
@@ -47,25 +39,16 @@ unsafe extern "C" fn ppoll(
     with_mask(mask, || poll_ours(rdma, entries, timeout))
 }
 
-/// `ppoll` of a program that was compiled with `_FORTIFY_SOURCE`.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __ppoll_chk(
-    entries: *mut pollfd,
-    count: nfds_t,
-    timeout: *const timespec,
-    mask: *const sigset_t,
-    room: size_t,
-) -> c_int {
-    check_room(count, room);
-    // SAFETY: the caller's own arguments.
-    unsafe { ppoll(entries, count, timeout, mask) }
+fortified! {
+    __poll_chk = poll(entries: *mut pollfd, count: nfds_t, timeout: c_int; room) -> c_int, if |room| holds(room, count);
+    __ppoll_chk = ppoll(
+        entries: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t; room
+    ) -> c_int, if |room| holds(room, count);
 }
 
-/// `room`: how many bytes the array has.
-fn check_room(count: nfds_t, room: size_t) {
-    if room / size_of::<pollfd>() < count as usize {
-        std::process::abort();
-    }
+/// Whether an array of `room` bytes has so many entries.
+fn holds(room: size_t, count: nfds_t) -> bool {
+    room / size_of::<pollfd>() >= count as usize
 }
 
 /// The entries, when there is an rsocket among them.
@@ -179,7 +162,8 @@ impl Set {
     }
 
     fn set(&self, fd: usize, to: bool) {
-        // SAFETY: as above; nothing else refers to the set now.
+        // SAFETY: NULL, or a set that has a bit for every number below `count`; nothing else
+        // refers to the set now.
         if let Some(word) = unsafe { self.word(fd).as_mut() } {
             *word = *word & !(1 << (fd % BITS)) | c_ulong::from(to) << (fd % BITS);
         }

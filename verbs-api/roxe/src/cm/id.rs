@@ -56,7 +56,7 @@ impl CmId {
         Ok(Self(Arc::new(Held { id, name })))
     }
 
-    /// The same for queue pairs of another service: UC, the two sides of XRC, or UD in the IB port space.
+    /// Makes one whose events come to `channel`, for queue pairs of another service than is usual in the port space: UC, the two sides of XRC, or UD in the IB port space.
     ///
     /// # Errors
     /// As [`create`](Self::create).

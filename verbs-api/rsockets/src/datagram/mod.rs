@@ -7,7 +7,7 @@
 mod options;
 mod port;
 
-use crate::addr::{inward, outward, unspecified};
+use crate::addr::{mapped, unmapped, unspecified};
 use crate::config::Config;
 use crate::errno::{self, os};
 use crate::lock;
@@ -48,7 +48,7 @@ struct Inner {
     ports: Vec<Port>,
     peers: HashMap<SocketAddr, Peer>,
     /// Whom `connect` named: nobody else is heard.
-    usual: Option<SocketAddr>,
+    connected: Option<SocketAddr>,
     inbox: VecDeque<Message>,
     shut: Shut,
     closed: bool,
@@ -77,14 +77,14 @@ enum Message {
     /// It waits in the memory of a port.
     Arrived { port: usize, arrived: Arrived },
     /// It came over UDP.
-    Told { from: SocketAddr, bytes: Vec<u8> },
+    OverUdp { from: SocketAddr, bytes: Vec<u8> },
 }
 
 impl Message {
     const fn from(&self) -> SocketAddr {
         match self {
             Self::Arrived { arrived, .. } => arrived.from,
-            Self::Told { from, .. } => *from,
+            Self::OverUdp { from, .. } => *from,
         }
     }
 }
@@ -97,7 +97,7 @@ impl Datagram {
             settings: Settings::new(),
             ports: Vec::new(),
             peers: HashMap::new(),
-            usual: None,
+            connected: None,
             inbox: VecDeque::new(),
             shut: Shut::default(),
             closed: false,
@@ -111,20 +111,20 @@ impl Datagram {
     }
 
     pub(crate) fn bind(&self, addr: SocketAddr) -> io::Result<()> {
-        socket2::SockRef::from(&self.udp).bind(&outward(addr, self.domain).into())
+        socket2::SockRef::from(&self.udp).bind(&mapped(addr, self.domain).into())
     }
 
     pub(crate) fn connect(&self, addr: SocketAddr) -> io::Result<()> {
-        self.udp.connect(outward(addr, self.domain))?;
+        self.udp.connect(mapped(addr, self.domain))?;
         let mut inner = self.inner.lock();
         self.peer(&mut inner, addr)?;
-        inner.usual = Some(addr);
+        inner.connected = Some(addr);
         Ok(())
     }
 
     pub(crate) fn shut_down(&self, read: bool, write: bool) -> io::Result<()> {
         let mut inner = self.inner.lock();
-        if inner.usual.is_none() {
+        if inner.connected.is_none() {
             return Err(os(libc::ENOTCONN));
         }
         inner.shut.read |= read;
@@ -146,11 +146,11 @@ impl Datagram {
     }
 
     pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
-        self.udp.local_addr().ok().and_then(|addr| inward(addr, self.domain).ok())
+        self.udp.local_addr().ok().and_then(|addr| unmapped(addr, self.domain).ok())
     }
 
     pub(crate) fn peer_addr(&self) -> io::Result<SocketAddr> {
-        self.inner.lock().usual.ok_or_else(|| os(libc::ENOTCONN))
+        self.inner.lock().connected.ok_or_else(|| os(libc::ENOTCONN))
     }
 
     /// Whether the background thread has to look after it.
@@ -168,7 +168,7 @@ impl Datagram {
         let mut packet = [0; MAX_DATAGRAM + MAX_HEADER];
         for _ in 0..UDP_BATCH {
             match self.udp.recv_from(&mut packet) {
-                Ok((len, from)) => self.told(&packet[..len], from),
+                Ok((len, from)) => self.handle_packet(&packet[..len], from),
                 // An error is an ICMP message about something sent earlier: UDP tells, datagrams here do not.
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
                 Err(_) => {}
@@ -178,14 +178,14 @@ impl Datagram {
 
     /// A peer has told where it is.
     // clause: RSOCK-UDP-ANSWER
-    fn told(&self, packet: &[u8], from: SocketAddr) {
-        let Ok(from) = inward(from, self.domain) else { return };
+    fn handle_packet(&self, packet: &[u8], from: SocketAddr) {
+        let Ok(from) = unmapped(from, self.domain) else { return };
         let Some((header, data)) = UdpHeader::decode(packet, from) else { return };
         let mut inner = self.inner.lock();
         let Ok(port) = self.peer(&mut inner, from) else { return };
         if header.data {
             // Lost like any datagram if it cannot be sent now: the peer tells again with its next.
-            let _ = self.tell(&inner.ports[port], from, false, &mut Drain::new(&[]));
+            let _ = self.send_address(&inner.ports[port], from, false, &mut Drain::new(&[]));
         }
         let queue = Qpn::new(header.qpn);
         let known = inner.peers.get(&from).and_then(|peer| peer.queue).is_some_and(|(_, known)| known == queue);
@@ -196,19 +196,19 @@ impl Datagram {
             peer.queue = Some((way, queue));
         }
         if header.data && inner.takes_from(from) {
-            inner.inbox.push_back(Message::Told { from, bytes: data.to_vec() });
+            inner.inbox.push_back(Message::OverUdp { from, bytes: data.to_vec() });
             inner.watchers.wake();
         }
     }
 
     /// Sends over UDP where this side is, with `data` behind it.
-    fn tell(&self, port: &Port, to: SocketAddr, with_data: bool, data: &mut Drain<'_>) -> io::Result<()> {
+    fn send_address(&self, port: &Port, to: SocketAddr, with_data: bool, data: &mut Drain<'_>) -> io::Result<()> {
         let header = UdpHeader { data: with_data, qpn: port.qpn(), addr: port.ip() }.encode();
         let mut packet = [0; MAX_DATAGRAM + MAX_HEADER];
         let (head, body) = packet.split_at_mut(header.as_slice().len());
         head.copy_from_slice(header.as_slice());
         let len = head.len() + data.copy_to(body);
-        self.udp.send_to(&packet[..len], outward(to, self.domain)).map(drop)
+        self.udp.send_to(&packet[..len], mapped(to, self.domain)).map(drop)
     }
 
     /// Sends one datagram.
@@ -228,7 +228,7 @@ impl Datagram {
     }
 
     fn send_now(&self, data: &mut Drain<'_>, to: Option<SocketAddr>) -> io::Result<usize> {
-        let to = to.or_else(|| self.inner.lock().usual).ok_or_else(|| os(libc::EDESTADDRREQ))?;
+        let to = to.or_else(|| self.inner.lock().connected).ok_or_else(|| os(libc::EDESTADDRREQ))?;
         if !self.knows(to) {
             // The answer may be here already: then what follows need not overtake what went over UDP.
             self.serve();
@@ -249,7 +249,7 @@ impl Datagram {
         match peers.get(&to).and_then(|peer| peer.queue) {
             Some(queue) if !port.send(queue, &header, data).map_err(errno::of)? => return Err(os(libc::EAGAIN)),
             Some(_) => {}
-            None => self.tell(port, to, true, data)?,
+            None => self.send_address(port, to, true, data)?,
         }
         Ok(len)
     }
@@ -321,14 +321,14 @@ impl Inner {
     /// Whether a datagram from there is for the program, and has room.
     fn takes_from(&self, from: SocketAddr) -> bool {
         let room = self.inbox.len() < usize::from(self.settings.depth().recvs);
-        room && !self.shut.read && self.usual.is_none_or(|usual| usual == from)
+        room && !self.shut.read && self.connected.is_none_or(|connected| connected == from)
     }
 
     fn progress(&mut self) {
         let mut ports = std::mem::take(&mut self.ports);
         let mut changed = false;
         for (at, port) in ports.iter_mut().enumerate() {
-            port.take_announcements(!self.watchers.is_empty());
+            port.completions.take_announcements(!self.watchers.is_empty());
             changed |= port.take_completions(|arrived| {
                 let takes = self.takes_from(arrived.from);
                 if takes {
@@ -354,7 +354,7 @@ impl Inner {
         };
         let from = message.from();
         match message {
-            Message::Told { bytes, .. } => room.put(bytes),
+            Message::OverUdp { bytes, .. } => room.put(bytes),
             Message::Arrived { port, arrived } => room.put(&self.ports[*port].bytes(arrived).map_err(errno::of)?),
         }
         if !peek && let Some(Message::Arrived { port, arrived }) = self.inbox.pop_front() {
@@ -384,8 +384,8 @@ impl Source for Datagram {
         let mut inner = self.inner.lock();
         inner.watchers.add(waker);
         for port in &mut inner.ports {
-            port.arm();
-            fds.push(wait::waiting_for(port.fd()));
+            port.completions.arm();
+            fds.push(wait::waiting_for(port.completions.fd()));
         }
     }
 

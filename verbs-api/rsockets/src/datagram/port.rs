@@ -1,15 +1,15 @@
 //! One own address on the fabric: a UD queue pair with the memory for what it sends and receives.
 
+use crate::completions::{BATCH, Completions};
 use crate::errno::{self, os};
 use crate::proto::datagram::{self, HeaderBytes, MAX_DATAGRAM};
 use crate::stream::Drain;
 use roxe::{
-    Access, AddressHandle, CompletionChannel, CompletionQueue, Gid, MemoryRegion, ProtectionDomain, Qkey, Qpn,
-    QueuePair, Service, WcStatus, WorkCompletion, WorkRequest,
+    Access, AddressHandle, Gid, MemoryRegion, ProtectionDomain, Qkey, Qpn, QueuePair, Service, WcStatus,
+    WorkCompletion, WorkRequest,
 };
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, RawFd};
 
 /// The key of datagrams between sockets (`RDMA_UDP_QKEY`).
 const QKEY: Qkey = Qkey(0x0123_4567);
@@ -19,7 +19,6 @@ const GRH: usize = 40;
 const SLOT: usize = GRH + MAX_DATAGRAM;
 /// Marks completions of receives.
 const RECV: u64 = 1 << 63;
-const BATCH: usize = 16;
 
 /// How many datagrams may wait, and how long those are that need no memory.
 #[derive(Clone, Copy, Debug)]
@@ -43,8 +42,7 @@ pub(crate) struct Arrived {
 pub(crate) struct Port {
     ip: IpAddr,
     qp: QueuePair,
-    cq: CompletionQueue,
-    completions: CompletionChannel,
+    pub(crate) completions: Completions,
     pd: ProtectionDomain,
     gid_index: u8,
     send_buffer: MemoryRegion,
@@ -54,7 +52,6 @@ pub(crate) struct Port {
     depth: Depth,
     /// Longest datagram, with its header.
     longest: usize,
-    armed: bool,
 }
 
 impl Port {
@@ -75,11 +72,10 @@ impl Port {
 
     fn build(context: &roxe::Context, ip: IpAddr, gid_index: u8, depth: Depth) -> Result<Self, roxe::Error> {
         let pd = context.alloc_pd()?;
-        let completions = context.create_comp_channel()?;
         let (sends, recvs) = (u32::from(depth.sends), u32::from(depth.recvs));
-        let cq = context.create_cq_with_channel(sends + recvs, &completions)?;
+        let completions = Completions::create(context, sends + recvs)?;
         let qp = pd
-            .create_qp(&cq, &cq)
+            .create_qp(&completions.cq, &completions.cq)
             .service(Service::Ud)
             .qkey(QKEY)
             .gid_index(gid_index)
@@ -96,10 +92,8 @@ impl Port {
             recv_buffer: pd.alloc_mr(usize::from(depth.recvs) * SLOT, Access::LOCAL_WRITE)?,
             free: (0..depth.sends).collect(),
             longest: longest.min(MAX_DATAGRAM),
-            armed: false,
             ip,
             qp,
-            cq,
             completions,
             pd,
             gid_index,
@@ -140,18 +134,6 @@ impl Port {
         self.pd.create_ah(Gid::from(ip), self.gid_index).map_err(errno::of)
     }
 
-    /// Readable when something completes, after [`arm`](Self::arm).
-    pub(crate) fn fd(&self) -> RawFd {
-        self.completions.as_fd().as_raw_fd()
-    }
-
-    /// Lets the next completion be announced. What is there already is not: look again after this.
-    pub(crate) fn arm(&mut self) {
-        if !std::mem::replace(&mut self.armed, true) {
-            self.cq.req_notify(false);
-        }
-    }
-
     /// Sends `data` behind `header`. False if nothing is free to send it with.
     pub(crate) fn send(
         &mut self,
@@ -173,28 +155,11 @@ impl Port {
         sent.map(|()| true)
     }
 
-    /// Takes the events of completions. With `watched`, somebody sleeps or is about to: then one is asked for anew.
-    pub(crate) fn take_announcements(&mut self, watched: bool) {
-        if !self.armed {
-            return;
-        }
-        while self.completions.try_get_event().is_some() {
-            self.armed = false;
-        }
-        if watched {
-            self.arm();
-        }
-    }
-
     /// Takes in what has completed; hands each datagram to `arrived`, which says whether it keeps it. True if anything has.
     pub(crate) fn take_completions(&mut self, mut arrived: impl FnMut(Arrived) -> bool) -> bool {
         let mut any = false;
-        loop {
-            let mut batch = [WorkCompletion::default(); BATCH];
-            let count = self.cq.poll(&mut batch).map_or(0, <[_]>::len);
-            if count == 0 {
-                return any;
-            }
+        let mut batch = [WorkCompletion::default(); BATCH];
+        while let count @ 1.. = self.completions.cq.poll(&mut batch).map_or(0, <[_]>::len) {
             any = true;
             for completion in &batch[..count] {
                 match completion.wr_id() {
@@ -203,6 +168,7 @@ impl Port {
                 }
             }
         }
+        any
     }
 
     fn received(&self, slot: u16, completion: &WorkCompletion, arrived: &mut impl FnMut(Arrived) -> bool) {

@@ -87,7 +87,7 @@ pub(crate) struct Stream {
     /// This side has said that it sends no more.
     shut: bool,
     /// What is still to be said about the end, and whether to probe.
-    farewell: Option<Control>,
+    pending_end: Option<Control>,
     probe: bool,
     control_free: u16,
     outgoing: Outgoing,
@@ -108,7 +108,7 @@ impl Stream {
             readable: true,
             writable: true,
             shut: false,
-            farewell: None,
+            pending_end: None,
             probe: false,
             control_free: CONTROL_SLOTS,
             outgoing: Outgoing::new(slots, sizes.send_buffer, peer.credits, peer.data),
@@ -157,7 +157,7 @@ impl Stream {
 
     /// Whether everything that was posted is complete, or never will be.
     pub(crate) fn is_settled(&self) -> bool {
-        let said = self.farewell.is_none() && self.control_free == CONTROL_SLOTS;
+        let said = self.pending_end.is_none() && self.control_free == CONTROL_SLOTS;
         self.link != Link::Up || said && self.outgoing.is_done()
     }
 
@@ -237,8 +237,8 @@ impl Stream {
             return;
         }
         match (self.readable, self.writable) {
-            (false, false) => self.farewell = Some(Control::Disconnect),
-            (true, false) => self.farewell = Some(Control::Shutdown),
+            (false, false) => self.pending_end = Some(Control::Disconnect),
+            (true, false) => self.pending_end = Some(Control::Shutdown),
             _ => {}
         }
     }
@@ -264,7 +264,7 @@ impl Stream {
         if self.incoming.wants_grant() {
             return Some(self.granted());
         }
-        if let Some(control) = self.farewell.take() {
+        if let Some(control) = self.pending_end.take() {
             return Some(Notice::Message(Message::Control(control)));
         }
         std::mem::take(&mut self.probe).then_some(Notice::Probe)

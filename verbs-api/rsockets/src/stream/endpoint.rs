@@ -1,10 +1,11 @@
 //! The end of a connection: queue pair, completion queue and the registered memory of a stream.
 
+use crate::completions::Completions;
 use crate::errno;
 use crate::proto::conn::{ByteOrder, ConnData, IOMAP_LEN, Iomap, TARGET_LEN, TARGETS, Target};
 use crate::proto::stream::Sizes;
 use roxe::cm::CmId;
-use roxe::{Access, CompletionChannel, CompletionQueue, MemoryRegion, ProtectionDomain, QueuePair, RKey, RemoteAddr};
+use roxe::{Access, MemoryRegion, ProtectionDomain, QueuePair, RKey, RemoteAddr};
 use std::io;
 use std::ops::Range;
 
@@ -18,8 +19,7 @@ const LEAST_INLINE: u32 = 32;
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     pub(crate) qp: QueuePair,
-    pub(crate) cq: CompletionQueue,
-    pub(crate) completions: CompletionChannel,
+    pub(crate) completions: Completions,
     pub(crate) pd: ProtectionDomain,
     pub(crate) send_buffer: MemoryRegion,
     pub(crate) recv_buffer: MemoryRegion,
@@ -37,11 +37,10 @@ impl Endpoint {
     fn try_build(id: &CmId, sizes: Sizes, inline: u32) -> Result<Self, roxe::Error> {
         let context = id.context()?;
         let pd = context.alloc_pd()?;
-        let completions = context.create_comp_channel()?;
         let (sends, recvs) = (u32::from(sizes.send_queue), u32::from(sizes.recv_queue));
-        let cq = context.create_cq_with_channel(sends + recvs, &completions)?;
+        let completions = Completions::create(&context, sends + recvs)?;
         let qp = pd
-            .create_qp(&cq, &cq)
+            .create_qp(&completions.cq, &completions.cq)
             .max_send_wr(sends)
             .max_recv_wr(recvs)
             .max_send_sge(2)
@@ -56,7 +55,6 @@ impl Endpoint {
             recv_buffer: pd.alloc_mr(sizes.recv_buffer as usize, peers)?,
             lists: pd.alloc_mr(lists, peers)?,
             qp,
-            cq,
             completions,
             pd,
             sizes,

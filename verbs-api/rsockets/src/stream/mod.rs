@@ -87,9 +87,7 @@ impl Stream {
     pub(crate) fn connect(&self, addr: SocketAddr, wait: bool) -> io::Result<()> {
         self.start_to_connect(addr)?;
         if !wait {
-            let mut inner = self.inner.lock();
-            inner.progress(&self.channel);
-            return inner.connected().unwrap_or_else(|| Err(os(libc::EINPROGRESS)));
+            return self.current().connected().unwrap_or_else(|| Err(os(libc::EINPROGRESS)));
         }
         self.wait(None, |inner| inner.connected().is_some())?;
         let mut inner = self.inner.lock();
@@ -99,8 +97,7 @@ impl Stream {
     }
 
     fn start_to_connect(&self, addr: SocketAddr) -> io::Result<()> {
-        let mut inner = self.inner.lock();
-        inner.progress(&self.channel);
+        let mut inner = self.current();
         let id = match &inner.phase {
             Phase::Idle(id) => id.clone(),
             Phase::Failed => CmId::create(&self.channel, PortSpace::Tcp).map_err(errno::of)?,
@@ -115,14 +112,7 @@ impl Stream {
 
     /// Ends directions, and waits until the peer has what was sent before.
     pub(crate) fn shut_down(&self, read: bool, write: bool) -> io::Result<()> {
-        {
-            let mut inner = self.inner.lock();
-            inner.progress(&self.channel);
-            let Phase::Open(open) = &mut inner.phase else { return Err(os(libc::ENOTCONN)) };
-            open.stream.shut_down(read, write);
-            open.post_notices();
-            inner.watchers.wake();
-        }
+        self.end_directions(read, write)?;
         if write { self.settle(None) } else { Ok(()) }
     }
 
@@ -143,7 +133,7 @@ impl Stream {
         let linger = self.inner.lock().settings.linger;
         if linger.is_none_or(|linger| !linger.is_zero()) {
             // Nothing connected, or it broke: then there is nothing to wait for.
-            let _ = self.begin_to_close();
+            let _ = self.end_directions(true, true);
             let deadline = linger.and_then(|linger| Instant::now().checked_add(linger));
             while matches!(self.settle(deadline), Err(e) if e.kind() == io::ErrorKind::Interrupted) {}
         }
@@ -157,11 +147,11 @@ impl Stream {
         service::wake();
     }
 
-    fn begin_to_close(&self) -> io::Result<()> {
-        let mut inner = self.inner.lock();
-        inner.progress(&self.channel);
+    /// Ends directions, and tells the peer where it is to know.
+    fn end_directions(&self, read: bool, write: bool) -> io::Result<()> {
+        let mut inner = self.current();
         let Phase::Open(open) = &mut inner.phase else { return Err(os(libc::ENOTCONN)) };
-        open.stream.shut_down(true, true);
+        open.stream.shut_down(read, write);
         open.post_notices();
         inner.watchers.wake();
         Ok(())
@@ -209,11 +199,7 @@ impl Stream {
 
     /// Waits until `done` holds of a stream that has taken in what has happened.
     fn wait(&self, deadline: Option<Instant>, mut done: impl FnMut(&mut Inner) -> bool) -> io::Result<()> {
-        wait::until(self, deadline, || {
-            let mut inner = self.inner.lock();
-            inner.progress(&self.channel);
-            done(&mut inner)
-        })
+        wait::until(self, deadline, || done(&mut self.current()))
     }
 
     /// Locks it, with everything taken in that has happened.
@@ -309,8 +295,8 @@ impl Source for Stream {
         inner.watchers.add(waker);
         match &mut inner.phase {
             Phase::Open(open) => {
-                open.arm();
-                fds.push(wait::waiting_for(open.fd()));
+                open.endpoint.completions.arm();
+                fds.push(wait::waiting_for(open.endpoint.completions.fd()));
                 fds.push(wait::waiting_for(self.fd()));
             }
             Phase::Opening(_) => fds.push(wait::waiting_for(self.fd())),

@@ -3,13 +3,13 @@
 use super::cursor::{Drain, Fill};
 use super::endpoint::{Endpoint, RECV, remote, span};
 use super::iomap::Mappings;
+use crate::completions::BATCH;
 use crate::proto::conn::{ConnData, Target};
 use crate::proto::message::Message;
 use crate::proto::outgoing::Write;
 use crate::proto::stream::{Asked, Done, Link, Notice, Stream};
 use roxe::cm::{CmEventKind, CmId, EventChannel};
 use roxe::{Sge, WcStatus, WorkCompletion, WorkRequest};
-use std::os::fd::{AsFd, AsRawFd, RawFd};
 
 /// The first write of a call, so that the peer has something to do early; each further one may be twice as long.
 const FIRST_WRITE: u32 = 2048;
@@ -17,8 +17,6 @@ const FIRST_WRITE: u32 = 2048;
 const LONGEST_WRITE: u32 = 65536;
 /// The most data that goes inline, whatever the program asks for.
 pub(crate) const MOST_INLINE: u32 = 512;
-/// Completions taken at a time.
-const BATCH: usize = 16;
 
 /// What a request was, in the number of its completion.
 const NOTICE: u64 = 1 << 32;
@@ -34,23 +32,13 @@ pub(crate) struct Open {
     inline: u32,
     /// The connection manager has the peer's word that it stands.
     pub(crate) established: bool,
-    /// The completion channel announces the next completion.
-    armed: bool,
     pub(crate) maps: Mappings,
 }
 
 impl Open {
     pub(crate) fn new(id: CmId, endpoint: Endpoint, peer: ConnData, inline: u32, established: bool) -> Self {
         let stream = Stream::new(&endpoint.sizes, endpoint.buffer(), peer);
-        Self {
-            endpoint,
-            stream,
-            id,
-            inline: inline.min(MOST_INLINE),
-            established,
-            armed: false,
-            maps: Mappings::default(),
-        }
+        Self { endpoint, stream, id, inline: inline.min(MOST_INLINE), established, maps: Mappings::default() }
     }
 
     pub(crate) const fn id(&self) -> &CmId {
@@ -63,22 +51,10 @@ impl Open {
         let _ = self.id.disconnect();
     }
 
-    /// Readable when something completes, after [`arm`](Self::arm).
-    pub(crate) fn fd(&self) -> RawFd {
-        self.endpoint.completions.as_fd().as_raw_fd()
-    }
-
-    /// Lets the next completion be announced. What is there already is not: look again after this.
-    pub(crate) fn arm(&mut self) {
-        if !std::mem::replace(&mut self.armed, true) {
-            self.endpoint.cq.req_notify(false);
-        }
-    }
-
-    /// Takes in what has happened and answers it. True if anything has. With `watched`, somebody sleeps or is about to: an event
-    /// that is taken here is asked for anew, because what it announced may not be what that one waits for.
+    /// Takes in what has happened and answers it. True if anything has.
+    /// With `watched`, somebody sleeps or is about to.
     pub(crate) fn progress(&mut self, channel: &EventChannel, watched: bool) -> bool {
-        self.take_announcements(watched);
+        self.endpoint.completions.take_announcements(watched);
         let completed = self.take_completions();
         let told = self.take_events(channel);
         self.post_notices();
@@ -107,23 +83,11 @@ impl Open {
         told
     }
 
-    fn take_announcements(&mut self, watched: bool) {
-        if !self.armed {
-            return;
-        }
-        while self.endpoint.completions.try_get_event().is_some() {
-            self.armed = false;
-        }
-        if watched {
-            self.arm();
-        }
-    }
-
     fn take_completions(&mut self) -> bool {
         let mut any = false;
         loop {
             let mut batch = [WorkCompletion::default(); BATCH];
-            match self.endpoint.cq.poll(&mut batch) {
+            match self.endpoint.completions.cq.poll(&mut batch) {
                 Ok([]) => return any,
                 Ok(done) => {
                     any = true;

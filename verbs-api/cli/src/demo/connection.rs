@@ -17,16 +17,16 @@ const QKEY: Qkey = Qkey(0x0720_0610);
 /// Requests that either queue holds.
 const DEPTH: u32 = 64;
 
-/// What all lanes of a process share. Regions are large, so they are registered once.
+/// What all connections of a process share. Regions are large, so they are registered once.
 #[derive(Debug)]
-pub(super) struct Station {
+pub(super) struct Resources {
     pub(super) context: Context,
     pd: ProtectionDomain,
     inbox: MemoryRegion,
     outbox: MemoryRegion,
 }
 
-impl Station {
+impl Resources {
     pub(super) fn open() -> Result<Self, roxe::Error> {
         let context = Context::open_first()?;
         let pd = context.alloc_pd()?;
@@ -42,11 +42,11 @@ impl Station {
     }
 
     /// A fresh queue pair; it is not connected yet.
-    pub(super) fn lane(&self, service: Service) -> Result<Lane<'_>, roxe::Error> {
+    pub(super) fn connection(&self, service: Service) -> Result<Connection<'_>, roxe::Error> {
         let cq = self.context.create_cq(4 * DEPTH)?;
         let builder = self.pd.create_qp(&cq, &cq).service(service).max_send_wr(DEPTH).max_recv_wr(DEPTH);
         let qp = builder.qkey(QKEY).build()?;
-        Ok(Lane { station: self, cq, qp, peer: None, done: Vec::new(), outstanding: 0 })
+        Ok(Connection { resources: self, cq, qp, peer: None, done: Vec::new(), outstanding: 0 })
     }
 }
 
@@ -60,8 +60,8 @@ struct Peer {
 
 /// A queue pair and its memory.
 #[derive(Debug)]
-pub(super) struct Lane<'s> {
-    station: &'s Station,
+pub(super) struct Connection<'s> {
+    resources: &'s Resources,
     cq: CompletionQueue,
     qp: QueuePair,
     peer: Option<Peer>,
@@ -71,7 +71,7 @@ pub(super) struct Lane<'s> {
     outstanding: u32,
 }
 
-impl Lane<'_> {
+impl Connection<'_> {
     pub(super) fn endpoint(&self) -> Endpoint {
         self.qp.endpoint()
     }
@@ -80,7 +80,7 @@ impl Lane<'_> {
         let ah = match self.qp.service() {
             Service::Ud => {
                 self.qp.activate()?;
-                Some(self.station.pd.create_ah(endpoint.gid, 0)?)
+                Some(self.resources.pd.create_ah(endpoint.gid, 0)?)
             }
             _ => {
                 self.qp.connect(&endpoint)?;
@@ -104,7 +104,7 @@ impl Lane<'_> {
     /// `imm` goes along where the operation carries one.
     pub(super) fn post(&mut self, case: &Case, index: usize, length: usize, imm: u32) -> Result<(), Failure> {
         let data = case.data(index, length);
-        let local = if case.op.is_fetch() { &self.station.inbox } else { &self.station.outbox };
+        let local = if case.op.is_fetch() { &self.resources.inbox } else { &self.resources.outbox };
         let (list, remote) = ([local.slice(data.clone())?], self.peer()?.remote.offset(data.start as u64));
         let request = match case.op {
             Op::Send => WorkRequest::send(&list),
@@ -119,7 +119,7 @@ impl Lane<'_> {
 
     /// Posts an atomic on word 0 of the peer; the old value lands in slot `index`.
     pub(super) fn post_atomic(&mut self, case: &Case, index: usize, operands: (u64, u64)) -> Result<(), Failure> {
-        let list = [self.station.inbox.slice(case.data(index, 8))?];
+        let list = [self.resources.inbox.slice(case.data(index, 8))?];
         let remote = self.peer()?.remote;
         let request = match case.op {
             Op::CompareSwap => WorkRequest::compare_swap(&list, remote, operands.0, operands.1),
@@ -166,12 +166,12 @@ impl Lane<'_> {
             Op::Write | Op::WriteImm => data.start..data.start,
             _ => data.start - self.header()..data.end,
         };
-        Ok(self.qp.post_recv(index as u64, &[self.station.inbox.slice(place)?])?)
+        Ok(self.qp.post_recv(index as u64, &[self.resources.inbox.slice(place)?])?)
     }
 
     /// Posts a receive request for an empty message.
     pub(super) fn post_recv_empty(&self) -> Result<(), Failure> {
-        let list: [Sge; 1] = [self.station.inbox.slice(REGION - self.header()..REGION)?];
+        let list: [Sge; 1] = [self.resources.inbox.slice(REGION - self.header()..REGION)?];
         Ok(self.qp.post_recv(0, &list)?)
     }
 
@@ -191,36 +191,36 @@ impl Lane<'_> {
 
     /// The next completion of a received message (`received`) or of an own request; others are passed over.
     pub(super) fn wait(&mut self, received: bool) -> Result<WorkCompletion, Failure> {
-        let mut patience = Patience::new(self.qp.service());
+        let mut deadline = Deadline::new(self.qp.service());
         loop {
             match self.poll()? {
                 Some(completion) if is_received(&completion) == received => return Ok(completion),
-                Some(_) => patience.renew(),
-                None => patience.check("no completion came")?,
+                Some(_) => deadline.renew(),
+                None => deadline.check("no completion came")?,
             }
         }
     }
 
     /// Puts the bytes of message `index` where they are sent from, or where the peer READs them.
     pub(super) fn load(&self, case: &Case, index: usize, length: usize, seed: u64) -> Result<(), Failure> {
-        Ok(self.station.outbox.write(case.data(index, length).start, &pattern(seed, length))?)
+        Ok(self.resources.outbox.write(case.data(index, length).start, &pattern(seed, length))?)
     }
 
     /// As [`load`](Self::load), into the memory that the peer reaches.
     pub(super) fn offer(&self, case: &Case, index: usize, length: usize, seed: u64) -> Result<(), Failure> {
-        Ok(self.station.inbox.write(case.data(index, length).start, &pattern(seed, length))?)
+        Ok(self.resources.inbox.write(case.data(index, length).start, &pattern(seed, length))?)
     }
 
     /// Marks all of slot `index` as untouched.
     pub(super) fn clear(&self, case: &Case, index: usize) -> Result<(), Failure> {
         let slot = case.slot(index);
-        Ok(self.station.inbox.write(slot.start, &vec![UNTOUCHED; slot.len()])?)
+        Ok(self.resources.inbox.write(slot.start, &vec![UNTOUCHED; slot.len()])?)
     }
 
     /// What slot `index` holds, compared with the message that belongs there and nothing around it.
     pub(super) fn look(&self, case: &Case, index: usize, length: usize, seed: u64) -> Result<Found, Failure> {
         let (slot, data) = (case.slot(index), case.data(index, length));
-        let found = self.station.inbox.to_vec(slot.clone())?;
+        let found = self.resources.inbox.to_vec(slot.clone())?;
         let mut expected = vec![UNTOUCHED; slot.len()];
         let (start, header) = (data.start - slot.start, self.header());
         // The network header in front of a datagram is not ours to foresee.
@@ -236,12 +236,12 @@ impl Lane<'_> {
 
     /// Waits until slot `index` holds the message: a WRITE over UC reports nothing when it arrives.
     pub(super) fn wait_holds(&mut self, case: &Case, index: usize, length: usize, seed: u64) -> Result<(), Failure> {
-        let patience = Patience::new(self.qp.service());
+        let deadline = Deadline::new(self.qp.service());
         loop {
             match self.look(case, index, length, seed)? {
                 Found::Right => return Ok(()),
                 Found::Wrong => return Err(Failure::new(format!("wrong bytes in slot {index}"))),
-                Found::Incomplete => patience.check(&format!("the bytes of slot {index} did not come"))?,
+                Found::Incomplete => deadline.check(&format!("the bytes of slot {index} did not come"))?,
             }
             self.poll()?;
         }
@@ -249,40 +249,40 @@ impl Lane<'_> {
 
     /// Sets the last byte of the message to send.
     pub(super) fn set_mark(&self, case: &Case, mark: u8) -> Result<(), Failure> {
-        Ok(self.station.outbox.write(case.data(0, case.size).end - 1, &[mark])?)
+        Ok(self.resources.outbox.write(case.data(0, case.size).end - 1, &[mark])?)
     }
 
     /// Waits until the last byte of the message in slot 0 is `mark`, as a program does that polls on memory.
     pub(super) fn wait_mark(&mut self, case: &Case, mark: u8) -> Result<(), Failure> {
         let at = case.data(0, case.size).end - 1;
-        let mut patience = Patience::new(self.qp.service());
+        let mut deadline = Deadline::new(self.qp.service());
         loop {
             match self.poll()? {
-                Some(_) => patience.renew(),
-                None => patience.check("the last byte of a WRITE did not come")?,
+                Some(_) => deadline.renew(),
+                None => deadline.check("the last byte of a WRITE did not come")?,
             }
-            if self.station.inbox.load_u8(at)? == mark {
+            if self.resources.inbox.load_u8(at)? == mark {
                 return Ok(());
             }
         }
     }
 
     pub(super) fn clear_mark(&self, case: &Case) -> Result<(), Failure> {
-        Ok(self.station.inbox.write(case.data(0, case.size).end - 1, &[0])?)
+        Ok(self.resources.inbox.write(case.data(0, case.size).end - 1, &[0])?)
     }
 
     /// The word that the peer's atomics work on.
     pub(super) fn word(&self) -> Result<u64, Failure> {
-        Ok(self.station.inbox.load_u64(0)?)
+        Ok(self.resources.inbox.load_u64(0)?)
     }
 
     pub(super) fn set_word(&self, value: u64) -> Result<(), Failure> {
-        Ok(self.station.inbox.store_u64(0, value)?)
+        Ok(self.resources.inbox.store_u64(0, value)?)
     }
 
     /// The old value that an atomic brought back into slot `index`.
     pub(super) fn fetched(&self, case: &Case, index: usize) -> Result<u64, Failure> {
-        Ok(self.station.inbox.load_u64(case.data(index, 8).start)?)
+        Ok(self.resources.inbox.load_u64(case.data(index, 8).start)?)
     }
 }
 
@@ -304,13 +304,13 @@ pub(super) fn is_received(completion: &WorkCompletion) -> bool {
 
 /// A bound on waiting without progress. Looks at the clock only now and then.
 #[derive(Debug)]
-pub(super) struct Patience {
+pub(super) struct Deadline {
     limit: Duration,
     since: Instant,
     asked: Cell<u32>,
 }
 
-impl Patience {
+impl Deadline {
     /// RC repeats lost packets, which takes longer than to find out that a datagram was lost.
     pub(super) fn new(service: Service) -> Self {
         let limit = Duration::from_secs(if service == Service::Rc { 4 } else { 1 });

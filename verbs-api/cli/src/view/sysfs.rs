@@ -17,7 +17,7 @@ const REFUSES: &str = "/sys/class/net/lo/speed";
 
 /// What is shown of one device.
 #[derive(Debug)]
-pub(super) struct Card {
+pub(super) struct DeviceFiles {
     name: String,
     netdev: String,
     attr: DeviceAttr,
@@ -26,7 +26,7 @@ pub(super) struct Card {
     gids: [[u8; 16]; GID_TABLE_LEN],
 }
 
-impl Card {
+impl DeviceFiles {
     pub(super) fn new(device: &Device) -> Self {
         let mut gids = [[0; 16]; GID_TABLE_LEN];
         for entry in device.gid_entries() {
@@ -116,7 +116,7 @@ impl Card {
 }
 
 /// `infiniband/` and `infiniband_verbs/` in `to`, a copy of /sys/class.
-pub(super) fn write_class(cards: &[Card], to: &Path) -> io::Result<()> {
+pub(super) fn write_class(cards: &[DeviceFiles], to: &Path) -> io::Result<()> {
     let (devices, verbs) = (to.join("infiniband"), to.join("infiniband_verbs"));
     fs::create_dir_all(&devices)?;
     fs::create_dir_all(&verbs)?;
@@ -134,7 +134,7 @@ pub(super) fn write_class(cards: &[Card], to: &Path) -> io::Result<()> {
 
 /// `infiniband/` in `to`, a copy of /dev. Programs ask whether the node is a character device that they may open; they talk
 /// to the card through the library.
-pub(super) fn write_dev(cards: &[Card], to: &Path) -> io::Result<()> {
+pub(super) fn write_dev(cards: &[DeviceFiles], to: &Path) -> io::Result<()> {
     let folder = to.join("infiniband");
     fs::create_dir_all(&folder)?;
     cards.iter().try_for_each(|card| symlink("../null", folder.join(&card.name)))
@@ -185,7 +185,8 @@ mod tests {
         fn new(name: &str) -> Self {
             let to = std::env::temp_dir().join(format!("roxe-tree-{}-{name}", std::process::id()));
             fs::create_dir_all(&to).unwrap();
-            let cards: Vec<Card> = roxe_provider::preview(Some("lo")).unwrap().iter().map(Card::new).collect();
+            let cards: Vec<DeviceFiles> =
+                roxe_provider::preview(Some("lo")).unwrap().iter().map(DeviceFiles::new).collect();
             write_class(&cards, &to).unwrap();
             write_dev(&cards, &to.join("dev")).unwrap();
             Self(to)

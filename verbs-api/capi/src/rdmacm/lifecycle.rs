@@ -4,7 +4,7 @@ use super::channel::{self, OwnChannel};
 use super::event;
 use super::id::{CmId, create_on, live, port_space, usual_type};
 use crate::abi::{rdma_cm_id, rdma_event_channel};
-use crate::errno::{EINVAL, Result, minus_one};
+use crate::errno::{EINVAL, Result, zero};
 use crate::object::Object;
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
@@ -16,14 +16,14 @@ pub(crate) unsafe extern "C" fn rdma_create_id(
     context: *mut c_void,
     ps: c_int,
 ) -> c_int {
-    minus_one(|| {
+    zero(|| {
         if id.is_null() {
             return Err(EINVAL);
         }
         let made = create(channel, context, ps, 0)?;
         // SAFETY: not NULL; a variable of the program.
         unsafe { id.write(made) };
-        Ok(0)
+        Ok(())
     })
 }
 
@@ -47,7 +47,7 @@ pub(super) fn create(
 
 /// `man rdma_destroy_id`: waits until the program gave back all events.
 pub(crate) unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
-    minus_one(|| destroy(id).map(|()| 0))
+    zero(|| destroy(id))
 }
 
 pub(super) fn destroy(handle: *mut rdma_cm_id) -> Result<()> {
@@ -76,7 +76,7 @@ pub(super) fn release_event(handle: *mut rdma_cm_id) {
 /// `man rdma_migrate_id`: waits until the program gave back the events that it took from the old channel. EINVAL to make a
 /// synchronous identifier synchronous.
 pub(crate) unsafe extern "C" fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
-    minus_one(|| migrate(id, channel).map(|()| 0))
+    zero(|| migrate(id, channel))
 }
 
 fn migrate(handle: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> Result<()> {
@@ -112,7 +112,8 @@ pub(super) fn complete(handle: *mut rdma_cm_id) -> Result<()> {
     release_event(handle);
     // SAFETY: alive; a synchronous identifier belongs to one thread at a time.
     let event = event::next(unsafe { (*handle).channel })?;
-    // SAFETY: as above; the event is the program's from here on.
+    // SAFETY: alive; a synchronous identifier belongs to one thread at a time; the event is the
+    // program's from here on.
     let (kind, status) = unsafe {
         (*handle).event = event;
         ((*event).event, (*event).status)

@@ -14,21 +14,21 @@ use std::path::Path;
 
 /// The folders in a target that are taken apart like itself, so that more can be put in them, and which of their entries
 /// are left out.
-pub(super) struct Open {
+pub(super) struct Opened {
     pub(super) names: &'static [&'static str],
     pub(super) without: fn(&OsStr) -> bool,
 }
 
-/// Adds to `target` what `add` writes there and in the folders that are `open`; `scratch` is a folder to mount on meanwhile.
-pub(super) fn graft(
+/// Adds to `target` what `write` writes there and in the folders that are `open`; `scratch` is a folder to mount on meanwhile.
+pub(super) fn add(
     scratch: &Path,
     target: &Path,
-    open: &Open,
-    add: impl FnOnce(&Path) -> io::Result<()>,
+    open: &Opened,
+    write: impl FnOnce(&Path) -> io::Result<()>,
 ) -> io::Result<()> {
     let entries: Vec<DirEntry> = fs::read_dir(target)?.collect::<io::Result<_>>()?;
     mount(Some("roxe"), scratch, Some("tmpfs"), MsFlags::MS_NOSUID, Some("mode=755"))?;
-    let built = build(scratch, target, &entries, open).and_then(|()| add(scratch));
+    let built = build(scratch, target, &entries, open).and_then(|()| write(scratch));
     let moved = built.and_then(|()| Ok(mount(Some(scratch), target, None::<&str>, MsFlags::MS_MOVE, None::<&str>)?));
     if moved.is_err() {
         // It vanishes with this process at the latest.
@@ -37,7 +37,7 @@ pub(super) fn graft(
     moved
 }
 
-fn build(to: &Path, target: &Path, entries: &[DirEntry], open: &Open) -> io::Result<()> {
+fn build(to: &Path, target: &Path, entries: &[DirEntry], open: &Opened) -> io::Result<()> {
     for entry in entries {
         let copy = to.join(entry.file_name());
         if open.names.iter().any(|name| entry.file_name() == *name) && entry.path().is_dir() {

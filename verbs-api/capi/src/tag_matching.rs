@@ -2,10 +2,10 @@
 
 use crate::abi::{ibv_ops_wr, ibv_srq, ibv_srq_init_attr_ex};
 use crate::cq::extended_cq;
-use crate::data::{SgeList, report_bad};
-use crate::domain::pd;
+use crate::data_path::{SgeList, report_bad};
 use crate::errno::{EINVAL, Result, status};
 use crate::object::Object;
+use crate::objects::pd;
 use crate::srq;
 use core::ffi::c_int;
 use roxe_provider::{SrqInit, TagHandle, TagInit, TagOp, TagRecv, TagRequest};
@@ -64,7 +64,8 @@ pub(crate) unsafe extern "C" fn post_srq_ops(
         let mut next = wr;
         // SAFETY: the list ends with NULL and its elements are whole structures of the program.
         while let Some(request) = unsafe { next.as_mut() } {
-            // SAFETY: as above.
+            // SAFETY: the list ends with NULL and its elements are whole structures of the
+            // program.
             if let Err(error) = unsafe { post_one(&object.inner.srq, request) } {
                 // SAFETY: NULL or a variable of the program.
                 unsafe { report_bad(bad_wr, next) };

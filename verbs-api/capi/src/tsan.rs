@@ -1,15 +1,12 @@
-//! The data path as programs built with ThreadSanitizer get it.
+//! The data path for programs built with ThreadSanitizer.
 //!
 //! What a thread did before it posted a request has happened when another sees the completion: programs hand buffers over
 //! that way. The sanitizer sees neither our locks nor what the peer does, so it is told. Which functions a context has is
 //! chosen when it is opened, so others pay nothing. All requests and completions of the process are one order here: it may
 //! miss a race of the program with itself, but never reports one that is none.
 
-use crate::abi::{
-    ibv_context_ops, ibv_cq, ibv_cq_ex, ibv_poll_cq_attr, ibv_qp, ibv_qp_ex, ibv_recv_wr, ibv_send_wr, ibv_srq, ibv_wc,
-};
-use crate::open::OPS;
-use crate::{cq_ex, data, qp_ex};
+use crate::abi::*;
+use crate::{cq_ex, data_path, qp_ex};
 use core::ffi::{CStr, c_int, c_void};
 use std::sync::OnceLock;
 
@@ -52,21 +49,21 @@ fn acquire() {
     }
 }
 
-/// The functions of a context.
-pub(crate) fn ops() -> ibv_context_ops {
+/// The functions of a context, in place of `plain` ones.
+pub(crate) fn ops(plain: ibv_context_ops) -> ibv_context_ops {
     if sanitizer().is_none() {
-        return OPS;
+        return plain;
     }
     ibv_context_ops {
         poll_cq: Some(poll_cq),
         post_send: Some(post_send),
         post_recv: Some(post_recv),
         post_srq_recv: Some(post_srq_recv),
-        ..OPS
+        ..plain
     }
 }
 
-/// Puts the functions of an extended completion queue in order.
+/// The structure of an extended completion queue, in place of a `plain` one.
 pub(crate) fn cq_ex(plain: ibv_cq_ex) -> ibv_cq_ex {
     if sanitizer().is_none() {
         return plain;
@@ -74,7 +71,7 @@ pub(crate) fn cq_ex(plain: ibv_cq_ex) -> ibv_cq_ex {
     ibv_cq_ex { start_poll: Some(start_poll), next_poll: Some(next_poll), ..plain }
 }
 
-/// Puts those of an extended queue pair in order.
+/// The structure of an extended queue pair, in place of a `plain` one.
 pub(crate) fn qp_ex(plain: ibv_qp_ex) -> ibv_qp_ex {
     if sanitizer().is_none() {
         return plain;
@@ -82,53 +79,31 @@ pub(crate) fn qp_ex(plain: ibv_qp_ex) -> ibv_qp_ex {
     ibv_qp_ex { wr_complete: Some(wr_complete), ..plain }
 }
 
-unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
-    // SAFETY: the caller's promises are those of the plain function.
-    let found = unsafe { data::poll_cq(cq, num_entries, wc) };
-    if found > 0 {
-        acquire();
-    }
-    found
+/// The functions with an annotation: before the plain one it says that what this thread did so far comes before what others do
+/// behind a completion (`release`), or after it, if it found a completion, that it comes after what others did (`acquire`).
+macro_rules! annotated {
+    ($($plain:ident::$name:ident($($argument:ident: $type:ty),*), $(before $release:ident)?
+        $(after acquire if $found:expr)?;)+) => {
+        $(
+            unsafe extern "C" fn $name($($argument: $type),*) -> c_int {
+                $($release();)?
+                // SAFETY: the caller's promises are those of the plain function.
+                let result = unsafe { $plain::$name($($argument),*) };
+                $(if $found(result) {
+                    acquire();
+                })?
+                result
+            }
+        )+
+    };
 }
 
-unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int {
-    release();
-    // SAFETY: the caller's promises are those of the plain function.
-    unsafe { data::post_send(qp, wr, bad_wr) }
-}
-
-unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
-    release();
-    // SAFETY: the caller's promises are those of the plain function.
-    unsafe { data::post_recv(qp, wr, bad_wr) }
-}
-
-unsafe extern "C" fn post_srq_recv(srq: *mut ibv_srq, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
-    release();
-    // SAFETY: the caller's promises are those of the plain function.
-    unsafe { data::post_srq_recv(srq, wr, bad_wr) }
-}
-
-unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
-    // SAFETY: the caller's promises are those of the plain function.
-    let status = unsafe { cq_ex::start_poll(cq, attr) };
-    if status == 0 {
-        acquire();
-    }
-    status
-}
-
-unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
-    // SAFETY: the caller's promises are those of the plain function.
-    let status = unsafe { cq_ex::next_poll(cq) };
-    if status == 0 {
-        acquire();
-    }
-    status
-}
-
-unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
-    release();
-    // SAFETY: the caller's promises are those of the plain function.
-    unsafe { qp_ex::wr_complete(qp) }
+annotated! {
+    data_path::post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr), before release;
+    data_path::post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr), before release;
+    data_path::post_srq_recv(srq: *mut ibv_srq, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr), before release;
+    qp_ex::wr_complete(qp: *mut ibv_qp_ex), before release;
+    data_path::poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc), after acquire if |found| found > 0;
+    cq_ex::start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr), after acquire if |status| status == 0;
+    cq_ex::next_poll(cq: *mut ibv_cq_ex), after acquire if |status| status == 0;
 }

@@ -2,8 +2,8 @@
 //!
 //! Nothing here allocates or looks a handle up; lists are converted on the stack. Handles are compared with NULL only.
 
-use crate::abi::{ibv_ah, ibv_cq, ibv_cq_ex, ibv_qp, ibv_qp_ex, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq, ibv_wc};
-use crate::errno::{EINVAL, Errno, Result, quick_negative, quick_status};
+use crate::abi::*;
+use crate::errno::{EINVAL, Result, quick_negative, quick_status};
 use crate::object::Object;
 use crate::window;
 use core::ffi::{c_int, c_uint};
@@ -18,16 +18,6 @@ const WC_GRH: c_uint = 1;
 const WC_WITH_IMM: c_uint = 2;
 const WC_IP_CSUM_OK: c_uint = 4;
 const WC_WITH_INV: c_uint = 8;
-
-impl From<PostError> for Errno {
-    /// `man ibv_post_send`: a full queue is ENOMEM, everything else a wrong request.
-    fn from(error: PostError) -> Self {
-        match error {
-            PostError::QueueFull => Self(libc::ENOMEM),
-            _ => EINVAL,
-        }
-    }
-}
 
 /// The immediate data in network byte order, or the invalidated key in host order.
 pub(crate) fn immediate(cqe: &Cqe) -> u32 {
@@ -247,7 +237,8 @@ pub(crate) unsafe extern "C" fn post_send(
         let mut next = wr;
         // SAFETY: the list ends with NULL and its elements are whole structures of the program.
         while let Some(request) = unsafe { next.as_ref() } {
-            // SAFETY: as above.
+            // SAFETY: the list ends with NULL and its elements are whole structures of the
+            // program.
             let posted = unsafe {
                 convert(request, object.inner.service, |converted| queue.push_to_srq(request.remote_srqn, converted))
             };
@@ -277,7 +268,7 @@ pub(crate) unsafe fn report_bad<T>(bad: *mut *mut T, wr: *mut T) {
 ///
 /// # Safety
 /// `wr` is NULL or a list as the program of a verbs interface must pass it, and so is `bad_wr`.
-pub(crate) unsafe fn post_receives(
+unsafe fn post_receives(
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
     mut post: impl FnMut(&RecvRequest<'_>) -> core::result::Result<(), PostError>,
@@ -300,26 +291,30 @@ pub(crate) unsafe fn post_receives(
     Ok(())
 }
 
-/// `man ibv_post_recv`.
-pub(crate) unsafe extern "C" fn post_recv(
-    handle: *mut ibv_qp,
-    wr: *mut ibv_recv_wr,
-    bad_wr: *mut *mut ibv_recv_wr,
-) -> c_int {
-    // SAFETY: called through the context of a living QP.
-    let Some(object) = (unsafe { Object::<ibv_qp_ex>::trusted(handle) }) else { return EINVAL.tell() };
-    // SAFETY: the program passes a list that ends with NULL.
-    quick_status(|| unsafe { post_receives(wr, bad_wr, |request| object.inner.qp.post_recv(request)) })
+/// Functions that post receives to a queue: `function(handle) to queue of structure`.
+macro_rules! receive_queues {
+    ($($(#[$doc:meta])* $name:ident($handle:ident) to $queue:ident of $structure:ident;)+) => {
+        $(
+            $(#[$doc])*
+            pub(crate) unsafe extern "C" fn $name(
+                handle: *mut $handle,
+                wr: *mut ibv_recv_wr,
+                bad_wr: *mut *mut ibv_recv_wr,
+            ) -> c_int {
+                // SAFETY: called through the context or the structure of a living queue.
+                let Some(object) = (unsafe { Object::<$structure>::trusted(handle) }) else { return EINVAL.tell() };
+                // SAFETY: the program passes a list that ends with NULL.
+                quick_status(|| unsafe { post_receives(wr, bad_wr, |request| object.inner.$queue.post_recv(request)) })
+            }
+        )+
+    };
 }
 
-/// `man ibv_post_srq_recv`.
-pub(crate) unsafe extern "C" fn post_srq_recv(
-    handle: *mut ibv_srq,
-    wr: *mut ibv_recv_wr,
-    bad_wr: *mut *mut ibv_recv_wr,
-) -> c_int {
-    // SAFETY: called through the context of a living SRQ.
-    let Some(object) = (unsafe { Object::<ibv_srq>::trusted(handle) }) else { return EINVAL.tell() };
-    // SAFETY: the program passes a list that ends with NULL.
-    quick_status(|| unsafe { post_receives(wr, bad_wr, |request| object.inner.srq.post_recv(request)) })
+receive_queues! {
+    /// `man ibv_post_recv`.
+    post_recv(ibv_qp) to qp of ibv_qp_ex;
+    /// `man ibv_post_srq_recv`.
+    post_srq_recv(ibv_srq) to srq of ibv_srq;
+    /// `ibv_post_wq_recv`, which the header calls through the queue.
+    post_wq_recv(ibv_wq) to wq of ibv_wq;
 }

@@ -1,7 +1,7 @@
 //! Conversions between the structures of the kernel's uverbs interface and those of verbs.h, for programs that talk to
 //! `rdma_cm` themselves. Copies field by field; touches nothing else.
 
-use crate::abi::{ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp_attr, ibv_qp_cap, ibv_sa_path_rec};
+use crate::abi::{copy_fields, ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp_attr, ibv_qp_cap, ibv_sa_path_rec};
 
 /// `struct ib_uverbs_ah_attr` of `rdma/ib_user_verbs.h`.
 #[derive(Clone, Copy)]
@@ -85,100 +85,53 @@ const _: () = {
 };
 
 fn ah_attr(src: &KernAhAttr) -> ibv_ah_attr {
-    ibv_ah_attr {
-        grh: ibv_global_route {
+    copy_fields!(ibv_ah_attr from src { dlid, sl, src_path_bits, static_rate, is_global, port_num } with {
+        grh: copy_fields!(ibv_global_route from src { flow_label, sgid_index, hop_limit, traffic_class } with {
             dgid: ibv_gid { raw: src.dgid },
-            flow_label: src.flow_label,
-            sgid_index: src.sgid_index,
-            hop_limit: src.hop_limit,
-            traffic_class: src.traffic_class,
-        },
-        dlid: src.dlid,
-        sl: src.sl,
-        src_path_bits: src.src_path_bits,
-        static_rate: src.static_rate,
-        is_global: src.is_global,
-        port_num: src.port_num,
-    }
+        }),
+    })
 }
 
 fn qp_attr(src: &KernQpAttr) -> ibv_qp_attr {
-    ibv_qp_attr {
+    copy_fields!(ibv_qp_attr from src {
+        qkey, rq_psn, sq_psn, dest_qp_num, qp_access_flags, cap, pkey_index, alt_pkey_index, en_sqd_async_notify,
+        sq_draining, max_rd_atomic, max_dest_rd_atomic, min_rnr_timer, port_num, timeout, retry_cnt, rnr_retry,
+        alt_port_num, alt_timeout,
+    } with {
         qp_state: src.qp_state.cast_signed(),
         cur_qp_state: src.cur_qp_state.cast_signed(),
         path_mtu: src.path_mtu.cast_signed(),
         path_mig_state: src.path_mig_state.cast_signed(),
-        qkey: src.qkey,
-        rq_psn: src.rq_psn,
-        sq_psn: src.sq_psn,
-        dest_qp_num: src.dest_qp_num,
-        qp_access_flags: src.qp_access_flags,
-        cap: src.cap,
         ah_attr: ah_attr(&src.ah_attr),
         alt_ah_attr: ah_attr(&src.alt_ah_attr),
-        pkey_index: src.pkey_index,
-        alt_pkey_index: src.alt_pkey_index,
-        en_sqd_async_notify: src.en_sqd_async_notify,
-        sq_draining: src.sq_draining,
-        max_rd_atomic: src.max_rd_atomic,
-        max_dest_rd_atomic: src.max_dest_rd_atomic,
-        min_rnr_timer: src.min_rnr_timer,
-        port_num: src.port_num,
-        timeout: src.timeout,
-        retry_cnt: src.retry_cnt,
-        rnr_retry: src.rnr_retry,
-        alt_port_num: src.alt_port_num,
-        alt_timeout: src.alt_timeout,
         rate_limit: 0,
-    }
+    })
 }
 
 fn path_from_kern(src: &KernPathRec) -> ibv_sa_path_rec {
-    ibv_sa_path_rec {
+    copy_fields!(ibv_sa_path_rec from src {
+        dlid, slid, flow_label, hop_limit, traffic_class, numb_path, pkey, sl, mtu_selector, rate_selector, rate,
+        packet_life_time_selector, packet_life_time, preference,
+    } with {
         dgid: ibv_gid { raw: src.dgid },
         sgid: ibv_gid { raw: src.sgid },
-        dlid: src.dlid,
-        slid: src.slid,
         raw_traffic: src.raw_traffic.cast_signed(),
-        flow_label: src.flow_label,
-        hop_limit: src.hop_limit,
-        traffic_class: src.traffic_class,
         reversible: src.reversible.cast_signed(),
-        numb_path: src.numb_path,
-        pkey: src.pkey,
-        sl: src.sl,
-        mtu_selector: src.mtu_selector,
         mtu: src.mtu.to_le_bytes()[0],
-        rate_selector: src.rate_selector,
-        rate: src.rate,
-        packet_life_time_selector: src.packet_life_time_selector,
-        packet_life_time: src.packet_life_time,
-        preference: src.preference,
-    }
+    })
 }
 
 fn path_to_kern(src: &ibv_sa_path_rec) -> KernPathRec {
-    KernPathRec {
+    copy_fields!(KernPathRec from src {
+        dlid, slid, flow_label, hop_limit, traffic_class, numb_path, pkey, sl, mtu_selector, rate_selector, rate,
+        packet_life_time_selector, packet_life_time, preference,
+    } with {
         dgid: src.dgid.raw,
         sgid: src.sgid.raw,
-        dlid: src.dlid,
-        slid: src.slid,
         raw_traffic: src.raw_traffic.cast_unsigned(),
-        flow_label: src.flow_label,
         reversible: src.reversible.cast_unsigned(),
         mtu: src.mtu.into(),
-        pkey: src.pkey,
-        hop_limit: src.hop_limit,
-        traffic_class: src.traffic_class,
-        numb_path: src.numb_path,
-        sl: src.sl,
-        mtu_selector: src.mtu_selector,
-        rate_selector: src.rate_selector,
-        rate: src.rate,
-        packet_life_time_selector: src.packet_life_time_selector,
-        packet_life_time: src.packet_life_time,
-        preference: src.preference,
-    }
+    })
 }
 
 /// Writes `convert(*src)` to `dst` unless either is NULL.
@@ -193,26 +146,26 @@ unsafe fn copy<S: Copy, D>(dst: *mut D, src: *const S, convert: impl Fn(&S) -> D
     unsafe { dst.write(convert(&src.read())) };
 }
 
-/// Kernel AH attributes to verbs'.
-pub(crate) unsafe extern "C" fn ibv_copy_ah_attr_from_kern(dst: *mut ibv_ah_attr, src: *const KernAhAttr) {
-    // SAFETY: the C caller passes structures of these types.
-    unsafe { copy(dst, src, ah_attr) };
+/// Exported functions, each of which copies a structure with one of the conversions above.
+macro_rules! copies {
+    ($($(#[$doc:meta])* $name:ident($destination:ty, $source:ty) = $convert:ident;)+) => {
+        $(
+            $(#[$doc])*
+            pub(crate) unsafe extern "C" fn $name(dst: *mut $destination, src: *const $source) {
+                // SAFETY: the C caller passes structures of these types.
+                unsafe { copy(dst, src, $convert) };
+            }
+        )+
+    };
 }
 
-/// Kernel QP attributes to verbs'.
-pub(crate) unsafe extern "C" fn ibv_copy_qp_attr_from_kern(dst: *mut ibv_qp_attr, src: *const KernQpAttr) {
-    // SAFETY: the C caller passes structures of these types.
-    unsafe { copy(dst, src, qp_attr) };
-}
-
-/// Kernel path record to verbs'.
-pub(crate) unsafe extern "C" fn ibv_copy_path_rec_from_kern(dst: *mut ibv_sa_path_rec, src: *const KernPathRec) {
-    // SAFETY: the C caller passes structures of these types.
-    unsafe { copy(dst, src, path_from_kern) };
-}
-
-/// Verbs path record to the kernel's.
-pub(crate) unsafe extern "C" fn ibv_copy_path_rec_to_kern(dst: *mut KernPathRec, src: *const ibv_sa_path_rec) {
-    // SAFETY: the C caller passes structures of these types.
-    unsafe { copy(dst, src, path_to_kern) };
+copies! {
+    /// Kernel AH attributes to verbs'.
+    ibv_copy_ah_attr_from_kern(ibv_ah_attr, KernAhAttr) = ah_attr;
+    /// Kernel QP attributes to verbs'.
+    ibv_copy_qp_attr_from_kern(ibv_qp_attr, KernQpAttr) = qp_attr;
+    /// Kernel path record to verbs'.
+    ibv_copy_path_rec_from_kern(ibv_sa_path_rec, KernPathRec) = path_from_kern;
+    /// Verbs path record to the kernel's.
+    ibv_copy_path_rec_to_kern(KernPathRec, ibv_sa_path_rec) = path_to_kern;
 }

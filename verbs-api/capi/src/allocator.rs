@@ -1,4 +1,5 @@
-//! The allocators of a program, and the blocks that objects get from them (`man ibv_alloc_parent_domain`).
+//! Allocators of the program (`man ibv_alloc_parent_domain`): objects that a parent domain's program wants to
+//! place itself get their memory here.
 
 use crate::abi::ibv_pd;
 use crate::errno::{EINVAL, Errno, Result};
@@ -34,18 +35,19 @@ pub(crate) struct Allocators {
 // SAFETY: the pointer is only handed back to the program's own functions, which it promised to be callable from every
 // thread that creates or destroys an object of the domain.
 unsafe impl Send for Allocators {}
-// SAFETY: as above.
+// SAFETY: the pointer is only handed back to the program's own functions, which it promised to be
+// callable from every thread that creates or destroys an object of the domain.
 unsafe impl Sync for Allocators {}
 
-/// Where the block of an object lives.
+/// The allocator for one kind of object of a parent domain.
 #[derive(Clone, Copy)]
-pub(crate) struct Home {
+pub(crate) struct ObjectAllocator {
     pub(crate) pd: *mut ibv_pd,
     pub(crate) allocators: Allocators,
     pub(crate) resource: Resource,
 }
 
-impl Home {
+impl ObjectAllocator {
     /// A block from the program; `None` if it leaves that to us, ENOMEM if it has none.
     pub(crate) fn alloc(&self, layout: Layout) -> Result<Option<NonNull<c_void>>> {
         let Allocators { alloc, pd_context, .. } = self.allocators;

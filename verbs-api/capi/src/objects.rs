@@ -1,0 +1,136 @@
+//! The objects of libibverbs: the C structure that the program sees of each, the Rust part behind it, and
+//! how a call gets from a handle to what the provider has.
+//!
+//! Objects that name others do so by the provider's types, so everything here lies below the files that
+//! make and use them.
+
+use crate::abi::*;
+use crate::allocator::{Allocators, ObjectAllocator, Resource};
+use crate::cq_cursor::Cursor;
+use crate::errno::Result;
+use crate::object::{Object, Unacked, exposed};
+use crate::wr_batch::Builder;
+use roxe_provider::{
+    Ah, CompChannel, Context, Cq, Dm, Flow, FlowCounters, Mr, Mw, Pd, Qp, RwqTable, Service, Srq, Use, Wq, Xrcd,
+};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+exposed! {
+    verbs_context => ibv_context at context: ContextInner;
+    ibv_pd => ibv_pd: PdInner, context = context, number = handle;
+    // Every parent domain on a thread domain has a clone.
+    ibv_td => ibv_td: Arc<()>, context = context;
+    ibv_mr => ibv_mr: Arc<Mr>, context = context, number = handle;
+    ibv_mw => ibv_mw: Arc<Mw>, context = context, number = handle;
+    ibv_dm => ibv_dm: Arc<Dm>, context = context, number = handle;
+    ibv_ah => ibv_ah: Ah, context = context, number = handle;
+    ibv_comp_channel => ibv_comp_channel: Arc<CompChannel>, context = context;
+    ibv_cq_ex => ibv_cq: CqInner, context = base.context, number = base.handle;
+    ibv_qp_ex => ibv_qp: QpInner, context = qp_base.context, number = qp_base.handle;
+    ibv_srq => ibv_srq: SrqInner, context = context, number = handle;
+    ibv_xrcd => ibv_xrcd: Arc<Xrcd>, context = context;
+    ibv_wq => ibv_wq: WqInner, context = context, number = handle;
+    ibv_rwq_ind_table => ibv_rwq_ind_table: Arc<RwqTable>, context = context, number = ind_tbl_handle;
+    ibv_flow => ibv_flow: Flow, context = context, number = handle;
+    ibv_counters => ibv_counters: Arc<FlowCounters>, context = context;
+}
+
+/// The Rust part of a context.
+pub(crate) struct ContextInner {
+    pub(crate) context: Arc<Context>,
+    /// The descriptor it was imported by, which is closed with it.
+    pub(crate) _imported: Option<OwnedFd>,
+}
+
+/// The Rust part of a protection domain.
+pub(crate) struct PdInner {
+    pub(crate) pd: Arc<Pd>,
+    /// Present on a parent domain.
+    pub(crate) parent: Option<Parent>,
+}
+
+/// What makes a protection domain a parent domain.
+pub(crate) struct Parent {
+    pub(crate) allocators: Option<Allocators>,
+    /// Keeps the thread domain busy.
+    pub(crate) _td: Option<Arc<()>>,
+}
+
+impl PdInner {
+    /// A domain that is no parent domain.
+    pub(crate) fn plain(pd: Arc<Pd>) -> Self {
+        Self { pd, parent: None }
+    }
+}
+
+/// The Rust part of a CQ.
+pub(crate) struct CqInner {
+    pub(crate) cq: Arc<Cq>,
+    pub(crate) comp_events: Unacked,
+    pub(crate) async_events: Unacked,
+    pub(crate) cursor: Cursor,
+    pub(crate) is_extended: bool,
+    /// Keeps the parent domain busy.
+    pub(crate) _parent: Option<Use>,
+}
+
+/// The Rust part of a QP.
+pub(crate) struct QpInner {
+    pub(crate) qp: Arc<Qp>,
+    pub(crate) service: Service,
+    pub(crate) events: Unacked,
+    /// Present if the program asked for the `ibv_wr_*` interface.
+    pub(crate) builder: Option<Builder>,
+}
+
+/// The Rust part of an SRQ.
+pub(crate) struct SrqInner {
+    pub(crate) srq: Arc<Srq>,
+    pub(crate) events: Unacked,
+}
+
+/// The Rust part of a receive work queue.
+pub(crate) struct WqInner {
+    pub(crate) wq: Arc<Wq>,
+    pub(crate) events: Unacked,
+}
+
+/// The provider's context behind a handle.
+pub(crate) fn context<'a>(handle: *mut ibv_context) -> Result<&'a Arc<Context>> {
+    Object::<verbs_context>::live(handle).map(|object| &object.inner.context)
+}
+
+/// The provider's protection domain behind a handle.
+pub(crate) fn pd<'a>(handle: *mut ibv_pd) -> Result<&'a Arc<Pd>> {
+    Object::<ibv_pd>::live(handle).map(|object| &object.inner.pd)
+}
+
+/// The context that the structure of a protection domain names.
+pub(crate) fn context_of(pd: *mut ibv_pd) -> Result<*mut ibv_context> {
+    let object = Object::<ibv_pd>::live(pd)?;
+    // SAFETY: the structure lives as long as the object and the field is never written after creation.
+    Ok(unsafe { (&raw const (*object.exposed()).context).read() })
+}
+
+/// The allocator of the program that an object of the domain `handle` comes from; `None` if it is ours.
+pub(crate) fn allocator(handle: *mut ibv_pd, resource: Resource) -> Result<Option<ObjectAllocator>> {
+    let parent = Object::<ibv_pd>::live(handle)?.inner.parent.as_ref();
+    let allocators = parent.and_then(|parent| parent.allocators);
+    Ok(allocators.map(|allocators| ObjectAllocator { pd: handle, allocators, resource }))
+}
+
+/// The provider's CQ behind a handle.
+pub(crate) fn cq<'a>(handle: *mut ibv_cq) -> Result<&'a Arc<Cq>> {
+    Object::<ibv_cq_ex>::live(handle).map(|object| &object.inner.cq)
+}
+
+/// The provider's QP behind a handle.
+pub(crate) fn qp<'a>(handle: *mut ibv_qp) -> Result<&'a Arc<Qp>> {
+    Object::<ibv_qp_ex>::live(handle).map(|object| &object.inner.qp)
+}
+
+/// The provider's SRQ behind a handle.
+pub(crate) fn srq<'a>(handle: *mut ibv_srq) -> Result<&'a Arc<Srq>> {
+    Object::<ibv_srq>::live(handle).map(|object| &object.inner.srq)
+}

@@ -1,0 +1,119 @@
+//! Where `libroxe.so` is, and the folder in which the program's loader finds it under the names of the libraries that it
+//! stands for.
+//!
+//! Touches the file system and the environment.
+
+use crate::private_dir::{FolderError, base_folder, fnv1a, place_link, private_folder};
+use roxe_provider::config::variable;
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// The names that programs were linked with.
+pub(crate) const LINKS: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
+
+/// The shared object that Cargo builds.
+pub(crate) const LIBRARY: &str = "libroxe.so";
+
+/// Why there is no library. The text says what to do.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LibraryError {
+    #[error(
+        "{LIBRARY} is not there ({}).\n  \
+         Build it with `cargo build --release`, or say where it is with ROXE_LIB=/path/to/{LIBRARY}.",
+        looked(looked_in)
+    )]
+    None { looked_in: Vec<PathBuf> },
+    #[error(
+        "ROXE_LIB names {}, which cannot be used: {cause}.\n  Set it to the full path of {LIBRARY}, or unset it.",
+        path.display()
+    )]
+    Bad { path: PathBuf, cause: io::Error },
+}
+
+/// The library, with all links resolved.
+pub(crate) fn find() -> Result<PathBuf, LibraryError> {
+    if let Some(path) = variable("ROXE_LIB").filter(|path| !path.is_empty()) {
+        let path = PathBuf::from(path);
+        return path.canonicalize().map_err(|cause| LibraryError::Bad { path, cause });
+    }
+    let looked_in = own_program().map(|exe| candidates(&exe)).unwrap_or_default();
+    looked_in.iter().find_map(|path| path.canonicalize().ok()).ok_or(LibraryError::None { looked_in })
+}
+
+/// This very program: as the kernel says it, or, where there is no /proc, as it was called.
+fn own_program() -> Option<PathBuf> {
+    let called = || found_as(Path::new(&std::env::args_os().next()?), std::env::var_os("PATH"));
+    std::env::current_exe().ok().or_else(called)
+}
+
+/// The file that is started by the name `called`: that name if it has a folder, else in the first folder of `path` that has it.
+fn found_as(called: &Path, path: Option<OsString>) -> Option<PathBuf> {
+    if called.components().count() > 1 {
+        return called.canonicalize().ok();
+    }
+    std::env::split_paths(&path?).find_map(|folder| folder.join(called).canonicalize().ok())
+}
+
+/// Where the library may be when the program is `exe`: in `deps`, where Cargo always leaves the newest; beside the
+/// program, where it puts another link when asked for the library itself; in `../lib`, when installed.
+fn candidates(exe: &Path) -> Vec<PathBuf> {
+    let Some(folder) = exe.parent() else { return Vec::new() };
+    ["deps", "", "../lib"].iter().map(|place| folder.join(place).join(LIBRARY)).collect()
+}
+
+/// The folder with the links to `library`, made if need be.
+///
+/// There is one folder per library file, so that two builds do not take each other's links away. Any number of starts may
+/// do this at once: every step is either atomic or harmless when another process was faster.
+pub(crate) fn link_folder(library: &Path) -> Result<PathBuf, FolderError> {
+    let base = base_folder()?;
+    let folder = private_folder(&base.join(format!("lib-{:016x}", fnv1a(library.as_os_str().as_bytes()))))?;
+    for name in LINKS {
+        place_link(&folder, name, library).map_err(|cause| FolderError::Unusable { path: folder.clone(), cause })?;
+    }
+    Ok(folder)
+}
+
+fn looked(places: &[PathBuf]) -> String {
+    if places.is_empty() {
+        return "looked nowhere: without /proc it cannot be told where this program lies".to_owned();
+    }
+    format!("looked in: {}", places.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn library_is_looked_for_beside_the_program_then_in_lib() {
+        let places = candidates(Path::new("/opt/bin/roxe"));
+        let expected = ["/opt/bin/deps/libroxe.so", "/opt/bin/libroxe.so", "/opt/bin/../lib/libroxe.so"];
+        assert_eq!(places, expected.map(PathBuf::from));
+    }
+
+    #[test]
+    fn without_proc_the_program_is_found_as_it_was_called() {
+        let folder = std::env::temp_dir().join(format!("roxe-cli-library-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let folder = folder.canonicalize().unwrap();
+        let program = folder.join("roxe");
+        fs::write(&program, "").unwrap();
+        assert_eq!(found_as(&program, None), Some(program.clone()));
+        let path = std::env::join_paths([Path::new("/nowhere"), &folder]).unwrap();
+        assert_eq!(found_as(Path::new("roxe"), Some(path)), Some(program));
+        assert_eq!(found_as(Path::new("roxe"), None), None);
+        let text = LibraryError::None { looked_in: Vec::new() }.to_string();
+        assert!(text.contains("looked nowhere") && text.contains("ROXE_LIB"), "{text}");
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_missing_library_says_how_to_get_one() {
+        let text = LibraryError::None { looked_in: candidates(Path::new("/x/roxe")) }.to_string();
+        assert!(text.contains("cargo build --release") && text.contains("ROXE_LIB"), "{text}");
+    }
+}

@@ -1,0 +1,184 @@
+//! The program that `roxe run` is about to become, looked at beforehand: where it is, and what about it keeps it from
+//! being started, or from using roxe.
+//!
+//! Reads the file of the program and touches nothing.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// Why a program could not be started. The text says what to do.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ProgramError {
+    #[error(
+        "cannot start {}: there is no such program.\n  Check the spelling, or give its full path.",
+        program.display()
+    )]
+    NotFound { program: PathBuf },
+    #[error("cannot start {}: it is a folder.\n  Name a program in it.", program.display())]
+    Folder { program: PathBuf },
+    #[error(
+        "cannot start {}: it is not marked as a program.\n  If it is one, `chmod +x {}`; if it is a script, name what \
+         runs it first, for example `sh {}`.",
+        program.display(), program.display(), program.display()
+    )]
+    NotExecutable { program: PathBuf },
+    #[error(
+        "cannot start {}: what should run it, {}, is not there.\n  \
+         Install that, or correct the first line of the script.",
+        program.display(), interpreter.display()
+    )]
+    NoInterpreter { program: PathBuf, interpreter: PathBuf },
+    #[error("cannot start {}: {cause}.", program.display())]
+    Other { program: PathBuf, cause: io::Error },
+}
+
+impl ProgramError {
+    /// What kept the system from starting `program`, of which it only said `cause`.
+    pub(crate) fn explain(program: &OsStr, cause: io::Error) -> Self {
+        let (found, program) = (find(program), PathBuf::from(program));
+        let interpreter = found.as_deref().and_then(interpreter).filter(|interpreter| !interpreter.exists());
+        let meta = fs::metadata(found.as_ref().unwrap_or(&program));
+        match (cause.kind(), meta, interpreter) {
+            (io::ErrorKind::NotFound, Ok(_), Some(interpreter)) => Self::NoInterpreter { program, interpreter },
+            (io::ErrorKind::NotFound, ..) => Self::NotFound { program },
+            (io::ErrorKind::PermissionDenied, Ok(meta), _) if meta.is_dir() => Self::Folder { program },
+            (io::ErrorKind::PermissionDenied, Ok(meta), _) if meta.mode() & 0o111 == 0 => {
+                Self::NotExecutable { program }
+            }
+            _ => Self::Other { program, cause },
+        }
+    }
+}
+
+/// Where the program is, as `execvp` finds it.
+pub(crate) fn find(program: &OsStr) -> Option<PathBuf> {
+    if program.as_encoded_bytes().contains(&b'/') {
+        return Some(program.into());
+    }
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
+}
+
+/// Whether a program runs as its owner or group, whoever starts it.
+pub(crate) fn changes_user(program: &Path) -> bool {
+    program.metadata().is_ok_and(|meta| meta.mode() & 0o6000 != 0)
+}
+
+/// What the system starts in place of a script: the path behind `#!` in its first line.
+fn interpreter(program: &Path) -> Option<PathBuf> {
+    let mut start = Vec::new();
+    File::open(program).ok()?.take(256).read_to_end(&mut start).ok()?;
+    let line = start.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?.trim_ascii();
+    line.split(u8::is_ascii_whitespace).next().map(|path| Path::new(OsStr::from_bytes(path)).to_owned())
+}
+
+/// Whether a program is linked statically: an ELF file that asks for no loader, so that nothing leads it to roxe.
+pub(crate) fn is_static(program: &Path) -> bool {
+    asks_for_loader(program) == Some(false)
+}
+
+/// Whether an ELF file of 64 bits has a program header of the type `PT_INTERP`; `None` for all other files (`man elf`).
+fn asks_for_loader(program: &Path) -> Option<bool> {
+    const PT_INTERP: [u8; 4] = 3u32.to_ne_bytes();
+    const CLASS_64: u8 = 2;
+    let file = File::open(program).ok()?;
+    let mut head = [0; 64];
+    file.read_exact_at(&mut head, 0).ok()?;
+    if !head.starts_with(b"\x7fELF") || head[4] != CLASS_64 {
+        return None;
+    }
+    let offset = u64::from_ne_bytes(*head[32..].first_chunk()?);
+    let (size, count) = (u16::from_ne_bytes([head[54], head[55]]), u16::from_ne_bytes([head[56], head[57]]));
+    let is_interp = |at: u16| {
+        let mut kind = [0; 4];
+        let place = offset.checked_add(u64::from(at) * u64::from(size))?;
+        file.read_exact_at(&mut kind, place).ok()?;
+        Some(kind == PT_INTERP)
+    };
+    Some((0..count).any(|at| is_interp(at) == Some(true)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// A file of this test, removed in the end.
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str, text: &[u8], mode: u32) -> Self {
+            let path = std::env::temp_dir().join(format!("roxe-program-{}-{name}", std::process::id()));
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            Self(path)
+        }
+
+        fn explained(&self, cause: i32) -> String {
+            ProgramError::explain(self.0.as_os_str(), io::Error::from_raw_os_error(cause)).to_string()
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = fs::remove_file(&self.0);
+        }
+    }
+
+    /// `EACCES` and `ENOENT`.
+    const DENIED: i32 = 13;
+    const NO_ENTRY: i32 = 2;
+
+    #[test]
+    fn programs_that_change_their_user_are_told_apart() {
+        let file = std::env::temp_dir().join(format!("roxe-view-{}", std::process::id()));
+        fs::write(&file, "").unwrap();
+        assert!(!changes_user(&file));
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o4755)).unwrap();
+        assert!(changes_user(&file));
+        fs::remove_file(&file).unwrap();
+        assert!(!changes_user(&file));
+    }
+
+    #[test]
+    fn programs_are_found_as_the_system_does() {
+        assert!(find(OsStr::new("sh")).is_some_and(|path| path.is_absolute() && path.ends_with("sh")));
+        assert_eq!(find(OsStr::new("./sh")), Some("./sh".into()));
+        assert_eq!(find(OsStr::new("no-such-program-anywhere")), None);
+    }
+
+    #[test]
+    fn a_file_that_is_no_program_says_how_to_make_it_one() {
+        let text = Scratch::new("text", b"echo", 0o644).explained(DENIED);
+        assert!(text.contains("not marked as a program") && text.contains("chmod +x"), "{text}");
+        let folder = ProgramError::explain(OsStr::new("/"), io::Error::from_raw_os_error(DENIED)).to_string();
+        assert!(folder.contains("it is a folder"), "{folder}");
+    }
+
+    #[test]
+    fn a_script_names_the_interpreter_that_is_missing() {
+        let text = Scratch::new("script", b"#! /no/such/shell -e\nexit\n", 0o755).explained(NO_ENTRY);
+        assert!(text.contains("/no/such/shell, is not there"), "{text}");
+    }
+
+    #[test]
+    fn a_program_that_is_nowhere_is_not_found() {
+        let cause = io::Error::from_raw_os_error(NO_ENTRY);
+        let error = ProgramError::explain(OsStr::new("no-such-program-anywhere"), cause);
+        assert!(matches!(error, ProgramError::NotFound { .. }), "{error}");
+    }
+
+    #[test]
+    fn only_elf_files_without_a_loader_are_static() {
+        assert!(!is_static(&find(OsStr::new("sh")).unwrap()), "the shell of the system is linked dynamically");
+        let mut head = [0; 64];
+        head[..5].copy_from_slice(b"\x7fELF\x02");
+        assert!(is_static(&Scratch::new("static", &head, 0o755).0), "no program headers at all");
+        assert!(!is_static(&Scratch::new("short", &head[..20], 0o755).0), "no ELF file");
+        assert!(!is_static(Path::new("/nowhere/at/all")));
+    }
+}

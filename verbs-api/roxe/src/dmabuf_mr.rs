@@ -1,0 +1,50 @@
+//! Registered parts of a dma-buf, or of a file that can be mapped.
+//!
+//! Touches the provider's registration.
+
+use crate::mr::{region_keys, slice};
+use crate::{Access, Error, ProtectionDomain};
+use roxe_provider as provider;
+use roxe_transport::wr::Sge;
+use std::ops::RangeBounds;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+
+/// A registered part of a dma-buf, or of a file that can be mapped.
+///
+/// Peers and own requests reach its bytes without the program having them in its memory, so registering it needs no promise.
+/// The part stays registered as long as the value lives; the descriptor may be closed.
+#[derive(Debug)]
+pub struct DmaBufRegion {
+    mr: Arc<provider::Mr>,
+    len: usize,
+}
+
+impl DmaBufRegion {
+    pub(crate) fn register(
+        pd: &ProtectionDomain,
+        fd: impl AsFd,
+        offset: u64,
+        len: usize,
+        access: Access,
+    ) -> Result<Self, Error> {
+        let part = provider::DmaBuf { fd: fd.as_fd().as_raw_fd(), offset, length: len as u64 };
+        Ok(Self { mr: pd.provider().reg_dmabuf_mr(part, offset, access)?, len })
+    }
+
+    /// Its size in bytes.
+    #[allow(clippy::len_without_is_empty)] // An empty part cannot be registered.
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// A part of the region as an element of a work request.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if it does not lie inside, or is longer than 2^32 - 1 bytes.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Sge, Error> {
+        slice(&self.mr, self.len, range, u32::MAX)
+    }
+}
+
+region_keys!(DmaBufRegion);
