@@ -6,13 +6,14 @@
 //! and outcomes between the two. May touch [`Shared`] and the host.
 
 use crate::cx::Host;
+use crate::qp::admission::check_request;
 use crate::qp::attr::QpState;
 use crate::qp::error::DropReason;
+use crate::qp::queue_pair::Qp;
 use crate::qp::refusal::{Answer, Outcome, Refusal};
 use crate::qp::replay::{OnceKind, Op};
 use crate::qp::responder::{Incoming, NakState, Open, OpenWrite, Responder, check_op_valid, has_own_answer};
 use crate::qp::shared::{QpEvents, Service, Shared};
-use crate::qp::{Qp, check_request};
 use roxe_wire::{Kind, NakCode, NetHeader, Packet, Psn, Request, XrcEth};
 
 impl Qp {

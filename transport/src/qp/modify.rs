@@ -1,6 +1,6 @@
 //! The state machine of a queue pair as one table: which modify is legal, and what it changes.
 //!
-//! Reads and writes only `Shared`; what a transition does to the queues is the business of `qp/mod.rs`.
+//! Reads and writes only `Shared`; what a transition does to the queues is the business of `queue_pair.rs`.
 
 use crate::qp::attr::{AttrMask, MigState, QpAttr, QpState};
 use crate::qp::shared::{Service, Shared};

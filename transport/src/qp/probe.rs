@@ -1,6 +1,6 @@
 //! A look inside, for judges: where both roles of a queue pair stand. Changes nothing.
 
-use super::Qp;
+use super::queue_pair::Qp;
 use roxe_wire::Psn;
 
 /// Where the roles of a queue pair stand.

@@ -4,8 +4,8 @@
 //! May touch the queues, [`Shared`] and the host.
 
 use crate::cx::{Host, TxBatch, TxRoom};
-use crate::qp::Qp;
 use crate::qp::error::DropReason;
+use crate::qp::queue_pair::Qp;
 use crate::qp::requester::{Requester, Step};
 use crate::qp::responder::Responder;
 use crate::qp::shared::Shared;
