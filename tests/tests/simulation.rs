@@ -48,6 +48,18 @@ fn datagrams_arrive_whole_or_not_at_all() {
 }
 
 #[test]
+fn unreliable_services_lose_nothing_in_a_network_that_only_reorders() {
+    for service in ["uc", "ud"] {
+        let total = run(&format!(
+            "service={service} net=star nodes=10 latency=2us gbps=10 connections=50 messages=40 max_len=3000 early_wait \
+             \n delay tx 10% by=1us..20ms; reorder tx 5% by=100us"
+        ));
+        assert!(total.tally.delayed > 500 && total.sends == 4000, "{total:?}");
+        assert!(service == "uc" || total.recvs == total.sends, "{total:?}");
+    }
+}
+
+#[test]
 fn wrong_requests_and_sudden_states_break_no_promise() {
     for (name, service) in [("rc", Service::Rc), ("uc", Service::Uc), ("ud", Service::Ud), ("xrc", Service::XrcIni)] {
         simulate(name, service, true);

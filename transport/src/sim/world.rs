@@ -19,7 +19,7 @@ use crate::cx::{PacketNote, TxState};
 use crate::fault::Verdict;
 use crate::qp::shared::QpEvents;
 use crate::qp::{AttrMask, QpAttr, QpState};
-use crate::qp::{DropReason, PostError};
+use crate::qp::{DropReason, EarlyPackets, PostError};
 use crate::time::Instant;
 use crate::wr::RecvRequest;
 use core::time::Duration;
@@ -45,6 +45,8 @@ pub struct End {
     pub events: QpEvents,
     /// Why it dropped packets, last reason, and how often.
     pub dropped: (Option<DropReason>, u32),
+    /// Packets that came too early, if its setup says that they wait.
+    pub early: EarlyPackets<()>,
     /// What its link does with packets.
     pub link: LinkState,
     pub(super) watch: Watch,
@@ -78,6 +80,38 @@ impl End {
             return Ok(());
         }
         self.qp.post_recv(req)
+    }
+
+    /// Hands a packet to the queue pair now.
+    fn handle(&mut self, net: &NetHeader, packet: &Packet<'_>, starved: bool) {
+        let Self { qp, host, dropped, .. } = self;
+        let result = match starved {
+            true => qp.handle_packet_starved(host, net, packet),
+            false => qp.handle_packet(host, net, packet),
+        };
+        note_drop(dropped, result);
+    }
+
+    /// Keeps a packet that came too early. On the simulated network every packet may have overtaken others.
+    fn keep_early(&mut self, net: &NetHeader, packet: &Packet<'_>) -> bool {
+        self.setup.early_wait && self.early.keep(&mut self.qp, &mut self.host, (net, packet), (), || true)
+    }
+
+    /// Hands over the early packets whose turn has come.
+    fn hand_over_early(&mut self) {
+        let Self { qp, host, early, dropped, .. } = self;
+        early.hand_over(qp, host, |_, result| note_drop(dropped, result));
+    }
+
+    /// When its queue pair, or a packet that came too early, wants to be looked at.
+    fn deadline(&self) -> Option<Instant> {
+        self.qp.poll_timeout().into_iter().chain(self.early.deadline()).min()
+    }
+}
+
+fn note_drop(dropped: &mut (Option<DropReason>, u32), result: Result<(), DropReason>) {
+    if let Err(reason) = result {
+        *dropped = (Some(reason), dropped.1 + 1);
     }
 }
 
@@ -186,6 +220,7 @@ impl<C: Choices> World<C> {
                 tie,
                 events: QpEvents::empty(),
                 dropped: (None, 0),
+                early: EarlyPackets::default(),
                 link: LinkState::Open,
                 watch: Watch::default(),
                 busy_until: self.now,
@@ -403,7 +438,7 @@ impl<C: Choices> World<C> {
     fn schedule(&mut self, id: usize) {
         let end = &self.ends[id];
         let link = (end.busy_until > self.now && end.qp.has_work()).then_some(end.busy_until);
-        let at = end.qp.poll_timeout().into_iter().chain(link).min();
+        let at = end.deadline().into_iter().chain(link).min();
         self.deadlines.set(id, at);
     }
 
@@ -443,13 +478,8 @@ impl<C: Choices> World<C> {
         self.delivered[id] += 1;
         self.enter(id);
         let end = &mut self.ends[id];
-        let result = if starved {
-            end.qp.handle_packet_starved(&mut end.host, net, packet)
-        } else {
-            end.qp.handle_packet(&mut end.host, net, packet)
-        };
-        if let Err(reason) = result {
-            end.dropped = (Some(reason), end.dropped.1 + 1);
+        if starved || !end.keep_early(net, packet) {
+            end.handle(net, packet, starved);
         }
         self.leave(id)
     }
@@ -473,6 +503,11 @@ impl<C: Choices> World<C> {
     pub(super) fn transmit(&mut self, id: usize) -> Result<(), Broken> {
         if self.is_gone(id) {
             return Ok(());
+        }
+        if !self.ends[id].early.is_empty() {
+            self.enter(id);
+            self.ends[id].hand_over_early();
+            self.leave(id)?;
         }
         while self.ends[id].busy_until <= self.now {
             if self.transmit_batch(id)? == TxState::Drained {
@@ -541,6 +576,7 @@ impl<C: Choices> World<C> {
             let (who, at) = (Some(id), self.now);
             ensure!(end.qp.poll_timeout().is_none(), Timers, who, at, "a timer is left");
             ensure!(end.qp.is_quiescent(), Progress, who, at, "not quiescent");
+            ensure!(end.early.is_empty(), Progress, who, at, "{} packets wait", end.early.len());
             let reliable = end.setup.service.is_reliable();
             ensure!(
                 !reliable || end.host.flow.reserved == 0,
