@@ -71,7 +71,6 @@ pub mod lock;
 mod mapped;
 mod mr;
 mod net;
-mod parking;
 mod pd;
 #[allow(unsafe_code)]
 mod port;
