@@ -3,7 +3,9 @@
 //! Touches `num` and `opcode`.
 
 use crate::bytes::{Reader, Sink, Writer};
-use crate::{Opcode, ParseError, Pkey, Psn, Qpn};
+use crate::error::ParseError;
+use crate::num::{Pkey, Psn, Qpn};
+use crate::opcode::Opcode;
 use core::fmt;
 
 /// Everything of the BTH but opcode, pad count and header version, which follow from the rest of the packet.

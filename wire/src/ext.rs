@@ -3,7 +3,8 @@
 //! Reserved bits are ignored when read and 0 when written. Touches `num`.
 
 use crate::bytes::{Reader, Sink, Writer};
-use crate::{Msn, ParseError, Qkey, Qpn, RKey};
+use crate::error::ParseError;
+use crate::num::{Msn, Qkey, Qpn, RKey};
 use core::fmt;
 
 /// RDMA extended header: where in the responder's memory a WRITE or READ works.

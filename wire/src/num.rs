@@ -5,6 +5,9 @@
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+/// The most payload bytes a packet carries: the largest path MTU.
+pub const MAX_PAYLOAD: usize = 4096;
+
 const MASK_24: u32 = 0x00ff_ffff;
 
 /// Packet sequence number: 24 bits, modulo 2^24.

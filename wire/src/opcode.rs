@@ -81,7 +81,7 @@ pub enum Position {
     Only,
 }
 
-/// What payload a packet may carry. Always at most [`crate::MAX_PAYLOAD`].
+/// What payload a packet may carry. Always at most [`crate::num::MAX_PAYLOAD`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PayloadRule {
     /// None.
@@ -108,7 +108,7 @@ impl PayloadRule {
             Self::Any => true,
             Self::Eight => len == 8,
         };
-        fits && len <= crate::MAX_PAYLOAD
+        fits && len <= crate::num::MAX_PAYLOAD
     }
 }
 
@@ -206,7 +206,7 @@ pub struct Opcode {
 }
 
 impl Opcode {
-    /// Only for combinations that exist: the caller takes them from a [`crate::Kind`].
+    /// Only for combinations that exist: the caller takes them from a [`crate::packet::Kind`].
     pub(crate) const fn new(service: Service, operation: Operation) -> Self {
         Self { service, operation }
     }

@@ -2,7 +2,7 @@
 //!
 //! Any bytes are read without panic and without allocation. Touches `bytes`.
 
-use super::{Direction, ENHANCED_PACKET, Frame, INTERFACE, LinkType, SECTION_HEADER, SIMPLE_PACKET, option};
+use super::format::{Direction, ENHANCED_PACKET, Frame, INTERFACE, LinkType, SECTION_HEADER, SIMPLE_PACKET, option};
 use crate::bytes::Reader;
 use core::fmt;
 

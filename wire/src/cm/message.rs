@@ -5,11 +5,9 @@
 // clause: CM-FIELDS
 
 use super::bits::layout;
-use super::{
-    Answered, AprStatus, CommId, FlowLabel, Guid, Info, MtuCode, PrivateData, RejReason, ServiceId, SidrStatus, Small,
-    TimeCode, Transport, VendorId,
-};
-use crate::{Gid, Pkey, Psn, Qkey, Qpn};
+use super::code::{Answered, AprStatus, RejReason, SidrStatus, Transport};
+use super::num::{CommId, FlowLabel, Guid, Info, MtuCode, PrivateData, ServiceId, Small, TimeCode, VendorId};
+use crate::num::{Gid, Pkey, Psn, Qkey, Qpn};
 
 layout! {
     /// A path in a REQ. LIDs, SL, rate and the subnet bit have no meaning on RoCE: a receiver takes any.
@@ -94,7 +92,7 @@ layout! {
         alternate: Path = [96, 0, 352];
         /// The sender implements alternate path migration by message (suggested alternate path).
         sap_supported: bool = [139, 5, 1];
-        /// Of the program, on RDMA CM behind an [`IpCmHeader`](super::IpCmHeader).
+        /// Of the program, on RDMA CM behind an [`IpCmHeader`](super::ip::IpCmHeader).
         private_data: PrivateData<92> = [140, 0, 736];
     }
 }
@@ -308,7 +306,7 @@ layout! {
         pkey: Pkey = [4, 0, 16];
         /// What the sender wants to reach.
         service_id: ServiceId = [8, 0, 64];
-        /// Of the program, on RDMA CM behind an [`IpCmHeader`](super::IpCmHeader).
+        /// Of the program, on RDMA CM behind an [`IpCmHeader`](super::ip::IpCmHeader).
         private_data: PrivateData<216> = [16, 0, 1728];
     }
 }

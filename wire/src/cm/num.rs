@@ -2,9 +2,9 @@
 //!
 //! Touches `num` of the crate.
 
-use super::MadError;
 use super::bits::{Bits, Field, Number, numbers, read_array, write_array};
-use crate::PathMtu;
+use super::error::MadError;
+use crate::num::PathMtu;
 use core::fmt;
 use core::time::Duration;
 

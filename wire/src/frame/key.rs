@@ -1,8 +1,8 @@
 //! What the headers of a frame say as one row of bytes, so that a match is a comparison under a mask.
 //!
-//! Touches [`super::Layout`].
+//! Touches [`Layout`].
 
-use super::{ETH_LEN, IPV4_LEN, IPV6_LEN, Layout};
+use super::layout::{ETH_LEN, IPV4_LEN, IPV6_LEN, Layout};
 use core::ops::Range;
 
 /// Bytes of a key.
@@ -205,7 +205,7 @@ impl FrameMatch {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{ethernet, ipv4, ipv6, udp};
+    use crate::frame::layout::tests::{ethernet, ipv4, ipv6, udp};
     use super::*;
     extern crate std;
     use proptest::prelude::*;
