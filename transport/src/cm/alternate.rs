@@ -11,9 +11,11 @@
 //! pairs do that, and the program says when its own has done so.
 
 use super::conn::{Connection, Loading, State};
+use super::error::{CmError, Ignored};
+use super::fields;
 use super::outbox::{EventKind, Outbox};
+use super::settings::Settings;
 use super::terms::{Alternate, AlternateAnswer, Route};
-use super::{CmError, Ignored, Settings, fields};
 use crate::time::Instant;
 use roxe_wire::cm::{Apr, AprStatus, Lap, Mad, Message, Mra, TimeCode, TransactionId};
 

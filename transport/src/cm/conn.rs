@@ -3,11 +3,11 @@
 //! What moves it is in `active.rs`, `passive.rs`, `alternate.rs`, `timeout.rs` and `teardown.rs`. It knows no other
 //! connection and no table.
 
+use super::error::{CmError, Ignored};
 use super::outbox::{EventKind, Outbox};
 use super::patience::Patience;
 use super::terms::{QpTerms, Route};
 use super::times::wait;
-use super::{CmError, Ignored};
 use crate::time::Instant;
 use core::time::Duration;
 use roxe_wire::Qpn;

@@ -7,11 +7,14 @@
 
 use super::checks::{No, addresses_fit, check_request};
 use super::conn::{Connection, State};
+use super::error::Ignored;
+use super::fields;
 use super::listen::{ListenId, Takes};
 use super::manager::{Cm, Cx};
 use super::outbox::{Origin, Outbox};
+use super::passive;
+use super::settings::Settings;
 use super::terms::{AlternateAnswer, Resolution, Route};
-use super::{Ignored, Settings, fields, passive};
 use roxe_wire::PathMtu;
 use roxe_wire::cm::{
     Answered, AprStatus, CommId, Dreq, Guid, Info, Lap, Mad, Message, Mra, Rej, RejReason, Rep, Req, ServiceId,

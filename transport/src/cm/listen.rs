@@ -1,6 +1,6 @@
 //! Who listens for what, and how many requests wait for each program.
 
-use super::CmError;
+use super::error::CmError;
 use roxe_wire::Gid;
 use roxe_wire::cm::ServiceId;
 use std::collections::BTreeMap;

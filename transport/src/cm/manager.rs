@@ -2,13 +2,14 @@
 
 use super::alternate::AlternateState;
 use super::conn::{Connection, Peer, State};
+use super::error::CmError;
 use super::farewells::Farewells;
 use super::listen::{Listen, ListenId, Listeners};
 use super::outbox::{Event, Outbox, Outgoing};
+use super::settings::Settings;
 use super::sidr::Sidr;
 use super::table::Table;
 use super::terms::{Accept, Alternate, AlternateAnswer, Connect, QpTerms, Refusal, Resolution, Resolve, Route};
-use super::{CmError, Settings};
 use crate::time::Instant;
 use core::fmt;
 use roxe_wire::cm::{CommId, Dreq, Mad, PrivateData, TimeCode, TransactionId};

@@ -6,12 +6,13 @@
 //! ```
 
 use super::conn::Timer;
+use super::error::{CmError, Ignored};
+use super::fields;
 use super::listen::{ListenId, Listeners};
 use super::outbox::{EventKind, Origin, Outbox};
 use super::patience::Patience;
 use super::terms::{Ece, Resolution, Resolve, Route};
 use super::times::wait;
-use super::{CmError, Ignored, fields};
 use crate::time::Instant;
 use roxe_wire::cm::{CommId, Mad, Message, SidrRep, SidrReq, SidrStatus, TransactionId};
 use std::collections::{BTreeMap, BTreeSet};

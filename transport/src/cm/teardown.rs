@@ -1,10 +1,12 @@
 //! How a connection ends, or comes to nothing: rejections, disconnects, how its program leaves it, and asking for patience.
 
 use super::conn::{Connection, State};
+use super::error::{CmError, Ignored};
+use super::fields;
 use super::outbox::{Ending, EventKind, Outbox};
+use super::settings::Settings;
 use super::terms::Refusal;
 use super::times::wait;
-use super::{CmError, Ignored, Settings, fields};
 use crate::time::Instant;
 use roxe_wire::cm::{Answered, CommId, Dreq, Info, Message, Mra, PrivateData, Rej, RejReason, TimeCode, TransactionId};
 

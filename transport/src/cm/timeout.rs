@@ -1,8 +1,9 @@
 //! What a connection does when nothing comes, or nobody is there: it asks again, and gives up in the end.
 
 use super::conn::{Connection, State};
+use super::fields;
 use super::outbox::{EventKind, Outbox};
-use super::{Settings, fields};
+use super::settings::Settings;
 use crate::time::Instant;
 
 impl Connection {

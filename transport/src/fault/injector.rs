@@ -201,7 +201,7 @@ impl Verdict {
             }
             Action::Delay(hold) => self.delay = self.delay.saturating_add(hold.pick(random)),
             Action::Reorder(by) => {
-                let hold = super::Hold { min: Duration::ZERO, max: by };
+                let hold = super::rule::Hold { min: Duration::ZERO, max: by };
                 self.delay = self.delay.saturating_add(hold.pick(random));
             }
             Action::Corrupt(_) if self.corrupt.is_some() => return false,

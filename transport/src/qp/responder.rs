@@ -13,10 +13,10 @@ use crate::qp::refusal::{Answer, Outcome, Reaction, Refusal};
 use crate::qp::replay::{OnceKind, Op};
 use crate::qp::reply::{Progress, Replies, check_readable};
 use crate::qp::rq::{RecvQueue, takes_receive};
-use crate::qp::segment::{self, MAX_MESSAGE, len_of};
+use crate::qp::segment::{self, len_of};
 use crate::qp::shared::{QpConfig, QpEvents, Shared};
 use crate::qp::tagged::MAX_RENDEZVOUS;
-use crate::wr::{Access, Cqe, RecvRequest, VendorErr, WcExtra, WcOpcode};
+use crate::wr::{Access, Cqe, MAX_MESSAGE, RecvRequest, VendorErr, WcExtra, WcOpcode};
 use roxe_wire::{
     AtomicEth, Bth, Feth, ImmDt, PathMtu, Psn, RKey, Request, Reth, Selectivity, SendTail, UcRequest, XrcEth,
 };

@@ -6,14 +6,10 @@
 //! Touches `wr`.
 
 use crate::qp::error::PostError;
-use crate::qp::segment::MAX_MESSAGE;
 use crate::qp::shared::{QpCaps, QpConfig, Service};
 use crate::qp::tagged::Rendezvous;
-use crate::wr::{SendData, SendFlags, SendOp, SendRequest, Sge, UdDest, WcOpcode};
+use crate::wr::{ATOMIC_LEN, MAX_MESSAGE, SendData, SendFlags, SendOp, SendRequest, Sge, UdDest, WcOpcode};
 use roxe_wire::{Psn, Tmh};
-
-/// Bytes of the remote word of an atomic and of an ATOMIC WRITE.
-pub(crate) const ATOMIC_LEN: u32 = 8;
 
 /// Places that a ring begins with. With room for 64 requests from the start, a process with 10,000 QPs occupied 120 MB, not 43.
 const FIRST_PLACES: u32 = 4;

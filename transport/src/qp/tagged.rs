@@ -4,8 +4,7 @@
 //! one header. Touches `wr` and the headers.
 
 use crate::cx::TagFit;
-use crate::qp::segment::MAX_MESSAGE;
-use crate::wr::{Cqe, TmFlags, TmInfo, WcOpcode, WcStatus};
+use crate::wr::{Cqe, MAX_MESSAGE, TmFlags, TmInfo, WcOpcode, WcStatus};
 use roxe_wire::{RKey, Rvh, TmOp, Tmh};
 
 /// The longest rendezvous request that the card answers itself, bytes: what the first packet holds at any path MTU.

@@ -508,7 +508,7 @@ impl<C: Choices> Scenario<C> {
 }
 
 impl<C: Choices> Side<C> {
-    fn new(memory: &mut super::VecMemory, setup: &Setup, work: &Work, active: bool, choices: &mut C) -> Self {
+    fn new(memory: &mut super::memory::VecMemory, setup: &Setup, work: &Work, active: bool, choices: &mut C) -> Self {
         let slots = setup.caps.max_send_wr + 2 * setup.caps.max_recv_wr + 8;
         let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let everything = Access::LOCAL_WRITE | remote | Access::FLUSH_GLOBAL | Access::MW_BIND;
