@@ -12,6 +12,7 @@ use crate::engine::Engine;
 use crate::flow::{Flow, Key, Pool, STALL, STREAM_STALL};
 use crate::guard::{SharedBytes, Sum, cells};
 use crate::mr::{MemoryTable, Reach, Regions};
+use crate::net::rcvbuf_cost;
 use crate::net::slot::Slot;
 use crate::qp::{QpCore, Report};
 use crate::srq::Srq;
@@ -410,6 +411,16 @@ impl SharedReceives for QpHost<'_> {
 }
 
 impl FlowControl for QpHost<'_> {
+    #[inline]
+    fn charge(payload: u32) -> u32 {
+        rcvbuf_cost::charge(payload)
+    }
+
+    #[inline]
+    fn charge_alone(payload: u32) -> u32 {
+        rcvbuf_cost::charge_alone(payload)
+    }
+
     fn reserve(&mut self, av: &Av, qpn: Qpn, bytes: u32, own: u32) -> bool {
         let key = Key::of(av.dgid, qpn);
         if self.by_ring && pool(self.qp.service()) == Pool::Stream || self.try_reserve(key, bytes, own) {

@@ -288,6 +288,13 @@ pub trait SharedReceives {
 /// A socket drops silently when its buffer is full, so the bytes that all QPs have under way towards one socket are
 /// bounded here. When `reserve` says no, the QP stops, and the host calls `poll_transmit` again once there is room.
 pub trait FlowControl {
+    /// Bytes that a packet of a longer message counts for, with `payload` bytes of payload: about what it occupies at the
+    /// receiver, behind others of its message. Fixed for all calls.
+    fn charge(payload: u32) -> u32;
+
+    /// The same for a packet that is a whole message, and mostly arrives alone.
+    fn charge_alone(payload: u32) -> u32;
+
     /// Asks to send a packet that occupies `bytes` at the receiver `(av.dgid, qpn)`. `own` is what this QP has reserved and
     /// not released; a host that refuses when it is 0 gives the QP its turn before long, so that none starves. UC and UD
     /// never release: there, `own` is what the QP has reserved in this call of `poll_transmit`.

@@ -19,6 +19,7 @@ pub(crate) mod group;
 mod keepers;
 mod named;
 pub(crate) mod news;
+pub(crate) mod rcvbuf_cost;
 pub(crate) mod runtime_dir;
 mod segments;
 pub(crate) mod service;

@@ -5,7 +5,7 @@
 
 use crate::cx::{Host, RxPayload, Side};
 use crate::qp::error::DropReason;
-use crate::qp::flight::{charge, charge_range};
+use crate::qp::flight::charge_range;
 use crate::qp::requester::{Requester, index_of};
 use crate::qp::retry::Exhausted;
 use crate::qp::segment;
@@ -206,7 +206,7 @@ impl Requester {
             self.bytes_due = self.bytes_due.saturating_sub(len);
             if ends_request(wqe, sh.attr.path_mtu, index) {
                 self.reads_out = self.reads_out.saturating_sub(1);
-                self.flight.land(charge(wqe.question_len()));
+                self.flight.land(H::charge(wqe.question_len()));
             }
         }
         let next = index + 1;
@@ -230,7 +230,7 @@ impl Requester {
             // Packets that a retry has not repeated yet hold no room.
             let ahead = u32::try_from(self.cursor.psn.distance(self.una_psn)).unwrap_or(0);
             let held = to.min(from.saturating_add(ahead));
-            self.flight.land(charge_range(wqe.length, wqe.packets, sh.attr.path_mtu, from, held));
+            self.flight.land(charge_range::<H>(wqe.length, wqe.packets, sh.attr.path_mtu, from, held));
             self.una_psn = wqe.first_psn.add(to);
             if to == wqe.packets {
                 self.complete_head(sh, host);

@@ -1,56 +1,24 @@
 //! How much of this QP is on its way to the peer, and the room it holds for that at [`FlowControl`].
 //!
-//! Room is accounted per packet, as a receiving socket does. Bytes reserved are first `ahead`, then, once their packet is
+//! Room is accounted per packet, because a receiving socket has a cost for each; what it is, the host says
+//! ([`FlowControl::charge`]). Bytes reserved are first `ahead`, then, once their packet is
 //! in the batch, `in_flight`, and are given back when the packet is acknowledged or given up.
 
 use crate::cx::FlowControl;
 use crate::qp::shared::Shared;
-use roxe_wire::{Kind, PathMtu, UcRequest};
-
-/// What a packet costs besides its payload: its longest header (BTH, RETH, ImmDt) and 64 bytes of bookkeeping.
-const OVERHEAD: u32 = 96;
-/// The least that any packet costs: a socket buffer comes in steps.
-const LEAST: u32 = 832;
-
-/// Payload of the longest packet that costs no more than that, and what a longer one that comes alone is to be rounded up
-/// with: headers, and what the kernel keeps behind them.
-const SMALL: u32 = 128;
-const ALONE: u32 = 410;
-/// The kernel's description of a packet.
-const DESCRIPTION: u32 = 256;
-
-/// Bytes that a packet with this payload counts for at [`FlowControl`]: about what it occupies at the receiver when the
-/// kernel joins it with others of its message.
-pub fn charge(payload: u32) -> u32 {
-    (payload.next_multiple_of(4) + OVERHEAD).max(LEAST)
-}
-
-/// The same for a packet that is a whole message, which mostly arrives alone: its buffer is a power of two, so that 4096
-/// bytes occupy 8448.
-pub fn charge_alone(payload: u32) -> u32 {
-    if payload <= SMALL { LEAST } else { (payload + ALONE).next_power_of_two() + DESCRIPTION }
-}
-
-/// What a packet of a service without acknowledgements counts for, and so gives back.
-pub fn charge_of(kind: &Kind, payload: usize) -> u32 {
-    let payload = u32::try_from(payload).unwrap_or(0);
-    match kind {
-        Kind::Ud { .. } | Kind::UcRequest(UcRequest::SendOnly(_) | UcRequest::WriteOnly(..)) => charge_alone(payload),
-        _ => charge(payload),
-    }
-}
+use roxe_wire::PathMtu;
 
 /// What packets `from..to` of a message of `length` bytes in `packets` packets occupy together.
-pub(crate) fn charge_range(length: u32, packets: u32, mtu: PathMtu, from: u32, to: u32) -> u32 {
+pub(crate) fn charge_range<F: FlowControl>(length: u32, packets: u32, mtu: PathMtu, from: u32, to: u32) -> u32 {
     if packets == 1 {
-        return if from < to { charge_alone(length) } else { 0 };
+        return if from < to { F::charge_alone(length) } else { 0 };
     }
     let full = to.min(packets - 1).saturating_sub(from);
-    let last = if from < to && to == packets { charge(length - (packets - 1) * mtu.bytes()) } else { 0 };
-    full * charge(mtu.bytes()) + last
+    let last = if from < to && to == packets { F::charge(length - (packets - 1) * mtu.bytes()) } else { 0 };
+    full * F::charge(mtu.bytes()) + last
 }
 
-/// Room held for one RC QP, in the bytes of [`charge`].
+/// Room held for one RC QP, in the bytes of [`FlowControl::charge`].
 #[derive(Debug, Default)]
 pub(crate) struct Flight {
     /// Packets sent and not acknowledged.
@@ -163,43 +131,48 @@ pub(crate) enum Room {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wr::Av;
+    use roxe_wire::Qpn;
 
-    #[test]
-    fn a_packet_costs_at_least_a_small_buffer() {
-        assert_eq!(charge(0), 832);
-        assert_eq!(charge(736), 832);
-        assert_eq!(charge(737), 836);
-        assert_eq!(charge(4096), 4192);
-    }
+    /// Costs whose sums tell which packets they are of.
+    struct Costs;
 
-    /// As a socket of Linux 6.18 reports it: how many fit its buffer.
-    #[test]
-    fn a_message_of_one_packet_costs_what_its_buffer_takes() {
-        for (payload, bytes) in [
-            (0, 832),
-            (128, 832),
-            (192, 1280),
-            (512, 1280),
-            (640, 2304),
-            (1600, 2304),
-            (2048, 4352),
-            (3600, 4352),
-            (4096, 8448),
-        ] {
-            assert_eq!(charge_alone(payload), bytes, "{payload}");
+    impl FlowControl for Costs {
+        fn charge(payload: u32) -> u32 {
+            100_000 + payload
+        }
+
+        fn charge_alone(payload: u32) -> u32 {
+            200_000 + payload
+        }
+
+        fn reserve(&mut self, _: &Av, _: Qpn, _: u32, _: u32) -> bool {
+            true
+        }
+
+        fn reserve_ahead(&mut self, _: &Av, _: Qpn, _: u32) -> bool {
+            true
+        }
+
+        fn release(&mut self, _: &Av, _: Qpn, _: u32) {}
+
+        fn ask_after(&mut self, _: &Av, _: Qpn) -> u32 {
+            1
         }
     }
 
     #[test]
     fn a_range_costs_the_sum_of_its_packets() {
         let mtu = PathMtu::Mtu1024;
-        let one = |i| charge(crate::qp::segment::payload_len(2500, mtu, i));
+        let one = |i| Costs::charge(crate::qp::segment::payload_len(2500, mtu, i));
         for from in 0..=3 {
             for to in from..=3 {
-                assert_eq!(charge_range(2500, 3, mtu, from, to), (from..to).map(one).sum::<u32>(), "{from}..{to}");
+                let sum = (from..to).map(one).sum::<u32>();
+                assert_eq!(charge_range::<Costs>(2500, 3, mtu, from, to), sum, "{from}..{to}");
             }
         }
-        assert_eq!(charge_range(0, 1, mtu, 0, 1), 832);
-        assert_eq!((charge_range(1024, 1, mtu, 0, 1), charge_range(1024, 1, mtu, 1, 1)), (2304, 0));
+        assert_eq!(charge_range::<Costs>(0, 1, mtu, 0, 1), 200_000);
+        let [all, none] = [0, 1].map(|from| charge_range::<Costs>(1024, 1, mtu, from, 1));
+        assert_eq!((all, none), (201_024, 0));
     }
 }

@@ -38,7 +38,6 @@ pub use attr::{AttrMask, MigState, QpAttr, QpState};
 pub use congestion::{CongestionCounts, MIN_RATE_KBPS, RateLimit};
 pub use early_packets::{EarlyPacket, EarlyPackets, MAX_WAIT, MAX_WAIT_RC};
 pub use error::{DropReason, PostError};
-pub use flight::{charge, charge_alone, charge_of};
 pub use modify::ModifyError;
 pub use queue_pair::Qp;
 pub use raw::FrameNote;

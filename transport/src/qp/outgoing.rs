@@ -2,8 +2,8 @@
 //!
 //! Touches `segment`, the send queue's entries and the two doors that a payload passes: memory and batch.
 
-use crate::cx::{Memory, PacketNote, TxBatch, TxRoom};
-use crate::qp::flight::{charge, charge_alone, charge_range};
+use crate::cx::{FlowControl, Memory, PacketNote, TxBatch, TxRoom};
+use crate::qp::flight::charge_range;
 use crate::qp::segment::{self, Place, len_of};
 use crate::qp::sq::{Payload, SendWqe};
 use crate::wr::{Av, SendOp};
@@ -33,16 +33,16 @@ pub(crate) struct Outgoing {
 
 impl Outgoing {
     /// What it counts for at the receiver.
-    pub(crate) fn cost(&self) -> u32 {
+    pub(crate) fn cost<F: FlowControl>(&self) -> u32 {
         // What has no payload costs the least either way.
         let is_alone = matches!(self.request, Request::SendOnly(_) | Request::WriteOnly(..));
-        if is_alone { charge_alone(self.len) } else { charge(self.len) }
+        if is_alone { F::charge_alone(self.len) } else { F::charge(self.len) }
     }
 
     /// What those of the next [`RUN`] packets cost that belong to the message of this one, which is packet `index` of `wqe`.
-    pub(crate) fn charge_behind(&self, wqe: &SendWqe, index: u32, mtu: PathMtu) -> u32 {
+    pub(crate) fn charge_behind<F: FlowControl>(&self, wqe: &SendWqe, index: u32, mtu: PathMtu) -> u32 {
         let next = index + self.span;
-        charge_range(wqe.length, wqe.packets, mtu, next, wqe.packets.min(next + RUN))
+        charge_range::<F>(wqe.length, wqe.packets, mtu, next, wqe.packets.min(next + RUN))
     }
 
     /// Packet `index` of `wqe`; a local operation has none, nor has an atomic with a list of another length than its word.

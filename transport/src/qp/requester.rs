@@ -14,7 +14,7 @@
 use crate::cx::{FlowControl, Host, PacketNote, Side, TxBatch, TxState, Why};
 use crate::qp::attr::QpState;
 use crate::qp::error::PostError;
-use crate::qp::flight::{Flight, Room, charge};
+use crate::qp::flight::{Flight, Room};
 use crate::qp::outgoing::{Departing, Outgoing, Put};
 use crate::qp::retry::{Exhausted, Retry, Timer};
 use crate::qp::segment;
@@ -318,11 +318,11 @@ impl Requester {
                 self.stop_with(sh, host, WcStatus::LocLenErr)
             };
         };
-        let cost = packet.cost();
-        let run = || packet.charge_behind(wqe, self.cursor.packet, mtu);
+        let cost = packet.cost::<H>();
+        let run = || packet.charge_behind::<H>(wqe, self.cursor.packet, mtu);
         let mut header = self.header(sh, wqe, &packet);
         let takes_along = |count| tx.takes_along(header.padded_len(packet.len as usize), count);
-        let room = self.flight.reserve(sh, host, cost, packet.next_len.map_or(0, charge), run, takes_along);
+        let room = self.flight.reserve(sh, host, cost, packet.next_len.map_or(0, H::charge), run, takes_along);
         if room == Room::None {
             return Step::Stop;
         }
@@ -360,7 +360,7 @@ impl Requester {
         let (header, payload) = (self.header(sh, wqe, &packet), self.sq.payload(at, wqe));
         let Some(form) = header.form(packet.len as usize) else { return sent };
         let mut departing = Departing { av: &sh.path, header, payload, note: self.note(sh, wqe) };
-        let (cost, mut joins) = (packet.cost(), false);
+        let (cost, mut joins) = (packet.cost::<H>(), false);
         while let Some(next) = packet.next_len
             // clause: PSN-OUTSTANDING
             && self.cursor.psn.distance(self.una_psn) < self.window
@@ -369,8 +369,8 @@ impl Requester {
             // Those that need not ask may share the header of the one before.
             let silent = self.unasked.spare(cost, self.window).min(wqe.packets - 1 - index);
             let joined = if joins && silent > 0 {
-                let behind = charge(segment::payload_len(wqe.length, mtu, index + silent));
-                let run = || packet.charge_behind(wqe, index + silent - 1, mtu);
+                let behind = H::charge(segment::payload_len(wqe.length, mtu, index + silent));
+                let run = || packet.charge_behind::<H>(wqe, index + silent - 1, mtu);
                 let room = self.flight.reserve(sh, host, silent * cost, behind, run, |_| false);
                 if room == Room::Both { departing.join(host, tx, &packet, silent) } else { 0 }
             } else {
@@ -378,9 +378,9 @@ impl Requester {
             };
             let mut asks_ack = false;
             if joined == 0 {
-                let run = || packet.charge_behind(wqe, index, mtu);
+                let run = || packet.charge_behind::<H>(wqe, index, mtu);
                 let takes_along = |count| tx.takes_along(form.len(), count);
-                let room = self.flight.reserve(sh, host, cost, charge(next), run, takes_along);
+                let room = self.flight.reserve(sh, host, cost, H::charge(next), run, takes_along);
                 if room == Room::None {
                     return Step::Stop;
                 }

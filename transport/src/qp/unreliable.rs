@@ -30,7 +30,7 @@ impl Requester {
             Ok(next) => next,
             Err(status) => return self.stop_with(sh, host, status),
         };
-        let cost = packet.cost();
+        let cost = packet.cost::<H>();
         if !self.paid && !host.reserve(&av, qpn, cost, self.burst) {
             return Step::Stop;
         }

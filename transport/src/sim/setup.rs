@@ -5,6 +5,7 @@
 use super::host::{MAX_TAGS, SRQ_MAX_SGE, SimHost};
 use super::topology::address;
 use crate::Qp;
+use crate::cx::FlowControl;
 use crate::qp::shared::{QpCaps, QpConfig, Service};
 use crate::qp::{AttrMask, QpAttr, QpState};
 use crate::tags::TagList;
@@ -166,7 +167,7 @@ impl Default for Setup {
 impl Setup {
     /// Bytes that the rest of a run occupies at most.
     pub(crate) fn in_run(&self) -> u32 {
-        self.run.saturating_sub(1) * crate::qp::charge(self.path_mtu.bytes())
+        self.run.saturating_sub(1) * SimHost::charge(self.path_mtu.bytes())
     }
 
     /// A setup for this service, else as default.

@@ -15,7 +15,7 @@ use super::topology::{Topology, node_at};
 use super::watch::Watch;
 use super::wire::{Flight, Wire};
 use crate::Qp;
-use crate::cx::{PacketNote, TxState};
+use crate::cx::{FlowControl, PacketNote, TxState};
 use crate::fault::Verdict;
 use crate::qp::shared::QpEvents;
 use crate::qp::{AttrMask, QpAttr, QpState};
@@ -212,7 +212,7 @@ impl<C: Choices> World<C> {
             let known = self.by_place.insert((tie.here.node, tie.here.qpn.get()), self.ends.len());
             assert_eq!(known, None, "{:?} is taken", tie.here);
             let window = self.windows.entry((tie.here.node, tie.there.node)).or_default();
-            window.beyond += crate::qp::charge_alone(setup.path_mtu.bytes()) + setup.in_run();
+            window.beyond += SimHost::charge_alone(setup.path_mtu.bytes()) + setup.in_run();
             self.ends.push(End {
                 qp,
                 host,

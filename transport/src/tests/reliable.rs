@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::sim::batch::Batch;
+use crate::sim::host::LEAST_CHARGE;
 use crate::wr::{WcExtra, WcOpcode};
 use roxe_wire::{Aeth, PathMtu, RKey, Reth, Syndrome};
 
@@ -396,7 +397,7 @@ fn a_read_sees_what_an_earlier_write_wrote() {
 
 #[test]
 fn a_narrow_window_slows_but_does_not_stop() {
-    for limit in [1, 832, 2000, 10_000] {
+    for limit in [1, LEAST_CHARGE, 2000, 10_000] {
         let mut p = Pair::new(Setup { flow_limit: Some(limit), ..Setup::default() });
         let (src, dst) = (filled(&mut p, A, 1 << 16), blank(&mut p, B, 1 << 16));
         post(&mut p, A, 1, write_to(dst), &[src.all()]);
@@ -404,7 +405,7 @@ fn a_narrow_window_slows_but_does_not_stop() {
         assert_eq!(sends(&mut p, A), each(1..=1, WcStatus::Success));
         assert_eq!(bytes(&p, B, dst), bytes(&p, A, src));
         // Only a packet sent with nothing else under way may exceed the limit.
-        assert!(p.ends[0].host.flow.peak <= limit.max(832), "{} > {limit}", p.ends[0].host.flow.peak);
+        assert!(p.ends[0].host.flow.peak <= limit.max(LEAST_CHARGE), "{} > {limit}", p.ends[0].host.flow.peak);
         assert_eq!(p.timeouts, [0, 0], "the window must not be reopened by a timer");
         p.assert_settled();
     }

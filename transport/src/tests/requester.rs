@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::qp::DropReason;
+use crate::sim::host::LEAST_CHARGE;
 use crate::wr::WcStatus::*;
 use roxe_wire::{Aeth, AtomicAckEth, Msn, NakCode, Syndrome};
 
@@ -373,15 +374,15 @@ fn long_messages_ask_for_acknowledgements_on_the_way() {
     let asked: Vec<_> = s.p.log.iter().map(|l| l.header.bth.ack_req).collect();
     assert_eq!(asked.len(), 32);
     assert!(asked[31], "always on the last packet");
-    // A quarter of the window of the simulated host, in packets that each count for 832 bytes.
-    assert!(asked.windows(16_384 / 832 + 1).all(|run| run.contains(&true)), "{asked:?}");
+    // A quarter of the window of the simulated host, in packets that each count for the least.
+    assert!(asked.windows(16_384 / LEAST_CHARGE as usize + 1).all(|run| run.contains(&true)), "{asked:?}");
     assert_eq!(asked.iter().filter(|asks| **asks).count(), 2, "and no more often: {asked:?}");
 }
 
 // clause: SEND-ASK-STALL
 #[test]
 fn a_packet_that_fills_the_window_asks_for_an_acknowledgement() {
-    for limit in [832, 1700, 3000] {
+    for limit in [LEAST_CHARGE, 1700, 3000] {
         let mut s = Script::new(Setup { flow_limit: Some(limit), ..Setup::default() });
         s.post(1, write_to(FAR), 8192);
         let last = s.p.log.last().expect("sent");
@@ -393,11 +394,11 @@ fn a_packet_that_fills_the_window_asks_for_an_acknowledgement() {
 // clause: SEND-ASK-STALL
 #[test]
 fn a_full_window_ends_a_run_with_its_last_packet_and_that_asks() {
-    // Window in packets of 832 bytes each, what is sent of 32 alone, and in runs of 4; the first packet is longer.
+    // Window in packets that count for the least, what is sent of 32 alone, and in runs of 4; the first packet is longer.
     for (window, alone, in_runs) in [(1, 1, 1), (2, 2, 5), (5, 5, 5), (6, 6, 9), (8, 8, 9), (29, 29, 29), (30, 30, 32)]
     {
         for (run, sent) in [(0, alone), (4, in_runs)] {
-            let mut s = Script::new(Setup { flow_limit: Some(window * 832), run, ..Setup::default() });
+            let mut s = Script::new(Setup { flow_limit: Some(window * LEAST_CHARGE), run, ..Setup::default() });
             s.post(1, write_to(FAR), 8192);
             assert_eq!(s.p.log.len(), sent, "window of {window}, runs of {run}");
             assert!(s.p.log[sent - 1].header.bth.ack_req, "window of {window}, runs of {run}");
