@@ -7,7 +7,8 @@
 
 use roxe_transport::qp::Service;
 use roxe_transport::sim::case::Net;
-use roxe_transport::sim::scenario::{Accident, Report, Work, random_faults};
+use roxe_transport::sim::random::random_faults;
+use roxe_transport::sim::scenario::{Accident, Report, Work};
 use roxe_transport::sim::shrink::shrink;
 use roxe_transport::sim::world::number;
 use roxe_transport::sim::{Case, Choices, LinkSpec, Mr, Place, Rng, Setup, Topology, World};

@@ -1,7 +1,8 @@
 //! Two queue pairs and the network between them.
 
 use roxe_transport::qp::Service;
-use roxe_transport::sim::scenario::{Work, random_pair, run};
+use roxe_transport::sim::random::random_pair;
+use roxe_transport::sim::scenario::{Work, run};
 use roxe_transport::sim::{Choices, Script};
 
 /// The input decides what two queue pairs post and what the network does to their packets.

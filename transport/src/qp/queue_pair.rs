@@ -5,7 +5,7 @@
 
 use super::admission::{check_request, check_response, takes_receive};
 use super::attr::{AttrMask, MigState, QpAttr, QpState};
-use super::congestion::{self, CongestionCounts};
+use super::congestion::CongestionCounts;
 use super::datagram::Datagram;
 use super::error::{DropReason, PostError};
 use super::modify::{self, ModifyError};
@@ -13,10 +13,10 @@ use super::requester::Requester;
 use super::responder::Responder;
 use super::retry::RetryCounts;
 use super::shared::{QpConfig, QpEvents, Service, Shared};
-use crate::cx::{Host, PacketNote, RxPayload, TxBatch, TxState, Why};
+use crate::cx::{Host, RxPayload, TxBatch, TxState};
 use crate::time::Instant;
-use crate::wr::{Av, RecvRequest, SendRequest};
-use roxe_wire::{Bth, Header, Kind, NetHeader, Packet, Psn, Qpn, Response};
+use crate::wr::{RecvRequest, SendRequest};
+use roxe_wire::{Header, Kind, NetHeader, Packet, Psn, Qpn, Response};
 
 /// A queue pair (IBA §10.2.4). See the crate documentation for how to drive one.
 ///
@@ -413,43 +413,6 @@ impl Qp {
     pub fn take_retry_counts(&mut self) -> Option<RetryCounts> {
         let counts = &mut self.shared.retries;
         if counts.is_empty() { None } else { Some(core::mem::take(counts)) }
-    }
-
-    /// A packet came marked. Only data of the connected peer counts: whether cards react to marked acknowledgements is not
-    /// known, and nobody else shall make us send.
-    #[cold]
-    fn note_mark(&mut self, now: Instant, net: &NetHeader, header: &Header) {
-        let sh = &mut self.shared;
-        // clause: CNP-WHEN
-        let is_data = match (sh.config.service, &header.kind) {
-            (Service::Rc, Kind::RcRequest(_))
-            | (Service::Uc, Kind::UcRequest(_))
-            | (Service::XrcTgt, Kind::XrcRequest(..)) => true,
-            (Service::Rc, Kind::RcResponse(response)) | (Service::XrcIni, Kind::XrcResponse(response)) => {
-                !matches!(response, Response::Ack(_) | Response::AtomicAck(..))
-            }
-            _ => false,
-        };
-        if is_data && check_request(sh, net, &header.bth).is_ok() {
-            sh.congestion.on_mark(now);
-        }
-    }
-
-    /// Tells the peer of the congestion. Nothing of the connection is in it but its number.
-    #[cold]
-    fn notify<T: TxBatch>(&mut self, tx: &mut T) -> TxState {
-        let sh = &mut self.shared;
-        // clause: CNP-SENT
-        let bth = Bth { becn: true, ..Bth::new(sh.attr.dest_qpn, Psn::default()) };
-        let header = Header { bth, kind: Kind::Cnp };
-        let av = Av { traffic_class: congestion::cnp_class(sh.path.traffic_class), ..sh.path };
-        let note = PacketNote::answer(sh.config.qpn, Why::Cnp);
-        let Some(form) = header.form(0) else { return TxState::Drained };
-        let Some(slot) = tx.slot(&av, bth.dest_qpn, form.len(), note) else { return TxState::BatchFull };
-        // The slot is as long as the header.
-        let _ = slot.put_header(&header, &form);
-        sh.congestion.on_notice_sent();
-        TxState::Drained
     }
 
     // clause: STATE-RESET

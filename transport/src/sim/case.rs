@@ -14,8 +14,9 @@
 
 use super::link::LinkSpec;
 use super::promise::{Broken, Promise};
+use super::random::random_setup;
 use super::rng::{Choices, Rng};
-use super::scenario::{Accident, Report, Scenario, Work, random_setup};
+use super::scenario::{Accident, Report, Scenario, Work};
 use super::setup::{Place, Setup};
 use super::topology::Topology;
 use super::wire::Fault;

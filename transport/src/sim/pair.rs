@@ -2,11 +2,12 @@
 //!
 //! May touch: [`super::world`]. Here a broken promise panics, so that a script need not mention any.
 
+use super::end::End;
 use super::promise::Broken;
 use super::rng::{Choices, Rng};
 use super::setup::{Peer, Setup};
 use super::topology::Topology;
-use super::world::{End, START, World};
+use super::world::{START, World};
 use crate::qp::PostError;
 use crate::qp::QpState;
 use crate::time::Instant;

@@ -74,6 +74,11 @@ pub struct Tie {
 }
 
 impl Tie {
+    /// From which node to which.
+    pub(super) const fn way(&self) -> (usize, usize) {
+        (self.here.node, self.there.node)
+    }
+
     /// The way to the other end.
     pub fn av(&self) -> Av {
         let (sgid, dgid) = (address(self.here.node), address(self.there.node));

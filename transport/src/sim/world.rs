@@ -6,22 +6,19 @@
 //! Ends come in pairs: `2n` and `2n + 1` are the two ends of connection `n`.
 
 use super::batch::{Batch, net_header};
+use super::end::{End, LinkState};
 use super::host::SimHost;
 use super::promise::{Broken, ensure};
 use super::rng::{Choices, Rng};
-use super::setup::{Peer, Place, Setup, Tie};
+use super::setup::{Peer, Place, Setup};
 use super::timeline::Deadlines;
 use super::topology::{Topology, node_at};
-use super::watch::Watch;
+use super::windows::{Window, Windows};
 use super::wire::{Flight, Wire};
-use crate::Qp;
 use crate::cx::{FlowControl, PacketNote, TxState};
 use crate::fault::Verdict;
-use crate::qp::shared::QpEvents;
 use crate::qp::{AttrMask, QpAttr, QpState};
-use crate::qp::{DropReason, EarlyPackets, PostError};
 use crate::time::Instant;
-use crate::wr::RecvRequest;
 use core::time::Duration;
 use roxe_wire::{Header, NetHeader, Packet, Qpn, icrc};
 use std::collections::BTreeMap;
@@ -30,90 +27,6 @@ use std::collections::BTreeMap;
 const FLIGHT_LIMIT: usize = 25_000;
 /// When every clock starts; not zero, so that "never" and "at the start" differ.
 pub const START: Instant = Instant(1_000_000_000);
-
-/// One QP and its surroundings.
-pub struct End {
-    /// The queue pair.
-    pub qp: Qp,
-    /// What it reaches.
-    pub host: SimHost,
-    /// How it was made.
-    pub setup: Setup,
-    /// The connection as it sees it.
-    pub tie: Tie,
-    /// Events taken from it so far.
-    pub events: QpEvents,
-    /// Why it dropped packets, last reason, and how often.
-    pub dropped: (Option<DropReason>, u32),
-    /// Packets that came too early, if its setup says that they wait.
-    pub early: EarlyPackets<()>,
-    /// What its link does with packets.
-    pub link: LinkState,
-    pub(super) watch: Watch,
-    /// Until when its link is busy with a full batch.
-    busy_until: Instant,
-    /// Whether it is on the list `ready`, and on the list `news`.
-    touched: bool,
-    told: bool,
-}
-
-/// What becomes of packets that an end wants to send.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LinkState {
-    /// They leave.
-    #[default]
-    Open,
-    /// They stay: the link is full, as a ring in memory that its reader does not empty.
-    Full,
-    /// They stay, because others use the room that there is.
-    Shared,
-}
-
-impl End {
-    /// Posts a receive to its queue, or to its shared one.
-    ///
-    /// # Errors
-    /// As [`Qp::post_recv`].
-    pub fn post_recv(&mut self, req: &RecvRequest<'_>) -> Result<(), PostError> {
-        if self.setup.srq {
-            self.host.srq.post(req);
-            return Ok(());
-        }
-        self.qp.post_recv(req)
-    }
-
-    /// Hands a packet to the queue pair now.
-    fn handle(&mut self, net: &NetHeader, packet: &Packet<'_>, starved: bool) {
-        let Self { qp, host, dropped, .. } = self;
-        let result = match starved {
-            true => qp.handle_packet_starved(host, net, packet),
-            false => qp.handle_packet(host, net, packet),
-        };
-        note_drop(dropped, result);
-    }
-
-    /// Keeps a packet that came too early. On the simulated network every packet may have overtaken others.
-    fn keep_early(&mut self, net: &NetHeader, packet: &Packet<'_>) -> bool {
-        self.setup.early_wait && self.early.keep(&mut self.qp, &mut self.host, (net, packet), (), || true)
-    }
-
-    /// Hands over the early packets whose turn has come.
-    fn hand_over_early(&mut self) {
-        let Self { qp, host, early, dropped, .. } = self;
-        early.hand_over(qp, host, |_, result| note_drop(dropped, result));
-    }
-
-    /// When its queue pair, or a packet that came too early, wants to be looked at.
-    fn deadline(&self) -> Option<Instant> {
-        self.qp.poll_timeout().into_iter().chain(self.early.deadline()).min()
-    }
-}
-
-fn note_drop(dropped: &mut (Option<DropReason>, u32), result: Result<(), DropReason>) {
-    if let Err(reason) = result {
-        *dropped = (Some(reason), dropped.1 + 1);
-    }
-}
 
 /// A packet as it was handed to the network.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -156,8 +69,7 @@ pub struct World<C = Rng> {
     batch: Batch,
     deadlines: Deadlines,
     by_place: BTreeMap<(usize, u32), usize>,
-    /// Bytes reserved from one node towards another.
-    windows: BTreeMap<(usize, usize), Window>,
+    windows: Windows,
     /// Nodes that are gone.
     gone: Vec<usize>,
     /// Ends that something happened to and that have not sent since.
@@ -169,14 +81,6 @@ pub struct World<C = Rng> {
 /// A card with a fault of its own, to prove that judges find it: told the end and the bytes of a packet that arrived
 /// whole, it may change them before the QP sees them.
 pub type Tamper = Box<dyn FnMut(usize, &mut [u8])>;
-
-/// Room that all QPs of a node share towards another node.
-#[derive(Clone, Copy, Debug, Default)]
-struct Window {
-    reserved: u32,
-    /// One packet of each.
-    beyond: u32,
-}
 
 impl<C: Choices> World<C> {
     /// A network without ends.
@@ -194,7 +98,7 @@ impl<C: Choices> World<C> {
             batch: Batch::default(),
             deadlines: Deadlines::default(),
             by_place: BTreeMap::new(),
-            windows: BTreeMap::new(),
+            windows: Windows::default(),
             gone: Vec::new(),
             ready: Vec::new(),
             news: Vec::new(),
@@ -211,22 +115,8 @@ impl<C: Choices> World<C> {
             host.clock = self.now;
             let known = self.by_place.insert((tie.here.node, tie.here.qpn.get()), self.ends.len());
             assert_eq!(known, None, "{:?} is taken", tie.here);
-            let window = self.windows.entry((tie.here.node, tie.there.node)).or_default();
-            window.beyond += SimHost::charge_alone(setup.path_mtu.bytes()) + setup.in_run();
-            self.ends.push(End {
-                qp,
-                host,
-                setup: *setup,
-                tie,
-                events: QpEvents::empty(),
-                dropped: (None, 0),
-                early: EarlyPackets::default(),
-                link: LinkState::Open,
-                watch: Watch::default(),
-                busy_until: self.now,
-                touched: false,
-                told: false,
-            });
+            self.windows.widen(tie.way(), SimHost::charge_alone(setup.path_mtu.bytes()) + setup.in_run());
+            self.ends.push(End::new((qp, host), *setup, tie, self.now));
             self.wire.add_end();
             self.delivered.push(0);
             self.timeouts.push(0);
@@ -380,8 +270,7 @@ impl<C: Choices> World<C> {
         let end = &mut self.ends[id];
         end.host.clock = self.now;
         if end.host.flow.returns && end.host.flow.limit.is_some() {
-            let shared = self.windows.get(&(end.tie.here.node, end.tie.there.node)).map_or(0, |window| window.reserved);
-            end.host.flow.others = shared - end.watch.counted;
+            end.host.flow.others = self.windows.reserved(end.tie.way()) - end.watch.counted;
         }
     }
 
@@ -400,10 +289,9 @@ impl<C: Choices> World<C> {
         let end = &mut self.ends[id];
         let flow = &end.host.flow;
         let (Some(limit), true) = (flow.limit, flow.returns) else { return Ok(()) };
-        let window = self.windows.entry((end.tie.here.node, end.tie.there.node)).or_default();
-        window.reserved = window.reserved - end.watch.counted + flow.reserved;
+        let Window { reserved, beyond } = self.windows.recount(end.tie.way(), end.watch.counted, flow.reserved);
         end.watch.counted = flow.reserved;
-        let (Window { reserved, beyond }, at) = (*window, self.now);
+        let at = self.now;
         ensure!(reserved <= limit + beyond, Credit, Some(id), at, "{reserved} bytes reserved, {limit} allowed");
         Ok(())
     }

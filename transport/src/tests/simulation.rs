@@ -3,8 +3,9 @@
 
 use crate::qp::shared::Service;
 use crate::sim::Case;
+use crate::sim::random::random_pair;
 use crate::sim::rng::{Choices, Rng};
-use crate::sim::scenario::{Report, Work, random_pair, run};
+use crate::sim::scenario::{Report, Work, run};
 
 const RUNS: u64 = 300;
 

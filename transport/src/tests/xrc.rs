@@ -325,7 +325,7 @@ fn another_process_is_asked_only_for_what_can_be_executed_next() {
 
 // clause: XRC-PROCESSES
 #[test]
-fn a_guest_executes_requests_of_any_psn() {
+fn a_proxy_executes_requests_of_any_psn() {
     let mut p = with_queues(alone(B, setup()));
     let to = filled(&mut p, B, 64);
     let old = u64::from_ne_bytes(bytes(&p, B, to)[..8].try_into().expect("8 bytes"));

@@ -89,8 +89,8 @@ impl Segment {
 
 #[cfg(test)]
 mod tests {
-    use crate::frame::layout::tests::{ethernet, ipv4, ipv6, udp};
     use super::*;
+    use crate::frame::layout::tests::{ethernet, ipv4, ipv6, udp};
     extern crate std;
     use std::vec;
     use std::vec::Vec;

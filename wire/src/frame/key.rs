@@ -205,8 +205,8 @@ impl FrameMatch {
 
 #[cfg(test)]
 mod tests {
-    use crate::frame::layout::tests::{ethernet, ipv4, ipv6, udp};
     use super::*;
+    use crate::frame::layout::tests::{ethernet, ipv4, ipv6, udp};
     extern crate std;
     use proptest::prelude::*;
 

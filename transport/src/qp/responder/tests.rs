@@ -14,10 +14,10 @@ use super::*;
 use crate::cx::{MemError, Memory, PacketNote, TxRoom};
 use crate::qp::shared::{QpCaps, Service};
 use crate::sim::{Mr, SimHost};
-use crate::wr::{Av, Sge, WcStatus};
+use crate::wr::{Av, Sge, WcExtra, WcStatus};
 use roxe_wire::{
-    Aeth, AtomicAckEth, Feth, Header, Ieth, Kind, Msn, NakCode, Packet, Placement, Psn, Qpn, Response, Selectivity,
-    Syndrome, icrc,
+    Aeth, AtomicAckEth, AtomicEth, Feth, Header, Ieth, ImmDt, Kind, Msn, NakCode, Packet, Placement, Psn, Qpn, RKey,
+    Response, Reth, Selectivity, SendTail, Syndrome, icrc,
 };
 
 /// The first PSN expected.
