@@ -157,7 +157,7 @@ impl Flow {
 
     /// After how many bytes RC asks for an acknowledgement: four in a window, so that the sender need not stop for them,
     /// and one for several superpackets, because each costs about as much as a superpacket.
-    pub(crate) fn ask_after(&self) -> u32 {
+    pub(crate) fn ack_interval(&self) -> u32 {
         self.window / 4
     }
 

@@ -464,8 +464,8 @@ impl FlowControl for QpHost<'_> {
         engine.flows().wake(flow);
     }
 
-    fn ask_after(&mut self, av: &Av, qpn: Qpn) -> u32 {
-        self.path.flow(Key::of(av.dgid, qpn), self.qp.engine(), self.now).ask_after()
+    fn ack_interval(&mut self, av: &Av, qpn: Qpn) -> u32 {
+        self.path.flow(Key::of(av.dgid, qpn), self.qp.engine(), self.now).ack_interval()
     }
 }
 

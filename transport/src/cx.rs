@@ -178,7 +178,7 @@ pub trait FlowControl {
     /// never release: there, `own` is what the QP has reserved in this call of `poll_transmit`.
     fn reserve(&mut self, av: &Av, qpn: Qpn, bytes: u32, own: u32) -> bool;
 
-    /// Asks to send a packet that occupies `bytes` and would travel with the one before it ([`TxBatch::takes_along`]; RC only):
+    /// Asks to send a packet that occupies `bytes` and would travel with the one before it ([`TxBatch::fits_same_send`]; RC only):
     /// a host may go beyond its window by the rest of a run, because that costs less than to begin another with it. The
     /// answer is no where it does not; nothing comes of that, and [`FlowControl::reserve`] is asked.
     fn reserve_in_run(&mut self, av: &Av, qpn: Qpn, bytes: u32) -> bool {
@@ -195,7 +195,7 @@ pub trait FlowControl {
 
     /// After how many reserved bytes towards `(av.dgid, qpn)` an RC QP asks for an acknowledgement: a part of what may be
     /// under way, so that room comes back before it runs out, and no small one, because acknowledgements cost time.
-    fn ask_after(&mut self, av: &Av, qpn: Qpn) -> u32;
+    fn ack_interval(&mut self, av: &Av, qpn: Qpn) -> u32;
 }
 
 /// Everything a QP may reach while it works.
@@ -206,7 +206,7 @@ pub trait Host: Memory + Completions + SharedReceives + FlowControl {
 
 /// Why a packet leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Why {
+pub enum TxReason {
     /// A request, or a part of one, for the first time.
     First,
     /// A request again, because it or its answer seems lost.
@@ -227,7 +227,7 @@ pub enum Why {
     Management,
 }
 
-impl Why {
+impl TxReason {
     /// What people read in a capture.
     pub const fn name(self) -> &'static str {
         match self {
@@ -252,13 +252,13 @@ pub struct PacketNote {
     /// The work request it belongs to; `None` for what answers the peer.
     pub wr_id: Option<u64>,
     /// Why it leaves.
-    pub why: Why,
+    pub reason: TxReason,
 }
 
 impl PacketNote {
     /// A note on an answer of `qpn` to its peer.
-    pub const fn answer(qpn: Qpn, why: Why) -> Self {
-        Self { qpn, wr_id: None, why }
+    pub const fn answer(qpn: Qpn, reason: TxReason) -> Self {
+        Self { qpn, wr_id: None, reason }
     }
 }
 
@@ -293,7 +293,7 @@ pub trait TxBatch {
 
     /// Whether `count` packets more, of `len` bytes each, would leave the host together with the last one, for little more than
     /// that costs alone.
-    fn takes_along(&self, len: usize, count: usize) -> bool {
+    fn fits_same_send(&self, len: usize, count: usize) -> bool {
         let _ = (len, count);
         false
     }

@@ -117,7 +117,7 @@ impl Sealer {
 
     /// From now on for packets between the addresses of `net`, which mostly are the same.
     #[inline]
-    pub fn turn_to(&mut self, net: &NetHeader) {
+    pub fn retarget(&mut self, net: &NetHeader) {
         if (self.src, self.dst, self.src_port) != (net.src, net.dst, net.src_port) {
             *self = Self::new(net);
         }

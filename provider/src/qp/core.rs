@@ -400,7 +400,7 @@ impl QpCore {
     /// Leaves a request that was posted for later, if the state machine can wait: until more are posted, the program polls
     /// or waits, or an acknowledgement comes, whatever is first. Posting one by one then costs 1/32 of a system call.
     pub(super) fn put_off(&self, inner: &mut Inner) -> bool {
-        if inner.is_cut_off || !inner.machine.may_wait() {
+        if inner.is_cut_off || !inner.machine.may_coalesce() {
             return false;
         }
         if !std::mem::replace(&mut inner.gathers, true) {

@@ -5,7 +5,7 @@
 
 use super::error::{CmError, Ignored};
 use super::outbox::{EventKind, Outbox};
-use super::patience::Patience;
+use super::req_retry::ReqRetry;
 use super::terms::{QpTerms, Route};
 use super::times::wait;
 use crate::time::Instant;
@@ -133,7 +133,7 @@ pub(super) struct Connection {
     pub(super) tid: TransactionId,
     pub(super) timer: Timer,
     /// With a peer where nobody listens.
-    pub(super) patience: Patience,
+    pub(super) req_retry: ReqRetry,
     /// What was sent last, for when it has to be sent again.
     pub(super) last: Option<Mad>,
     /// Our program forgot it: nothing is told any more, and nothing waited for but the peer.

@@ -5,7 +5,7 @@
 //! With the rejection of a stale request goes the DREQ of the connection that it makes stale: that is the same peer's. And
 //! what our program accepts is repeated until the peer confirms it; but while many peers do not, only to who asks again.
 
-use super::checks::{No, addresses_fit, check_request};
+use super::checks::{Rejection, addresses_fit, check_request};
 use super::conn::{Connection, State};
 use super::error::Ignored;
 use super::fields;
@@ -236,7 +236,7 @@ impl Cm {
     }
 
     /// Whether a new REQ may become a connection, and of which listener; else what to answer.
-    fn judge(&mut self, cx: &mut Cx<'_>, route: Route, req: &Req) -> Result<(CommId, ListenId, PathMtu), No> {
+    fn judge(&mut self, cx: &mut Cx<'_>, route: Route, req: &Req) -> Result<(CommId, ListenId, PathMtu), Rejection> {
         let path_mtu = check_request(route, req)?;
         // clause: CM-STALE
         if let Some(other) = self.table.by_remote_qpn(route.remote, req.local_ca_guid, req.local_qpn) {

@@ -7,7 +7,7 @@
 //! 1. getters: [`Cm::state`], [`Cm::alternate_state`], [`Cm::qp_terms`], [`Cm::len`], [`Cm::all`];
 //! 2. verbs of the program: `listen`, `connect`, `accept`, `confirm`, `reject`, `delay`, `establish`, `disconnect`,
 //!    `load_alternate`, `answer_alternate`, `migrated`, `resolve`, `answer`, `destroy`,
-//!    `part`;
+//!    `shut_down`;
 //! 3. inputs: [`Cm::handle_message`] when a message arrived, [`Cm::handle_timeout`] when [`Cm::poll_timeout`] is due;
 //! 4. outputs: [`Cm::poll_transmit`], [`Cm::poll_event`], [`Cm::poll_timeout`]: after any verb or input fetch all of
 //!    them.
@@ -55,22 +55,22 @@
 //! # Files
 //!
 //! `terms` is what programs say and `outbox` what they hear; `conn`, `active`, `passive`, `teardown` are one
-//! connection, `farewells` what may have to be said again of one that is forgotten, `patience` requests that find nobody, `alternate` its alternate path; `sidr` is the lookup of datagram services; `table` finds connections, `listen` listeners; `dispatch`
+//! connection, `closed` what may have to be said again of one that is forgotten, `req_retry` requests that find nobody, `alternate` its alternate path; `sidr` is the lookup of datagram services; `table` finds connections, `listen` listeners; `dispatch`
 //! gives messages to them after `checks`; `manager` is [`Cm`] itself; `fields` fills messages in; `times` knows what time codes mean.
 
 mod active;
 mod alternate;
 mod checks;
+mod closed;
 mod conn;
 mod dispatch;
 mod error;
-mod farewells;
 mod fields;
 mod listen;
 mod manager;
 mod outbox;
 mod passive;
-mod patience;
+mod req_retry;
 mod settings;
 mod sidr;
 mod table;

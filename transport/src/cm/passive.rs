@@ -4,7 +4,7 @@ use super::conn::{Connection, Loading, Remote, State, Timer};
 use super::error::{CmError, Ignored};
 use super::fields;
 use super::outbox::{EventKind, Origin, Outbox};
-use super::patience::Patience;
+use super::req_retry::ReqRetry;
 use super::settings::Settings;
 use super::terms::{Accept, Ece, QpTerms, Route};
 use super::times::wait;
@@ -26,7 +26,7 @@ impl Connection {
             lifetime: TimeCode::default(),
             tid,
             timer: Timer::new(wait(req.local_cm_response_timeout), req.max_cm_retries),
-            patience: Patience::NONE,
+            req_retry: ReqRetry::NONE,
             last: None,
             orphan: false,
             is_active: false,

@@ -48,7 +48,7 @@ impl Connection {
     pub(super) fn on_rej(&mut self, now: Instant, rej: &Rej, out: &mut Outbox) -> Result<(), Ignored> {
         let was = self.state;
         match was {
-            State::ReqSent if rej.reason == RejReason::InvalidServiceId && self.patience.is_pausing => {
+            State::ReqSent if rej.reason == RejReason::InvalidServiceId && self.req_retry.is_pausing => {
                 return Err(Ignored::Duplicate);
             }
             State::ReqSent if rej.reason == RejReason::InvalidServiceId && self.will_ask_again(now) => return Ok(()),
@@ -128,7 +128,7 @@ impl Connection {
 
     /// The process ends, and nobody will repeat what ends the connection if it is lost: it is said now, or said once more.
     // clause: CM-PARTING
-    pub(super) fn part(&mut self, now: Instant, tid: TransactionId, settings: &Settings, out: &mut Outbox) {
+    pub(super) fn shut_down(&mut self, now: Instant, tid: TransactionId, settings: &Settings, out: &mut Outbox) {
         self.orphan = true;
         match self.state {
             State::DreqSent => self.repeat(out),

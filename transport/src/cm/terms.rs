@@ -74,7 +74,7 @@ pub struct Connect {
     pub max_cm_retries: Small<4>,
     /// How long the request is repeated, with pauses, after the first answer that nobody listens at the peer; zero: that one
     /// counts.
-    pub patience: Duration,
+    pub retry_for: Duration,
     /// For the program at the other end; librdmacm's begins with the addresses and the port.
     pub private_data: PrivateData<92>,
 }
@@ -102,7 +102,7 @@ impl Connect {
             packet_lifetime: TimeCode::new(16),
             response_timeout: TimeCode::new(20),
             max_cm_retries: Small::MAX,
-            patience: Duration::ZERO,
+            retry_for: Duration::ZERO,
             private_data: PrivateData::EMPTY,
         }
     }
@@ -177,8 +177,8 @@ pub struct Resolve {
     pub response_timeout: TimeCode,
     /// How often to ask again.
     pub max_cm_retries: Small<4>,
-    /// As [`Connect::patience`].
-    pub patience: Duration,
+    /// As [`Connect::retry_for`].
+    pub retry_for: Duration,
     /// For the server.
     pub private_data: PrivateData<216>,
 }
@@ -191,7 +191,7 @@ impl Resolve {
             service_id,
             response_timeout: TimeCode::new(20),
             max_cm_retries: Small::MAX,
-            patience: Duration::ZERO,
+            retry_for: Duration::ZERO,
             private_data: PrivateData::EMPTY,
         }
     }

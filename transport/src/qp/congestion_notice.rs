@@ -4,7 +4,7 @@ use super::admission::check_request;
 use super::congestion;
 use super::queue_pair::Qp;
 use super::shared::Service;
-use crate::cx::{PacketNote, TxBatch, TxState, Why};
+use crate::cx::{PacketNote, TxBatch, TxReason, TxState};
 use crate::time::Instant;
 use crate::wr::Av;
 use roxe_wire::{Bth, Header, Kind, NetHeader, Psn, Response};
@@ -38,7 +38,7 @@ impl Qp {
         let bth = Bth { becn: true, ..Bth::new(sh.attr.dest_qpn, Psn::default()) };
         let header = Header { bth, kind: Kind::Cnp };
         let av = Av { traffic_class: congestion::cnp_class(sh.path.traffic_class), ..sh.path };
-        let note = PacketNote::answer(sh.config.qpn, Why::Cnp);
+        let note = PacketNote::answer(sh.config.qpn, TxReason::Cnp);
         let Some(form) = header.form(0) else { return TxState::Drained };
         let Some(slot) = tx.slot(&av, bth.dest_qpn, form.len(), note) else { return TxState::BatchFull };
         // The slot is as long as the header.

@@ -32,7 +32,7 @@ pub(crate) struct Flight {
 impl Flight {
     /// Makes sure that `first` and then `more` bytes are reserved beyond what is in flight: whether both are, or nothing
     /// but the first, or not even that. Instead of `more` takes what `run` says that the packets behind the first one need, if
-    /// there is plenty. `takes_along` says whether so many packets travel with the last one.
+    /// there is plenty. `fits_same_send` says whether so many packets travel with the last one.
     pub(crate) fn reserve<F: FlowControl>(
         &mut self,
         sh: &Shared,
@@ -40,9 +40,9 @@ impl Flight {
         first: u32,
         more: u32,
         run: impl FnOnce() -> u32,
-        takes_along: impl Fn(usize) -> bool,
+        fits_same_send: impl Fn(usize) -> bool,
     ) -> Room {
-        if !self.reach(sh, flow, first, || takes_along(1)) {
+        if !self.reach(sh, flow, first, || fits_same_send(1)) {
             // What is merely reserved brings no acknowledgement. Without it nothing is under way, so this is not refused.
             if self.in_flight != 0 || self.ahead == 0 {
                 return Room::None;
@@ -55,7 +55,7 @@ impl Flight {
         let enough = more == 0
             || first + more <= self.ahead
             || self.reach_ahead(sh, flow, first + run())
-            || self.reach(sh, flow, first + more, || takes_along(2));
+            || self.reach(sh, flow, first + more, || fits_same_send(2));
         if enough { Room::Both } else { Room::First }
     }
 
@@ -156,7 +156,7 @@ mod tests {
 
         fn release(&mut self, _: &Av, _: Qpn, _: u32) {}
 
-        fn ask_after(&mut self, _: &Av, _: Qpn) -> u32 {
+        fn ack_interval(&mut self, _: &Av, _: Qpn) -> u32 {
             1
         }
     }

@@ -144,9 +144,9 @@ impl Qp {
     /// Whether a host that has just posted a request may leave out [`Qp::poll_transmit`]: so much is under way that an
     /// acknowledgement is sure to come, after which it is called anyway. Several requests then share what a call costs. An
     /// answer that is owed to the peer does not wait.
-    pub fn may_wait(&self) -> bool {
+    pub fn may_coalesce(&self) -> bool {
         let is_reliable = self.shared.state == QpState::Rts && self.service().is_reliable();
-        is_reliable && !self.responder.has_work() && self.requester.may_wait()
+        is_reliable && !self.responder.has_work() && self.requester.may_coalesce()
     }
 
     /// Takes back the `count` newest send work requests, for a caller who posts several wholly or not at all. Works as

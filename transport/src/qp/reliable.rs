@@ -31,8 +31,8 @@ impl Requester {
         let cost = packet.cost::<H>();
         let run = || packet.charge_behind::<H>(wqe, self.cursor.packet, mtu);
         let mut header = self.header(sh, wqe, &packet);
-        let takes_along = |count| tx.takes_along(header.padded_len(packet.len as usize), count);
-        let room = self.flight.reserve(sh, host, cost, packet.next_len.map_or(0, H::charge), run, takes_along);
+        let fits_same_send = |count| tx.fits_same_send(header.padded_len(packet.len as usize), count);
+        let room = self.flight.reserve(sh, host, cost, packet.next_len.map_or(0, H::charge), run, fits_same_send);
         if room == Room::None {
             return Step::Stop;
         }
@@ -89,15 +89,15 @@ impl Requester {
             let mut asks_ack = false;
             if joined == 0 {
                 let run = || packet.charge_behind::<H>(wqe, index, mtu);
-                let takes_along = |count| tx.takes_along(form.len(), count);
-                let room = self.flight.reserve(sh, host, cost, H::charge(next), run, takes_along);
+                let fits_same_send = |count| tx.fits_same_send(form.len(), count);
+                let room = self.flight.reserve(sh, host, cost, H::charge(next), run, fits_same_send);
                 if room == Room::None {
                     return Step::Stop;
                 }
                 // clause: SEND-ASK-STALL, SEND-ASK-MIDDLE
                 asks_ack = room == Room::First || self.unasked.is_enough(cost, self.window);
                 (departing.header.bth.ack_req, departing.header.bth.psn) = (asks_ack, self.cursor.psn);
-                departing.note.why = self.why();
+                departing.note.reason = self.tx_reason();
                 match departing.put_as(host, tx, &form, packet.offset) {
                     Put::Done => joins = sh.config.service == Service::Rc && tx.joins(),
                     Put::Full => return Step::BatchFull,

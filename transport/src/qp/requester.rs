@@ -11,7 +11,7 @@
 //!   sent_psn      PSN after the newest one ever sent; `fresh` is the first work request never started
 //! ```
 
-use crate::cx::{FlowControl, Host, PacketNote, TxBatch, TxState, Why};
+use crate::cx::{FlowControl, Host, PacketNote, TxBatch, TxReason, TxState};
 use crate::qp::attr::QpState;
 use crate::qp::error::PostError;
 use crate::qp::flight::Flight;
@@ -140,7 +140,7 @@ impl Requester {
     }
 
     /// Whether the newest request may wait until there are more to send with it.
-    pub(crate) fn may_wait(&self) -> bool {
+    pub(crate) fn may_coalesce(&self) -> bool {
         let under_way = self.cursor.wqe.wrapping_sub(self.sq.head_index());
         let waiting = self.sq.tail_index().wrapping_sub(self.cursor.wqe);
         let newest = self.sq.get(self.sq.tail_index().wrapping_sub(1));
@@ -228,7 +228,7 @@ impl Requester {
     pub(crate) fn poll_transmit<H: Host, T: TxBatch>(&mut self, sh: &mut Shared, host: &mut H, tx: &mut T) -> TxState {
         self.burst = 0;
         if sh.config.service.is_reliable() {
-            self.unasked.limit = host.ask_after(&sh.attr.av, sh.attr.dest_qpn);
+            self.unasked.limit = host.ack_interval(&sh.attr.av, sh.attr.dest_qpn);
         }
         // clause: DCQCN-PACING
         while sh.congestion.may_send(host.now()) {
@@ -302,13 +302,13 @@ impl Requester {
 
     /// What there is to say about the packet at the cursor, which belongs to `wqe`.
     pub(crate) fn note(&self, sh: &Shared, wqe: &SendWqe) -> PacketNote {
-        PacketNote { qpn: sh.config.qpn, wr_id: Some(wqe.wr_id), why: self.why() }
+        PacketNote { qpn: sh.config.qpn, wr_id: Some(wqe.wr_id), reason: self.tx_reason() }
     }
 
     /// Why the packet at the cursor leaves.
-    pub(super) fn why(&self) -> Why {
+    pub(super) fn tx_reason(&self) -> TxReason {
         let again = self.cursor.psn.is_before(self.sent_psn);
-        if again { Why::Retransmission } else { Why::First }
+        if again { TxReason::Retransmission } else { TxReason::First }
     }
 
     /// Numbers the work request at the cursor if it starts here. Doing so again gives the same numbers.

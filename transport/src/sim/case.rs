@@ -147,7 +147,7 @@ impl Case {
     /// Its world: everybody who does anything is in RTS.
     fn world(&self) -> World<Rng> {
         let mut world = World::new(self.topology(), Rng::new(self.seed));
-        world.wire.mercy = (!self.work.mishaps).then_some(3);
+        world.wire.pause_faults_after = (!self.work.mishaps).then_some(3);
         world.wire.set_faults(&self.rules, self.seed);
         let mut seeds = Rng::new(!self.seed);
         for connection in 0..self.connections {

@@ -287,7 +287,7 @@ impl FlowControl for SimHost {
         self.flow.reserved = left.expect("a QP released more than it had reserved");
     }
 
-    fn ask_after(&mut self, _av: &Av, _qpn: Qpn) -> u32 {
+    fn ack_interval(&mut self, _av: &Av, _qpn: Qpn) -> u32 {
         self.flow.limit.unwrap_or(64 << 10) / 4
     }
 }

@@ -22,7 +22,7 @@ pub fn random_pair<C: Choices>(service: Service, worst: u32, hardy: bool, mut ch
     let rules = random_faults(worst, setup.latency, &mut choices);
     let mut pair = Pair::with_choices(setup, choices);
     pair.wire.set_faults(&rules, 0);
-    pair.wire.mercy = hardy.then_some(3);
+    pair.wire.pause_faults_after = hardy.then_some(3);
     pair
 }
 

@@ -159,8 +159,8 @@ pub struct Wire {
     /// What happened so far.
     pub tally: Tally,
     /// Retries without progress after which faults pause, so that a bounded `retry_cnt` is never spent by bad luck;
-    /// `None`: no mercy.
-    pub mercy: Option<u32>,
+    /// `None`: no pause_faults_after.
+    pub pause_faults_after: Option<u32>,
     /// Every fault that was carried out, if they are to be kept.
     pub record: Option<Vec<Fault>>,
     /// Buffers.
@@ -177,7 +177,7 @@ impl Wire {
             topology,
             tally: Tally::default(),
             faults: None,
-            mercy: None,
+            pause_faults_after: None,
             record: None,
             pool: Pool::default(),
             streams: Vec::new(),
@@ -284,7 +284,7 @@ impl Wire {
     }
 
     fn judge(&mut self, end: usize, qpn: Qpn, dir: Direction, net: &NetHeader, bytes: &[u8]) -> Verdict {
-        let merciful = self.is_merciful(end);
+        let paused = self.pauses_faults(end);
         let stream = &mut self.streams[end];
         let scripted = stream.scripted.as_mut().filter(|_| dir == Direction::Tx);
         if scripted.is_none() && self.faults.is_none() {
@@ -304,7 +304,7 @@ impl Wire {
         let ordinal = u32::try_from(end).expect("few ends");
         let peer = if dir == Direction::Tx { net.dst } else { net.src };
         let verdict = source.judge(&Seen { dir, qpn, ordinal, peer, packet: &packet }, counts.all);
-        if verdict.is_pass() || merciful {
+        if verdict.is_pass() || paused {
             return Verdict::PASS;
         }
         if let Some(record) = &mut self.record {
@@ -316,9 +316,9 @@ impl Wire {
     }
 
     /// Whether one end of this connection came so often without progress that faults must pause.
-    fn is_merciful(&self, end: usize) -> bool {
+    fn pauses_faults(&self, end: usize) -> bool {
         let connection = &self.streams[end & !1..][..2];
-        self.mercy.is_some_and(|limit| connection.iter().any(|stream| stream.rewinds.is_stuck(limit)))
+        self.pause_faults_after.is_some_and(|limit| connection.iter().any(|stream| stream.rewinds.is_stuck(limit)))
     }
 
     /// Sets a packet out, or does to it what `verdict` says.

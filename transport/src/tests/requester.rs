@@ -410,27 +410,27 @@ fn a_full_window_ends_a_run_with_its_last_packet_and_that_asks() {
 fn a_request_may_wait_for_company_only_behind_many_that_are_under_way() {
     let write = || write_to(FAR);
     let mut s = Script::new(Setup::default());
-    let may_wait = |s: &Script| s.p.ends[0].qp.may_wait();
+    let may_coalesce = |s: &Script| s.p.ends[0].qp.may_coalesce();
     for id in 0..16 {
         post(&mut s.p, A, id, write(), &[s.mr.sge(0, 64)]);
-        assert!(!may_wait(&s), "{id} are under way");
+        assert!(!may_coalesce(&s), "{id} are under way");
         s.p.transmit(A);
     }
     for id in 16..16 + 31 {
         post(&mut s.p, A, id, write(), &[s.mr.sge(0, 64)]);
-        assert!(may_wait(&s), "the company is not complete with {id}");
+        assert!(may_coalesce(&s), "the company is not complete with {id}");
     }
     post(&mut s.p, A, 47, write(), &[s.mr.sge(0, 64)]);
-    assert!(!may_wait(&s), "it is complete");
+    assert!(!may_coalesce(&s), "it is complete");
     s.p.transmit(A);
     post(&mut s.p, A, 48, write(), &[s.mr.sge(0, 8192)]);
-    assert!(may_wait(&s));
+    assert!(may_coalesce(&s));
     for id in 49..56 {
         post(&mut s.p, A, id, write(), &[s.mr.sge(0, 8192)]);
     }
-    assert!(!may_wait(&s), "bytes count as well");
+    assert!(!may_coalesce(&s), "bytes count as well");
     s.p.transmit(A);
     s.answer(100 + 47, ack(), &[]);
     post(&mut s.p, A, 56, write(), &[s.mr.sge(0, 64)]);
-    assert!(!may_wait(&s), "few are under way");
+    assert!(!may_coalesce(&s), "few are under way");
 }

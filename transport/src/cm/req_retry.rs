@@ -13,7 +13,7 @@ const LONGEST: Duration = Duration::from_millis(160);
 
 /// Until when a refused request is repeated, and how long the next pause is.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
+pub(super) struct ReqRetry {
     /// How long after the first refusal.
     length: Duration,
     until: Option<Instant>,
@@ -22,7 +22,7 @@ pub(super) struct Patience {
     pub(super) is_pausing: bool,
 }
 
-impl Patience {
+impl ReqRetry {
     /// Of who was asked.
     pub(super) const NONE: Self = Self::new(Duration::ZERO);
 
