@@ -1,4 +1,5 @@
-//! The doors out of the state machines: memory, completions, shared receives, flow control, packets to send.
+//! What the state machines need from their surroundings, as traits: memory, completions, shared receives, flow control,
+//! packets to send.
 //!
 //! The provider implements these traits over real memory and sockets, tests over a `Vec<u8>`, fuzzers over a tiny array.
 //! A [`Host`] is handed to every call and never stored; it speaks for one QP (its protection domain, its CQs, its SRQ).
@@ -170,7 +171,7 @@ pub trait FlowControl {
     /// receiver, behind others of its message. Fixed for all calls.
     fn charge(payload: u32) -> u32;
 
-    /// The same for a packet that is a whole message, and mostly arrives alone.
+    /// Bytes that a packet counts for that is a whole message, and mostly arrives alone.
     fn charge_alone(payload: u32) -> u32;
 
     /// Asks to send a packet that occupies `bytes` at the receiver `(av.dgid, qpn)`. `own` is what this QP has reserved and

@@ -38,7 +38,7 @@ impl Reth {
 /// ACK extended header: what became of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aeth {
-    /// The verdict.
+    /// What became of the request: acknowledged, not ready or refused.
     pub syndrome: Syndrome,
     /// How many messages the responder has completed.
     pub msn: Msn,
@@ -74,7 +74,7 @@ pub enum Syndrome {
         /// Encoded time to wait, 5 bits.
         timer: u8,
     },
-    /// Refused.
+    /// The request is refused.
     Nak(NakCode),
     /// A syndrome without meaning: the whole byte, as received.
     Reserved(u8),
@@ -291,9 +291,9 @@ impl XrcEth {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(align(4))]
 pub struct Feth {
-    /// How much memory.
+    /// Whether a range or the whole region is flushed.
     pub selectivity: Selectivity,
-    /// To which level.
+    /// To which level: visible to others, or kept over a loss of power.
     pub placement: Placement,
 }
 
@@ -351,7 +351,7 @@ impl Placement {
     pub const GLOBAL_VISIBILITY: Self = Self(1);
     /// Kept over a loss of power.
     pub const PERSISTENCE: Self = Self(2);
-    /// Both.
+    /// Visible to others and kept over a loss of power.
     pub const BOTH: Self = Self(3);
 }
 

@@ -54,7 +54,8 @@ pub trait Crc {
     /// What one that was 0 holds behind `lane` and `bytes`.
     fn update_behind(lane: u128, bytes: &[u8]) -> u32;
 
-    /// The same with `blocks` times [`BLOCK`] zero bytes behind those; `None` if that is too many.
+    /// What a register that was 0 holds behind `lane`, `bytes` and `blocks` times [`BLOCK`] zero bytes; `None` if that is too
+    /// many.
     fn shift_behind(lane: u128, bytes: &[u8], blocks: u8) -> Option<u32>;
 }
 
@@ -91,8 +92,9 @@ pub struct Sealer {
     is_ipv4: bool,
     /// The register behind a UDP header without lengths, the identification 0.
     plain: u32,
-    /// The same with those of a packet with so many bytes.
+    /// The UDP payload length that `register` is of.
     udp_payload_len: usize,
+    /// The register behind a UDP header of a packet with that length, the identification 0.
     register: u32,
 }
 
@@ -115,7 +117,7 @@ impl Sealer {
         Self { src: net.src, dst: net.dst, src_port: net.src_port, is_ipv4, plain, udp_payload_len: 0, register: plain }
     }
 
-    /// From now on for packets between the addresses of `net`, which mostly are the same.
+    /// From now on seals packets between the addresses of `net`, which mostly are those of the packet before.
     #[inline]
     pub fn retarget(&mut self, net: &NetHeader) {
         if (self.src, self.dst, self.src_port) != (net.src, net.dst, net.src_port) {
@@ -138,7 +140,7 @@ impl Sealer {
         let difference = self.sum::<C>(likely, packet) ^ u32::from_le_bytes(*icrc);
         match self.is_ipv4 {
             true if difference == 0 => Some(likely),
-            true => explain(difference, packet.len(), likely),
+            true => ident_for(difference, packet.len(), likely),
             false => (difference == 0).then_some(0),
         }
     }
@@ -154,7 +156,7 @@ impl Sealer {
         }
     }
 
-    /// The same without looking at what is summed already; `None` if that does not lie behind the BTH.
+    /// The ICRC of `packet` without a look at the stretch that is summed already; `None` if that does not lie behind the BTH.
     fn sum_around<C: Crc>(&mut self, ident: u16, packet: &[u8], summed: &Summed) -> Option<u32> {
         let (bth, rest) = packet.split_first_chunk()?;
         let (before, rest) = rest.split_at_checked(summed.start.checked_sub(Bth::LEN)?)?;
@@ -246,7 +248,7 @@ pub fn solve_ident(net: &NetHeader, udp_payload: &[u8], likely: u16) -> Option<u
 
 /// The identification of a packet of `len` bytes whose ICRC is by `difference` another than it would be with `ident`.
 #[cold]
-fn explain(difference: u32, len: usize, ident: u16) -> Option<u16> {
+fn ident_for(difference: u32, len: usize, ident: u16) -> Option<u16> {
     // Between the identification and the ICRC: the rest of the IP header, the UDP header, the packet.
     let behind = len.checked_add(20 - 6 + 8)?;
     // The difference came in as two bytes, so their own shift is to be undone too.

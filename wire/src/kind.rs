@@ -11,7 +11,7 @@ use crate::opcode::{Opcode, Operation, Service};
 /// What ends a SEND besides its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendTail {
-    /// Nothing.
+    /// Nothing: the payload is all.
     Plain,
     /// Immediate data.
     Imm(ImmDt),

@@ -16,7 +16,7 @@ use core::sync::atomic::{AtomicU8, Ordering};
 pub struct Header {
     /// Base transport header.
     pub bth: Bth,
-    /// The rest.
+    /// Service, operation and extended headers.
     pub kind: Kind,
 }
 
@@ -100,7 +100,7 @@ impl<'a> PacketReader<'a> {
     /// parse it.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Packet::parse`].
     #[inline]
     pub fn parse(&mut self, udp_payload: &'a [u8]) -> Result<&Packet<'a>, ParseError> {
         if udp_payload.len() == self.len
@@ -169,7 +169,7 @@ impl Header {
         self.len_as(self.opcode())
     }
 
-    /// The same, of headers whose opcode is known.
+    /// Bytes of BTH and extended headers when the opcode is known.
     #[inline]
     const fn len_as(&self, opcode: Opcode) -> usize {
         let of_service = match self.kind {

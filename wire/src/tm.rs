@@ -83,7 +83,7 @@ pub struct Rvh {
     pub va: u64,
     /// Key of that memory.
     pub rkey: RKey,
-    /// Bytes.
+    /// Length of the data, bytes.
     pub len: u32,
 }
 

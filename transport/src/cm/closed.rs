@@ -17,7 +17,7 @@ const REPEAT_WITHIN: TimeCode = TimeCode::new(20);
 // clause: CM-BOUNDS
 const MOST: usize = 1024;
 
-/// One of them.
+/// One connection that is over.
 #[derive(Debug)]
 struct Closed {
     id: CommId,
@@ -27,7 +27,7 @@ struct Closed {
     until: Instant,
 }
 
-/// All of them, the oldest first.
+/// The connections that are over, the oldest first.
 #[derive(Debug, Default)]
 pub(super) struct ClosedConnections(VecDeque<Closed>);
 
@@ -53,7 +53,7 @@ impl ClosedConnections {
         }
     }
 
-    /// All of them, and between which addresses they were.
+    /// The ids of all, and between which addresses they were.
     pub(super) fn all(&self) -> impl Iterator<Item = (CommId, Route)> {
         self.0.iter().map(|said| (said.id, said.route))
     }

@@ -174,7 +174,7 @@ impl Connection {
         self.send_with(0, message, out);
     }
 
-    /// The same with options of a vendor.
+    /// As [`send`](Self::send), with this modifier in the header of the MAD, where a vendor has options.
     pub(super) fn send_with(&mut self, modifier: u32, message: impl Into<Message>, out: &mut Outbox) {
         self.last = Some(Mad { tid: self.tid, modifier, message: message.into() });
         self.repeat(out);

@@ -40,7 +40,7 @@
 //! ```
 //!
 //! `reject` in ReqRcvd or RepRcvd and their MRA states sends a REJ, and the connection is gone; so is that of who gets
-//! the REJ; but a REQ (or a lookup) that finds nobody listening may be told to have patience. REQ, REP and DREQ are
+//! the REJ; but a REQ (or a lookup) that finds nobody listening may be repeated for a while. REQ, REP and DREQ are
 //! repeated until their answer comes; after the last repetition a REQ or REP ends in `Unreachable` and a REJ for timeout,
 //! a DREQ in TimeWait. Both ends may send a DREQ at once: each answers the other's. A destroyed connection goes on without
 //! telling anybody until the peer knows.

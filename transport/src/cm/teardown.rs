@@ -1,4 +1,4 @@
-//! How a connection ends, or comes to nothing: rejections, disconnects, how its program leaves it, and asking for patience.
+//! How a connection ends, or comes to nothing: rejections, disconnects, how its program leaves it, and asking for more time.
 
 use super::conn::{Connection, State};
 use super::error::{CmError, Ignored};

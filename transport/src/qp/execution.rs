@@ -1,4 +1,4 @@
-//! The deeds: a request that passed every check changes memory, ends a receive or leaves an answer.
+//! What a request that passed every check does: change memory, end a receive, leave an answer.
 //!
 //! May touch the receive queue, [`Shared`] and the host. Only memory can still refuse.
 

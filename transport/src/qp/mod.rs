@@ -12,7 +12,7 @@ mod datagram;
 mod early_packets;
 mod error;
 mod execution;
-mod flight;
+mod in_flight;
 mod local;
 mod migration;
 mod modify;

@@ -1,9 +1,9 @@
 //! One packet of our own: what it says and carries, and how it gets into the batch.
 //!
-//! Touches `segment`, the send queue's entries and the two doors that a payload passes: memory and batch.
+//! Touches `segment`, the send queue's entries and the two traits that a payload passes: memory and batch.
 
 use crate::cx::{FlowControl, Memory, PacketNote, TxBatch, TxRoom};
-use crate::qp::flight::charge_range;
+use crate::qp::in_flight::charge_range;
 use crate::qp::segment::{self, Place, len_of};
 use crate::qp::sq::{Payload, SendWqe};
 use crate::wr::{Av, SendOp};
@@ -114,7 +114,7 @@ impl Departing<'_> {
         }
     }
 
-    /// The same when its form is known; `offset` is where in the message its payload starts.
+    /// Puts the packet into the batch when its form is known; `offset` is where in the message its payload starts.
     #[inline]
     pub(crate) fn put_as<M: Memory, T: TxBatch>(&self, memory: &mut M, tx: &mut T, form: &Form, offset: u32) -> Put {
         let Self { av, header, payload, note } = self;

@@ -375,7 +375,7 @@ impl Qp {
     }
 
     /// Whether all there is to send is an acknowledgement. It may wait a little for a request to travel with: nothing depends
-    /// on it but the patience of the peer.
+    /// on it but how long the peer waits before it asks again.
     pub fn owes_only_ack(&self) -> bool {
         self.responder.owes_only_ack()
             && !self.flush_due
@@ -428,12 +428,12 @@ impl Qp {
     pub(super) fn settle<H: Host>(&mut self, host: &mut H) {
         let sh = &self.shared;
         if sh.failed || sh.send_error || sh.congestion.is_pausing() {
-            self.settle_unrest(host);
+            self.settle_slow(host);
         }
     }
 
     #[cold]
-    fn settle_unrest<H: Host>(&mut self, host: &mut H) {
+    fn settle_slow<H: Host>(&mut self, host: &mut H) {
         if self.shared.failed {
             self.enter_error(host);
         } else if self.shared.send_error {

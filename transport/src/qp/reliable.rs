@@ -1,7 +1,7 @@
 //! The send loop of RC and XRC: a packet leaves when there is room for it at the peer, and some ask for an acknowledgement.
 
 use crate::cx::{Host, TxBatch};
-use crate::qp::flight::Room;
+use crate::qp::in_flight::Room;
 use crate::qp::outgoing::{Departing, Outgoing, Put};
 use crate::qp::requester::{Cursor, Requester, Step};
 use crate::qp::segment;
@@ -32,7 +32,7 @@ impl Requester {
         let run = || packet.charge_behind::<H>(wqe, self.cursor.packet, mtu);
         let mut header = self.header(sh, wqe, &packet);
         let fits_same_send = |count| tx.fits_same_send(header.padded_len(packet.len as usize), count);
-        let room = self.flight.reserve(sh, host, cost, packet.next_len.map_or(0, H::charge), run, fits_same_send);
+        let room = self.in_flight.reserve(sh, host, cost, packet.next_len.map_or(0, H::charge), run, fits_same_send);
         if room == Room::None {
             return Step::Stop;
         }
@@ -51,7 +51,7 @@ impl Requester {
         }
         self.reads_out += u32::from(wqe.awaits_response());
         self.bytes_due += packet.brings;
-        self.flight.depart(cost);
+        self.in_flight.on_sent(cost);
         self.unasked.add(1, cost, header.bth.ack_req);
         self.advance(packet.span);
         self.retry.on_sent(&sh.attr, host.now());
@@ -81,7 +81,7 @@ impl Requester {
             let joined = if joins && silent > 0 {
                 let behind = H::charge(segment::payload_len(wqe.length, mtu, index + silent));
                 let run = || packet.charge_behind::<H>(wqe, index + silent - 1, mtu);
-                let room = self.flight.reserve(sh, host, silent * cost, behind, run, |_| false);
+                let room = self.in_flight.reserve(sh, host, silent * cost, behind, run, |_| false);
                 if room == Room::Both { departing.join(host, tx, &packet, silent) } else { 0 }
             } else {
                 0
@@ -90,7 +90,7 @@ impl Requester {
             if joined == 0 {
                 let run = || packet.charge_behind::<H>(wqe, index, mtu);
                 let fits_same_send = |count| tx.fits_same_send(form.len(), count);
-                let room = self.flight.reserve(sh, host, cost, H::charge(next), run, fits_same_send);
+                let room = self.in_flight.reserve(sh, host, cost, H::charge(next), run, fits_same_send);
                 if room == Room::None {
                     return Step::Stop;
                 }
@@ -106,7 +106,7 @@ impl Requester {
                 }
             }
             let count = joined.max(1);
-            self.flight.depart(count * cost);
+            self.in_flight.on_sent(count * cost);
             self.unasked.add(count, count * cost, asks_ack);
             self.cursor.step(count, &mut self.sent_psn);
             packet.go_on(wqe, self.cursor.packet, mtu);

@@ -96,7 +96,7 @@ impl Replies {
         self.ack || self.nak.is_some() || self.bounded.is_some() || self.ring.is_due()
     }
 
-    /// Whether all that is owed is an acknowledgement, which nothing depends on but the patience of the peer.
+    /// Whether all that is owed is an acknowledgement, which may wait until the peer asks again.
     #[inline]
     pub(crate) fn is_only_ack(&self) -> bool {
         self.ack && self.nak.is_none() && self.bounded.is_none() && !self.ring.is_due()

@@ -1,20 +1,20 @@
 //! The sending role: which work request and which packet come next, and everything that this must wait for.
 //!
 //! Lives here: the cursors of the send queue. `reliable.rs` has the send loop of RC and XRC, `unreliable.rs` that of UC and
-//! UD, `completer.rs` what responses do to the cursors. Touches the send queue, `segment`, `flight`, `retry` and the host.
+//! UD, `completer.rs` what responses do to the cursors. Touches the send queue, `segment`, `in_flight`, `retry` and the host.
 //!
 //! Three PSNs and three places in the queue, always in this order:
 //!
 //! ```text
 //!   una_psn       oldest PSN not acknowledged, inside the oldest work request (`sq.head`)
 //!   cursor        the next packet to send; behind `sent_psn` only while a retry repeats packets
-//!   sent_psn      PSN after the newest one ever sent; `fresh` is the first work request never started
+//!   sent_psn      PSN after the newest one ever sent; `first_unstarted` is the first work request never started
 //! ```
 
 use crate::cx::{FlowControl, Host, PacketNote, TxBatch, TxReason, TxState};
 use crate::qp::attr::QpState;
 use crate::qp::error::PostError;
-use crate::qp::flight::Flight;
+use crate::qp::in_flight::InFlight;
 use crate::qp::retry::{Exhausted, Retry, Timer};
 use crate::qp::segment;
 use crate::qp::send_completion::complete;
@@ -28,7 +28,7 @@ use crate::wr::{SendFlags, SendRequest, Sge, WcStatus};
 use roxe_wire::{PathMtu, Psn};
 
 /// PSNs under way at most. The peer can tell 2^23 apart; this is more than any network holds, keeps late packets
-/// recognisable and the bytes of [`Flight`] within 32 bits.
+/// recognisable and the bytes of [`InFlight`] within 32 bits.
 const MAX_OUTSTANDING: i32 = 1 << 16;
 
 /// Losses do not narrow the window below this many PSNs. It holds several packets that ask for an acknowledgement, so that
@@ -41,12 +41,12 @@ const READ_AHEAD: u32 = 128 << 10;
 
 /// A request that is posted while this many are under way may wait for others to leave with: a program that keeps that much
 /// under way is after throughput, and acknowledgements are sure to come soon and to take along what waits.
-const BUSY: u32 = 16;
+const MIN_UNDER_WAY: u32 = 16;
 
 /// As many requests, and as many bytes in messages as long as the newest, wait for each other at most: they fit one
 /// segmented send.
-const COMPANY: u32 = 32;
-const COMPANY_BYTES: u32 = 60 << 10;
+const MAX_COALESCED: u32 = 32;
+const MAX_COALESCED_BYTES: u32 = 60 << 10;
 
 /// The next packet to send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,7 +89,7 @@ pub(crate) enum Step {
 pub(crate) struct Requester {
     pub(crate) sq: SendQueue,
     pub(crate) cursor: Cursor,
-    pub(crate) fresh: u32,
+    pub(crate) first_unstarted: u32,
     pub(crate) una_psn: Psn,
     pub(crate) sent_psn: Psn,
     /// READ requests, atomics and whatever else awaits a response, between `una_psn` and the cursor.
@@ -99,7 +99,7 @@ pub(crate) struct Requester {
     /// PSNs that may be under way. Going back repeats all that was, so a receiver that is too slow for that would only fall
     /// further behind: a loss halves this, and what is acknowledged widens it again.
     pub(super) window: i32,
-    pub(crate) flight: Flight,
+    pub(crate) in_flight: InFlight,
     /// What was sent behind the last packet that asked for an acknowledgement.
     pub(super) unasked: Unasked,
     pub(crate) retry: Retry,
@@ -107,7 +107,7 @@ pub(crate) struct Requester {
     pub(crate) fault: Option<WcStatus>,
     /// UC and UD: what this call of `poll_transmit` has sent, and whether room for the next packet is reserved.
     pub(crate) burst: u32,
-    pub(crate) paid: bool,
+    pub(crate) room_reserved: bool,
     /// In SQD: nothing that was started is left, and this was told.
     drained: bool,
 }
@@ -117,18 +117,18 @@ impl Requester {
         Self {
             sq: SendQueue::new(config),
             cursor: Cursor::default(),
-            fresh: 0,
+            first_unstarted: 0,
             una_psn: Psn::default(),
             sent_psn: Psn::default(),
             reads_out: 0,
             bytes_due: 0,
             window: MAX_OUTSTANDING,
-            flight: Flight::default(),
+            in_flight: InFlight::default(),
             unasked: Unasked::default(),
             retry: Retry::default(),
             fault: None,
             burst: 0,
-            paid: false,
+            room_reserved: false,
             drained: false,
         }
     }
@@ -144,15 +144,15 @@ impl Requester {
         let under_way = self.cursor.wqe.wrapping_sub(self.sq.head_index());
         let waiting = self.sq.tail_index().wrapping_sub(self.cursor.wqe);
         let newest = self.sq.get(self.sq.tail_index().wrapping_sub(1));
-        under_way >= BUSY
-            && waiting < COMPANY
+        under_way >= MIN_UNDER_WAY
+            && waiting < MAX_COALESCED
             && self.cursor.packet == 0
-            && newest.is_some_and(|wqe| wqe.length.saturating_mul(waiting) < COMPANY_BYTES)
+            && newest.is_some_and(|wqe| wqe.length.saturating_mul(waiting) < MAX_COALESCED_BYTES)
     }
 
     /// Forgets up to `count` of the newest requests, but none that was started.
     pub(crate) fn take_back(&mut self, count: u32) {
-        self.sq.take_back(count, self.fresh);
+        self.sq.take_back(count, self.first_unstarted);
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -161,7 +161,7 @@ impl Requester {
 
     /// In SQD: whether nothing that was started is left.
     pub(crate) fn is_drained(&self) -> bool {
-        self.sq.head_index() == self.fresh
+        self.sq.head_index() == self.first_unstarted
     }
 
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
@@ -196,7 +196,7 @@ impl Requester {
 
     /// Gives back all room held for packets under way.
     pub(crate) fn release_all<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F) {
-        self.flight.clear(sh, flow);
+        self.in_flight.clear(sh, flow);
     }
 
     /// Completes everything that is left with `WR_FLUSH_ERR` (IBA §10.3.1.5).
@@ -216,12 +216,12 @@ impl Requester {
     fn restart_at(&mut self, psn: Psn) {
         let wqe = self.sq.tail_index();
         self.cursor = Cursor { wqe, packet: 0, psn };
-        self.fresh = wqe;
+        self.first_unstarted = wqe;
         (self.una_psn, self.sent_psn) = (psn, psn);
         (self.reads_out, self.bytes_due) = (0, 0);
         self.window = MAX_OUTSTANDING;
         self.fault = None;
-        self.paid = false;
+        self.room_reserved = false;
     }
 
     /// Sends what may be sent, which is [something](Self::has_work).
@@ -262,13 +262,13 @@ impl Requester {
         self.cursor.wqe != self.sq.tail_index() && self.may_go_on(sh)
     }
 
-    /// The same when there is a request to go on with.
+    /// Whether the request at the cursor may go on.
     fn may_go_on(&self, sh: &Shared) -> bool {
         let Some(wqe) = self.sq.get(self.cursor.wqe) else { return false };
         let may_start = match sh.state {
             QpState::Rts => true,
             // clause: STATE-SQD
-            QpState::Sqd => self.cursor.wqe != self.fresh,
+            QpState::Sqd => self.cursor.wqe != self.first_unstarted,
             _ => false,
         };
         may_start
@@ -324,8 +324,8 @@ impl Requester {
     // clause: SEND-ORDER
     pub(crate) fn advance(&mut self, span: u32) {
         let Some(wqe) = self.sq.get(self.cursor.wqe) else { return };
-        if self.cursor.wqe == self.fresh {
-            self.fresh = self.fresh.wrapping_add(1);
+        if self.cursor.wqe == self.first_unstarted {
+            self.first_unstarted = self.first_unstarted.wrapping_add(1);
         }
         self.cursor.step(span, &mut self.sent_psn);
         if self.cursor.packet >= wqe.packets {
@@ -359,7 +359,7 @@ impl Requester {
     // clause: RETRY-SAME-OPCODES
     pub(crate) fn oldest(&self) -> Cursor {
         let (wqe, psn) = (self.sq.head_index(), self.una_psn);
-        let started = if wqe == self.fresh { None } else { self.sq.head() };
+        let started = if wqe == self.first_unstarted { None } else { self.sq.head() };
         Cursor { wqe, packet: started.map_or(0, |wqe| index_of(psn, wqe)), psn }
     }
 

@@ -292,7 +292,7 @@ impl Responder {
         }
     }
 
-    /// All checks, then the deed.
+    /// Checks a request and executes it.
     fn run<H: Host>(&mut self, sh: &mut Shared, host: &mut H, incoming: Incoming<'_>) -> Result<(), Refusal> {
         let Incoming { req, payload, .. } = incoming;
         if matches!(req, Request::WriteMiddle | Request::SendMiddle)
@@ -423,7 +423,7 @@ impl Responder {
         self.advance_by(psns(req, sh.attr.path_mtu), bth, req);
     }
 
-    /// The same of a request, or a part of one, that takes `psns`.
+    /// A request, or a part of one, that takes `psns` PSNs is executed.
     #[inline]
     fn advance_by(&mut self, psns: u32, bth: &Bth, req: &Request) {
         self.progress.e_psn = self.progress.e_psn.add(psns);

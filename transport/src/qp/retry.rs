@@ -101,7 +101,7 @@ impl Retry {
     /// A packet was sent: starts the ACK timer unless a timer runs.
     pub(crate) fn on_sent(&mut self, attr: &QpAttr, now: Instant) {
         if self.timer.is_none() {
-            self.timer = ack_timeout(attr.timeout).map(|wait| (Timer::Ack, now.after(self.patience(wait))));
+            self.timer = ack_timeout(attr.timeout).map(|wait| (Timer::Ack, now.after(self.scaled(wait))));
         }
     }
 
@@ -114,7 +114,7 @@ impl Retry {
 
     /// How long to wait for an acknowledgement where the attributes say `wait`.
     // clause: TIMER-RANGE
-    fn patience(&self, wait: Duration) -> Duration {
+    fn scaled(&self, wait: Duration) -> Duration {
         let first = wait.max(MIN_ACK_TIMEOUT);
         let longer = wait * (1 << self.silent.saturating_sub(1).min(2));
         longer.min(PATIENT_ACK_TIMEOUT).max(first)

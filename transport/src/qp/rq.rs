@@ -6,7 +6,7 @@
 use crate::cx::{Host, MemError, RxPayload, Side};
 use crate::qp::error::PostError;
 use crate::qp::shared::{QpConfig, Service, Shared};
-use crate::qp::tagged::{Fate, Rendezvous, wanted_tag};
+use crate::qp::tagged::{Rendezvous, TagMatch, wanted_tag};
 use crate::wr::{Cqe, RecvRequest, Sge, WcOpcode, WcStatus};
 use roxe_wire::Request;
 
@@ -92,14 +92,14 @@ impl Ring {
 
 /// The receive taken from a shared queue. It belongs to this QP until it completes (IBA §10.2.9).
 #[derive(Debug)]
-struct Taken {
+struct SrqReceive {
     slot: Option<Slot>,
     /// Its list, of at most `max_sge` elements; reserved when the first receive is taken.
     sges: Vec<Sge>,
     max_sge: usize,
 }
 
-impl Taken {
+impl SrqReceive {
     fn take<H: Host>(&mut self, host: &mut H) -> Option<Slot> {
         if self.sges.capacity() < self.max_sge {
             self.sges.reserve_exact(self.max_sge);
@@ -108,14 +108,14 @@ impl Taken {
         Some(Slot::new(wr_id, &self.sges))
     }
 
-    /// The same for a message that begins with `first`, matched by its tag; `may_read` as for [`Fate::of`].
-    fn take_tagged<H: Host>(&mut self, host: &mut H, first: &[u8], may_read: bool) -> Option<(Slot, Fate)> {
+    /// Takes the receive for a message that begins with `first`, matched by its tag; `may_read` as for [`TagMatch::of`].
+    fn take_tagged<H: Host>(&mut self, host: &mut H, first: &[u8], may_read: bool) -> Option<(Slot, TagMatch)> {
         if self.sges.capacity() < self.max_sge {
             self.sges.reserve_exact(self.max_sge);
         }
         let (wr_id, fit) = host.take_tagged(wanted_tag(first), &mut self.sges)?;
         let slot = Slot::new(wr_id, &self.sges);
-        Some((slot, Fate::of(first, fit, slot.room, may_read)))
+        Some((slot, TagMatch::of(first, fit, slot.room, may_read)))
     }
 }
 
@@ -124,7 +124,7 @@ enum Source {
     /// XRC initiators never receive.
     Nothing,
     Own(Ring),
-    Shared(Taken),
+    Shared(SrqReceive),
 }
 
 /// Where incoming messages land.
@@ -137,9 +137,9 @@ pub(crate) struct RecvQueue {
     srqn: u32,
     matches_tags: bool,
     /// Tag matching: what the current receive is for.
-    fate: Fate,
+    tag_match: TagMatch,
     /// Bytes at the beginning of the message that do not land in the current receive.
-    hidden: u32,
+    skipped: u32,
 }
 
 /// Whether a request uses up a receive or begins to use one.
@@ -154,11 +154,11 @@ impl RecvQueue {
     pub(crate) fn new(config: &QpConfig) -> Self {
         let source = match config.srq_max_sge {
             _ if config.service == Service::XrcIni => Source::Nothing,
-            Some(max_sge) => Source::Shared(Taken { slot: None, sges: Vec::new(), max_sge: max_sge as usize }),
+            Some(max_sge) => Source::Shared(SrqReceive { slot: None, sges: Vec::new(), max_sge: max_sge as usize }),
             None => Source::Own(Ring::new(config.caps.max_recv_wr as usize, config.caps.max_recv_sge as usize)),
         };
-        let (matches_tags, fate) = (config.tag_matching, Fate::Plain);
-        Self { source, starved: false, srqn: 0, matches_tags, fate, hidden: 0 }
+        let (matches_tags, tag_match) = (config.tag_matching, TagMatch::Plain);
+        Self { source, starved: false, srqn: 0, matches_tags, tag_match, skipped: 0 }
     }
 
     /// XRC: the shared queue that receives come from.
@@ -206,8 +206,8 @@ impl RecvQueue {
     pub(crate) fn acquire_for<H: Host>(&mut self, host: &mut H, first: &[u8], may_read: bool) -> bool {
         match &mut self.source {
             Source::Shared(taken) if self.matches_tags && !self.starved && taken.slot.is_none() => {
-                let Some((slot, fate)) = taken.take_tagged(host, first, may_read) else { return false };
-                (taken.slot, self.fate, self.hidden) = (Some(slot), fate, fate.hidden());
+                let Some((slot, tag_match)) = taken.take_tagged(host, first, may_read) else { return false };
+                (taken.slot, self.tag_match, self.skipped) = (Some(slot), tag_match, tag_match.skipped());
                 true
             }
             _ => self.acquire(host),
@@ -229,12 +229,12 @@ impl RecvQueue {
 
     /// Bytes of a message that the current receive takes; 0 without one.
     pub(crate) fn room(&self) -> u64 {
-        self.current().map_or(0, |(slot, _)| slot.room + u64::from(self.hidden))
+        self.current().map_or(0, |(slot, _)| slot.room + u64::from(self.skipped))
     }
 
     /// Of `received` bytes of a message, those that are in the current receive.
     pub(crate) fn landed(&self, received: u32) -> u32 {
-        received.saturating_sub(self.hidden)
+        received.saturating_sub(self.skipped)
     }
 
     /// The list of the receive that was taken last from a shared queue.
@@ -245,7 +245,7 @@ impl RecvQueue {
     /// Places `data`, which is `offset` bytes into the message, into the current receive.
     #[inline]
     pub(crate) fn scatter<H: Host>(&self, host: &mut H, offset: u32, data: RxPayload<'_>) -> Result<(), MemError> {
-        let data = data.skip(self.hidden.saturating_sub(offset) as usize);
+        let data = data.skip(self.skipped.saturating_sub(offset) as usize);
         if data.is_empty() {
             return Ok(());
         }
@@ -276,23 +276,23 @@ impl RecvQueue {
 
     /// The completion of the current receive of a tag-matching queue is `cqe` but for what its tag adds.
     fn end_tagged<H: Host>(&mut self, sh: &mut Shared, host: &mut H, cqe: Cqe) -> Cqe {
-        self.hidden = 0;
-        let fate = core::mem::take(&mut self.fate);
-        match fate {
-            Fate::Unexpected { .. } if cqe.status != WcStatus::Success => host.forget_unexpected(),
-            Fate::Rendezvous(rendezvous) if cqe.status == WcStatus::Success => {
+        self.skipped = 0;
+        let tag_match = core::mem::take(&mut self.tag_match);
+        match tag_match {
+            TagMatch::Unexpected { .. } if cqe.status != WcStatus::Success => host.forget_unexpected(),
+            TagMatch::Rendezvous(rendezvous) if cqe.status == WcStatus::Success => {
                 let Cqe { wr_id, solicited, .. } = cqe;
                 sh.rendezvous = Some(Rendezvous { wr_id, solicited, ..rendezvous });
             }
             _ => {}
         }
-        fate.stamp(cqe)
+        tag_match.stamp(cqe)
     }
 
     /// The current receive of a tag-matching queue vanishes without a completion.
     pub(crate) fn give_up<H: Host>(&mut self, host: &mut H) {
-        self.hidden = 0;
-        if let Fate::Unexpected { .. } = core::mem::take(&mut self.fate) {
+        self.skipped = 0;
+        if let TagMatch::Unexpected { .. } = core::mem::take(&mut self.tag_match) {
             host.forget_unexpected();
         }
     }

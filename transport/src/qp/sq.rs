@@ -116,12 +116,12 @@ pub(crate) enum Payload<'a> {
 
 /// `width` items for each entry of a ring, as far as they were ever put: most queues use one kind of payload.
 #[derive(Debug)]
-struct Lanes<T> {
+struct SideArray<T> {
     items: Vec<T>,
     width: usize,
 }
 
-impl<T: Copy> Lanes<T> {
+impl<T: Copy> SideArray<T> {
     const fn new(width: usize) -> Self {
         Self { items: Vec::new(), width }
     }
@@ -174,10 +174,10 @@ pub(crate) struct SendQueue {
     /// Entries that are not the program's; they have places of their own.
     internal: u32,
     slots: Vec<SendWqe>,
-    sges: Lanes<Sge>,
-    inline: Lanes<u8>,
-    /// On UD.
-    dests: Lanes<UdDest>,
+    sges: SideArray<Sge>,
+    inline: SideArray<u8>,
+    /// Destinations of datagrams; empty on other services.
+    dests: SideArray<UdDest>,
 }
 
 impl SendQueue {
@@ -192,10 +192,10 @@ impl SendQueue {
             base: 0,
             internal: 0,
             slots: Vec::new(),
-            sges: Lanes::new(caps.max_send_sge.max(own_sges) as usize),
+            sges: SideArray::new(caps.max_send_sge.max(own_sges) as usize),
             // clause: ATOMIC-WRITE-INLINE
-            inline: Lanes::new(caps.max_inline_data.max(ATOMIC_LEN).max(own_bytes) as usize),
-            dests: Lanes::new(usize::from(config.service == Service::Ud)),
+            inline: SideArray::new(caps.max_inline_data.max(ATOMIC_LEN).max(own_bytes) as usize),
+            dests: SideArray::new(usize::from(config.service == Service::Ud)),
         }
     }
 
@@ -332,7 +332,7 @@ impl SendQueue {
         Some(wqe)
     }
 
-    /// The same without a look at it: an entry is long to copy.
+    /// Removes the oldest entry without a look at it: an entry is long to copy.
     pub(crate) fn drop_head(&mut self) {
         let Some(wqe) = self.head() else { return };
         self.internal -= u32::from(wqe.origin != Origin::Program);

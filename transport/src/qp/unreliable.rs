@@ -31,10 +31,10 @@ impl Requester {
             Err(status) => return self.stop_with(sh, host, status),
         };
         let cost = packet.cost::<H>();
-        if !self.paid && !host.reserve(&av, qpn, cost, self.burst) {
+        if !self.room_reserved && !host.reserve(&av, qpn, cost, self.burst) {
             return Step::Stop;
         }
-        self.paid = true;
+        self.room_reserved = true;
         // clause: BTH-MIGRATED, UC-SILENT
         let bth = Bth { solicited: packet.solicited, mig_req: sh.mig_req(), ..Bth::new(qpn, self.cursor.psn) };
         let Some(wqe) = self.sq.get(self.cursor.wqe) else { return Step::Stop };
@@ -44,7 +44,7 @@ impl Requester {
             Put::Full => return Step::BatchFull,
             Put::Fault => return self.stop_with(sh, host, WcStatus::LocProtErr),
         }
-        self.paid = false;
+        self.room_reserved = false;
         self.burst = self.burst.saturating_add(cost);
         self.advance(1);
         self.una_psn = self.cursor.psn;

@@ -99,7 +99,7 @@ struct Joined {
 }
 
 impl OpenBatch<'_> {
-    /// The same, and `run` packets of one size leave together.
+    /// This batch, of which `run` packets of one size leave together.
     #[must_use]
     pub fn in_runs_of(mut self, run: u32) -> Self {
         self.run = run;

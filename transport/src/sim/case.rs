@@ -75,7 +75,7 @@ pub struct Case {
     pub dcqcn: bool,
     /// Packets that come too early wait, and none may be lost ([`Setup::early_wait`]).
     pub early_wait: bool,
-    /// What befalls the run.
+    /// What happens to the run from outside.
     pub accidents: Vec<(Duration, Accident)>,
     /// Where all other decisions come from.
     pub seed: u64,
@@ -128,7 +128,7 @@ impl Case {
         prepare(&mut world);
         let mut scenario = Scenario::new(world, self.work);
         if self.net == Net::Incast {
-            scenario.quiet_second_ends();
+            scenario.mute_second_ends();
         }
         for &(after, accident) in &self.accidents {
             scenario = scenario.with_accident(after, accident);

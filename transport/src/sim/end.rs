@@ -3,7 +3,7 @@
 //! May touch: the public face of `qp` and the rest of `sim`. Drives the QP as an engine would.
 
 use super::host::SimHost;
-use super::setup::{Setup, Tie};
+use super::setup::{Endpoints, Setup};
 use super::watch::Watch;
 use crate::qp::{DropReason, EarlyPackets, PostError, Qp, QpEvents};
 use crate::time::Instant;
@@ -19,7 +19,7 @@ pub struct End {
     /// How it was made.
     pub setup: Setup,
     /// The connection as it sees it.
-    pub tie: Tie,
+    pub endpoints: Endpoints,
     /// Events taken from it so far.
     pub events: QpEvents,
     /// Why it dropped packets, last reason, and how often.
@@ -50,12 +50,12 @@ pub enum LinkState {
 
 impl End {
     /// One that has done nothing yet.
-    pub(super) fn new((qp, host): (Qp, SimHost), setup: Setup, tie: Tie, now: Instant) -> Self {
+    pub(super) fn new((qp, host): (Qp, SimHost), setup: Setup, endpoints: Endpoints, now: Instant) -> Self {
         Self {
             qp,
             host,
             setup,
-            tie,
+            endpoints,
             events: QpEvents::empty(),
             dropped: (None, 0),
             early: EarlyPackets::default(),

@@ -192,7 +192,7 @@ impl<C: Choices> Pair<C> {
     pub fn inject_bytes(&mut self, to: Peer, net: &NetHeader, bytes: &[u8]) -> bool {
         let Ok(packet) = Packet::parse(bytes) else { return false };
         let id = to.index();
-        if packet.header.bth.dest_qpn == self.ends[id].tie.here.qpn {
+        if packet.header.bth.dest_qpn == self.ends[id].endpoints.here.qpn {
             self.act(|world| world.hand_over(id, net, &packet, false));
         }
         true

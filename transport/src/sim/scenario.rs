@@ -190,7 +190,7 @@ struct Side<C> {
     ok_recvs: u64,
 }
 
-/// Something that befalls a run.
+/// Something that happens to a run from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accident {
     /// This end is moved to the error state.
@@ -237,7 +237,7 @@ impl<C: Choices> Scenario<C> {
     }
 
     /// Only the first end of each connection posts sends.
-    pub fn quiet_second_ends(&mut self) {
+    pub fn mute_second_ends(&mut self) {
         self.sides.iter_mut().skip(1).step_by(2).for_each(|side| side.quota = 0);
     }
 
@@ -263,7 +263,7 @@ impl<C: Choices> Scenario<C> {
         let mut news: Vec<usize> = everyone.clone().collect();
         let mut quiet = 0;
         for turn in 0..STEP_LIMIT * self.sides.len() {
-            self.suffer()?;
+            self.cause_accidents()?;
             let mut posted = false;
             for &who in &news {
                 posted |= self.post_some(who)?;
@@ -299,17 +299,17 @@ impl<C: Choices> Scenario<C> {
     }
 
     /// Lets happen what is to happen by now.
-    fn suffer(&mut self) -> Result<(), Broken> {
+    fn cause_accidents(&mut self) -> Result<(), Broken> {
         while let Some((_, accident)) = self.accidents.pop_if(|(after, _)| *after <= self.world.elapsed()) {
             match accident {
                 Accident::Error(end) => {
-                    self.expect_the_worst(end);
+                    self.allow_failures(end);
                     self.world.go_to(end, QpState::Err)?;
                 }
                 Accident::Gone(node) => {
                     for end in 0..self.sides.len() {
-                        if self.world.ends[end].tie.here.node == node {
-                            self.expect_the_worst(end);
+                        if self.world.ends[end].endpoints.here.node == node {
+                            self.allow_failures(end);
                         }
                     }
                     self.world.kill_node(node);
@@ -320,7 +320,7 @@ impl<C: Choices> Scenario<C> {
     }
 
     /// From now on things may go wrong at both ends of the connection of `end`.
-    fn expect_the_worst(&mut self, end: usize) {
+    fn allow_failures(&mut self, end: usize) {
         self.sides[end].fragile = true;
         self.sides[end ^ 1].fragile = true;
     }

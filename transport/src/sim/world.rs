@@ -14,7 +14,7 @@ use super::setup::{Peer, Place, Setup};
 use super::timeline::Deadlines;
 use super::topology::{Topology, node_at};
 use super::windows::{Window, Windows};
-use super::wire::{Flight, Wire};
+use super::wire::{InTransit, Wire};
 use crate::cx::{FlowControl, PacketNote, TxState};
 use crate::fault::Verdict;
 use crate::qp::{AttrMask, QpAttr, QpState};
@@ -31,7 +31,7 @@ pub const START: Instant = Instant(1_000_000_000);
 /// A packet as it was handed to the network.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Logged {
-    /// When.
+    /// When it was sent.
     pub at: Instant,
     /// By which connection.
     pub connection: usize,
@@ -109,14 +109,14 @@ impl<C: Choices> World<C> {
     pub fn add(&mut self, setup: &Setup, places: [Place; 2]) -> usize {
         let first = self.ends.len();
         for who in [Peer::A, Peer::B] {
-            let tie = setup.tie_of(who, places);
+            let endpoints = setup.endpoints_of(who, places);
             let setup = &setup.side(who);
-            let (qp, mut host) = setup.make_with(tie.here.qpn);
+            let (qp, mut host) = setup.make_with(endpoints.here.qpn);
             host.clock = self.now;
-            let known = self.by_place.insert((tie.here.node, tie.here.qpn.get()), self.ends.len());
-            assert_eq!(known, None, "{:?} is taken", tie.here);
-            self.windows.widen(tie.way(), SimHost::charge_alone(setup.path_mtu.bytes()) + setup.in_run());
-            self.ends.push(End::new((qp, host), *setup, tie, self.now));
+            let known = self.by_place.insert((endpoints.here.node, endpoints.here.qpn.get()), self.ends.len());
+            assert_eq!(known, None, "{:?} is taken", endpoints.here);
+            self.windows.widen(endpoints.way(), SimHost::charge_alone(setup.path_mtu.bytes()) + setup.in_run());
+            self.ends.push(End::new((qp, host), *setup, endpoints, self.now));
             self.wire.add_end();
             self.delivered.push(0);
             self.timeouts.push(0);
@@ -129,7 +129,7 @@ impl<C: Choices> World<C> {
     pub fn connect(&mut self, setup: &Setup, places: [Place; 2]) -> usize {
         let first = self.add(setup, places);
         for end in &mut self.ends[first..] {
-            end.setup.bring_up(&end.tie, &mut end.qp, &mut end.host, QpState::Rts);
+            end.setup.bring_up(&end.endpoints, &mut end.qp, &mut end.host, QpState::Rts);
         }
         first
     }
@@ -167,7 +167,7 @@ impl<C: Choices> World<C> {
     pub fn kill_node(&mut self, node: usize) {
         self.gone.push(node);
         for id in 0..self.ends.len() {
-            if self.ends[id].tie.here.node == node {
+            if self.ends[id].endpoints.here.node == node {
                 self.deadlines.set(id, None);
             }
         }
@@ -175,7 +175,7 @@ impl<C: Choices> World<C> {
 
     /// Whether the node of this end is gone.
     pub fn is_gone(&self, id: usize) -> bool {
-        !self.gone.is_empty() && self.gone.contains(&self.ends[id].tie.here.node)
+        !self.gone.is_empty() && self.gone.contains(&self.ends[id].endpoints.here.node)
     }
 
     /// Sends what can be sent, jumps to the next arrival or deadline and handles it. False when there is none.
@@ -270,7 +270,7 @@ impl<C: Choices> World<C> {
         let end = &mut self.ends[id];
         end.host.clock = self.now;
         if end.host.flow.returns && end.host.flow.limit.is_some() {
-            end.host.flow.others = self.windows.reserved(end.tie.way()) - end.watch.counted;
+            end.host.flow.others = self.windows.reserved(end.endpoints.way()) - end.watch.counted;
         }
     }
 
@@ -289,7 +289,7 @@ impl<C: Choices> World<C> {
         let end = &mut self.ends[id];
         let flow = &end.host.flow;
         let (Some(limit), true) = (flow.limit, flow.returns) else { return Ok(()) };
-        let Window { reserved, beyond } = self.windows.recount(end.tie.way(), end.watch.counted, flow.reserved);
+        let Window { reserved, beyond } = self.windows.recount(end.endpoints.way(), end.watch.counted, flow.reserved);
         end.watch.counted = flow.reserved;
         let at = self.now;
         ensure!(reserved <= limit + beyond, Credit, Some(id), at, "{reserved} bytes reserved, {limit} allowed");
@@ -330,7 +330,7 @@ impl<C: Choices> World<C> {
         self.deadlines.set(id, at);
     }
 
-    fn deliver(&mut self, flight: Flight) -> Result<(), Broken> {
+    fn deliver(&mut self, flight: InTransit) -> Result<(), Broken> {
         let whole = icrc::verify(&flight.net, &flight.bytes);
         let id = if whole { self.receiver(&flight.net, &flight.bytes) } else { None };
         let Some(id) = id.filter(|&id| !self.is_gone(id)) else {
@@ -338,7 +338,7 @@ impl<C: Choices> World<C> {
             self.wire.pool.put(flight.bytes);
             return Ok(());
         };
-        let qpn = self.ends[id].tie.here.qpn;
+        let qpn = self.ends[id].endpoints.here.qpn;
         let Some((mut flight, verdict)) = self.wire.receive(self.now, id, qpn, flight) else { return Ok(()) };
         if let Some(tamper) = &mut self.tamper {
             tamper(id, &mut flight.bytes);
@@ -442,7 +442,7 @@ impl<C: Choices> World<C> {
             let fits = end.watch.on_emitted(&end.qp, &packet.header, self.now);
             fits.map_err(|broken| Broken { end: Some(id), ..broken })?;
             let (header, len) = (packet.header, packet.payload.len());
-            let (log, qpn) = (end.setup.log, end.tie.here.qpn);
+            let (log, qpn) = (end.setup.log, end.endpoints.here.qpn);
             let verdict = self.wire.send(self.now, id, qpn, net, bytes);
             if log {
                 let (at, connection, from) = (self.now, id / 2, Peer::of_end(id));
@@ -480,7 +480,7 @@ impl<C: Choices> World<C> {
 
     /// The network header of packets from an end to its peer.
     pub fn net_of(&self, id: usize) -> NetHeader {
-        net_header(&self.ends[id].tie.av())
+        net_header(&self.ends[id].endpoints.av())
     }
 }
 

@@ -5,7 +5,7 @@
 pub enum LinkType {
     /// Ethernet, with or without VLAN tags.
     Ethernet,
-    /// Nothing.
+    /// Nothing: the frame begins with its IP header.
     RawIp,
     /// 4 bytes of BSD loopback header.
     BsdLoopback,

@@ -108,7 +108,7 @@ pub(super) fn part<'a>(area: &'a [u8], at: &[Bits]) -> Result<&'a [u8], MadError
     at.first().ok_or(MadError::Length)?.bytes(area)
 }
 
-/// The same to write.
+/// The bytes of `area` that `at` covers, to be written.
 pub(super) fn part_mut<'a>(area: &'a mut [u8], at: &[Bits]) -> &'a mut [u8] {
     at.first().and_then(|at| area.get_mut(at.span())).unwrap_or_default()
 }

@@ -146,7 +146,7 @@ impl TimeCode {
 pub struct Small<const WIDTH: u32>(u8);
 
 impl<const WIDTH: u32> Small<WIDTH> {
-    /// The largest.
+    /// The largest number of that many bits.
     pub const MAX: Self = Self(u8::MAX.unbounded_shr(8_u32.saturating_sub(WIDTH)));
 
     /// The low `WIDTH` bits of `value`.
@@ -247,7 +247,7 @@ impl<const N: usize> PrivateData<N> {
         Some(Self(all))
     }
 
-    /// All of it.
+    /// All bytes, those included that the program did not set.
     pub const fn as_bytes(&self) -> &[u8; N] {
         &self.0
     }
@@ -277,10 +277,10 @@ pub struct Info {
 }
 
 impl Info {
-    /// The most bytes.
+    /// Bytes that it holds at most.
     pub const MAX: usize = 72;
 
-    /// None.
+    /// No bytes.
     pub const EMPTY: Self = Self { len: 0, bytes: [0; Self::MAX] };
 
     /// `info`, if it is not more than [`Info::MAX`] bytes.

@@ -146,7 +146,7 @@ pub struct Contradiction;
 /// What frames are wanted; the default wants all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameMatch {
-    /// Zero where `mask` is.
+    /// What the header fields under `mask` must be; zero where `mask` is.
     value: [u8; LEN],
     mask: [u8; LEN],
 }

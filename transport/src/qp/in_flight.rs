@@ -2,7 +2,7 @@
 //!
 //! Room is accounted per packet, because a receiving socket has a cost for each; what it is, the host says
 //! ([`FlowControl::charge`]). Bytes reserved are first `ahead`, then, once their packet is
-//! in the batch, `in_flight`, and are given back when the packet is acknowledged or given up.
+//! in the batch, `unacked`, and are given back when the packet is acknowledged or given up.
 
 use crate::cx::FlowControl;
 use crate::qp::shared::Shared;
@@ -20,16 +20,16 @@ pub(crate) fn charge_range<F: FlowControl>(length: u32, packets: u32, mtu: PathM
 
 /// Room held for one RC QP, in the bytes of [`FlowControl::charge`].
 #[derive(Debug, Default)]
-pub(crate) struct Flight {
+pub(crate) struct InFlight {
     /// Packets sent and not acknowledged.
-    in_flight: u32,
+    unacked: u32,
     /// Reserved and not used yet.
     ahead: u32,
     /// Acknowledged and not given back yet.
-    landed: u32,
+    acked: u32,
 }
 
-impl Flight {
+impl InFlight {
     /// Makes sure that `first` and then `more` bytes are reserved beyond what is in flight: whether both are, or nothing
     /// but the first, or not even that. Instead of `more` takes what `run` says that the packets behind the first one need, if
     /// there is plenty. `fits_same_send` says whether so many packets travel with the last one.
@@ -44,7 +44,7 @@ impl Flight {
     ) -> Room {
         if !self.reach(sh, flow, first, || fits_same_send(1)) {
             // What is merely reserved brings no acknowledgement. Without it nothing is under way, so this is not refused.
-            if self.in_flight != 0 || self.ahead == 0 {
+            if self.unacked != 0 || self.ahead == 0 {
                 return Room::None;
             }
             self.clear(sh, flow);
@@ -73,7 +73,7 @@ impl Flight {
     /// Raises `ahead` to at least `bytes`; `in_run`: the last packet of them travels with the one before it.
     fn reach<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F, bytes: u32, in_run: impl FnOnce() -> bool) -> bool {
         let missing = bytes.saturating_sub(self.ahead);
-        let (av, qpn, own) = (&sh.attr.av, sh.attr.dest_qpn, self.in_flight + self.ahead);
+        let (av, qpn, own) = (&sh.attr.av, sh.attr.dest_qpn, self.unacked + self.ahead);
         let fits = missing == 0
             || own != 0 && in_run() && flow.reserve_in_run(av, qpn, missing)
             || flow.reserve(av, qpn, missing, own);
@@ -84,47 +84,47 @@ impl Flight {
     }
 
     /// A packet of `bytes`, reserved before, is in the batch.
-    pub(crate) fn depart(&mut self, bytes: u32) {
+    pub(crate) fn on_sent(&mut self, bytes: u32) {
         self.ahead = self.ahead.saturating_sub(bytes);
-        self.in_flight += bytes;
+        self.unacked += bytes;
     }
 
-    /// Packets of `bytes` arrived; [`Flight::give_back`] tells the host once for all of them.
-    pub(crate) fn land(&mut self, bytes: u32) {
-        let bytes = bytes.min(self.in_flight);
-        self.in_flight -= bytes;
-        self.landed += bytes;
+    /// Packets of `bytes` arrived; [`InFlight::give_back`] tells the host once for all of them.
+    pub(crate) fn on_acked(&mut self, bytes: u32) {
+        let bytes = bytes.min(self.unacked);
+        self.unacked -= bytes;
+        self.acked += bytes;
     }
 
-    /// Gives back what landed.
+    /// Gives back the room of the packets that were acknowledged.
     pub(crate) fn give_back<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F) {
-        let landed = core::mem::take(&mut self.landed);
-        if landed != 0 {
-            flow.release(&sh.attr.av, sh.attr.dest_qpn, landed);
+        let acked = core::mem::take(&mut self.acked);
+        if acked != 0 {
+            flow.release(&sh.attr.av, sh.attr.dest_qpn, acked);
         }
     }
 
     /// Bytes held.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn held(&self) -> u32 {
-        self.in_flight + self.ahead + self.landed
+        self.unacked + self.ahead + self.acked
     }
 
     /// Gives back everything: what is in flight is given up.
     pub(crate) fn clear<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F) {
-        self.landed += core::mem::take(&mut self.in_flight) + core::mem::take(&mut self.ahead);
+        self.acked += core::mem::take(&mut self.unacked) + core::mem::take(&mut self.ahead);
         self.give_back(sh, flow);
     }
 }
 
-/// Answer of [`Flight::reserve`].
+/// Answer of [`InFlight::reserve`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
     /// For this packet and the one after it.
     Both,
     /// For this packet, and then no more until something is acknowledged.
     First,
-    /// For nothing.
+    /// For no packet.
     None,
 }
 
