@@ -448,7 +448,7 @@ mod tests {
 
     // clause: AETH-SYNDROME
     #[test]
-    fn syndromes_mean_what_the_specification_says() {
+    fn syndromes_decode_as_specified() {
         assert_eq!(Syndrome::from_u8(0x1f), Syndrome::ACK_UNLIMITED);
         assert_eq!(Syndrome::from_u8(0x2c), Syndrome::RnrNak { timer: 12 });
         assert_eq!(Syndrome::from_u8(0x60), Syndrome::Nak(NakCode::PsnSequence));

@@ -317,7 +317,7 @@ mod tests {
 
     // clause: GID-ADDRESS
     #[test]
-    fn gids_are_addresses() {
+    fn gids_convert_to_and_from_ip_addresses() {
         let v4: Gid = Ipv4Addr::LOCALHOST.into();
         assert!(v4.is_ipv4());
         assert_eq!(v4.to_ip(), IpAddr::V4(Ipv4Addr::LOCALHOST));

@@ -172,7 +172,7 @@ mod tests {
 
     // clause: TM-COMPLETION
     #[test]
-    fn errors_tell_nothing_but_what_kind_of_receive_it_was() {
+    fn failed_tagged_receives_report_only_their_opcode() {
         let failed = Cqe { status: WcStatus::WrFlushErr, ..Cqe::default() };
         let tag_match = TagMatch::of(&request(8, 0), TagFit::Matched, 8, false);
         let cqe = tag_match.stamp(failed);

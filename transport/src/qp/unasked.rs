@@ -38,7 +38,7 @@ mod tests {
 
     // clause: SEND-ASK-MIDDLE
     #[test]
-    fn an_acknowledgement_is_asked_for_by_bytes_by_packets_and_by_what_a_loss_has_left() {
+    fn an_acknowledgement_is_asked_for_by_bytes_packets_and_window() {
         let asks = |limit, bytes, window| {
             let mut unasked = Unasked { limit, ..Unasked::default() };
             let mut until = |_: &i32| {

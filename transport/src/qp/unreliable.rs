@@ -105,7 +105,7 @@ mod tests {
 
     // clause: UD-QKEY-CONTROLLED, UD-QKEY-GSI
     #[test]
-    fn the_q_key_is_the_requests_unless_it_is_controlled() {
+    fn a_controlled_q_key_in_a_request_stands_for_that_of_the_queue_pair() {
         let (qp, _) = Setup::of(Service::Ud).make(Peer::A);
         let mut sh = Shared::new(*qp.config());
         sh.attr.qkey = Qkey(7);
@@ -117,7 +117,7 @@ mod tests {
 
     // clause: STATE-SQE
     #[test]
-    fn a_send_error_flushes_what_is_posted_until_the_queue_is_restarted() {
+    fn a_send_error_flushes_posted_requests_until_the_queue_is_restarted() {
         let mut pair = Pair::idle(Setup::of(Service::Ud), Rng::new(1));
         pair.bring_to(Peer::A, QpState::Rts);
         let mr = pair.end(Peer::A).host.memory.register(257, crate::wr::Access::empty());

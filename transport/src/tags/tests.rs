@@ -94,7 +94,7 @@ fn the_program_is_asked_to_synchronise_before_a_card_would_lose_count() {
 proptest! {
     /// Any order of operations, against a plain list that is searched.
     #[test]
-    fn it_agrees_with_a_plain_list(ops in prop::collection::vec((0u8..6, 0u64..4), 0..80)) {
+    fn the_tag_list_agrees_with_a_plain_list(ops in prop::collection::vec((0u8..6, 0u64..4), 0..80)) {
         let mut list = TagList::new(6, 1);
         // (wr_id, tag, handle, enabled)
         let mut model: Vec<(u64, u64, TagHandle, bool)> = vec![];

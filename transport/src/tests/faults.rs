@@ -323,7 +323,7 @@ fn the_retries_of_the_sender_count_starvation() {
 }
 
 #[test]
-fn unreliable_services_lose_what_is_starved() {
+fn unreliable_services_drop_packets_that_find_no_receive() {
     for service in [Service::Uc, Service::Ud] {
         let mut bench = Bench::new(Setup::of(service), "rnr msg=1");
         let (src, dst) = (bench.memory(A, 200), bench.memory(B, 256));
@@ -339,7 +339,7 @@ fn unreliable_services_lose_what_is_starved() {
 }
 
 #[test]
-fn starvation_is_for_one_packet_and_only_for_what_needs_a_receive() {
+fn starvation_hits_one_packet_and_only_requests_that_need_a_receive() {
     let mut bench = Bench::new(Setup::default(), "");
     let (src, dst) = (bench.memory(A, 8), bench.memory(B, 8));
     bench.recv(1, &[]);
@@ -380,7 +380,7 @@ fn a_rule_with_a_message_number_drops_every_try_of_that_message() {
 }
 
 #[test]
-fn a_loss_halves_what_goes_out_at_once_and_acknowledgements_widen_it_again() {
+fn a_loss_halves_the_window_and_acknowledgements_widen_it() {
     let mut bench = Bench::new(Setup::default(), "");
     let (src, dst) = (bench.memory(A, 400 * 256), bench.memory(B, 400 * 256));
     bench.post(1, write_to(dst), &[src.all()]);

@@ -118,7 +118,7 @@ fn before_a_fault(joins: bool, readable: u32) -> Vec<Vec<u8>> {
 
 // clause: SEND-LOCAL-FAULT
 #[test]
-fn a_source_that_ends_in_the_middle_has_what_is_before_it_sent() {
+fn a_fault_in_the_middle_of_the_source_sends_the_packets_before_it() {
     for packets in [2, 3, 30, 62] {
         let sent = before_a_fault(true, packets * 256 + 7);
         assert_eq!(sent.len(), packets as usize);
@@ -386,7 +386,7 @@ fn both_sides_may_send_at_once() {
 
 // clause: READ-AFTER-WRITE
 #[test]
-fn a_read_sees_what_an_earlier_write_wrote() {
+fn a_read_returns_the_bytes_of_an_earlier_write() {
     let mut p = Pair::new(Setup::default());
     let (src, dst, back) = (filled(&mut p, A, 3000), blank(&mut p, B, 3000), blank(&mut p, A, 3000));
     post(&mut p, A, 1, write_to(dst), &[src.all()]);

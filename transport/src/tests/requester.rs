@@ -137,7 +137,7 @@ fn reserved_syndromes_are_ignored() {
 
 // clause: NAK-ACKNOWLEDGES, NAK-SEQUENCE
 #[test]
-fn a_sequence_nak_completes_what_is_before_it_and_goes_back() {
+fn a_sequence_nak_completes_earlier_requests_and_goes_back() {
     let mut s = Script::new(Setup::default());
     for id in 1..=3 {
         s.post(id, write_to(FAR), 300);
@@ -181,7 +181,7 @@ fn a_sequence_nak_during_an_rnr_wait_does_not_cut_it_short() {
 
 // clause: ACK-OVER-RETRY
 #[test]
-fn an_acknowledgement_during_a_retry_skips_what_it_covers() {
+fn an_acknowledgement_during_a_retry_skips_the_packets_it_covers() {
     let mut s = Script::new(Setup { batch: 1, ..Setup::default() });
     for id in 1..=3 {
         s.post(id, write_to(FAR), 0);
@@ -301,7 +301,7 @@ fn duplicate_read_answers_are_dropped() {
 
 // clause: READ-ACKNOWLEDGES
 #[test]
-fn a_read_answer_acknowledges_what_was_sent_before_it() {
+fn a_read_response_acknowledges_earlier_requests() {
     let mut s = Script::new(Setup::default());
     s.post(1, write_to(FAR), 300);
     s.post(2, read_from(FAR), 100);
@@ -346,7 +346,7 @@ fn implied_naks_cost_retries() {
 
 // clause: RESP-REGION
 #[test]
-fn an_idle_requester_believes_nobody() {
+fn an_idle_requester_ignores_every_response() {
     let mut s = Script::new(Setup::default());
     for psn in [99, 100, 101] {
         for resp in [ack(), nak(NakCode::InvalidRequest), Response::ReadOnly(ok()), Response::ReadMiddle] {

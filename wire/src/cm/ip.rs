@@ -157,7 +157,7 @@ mod tests {
 
     // clause: CM-IP-HEADER
     #[test]
-    fn addresses_come_back_with_what_the_program_said() {
+    fn ip_cm_headers_round_trip_with_private_data() {
         let v6 = IpCmHeader {
             src_port: 1,
             addresses: IpPair::V6 { src: Ipv6Addr::LOCALHOST, dst: "fd00::2".parse().unwrap() },

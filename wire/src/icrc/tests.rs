@@ -15,7 +15,7 @@ fn unshift_undoes_zero_bytes() {
 }
 
 #[test]
-fn shift_is_what_unshift_undoes() {
+fn unshift_undoes_shift() {
     for blocks in 0..=16 {
         let shifted = gf2::shift(0x1234_5678, blocks).expect("small");
         assert_eq!(gf2::unshift(shifted, u16::from(blocks) * 256), 0x1234_5678, "{blocks}");
@@ -115,7 +115,7 @@ fn a_sealer_finds_every_identification_and_all_damage() {
 }
 
 #[test]
-fn what_is_too_short_for_an_icrc_is_never_right() {
+fn a_datagram_too_short_for_an_icrc_never_verifies() {
     let net = NetHeader::default();
     let mut datagram = [0; 3];
     seal(&net, &mut datagram);

@@ -87,7 +87,7 @@ fn a_service_is_asked_once_and_answers_every_time() {
 
 // clause: CM-SIDR, CM-BACKLOG
 #[test]
-fn what_a_service_cannot_answer_is_refused() {
+fn lookups_that_no_service_answers_are_refused() {
     let status = |node: &mut Node| match node.one_sent() {
         Message::SidrRep(rep) => rep.status,
         other => panic!("{other:?}"),

@@ -219,7 +219,7 @@ fn a_not_ready_peer_gets_the_time_it_asked_for() {
 }
 
 #[test]
-fn what_goes_wrong_is_counted_once_each_time() {
+fn each_loss_and_refusal_is_counted_once() {
     let mut s = Script::with(Setup { retry_cnt: 7, rnr_retry: 7, ..Setup::default() });
     s.post(1, READ, 8);
     s.post(2, SendOp::Send, 0);
@@ -245,7 +245,7 @@ fn what_goes_wrong_is_counted_once_each_time() {
 
 // clause: READ-ACKNOWLEDGES
 #[test]
-fn read_answers_land_and_acknowledge_what_came_before() {
+fn read_responses_are_placed_and_acknowledge_earlier_requests() {
     let mut s = Script::new();
     s.post(1, SendOp::Send, 0);
     s.post(2, READ, 600);
@@ -287,7 +287,7 @@ fn read_in_parts(from: u32, until: u32, at_once: bool) -> (Vec<u8>, String) {
 }
 
 #[test]
-fn several_packets_of_read_data_at_once_do_what_they_do_one_by_one() {
+fn joined_read_responses_act_as_single_ones() {
     for (from, until) in [(101, 119), (101, 103), (105, 110), (118, 119)] {
         assert!(read_in_parts(from, until, true) == read_in_parts(from, until, false), "{from}..{until}");
     }

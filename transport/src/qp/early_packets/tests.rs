@@ -76,7 +76,7 @@ const ALL_DROPPED: [(u32, Option<DropReason>); 3] =
     [(0, Some(DropReason::NoReceive)), (1, Some(DropReason::NoReceive)), (2, Some(DropReason::NoReceive))];
 
 #[test]
-fn what_may_have_overtaken_others_is_taken_in_the_order_of_sending() {
+fn packets_that_overtook_others_are_delivered_in_the_order_of_sending() {
     // Service, whether its packets take several ways, the order of arrival, and that of delivery.
     let cases: [(Service, bool, &[u32], &[u32]); 8] = [
         (Service::Uc, true, &[0, 1, 2, 3], &[0, 1, 2, 3]),
@@ -142,7 +142,7 @@ fn a_gap_that_stays_costs_the_open_message_only() {
 }
 
 #[test]
-fn a_reliable_connection_asks_for_what_is_missing_after_a_shorter_wait() {
+fn a_reliable_connection_naks_a_gap_after_a_shorter_wait() {
     let mut script = Script::new(Service::Rc, 8);
     assert!(script.arrive(1, true) && script.arrive(2, true));
     script.wait(MAX_WAIT_RC - Duration::from_nanos(1));
@@ -169,7 +169,7 @@ fn packets_wait_only_as_far_ahead_as_others_can_be_under_way() {
 }
 
 #[test]
-fn a_packet_of_another_host_queues_up_behind_what_waits_already() {
+fn packets_of_another_host_queue_behind_those_that_wait() {
     let mut script = Script::new(Service::Uc, 8);
     assert!(script.arrive(3, true) && script.arrive(2, false));
     assert!(!script.arrive(0, false));
@@ -179,7 +179,7 @@ fn a_packet_of_another_host_queues_up_behind_what_waits_already() {
 }
 
 #[test]
-fn a_reset_queue_pair_drops_what_waited_at_the_next_check() {
+fn a_reset_queue_pair_drops_waiting_packets_at_the_next_check() {
     let mut script = Script::new(Service::Ud, 0);
     assert!(script.arrive(0, true));
     let reset = crate::qp::QpAttr { state: QpState::Reset, ..*script.qp.attr() };
@@ -241,7 +241,7 @@ fn room_is_bounded_in_bytes_of_whole_packets() {
 }
 
 #[test]
-fn what_finds_no_room_is_handed_over_at_once() {
+fn packets_beyond_the_bound_are_handed_over_at_once() {
     let mut script = Script::new(Service::Ud, 0);
     script.early.bytes = MAX_BYTES - 20;
     assert!(!script.arrive(0, true));

@@ -68,7 +68,7 @@ fn sent(qp: &mut Qp, host: &mut SimHost) -> (Vec<Vec<u8>>, Vec<(u64, WcStatus)>)
 
 // clause: RAW-STATES
 #[test]
-fn nothing_but_the_port_is_asked_for_or_taken() {
+fn raw_queue_pairs_take_no_attribute_but_the_port() {
     let mut host = SimHost::default();
     let mut qp = qp(QpState::Reset, &mut host);
     let attr = QpAttr { state: QpState::Init, ..QpAttr::default() };

@@ -89,7 +89,7 @@ fn only_unanswered_requests_count_against_the_limit() {
 
 // clause: DUP-READ-RANGE
 #[test]
-fn a_replay_sends_only_what_was_asked_for_again() {
+fn a_replay_sends_only_the_packets_asked_for() {
     let mut ring = ring(4, &[read(1, 3), atomic(4), read(5, 2)]);
     send(&mut ring, 9);
     again(&mut ring, 2);
@@ -112,7 +112,7 @@ fn a_replay_keeps_answers_in_order() {
 }
 
 #[test]
-fn a_replay_of_what_is_due_anyway_changes_nothing() {
+fn a_replay_of_a_pending_response_changes_nothing() {
     let mut ring = ring(4, &[read(1, 4), atomic(5)]);
     send(&mut ring, 2);
     again(&mut ring, 4);

@@ -5,7 +5,7 @@ use super::*;
 const ATTR: fn() -> QpAttr = || QpAttr { timeout: 14, retry_cnt: 2, rnr_retry: 1, ..QpAttr::default() };
 const T14: u64 = 4096 << 14;
 
-fn first_unstarted() -> Retry {
+fn full_counters() -> Retry {
     let mut retry = Retry::default();
     retry.reset(&ATTR());
     retry
@@ -14,7 +14,7 @@ fn first_unstarted() -> Retry {
 // clause: RETRY-COUNT
 #[test]
 fn retry_cnt_retries_are_granted_and_not_one_more() {
-    let mut retry = first_unstarted();
+    let mut retry = full_counters();
     assert_eq!(retry.on_ack_timeout(), Ok(()));
     assert_eq!(retry.on_loss(), Ok(true));
     assert_eq!(retry.on_ack_timeout(), Err(Exhausted));
@@ -25,7 +25,7 @@ fn retry_cnt_retries_are_granted_and_not_one_more() {
 // clause: NAK-ONCE
 #[test]
 fn one_loss_costs_one_retry_however_often_it_is_told() {
-    let mut retry = first_unstarted();
+    let mut retry = full_counters();
     assert_eq!(retry.on_loss(), Ok(true));
     assert_eq!(retry.on_loss(), Ok(false));
     assert_eq!(retry.on_ack_timeout(), Ok(()));
@@ -35,7 +35,7 @@ fn one_loss_costs_one_retry_however_often_it_is_told() {
 // clause: RNR-COUNT
 #[test]
 fn rnr_retries_are_counted_apart_and_seven_is_endless() {
-    let mut retry = first_unstarted();
+    let mut retry = full_counters();
     assert_eq!(retry.on_rnr(&ATTR(), Instant(0), 1), Ok(()));
     assert_eq!(retry.on_rnr(&ATTR(), Instant(0), 1), Err(Exhausted));
     let endless = QpAttr { rnr_retry: 7, ..ATTR() };
@@ -47,7 +47,7 @@ fn rnr_retries_are_counted_apart_and_seven_is_endless() {
 // clause: TIMER-RESTART
 #[test]
 fn the_ack_timer_starts_once_and_restarts_on_progress() {
-    let mut retry = first_unstarted();
+    let mut retry = full_counters();
     retry.on_sent(&ATTR(), Instant(5));
     retry.on_sent(&ATTR(), Instant(9));
     assert_eq!(retry.deadline(), Some(Instant(5 + T14)));
@@ -61,8 +61,8 @@ fn the_ack_timer_starts_once_and_restarts_on_progress() {
 
 // clause: RNR-WAIT-WHOLE
 #[test]
-fn nothing_cuts_an_rnr_wait_short() {
-    let mut retry = first_unstarted();
+fn losses_do_not_shorten_an_rnr_wait() {
+    let mut retry = full_counters();
     assert_eq!(retry.on_rnr(&ATTR(), Instant(0), 12), Ok(()));
     retry.on_progress(&ATTR(), Instant(1), true);
     retry.on_sent(&ATTR(), Instant(1));
@@ -74,7 +74,7 @@ fn nothing_cuts_an_rnr_wait_short() {
 // clause: TIMER-RANGE
 #[test]
 fn code_zero_waits_for_ever_and_tiny_codes_are_rounded_up() {
-    let mut retry = first_unstarted();
+    let mut retry = full_counters();
     retry.on_sent(&QpAttr { timeout: 0, ..ATTR() }, Instant(0));
     assert_eq!(retry.deadline(), None);
     retry.on_sent(&QpAttr { timeout: 1, ..ATTR() }, Instant(0));

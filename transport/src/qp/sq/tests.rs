@@ -27,7 +27,7 @@ fn sge(length: u32) -> Sge {
 }
 
 #[test]
-fn it_holds_exactly_max_send_wr_and_goes_round() {
+fn the_send_queue_holds_max_send_wr_requests_and_wraps() {
     let mut sq = queue(3);
     for wr_id in 0..3 {
         assert_eq!(sq.push(&request(wr_id, SendData::Sges(&[])), 0), Ok(()));
@@ -47,7 +47,7 @@ fn it_holds_exactly_max_send_wr_and_goes_round() {
 }
 
 #[test]
-fn it_doubles_as_requests_pile_up_and_keeps_each_with_its_data() {
+fn the_send_queue_doubles_and_keeps_each_request_with_its_data() {
     let mut sq = queue(100);
     // Three come and one goes: the ring has turned whenever it grows.
     for byte in 0..144 {
@@ -143,7 +143,7 @@ fn an_atomic_write_has_eight_bytes_however_little_is_inline_and_a_flush_none() {
 
 // clause: BTH-SOLICITED
 #[test]
-fn only_what_can_raise_a_solicited_event_asks_for_one() {
+fn only_sends_and_writes_with_immediate_ask_for_a_solicited_event() {
     let (remote_addr, rkey, flags) = (0, RKey(0), SendFlags::SOLICITED);
     let solicits = |op| {
         let mut sq = queue(1);

@@ -62,7 +62,7 @@ fn headers_are_found_behind_tags_options_and_extensions() {
 }
 
 #[test]
-fn what_is_not_whole_counts_as_payload() {
+fn incomplete_headers_count_as_payload() {
     let frame = ethernet(0x0800, &ipv4(UDP, &udp(b"hi")));
     assert_eq!(Layout::of(&frame[..13]), None);
     assert_eq!(Layout::of(&frame[..33]).expect("a frame").ip, None);
