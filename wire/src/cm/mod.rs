@@ -1,7 +1,7 @@
 //! Messages of the connection manager: the 256 bytes of a management datagram (MAD) to values, and back.
 //!
 //! A MAD travels as the payload of an unreliable datagram between the queue pairs 1 of two ports, with the Q_Key
-//! [`Qkey::GSI`]. [`Mad::parse`] takes that payload; [`gsi_header`] makes the packet header around one.
+//! [`Qkey::GSI`](crate::Qkey::GSI). [`Mad::parse`] takes that payload; [`gsi_header`] makes the packet header around one.
 //! Lives here: the MAD ([`Mad`]), its messages ([`message`]), their codes ([`code`]), numbers ([`num`]) and the header that
 //! RDMA CM puts in front of private data ([`ip`]). Touches the crate's `num` and `packet`; knows no connection.
 //!

@@ -21,8 +21,7 @@ struct Script {
 fn script(srq_max_sge: Option<u32>) -> Script {
     let caps = QpCaps { max_recv_wr: 4, max_recv_sge: 2, ..QpCaps::default() };
     let (qpn, service, port_mtu) = (Qpn::new(2), Service::Ud, PORT_MTU as u32);
-    let config =
-        QpConfig { qpn, service, caps, sq_sig_all: false, srq_max_sge, tag_matching: false, port_mtu, line_rate: None };
+    let config = QpConfig { srq_max_sge, port_mtu, ..QpConfig::new(qpn, service, caps) };
     let (mut sh, mut host) = (Shared::new(config), SimHost::default());
     sh.attr.qkey = QKEY;
     let mr = host.memory.register(2048, Access::LOCAL_WRITE);

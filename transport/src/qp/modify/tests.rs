@@ -9,16 +9,7 @@ use std::fmt::Write;
 fn shared(service: Service, state: QpState) -> Shared {
     let caps = QpCaps::default();
     let qpn = Qpn::new(2);
-    let config = QpConfig {
-        qpn,
-        service,
-        caps,
-        sq_sig_all: false,
-        srq_max_sge: None,
-        tag_matching: false,
-        port_mtu: 4096,
-        line_rate: None,
-    };
+    let config = QpConfig::new(qpn, service, caps);
     let mut sh = Shared::new(config);
     sh.state = state;
     sh

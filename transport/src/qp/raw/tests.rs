@@ -31,16 +31,7 @@ impl TxBatch for Frames {
 fn qp(state: QpState, host: &mut SimHost) -> Qp {
     let caps = QpCaps { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 2, max_recv_sge: 2, max_inline_data: 64 };
     let (qpn, service) = (Qpn::new(2), Service::Raw);
-    let config = QpConfig {
-        qpn,
-        service,
-        caps,
-        sq_sig_all: true,
-        srq_max_sge: None,
-        tag_matching: false,
-        port_mtu: MAX_FRAME,
-        line_rate: None,
-    };
+    let config = QpConfig { sq_sig_all: true, port_mtu: MAX_FRAME, ..QpConfig::new(qpn, service, caps) };
     let mut qp = Qp::new(config);
     for (step, mask) in [
         (QpState::Init, AttrMask::STATE | AttrMask::PORT),

@@ -11,16 +11,7 @@ use std::collections::VecDeque;
 fn config(depth: u32, srq: Option<u32>) -> QpConfig {
     let caps = QpCaps { max_recv_wr: depth, max_recv_sge: 2, ..QpCaps::default() };
     let qpn = Qpn::new(2);
-    QpConfig {
-        qpn,
-        service: Service::Rc,
-        caps,
-        sq_sig_all: false,
-        srq_max_sge: srq,
-        tag_matching: false,
-        port_mtu: 4096,
-        line_rate: None,
-    }
+    QpConfig { srq_max_sge: srq, ..QpConfig::new(qpn, Service::Rc, caps) }
 }
 
 fn sge(addr: u64, length: u32) -> Sge {

@@ -6,16 +6,7 @@ use roxe_wire::{Feth, LKey, Placement, Qpn, RKey, Selectivity};
 fn queue(max_send_wr: u32) -> SendQueue {
     let caps = QpCaps { max_send_wr, max_recv_wr: 0, max_send_sge: 2, max_recv_sge: 0, max_inline_data: 4 };
     let qpn = Qpn::new(1);
-    SendQueue::new(&QpConfig {
-        qpn,
-        service: Service::Rc,
-        caps,
-        sq_sig_all: false,
-        srq_max_sge: None,
-        tag_matching: false,
-        port_mtu: 256,
-        line_rate: None,
-    })
+    SendQueue::new(&QpConfig::new(qpn, Service::Rc, caps))
 }
 
 fn request(wr_id: u64, data: SendData<'_>) -> SendRequest<'_> {
