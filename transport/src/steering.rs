@@ -96,7 +96,7 @@ impl<T> Rules<T> {
         self.rules.len()
     }
 
-    /// Whether there is none.
+    /// Whether there is no rule.
     pub fn is_empty(&self) -> bool {
         self.rules.is_empty()
     }

@@ -343,7 +343,7 @@ pub enum WcExtra {
 /// (IBA §11.4.2.1), `opcode` is filled all the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cqe {
-    /// Of the work request.
+    /// The identifier of the work request.
     pub wr_id: u64,
     /// How it ended.
     pub status: WcStatus,

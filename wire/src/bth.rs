@@ -47,7 +47,7 @@ impl Bth {
         }
     }
 
-    /// That of the next packet where packets from the middle of a message share a header: only the first of them asks for an
+    /// Becomes the BTH of the next packet where packets from the middle of a message share a header: only the first of them asks for an
     /// acknowledgement.
     #[must_use]
     pub const fn next_joined(self) -> Self {

@@ -23,7 +23,7 @@ pub enum ParseError {
 }
 
 impl ParseError {
-    /// All of them, for counters.
+    /// Every reason, for counters.
     pub const ALL: [Self; 7] =
         [Self::NotIp, Self::NotRoce, Self::Truncated, Self::Version, Self::Opcode, Self::Pad, Self::PayloadLength];
 

@@ -69,7 +69,7 @@ pub struct Peer {
 /// When to act if nothing comes, and how often to do so.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timer {
-    /// When.
+    /// When the timer is due; `None` while it is stopped.
     pub(super) due: Option<Instant>,
     /// How long each wait is.
     wait: Duration,
@@ -207,7 +207,7 @@ impl Connection {
         self.timer.due = Some(now.after(wait(self.terms.timeout)));
     }
 
-    /// Who has to be there for the connection not to end, once it is accepted.
+    /// The peer whose death ends the connection, once that is accepted.
     pub(super) fn peer(&self) -> Option<Peer> {
         let depends = matches!(self.state, State::RepSent | State::MraRepRcvd | State::Established | State::DreqSent);
         self.remote.filter(|_| depends).map(|remote| Peer { id: self.id, route: self.route(), theirs: remote.id })

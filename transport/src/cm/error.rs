@@ -20,26 +20,26 @@ pub enum CmError {
 /// Why nothing came of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Ignored {
-    /// It names no connection of ours, or another end than the peer's.
+    /// The message names no connection of ours, or another end than the peer's.
     UnknownId,
-    /// It does not come from, or go to, the addresses of the connection.
+    /// The message does not come from, or go to, the addresses of the connection.
     Address,
     /// The connection is in a state that has no use for it.
     State,
-    /// It was seen before.
+    /// The message was seen before.
     Duplicate,
-    /// It names another queue pair than ours.
+    /// The message names another queue pair than ours.
     Qpn,
-    /// It lacks an id or a GUID.
+    /// The message lacks an id or a GUID.
     Malformed,
     /// A request for what we do not have or not do; the sender was told.
     Refused,
-    /// It is of a queue pair that has another connection with us; the sender was told.
+    /// The message is of a queue pair that has another connection with us; the sender was told.
     Stale,
 }
 
 impl Ignored {
-    /// All of them, for counters.
+    /// Every reason, for counters.
     pub const ALL: [Self; 8] = [
         Self::UnknownId,
         Self::Address,

@@ -19,7 +19,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Those of rdma_cm over rxe, and room for 65,536 connections.
+    /// The settings of rdma_cm over rxe, and room for 65,536 connections.
     pub const fn new(guid: Guid) -> Self {
         Self {
             guid,

@@ -11,9 +11,9 @@ use roxe_wire::{Gid, PathMtu, Psn, Qkey, Qpn};
 /// The two addresses between which the messages of a connection travel, from our side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Route {
-    /// Ours.
+    /// Our address.
     pub local: Gid,
-    /// The peer's.
+    /// The peer's address.
     pub remote: Gid,
 }
 
@@ -22,12 +22,12 @@ pub struct Route {
 pub struct Ece {
     /// Whose options; 0 for none.
     pub vendor_id: VendorId,
-    /// Which: the attribute modifier of the message.
+    /// The options: the attribute modifier of the message.
     pub options: u32,
 }
 
 impl Ece {
-    /// None.
+    /// No options.
     pub const NONE: Self = Self { vendor_id: VendorId::new(0), options: 0 };
 }
 
@@ -261,7 +261,7 @@ pub struct AlternateAnswer {
 }
 
 impl AlternateAnswer {
-    /// Just that.
+    /// An answer with this status and nothing else.
     pub const fn new(status: AprStatus) -> Self {
         Self { status, info: Info::EMPTY, private_data: PrivateData::EMPTY }
     }

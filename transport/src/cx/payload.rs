@@ -32,7 +32,7 @@ impl<'a> RxPayload<'a> {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no bytes.
     #[inline]
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
@@ -85,7 +85,7 @@ impl<'a> TxRoom<'a> {
         }
     }
 
-    /// Whether there is none.
+    /// Whether there is no room.
     #[inline]
     pub const fn is_empty(&self) -> bool {
         self.len() == 0

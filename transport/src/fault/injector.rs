@@ -102,7 +102,7 @@ impl fmt::Display for RuleReport<'_> {
 #[derive(Debug)]
 pub struct Injector {
     seed: u64,
-    /// Those that lose packets first, because nothing can happen to a lost packet.
+    /// The rules, those that lose packets first, because nothing can happen to a lost packet.
     rules: Vec<Judged>,
     /// By ordinal.
     flows: HashMap<u32, Flow>,

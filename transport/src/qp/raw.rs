@@ -17,7 +17,7 @@ use roxe_wire::frame::{self, checksum};
 pub struct FrameNote {
     /// Tag of the flow that it matched; 0: none.
     pub flow_tag: u32,
-    /// It holds TCP or UDP in IPv4, and its checksums are right.
+    /// The frame holds TCP or UDP in IPv4, and its checksums are right.
     pub ip_csum_ok: bool,
 }
 

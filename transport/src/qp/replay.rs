@@ -95,7 +95,7 @@ pub(crate) enum Due {
         kind: OnceKind,
         /// The word that an atomic found.
         original: u64,
-        /// It was answered before.
+        /// Whether the request was answered before.
         again: bool,
     },
 }
@@ -103,7 +103,7 @@ pub(crate) enum Due {
 #[derive(Debug, Default)]
 pub(crate) struct ReplayRing {
     entries: VecDeque<Entry>,
-    /// Of `entries[0]`.
+    /// The number of `entries[0]`.
     base: Seq,
     /// The request being answered.
     cursor: Seq,

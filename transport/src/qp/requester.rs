@@ -53,7 +53,7 @@ const MAX_COALESCED_BYTES: u32 = 60 << 10;
 pub(crate) struct Cursor {
     /// Index of the work request.
     pub(crate) wqe: u32,
-    /// Which packet of it.
+    /// Which packet of that request.
     pub(crate) packet: u32,
     /// The PSN of that packet.
     pub(crate) psn: Psn,

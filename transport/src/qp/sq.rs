@@ -14,7 +14,7 @@ use roxe_wire::{Psn, Tmh};
 /// Places that a ring begins with. With room for 64 requests from the start, a process with 10,000 QPs occupied 120 MB, not 43.
 const FIRST_PLACES: u32 = 4;
 
-/// Who wants a send work request done.
+/// Where a send work request comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// The program.

@@ -39,12 +39,12 @@ pub struct End {
 /// What becomes of packets that an end wants to send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LinkState {
-    /// They leave.
+    /// Packets leave.
     #[default]
     Open,
-    /// They stay: the link is full, as a ring in memory that its reader does not empty.
+    /// Packets stay: the link is full, as a ring in memory that its reader does not empty.
     Full,
-    /// They stay, because others use the room that there is.
+    /// Packets stay, because others use the room that there is.
     Shared,
 }
 

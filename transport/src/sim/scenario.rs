@@ -155,7 +155,7 @@ struct Side<C> {
     when: C,
     /// What is posted.
     what: C,
-    /// It takes part.
+    /// Whether this end posts anything.
     active: bool,
     /// Messages that it posts.
     quota: u32,

@@ -31,7 +31,7 @@ pub enum Peer {
 }
 
 impl Peer {
-    /// The other one.
+    /// The opposite end.
     #[must_use]
     pub const fn other(self) -> Self {
         match self {

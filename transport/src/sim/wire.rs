@@ -120,9 +120,9 @@ struct Stream {
 #[derive(Clone, Copy, Default)]
 struct Counts {
     all: u64,
-    /// With a payload.
+    /// Packets with a payload.
     loaded: u64,
-    /// That want a receive.
+    /// Packets that want a receive.
     received: u64,
 }
 

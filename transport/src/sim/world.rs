@@ -349,7 +349,7 @@ impl<C: Choices> World<C> {
         result
     }
 
-    /// Who gets a packet.
+    /// The end that a packet is for.
     fn receiver(&self, net: &NetHeader, bytes: &[u8]) -> Option<usize> {
         let packet = Packet::parse(bytes).expect("a QP emitted a packet that does not parse");
         self.by_place.get(&(node_at(net.dst)?, packet.header.bth.dest_qpn.get())).copied()

@@ -38,9 +38,9 @@ pub(super) const RAW_IP: u16 = 101;
 /// Which way a frame went through the interface that recorded it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// It came in.
+    /// The frame came in.
     Inbound,
-    /// It went out.
+    /// The frame went out.
     Outbound,
 }
 
@@ -93,12 +93,12 @@ pub(super) const ENHANCED_PACKET: u32 = 6;
 pub(super) mod option {
     pub(crate) const END: u16 = 0;
     pub(crate) const COMMENT: u16 = 1;
-    /// Of an interface: its name.
+    /// The name of an interface.
     pub(crate) const NAME: u16 = 2;
-    /// Of a packet: its direction and more.
+    /// The direction of a packet, and more.
     pub(crate) const FLAGS: u16 = 2;
-    /// Of a section: the program that wrote it.
+    /// The program that wrote a section.
     pub(crate) const APPLICATION: u16 = 4;
-    /// Of an interface: the unit of its timestamps, a negative power of 10 (or of 2 with the top bit set).
+    /// The unit of an interface's timestamps, a negative power of 10 (or of 2 with the top bit set).
     pub(crate) const RESOLUTION: u16 = 9;
 }

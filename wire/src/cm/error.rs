@@ -9,7 +9,7 @@ pub enum MadError {
     Length,
     /// The base version of the MAD is not 1.
     BaseVersion,
-    /// Of another management class.
+    /// The management class is another.
     Class,
     /// The version of the class is not 2.
     ClassVersion,
@@ -22,7 +22,7 @@ pub enum MadError {
 }
 
 impl MadError {
-    /// All of them, for counters.
+    /// Every reason, for counters.
     pub const ALL: [Self; 7] = [
         Self::Length,
         Self::BaseVersion,

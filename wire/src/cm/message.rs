@@ -92,7 +92,7 @@ layout! {
         alternate: Path = [96, 0, 352];
         /// The sender implements alternate path migration by message (suggested alternate path).
         sap_supported: bool = [139, 5, 1];
-        /// Of the program, on RDMA CM behind an [`IpCmHeader`](super::ip::IpCmHeader).
+        /// Private data of the program, on RDMA CM behind an [`IpCmHeader`](super::ip::IpCmHeader).
         private_data: PrivateData<92> = [140, 0, 736];
     }
 }
@@ -306,7 +306,7 @@ layout! {
         pkey: Pkey = [4, 0, 16];
         /// What the sender wants to reach.
         service_id: ServiceId = [8, 0, 64];
-        /// Of the program, on RDMA CM behind an [`IpCmHeader`](super::ip::IpCmHeader).
+        /// Private data of the program, on RDMA CM behind an [`IpCmHeader`](super::ip::IpCmHeader).
         private_data: PrivateData<216> = [16, 0, 1728];
     }
 }

@@ -302,7 +302,7 @@ impl Default for Info {
     }
 }
 
-/// Of two pieces: the length, then the bytes.
+/// Lies in two pieces: the length, then the bytes.
 impl Field for Info {
     // clause: CM-INFO
     fn read(area: &[u8], at: &[Bits]) -> Result<Self, MadError> {

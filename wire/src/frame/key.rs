@@ -35,9 +35,9 @@ pub enum Field {
     TrafficClass,
     /// TTL of IPv4, hop limit of IPv6, 1 byte.
     HopLimit,
-    /// Of IPv4, with the numbers of the kernel's `enum ib_ipv4_flags`: 2 don't fragment, 4 more fragments; 1 byte.
+    /// Flags of IPv4, with the numbers of the kernel's `enum ib_ipv4_flags`: 2 don't fragment, 4 more fragments; 1 byte.
     Ipv4Flags,
-    /// Of IPv6: 20 bits in 4 bytes.
+    /// Flow label of IPv6: 20 bits in 4 bytes.
     FlowLabel,
     /// TCP or UDP destination port, 2 bytes.
     DstPort,
