@@ -108,8 +108,8 @@ impl<'a> Host<'a> {
             self.call(|cm, cx| cm.resolve(cx, &Resolve::new(route, SERVICES[0])))
         } else {
             let transport = self.script.pick(&[Transport::Rc, Transport::Xrc]);
-            let patience = if transport == Transport::Rc { Duration::from_millis(300) } else { Duration::ZERO };
-            let connect = Connect { transport, patience, ..Connect::new(route, SERVICES[0], qpn, psn) };
+            let retry_for = if transport == Transport::Rc { Duration::from_millis(300) } else { Duration::ZERO };
+            let connect = Connect { transport, retry_for, ..Connect::new(route, SERVICES[0], qpn, psn) };
             self.call(|cm, cx| cm.connect(cx, &connect))
         };
         let Ok(id) = asked else { return assert!(self.cm.len() >= MOST, "there was room") };

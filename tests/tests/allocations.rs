@@ -83,7 +83,7 @@ impl Bench {
         if service == Service::Rc {
             let rules = "drop tx 1%; duplicate tx 1% by=1us..20us; reorder tx 1% by=20us; corrupt header tx 1%";
             pair.wire.set_faults(&rules.parse().expect("legal rules"), 7);
-            pair.wire.mercy = Some(3);
+            pair.wire.pause_faults_after = Some(3);
         }
         let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let mut register = |who| pair.end(who).host.memory.register(4096, all);

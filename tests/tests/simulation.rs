@@ -7,7 +7,8 @@
 
 use roxe_transport::qp::Service;
 use roxe_transport::sim::case::Net;
-use roxe_transport::sim::scenario::{Accident, Report, Work, random_faults};
+use roxe_transport::sim::random::random_faults;
+use roxe_transport::sim::scenario::{Accident, Report, Work};
 use roxe_transport::sim::shrink::shrink;
 use roxe_transport::sim::world::number;
 use roxe_transport::sim::{Case, Choices, LinkSpec, Mr, Place, Rng, Setup, Topology, World};
@@ -45,6 +46,18 @@ fn unreliable_connections_deliver_whole_messages_or_nothing() {
 fn datagrams_arrive_whole_or_not_at_all() {
     let total = simulate("ud", Service::Ud, false);
     assert!(total.tally.dropped > 0 && total.recvs > 0, "{total:?}");
+}
+
+#[test]
+fn unreliable_services_lose_nothing_in_a_network_that_only_reorders() {
+    for service in ["uc", "ud"] {
+        let total = run(&format!(
+            "service={service} net=star nodes=10 latency=2us gbps=10 connections=50 messages=40 max_len=3000 early_wait \
+             \n delay tx 10% by=1us..20ms; reorder tx 5% by=100us"
+        ));
+        assert!(total.tally.delayed > 500 && total.sends == 4000, "{total:?}");
+        assert!(service == "uc" || total.recvs == total.sends, "{total:?}");
+    }
 }
 
 #[test]

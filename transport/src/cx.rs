@@ -1,12 +1,16 @@
-//! The doors out of the state machines: memory, completions, shared receives, flow control, packets to send.
+//! What the state machines need from their surroundings, as traits: memory, completions, shared receives, flow control,
+//! packets to send.
 //!
 //! The provider implements these traits over real memory and sockets, tests over a `Vec<u8>`, fuzzers over a tiny array.
 //! A [`Host`] is handed to every call and never stored; it speaks for one QP (its protection domain, its CQs, its SRQ).
 
+mod payload;
+
+pub use payload::{RxPayload, TxRoom};
+
 use crate::time::Instant;
 use crate::wr::{Access, Av, Bind, Cqe, Sge};
-use core::sync::atomic::{AtomicU8, Ordering};
-use roxe_wire::{Form, Header, Psn, Qpn, RKey, Reth};
+use roxe_wire::{Psn, Qpn, RKey, Reth};
 
 /// Why an access to memory was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,131 +42,6 @@ pub enum AtomicOp {
         /// Addend.
         add: u64,
     },
-}
-
-/// Payload that has arrived, or a part of it.
-#[derive(Clone, Copy, Debug)]
-pub enum RxPayload<'a> {
-    /// Bytes that stay as they are while the packet is handled.
-    Bytes(&'a [u8]),
-    /// Bytes that lie where another process may change them at any time. What they are is known to nobody before they are
-    /// copied, once, to where they belong; only the host that handed them in can do that. `at` is a place that means
-    /// something to it.
-    Shared {
-        /// Where they begin.
-        at: usize,
-        /// How many there are.
-        len: usize,
-    },
-}
-
-impl<'a> RxPayload<'a> {
-    /// How many bytes there are.
-    #[inline]
-    pub const fn len(&self) -> usize {
-        match self {
-            Self::Bytes(bytes) => bytes.len(),
-            Self::Shared { len, .. } => *len,
-        }
-    }
-
-    /// Whether there are none.
-    #[inline]
-    pub const fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// All but the first `count` bytes.
-    #[inline]
-    #[must_use]
-    pub fn skip(self, count: usize) -> Self {
-        let count = count.min(self.len());
-        match self {
-            Self::Bytes(bytes) => Self::Bytes(bytes.get(count..).unwrap_or_default()),
-            Self::Shared { at, len } => Self::Shared { at: at + count, len: len - count },
-        }
-    }
-
-    /// The bytes themselves, if they can be looked at.
-    #[inline]
-    pub const fn bytes(self) -> Option<&'a [u8]> {
-        match self {
-            Self::Bytes(bytes) => Some(bytes),
-            Self::Shared { .. } => None,
-        }
-    }
-}
-
-impl<'a> From<&'a [u8]> for RxPayload<'a> {
-    fn from(bytes: &'a [u8]) -> Self {
-        Self::Bytes(bytes)
-    }
-}
-
-/// Room for what leaves: for a whole packet, or for a part of it.
-#[derive(Debug)]
-pub enum TxRoom<'a> {
-    /// Memory that is nobody else's.
-    Own(&'a mut [u8]),
-    /// Memory that another process reads, and may change at any time: bytes are stored there and never looked at again. What
-    /// is long, the host copies there from where it is.
-    Shared(&'a [AtomicU8]),
-}
-
-impl<'a> TxRoom<'a> {
-    /// How many bytes there is room for.
-    #[inline]
-    pub const fn len(&self) -> usize {
-        match self {
-            Self::Own(room) => room.len(),
-            Self::Shared(room) => room.len(),
-        }
-    }
-
-    /// Whether there is none.
-    #[inline]
-    pub const fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Room for the first `count` bytes. `None`: there is room for fewer.
-    #[inline]
-    pub fn first(self, count: usize) -> Option<Self> {
-        match self {
-            Self::Own(room) => room.get_mut(..count).map(Self::Own),
-            Self::Shared(room) => room.get(..count).map(Self::Shared),
-        }
-    }
-
-    /// Writes `bytes`. `None`: there is room for more, or for fewer.
-    #[inline]
-    pub fn put(self, bytes: &[u8]) -> Option<()> {
-        if self.len() != bytes.len() {
-            return None;
-        }
-        match self {
-            Self::Own(room) => room.copy_from_slice(bytes),
-            Self::Shared(room) => room.iter().zip(bytes).for_each(|(to, byte)| to.store(*byte, Ordering::Relaxed)),
-        }
-        Some(())
-    }
-
-    /// Writes headers and pad of a packet of this `form`, and returns the room for its payload. `None`: this is not room for
-    /// one.
-    // Each kind of room has a function already that does it; one around both was 30 instructions of each packet.
-    #[inline(always)]
-    pub fn put_header(self, header: &Header, form: &Form) -> Option<Self> {
-        match self {
-            Self::Own(room) => header.emit_as(form, room).map(Self::Own),
-            Self::Shared(room) => header.emit_shared_as(form, room).map(Self::Shared),
-        }
-    }
-}
-
-impl<'a> From<&'a mut [u8]> for TxRoom<'a> {
-    fn from(room: &'a mut [u8]) -> Self {
-        Self::Own(room)
-    }
 }
 
 /// Registered memory as one QP may use it.
@@ -288,12 +167,19 @@ pub trait SharedReceives {
 /// A socket drops silently when its buffer is full, so the bytes that all QPs have under way towards one socket are
 /// bounded here. When `reserve` says no, the QP stops, and the host calls `poll_transmit` again once there is room.
 pub trait FlowControl {
+    /// Bytes that a packet of a longer message counts for, with `payload` bytes of payload: about what it occupies at the
+    /// receiver, behind others of its message. Fixed for all calls.
+    fn charge(payload: u32) -> u32;
+
+    /// Bytes that a packet counts for that is a whole message, and mostly arrives alone.
+    fn charge_alone(payload: u32) -> u32;
+
     /// Asks to send a packet that occupies `bytes` at the receiver `(av.dgid, qpn)`. `own` is what this QP has reserved and
     /// not released; a host that refuses when it is 0 gives the QP its turn before long, so that none starves. UC and UD
     /// never release: there, `own` is what the QP has reserved in this call of `poll_transmit`.
     fn reserve(&mut self, av: &Av, qpn: Qpn, bytes: u32, own: u32) -> bool;
 
-    /// Asks to send a packet that occupies `bytes` and would travel with the one before it ([`TxBatch::takes_along`]; RC only):
+    /// Asks to send a packet that occupies `bytes` and would travel with the one before it ([`TxBatch::fits_same_send`]; RC only):
     /// a host may go beyond its window by the rest of a run, because that costs less than to begin another with it. The
     /// answer is no where it does not; nothing comes of that, and [`FlowControl::reserve`] is asked.
     fn reserve_in_run(&mut self, av: &Av, qpn: Qpn, bytes: u32) -> bool {
@@ -310,7 +196,7 @@ pub trait FlowControl {
 
     /// After how many reserved bytes towards `(av.dgid, qpn)` an RC QP asks for an acknowledgement: a part of what may be
     /// under way, so that room comes back before it runs out, and no small one, because acknowledgements cost time.
-    fn ask_after(&mut self, av: &Av, qpn: Qpn) -> u32;
+    fn ack_interval(&mut self, av: &Av, qpn: Qpn) -> u32;
 }
 
 /// Everything a QP may reach while it works.
@@ -321,7 +207,7 @@ pub trait Host: Memory + Completions + SharedReceives + FlowControl {
 
 /// Why a packet leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Why {
+pub enum TxReason {
     /// A request, or a part of one, for the first time.
     First,
     /// A request again, because it or its answer seems lost.
@@ -342,7 +228,7 @@ pub enum Why {
     Management,
 }
 
-impl Why {
+impl TxReason {
     /// What people read in a capture.
     pub const fn name(self) -> &'static str {
         match self {
@@ -367,13 +253,13 @@ pub struct PacketNote {
     /// The work request it belongs to; `None` for what answers the peer.
     pub wr_id: Option<u64>,
     /// Why it leaves.
-    pub why: Why,
+    pub reason: TxReason,
 }
 
 impl PacketNote {
     /// A note on an answer of `qpn` to its peer.
-    pub const fn answer(qpn: Qpn, why: Why) -> Self {
-        Self { qpn, wr_id: None, why }
+    pub const fn answer(qpn: Qpn, reason: TxReason) -> Self {
+        Self { qpn, wr_id: None, reason }
     }
 }
 
@@ -408,7 +294,7 @@ pub trait TxBatch {
 
     /// Whether `count` packets more, of `len` bytes each, would leave the host together with the last one, for little more than
     /// that costs alone.
-    fn takes_along(&self, len: usize, count: usize) -> bool {
+    fn fits_same_send(&self, len: usize, count: usize) -> bool {
         let _ = (len, count);
         false
     }
@@ -424,72 +310,4 @@ pub enum TxState {
     Drained,
     /// The batch is full: send it and call again.
     BatchFull,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use roxe_wire::{AtomicEth, Bth, Deth, Kind, Qkey, Request, SendTail, XrcEth};
-
-    /// Headers of several lengths, each with a payload that fits.
-    fn packets() -> [(Header, usize); 4] {
-        let header = |kind| Header { bth: Bth::new(Qpn::new(0x12_3456), Psn::new(0x65_4321)), kind };
-        let atomic = AtomicEth { va: u64::MAX, rkey: RKey(7), swap_or_add: 1, compare: 2 };
-        let deth = Deth { qkey: Qkey(9), src_qpn: Qpn::new(3) };
-        [
-            (header(Kind::RcRequest(Request::SendMiddle)), 1024),
-            (header(Kind::RcRequest(Request::SendOnly(SendTail::Plain))), 301),
-            (header(Kind::Ud { deth, imm: None }), 0),
-            (header(Kind::XrcRequest(XrcEth(5), Request::CompareSwap(atomic))), 0),
-        ]
-    }
-
-    /// Room whose bytes are not zero.
-    fn shared(len: usize) -> Vec<AtomicU8> {
-        (0..len).map(|_| AtomicU8::new(0xa5)).collect()
-    }
-
-    fn bytes(room: &[AtomicU8]) -> Vec<u8> {
-        room.iter().map(|byte| byte.load(Ordering::Relaxed)).collect()
-    }
-
-    #[test]
-    fn a_packet_is_written_the_same_to_both_kinds_of_room() {
-        for (header, len) in packets() {
-            let form = header.form(len).expect("a payload that fits");
-            let (mut own, room, payload) = (vec![0xa5; form.len()], shared(form.len()), vec![7; len]);
-            for room in [TxRoom::from(&mut own[..]), TxRoom::Shared(&room)] {
-                assert_eq!(room.put_header(&header, &form).and_then(|room| room.put(&payload)), Some(()));
-            }
-            assert_eq!(own, bytes(&room), "{header:?}");
-        }
-    }
-
-    #[test]
-    fn room_of_another_size_is_refused() {
-        for (header, len) in packets() {
-            let form = header.form(len).expect("a payload that fits");
-            for wrong in [0, 1, form.len() - 1, form.len() + 1] {
-                let (mut own, room) = (vec![0; wrong], shared(wrong));
-                for room in [TxRoom::from(&mut own[..]), TxRoom::Shared(&room)] {
-                    assert!(room.put_header(&header, &form).is_none(), "{header:?} in {wrong}");
-                }
-            }
-        }
-        for len in [0, 3, 5] {
-            assert_eq!(TxRoom::Shared(&shared(4)).put(&vec![1; len]), None);
-            assert_eq!(TxRoom::Own(&mut [0; 4]).put(&vec![1; len]), None);
-        }
-    }
-
-    #[test]
-    fn the_first_bytes_are_those_that_were_asked_for() {
-        let (mut own, room) = ([1; 5], [1; 5].map(AtomicU8::new));
-        for room in [TxRoom::from(&mut own[..]), TxRoom::Shared(&room)] {
-            assert_eq!(room.first(3).and_then(|room| room.put(&[7, 8, 9])), Some(()));
-        }
-        assert_eq!((own, bytes(&room)), ([7, 8, 9, 1, 1], vec![7, 8, 9, 1, 1]));
-        assert!(TxRoom::Own(&mut own).first(6).is_none() && TxRoom::Shared(&room).first(6).is_none());
-        assert!(TxRoom::Shared(&[]).is_empty() && !TxRoom::Own(&mut own).is_empty());
-    }
 }

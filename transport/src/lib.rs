@@ -29,7 +29,21 @@
 //! }
 //! ```
 //!
-//! Connections are made by a machine of the same kind, [`cm::Cm`]: messages in, messages and events out.
+//! # Where to look
+//!
+//! | module | what it has |
+//! |---|---|
+//! | [`qp`] | the queue pair: requester, responder, retries, flow control, congestion, migration |
+//! | [`qp::EarlyPackets`] | in front of a queue pair: packets that came before their receive, or overtook others |
+//! | [`cx`] | the traits that a driver implements, and what passes through them |
+//! | [`wr`] | work requests, completions, address vectors |
+//! | [`tags`], [`rss`], [`steering`] | tag lists, hashing and flow rules, which queues of the driver share |
+//! | [`cm`] | connection management, a machine of the same kind as a queue pair: messages in, messages and events out |
+//! | [`fault`] | rules that lose, delay or damage packets: a language, and the judge of single packets |
+//! | `sim` | behind the feature `sim`: many queue pairs, a network and a clock that jumps, and a judge of what they promise |
+//!
+//! Time is a number handed in ([`time::Instant`]). No two files import each other, and nothing here allocates per packet
+//! once its queues have grown, but for packets that come too early.
 #![forbid(unsafe_code)]
 
 pub mod cm;

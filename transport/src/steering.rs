@@ -96,7 +96,7 @@ impl<T> Rules<T> {
         self.rules.len()
     }
 
-    /// Whether there is none.
+    /// Whether there is no rule.
     pub fn is_empty(&self) -> bool {
         self.rules.is_empty()
     }
@@ -188,7 +188,7 @@ mod tests {
 
     // clause: FLOW-DEFAULT
     #[test]
-    fn default_rules_get_what_nobody_took() {
+    fn default_rules_get_frames_that_no_other_rule_took() {
         let mut rules = Rules::default();
         rules.insert(rule(RuleKind::AllDefault, any(), 'z'));
         rules.insert(rule(RuleKind::MulticastDefault, any(), 'm'));

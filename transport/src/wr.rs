@@ -5,6 +5,12 @@
 use bitflags::bitflags;
 use roxe_wire::{Feth, Gid, ImmDt, LKey, Placement, Qkey, Qpn, RKey, Selectivity};
 
+/// Longest message, bytes (IBA §9.7.7: 2^31).
+pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
+
+/// Bytes of the remote word of an atomic and of an ATOMIC WRITE.
+pub(crate) const ATOMIC_LEN: u32 = 8;
+
 /// One element of a scatter/gather list: `length` bytes at virtual address `addr` of the region `lkey`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sge {
@@ -337,7 +343,7 @@ pub enum WcExtra {
 /// (IBA §11.4.2.1), `opcode` is filled all the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cqe {
-    /// Of the work request.
+    /// The identifier of the work request.
     pub wr_id: u64,
     /// How it ended.
     pub status: WcStatus,

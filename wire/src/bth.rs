@@ -3,7 +3,9 @@
 //! Touches `num` and `opcode`.
 
 use crate::bytes::{Reader, Sink, Writer};
-use crate::{Opcode, ParseError, Pkey, Psn, Qpn};
+use crate::error::ParseError;
+use crate::num::{Pkey, Psn, Qpn};
+use crate::opcode::Opcode;
 use core::fmt;
 
 /// Everything of the BTH but opcode, pad count and header version, which follow from the rest of the packet.
@@ -45,7 +47,7 @@ impl Bth {
         }
     }
 
-    /// That of the next packet where packets from the middle of a message share a header: only the first of them asks for an
+    /// Becomes the BTH of the next packet where packets from the middle of a message share a header: only the first of them asks for an
     /// acknowledgement.
     #[must_use]
     pub const fn next_joined(self) -> Self {

@@ -2,7 +2,7 @@
 //!
 //! Touches nothing but `core`.
 
-use crate::ParseError;
+use crate::error::ParseError;
 use core::sync::atomic::{AtomicU8, Ordering};
 
 /// What is left to read.

@@ -3,7 +3,8 @@
 //! Reserved bits are ignored when read and 0 when written. Touches `num`.
 
 use crate::bytes::{Reader, Sink, Writer};
-use crate::{Msn, ParseError, Qkey, Qpn, RKey};
+use crate::error::ParseError;
+use crate::num::{Msn, Qkey, Qpn, RKey};
 use core::fmt;
 
 /// RDMA extended header: where in the responder's memory a WRITE or READ works.
@@ -37,7 +38,7 @@ impl Reth {
 /// ACK extended header: what became of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aeth {
-    /// The verdict.
+    /// What became of the request: acknowledged, not ready or refused.
     pub syndrome: Syndrome,
     /// How many messages the responder has completed.
     pub msn: Msn,
@@ -73,7 +74,7 @@ pub enum Syndrome {
         /// Encoded time to wait, 5 bits.
         timer: u8,
     },
-    /// Refused.
+    /// The request is refused.
     Nak(NakCode),
     /// A syndrome without meaning: the whole byte, as received.
     Reserved(u8),
@@ -290,9 +291,9 @@ impl XrcEth {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(align(4))]
 pub struct Feth {
-    /// How much memory.
+    /// Whether a range or the whole region is flushed.
     pub selectivity: Selectivity,
-    /// To which level.
+    /// To which level: visible to others, or kept over a loss of power.
     pub placement: Placement,
 }
 
@@ -350,7 +351,7 @@ impl Placement {
     pub const GLOBAL_VISIBILITY: Self = Self(1);
     /// Kept over a loss of power.
     pub const PERSISTENCE: Self = Self(2);
-    /// Both.
+    /// Visible to others and kept over a loss of power.
     pub const BOTH: Self = Self(3);
 }
 
@@ -447,7 +448,7 @@ mod tests {
 
     // clause: AETH-SYNDROME
     #[test]
-    fn syndromes_mean_what_the_specification_says() {
+    fn syndromes_decode_as_specified() {
         assert_eq!(Syndrome::from_u8(0x1f), Syndrome::ACK_UNLIMITED);
         assert_eq!(Syndrome::from_u8(0x2c), Syndrome::RnrNak { timer: 12 });
         assert_eq!(Syndrome::from_u8(0x60), Syndrome::Nak(NakCode::PsnSequence));

@@ -4,8 +4,12 @@
 //! the rest, with the fields that routers change replaced by ones; least significant byte first on the wire. The IP
 //! and UDP lengths in it follow from the packet's length. Touches `net`.
 
-use crate::net::{IPV4_LEN, IPV6_LEN, UDP_LEN, wire_length};
-use crate::{Bth, Gid, NetHeader};
+mod bits;
+mod gf2;
+
+use crate::bth::Bth;
+use crate::net::{IPV4_LEN, IPV6_LEN, NetHeader, UDP_LEN, wire_length};
+use crate::num::Gid;
 use crc32fast::Hasher;
 
 /// Length on the wire, bytes.
@@ -50,7 +54,8 @@ pub trait Crc {
     /// What one that was 0 holds behind `lane` and `bytes`.
     fn update_behind(lane: u128, bytes: &[u8]) -> u32;
 
-    /// The same with `blocks` times [`BLOCK`] zero bytes behind those; `None` if that is too many.
+    /// What a register that was 0 holds behind `lane`, `bytes` and `blocks` times [`BLOCK`] zero bytes; `None` if that is too
+    /// many.
     fn shift_behind(lane: u128, bytes: &[u8], blocks: u8) -> Option<u32>;
 }
 
@@ -87,8 +92,9 @@ pub struct Sealer {
     is_ipv4: bool,
     /// The register behind a UDP header without lengths, the identification 0.
     plain: u32,
-    /// The same with those of a packet with so many bytes.
+    /// The UDP payload length that `register` is of.
     udp_payload_len: usize,
+    /// The register behind a UDP header of a packet with that length, the identification 0.
     register: u32,
 }
 
@@ -111,9 +117,9 @@ impl Sealer {
         Self { src: net.src, dst: net.dst, src_port: net.src_port, is_ipv4, plain, udp_payload_len: 0, register: plain }
     }
 
-    /// From now on for packets between the addresses of `net`, which mostly are the same.
+    /// From now on seals packets between the addresses of `net`, which mostly are those of the packet before.
     #[inline]
-    pub fn turn_to(&mut self, net: &NetHeader) {
+    pub fn retarget(&mut self, net: &NetHeader) {
         if (self.src, self.dst, self.src_port) != (net.src, net.dst, net.src_port) {
             *self = Self::new(net);
         }
@@ -134,7 +140,7 @@ impl Sealer {
         let difference = self.sum::<C>(likely, packet) ^ u32::from_le_bytes(*icrc);
         match self.is_ipv4 {
             true if difference == 0 => Some(likely),
-            true => explain(difference, packet.len(), likely),
+            true => ident_for(difference, packet.len(), likely),
             false => (difference == 0).then_some(0),
         }
     }
@@ -150,7 +156,7 @@ impl Sealer {
         }
     }
 
-    /// The same without looking at what is summed already; `None` if that does not lie behind the BTH.
+    /// The ICRC of `packet` without a look at the stretch that is summed already; `None` if that does not lie behind the BTH.
     fn sum_around<C: Crc>(&mut self, ident: u16, packet: &[u8], summed: &Summed) -> Option<u32> {
         let (bth, rest) = packet.split_first_chunk()?;
         let (before, rest) = rest.split_at_checked(summed.start.checked_sub(Bth::LEN)?)?;
@@ -242,7 +248,7 @@ pub fn solve_ident(net: &NetHeader, udp_payload: &[u8], likely: u16) -> Option<u
 
 /// The identification of a packet of `len` bytes whose ICRC is by `difference` another than it would be with `ident`.
 #[cold]
-fn explain(difference: u32, len: usize, ident: u16) -> Option<u16> {
+fn ident_for(difference: u32, len: usize, ident: u16) -> Option<u16> {
     // Between the identification and the ICRC: the rest of the IP header, the UDP header, the packet.
     let behind = len.checked_add(20 - 6 + 8)?;
     // The difference came in as two bytes, so their own shift is to be undone too.
@@ -250,268 +256,5 @@ fn explain(difference: u32, len: usize, ident: u16) -> Option<u16> {
     Some(u16::try_from(delta).ok()?.swap_bytes() ^ ident)
 }
 
-/// Polynomials over GF(2) modulo that of the CRC, in the CRC's bit order: bit 31 is the coefficient of x^0.
-mod gf2 {
-    const POLYNOMIAL: u32 = 0xedb8_8320;
-    const ONE: u32 = 1 << 31;
-
-    /// x^(-8·i) for i below 256, and x^(-8·256·i) for i below 256.
-    const LOW: [u32; 256] = powers(divide_by_x(ONE, 8));
-    const HIGH: [u32; 256] = powers(divide_by_x(ONE, 8 * 256));
-    /// x^(8·256).
-    const BLOCK: u32 = power_of_x(8 * 256);
-    /// What each value of each four bits of a register, the lowest first, becomes up to 16 times 256 zero bytes later.
-    static LATER: [[[u32; 16]; 8]; 17] = later();
-
-    /// What the register holds `blocks` times 256 zero bytes after it held `register`; `None` if that is too many.
-    #[inline]
-    pub(super) fn shift(register: u32, blocks: u8) -> Option<u32> {
-        let fours = LATER.get(usize::from(blocks))?.iter().enumerate();
-        Some(fours.fold(0, |sum, (at, later)| sum ^ later[(register >> (4 * at) & 15) as usize]))
-    }
-
-    const fn later() -> [[[u32; 16]; 8]; 17] {
-        let mut table = [[[0; 16]; 8]; 17];
-        let (mut blocks, mut power) = (0, ONE);
-        while blocks < 17 {
-            let mut at = 0;
-            while at < 8 * 16 {
-                let (four, value) = (at / 16, at % 16);
-                table[blocks][four][value] = multiply(power, (value as u32) << (4 * four));
-                at += 1;
-            }
-            power = multiply(BLOCK, power);
-            blocks += 1;
-        }
-        table
-    }
-
-    /// What the register held `bytes` zero bytes before it came to hold `register`.
-    pub(super) fn unshift(register: u32, bytes: u16) -> u32 {
-        let [high, low] = bytes.to_be_bytes();
-        multiply(multiply(HIGH[usize::from(high)], LOW[usize::from(low)]), register)
-    }
-
-    pub(super) const fn multiply(a: u32, b: u32) -> u32 {
-        let (mut product, mut b, mut bit) = (0, b, 32);
-        while bit > 0 {
-            bit -= 1;
-            product ^= b & (a >> bit & 1).wrapping_neg();
-            b = b >> 1 ^ POLYNOMIAL & (b & 1).wrapping_neg();
-        }
-        product
-    }
-
-    const fn divide_by_x(value: u32, times: u32) -> u32 {
-        let (mut value, mut left) = (value, times);
-        while left > 0 {
-            let carry = value >> 31;
-            value = (value ^ POLYNOMIAL & carry.wrapping_neg()) << 1 | carry;
-            left -= 1;
-        }
-        value
-    }
-
-    /// x^`n` modulo the polynomial of CRC-32, reflected: the highest bit is x^0.
-    pub const fn power_of_x(n: u32) -> u32 {
-        let (mut value, mut square, mut left) = (ONE, ONE >> 1, n);
-        while left > 0 {
-            if left & 1 == 1 {
-                value = multiply(value, square);
-            }
-            square = multiply(square, square);
-            left >>= 1;
-        }
-        value
-    }
-
-    const fn powers(base: u32) -> [u32; 256] {
-        let mut table = [ONE; 256];
-        let mut i = 1;
-        while i < table.len() {
-            table[i] = multiply(table[i - 1], base);
-            i += 1;
-        }
-        table
-    }
-}
-
-/// The CRC of a few bytes, one after the other.
-mod bits {
-    use super::gf2::{multiply, power_of_x};
-
-    /// What a byte in front of 0 to 3 others does to the register.
-    static BYTES: [[u32; 256]; 4] = [bytes(8), bytes(16), bytes(24), bytes(32)];
-
-    /// What the two bytes of a header field do to the register behind the UDP header.
-    pub(super) struct Field([[u32; 256]; 2]);
-
-    /// The lengths and the identification, with so many bytes between them and the BTH.
-    pub(super) static IPV4_LENGTH: Field = Field::in_front_of(24);
-    pub(super) static IPV6_LENGTH: Field = Field::in_front_of(42);
-    pub(super) static UDP_LENGTH: Field = Field::in_front_of(2);
-    pub(super) static IDENT: Field = Field::in_front_of(22);
-
-    impl Field {
-        const fn in_front_of(others: u32) -> Self {
-            Self([bytes(8 * others + 16), bytes(8 * others + 8)])
-        }
-
-        #[inline]
-        pub(super) fn of(&self, [high, low]: [u8; 2]) -> u32 {
-            let Self([highs, lows]) = self;
-            highs[usize::from(high)] ^ lows[usize::from(low)]
-        }
-    }
-
-    /// The register behind `data`.
-    #[inline]
-    pub(super) fn update(register: u32, data: &[u8]) -> u32 {
-        let (words, rest) = data.as_chunks::<4>();
-        let register = words.iter().fold(register, |register, word| {
-            let [a, b, c, d] = (register ^ u32::from_le_bytes(*word)).to_le_bytes();
-            BYTES[3][usize::from(a)] ^ BYTES[2][usize::from(b)] ^ BYTES[1][usize::from(c)] ^ BYTES[0][usize::from(d)]
-        });
-        let step = |register: u32, byte: &u8| register >> 8 ^ BYTES[0][usize::from(register as u8 ^ byte)];
-        rest.iter().fold(register, step)
-    }
-
-    /// Every byte times x^`n`.
-    const fn bytes(n: u32) -> [u32; 256] {
-        let power = power_of_x(n);
-        let mut table = [0; 256];
-        let mut byte = 0;
-        while byte < 256 {
-            table[byte] = multiply(power, byte as u32);
-            byte += 1;
-        }
-        table
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn unshift_undoes_zero_bytes() {
-        for count in [0, 1, 2, 255, 256, 257, 4150, 65535] {
-            let register = 0x1234_5678;
-            let mut shifted = register;
-            for _ in 0..8 * u32::from(count) {
-                shifted = shifted >> 1 ^ if shifted & 1 == 0 { 0 } else { 0xedb8_8320 };
-            }
-            assert_eq!(gf2::unshift(shifted, count), register, "{count} bytes");
-        }
-    }
-
-    #[test]
-    fn shift_is_what_unshift_undoes() {
-        for blocks in 0..=16 {
-            let shifted = gf2::shift(0x1234_5678, blocks).expect("small");
-            assert_eq!(gf2::unshift(shifted, u16::from(blocks) * 256), 0x1234_5678, "{blocks}");
-        }
-        assert_eq!(gf2::shift(1, 17), None);
-    }
-
-    #[test]
-    fn a_few_bytes_sum_up_as_many_do() {
-        let data: [u8; 70] = core::array::from_fn(|i| (i * 37) as u8);
-        for len in 0..=70 {
-            let mut hasher = Hasher::new_with_initial(7);
-            hasher.update(&data[..len]);
-            assert_eq!(!bits::update(!7, &data[..len]), hasher.finalize(), "{len}");
-            assert_eq!(bits::update(0, &data[..len]), Tables::update(0, &data[..len]), "{len}");
-        }
-    }
-
-    #[test]
-    fn a_sealer_seals_every_packet_of_a_run_with_and_without_a_known_sum() {
-        let loopback = core::net::Ipv4Addr::LOCALHOST.into();
-        let nets = [loopback, Gid([0xfd; 16])].map(|dst| NetHeader { src: loopback, dst, ..NetHeader::default() });
-        let mut bytes: [u8; 4160] = core::array::from_fn(|i| (i * 7 + i / 256) as u8);
-        for net in nets {
-            let mut sealer = Sealer::new(&net);
-            let lens = [4160, 4160, 4112, 300, 16, 15, 4, 3, 4160];
-            for (ident, len) in (0..).zip(lens).chain([(200, 4160), (255, 4112)]) {
-                for (start, blocks) in
-                    [(12, 0), (12, 16), (28, 16), (60, 15), (12, 1), (13, 1), (11, 1), (5000, 1), (12, 17)]
-                {
-                    let datagram = &mut bytes[..len];
-                    let end = start + usize::from(blocks) * BLOCK;
-                    let remainder = datagram.get(start..end).map_or(1, |bytes| Tables::update(0, bytes));
-                    let fits = start >= 12 && end + LEN <= len;
-                    sealer.seal::<Tables>(ident, datagram, fits.then_some(&Summed { start, blocks, remainder }));
-                    let as_sent = NetHeader { ident: if net.is_ipv4() { ident } else { 0 }, ..net };
-                    assert_eq!(verify(&as_sent, datagram), len >= LEN, "{ident} {len} {start} {blocks}");
-                }
-            }
-            // What does not lie in the packet cannot be known.
-            sealer.seal::<Tables>(0, &mut bytes, Some(&Summed { start: 4100, blocks: 1, remainder: 1 }));
-            sealer.seal::<Tables>(0, &mut bytes, Some(&Summed { start: 2, blocks: 1, remainder: 1 }));
-            assert!(verify(&NetHeader { ident: 0, ..net }, &bytes));
-        }
-    }
-
-    #[test]
-    fn without_an_identification_the_icrc_is_right_or_wrong() {
-        let net = NetHeader { dst: Gid([0xfd; 16]), ..NetHeader::default() };
-        let mut datagram = [7; 40];
-        seal(&net, &mut datagram);
-        assert_eq!(solve_ident(&net, &datagram, 5), Some(0));
-        datagram[20] ^= 1;
-        assert_eq!(solve_ident(&net, &datagram, 5), None);
-    }
-
-    /// An identification that nobody sees weakens the ICRC against damage of many bits, but not of one.
-    #[test]
-    fn one_flipped_bit_is_never_taken_for_another_identification() {
-        let loopback = core::net::Ipv4Addr::LOCALHOST.into();
-        let net = NetHeader { src: loopback, dst: loopback, ..NetHeader::default() };
-        // Miri is too slow for 33,000 bits.
-        let mut datagram = [0x5a; if cfg!(miri) { 20 } else { 4160 }];
-        seal(&net, &mut datagram);
-        // Byte 4 is not covered.
-        for at in (0..datagram.len()).filter(|at| *at != 4) {
-            for bit in 0..8 {
-                datagram[at] ^= 1 << bit;
-                assert_eq!(solve_ident(&net, &datagram, 0), None, "byte {at}, bit {bit}");
-                datagram[at] ^= 1 << bit;
-            }
-        }
-    }
-
-    // clause: IP-IDENT
-    #[test]
-    #[cfg_attr(miri, ignore = "65,536 packets take Miri too long")]
-    fn a_sealer_finds_every_identification_and_all_damage() {
-        let loopback = core::net::Ipv4Addr::LOCALHOST.into();
-        let nets = [loopback, Gid([0xfd; 16])].map(|dst| NetHeader { src: loopback, dst, ..NetHeader::default() });
-        for net in nets {
-            let mut sealer = Sealer::new(&net);
-            for (len, ident) in [(4160, 0), (4160, 7), (40, 255), (300, 256), (300, 65_535), (20, 3)] {
-                let as_sent = NetHeader { ident: if net.is_ipv4() { ident } else { 0 }, ..net };
-                let mut bytes: [u8; 4160] = core::array::from_fn(|i| (i * 7 + i / 256) as u8);
-                let datagram = &mut bytes[..len];
-                seal(&as_sent, datagram);
-                for likely in [0, 7, 255, 256, 65_535] {
-                    let found = sealer.solve_ident::<Tables>(datagram, likely);
-                    assert_eq!(found, Some(as_sent.ident), "{len} {ident} {likely}");
-                }
-                datagram[len - 6] ^= 1;
-                assert_eq!(sealer.solve_ident::<Tables>(datagram, ident), None, "{len} {ident}");
-            }
-            assert_eq!(sealer.solve_ident::<Tables>(&[0; 3], 0), None);
-        }
-    }
-
-    #[test]
-    fn what_is_too_short_for_an_icrc_is_never_right() {
-        let net = NetHeader::default();
-        let mut datagram = [0; 3];
-        seal(&net, &mut datagram);
-        assert_eq!(datagram, [0; 3]);
-        assert!(!verify(&net, &datagram));
-        assert_eq!(solve_ident(&net, &datagram, 0), None);
-    }
-}
+mod tests;

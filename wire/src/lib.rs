@@ -45,6 +45,8 @@
 #![forbid(unsafe_code)]
 
 mod bytes;
+mod error;
+mod text;
 
 pub mod bth;
 pub mod capture;
@@ -52,6 +54,7 @@ pub mod cm;
 pub mod ext;
 pub mod frame;
 pub mod icrc;
+pub mod kind;
 pub mod net;
 pub mod num;
 pub mod opcode;
@@ -59,74 +62,13 @@ pub mod packet;
 pub mod tm;
 
 pub use bth::Bth;
+pub use error::ParseError;
 pub use ext::{
     Aeth, AtomicAckEth, AtomicEth, Deth, Feth, Ieth, ImmDt, NakCode, Placement, Reth, Selectivity, Syndrome, XrcEth,
 };
-pub use net::{ECN, NetHeader};
-pub use num::{Gid, LKey, Msn, PathMtu, Pkey, Psn, Qkey, Qpn, RKey};
+pub use kind::{Kind, Request, Response, SendTail, UcRequest};
+pub use net::{ECN, NetHeader, UDP_PORT};
+pub use num::{Gid, LKey, MAX_PAYLOAD, Msn, PathMtu, Pkey, Psn, Qkey, Qpn, RKey};
 pub use opcode::{Opcode, Operation};
-pub use packet::{Form, Header, Kind, Packet, PacketReader, Request, Response, SendTail, UcRequest};
+pub use packet::{Form, Header, Packet, PacketReader};
 pub use tm::{Rvh, TmOp, Tmh};
-
-use core::fmt;
-
-/// The UDP destination port of every RoCEv2 packet, in both directions.
-pub const UDP_PORT: u16 = 4791;
-
-/// The most payload bytes a packet carries: the largest path MTU.
-pub const MAX_PAYLOAD: usize = 4096;
-
-/// Why bytes are not a RoCEv2 packet. All of these are dropped in silence and counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ParseError {
-    /// Not IPv4 or IPv6, or with options, extension headers or fragments that RoCEv2 does not use.
-    NotIp,
-    /// Not UDP, or not to port 4791.
-    NotRoce,
-    /// Shorter than the headers or the length fields say.
-    Truncated,
-    /// The transport header version is not 0.
-    Version,
-    /// An opcode that is reserved or of a transport this implementation does not know.
-    Opcode,
-    /// The pad count does not go with the payload: not a multiple of 4 bytes, more pad than payload, or a pad where
-    /// there must be none.
-    Pad,
-    /// A payload the opcode cannot carry: one where there must be none, none where there must be one, or too long.
-    PayloadLength,
-}
-
-impl ParseError {
-    /// All of them, for counters.
-    pub const ALL: [Self; 7] =
-        [Self::NotIp, Self::NotRoce, Self::Truncated, Self::Version, Self::Opcode, Self::Pad, Self::PayloadLength];
-
-    /// A short name for counters and logs.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::NotIp => "not_ip",
-            Self::NotRoce => "not_roce",
-            Self::Truncated => "truncated",
-            Self::Version => "bth_version",
-            Self::Opcode => "bad_opcode",
-            Self::Pad => "bad_pad",
-            Self::PayloadLength => "bad_payload_length",
-        }
-    }
-}
-
-impl fmt::Display for ParseError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::NotIp => "not a plain IPv4 or IPv6 packet",
-            Self::NotRoce => "not a UDP datagram to port 4791",
-            Self::Truncated => "shorter than its headers",
-            Self::Version => "transport header version is not 0",
-            Self::Opcode => "unknown opcode",
-            Self::Pad => "pad count does not fit the payload",
-            Self::PayloadLength => "payload length does not fit the opcode",
-        })
-    }
-}
-
-impl core::error::Error for ParseError {}

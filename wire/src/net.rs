@@ -3,8 +3,12 @@
 //! The ICRC covers these fields ([`crate::icrc`]) and a UD receiver is handed them as a GRH. Touches `num`.
 
 use crate::bytes::Reader;
-use crate::{Gid, ParseError, UDP_PORT};
+use crate::error::ParseError;
+use crate::num::Gid;
 use core::net::IpAddr;
+
+/// The UDP destination port of every RoCEv2 packet, in both directions.
+pub const UDP_PORT: u16 = 4791;
 
 /// The network header of one received or sent packet. IPv4 or IPv6 follows from `dst`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

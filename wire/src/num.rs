@@ -5,6 +5,9 @@
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+/// The most payload bytes a packet carries: the largest path MTU.
+pub const MAX_PAYLOAD: usize = 4096;
+
 const MASK_24: u32 = 0x00ff_ffff;
 
 /// Packet sequence number: 24 bits, modulo 2^24.
@@ -314,7 +317,7 @@ mod tests {
 
     // clause: GID-ADDRESS
     #[test]
-    fn gids_are_addresses() {
+    fn gids_convert_to_and_from_ip_addresses() {
         let v4: Gid = Ipv4Addr::LOCALHOST.into();
         assert!(v4.is_ipv4());
         assert_eq!(v4.to_ip(), IpAddr::V4(Ipv4Addr::LOCALHOST));

@@ -71,7 +71,7 @@ pub enum Operation {
 /// Where in its message a packet stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Position {
-    /// More follow.
+    /// The first of several packets.
     First,
     /// Neither first nor last.
     Middle,
@@ -81,10 +81,10 @@ pub enum Position {
     Only,
 }
 
-/// What payload a packet may carry. Always at most [`crate::MAX_PAYLOAD`].
+/// What payload a packet may carry. Always at most [`crate::num::MAX_PAYLOAD`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PayloadRule {
-    /// None.
+    /// No payload.
     None,
     /// One path MTU: no pad. That it is the path's MTU is the transport's to check.
     Full,
@@ -108,7 +108,7 @@ impl PayloadRule {
             Self::Any => true,
             Self::Eight => len == 8,
         };
-        fits && len <= crate::MAX_PAYLOAD
+        fits && len <= crate::num::MAX_PAYLOAD
     }
 }
 
@@ -121,7 +121,7 @@ pub struct Facts {
     pub position: Position,
     /// Bytes of extended headers, without those that a service adds (XRCETH, DETH).
     pub ext_len: usize,
-    /// Its payload.
+    /// Which payloads it may carry.
     pub payload: PayloadRule,
 }
 
@@ -206,7 +206,7 @@ pub struct Opcode {
 }
 
 impl Opcode {
-    /// Only for combinations that exist: the caller takes them from a [`crate::Kind`].
+    /// Only for combinations that exist: the caller takes them from a [`crate::packet::Kind`].
     pub(crate) const fn new(service: Service, operation: Operation) -> Self {
         Self { service, operation }
     }
@@ -228,7 +228,7 @@ impl Opcode {
         self.service
     }
 
-    /// The operation.
+    /// What the packet does, without its service.
     pub const fn operation(self) -> Operation {
         self.operation
     }

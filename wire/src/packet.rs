@@ -1,102 +1,22 @@
-//! Whole packets: from bytes to values of which only legal combinations exist, back into a slot of exact size, and as
-//! one line of text.
+//! Whole packets: from bytes to values and back into a slot of exact size.
 //!
-//! Touches `bth`, `ext`, `opcode`.
+//! Touches `bth`, `kind`, `opcode`.
 
-use crate::bytes::{Reader, Sink, Writer};
-use crate::opcode::{PayloadRule, Service};
-use crate::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Feth, Ieth, ImmDt, Opcode, Operation, ParseError, Reth, XrcEth, icrc,
-};
-use core::fmt;
+use crate::bth::Bth;
+use crate::bytes::{Reader, Writer};
+use crate::error::ParseError;
+use crate::ext::{Deth, XrcEth};
+use crate::icrc;
+use crate::kind::Kind;
+use crate::opcode::{Opcode, Operation, PayloadRule, Service};
 use core::sync::atomic::{AtomicU8, Ordering};
-
-/// What ends a SEND besides its payload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SendTail {
-    /// Nothing.
-    Plain,
-    /// Immediate data.
-    Imm(ImmDt),
-    /// A key that the receiver must make invalid.
-    Invalidate(Ieth),
-}
-
-/// A request of a reliable connection: goes to the responder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "named as in the specification")]
-pub enum Request {
-    SendFirst,
-    SendMiddle,
-    SendLast(SendTail),
-    SendOnly(SendTail),
-    WriteFirst(Reth),
-    WriteMiddle,
-    WriteLast(Option<ImmDt>),
-    WriteOnly(Reth, Option<ImmDt>),
-    Read(Reth),
-    CompareSwap(AtomicEth),
-    FetchAdd(AtomicEth),
-    Flush(Feth, Reth),
-    AtomicWrite(Reth),
-}
-
-/// A response of a reliable connection: goes to the requester.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "named as in the specification")]
-pub enum Response {
-    ReadFirst(Aeth),
-    ReadMiddle,
-    ReadLast(Aeth),
-    ReadOnly(Aeth),
-    Ack(Aeth),
-    AtomicAck(Aeth, AtomicAckEth),
-}
-
-/// A request of an unreliable connection: those of [`Request`] that need no answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "named as in the specification")]
-pub enum UcRequest {
-    SendFirst,
-    SendMiddle,
-    SendLast(Option<ImmDt>),
-    SendOnly(Option<ImmDt>),
-    WriteFirst(Reth),
-    WriteMiddle,
-    WriteLast(Option<ImmDt>),
-    WriteOnly(Reth, Option<ImmDt>),
-}
-
-/// What a packet is: service, operation and extended headers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Reliable connection, to the responder.
-    RcRequest(Request),
-    /// Reliable connection, to the requester.
-    RcResponse(Response),
-    /// Unreliable connection.
-    UcRequest(UcRequest),
-    /// Unreliable datagram: always a SEND of one packet.
-    Ud {
-        /// Key and source.
-        deth: Deth,
-        /// Immediate data.
-        imm: Option<ImmDt>,
-    },
-    /// Extended reliable connection, to the responder.
-    XrcRequest(XrcEth, Request),
-    /// Extended reliable connection, to the requester.
-    XrcResponse(Response),
-    /// Congestion notification to the sender of congesting packets.
-    Cnp,
-}
 
 /// All headers of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// Base transport header.
     pub bth: Bth,
-    /// The rest.
+    /// Service, operation and extended headers.
     pub kind: Kind,
 }
 
@@ -127,10 +47,6 @@ pub struct Packet<'a> {
     pub payload: &'a [u8],
 }
 
-/// Reserved bytes after the BTH of a CNP, zero.
-// clause: CNP-FORMAT
-const CNP_RESERVED: usize = 16;
-
 impl<'a> Packet<'a> {
     /// Reads the payload of a UDP datagram, ICRC included. The ICRC is not checked here.
     ///
@@ -145,7 +61,7 @@ impl<'a> Packet<'a> {
 
     /// What a packet is read into.
     const fn none() -> Self {
-        let bth = Bth::new(crate::Qpn::new(0), crate::Psn::new(0));
+        let bth = Bth::new(crate::num::Qpn::new(0), crate::num::Psn::new(0));
         Self { header: Header { bth, kind: Kind::Cnp }, payload: &[] }
     }
 
@@ -184,7 +100,7 @@ impl<'a> PacketReader<'a> {
     /// parse it.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Packet::parse`].
     #[inline]
     pub fn parse(&mut self, udp_payload: &'a [u8]) -> Result<&Packet<'a>, ParseError> {
         if udp_payload.len() == self.len
@@ -253,7 +169,7 @@ impl Header {
         self.len_as(self.opcode())
     }
 
-    /// The same, of headers whose opcode is known.
+    /// Bytes of BTH and extended headers when the opcode is known.
     #[inline]
     const fn len_as(&self, opcode: Opcode) -> usize {
         let of_service = match self.kind {
@@ -320,303 +236,10 @@ impl Header {
     }
 }
 
-impl Kind {
-    /// Reads the extended headers of `opcode`.
-    // clause: HEADER-ORDER
-    // A call would hand them over in memory, to be copied: 16 instructions for each packet.
-    #[inline(always)]
-    fn read(opcode: Opcode, from: &mut Reader<'_>) -> Result<Self, ParseError> {
-        let operation = opcode.operation();
-        match opcode.service() {
-            Service::Rc if operation.is_response() => Response::read(operation, from).map(Self::RcResponse),
-            Service::Rc => Request::read(operation, from).map(Self::RcRequest),
-            Service::Uc => UcRequest::try_from(Request::read(operation, from)?).map(Self::UcRequest),
-            Service::Ud => Self::read_ud(operation, from),
-            Service::Xrc if operation.is_response() => Response::read(operation, from).map(Self::XrcResponse),
-            Service::Xrc => Ok(Self::XrcRequest(XrcEth::read(from)?, Request::read(operation, from)?)),
-            Service::Cnp => from.array::<CNP_RESERVED>().map(|_| Self::Cnp),
-        }
-    }
-
-    fn read_ud(operation: Operation, from: &mut Reader<'_>) -> Result<Self, ParseError> {
-        let deth = Deth::read(from)?;
-        let imm = if operation == Operation::SendOnlyImm { Some(ImmDt::read(from)?) } else { None };
-        Ok(Self::Ud { deth, imm })
-    }
-
-    /// Writes the extended headers.
-    #[inline]
-    fn write(&self, to: &mut Writer<impl Sink>) -> Option<()> {
-        match self {
-            Self::RcRequest(request) => request.write(to),
-            Self::RcResponse(response) | Self::XrcResponse(response) => response.write(to),
-            Self::UcRequest(request) => Request::from(*request).write(to),
-            Self::Ud { deth, imm } => {
-                deth.write(to)?;
-                write_imm(*imm, to)
-            }
-            Self::XrcRequest(xrc, request) => {
-                xrc.write(to)?;
-                request.write(to)
-            }
-            Self::Cnp => to.array([0; CNP_RESERVED]),
-        }
-    }
-}
-
-impl Request {
-    /// The operation of this request.
-    pub const fn operation(&self) -> Operation {
-        use Operation as O;
-        match self {
-            Self::SendFirst => O::SendFirst,
-            Self::SendMiddle => O::SendMiddle,
-            Self::SendLast(SendTail::Plain) => O::SendLast,
-            Self::SendLast(SendTail::Imm(_)) => O::SendLastImm,
-            Self::SendLast(SendTail::Invalidate(_)) => O::SendLastInvalidate,
-            Self::SendOnly(SendTail::Plain) => O::SendOnly,
-            Self::SendOnly(SendTail::Imm(_)) => O::SendOnlyImm,
-            Self::SendOnly(SendTail::Invalidate(_)) => O::SendOnlyInvalidate,
-            Self::WriteFirst(_) => O::WriteFirst,
-            Self::WriteMiddle => O::WriteMiddle,
-            Self::WriteLast(None) => O::WriteLast,
-            Self::WriteLast(Some(_)) => O::WriteLastImm,
-            Self::WriteOnly(_, None) => O::WriteOnly,
-            Self::WriteOnly(_, Some(_)) => O::WriteOnlyImm,
-            Self::Read(_) => O::ReadRequest,
-            Self::CompareSwap(_) => O::CompareSwap,
-            Self::FetchAdd(_) => O::FetchAdd,
-            Self::Flush(..) => O::Flush,
-            Self::AtomicWrite(_) => O::AtomicWrite,
-        }
-    }
-
-    #[inline(always)]
-    fn read(operation: Operation, from: &mut Reader<'_>) -> Result<Self, ParseError> {
-        use Operation as O;
-        use SendTail::{Imm, Invalidate, Plain};
-        Ok(match operation {
-            O::SendFirst => Self::SendFirst,
-            O::SendMiddle => Self::SendMiddle,
-            O::SendLast => Self::SendLast(Plain),
-            O::SendLastImm => Self::SendLast(Imm(ImmDt::read(from)?)),
-            O::SendLastInvalidate => Self::SendLast(Invalidate(Ieth::read(from)?)),
-            O::SendOnly => Self::SendOnly(Plain),
-            O::SendOnlyImm => Self::SendOnly(Imm(ImmDt::read(from)?)),
-            O::SendOnlyInvalidate => Self::SendOnly(Invalidate(Ieth::read(from)?)),
-            O::WriteFirst => Self::WriteFirst(Reth::read(from)?),
-            O::WriteMiddle => Self::WriteMiddle,
-            O::WriteLast => Self::WriteLast(None),
-            O::WriteLastImm => Self::WriteLast(Some(ImmDt::read(from)?)),
-            O::WriteOnly => Self::WriteOnly(Reth::read(from)?, None),
-            O::WriteOnlyImm => Self::WriteOnly(Reth::read(from)?, Some(ImmDt::read(from)?)),
-            O::ReadRequest => Self::Read(Reth::read(from)?),
-            O::CompareSwap => Self::CompareSwap(AtomicEth::read(from)?),
-            O::FetchAdd => Self::FetchAdd(AtomicEth::read(from)?),
-            O::Flush => Self::Flush(Feth::read(from)?, Reth::read(from)?),
-            O::AtomicWrite => Self::AtomicWrite(Reth::read(from)?),
-            _ => return Err(ParseError::Opcode),
-        })
-    }
-
-    #[inline]
-    fn write(&self, to: &mut Writer<impl Sink>) -> Option<()> {
-        match self {
-            Self::SendFirst | Self::SendMiddle | Self::WriteMiddle => Some(()),
-            Self::SendLast(tail) | Self::SendOnly(tail) => match tail {
-                SendTail::Plain => Some(()),
-                SendTail::Imm(imm) => imm.write(to),
-                SendTail::Invalidate(ieth) => ieth.write(to),
-            },
-            Self::WriteLast(imm) => write_imm(*imm, to),
-            Self::WriteOnly(reth, imm) => {
-                reth.write(to)?;
-                write_imm(*imm, to)
-            }
-            Self::WriteFirst(reth) | Self::Read(reth) | Self::AtomicWrite(reth) => reth.write(to),
-            Self::CompareSwap(atomic) | Self::FetchAdd(atomic) => atomic.write(to),
-            Self::Flush(feth, reth) => {
-                feth.write(to)?;
-                reth.write(to)
-            }
-        }
-    }
-}
-
-fn write_imm(imm: Option<ImmDt>, to: &mut Writer<impl Sink>) -> Option<()> {
-    imm.map_or(Some(()), |imm| imm.write(to))
-}
-
-impl Response {
-    /// The operation of this response.
-    pub const fn operation(&self) -> Operation {
-        match self {
-            Self::ReadFirst(_) => Operation::ReadResponseFirst,
-            Self::ReadMiddle => Operation::ReadResponseMiddle,
-            Self::ReadLast(_) => Operation::ReadResponseLast,
-            Self::ReadOnly(_) => Operation::ReadResponseOnly,
-            Self::Ack(_) => Operation::Acknowledge,
-            Self::AtomicAck(..) => Operation::AtomicAcknowledge,
-        }
-    }
-
-    #[inline(always)]
-    fn read(operation: Operation, from: &mut Reader<'_>) -> Result<Self, ParseError> {
-        Ok(match operation {
-            Operation::ReadResponseFirst => Self::ReadFirst(Aeth::read(from)?),
-            Operation::ReadResponseMiddle => Self::ReadMiddle,
-            Operation::ReadResponseLast => Self::ReadLast(Aeth::read(from)?),
-            Operation::ReadResponseOnly => Self::ReadOnly(Aeth::read(from)?),
-            Operation::Acknowledge => Self::Ack(Aeth::read(from)?),
-            Operation::AtomicAcknowledge => Self::AtomicAck(Aeth::read(from)?, AtomicAckEth::read(from)?),
-            _ => return Err(ParseError::Opcode),
-        })
-    }
-
-    #[inline]
-    fn write(&self, to: &mut Writer<impl Sink>) -> Option<()> {
-        match self {
-            Self::ReadMiddle => Some(()),
-            Self::ReadFirst(aeth) | Self::ReadLast(aeth) | Self::ReadOnly(aeth) | Self::Ack(aeth) => aeth.write(to),
-            Self::AtomicAck(aeth, original) => {
-                aeth.write(to)?;
-                original.write(to)
-            }
-        }
-    }
-}
-
-impl UcRequest {
-    /// The operation of this request.
-    pub const fn operation(&self) -> Operation {
-        match self {
-            Self::SendFirst => Operation::SendFirst,
-            Self::SendMiddle => Operation::SendMiddle,
-            Self::SendLast(None) => Operation::SendLast,
-            Self::SendLast(Some(_)) => Operation::SendLastImm,
-            Self::SendOnly(None) => Operation::SendOnly,
-            Self::SendOnly(Some(_)) => Operation::SendOnlyImm,
-            Self::WriteFirst(_) => Operation::WriteFirst,
-            Self::WriteMiddle => Operation::WriteMiddle,
-            Self::WriteLast(None) => Operation::WriteLast,
-            Self::WriteLast(Some(_)) => Operation::WriteLastImm,
-            Self::WriteOnly(_, None) => Operation::WriteOnly,
-            Self::WriteOnly(_, Some(_)) => Operation::WriteOnlyImm,
-        }
-    }
-}
-
-impl From<Option<ImmDt>> for SendTail {
-    fn from(imm: Option<ImmDt>) -> Self {
-        imm.map_or(Self::Plain, Self::Imm)
-    }
-}
-
-impl From<UcRequest> for Request {
-    fn from(request: UcRequest) -> Self {
-        match request {
-            UcRequest::SendFirst => Self::SendFirst,
-            UcRequest::SendMiddle => Self::SendMiddle,
-            UcRequest::SendLast(imm) => Self::SendLast(imm.into()),
-            UcRequest::SendOnly(imm) => Self::SendOnly(imm.into()),
-            UcRequest::WriteFirst(reth) => Self::WriteFirst(reth),
-            UcRequest::WriteMiddle => Self::WriteMiddle,
-            UcRequest::WriteLast(imm) => Self::WriteLast(imm),
-            UcRequest::WriteOnly(reth, imm) => Self::WriteOnly(reth, imm),
-        }
-    }
-}
-
-impl TryFrom<Request> for UcRequest {
-    /// Always [`ParseError::Opcode`]: the unreliable connection has no such opcode.
-    type Error = ParseError;
-
-    fn try_from(request: Request) -> Result<Self, ParseError> {
-        Ok(match request {
-            Request::SendFirst => Self::SendFirst,
-            Request::SendMiddle => Self::SendMiddle,
-            Request::SendLast(SendTail::Plain) => Self::SendLast(None),
-            Request::SendLast(SendTail::Imm(imm)) => Self::SendLast(Some(imm)),
-            Request::SendOnly(SendTail::Plain) => Self::SendOnly(None),
-            Request::SendOnly(SendTail::Imm(imm)) => Self::SendOnly(Some(imm)),
-            Request::WriteFirst(reth) => Self::WriteFirst(reth),
-            Request::WriteMiddle => Self::WriteMiddle,
-            Request::WriteLast(imm) => Self::WriteLast(imm),
-            Request::WriteOnly(reth, imm) => Self::WriteOnly(reth, imm),
-            _ => return Err(ParseError::Opcode),
-        })
-    }
-}
-
-impl fmt::Display for Packet<'_> {
-    /// One line: opcode, base header, extended headers, payload length.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.header.opcode(), self.header.bth)?;
-        self.header.kind.fmt_headers(f)?;
-        write!(f, " len={}", self.payload.len())
-    }
-}
-
-impl Kind {
-    fn fmt_headers(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::RcRequest(request) => request.fmt_headers(f),
-            Self::RcResponse(response) | Self::XrcResponse(response) => response.fmt_headers(f),
-            Self::UcRequest(request) => Request::from(*request).fmt_headers(f),
-            Self::Ud { deth, imm } => {
-                write!(f, " {deth}")?;
-                fmt_imm(*imm, f)
-            }
-            Self::XrcRequest(xrc, request) => {
-                write!(f, " {xrc}")?;
-                request.fmt_headers(f)
-            }
-            Self::Cnp => Ok(()),
-        }
-    }
-}
-
-impl Request {
-    fn fmt_headers(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::SendFirst | Self::SendMiddle | Self::WriteMiddle => Ok(()),
-            Self::SendLast(tail) | Self::SendOnly(tail) => match tail {
-                SendTail::Plain => Ok(()),
-                SendTail::Imm(imm) => write!(f, " {imm}"),
-                SendTail::Invalidate(ieth) => write!(f, " {ieth}"),
-            },
-            Self::WriteLast(imm) => fmt_imm(*imm, f),
-            Self::WriteOnly(reth, imm) => {
-                write!(f, " {reth}")?;
-                fmt_imm(*imm, f)
-            }
-            Self::WriteFirst(reth) | Self::Read(reth) | Self::AtomicWrite(reth) => write!(f, " {reth}"),
-            Self::CompareSwap(atomic) => write!(f, " {atomic} compare={:#x}", atomic.compare),
-            Self::FetchAdd(atomic) => write!(f, " {atomic}"),
-            Self::Flush(feth, reth) => write!(f, " {feth} {reth}"),
-        }
-    }
-}
-
-impl Response {
-    fn fmt_headers(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::ReadMiddle => Ok(()),
-            Self::ReadFirst(aeth) | Self::ReadLast(aeth) | Self::ReadOnly(aeth) | Self::Ack(aeth) => {
-                write!(f, " {aeth}")
-            }
-            Self::AtomicAck(aeth, original) => write!(f, " {aeth} {original}"),
-        }
-    }
-}
-
-fn fmt_imm(imm: Option<ImmDt>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    imm.map_or(Ok(()), |imm| write!(f, " {imm}"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kind::{Request, SendTail};
     use ParseError as E;
 
     /// Opcode, flags byte, then zeros: a packet of `len` bytes behind the BTH, ICRC included.
@@ -682,7 +305,7 @@ mod tests {
 
     #[test]
     fn emit_refuses_other_slots_and_payloads_that_would_not_parse() {
-        let bth = Bth::new(crate::Qpn::new(1), crate::Psn::new(2));
+        let bth = Bth::new(crate::num::Qpn::new(1), crate::num::Psn::new(2));
         let first = Header { bth, kind: Kind::RcRequest(Request::SendFirst) };
         let mut slot = [0; 64];
         assert!(first.emit(4, &mut slot[..16]).is_some());

@@ -3,8 +3,8 @@
 //! They lie in the payload of an ordinary SEND (`infiniband/tm_types.h`): the transport below knows nothing of them.
 //! Touches `num`.
 
-use crate::RKey;
 use crate::bytes::{Reader, Writer};
+use crate::num::RKey;
 
 /// What a tagged message is (`enum ibv_tmh_op`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -83,7 +83,7 @@ pub struct Rvh {
     pub va: u64,
     /// Key of that memory.
     pub rkey: RKey,
-    /// Bytes.
+    /// Length of the data, bytes.
     pub len: u32,
 }
 

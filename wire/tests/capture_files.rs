@@ -180,7 +180,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn mangled_files_end(classic: bool, at: prop::sample::Index, byte: u8, keep: prop::sample::Index) {
+    fn mangled_capture_files_end_without_panic(classic: bool, at: prop::sample::Index, byte: u8, keep: prop::sample::Index) {
         let file = if classic {
             File::classic(false, 0xa1b2_c3d4, 1).record(1, 2, b"data")
         } else {
@@ -201,7 +201,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_written_is_read_back(
+    fn written_captures_read_back_equal(
         ipv6: bool,
         inbound: bool,
         timestamp_ns: u64,

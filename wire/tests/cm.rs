@@ -78,7 +78,7 @@ fn an_alternate_path_is_there_if_the_sender_names_its_end() {
 
 // clause: CM-MAD, CM-ATTRIBUTES
 #[test]
-fn what_is_no_message_of_the_connection_manager_is_refused() {
+fn mads_that_are_no_cm_message_are_refused() {
     let parse = |at: usize, value: u8| {
         let mut mad = bytes(REQ);
         mad[at] = value;
@@ -484,7 +484,7 @@ proptest! {
 
     // clause: CM-RESERVED
     #[test]
-    fn what_is_read_is_written_but_for_reserved_bits((map, mad) in wild_mad()) {
+    fn parsed_mads_are_written_back_except_reserved_bits((map, mad) in wild_mad()) {
         let parsed = Mad::parse(&mad).expect("a message");
         let mut expected: Vec<_> = mad.iter().zip(mask(map)).map(|(byte, mask)| byte & mask).collect();
         // The extended transport type of a request is reserved in all others.
@@ -521,7 +521,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_panic(mad in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn no_bytes_make_the_mad_parser_panic(mad in prop::collection::vec(any::<u8>(), 0..300)) {
         let _ = Mad::parse(&mad);
         let _ = IpCmHeader::parse(&mad);
     }

@@ -234,7 +234,7 @@ proptest! {
 
     // clause: ICRC-MASK-IPV4, ICRC-MASK-IPV6
     #[test]
-    fn the_icrc_covers_the_network_header_but_for_what_routers_change(
+    fn the_icrc_covers_the_network_header_except_mutable_fields(
         (net, other) in (net(), net()),
         (header, payload) in packet(),
     ) {
@@ -275,7 +275,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..96), opcode: u8, mangle: bool) {
+    fn no_bytes_make_the_parser_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..96), opcode: u8, mangle: bool) {
         if mangle && bytes.len() > 1 {
             // Most opcodes are reserved and most versions wrong: reach further than that.
             bytes[0] = opcode;

@@ -64,7 +64,7 @@ impl<'a> Alone<'a> {
         if setup.service == Service::XrcTgt {
             host.xrc = QUEUES.map(|number| XrcQueue { number, ..XrcQueue::default() }).into();
         }
-        setup.bring_up(&setup.tie_of(WHO, setup.places()), &mut qp, &mut host, state);
+        setup.bring_up(&setup.endpoints_of(WHO, setup.places()), &mut qp, &mut host, state);
         let (sent, next, done, shared_done) = (Sent::default(), [1; 2], [0; 2], [0; QUEUES.len()]);
         Self { choices, setup, qp, host, sent, next, done, shared_done }
     }

@@ -1,7 +1,8 @@
 //! Two queue pairs and the network between them.
 
 use roxe_transport::qp::Service;
-use roxe_transport::sim::scenario::{Work, random_pair, run};
+use roxe_transport::sim::random::random_pair;
+use roxe_transport::sim::scenario::{Work, run};
 use roxe_transport::sim::{Choices, Script};
 
 /// The input decides what two queue pairs post and what the network does to their packets.
@@ -16,5 +17,8 @@ pub fn qp_pair(data: &[u8]) {
     let service = script.pick(&[Service::Rc, Service::Uc, Service::Ud, Service::XrcIni]);
     // Enough for everything to meet everything; more only makes an input slower.
     let work = Work { messages: script.between(1, 12), max_len: script.between(1, 1200), mishaps: true };
-    run(random_pair(service, 100, false, script), work);
+    let mut pair = random_pair(service, 100, false, script);
+    // Decided by what was drawn already, so that older inputs mean what they meant.
+    pair.ends.iter_mut().for_each(|end| end.setup.early_wait = work.messages % 2 == 1);
+    run(pair, work);
 }

@@ -20,6 +20,7 @@ use roxe_memory::guard::{SharedBytes, Sum, cells};
 use roxe_memory::region::Reach;
 use roxe_memory::regions::Regions;
 use roxe_memory::table::MemoryTable;
+use roxe_net::rcvbuf_cost;
 use roxe_net::slot::Slot;
 use roxe_transport::cx::{
     AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, RxPayload, SharedReceives, Side, SrqPlace,
@@ -405,6 +406,16 @@ impl SharedReceives for QpHost<'_> {
 }
 
 impl FlowControl for QpHost<'_> {
+    #[inline]
+    fn charge(payload: u32) -> u32 {
+        rcvbuf_cost::charge(payload)
+    }
+
+    #[inline]
+    fn charge_alone(payload: u32) -> u32 {
+        rcvbuf_cost::charge_alone(payload)
+    }
+
     fn reserve(&mut self, av: &Av, qpn: Qpn, bytes: u32, own: u32) -> bool {
         let key = Key::of(av.dgid, qpn);
         if self.by_ring && pool(self.qp.service()) == Pool::Stream || self.try_reserve(key, bytes, own) {
@@ -448,8 +459,8 @@ impl FlowControl for QpHost<'_> {
         engine.flows().wake(flow);
     }
 
-    fn ask_after(&mut self, av: &Av, qpn: Qpn) -> u32 {
-        self.path.flow(Key::of(av.dgid, qpn), self.qp.engine(), self.now).ask_after()
+    fn ack_interval(&mut self, av: &Av, qpn: Qpn) -> u32 {
+        self.path.flow(Key::of(av.dgid, qpn), self.qp.engine(), self.now).ack_interval()
     }
 }
 

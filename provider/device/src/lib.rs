@@ -54,7 +54,6 @@ mod fork;
 mod host;
 mod mr;
 mod mw;
-mod parking;
 mod pd;
 mod qp;
 mod runtime;

@@ -225,9 +225,9 @@ impl Qp {
             return Err(PostError::State);
         }
         inner.machine.post_recv(request)?;
-        if inner.machine.state() == QpState::Err || !inner.parking.is_empty() {
+        if inner.machine.state() == QpState::Err || !inner.early.is_empty() {
             // It flushes at once, or a message waits for it.
-            self.core.receive_parked(inner, clock::now());
+            self.core.receive_early(inner, clock::now());
         }
         Ok(())
     }

@@ -158,7 +158,7 @@ impl Flow {
 
     /// After how many bytes RC asks for an acknowledgement: four in a window, so that the sender need not stop for them,
     /// and one for several superpackets, because each costs about as much as a superpacket.
-    pub fn ask_after(&self) -> u32 {
+    pub fn ack_interval(&self) -> u32 {
         self.window / 4
     }
 
@@ -506,7 +506,7 @@ mod tests {
         let (flows, rcvbuf) = (Flows::default(), 425_984);
         flows.set_window(None, rcvbuf);
         let flow = flows.get(key(1), T0, || Receiver::Credits);
-        let charge = roxe_transport::qp::charge(4096);
+        let charge = roxe_net::rcvbuf_cost::charge(4096);
         let most = (0..1000).take_while(|_| flow.reserve_datagram(charge, T0, || Receiver::Credits, || false)).count();
         // What Linux 6.18 takes for a packet of 4112 bytes that comes alone.
         assert!((30..=rcvbuf / 4953 / 2).contains(&most), "{most} each way");

@@ -199,7 +199,7 @@ impl IdentGuess {
     /// A run comes that is between the addresses of `net`.
     #[inline]
     pub fn begin_run(&mut self, net: &NetHeader) {
-        self.sums.turn_to(net);
+        self.sums.retarget(net);
     }
 
     /// Whether the ICRC of `packet`, which is in the run that began last, is right for some identification.

@@ -242,7 +242,7 @@ impl Batch {
 
     /// Writes the ICRCs of a run.
     fn seal(&mut self, run: Range<usize>, net: &NetHeader) {
-        self.sealer.turn_to(net);
+        self.sealer.retarget(net);
         // The kernel counts the identifications of a run from 0.
         for (ident, entry) in self.packets.get(run).unwrap_or_default().iter().enumerate() {
             if let Some(packet) = self.bytes.get_mut(entry.start..entry.start + entry.len) {
@@ -321,7 +321,7 @@ impl TxBatch for Batch {
         self.room(&Av::default(), len, note)
     }
 
-    fn takes_along(&self, len: usize, count: usize) -> bool {
+    fn fits_same_send(&self, len: usize, count: usize) -> bool {
         let total = len + icrc::LEN;
         // A shorter one ends the run.
         let may_follow = count == 1 || self.packets.last().is_some_and(|last| last.len == total);
@@ -345,10 +345,10 @@ pub(crate) fn peek_qpn(packet: &[u8]) -> Option<Qpn> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use roxe_transport::cx::Why;
+    use roxe_transport::cx::TxReason;
     use std::net::Ipv4Addr;
 
-    const NOTE: PacketNote = PacketNote::answer(Qpn::new(7), Why::Ack);
+    const NOTE: PacketNote = PacketNote::answer(Qpn::new(7), TxReason::Ack);
 
     fn av(last: u8) -> Av {
         Av { dgid: Ipv4Addr::new(127, 79, 0, last).into(), ..Av::default() }
@@ -420,7 +420,7 @@ mod tests {
 
     #[test]
     fn what_is_left_of_a_run_is_what_still_leaves_with_it() {
-        let left = |batch: &Batch, len| (1..).take_while(|&count| batch.takes_along(len, count)).count();
+        let left = |batch: &Batch, len| (1..).take_while(|&count| batch.fits_same_send(len, count)).count();
         let mut batch = Batch::new();
         assert_eq!(left(&batch, 100), 0);
         push(&mut batch, &av(1), 0x1000, 4124);

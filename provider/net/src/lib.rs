@@ -3,7 +3,7 @@
 //! | modules | what they are |
 //! |---|---|
 //! | [`link`] | what a link is, and what is known of a run of packets |
-//! | [`udp`] | the link over a UDP socket: `segments` (which destinations take segmented sends), [`shelf`] and `keepers` (what stays in kernel queues), [`tx_queue`] (what waits for room in its send buffer), [`drops`] |
+//! | [`udp`] | the link over a UDP socket: `segments` (which destinations take segmented sends), [`shelf`] and `keepers` (what stays in kernel queues), [`tx_queue`] (what waits for room in its send buffer), [`drops`], [`rcvbuf_cost`] (what a packet occupies in a receive buffer) |
 //! | [`shm`] | rings through shared memory between processes of one user |
 //! | [`frames`] | whole Ethernet frames, for raw packet queue pairs |
 //! | [`runtime_dir`], [`named`] | the folder where processes of one user find each other, and the sockets with names in it |
@@ -29,6 +29,7 @@ mod keepers;
 pub mod link;
 pub mod named;
 pub mod news;
+pub mod rcvbuf_cost;
 pub mod runtime_dir;
 mod segments;
 pub mod service;

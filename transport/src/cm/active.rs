@@ -1,11 +1,13 @@
 //! The side that asks: REQ out, REP in, RTU out.
 
 use super::conn::{Connection, Loading, Remote, State, Timer};
+use super::error::{CmError, Ignored};
+use super::fields;
 use super::outbox::{EventKind, Outbox};
-use super::patience::Patience;
+use super::req_retry::ReqRetry;
+use super::settings::Settings;
 use super::terms::{Connect, Ece, QpTerms};
 use super::times::{ack_timeout, wait};
-use super::{CmError, Ignored, Settings, fields};
 use crate::time::Instant;
 use roxe_wire::cm::{CommId, Mra, PrivateData, Rep, TransactionId};
 use roxe_wire::{Psn, Qpn};
@@ -32,7 +34,7 @@ impl Connection {
             lifetime: connect.packet_lifetime,
             tid,
             timer: Timer::new(answer, connect.max_cm_retries),
-            patience: Patience::new(connect.patience),
+            req_retry: ReqRetry::new(connect.retry_for),
             last: None,
             orphan: false,
             is_active: true,

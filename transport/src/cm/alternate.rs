@@ -11,24 +11,26 @@
 //! pairs do that, and the program says when its own has done so.
 
 use super::conn::{Connection, Loading, State};
+use super::error::{CmError, Ignored};
+use super::fields;
 use super::outbox::{EventKind, Outbox};
+use super::settings::Settings;
 use super::terms::{Alternate, AlternateAnswer, Route};
-use super::{CmError, Ignored, Settings, fields};
 use crate::time::Instant;
 use roxe_wire::cm::{Apr, AprStatus, Lap, Mad, Message, Mra, TimeCode, TransactionId};
 
 /// What is under way about an alternate path (IBA §12.9.7 has these as states of an established connection).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AlternateState {
-    /// Nothing.
+    /// No new path is being agreed on.
     Idle,
-    /// We asked, and the peer has not answered.
+    /// We asked for a new path, and the peer has not answered.
     LapSent,
-    /// The same, and the peer needs longer.
+    /// The new path was asked for, and the peer said that it needs longer.
     MraLapRcvd,
-    /// The peer asked; our program has to answer.
+    /// The peer asked for a new path; our program has to answer.
     LapRcvd,
-    /// The same, and the peer knows that we need longer.
+    /// The peer asked for a new path, and was told that we need longer.
     MraLapSent,
 }
 

@@ -7,16 +7,16 @@ use roxe_wire::cm::{Info, IpCmHeader, RejReason, Req, Transport};
 use roxe_wire::{Gid, PathMtu, Pkey};
 
 /// Why a REQ is rejected, and what goes with the reason.
-pub(super) type No = (RejReason, Info);
+pub(super) type Rejection = (RejReason, Info);
 
 /// The path names an address that is not where the REQ came from or went to: this one is.
-fn wrong_gid(right: Gid) -> No {
+fn wrong_gid(right: Gid) -> Rejection {
     (RejReason::InvalidGid, Info::new(&right.0).unwrap_or_default())
 }
 
 /// What no connection could be made of, whoever listens.
 // clause: CM-REQ-CHECKS
-pub(super) fn check_request(route: Route, req: &Req) -> Result<PathMtu, No> {
+pub(super) fn check_request(route: Route, req: &Req) -> Result<PathMtu, Rejection> {
     let path = &req.primary;
     // A path to somebody else would make us send there.
     if path.local_gid != route.remote {

@@ -3,11 +3,11 @@
 //! What moves it is in `active.rs`, `passive.rs`, `alternate.rs`, `timeout.rs` and `teardown.rs`. It knows no other
 //! connection and no table.
 
+use super::error::{CmError, Ignored};
 use super::outbox::{EventKind, Outbox};
-use super::patience::Patience;
+use super::req_retry::ReqRetry;
 use super::terms::{QpTerms, Route};
 use super::times::wait;
-use super::{CmError, Ignored};
 use crate::time::Instant;
 use core::time::Duration;
 use roxe_wire::Qpn;
@@ -69,7 +69,7 @@ pub struct Peer {
 /// When to act if nothing comes, and how often to do so.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timer {
-    /// When.
+    /// When the timer is due; `None` while it is stopped.
     pub(super) due: Option<Instant>,
     /// How long each wait is.
     wait: Duration,
@@ -133,7 +133,7 @@ pub(super) struct Connection {
     pub(super) tid: TransactionId,
     pub(super) timer: Timer,
     /// With a peer where nobody listens.
-    pub(super) patience: Patience,
+    pub(super) req_retry: ReqRetry,
     /// What was sent last, for when it has to be sent again.
     pub(super) last: Option<Mad>,
     /// Our program forgot it: nothing is told any more, and nothing waited for but the peer.
@@ -174,7 +174,7 @@ impl Connection {
         self.send_with(0, message, out);
     }
 
-    /// The same with options of a vendor.
+    /// As [`send`](Self::send), with this modifier in the header of the MAD, where a vendor has options.
     pub(super) fn send_with(&mut self, modifier: u32, message: impl Into<Message>, out: &mut Outbox) {
         self.last = Some(Mad { tid: self.tid, modifier, message: message.into() });
         self.repeat(out);
@@ -207,7 +207,7 @@ impl Connection {
         self.timer.due = Some(now.after(wait(self.terms.timeout)));
     }
 
-    /// Who has to be there for the connection not to end, once it is accepted.
+    /// The peer whose death ends the connection, once that is accepted.
     pub(super) fn peer(&self) -> Option<Peer> {
         let depends = matches!(self.state, State::RepSent | State::MraRepRcvd | State::Established | State::DreqSent);
         self.remote.filter(|_| depends).map(|remote| Peer { id: self.id, route: self.route(), theirs: remote.id })

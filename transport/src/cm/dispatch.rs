@@ -5,27 +5,30 @@
 //! With the rejection of a stale request goes the DREQ of the connection that it makes stale: that is the same peer's. And
 //! what our program accepts is repeated until the peer confirms it; but while many peers do not, only to who asks again.
 
-use super::checks::{No, addresses_fit, check_request};
+use super::checks::{Rejection, addresses_fit, check_request};
 use super::conn::{Connection, State};
+use super::error::Ignored;
+use super::fields;
 use super::listen::{ListenId, Takes};
 use super::manager::{Cm, Cx};
 use super::outbox::{Origin, Outbox};
+use super::passive;
+use super::settings::Settings;
 use super::terms::{AlternateAnswer, Resolution, Route};
-use super::{Ignored, Settings, fields, passive};
 use roxe_wire::PathMtu;
 use roxe_wire::cm::{
     Answered, AprStatus, CommId, Dreq, Guid, Info, Lap, Mad, Message, Mra, Rej, RejReason, Rep, Req, ServiceId,
     SidrReq, SidrStatus, TransactionId,
 };
 
-/// Who has to act on a message: what tells one machine of an address from another.
+/// Who has to act on a message, if several machines share an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Addressee {
-    /// Who listens for a service.
+    /// The machine that listens for a service.
     Service(ServiceId),
-    /// Who made this id.
+    /// The machine that made this id.
     Id(CommId),
-    /// Who has a connection with its sender that does not know what we call it: every machine may.
+    /// The machine that has a connection with the sender, which does not know our id of it: every machine may be the one.
     Anyone,
 }
 
@@ -172,7 +175,7 @@ impl Cm {
         self.hand(id, |conn, _, out| conn.on_rej(cx.now, rej, out))
     }
 
-    /// Who gives up may not know what we call the connection; it says its GUID.
+    /// A peer that gives up may not know our id of the connection; it says its GUID.
     fn find_by_guid(&self, route: Route, rej: &Rej) -> Option<CommId> {
         let guid: &[u8; 8] = rej.info.as_bytes().first_chunk().filter(|_| rej.reason == RejReason::Timeout)?;
         let id = self.table.by_remote_id(route.remote, Guid(u64::from_be_bytes(*guid)), rej.local_comm_id)?;
@@ -191,7 +194,7 @@ impl Cm {
         self.hand(id, |conn, _, out| conn.on_dreq(cx.now, tid, dreq, out))
     }
 
-    /// Who proposes a path for a connection that we do not know need not repeat it.
+    /// A peer that proposes a path for a connection that we do not know is told, so that it need not repeat it.
     // clause: CM-LAP
     fn on_lap(&mut self, (route, tid): (Route, TransactionId), lap: &Lap) -> Result<(), Ignored> {
         let (ours, theirs) = (lap.remote_comm_id, lap.local_comm_id);
@@ -233,7 +236,7 @@ impl Cm {
     }
 
     /// Whether a new REQ may become a connection, and of which listener; else what to answer.
-    fn judge(&mut self, cx: &mut Cx<'_>, route: Route, req: &Req) -> Result<(CommId, ListenId, PathMtu), No> {
+    fn judge(&mut self, cx: &mut Cx<'_>, route: Route, req: &Req) -> Result<(CommId, ListenId, PathMtu), Rejection> {
         let path_mtu = check_request(route, req)?;
         // clause: CM-STALE
         if let Some(other) = self.table.by_remote_qpn(route.remote, req.local_ca_guid, req.local_qpn) {

@@ -1,7 +1,7 @@
 //! The messages we send, filled in as the kernel's rdma_cm does on RoCE.
 
-use super::Settings;
 use super::conn::{Connection, State};
+use super::settings::Settings;
 use super::terms::{Accept, Alternate, AlternateAnswer, Connect, Refusal, Resolution, Resolve};
 use super::times::ack_timeout;
 use roxe_wire::cm::{

@@ -1,6 +1,6 @@
 //! Who listens for what, and how many requests wait for each program.
 
-use super::CmError;
+use super::error::CmError;
 use roxe_wire::Gid;
 use roxe_wire::cm::ServiceId;
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ pub enum Takes {
 pub enum Addresses {
     /// None: private data is the program's.
     Unchecked,
-    /// Of either version of IP.
+    /// Addresses of either version of IP.
     Ip,
     /// IPv4.
     Ipv4,
@@ -86,9 +86,9 @@ impl Listen {
 #[derive(Debug, Default)]
 pub(super) struct Listeners {
     by_id: BTreeMap<ListenId, Listener>,
-    /// Those of one service.
+    /// Listeners of one service each.
     by_service: BTreeMap<ServiceId, Vec<ListenId>>,
-    /// Those of many.
+    /// Listeners of many services.
     masked: Vec<ListenId>,
     made: u64,
 }
@@ -123,7 +123,7 @@ impl Listeners {
         true
     }
 
-    /// Who takes this, and what it wants to see: the listener at exactly this address, or else the one at all addresses.
+    /// The listener that takes a request, and what it wants to see: the listener at exactly this address, or else the one at all addresses.
     // clause: CM-LISTEN
     pub(super) fn find(&self, service_id: ServiceId, local: Gid, wanted: Takes) -> Option<(ListenId, Addresses)> {
         let of_service = self.by_service.get(&service_id).map_or(&[][..], Vec::as_slice);

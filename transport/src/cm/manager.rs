@@ -1,14 +1,15 @@
 //! [`Cm`]: the whole machine, as programs use it. What becomes of messages is in `dispatch.rs`.
 
 use super::alternate::AlternateState;
+use super::closed::ClosedConnections;
 use super::conn::{Connection, Peer, State};
-use super::farewells::Farewells;
+use super::error::CmError;
 use super::listen::{Listen, ListenId, Listeners};
 use super::outbox::{Event, Outbox, Outgoing};
+use super::settings::Settings;
 use super::sidr::Sidr;
 use super::table::Table;
 use super::terms::{Accept, Alternate, AlternateAnswer, Connect, QpTerms, Refusal, Resolution, Resolve, Route};
-use super::{CmError, Settings};
 use crate::time::Instant;
 use core::fmt;
 use roxe_wire::cm::{CommId, Dreq, Mad, PrivateData, TimeCode, TransactionId};
@@ -41,7 +42,7 @@ pub struct Cm {
     pub(super) listeners: Listeners,
     pub(super) table: Table,
     pub(super) sidr: Sidr,
-    pub(super) farewells: Farewells,
+    pub(super) closed: ClosedConnections,
     pub(super) out: Outbox,
 }
 
@@ -54,7 +55,7 @@ impl Cm {
             listeners: Listeners::default(),
             table: Table::default(),
             sidr: Sidr::default(),
-            farewells: Farewells::default(),
+            closed: ClosedConnections::default(),
             out: Outbox::default(),
         }
     }
@@ -230,14 +231,14 @@ impl Cm {
     /// The process ends: as [`destroy`](Self::destroy), of whatever [`all`](Self::all) names. Each further time what ends the
     /// connection is said once more, so that it reaches the peer over a bad network though nobody will be there to repeat it.
     // clause: CM-PARTING
-    pub fn part(&mut self, cx: &mut Cx<'_>, id: CommId) {
+    pub fn shut_down(&mut self, cx: &mut Cx<'_>, id: CommId) {
         let tid = cx.tid();
-        let Self { table, listeners, settings, out, sidr, farewells } = self;
+        let Self { table, listeners, settings, out, sidr, closed } = self;
         if sidr.destroy(id, listeners, out) {
             return;
         }
-        if table.with(id, listeners, |conn| conn.part(cx.now, tid, settings, out)).is_none() {
-            farewells.repeat(cx.now, id, out);
+        if table.with(id, listeners, |conn| conn.shut_down(cx.now, tid, settings, out)).is_none() {
+            closed.repeat(cx.now, id, out);
         }
     }
 
@@ -276,9 +277,9 @@ impl Cm {
 impl Cm {
     /// Acts on every timer that is due; does nothing if none is.
     pub fn handle_timeout(&mut self, now: Instant) {
-        let Self { table, listeners, settings, out, sidr, farewells } = self;
+        let Self { table, listeners, settings, out, sidr, closed } = self;
         while let Some(id) = table.due(now) {
-            table.get(id).into_iter().for_each(|conn| farewells.note(now, conn));
+            table.get(id).into_iter().for_each(|conn| closed.note(now, conn));
             let is_flooded = table.is_flooded();
             table.with(id, listeners, |conn| conn.on_timeout(now, settings, is_flooded, out));
         }
@@ -321,9 +322,9 @@ impl Cm {
     }
 
     /// All connections and lookups and between which addresses they are, also those that their program has forgotten, and
-    /// those that are over and that [`part`](Self::part) may yet have to speak of.
+    /// those that are over and that [`shut_down`](Self::shut_down) may yet have to speak of.
     pub fn all(&self) -> impl Iterator<Item = (CommId, Route)> {
-        self.table.iter().map(|conn| (conn.id, conn.route())).chain(self.sidr.all()).chain(self.farewells.all())
+        self.table.iter().map(|conn| (conn.id, conn.route())).chain(self.sidr.all()).chain(self.closed.all())
     }
 
     /// The connections that end with the process at their other end.

@@ -7,7 +7,7 @@
 //! 1. getters: [`Cm::state`], [`Cm::alternate_state`], [`Cm::qp_terms`], [`Cm::len`], [`Cm::all`];
 //! 2. verbs of the program: `listen`, `connect`, `accept`, `confirm`, `reject`, `delay`, `establish`, `disconnect`,
 //!    `load_alternate`, `answer_alternate`, `migrated`, `resolve`, `answer`, `destroy`,
-//!    `part`;
+//!    `shut_down`;
 //! 3. inputs: [`Cm::handle_message`] when a message arrived, [`Cm::handle_timeout`] when [`Cm::poll_timeout`] is due;
 //! 4. outputs: [`Cm::poll_transmit`], [`Cm::poll_event`], [`Cm::poll_timeout`]: after any verb or input fetch all of
 //!    them.
@@ -40,7 +40,7 @@
 //! ```
 //!
 //! `reject` in ReqRcvd or RepRcvd and their MRA states sends a REJ, and the connection is gone; so is that of who gets
-//! the REJ; but a REQ (or a lookup) that finds nobody listening may be told to have patience. REQ, REP and DREQ are
+//! the REJ; but a REQ (or a lookup) that finds nobody listening may be repeated for a while. REQ, REP and DREQ are
 //! repeated until their answer comes; after the last repetition a REQ or REP ends in `Unreachable` and a REJ for timeout,
 //! a DREQ in TimeWait. Both ends may send a DREQ at once: each answers the other's. A destroyed connection goes on without
 //! telling anybody until the peer knows.
@@ -55,21 +55,23 @@
 //! # Files
 //!
 //! `terms` is what programs say and `outbox` what they hear; `conn`, `active`, `passive`, `teardown` are one
-//! connection, `farewells` what may have to be said again of one that is forgotten, `patience` requests that find nobody, `alternate` its alternate path; `sidr` is the lookup of datagram services; `table` finds connections, `listen` listeners; `dispatch`
+//! connection, `closed` what may have to be said again of one that is forgotten, `req_retry` requests that find nobody, `alternate` its alternate path; `sidr` is the lookup of datagram services; `table` finds connections, `listen` listeners; `dispatch`
 //! gives messages to them after `checks`; `manager` is [`Cm`] itself; `fields` fills messages in; `times` knows what time codes mean.
 
 mod active;
 mod alternate;
 mod checks;
+mod closed;
 mod conn;
 mod dispatch;
-mod farewells;
+mod error;
 mod fields;
 mod listen;
 mod manager;
 mod outbox;
 mod passive;
-mod patience;
+mod req_retry;
+mod settings;
 mod sidr;
 mod table;
 mod teardown;
@@ -83,104 +85,9 @@ mod tests;
 pub use alternate::AlternateState;
 pub use conn::{Peer, State};
 pub use dispatch::{Addressee, addressee};
+pub use error::{CmError, Ignored};
 pub use listen::{Addresses, Listen, ListenId, Takes};
 pub use manager::{Cm, Cx};
 pub use outbox::{Ending, Event, EventKind, Origin, Outgoing};
+pub use settings::Settings;
 pub use terms::{Accept, Alternate, AlternateAnswer, Connect, Ece, QpTerms, Refusal, Resolution, Resolve, Route};
-
-use roxe_wire::cm::{Guid, TimeCode};
-
-/// What is the same for all connections of a device.
-#[derive(Clone, Copy, Debug)]
-pub struct Settings {
-    /// The node GUID.
-    pub guid: Guid,
-    /// How long the device may take to acknowledge a packet.
-    pub ack_delay: TimeCode,
-    /// How long a peer that repeats itself is told to wait for our program.
-    pub service_timeout: TimeCode,
-    /// The upper 12 bits of every id that the machine gives, so that those of several machines at one address differ;
-    /// see [`CommId::prefix`](roxe_wire::cm::CommId::prefix). The rest is unpredictable.
-    pub prefix: u16,
-    /// The most connections and lookups, those included that are in TimeWait.
-    pub max_connections: usize,
-}
-
-impl Settings {
-    /// Those of rdma_cm over rxe, and room for 65,536 connections.
-    pub const fn new(guid: Guid) -> Self {
-        Self {
-            guid,
-            ack_delay: TimeCode::new(15),
-            service_timeout: TimeCode::new(24),
-            prefix: 0,
-            max_connections: 1 << 16,
-        }
-    }
-}
-
-/// Why a verb of the program was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CmError {
-    /// There is no such connection, lookup or listener (any more).
-    #[error("no such connection")]
-    UnknownId,
-    /// The connection is in a state that does not allow it.
-    #[error("not possible in this state of the connection")]
-    State,
-    /// Another listener takes the same requests.
-    #[error("another listener has this service")]
-    InUse,
-    /// There are as many connections as there may be.
-    #[error("too many connections")]
-    Full,
-}
-
-/// Why nothing came of a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Ignored {
-    /// It names no connection of ours, or another end than the peer's.
-    UnknownId,
-    /// It does not come from, or go to, the addresses of the connection.
-    Address,
-    /// The connection is in a state that has no use for it.
-    State,
-    /// It was seen before.
-    Duplicate,
-    /// It names another queue pair than ours.
-    Qpn,
-    /// It lacks an id or a GUID.
-    Malformed,
-    /// A request for what we do not have or not do; the sender was told.
-    Refused,
-    /// It is of a queue pair that has another connection with us; the sender was told.
-    Stale,
-}
-
-impl Ignored {
-    /// All of them, for counters.
-    pub const ALL: [Self; 8] = [
-        Self::UnknownId,
-        Self::Address,
-        Self::State,
-        Self::Duplicate,
-        Self::Qpn,
-        Self::Malformed,
-        Self::Refused,
-        Self::Stale,
-    ];
-
-    /// Name of the counter.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::UnknownId => "cm_unknown_id",
-            Self::Address => "cm_address",
-            Self::State => "cm_bad_state",
-            Self::Duplicate => "cm_duplicate",
-            Self::Qpn => "cm_qpn",
-            Self::Malformed => "cm_malformed",
-            Self::Refused => "cm_refused",
-            Self::Stale => "cm_stale",
-        }
-    }
-}

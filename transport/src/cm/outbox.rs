@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 pub struct Outgoing {
     /// From where to where.
     pub route: Route,
-    /// What.
+    /// The message with its MAD header.
     pub mad: Mad,
 }
 
@@ -57,7 +57,7 @@ pub enum EventKind {
 /// For whom a request is, and where it came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
-    /// Who listens.
+    /// The listener that takes the request.
     pub listener: ListenId,
     /// The address that the peer asked at, and its own.
     pub route: Route,

@@ -1,11 +1,13 @@
 //! The side that is asked: REQ in, REP out, RTU in.
 
 use super::conn::{Connection, Loading, Remote, State, Timer};
+use super::error::{CmError, Ignored};
+use super::fields;
 use super::outbox::{EventKind, Origin, Outbox};
-use super::patience::Patience;
+use super::req_retry::ReqRetry;
+use super::settings::Settings;
 use super::terms::{Accept, Ece, QpTerms, Route};
 use super::times::wait;
-use super::{CmError, Ignored, Settings, fields};
 use crate::time::Instant;
 use roxe_wire::cm::{CommId, Info, Mra, RejReason, Req, TimeCode, TransactionId};
 use roxe_wire::{PathMtu, Psn, Qpn};
@@ -24,7 +26,7 @@ impl Connection {
             lifetime: TimeCode::default(),
             tid,
             timer: Timer::new(wait(req.local_cm_response_timeout), req.max_cm_retries),
-            patience: Patience::NONE,
+            req_retry: ReqRetry::NONE,
             last: None,
             orphan: false,
             is_active: false,

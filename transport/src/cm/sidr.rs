@@ -6,12 +6,13 @@
 //! ```
 
 use super::conn::Timer;
+use super::error::{CmError, Ignored};
+use super::fields;
 use super::listen::{ListenId, Listeners};
 use super::outbox::{EventKind, Origin, Outbox};
-use super::patience::Patience;
+use super::req_retry::ReqRetry;
 use super::terms::{Ece, Resolution, Resolve, Route};
 use super::times::wait;
-use super::{CmError, Ignored, fields};
 use crate::time::Instant;
 use roxe_wire::cm::{CommId, Mad, Message, SidrRep, SidrReq, SidrStatus, TransactionId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,7 +22,7 @@ struct Question {
     route: Route,
     timer: Timer,
     /// With a peer where nobody listens.
-    patience: Patience,
+    req_retry: ReqRetry,
     /// The SIDR_REQ, for when it has to be sent again.
     mad: Mad,
 }
@@ -78,8 +79,8 @@ impl Sidr {
         timer.start(now);
         out.send_mad(resolve.route, mad.clone());
         self.due.extend(timer.due.map(|due| (due, id)));
-        let patience = Patience::new(resolve.patience);
-        self.questions.insert(id, Question { route: resolve.route, timer, patience, mad });
+        let req_retry = ReqRetry::new(resolve.retry_for);
+        self.questions.insert(id, Question { route: resolve.route, timer, req_retry, mad });
     }
 
     /// A service answers, or there is none.
@@ -109,10 +110,10 @@ impl Sidr {
     // clause: CM-REQ-AGAIN
     fn will_ask_again(&mut self, now: Instant, id: CommId) -> Result<bool, Ignored> {
         let question = self.questions.get_mut(&id).ok_or(Ignored::UnknownId)?;
-        if question.patience.is_pausing {
+        if question.req_retry.is_pausing {
             return Err(Ignored::Duplicate);
         }
-        let Some(next) = question.patience.pause(now) else { return Ok(false) };
+        let Some(next) = question.req_retry.pause(now) else { return Ok(false) };
         let before = question.timer.due.replace(next);
         before.map(|due| self.due.remove(&(due, id)));
         self.due.insert((next, id));
@@ -176,7 +177,7 @@ impl Sidr {
         while let Some((due, id)) = self.due.first().copied().filter(|(due, _)| *due <= now) {
             self.due.remove(&(due, id));
             let Some(question) = self.questions.get_mut(&id) else { continue };
-            let was_pausing = std::mem::take(&mut question.patience.is_pausing);
+            let was_pausing = std::mem::take(&mut question.req_retry.is_pausing);
             if was_pausing {
                 question.timer.start(now);
             }

@@ -37,7 +37,7 @@ pub(super) struct Table {
     by_remote_id: BTreeMap<Theirs, CommId>,
     by_remote_qpn: BTreeMap<Theirs, CommId>,
     due: BTreeSet<(Instant, CommId)>,
-    /// Those that we accepted and whose peers have not confirmed.
+    /// Connections that we accepted and whose peers have not confirmed.
     half_open: usize,
 }
 

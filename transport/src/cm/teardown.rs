@@ -1,10 +1,12 @@
-//! How a connection ends, or comes to nothing: rejections, disconnects, how its program leaves it, and asking for patience.
+//! How a connection ends, or comes to nothing: rejections, disconnects, how its program leaves it, and asking for more time.
 
 use super::conn::{Connection, State};
+use super::error::{CmError, Ignored};
+use super::fields;
 use super::outbox::{Ending, EventKind, Outbox};
+use super::settings::Settings;
 use super::terms::Refusal;
 use super::times::wait;
-use super::{CmError, Ignored, Settings, fields};
 use crate::time::Instant;
 use roxe_wire::cm::{Answered, CommId, Dreq, Info, Message, Mra, PrivateData, Rej, RejReason, TimeCode, TransactionId};
 
@@ -46,7 +48,7 @@ impl Connection {
     pub(super) fn on_rej(&mut self, now: Instant, rej: &Rej, out: &mut Outbox) -> Result<(), Ignored> {
         let was = self.state;
         match was {
-            State::ReqSent if rej.reason == RejReason::InvalidServiceId && self.patience.is_pausing => {
+            State::ReqSent if rej.reason == RejReason::InvalidServiceId && self.req_retry.is_pausing => {
                 return Err(Ignored::Duplicate);
             }
             State::ReqSent if rej.reason == RejReason::InvalidServiceId && self.will_ask_again(now) => return Ok(()),
@@ -126,7 +128,7 @@ impl Connection {
 
     /// The process ends, and nobody will repeat what ends the connection if it is lost: it is said now, or said once more.
     // clause: CM-PARTING
-    pub(super) fn part(&mut self, now: Instant, tid: TransactionId, settings: &Settings, out: &mut Outbox) {
+    pub(super) fn shut_down(&mut self, now: Instant, tid: TransactionId, settings: &Settings, out: &mut Outbox) {
         self.orphan = true;
         match self.state {
             State::DreqSent => self.repeat(out),

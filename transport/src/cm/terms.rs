@@ -11,9 +11,9 @@ use roxe_wire::{Gid, PathMtu, Psn, Qkey, Qpn};
 /// The two addresses between which the messages of a connection travel, from our side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Route {
-    /// Ours.
+    /// Our address.
     pub local: Gid,
-    /// The peer's.
+    /// The peer's address.
     pub remote: Gid,
 }
 
@@ -22,12 +22,12 @@ pub struct Route {
 pub struct Ece {
     /// Whose options; 0 for none.
     pub vendor_id: VendorId,
-    /// Which: the attribute modifier of the message.
+    /// The options: the attribute modifier of the message.
     pub options: u32,
 }
 
 impl Ece {
-    /// None.
+    /// No options.
     pub const NONE: Self = Self { vendor_id: VendorId::new(0), options: 0 };
 }
 
@@ -74,7 +74,7 @@ pub struct Connect {
     pub max_cm_retries: Small<4>,
     /// How long the request is repeated, with pauses, after the first answer that nobody listens at the peer; zero: that one
     /// counts.
-    pub patience: Duration,
+    pub retry_for: Duration,
     /// For the program at the other end; librdmacm's begins with the addresses and the port.
     pub private_data: PrivateData<92>,
 }
@@ -102,7 +102,7 @@ impl Connect {
             packet_lifetime: TimeCode::new(16),
             response_timeout: TimeCode::new(20),
             max_cm_retries: Small::MAX,
-            patience: Duration::ZERO,
+            retry_for: Duration::ZERO,
             private_data: PrivateData::EMPTY,
         }
     }
@@ -177,8 +177,8 @@ pub struct Resolve {
     pub response_timeout: TimeCode,
     /// How often to ask again.
     pub max_cm_retries: Small<4>,
-    /// As [`Connect::patience`].
-    pub patience: Duration,
+    /// As [`Connect::retry_for`].
+    pub retry_for: Duration,
     /// For the server.
     pub private_data: PrivateData<216>,
 }
@@ -191,7 +191,7 @@ impl Resolve {
             service_id,
             response_timeout: TimeCode::new(20),
             max_cm_retries: Small::MAX,
-            patience: Duration::ZERO,
+            retry_for: Duration::ZERO,
             private_data: PrivateData::EMPTY,
         }
     }
@@ -261,7 +261,7 @@ pub struct AlternateAnswer {
 }
 
 impl AlternateAnswer {
-    /// Just that.
+    /// An answer with this status and nothing else.
     pub const fn new(status: AprStatus) -> Self {
         Self { status, info: Info::EMPTY, private_data: PrivateData::EMPTY }
     }

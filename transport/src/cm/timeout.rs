@@ -1,8 +1,9 @@
 //! What a connection does when nothing comes, or nobody is there: it asks again, and gives up in the end.
 
 use super::conn::{Connection, State};
+use super::fields;
 use super::outbox::{EventKind, Outbox};
-use super::{Settings, fields};
+use super::settings::Settings;
 use crate::time::Instant;
 
 impl Connection {
@@ -10,7 +11,7 @@ impl Connection {
     /// REP asks again, and is answered.
     pub(super) fn on_timeout(&mut self, now: Instant, settings: &Settings, is_flooded: bool, out: &mut Outbox) {
         match self.state {
-            State::ReqSent if self.patience.is_pausing => self.ask_again(now, out),
+            State::ReqSent if self.req_retry.is_pausing => self.ask_again(now, out),
             // clause: CM-FLOOD
             State::RepSent | State::MraRepRcvd if is_flooded => {
                 if !self.timer.again(now) {
@@ -46,14 +47,14 @@ impl Connection {
     /// Nobody listens where we asked: whether to ask again, after a pause.
     // clause: CM-REQ-AGAIN
     pub(super) fn will_ask_again(&mut self, now: Instant) -> bool {
-        let next = self.patience.pause(now);
+        let next = self.req_retry.pause(now);
         self.timer.due = next.or(self.timer.due);
         next.is_some()
     }
 
     /// The pause is over.
     fn ask_again(&mut self, now: Instant, out: &mut Outbox) {
-        self.patience.is_pausing = false;
+        self.req_retry.is_pausing = false;
         self.repeat(out);
         self.timer.start(now);
     }

@@ -102,7 +102,7 @@ impl fmt::Display for RuleReport<'_> {
 #[derive(Debug)]
 pub struct Injector {
     seed: u64,
-    /// Those that lose packets first, because nothing can happen to a lost packet.
+    /// The rules, those that lose packets first, because nothing can happen to a lost packet.
     rules: Vec<Judged>,
     /// By ordinal.
     flows: HashMap<u32, Flow>,
@@ -201,7 +201,7 @@ impl Verdict {
             }
             Action::Delay(hold) => self.delay = self.delay.saturating_add(hold.pick(random)),
             Action::Reorder(by) => {
-                let hold = super::Hold { min: Duration::ZERO, max: by };
+                let hold = super::rule::Hold { min: Duration::ZERO, max: by };
                 self.delay = self.delay.saturating_add(hold.pick(random));
             }
             Action::Corrupt(_) if self.corrupt.is_some() => return false,

@@ -83,7 +83,7 @@ impl OpSet {
         CLASSES.iter().map(|(class, _)| *class).chain(ALL.into_iter().map(|op| op.facts().name))
     }
 
-    /// Both.
+    /// The opcodes of either set.
     #[must_use]
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)

@@ -27,7 +27,7 @@ const WORDS: &str =
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{}{problem}", At(*rule))]
 pub struct RuleError {
-    /// Which rule, from 1; 0 if it is not about one of them.
+    /// The number of the rule, from 1; 0 if the error is about none.
     pub rule: usize,
     /// The word and what would be allowed.
     pub problem: String,

@@ -15,7 +15,7 @@ impl Rate {
     /// All packets.
     pub const ALL: Self = Self(100_000_000);
 
-    /// So many in 100 million: millionths of a percent. `None` above 100 %.
+    /// A rate of so many packets in 100 million: millionths of a percent. `None` above 100 %.
     pub const fn from_micro_percent(parts: u32) -> Option<Self> {
         if parts <= Self::ALL.0 { Some(Self(parts)) } else { None }
     }

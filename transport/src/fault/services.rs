@@ -24,7 +24,7 @@ impl ServiceSet {
         ALL.into_iter().find(|(service, _)| service.eq_ignore_ascii_case(name)).map(|(_, bit)| Self(bit))
     }
 
-    /// Both.
+    /// The services of either set.
     #[must_use]
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)

@@ -7,9 +7,9 @@ use roxe_wire::{Gid, Packet, Qpn};
 /// Which way a packet goes, seen from this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
-    /// We send it.
+    /// We send the packet.
     Tx,
-    /// It arrived.
+    /// The packet arrived.
     Rx,
 }
 
@@ -22,7 +22,7 @@ impl Direction {
         }
     }
 
-    /// The other one.
+    /// The opposite direction.
     #[must_use]
     pub const fn other(self) -> Self {
         match self {
@@ -60,7 +60,7 @@ impl fmt::Display for RuleId {
 /// One bit to flip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Corruption {
-    /// Which byte of the sealed packet, counted from the first one of the BTH.
+    /// The byte of the sealed packet to change, counted from the first one of the BTH.
     pub at: u16,
     /// The bit in it, as a mask.
     pub mask: u8,

@@ -1,11 +1,11 @@
 //! What responses do: acknowledge packets, bring READ data and old values, tell of losses and refusals.
 //!
 //! A response first retires what it acknowledges, strictly in order, so an error reaches the application only behind
-//! everything that came before it (IBA §9.7.5.2, §10.8.5). What else it tells is a [`Trouble`], dealt with in one `match`.
+//! everything that came before it (IBA §9.7.5.2, §10.8.5). What else it tells is a [`ResponseError`], dealt with in one `match`.
 
 use crate::cx::{Host, RxPayload, Side};
 use crate::qp::error::DropReason;
-use crate::qp::flight::{charge, charge_range};
+use crate::qp::in_flight::charge_range;
 use crate::qp::requester::{Requester, index_of};
 use crate::qp::retry::Exhausted;
 use crate::qp::segment;
@@ -16,10 +16,10 @@ use roxe_wire::{AtomicAckEth, NakCode, PathMtu, Psn, Response, Syndrome};
 
 /// What a response asks for besides retiring what it acknowledges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Trouble {
+enum ResponseError {
     /// Repeat from the oldest packet not acknowledged: that one was lost, or its answer.
     Lost,
-    /// The same, after the wait with this code.
+    /// The peer had no receive: it is asked again after the wait with this code.
     NotReady(u8),
     /// The oldest work request failed.
     Failed(WcStatus),
@@ -54,7 +54,7 @@ impl Requester {
         }
         match result {
             // When it failed, the queue is about to be flushed; nothing can be added to that.
-            Err(trouble) if !sh.failed => self.react(sh, host, trouble),
+            Err(error) if !sh.failed => self.react(sh, host, error),
             _ => Ok(()),
         }
     }
@@ -105,33 +105,33 @@ impl Requester {
         host: &mut H,
         psn: Psn,
         syndrome: Syndrome,
-    ) -> Result<(), Trouble> {
-        let trouble = match syndrome {
+    ) -> Result<(), ResponseError> {
+        let error = match syndrome {
             // Credits are ignored: nobody negotiates them, and RNR NAK does their work.
             // clause: ACK-CUMULATIVE, ACK-CREDITS
             Syndrome::Ack { .. } => return self.acknowledge(sh, host, psn.next()),
             Syndrome::RnrNak { timer } => {
                 sh.retries.rnr_nak_retry_err += 1;
-                Trouble::NotReady(timer)
+                ResponseError::NotReady(timer)
             }
             // clause: NAK-SEQUENCE
             Syndrome::Nak(NakCode::PsnSequence) => {
                 sh.retries.packet_seq_err += 1;
-                Trouble::Lost
+                ResponseError::Lost
             }
             // clause: NAK-STATUS
-            Syndrome::Nak(NakCode::InvalidRequest) => Trouble::Failed(WcStatus::RemInvReqErr),
+            Syndrome::Nak(NakCode::InvalidRequest) => ResponseError::Failed(WcStatus::RemInvReqErr),
             // clause: READ-NAK-MIDDLE
-            Syndrome::Nak(NakCode::RemoteAccess) => Trouble::Failed(WcStatus::RemAccessErr),
-            Syndrome::Nak(NakCode::RemoteOperation) => Trouble::Failed(WcStatus::RemOpErr),
+            Syndrome::Nak(NakCode::RemoteAccess) => ResponseError::Failed(WcStatus::RemAccessErr),
+            Syndrome::Nak(NakCode::RemoteOperation) => ResponseError::Failed(WcStatus::RemOpErr),
             // clause: NAK-RESERVED
             Syndrome::Nak(NakCode::InvalidRd | NakCode::Reserved(_)) | Syndrome::Reserved(_) => {
-                return Err(Trouble::Reserved);
+                return Err(ResponseError::Reserved);
             }
         };
         // clause: NAK-ACKNOWLEDGES
         self.acknowledge(sh, host, psn)?;
-        Err(trouble)
+        Err(error)
     }
 
     fn on_read_answer<H: Host>(
@@ -141,7 +141,7 @@ impl Requester {
         psn: Psn,
         payload: RxPayload<'_>,
         ends: bool,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), ResponseError> {
         // clause: NONPOSTED-ANSWER
         let wqe = self.asked(sh, host, psn, SendWqe::is_answered_as_read)?;
         let (mtu, index) = (sh.attr.path_mtu, index_of(psn, &wqe));
@@ -150,7 +150,7 @@ impl Requester {
         let len = segment::payload_len(wqe.lands(), mtu, index);
         // clause: READ-LENGTH
         if ends != ends_request(&wqe, mtu, index) || payload.len() != len as usize {
-            return Err(Trouble::Failed(WcStatus::BadRespErr));
+            return Err(ResponseError::Failed(WcStatus::BadRespErr));
         }
         self.place(host, &wqe, segment::offset(index, mtu), payload)?;
         self.on_answered(sh, host, &wqe, index, len);
@@ -163,7 +163,7 @@ impl Requester {
         host: &mut H,
         psn: Psn,
         value: AtomicAckEth,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), ResponseError> {
         let wqe = self.asked(sh, host, psn, SendWqe::is_atomic)?;
         // clause: ATOMIC-NATIVE
         self.place(host, &wqe, 0, RxPayload::Bytes(&value.0.to_ne_bytes()))?;
@@ -179,15 +179,21 @@ impl Requester {
         host: &mut H,
         psn: Psn,
         is_kind: fn(&SendWqe) -> bool,
-    ) -> Result<SendWqe, Trouble> {
+    ) -> Result<SendWqe, ResponseError> {
         // clause: READ-IN-ORDER, READ-ACKNOWLEDGES
         self.acknowledge(sh, host, psn)?;
         // clause: RESP-KIND
-        self.sq.head().copied().filter(is_kind).ok_or(Trouble::Failed(WcStatus::BadRespErr))
+        self.sq.head().copied().filter(is_kind).ok_or(ResponseError::Failed(WcStatus::BadRespErr))
     }
 
     /// Writes an answer into the list of the oldest work request.
-    fn place<H: Host>(&self, host: &mut H, wqe: &SendWqe, offset: u32, data: RxPayload<'_>) -> Result<(), Trouble> {
+    fn place<H: Host>(
+        &self,
+        host: &mut H,
+        wqe: &SendWqe,
+        offset: u32,
+        data: RxPayload<'_>,
+    ) -> Result<(), ResponseError> {
         // clause: TM-RENDEZVOUS
         let side = if wqe.origin == Origin::Rendezvous { Side::Recv } else { Side::Send };
         let placed = match self.sq.payload(self.sq.head_index(), wqe) {
@@ -196,7 +202,7 @@ impl Requester {
             Payload::Inline(_) => false,
         };
         // clause: READ-LOCAL-FAULT
-        if placed { Ok(()) } else { Err(Trouble::Failed(WcStatus::LocProtErr)) }
+        if placed { Ok(()) } else { Err(ResponseError::Failed(WcStatus::LocProtErr)) }
     }
 
     /// Packet `index` of the oldest work request, one that awaits a response, is answered with `len` bytes of READ data.
@@ -206,7 +212,7 @@ impl Requester {
             self.bytes_due = self.bytes_due.saturating_sub(len);
             if ends_request(wqe, sh.attr.path_mtu, index) {
                 self.reads_out = self.reads_out.saturating_sub(1);
-                self.flight.land(charge(wqe.question_len()));
+                self.in_flight.on_acked(H::charge(wqe.question_len()));
             }
         }
         let next = index + 1;
@@ -218,19 +224,19 @@ impl Requester {
 
     /// Everything before `end` arrived at the peer. Stops in front of the first READ or atomic without an answer of its
     /// own: what comes from behind it tells that this answer was lost (an implied NAK, IBA §9.7.5.2.4).
-    fn acknowledge<H: Host>(&mut self, sh: &mut Shared, host: &mut H, end: Psn) -> Result<(), Trouble> {
+    fn acknowledge<H: Host>(&mut self, sh: &mut Shared, host: &mut H, end: Psn) -> Result<(), ResponseError> {
         while self.una_psn.is_before(end) && !sh.failed {
             let Some(wqe) = self.sq.head() else { break };
             // clause: NAK-IMPLIED
             if wqe.awaits_response() {
                 sh.retries.implied_nak_seq_err += 1;
-                return Err(Trouble::Lost);
+                return Err(ResponseError::Lost);
             }
             let (from, to) = (index_of(self.una_psn, wqe), index_of(end, wqe).min(wqe.packets));
             // Packets that a retry has not repeated yet hold no room.
             let ahead = u32::try_from(self.cursor.psn.distance(self.una_psn)).unwrap_or(0);
             let held = to.min(from.saturating_add(ahead));
-            self.flight.land(charge_range(wqe.length, wqe.packets, sh.attr.path_mtu, from, held));
+            self.in_flight.on_acked(charge_range::<H>(wqe.length, wqe.packets, sh.attr.path_mtu, from, held));
             self.una_psn = wqe.first_psn.add(to);
             if to == wqe.packets {
                 self.complete_head(sh, host);
@@ -248,7 +254,7 @@ impl Requester {
         let outstanding = self.una_psn != self.sent_psn;
         self.retry.on_progress(&sh.attr, host.now(), outstanding);
         if outstanding {
-            self.flight.give_back(sh, host);
+            self.in_flight.give_back(sh, host);
         } else {
             self.release_all(sh, host);
         }
@@ -256,14 +262,16 @@ impl Requester {
         self.check_drained(sh);
     }
 
-    fn react<H: Host>(&mut self, sh: &mut Shared, host: &mut H, trouble: Trouble) -> Result<(), DropReason> {
-        match trouble {
-            Trouble::Reserved => return Err(DropReason::ReservedSyndrome),
-            Trouble::Failed(status) => self.fail_head(sh, host, status),
+    fn react<H: Host>(&mut self, sh: &mut Shared, host: &mut H, error: ResponseError) -> Result<(), DropReason> {
+        match error {
+            ResponseError::Reserved => return Err(DropReason::ReservedSyndrome),
+            ResponseError::Failed(status) => self.fail_head(sh, host, status),
             // clause: RNR-WAIT-WHOLE
-            Trouble::Lost | Trouble::NotReady(_) if self.retry.is_waiting() => return Err(DropReason::AwaitingRetry),
-            Trouble::Lost => return self.repair_loss(sh, host),
-            Trouble::NotReady(code) => match self.retry.on_rnr(&sh.attr, host.now(), code) {
+            ResponseError::Lost | ResponseError::NotReady(_) if self.retry.is_waiting() => {
+                return Err(DropReason::AwaitingRetry);
+            }
+            ResponseError::Lost => return self.repair_loss(sh, host),
+            ResponseError::NotReady(code) => match self.retry.on_rnr(&sh.attr, host.now(), code) {
                 Ok(()) => self.go_back(sh, host),
                 Err(Exhausted) => self.fail_head(sh, host, WcStatus::RnrRetryExcErr),
             },

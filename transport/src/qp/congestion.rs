@@ -9,7 +9,7 @@
 //! RC and UC do both. UD does neither: its packets come from anybody, so that answers to marks could be aimed at third
 //! parties, and it sends to anybody, so that there is no one rate. Touches `time` only.
 //!
-//! The same pauses keep a queue pair below the rate that its program wants ([`RateLimit`]), or that its path has; whichever
+//! Such pauses also keep a queue pair below the rate that its program wants ([`RateLimit`]), or that its path has; whichever
 //! is less counts. That has nothing to do with marks and is there for every service.
 
 mod pacer;
@@ -133,7 +133,7 @@ impl Congestion {
         self.notice_due
     }
 
-    /// It was.
+    /// The peer was told of the congestion.
     pub(crate) fn on_notice_sent(&mut self) {
         self.notice_due = false;
         self.counts.np_cnp_sent += 1;

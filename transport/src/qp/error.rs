@@ -59,7 +59,7 @@ drop_reasons! {
     Pkey => "pkey",
     /// The Q_Key is not ours.
     Qkey => "qkey",
-    /// It does not come from, or go to, the addresses of this connection.
+    /// The packet does not come from, or go to, the addresses of this connection.
     Address => "address",
     /// A response to something that was never sent.
     GhostResponse => "ghost_response",

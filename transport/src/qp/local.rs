@@ -26,7 +26,7 @@ impl Requester {
             return self.stop_with(sh, host, WcStatus::MwBindErr);
         }
         self.cursor.wqe = self.cursor.wqe.wrapping_add(1);
-        self.fresh = self.cursor.wqe;
+        self.first_unstarted = self.cursor.wqe;
         self.complete_head(sh, host);
         Step::Local
     }

@@ -1,9 +1,9 @@
 //! One packet of our own: what it says and carries, and how it gets into the batch.
 //!
-//! Touches `segment`, the send queue's entries and the two doors that a payload passes: memory and batch.
+//! Touches `segment`, the send queue's entries and the two traits that a payload passes: memory and batch.
 
-use crate::cx::{Memory, PacketNote, TxBatch, TxRoom};
-use crate::qp::flight::{charge, charge_alone, charge_range};
+use crate::cx::{FlowControl, Memory, PacketNote, TxBatch, TxRoom};
+use crate::qp::in_flight::charge_range;
 use crate::qp::segment::{self, Place, len_of};
 use crate::qp::sq::{Payload, SendWqe};
 use crate::wr::{Av, SendOp};
@@ -33,16 +33,16 @@ pub(crate) struct Outgoing {
 
 impl Outgoing {
     /// What it counts for at the receiver.
-    pub(crate) fn cost(&self) -> u32 {
+    pub(crate) fn cost<F: FlowControl>(&self) -> u32 {
         // What has no payload costs the least either way.
         let is_alone = matches!(self.request, Request::SendOnly(_) | Request::WriteOnly(..));
-        if is_alone { charge_alone(self.len) } else { charge(self.len) }
+        if is_alone { F::charge_alone(self.len) } else { F::charge(self.len) }
     }
 
     /// What those of the next [`RUN`] packets cost that belong to the message of this one, which is packet `index` of `wqe`.
-    pub(crate) fn charge_behind(&self, wqe: &SendWqe, index: u32, mtu: PathMtu) -> u32 {
+    pub(crate) fn charge_behind<F: FlowControl>(&self, wqe: &SendWqe, index: u32, mtu: PathMtu) -> u32 {
         let next = index + self.span;
-        charge_range(wqe.length, wqe.packets, mtu, next, wqe.packets.min(next + RUN))
+        charge_range::<F>(wqe.length, wqe.packets, mtu, next, wqe.packets.min(next + RUN))
     }
 
     /// Packet `index` of `wqe`; a local operation has none, nor has an atomic with a list of another length than its word.
@@ -114,7 +114,7 @@ impl Departing<'_> {
         }
     }
 
-    /// The same when its form is known; `offset` is where in the message its payload starts.
+    /// Puts the packet into the batch when its form is known; `offset` is where in the message its payload starts.
     #[inline]
     pub(crate) fn put_as<M: Memory, T: TxBatch>(&self, memory: &mut M, tx: &mut T, form: &Form, offset: u32) -> Put {
         let Self { av, header, payload, note } = self;

@@ -1,6 +1,6 @@
 //! A look inside, for judges: where both roles of a queue pair stand. Changes nothing.
 
-use super::Qp;
+use super::queue_pair::Qp;
 use roxe_wire::Psn;
 
 /// Where the roles of a queue pair stand.
@@ -31,7 +31,7 @@ impl Qp {
             next: sq.cursor.psn,
             sent: sq.sent_psn,
             expected,
-            held: sq.flight.held(),
+            held: sq.in_flight.held(),
             sends: sq.sq.tail_index().wrapping_sub(sq.sq.head_index()),
             not_ready: sq.retry.is_waiting(),
         }

@@ -49,7 +49,7 @@ pub(crate) enum Answer {
 /// What came of a request that was executed in another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is executed. An atomic found this word; 0 for all others. A READ is allowed.
+    /// The request is executed. An atomic found this word; 0 for all others. A READ is allowed.
     Done(u64),
     /// There was no receive.
     NotReady,

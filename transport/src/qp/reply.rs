@@ -3,7 +3,7 @@
 //! READ data is read from memory when its packet is built. Acknowledgements coalesce: one per `poll_transmit`, for the
 //! newest request executed. May touch [`Shared`], the host's memory and the batch.
 
-use crate::cx::{Host, MemError, PacketNote, TxBatch, TxRoom, TxState, Why};
+use crate::cx::{Host, MemError, PacketNote, TxBatch, TxReason, TxRoom, TxState};
 use crate::qp::refusal::{Answer, Refusal};
 use crate::qp::replay::{Due, Entry, OnceKind, Op, ReadJob, ReplayRing, Seq};
 use crate::qp::segment::len_of;
@@ -96,7 +96,7 @@ impl Replies {
         self.ack || self.nak.is_some() || self.bounded.is_some() || self.ring.is_due()
     }
 
-    /// Whether all that is owed is an acknowledgement, which nothing depends on but the patience of the peer.
+    /// Whether all that is owed is an acknowledgement, which may wait until the peer asks again.
     #[inline]
     pub(crate) fn is_only_ack(&self) -> bool {
         self.ack && self.nak.is_none() && self.bounded.is_none() && !self.ring.is_due()
@@ -320,23 +320,25 @@ enum Sent {
 fn send<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, step: Step, msn: Msn) -> Sent {
     // clause: ACK-NO-LIMIT
     let ack = Aeth { syndrome: Syndrome::ACK_UNLIMITED, msn };
-    let (psn, response, why) = match step {
-        Step::Bounded(psn) | Step::Ack(psn) | Step::Answer(Due::AckBefore(psn)) => (psn, Response::Ack(ack), Why::Ack),
+    let (psn, response, reason) = match step {
+        Step::Bounded(psn) | Step::Ack(psn) | Step::Answer(Due::AckBefore(psn)) => {
+            (psn, Response::Ack(ack), TxReason::Ack)
+        }
         Step::Answer(Due::Once { psn, kind, original, again }) => {
-            let (response, why) = match kind {
+            let (response, reason) = match kind {
                 OnceKind::CompareSwap | OnceKind::FetchAdd => {
-                    (Response::AtomicAck(ack, AtomicAckEth(original)), Why::AtomicResponse)
+                    (Response::AtomicAck(ack, AtomicAckEth(original)), TxReason::AtomicResponse)
                 }
                 // clause: NONPOSTED-ANSWER
-                OnceKind::AtomicWrite | OnceKind::Flush => (Response::ReadOnly(ack), Why::ReadResponse),
+                OnceKind::AtomicWrite | OnceKind::Flush => (Response::ReadOnly(ack), TxReason::ReadResponse),
             };
-            (psn, response, if again { Why::Replay } else { why })
+            (psn, response, if again { TxReason::Replay } else { reason })
         }
         Step::Answer(Due::Read(job)) => return send_read(sh, host, tx, job, ack),
         // clause: NAK-OPCODE
-        Step::Nak(nak) => (nak.psn, Response::Ack(Aeth { syndrome: nak.syndrome, msn }), Why::Nak),
+        Step::Nak(nak) => (nak.psn, Response::Ack(Aeth { syndrome: nak.syndrome, msn }), TxReason::Nak),
     };
-    match slot(sh, tx, psn, response, 0, why) {
+    match slot(sh, tx, psn, response, 0, reason) {
         Some(_) => Sent::Yes,
         None => Sent::Full,
     }
@@ -352,7 +354,7 @@ fn send_read<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, job: Re
         (false, true) => Response::ReadLast(ack),
         (false, false) => Response::ReadMiddle,
     };
-    let why = if job.again { Why::Replay } else { Why::ReadResponse };
+    let reason = if job.again { TxReason::Replay } else { TxReason::ReadResponse };
     // clause: XRC-DOMAIN
     if sh.config.service == Service::XrcTgt {
         let rest = Reth { va: job.va, rkey: job.rkey, dma_len: job.left };
@@ -360,7 +362,7 @@ fn send_read<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, job: Re
             return Sent::Later;
         }
     }
-    let Some(payload) = slot(sh, tx, job.psn, response, len as usize, why) else { return Sent::Full };
+    let Some(payload) = slot(sh, tx, job.psn, response, len as usize, reason) else { return Sent::Full };
     if len > 0
         // clause: READ-AFTER-WRITE
         && let Err(error) = host.read_remote(job.rkey, job.va, payload)
@@ -378,7 +380,7 @@ fn slot<'t, T: TxBatch>(
     psn: Psn,
     response: Response,
     len: usize,
-    why: Why,
+    reason: TxReason,
 ) -> Option<TxRoom<'t>> {
     // clause: BTH-MIGRATED, ACK-FIELDS
     let bth = Bth { mig_req: sh.mig_req(), ..Bth::new(sh.attr.dest_qpn, psn) };
@@ -388,7 +390,7 @@ fn slot<'t, T: TxBatch>(
         _ => Kind::XrcResponse(response),
     };
     let header = Header { bth, kind };
-    let note = PacketNote::answer(sh.config.qpn, why);
+    let note = PacketNote::answer(sh.config.qpn, reason);
     let form = header.form(len)?;
     tx.slot(&sh.path, bth.dest_qpn, form.len(), note)?.put_header(&header, &form)
 }

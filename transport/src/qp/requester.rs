@@ -1,40 +1,39 @@
 //! The sending role: which work request and which packet come next, and everything that this must wait for.
 //!
-//! Lives here: the cursors of the send queue and the reliable send loop. `unreliable.rs` has the loop of UC and UD,
-//! `completer.rs` what responses do to the cursors. Touches the send queue, `segment`, `flight`, `retry` and the host.
+//! Lives here: the cursors of the send queue. `reliable.rs` has the send loop of RC and XRC, `unreliable.rs` that of UC and
+//! UD, `completer.rs` what responses do to the cursors. Touches the send queue, `segment`, `in_flight`, `retry` and the host.
 //!
 //! Three PSNs and three places in the queue, always in this order:
 //!
 //! ```text
 //!   una_psn       oldest PSN not acknowledged, inside the oldest work request (`sq.head`)
 //!   cursor        the next packet to send; behind `sent_psn` only while a retry repeats packets
-//!   sent_psn      PSN after the newest one ever sent; `fresh` is the first work request never started
+//!   sent_psn      PSN after the newest one ever sent; `first_unstarted` is the first work request never started
 //! ```
 
-use crate::cx::{FlowControl, Host, PacketNote, Side, TxBatch, TxState, Why};
+use crate::cx::{FlowControl, Host, PacketNote, TxBatch, TxReason, TxState};
 use crate::qp::attr::QpState;
 use crate::qp::error::PostError;
-use crate::qp::flight::{Flight, Room, charge};
-use crate::qp::outgoing::{Departing, Outgoing, Put};
+use crate::qp::in_flight::InFlight;
 use crate::qp::retry::{Exhausted, Retry, Timer};
 use crate::qp::segment;
+use crate::qp::send_completion::complete;
+use crate::qp::send_rules::check_op;
 use crate::qp::shared::{QpConfig, QpEvents, Service, Shared};
 use crate::qp::sq::{Origin, SendQueue, SendWqe};
 use crate::qp::tagged::Rendezvous;
+use crate::qp::unasked::Unasked;
 use crate::time::Instant;
-use crate::wr::{Access, Cqe, SendData, SendFlags, SendOp, SendRequest, Sge, TmFlags, TmInfo, WcOpcode, WcStatus};
-use roxe_wire::{Bth, Header, Kind, PathMtu, Psn, XrcEth};
+use crate::wr::{SendFlags, SendRequest, Sge, WcStatus};
+use roxe_wire::{PathMtu, Psn};
 
 /// PSNs under way at most. The peer can tell 2^23 apart; this is more than any network holds, keeps late packets
-/// recognisable and the bytes of [`Flight`] within 32 bits.
+/// recognisable and the bytes of [`InFlight`] within 32 bits.
 const MAX_OUTSTANDING: i32 = 1 << 16;
 
 /// Losses do not narrow the window below this many PSNs. It holds several packets that ask for an acknowledgement, so that
 /// losing one of those does not stop everything until the timer runs out.
 const MIN_WINDOW: i32 = 64;
-
-/// Packets after which an acknowledgement is asked for, also where they count for few bytes.
-const ASK_PACKETS: i32 = 64;
 
 /// Another READ REQUEST is sent while no more than this is still to come. Its answers (128 KiB at most, see `segment`) and
 /// these must fit the receive buffer of our own socket, which drops silently; two requests keep the peer busy.
@@ -42,19 +41,19 @@ const READ_AHEAD: u32 = 128 << 10;
 
 /// A request that is posted while this many are under way may wait for others to leave with: a program that keeps that much
 /// under way is after throughput, and acknowledgements are sure to come soon and to take along what waits.
-const BUSY: u32 = 16;
+const MIN_UNDER_WAY: u32 = 16;
 
 /// As many requests, and as many bytes in messages as long as the newest, wait for each other at most: they fit one
 /// segmented send.
-const COMPANY: u32 = 32;
-const COMPANY_BYTES: u32 = 60 << 10;
+const MAX_COALESCED: u32 = 32;
+const MAX_COALESCED_BYTES: u32 = 60 << 10;
 
 /// The next packet to send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cursor {
     /// Index of the work request.
     pub(crate) wqe: u32,
-    /// Which packet of it.
+    /// Which packet of that request.
     pub(crate) packet: u32,
     /// The PSN of that packet.
     pub(crate) psn: Psn,
@@ -63,7 +62,7 @@ pub(crate) struct Cursor {
 impl Cursor {
     /// Moves behind a packet that takes `span` PSNs, and `sent` as well if none as new has ever left.
     #[inline]
-    fn step(&mut self, span: u32, sent: &mut Psn) {
+    pub(super) fn step(&mut self, span: u32, sent: &mut Psn) {
         self.psn = self.psn.add(span);
         self.packet += span;
         if self.psn.is_after(*sent) {
@@ -90,7 +89,7 @@ pub(crate) enum Step {
 pub(crate) struct Requester {
     pub(crate) sq: SendQueue,
     pub(crate) cursor: Cursor,
-    pub(crate) fresh: u32,
+    pub(crate) first_unstarted: u32,
     pub(crate) una_psn: Psn,
     pub(crate) sent_psn: Psn,
     /// READ requests, atomics and whatever else awaits a response, between `una_psn` and the cursor.
@@ -99,16 +98,16 @@ pub(crate) struct Requester {
     pub(crate) bytes_due: u32,
     /// PSNs that may be under way. Going back repeats all that was, so a receiver that is too slow for that would only fall
     /// further behind: a loss halves this, and what is acknowledged widens it again.
-    window: i32,
-    pub(crate) flight: Flight,
+    pub(super) window: i32,
+    pub(crate) in_flight: InFlight,
     /// What was sent behind the last packet that asked for an acknowledgement.
-    unasked: Unasked,
+    pub(super) unasked: Unasked,
     pub(crate) retry: Retry,
     /// The work request at the cursor failed here; it is reported when all before it are complete.
     pub(crate) fault: Option<WcStatus>,
     /// UC and UD: what this call of `poll_transmit` has sent, and whether room for the next packet is reserved.
     pub(crate) burst: u32,
-    pub(crate) paid: bool,
+    pub(crate) room_reserved: bool,
     /// In SQD: nothing that was started is left, and this was told.
     drained: bool,
 }
@@ -118,18 +117,18 @@ impl Requester {
         Self {
             sq: SendQueue::new(config),
             cursor: Cursor::default(),
-            fresh: 0,
+            first_unstarted: 0,
             una_psn: Psn::default(),
             sent_psn: Psn::default(),
             reads_out: 0,
             bytes_due: 0,
             window: MAX_OUTSTANDING,
-            flight: Flight::default(),
+            in_flight: InFlight::default(),
             unasked: Unasked::default(),
             retry: Retry::default(),
             fault: None,
             burst: 0,
-            paid: false,
+            room_reserved: false,
             drained: false,
         }
     }
@@ -141,19 +140,19 @@ impl Requester {
     }
 
     /// Whether the newest request may wait until there are more to send with it.
-    pub(crate) fn may_wait(&self) -> bool {
+    pub(crate) fn may_coalesce(&self) -> bool {
         let under_way = self.cursor.wqe.wrapping_sub(self.sq.head_index());
         let waiting = self.sq.tail_index().wrapping_sub(self.cursor.wqe);
         let newest = self.sq.get(self.sq.tail_index().wrapping_sub(1));
-        under_way >= BUSY
-            && waiting < COMPANY
+        under_way >= MIN_UNDER_WAY
+            && waiting < MAX_COALESCED
             && self.cursor.packet == 0
-            && newest.is_some_and(|wqe| wqe.length.saturating_mul(waiting) < COMPANY_BYTES)
+            && newest.is_some_and(|wqe| wqe.length.saturating_mul(waiting) < MAX_COALESCED_BYTES)
     }
 
     /// Forgets up to `count` of the newest requests, but none that was started.
     pub(crate) fn take_back(&mut self, count: u32) {
-        self.sq.take_back(count, self.fresh);
+        self.sq.take_back(count, self.first_unstarted);
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -162,7 +161,7 @@ impl Requester {
 
     /// In SQD: whether nothing that was started is left.
     pub(crate) fn is_drained(&self) -> bool {
-        self.sq.head_index() == self.fresh
+        self.sq.head_index() == self.first_unstarted
     }
 
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
@@ -197,7 +196,7 @@ impl Requester {
 
     /// Gives back all room held for packets under way.
     pub(crate) fn release_all<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F) {
-        self.flight.clear(sh, flow);
+        self.in_flight.clear(sh, flow);
     }
 
     /// Completes everything that is left with `WR_FLUSH_ERR` (IBA §10.3.1.5).
@@ -217,19 +216,19 @@ impl Requester {
     fn restart_at(&mut self, psn: Psn) {
         let wqe = self.sq.tail_index();
         self.cursor = Cursor { wqe, packet: 0, psn };
-        self.fresh = wqe;
+        self.first_unstarted = wqe;
         (self.una_psn, self.sent_psn) = (psn, psn);
         (self.reads_out, self.bytes_due) = (0, 0);
         self.window = MAX_OUTSTANDING;
         self.fault = None;
-        self.paid = false;
+        self.room_reserved = false;
     }
 
     /// Sends what may be sent, which is [something](Self::has_work).
     pub(crate) fn poll_transmit<H: Host, T: TxBatch>(&mut self, sh: &mut Shared, host: &mut H, tx: &mut T) -> TxState {
         self.burst = 0;
         if sh.config.service.is_reliable() {
-            self.unasked.limit = host.ask_after(&sh.attr.av, sh.attr.dest_qpn);
+            self.unasked.limit = host.ack_interval(&sh.attr.av, sh.attr.dest_qpn);
         }
         // clause: DCQCN-PACING
         while sh.congestion.may_send(host.now()) {
@@ -263,13 +262,13 @@ impl Requester {
         self.cursor.wqe != self.sq.tail_index() && self.may_go_on(sh)
     }
 
-    /// The same when there is a request to go on with.
+    /// Whether the request at the cursor may go on.
     fn may_go_on(&self, sh: &Shared) -> bool {
         let Some(wqe) = self.sq.get(self.cursor.wqe) else { return false };
         let may_start = match sh.state {
             QpState::Rts => true,
             // clause: STATE-SQD
-            QpState::Sqd => self.cursor.wqe != self.fresh,
+            QpState::Sqd => self.cursor.wqe != self.first_unstarted,
             _ => false,
         };
         may_start
@@ -301,134 +300,15 @@ impl Requester {
         self.reads_out > 0 && wqe.awaits_response() && (no_place || no_room)
     }
 
-    /// Puts the RC packet at the cursor into the batch.
-    fn send_reliable<H: Host, T: TxBatch>(&mut self, sh: &mut Shared, host: &mut H, tx: &mut T) -> Step {
-        let mtu = sh.attr.path_mtu;
-        self.begin(mtu);
-        let Some(wqe) = self.sq.get(self.cursor.wqe) else { return Step::Stop };
-        // clause: SEND-RD-ATOMIC-0
-        if wqe.awaits_response() && sh.attr.max_rd_atomic == 0 {
-            return self.stop_with(sh, host, WcStatus::LocQpOpErr);
-        }
-        let Some(packet) = Outgoing::of(wqe, self.cursor.packet, mtu) else {
-            return if wqe.is_local() {
-                self.run_local(sh, host)
-            } else {
-                // clause: SEND-ATOMIC-LENGTH
-                self.stop_with(sh, host, WcStatus::LocLenErr)
-            };
-        };
-        let cost = packet.cost();
-        let run = || packet.charge_behind(wqe, self.cursor.packet, mtu);
-        let mut header = self.header(sh, wqe, &packet);
-        let takes_along = |count| tx.takes_along(header.padded_len(packet.len as usize), count);
-        let room = self.flight.reserve(sh, host, cost, packet.next_len.map_or(0, charge), run, takes_along);
-        if room == Room::None {
-            return Step::Stop;
-        }
-        // clause: SEND-ASK-STALL, SEND-ASK-MIDDLE
-        header.bth.ack_req = packet.asks_ack
-            || room == Room::First
-            || self.unasked.is_enough(cost, self.window)
-            || sh.congestion.pauses_after(host.now(), packet.len);
-        let note = self.note(sh, wqe);
-        let payload = self.sq.payload(self.cursor.wqe, wqe);
-        match (Departing { av: &sh.path, header, payload, note }).put(host, tx, &packet) {
-            Put::Done => {}
-            Put::Full => return Step::BatchFull,
-            // clause: SEND-LOCAL-FAULT
-            Put::Fault => return self.stop_with(sh, host, WcStatus::LocProtErr),
-        }
-        self.reads_out += u32::from(wqe.awaits_response());
-        self.bytes_due += packet.brings;
-        self.flight.depart(cost);
-        self.unasked.add(1, cost, header.bth.ack_req);
-        self.advance(packet.span);
-        self.retry.on_sent(&sh.attr, host.now());
-        Step::Sent(packet.len)
-    }
-
-    /// Goes on with the packets that are neither first nor last of the message whose packet has just left: what differs from
-    /// one to the next is little, and the rest is done once for all of them.
-    fn send_middles<H: Host, T: TxBatch>(&mut self, sh: &mut Shared, host: &mut H, tx: &mut T) -> Step {
-        let (mtu, Cursor { wqe: at, packet: index, .. }) = (sh.attr.path_mtu, self.cursor);
-        let sent = Step::Sent(mtu.bytes());
-        let Some(wqe) = self.sq.get(at).filter(|wqe| index + 1 < wqe.packets && !wqe.awaits_response()) else {
-            return sent;
-        };
-        let Some(mut packet) = Outgoing::of(wqe, index, mtu) else { return sent };
-        let (header, payload) = (self.header(sh, wqe, &packet), self.sq.payload(at, wqe));
-        let Some(form) = header.form(packet.len as usize) else { return sent };
-        let mut departing = Departing { av: &sh.path, header, payload, note: self.note(sh, wqe) };
-        let (cost, mut joins) = (packet.cost(), false);
-        while let Some(next) = packet.next_len
-            // clause: PSN-OUTSTANDING
-            && self.cursor.psn.distance(self.una_psn) < self.window
-        {
-            let index = self.cursor.packet;
-            // Those that need not ask may share the header of the one before.
-            let silent = self.unasked.spare(cost, self.window).min(wqe.packets - 1 - index);
-            let joined = if joins && silent > 0 {
-                let behind = charge(segment::payload_len(wqe.length, mtu, index + silent));
-                let run = || packet.charge_behind(wqe, index + silent - 1, mtu);
-                let room = self.flight.reserve(sh, host, silent * cost, behind, run, |_| false);
-                if room == Room::Both { departing.join(host, tx, &packet, silent) } else { 0 }
-            } else {
-                0
-            };
-            let mut asks_ack = false;
-            if joined == 0 {
-                let run = || packet.charge_behind(wqe, index, mtu);
-                let takes_along = |count| tx.takes_along(form.len(), count);
-                let room = self.flight.reserve(sh, host, cost, charge(next), run, takes_along);
-                if room == Room::None {
-                    return Step::Stop;
-                }
-                // clause: SEND-ASK-STALL, SEND-ASK-MIDDLE
-                asks_ack = room == Room::First || self.unasked.is_enough(cost, self.window);
-                (departing.header.bth.ack_req, departing.header.bth.psn) = (asks_ack, self.cursor.psn);
-                departing.note.why = self.why();
-                match departing.put_as(host, tx, &form, packet.offset) {
-                    Put::Done => joins = sh.config.service == Service::Rc && tx.joins(),
-                    Put::Full => return Step::BatchFull,
-                    // clause: SEND-LOCAL-FAULT
-                    Put::Fault => return self.stop_with(sh, host, WcStatus::LocProtErr),
-                }
-            }
-            let count = joined.max(1);
-            self.flight.depart(count * cost);
-            self.unasked.add(count, count * cost, asks_ack);
-            self.cursor.step(count, &mut self.sent_psn);
-            packet.go_on(wqe, self.cursor.packet, mtu);
-        }
-        sent
-    }
-
-    /// The headers of `packet` of `wqe`, which is at the cursor and asks for no acknowledgement yet.
-    fn header(&self, sh: &Shared, wqe: &SendWqe, packet: &Outgoing) -> Header {
-        let bth = Bth {
-            solicited: packet.solicited,
-            // clause: BTH-MIGRATED
-            mig_req: sh.mig_req(),
-            ..Bth::new(sh.attr.dest_qpn, self.cursor.psn)
-        };
-        let kind = match sh.config.service {
-            Service::Rc => Kind::RcRequest(packet.request),
-            // clause: XRC-EVERY-REQUEST
-            _ => Kind::XrcRequest(XrcEth(wqe.srqn), packet.request),
-        };
-        Header { bth, kind }
-    }
-
     /// What there is to say about the packet at the cursor, which belongs to `wqe`.
     pub(crate) fn note(&self, sh: &Shared, wqe: &SendWqe) -> PacketNote {
-        PacketNote { qpn: sh.config.qpn, wr_id: Some(wqe.wr_id), why: self.why() }
+        PacketNote { qpn: sh.config.qpn, wr_id: Some(wqe.wr_id), reason: self.tx_reason() }
     }
 
     /// Why the packet at the cursor leaves.
-    fn why(&self) -> Why {
+    pub(super) fn tx_reason(&self) -> TxReason {
         let again = self.cursor.psn.is_before(self.sent_psn);
-        if again { Why::Retransmission } else { Why::First }
+        if again { TxReason::Retransmission } else { TxReason::First }
     }
 
     /// Numbers the work request at the cursor if it starts here. Doing so again gives the same numbers.
@@ -444,8 +324,8 @@ impl Requester {
     // clause: SEND-ORDER
     pub(crate) fn advance(&mut self, span: u32) {
         let Some(wqe) = self.sq.get(self.cursor.wqe) else { return };
-        if self.cursor.wqe == self.fresh {
-            self.fresh = self.fresh.wrapping_add(1);
+        if self.cursor.wqe == self.first_unstarted {
+            self.first_unstarted = self.first_unstarted.wrapping_add(1);
         }
         self.cursor.step(span, &mut self.sent_psn);
         if self.cursor.packet >= wqe.packets {
@@ -479,7 +359,7 @@ impl Requester {
     // clause: RETRY-SAME-OPCODES
     pub(crate) fn oldest(&self) -> Cursor {
         let (wqe, psn) = (self.sq.head_index(), self.una_psn);
-        let started = if wqe == self.fresh { None } else { self.sq.head() };
+        let started = if wqe == self.first_unstarted { None } else { self.sq.head() };
         Cursor { wqe, packet: started.map_or(0, |wqe| index_of(psn, wqe)), psn }
     }
 
@@ -586,149 +466,7 @@ impl Requester {
     }
 }
 
-/// Packets on their way whose arrival nobody has asked about yet.
-#[derive(Clone, Copy, Debug, Default)]
-struct Unasked {
-    packets: i32,
-    bytes: u32,
-    /// [`FlowControl::ask_after`].
-    limit: u32,
-}
-
-impl Unasked {
-    /// Whether a packet of `bytes` more is to ask, when `window` PSNs may be under way. A quarter of them, so that losing
-    /// one packet that asks does not stop everything until the timer runs out.
-    fn is_enough(&self, bytes: u32, window: i32) -> bool {
-        self.bytes + bytes >= self.limit || self.packets + 1 >= ASK_PACKETS.min(window / 4)
-    }
-
-    /// How many packets of `bytes` may leave before one is to ask.
-    fn spare(&self, bytes: u32, window: i32) -> u32 {
-        let by_bytes = self.limit.saturating_sub(self.bytes + 1) / bytes;
-        let by_packets = ASK_PACKETS.min(window / 4) - 1 - self.packets;
-        by_bytes.min(u32::try_from(by_packets).unwrap_or(0))
-    }
-
-    /// Packets of `bytes` together leave, and ask if one of them `asks`.
-    fn add(&mut self, packets: u32, bytes: u32, asks: bool) {
-        (self.packets, self.bytes) = if asks { (0, 0) } else { (self.packets + packets as i32, self.bytes + bytes) };
-    }
-}
-
 /// Which packet of `wqe` has `psn`.
 pub(crate) fn index_of(psn: Psn, wqe: &SendWqe) -> u32 {
     psn.sub(wqe.first_psn.get()).get()
-}
-
-/// Appends a completion of `wqe`.
-fn complete<H: Host>(sh: &mut Shared, host: &mut H, wqe: &SendWqe, status: WcStatus) {
-    match wqe.origin {
-        Origin::Program => {}
-        Origin::Rendezvous => return complete_rendezvous(sh, host, wqe, status),
-        Origin::Fin => return fail_fin(sh, status),
-    }
-    let cqe = Cqe {
-        wr_id: wqe.wr_id,
-        status,
-        opcode: wqe.wc_opcode(),
-        // clause: WC-BYTE-LEN
-        byte_len: wqe.lands(),
-        qpn: sh.config.qpn,
-        // clause: WC-SOLICITED
-        solicited: status != WcStatus::Success,
-        timestamp: host.now().0,
-        ..Cqe::default()
-    };
-    if host.complete(Side::Send, cqe).is_err() {
-        sh.overrun();
-    }
-}
-
-/// The data of a rendezvous is there, or will never be: the receive that matched it completes for the second time.
-// clause: TM-RENDEZVOUS-BROKEN
-fn complete_rendezvous<H: Host>(sh: &mut Shared, host: &mut H, wqe: &SendWqe, status: WcStatus) {
-    let (status, byte_len, flags) = match status {
-        WcStatus::Success => (status, wqe.length, TmFlags::DATA_VALID),
-        _ => (WcStatus::TmRndvIncomplete, 0, TmFlags::empty()),
-    };
-    let cqe = Cqe {
-        wr_id: wqe.wr_id,
-        status,
-        opcode: WcOpcode::TmRecv,
-        byte_len,
-        qpn: sh.config.qpn,
-        solicited: status != WcStatus::Success || wqe.flags.contains(SendFlags::SOLICITED),
-        timestamp: host.now().0,
-        tm: TmInfo { flags, ..TmInfo::default() },
-        ..Cqe::default()
-    };
-    if host.complete(Side::Recv, cqe).is_err() {
-        sh.overrun();
-    }
-}
-
-/// The peer could not be told that a rendezvous is over. No completion can say so, but for a flush somebody else's has.
-fn fail_fin(sh: &mut Shared, status: WcStatus) {
-    // clause: TM-FIN-LOST
-    if status != WcStatus::WrFlushErr {
-        sh.events.insert(QpEvents::FATAL);
-    }
-}
-
-/// What this QP may never do, found at post time.
-fn check_op(sh: &Shared, req: &SendRequest<'_>) -> Result<(), PostError> {
-    use SendOp::{
-        AtomicWrite, BindWindow, CompareSwap, FetchAdd, Flush, LocalInvalidate, Read, Send, SendImm, SendInvalidate,
-        Write, WriteImm,
-    };
-    let is_inline = matches!(req.data, SendData::Inline(_));
-    // clause: SEND-OPERATIONS
-    let possible = match (req.op, sh.config.service) {
-        (_, Service::XrcTgt) => false,
-        // clause: RAW-FRAME
-        (op, Service::Raw) => matches!(op, Send),
-        (Send | SendImm(_), _) => true,
-        (Write { .. } | WriteImm { .. }, Service::Rc | Service::Uc | Service::XrcIni)
-        | (SendInvalidate(_), Service::Rc | Service::XrcIni) => true,
-        (LocalInvalidate(_) | BindWindow { .. }, Service::Rc | Service::Uc | Service::XrcIni) => true,
-        (Read { .. } | CompareSwap { .. } | FetchAdd { .. }, Service::Rc | Service::XrcIni) => {
-            !is_inline && sh.attr.max_rd_atomic > 0
-        }
-        // clause: NONPOSTED-PLACE
-        (AtomicWrite { .. }, Service::Rc | Service::XrcIni) => sh.attr.max_rd_atomic > 0,
-        (Flush { feth, .. }, Service::Rc | Service::XrcIni) => {
-            !is_inline && sh.attr.max_rd_atomic > 0 && Access::of_flush(&feth).is_some()
-        }
-        (_, Service::Uc | Service::Ud) => false,
-    };
-    if !possible {
-        return Err(PostError::BadOpcode);
-    }
-    if sh.config.service == Service::Ud && req.ud.is_none() {
-        return Err(PostError::MissingDestination);
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    // clause: SEND-ASK-MIDDLE
-    #[test]
-    fn an_acknowledgement_is_asked_for_by_bytes_by_packets_and_by_what_a_loss_has_left() {
-        let asks = |limit, bytes, window| {
-            let mut unasked = Unasked { limit, ..Unasked::default() };
-            let mut until = |_: &i32| {
-                let asks = unasked.is_enough(bytes, window);
-                unasked.add(1, bytes, asks);
-                !asks
-            };
-            [(); 2].map(|()| 1 + (0..1000).take_while(&mut until).count())
-        };
-        assert_eq!(asks(10_000, 1000, MAX_OUTSTANDING), [10, 10]);
-        assert_eq!(asks(u32::MAX, 1000, MAX_OUTSTANDING), [64, 64]);
-        assert_eq!(asks(u32::MAX, 1000, MIN_WINDOW), [16, 16]);
-        assert_eq!(asks(1, 1000, MAX_OUTSTANDING), [1, 1]);
-    }
 }

@@ -6,7 +6,7 @@
 use crate::cx::{Host, MemError, RxPayload, Side};
 use crate::qp::error::PostError;
 use crate::qp::shared::{QpConfig, Service, Shared};
-use crate::qp::tagged::{Fate, Rendezvous, wanted_tag};
+use crate::qp::tagged::{Rendezvous, TagMatch, wanted_tag};
 use crate::wr::{Cqe, RecvRequest, Sge, WcOpcode, WcStatus};
 use roxe_wire::Request;
 
@@ -92,14 +92,14 @@ impl Ring {
 
 /// The receive taken from a shared queue. It belongs to this QP until it completes (IBA §10.2.9).
 #[derive(Debug)]
-struct Taken {
+struct SrqReceive {
     slot: Option<Slot>,
     /// Its list, of at most `max_sge` elements; reserved when the first receive is taken.
     sges: Vec<Sge>,
     max_sge: usize,
 }
 
-impl Taken {
+impl SrqReceive {
     fn take<H: Host>(&mut self, host: &mut H) -> Option<Slot> {
         if self.sges.capacity() < self.max_sge {
             self.sges.reserve_exact(self.max_sge);
@@ -108,14 +108,14 @@ impl Taken {
         Some(Slot::new(wr_id, &self.sges))
     }
 
-    /// The same for a message that begins with `first`, matched by its tag; `may_read` as for [`Fate::of`].
-    fn take_tagged<H: Host>(&mut self, host: &mut H, first: &[u8], may_read: bool) -> Option<(Slot, Fate)> {
+    /// Takes the receive for a message that begins with `first`, matched by its tag; `may_read` as for [`TagMatch::of`].
+    fn take_tagged<H: Host>(&mut self, host: &mut H, first: &[u8], may_read: bool) -> Option<(Slot, TagMatch)> {
         if self.sges.capacity() < self.max_sge {
             self.sges.reserve_exact(self.max_sge);
         }
         let (wr_id, fit) = host.take_tagged(wanted_tag(first), &mut self.sges)?;
         let slot = Slot::new(wr_id, &self.sges);
-        Some((slot, Fate::of(first, fit, slot.room, may_read)))
+        Some((slot, TagMatch::of(first, fit, slot.room, may_read)))
     }
 }
 
@@ -124,7 +124,7 @@ enum Source {
     /// XRC initiators never receive.
     Nothing,
     Own(Ring),
-    Shared(Taken),
+    Shared(SrqReceive),
 }
 
 /// Where incoming messages land.
@@ -137,9 +137,9 @@ pub(crate) struct RecvQueue {
     srqn: u32,
     matches_tags: bool,
     /// Tag matching: what the current receive is for.
-    fate: Fate,
+    tag_match: TagMatch,
     /// Bytes at the beginning of the message that do not land in the current receive.
-    hidden: u32,
+    skipped: u32,
 }
 
 /// Whether a request uses up a receive or begins to use one.
@@ -154,11 +154,11 @@ impl RecvQueue {
     pub(crate) fn new(config: &QpConfig) -> Self {
         let source = match config.srq_max_sge {
             _ if config.service == Service::XrcIni => Source::Nothing,
-            Some(max_sge) => Source::Shared(Taken { slot: None, sges: Vec::new(), max_sge: max_sge as usize }),
+            Some(max_sge) => Source::Shared(SrqReceive { slot: None, sges: Vec::new(), max_sge: max_sge as usize }),
             None => Source::Own(Ring::new(config.caps.max_recv_wr as usize, config.caps.max_recv_sge as usize)),
         };
-        let (matches_tags, fate) = (config.tag_matching, Fate::Plain);
-        Self { source, starved: false, srqn: 0, matches_tags, fate, hidden: 0 }
+        let (matches_tags, tag_match) = (config.tag_matching, TagMatch::Plain);
+        Self { source, starved: false, srqn: 0, matches_tags, tag_match, skipped: 0 }
     }
 
     /// XRC: the shared queue that receives come from.
@@ -206,8 +206,8 @@ impl RecvQueue {
     pub(crate) fn acquire_for<H: Host>(&mut self, host: &mut H, first: &[u8], may_read: bool) -> bool {
         match &mut self.source {
             Source::Shared(taken) if self.matches_tags && !self.starved && taken.slot.is_none() => {
-                let Some((slot, fate)) = taken.take_tagged(host, first, may_read) else { return false };
-                (taken.slot, self.fate, self.hidden) = (Some(slot), fate, fate.hidden());
+                let Some((slot, tag_match)) = taken.take_tagged(host, first, may_read) else { return false };
+                (taken.slot, self.tag_match, self.skipped) = (Some(slot), tag_match, tag_match.skipped());
                 true
             }
             _ => self.acquire(host),
@@ -229,12 +229,12 @@ impl RecvQueue {
 
     /// Bytes of a message that the current receive takes; 0 without one.
     pub(crate) fn room(&self) -> u64 {
-        self.current().map_or(0, |(slot, _)| slot.room + u64::from(self.hidden))
+        self.current().map_or(0, |(slot, _)| slot.room + u64::from(self.skipped))
     }
 
     /// Of `received` bytes of a message, those that are in the current receive.
     pub(crate) fn landed(&self, received: u32) -> u32 {
-        received.saturating_sub(self.hidden)
+        received.saturating_sub(self.skipped)
     }
 
     /// The list of the receive that was taken last from a shared queue.
@@ -245,7 +245,7 @@ impl RecvQueue {
     /// Places `data`, which is `offset` bytes into the message, into the current receive.
     #[inline]
     pub(crate) fn scatter<H: Host>(&self, host: &mut H, offset: u32, data: RxPayload<'_>) -> Result<(), MemError> {
-        let data = data.skip(self.hidden.saturating_sub(offset) as usize);
+        let data = data.skip(self.skipped.saturating_sub(offset) as usize);
         if data.is_empty() {
             return Ok(());
         }
@@ -276,23 +276,23 @@ impl RecvQueue {
 
     /// The completion of the current receive of a tag-matching queue is `cqe` but for what its tag adds.
     fn end_tagged<H: Host>(&mut self, sh: &mut Shared, host: &mut H, cqe: Cqe) -> Cqe {
-        self.hidden = 0;
-        let fate = core::mem::take(&mut self.fate);
-        match fate {
-            Fate::Unexpected { .. } if cqe.status != WcStatus::Success => host.forget_unexpected(),
-            Fate::Rendezvous(rendezvous) if cqe.status == WcStatus::Success => {
+        self.skipped = 0;
+        let tag_match = core::mem::take(&mut self.tag_match);
+        match tag_match {
+            TagMatch::Unexpected { .. } if cqe.status != WcStatus::Success => host.forget_unexpected(),
+            TagMatch::Rendezvous(rendezvous) if cqe.status == WcStatus::Success => {
                 let Cqe { wr_id, solicited, .. } = cqe;
                 sh.rendezvous = Some(Rendezvous { wr_id, solicited, ..rendezvous });
             }
             _ => {}
         }
-        fate.stamp(cqe)
+        tag_match.stamp(cqe)
     }
 
     /// The current receive of a tag-matching queue vanishes without a completion.
     pub(crate) fn give_up<H: Host>(&mut self, host: &mut H) {
-        self.hidden = 0;
-        if let Fate::Unexpected { .. } = core::mem::take(&mut self.fate) {
+        self.skipped = 0;
+        if let TagMatch::Unexpected { .. } = core::mem::take(&mut self.tag_match) {
             host.forget_unexpected();
         }
     }
@@ -318,124 +318,4 @@ impl RecvQueue {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::qp::shared::{QpCaps, QpEvents, Service};
-    use crate::sim::SimHost;
-    use crate::wr::Access;
-    use proptest::prelude::*;
-    use roxe_wire::{LKey, Qpn};
-    use std::collections::VecDeque;
-
-    fn config(depth: u32, srq: Option<u32>) -> QpConfig {
-        let caps = QpCaps { max_recv_wr: depth, max_recv_sge: 2, ..QpCaps::default() };
-        let qpn = Qpn::new(2);
-        QpConfig {
-            qpn,
-            service: Service::Rc,
-            caps,
-            sq_sig_all: false,
-            srq_max_sge: srq,
-            tag_matching: false,
-            port_mtu: 4096,
-            line_rate: None,
-        }
-    }
-
-    fn sge(addr: u64, length: u32) -> Sge {
-        Sge { addr, length, lkey: LKey(1) }
-    }
-
-    proptest! {
-        /// Posts (true) and completions (false) in any order, against a deque.
-        #[test]
-        fn receives_come_out_as_they_went_in(depth in 1u32..6, ops in prop::collection::vec(any::<bool>(), 0..64)) {
-            let (mut rq, mut model) = (RecvQueue::new(&config(depth, None)), VecDeque::new());
-            let (mut sh, mut host) = (Shared::new(config(depth, None)), SimHost::default());
-            for (id, op) in (0u64..).zip(ops) {
-                if op {
-                    let list = [sge(id, 1), sge(id, 10 + depth)];
-                    let list = &list[..usize::from(id % 3 != 0) + usize::from(id % 3 == 1)];
-                    let full = model.len() == depth as usize;
-                    let expected = if full { Err(PostError::QueueFull) } else { Ok(()) };
-                    prop_assert_eq!(rq.post(&RecvRequest { wr_id: id, sges: list }), expected);
-                    if !full {
-                        model.push_back((id, list.to_vec()));
-                    }
-                } else {
-                    prop_assert_eq!(rq.complete(&mut sh, &mut host, Cqe::default()), !model.is_empty());
-                    prop_assert_eq!(host.recvs.pop_front().map(|cqe| cqe.wr_id), model.pop_front().map(|(id, _)| id));
-                }
-                let current = rq.current().map(|(slot, sges)| (slot.wr_id, sges.to_vec()));
-                prop_assert_eq!(current.as_ref(), model.front());
-                let room = model.front().map_or(0, |(_, sges)| sges.iter().map(|sge| u64::from(sge.length)).sum());
-                prop_assert_eq!(rq.room(), room);
-                prop_assert_eq!(rq.acquire(&mut host), !model.is_empty());
-            }
-        }
-    }
-
-    // clause: SRQ-NO-OWN
-    #[test]
-    fn a_queue_of_no_depth_and_lists_that_are_too_long_are_refused() {
-        let req = RecvRequest { wr_id: 1, sges: &[Sge::default(); 3] };
-        assert_eq!(RecvQueue::new(&config(4, None)).post(&req), Err(PostError::TooManySges));
-        let req = RecvRequest { sges: &req.sges[..2], ..req };
-        assert_eq!(RecvQueue::new(&config(4, None)).post(&req), Ok(()));
-        assert_eq!(RecvQueue::new(&config(0, None)).post(&req), Err(PostError::QueueFull));
-        assert_eq!(RecvQueue::new(&config(0, Some(4))).post(&req), Err(PostError::BadOpcode));
-    }
-
-    // clause: SRQ-TAKEN
-    #[test]
-    fn a_shared_receive_is_taken_once_and_kept_until_it_ends() {
-        let (mut rq, mut host) = (RecvQueue::new(&config(0, Some(4))), SimHost::default());
-        let mut sh = Shared::new(config(0, Some(4)));
-        assert!(!rq.acquire(&mut host));
-        host.srq.post(&RecvRequest { wr_id: 5, sges: &[sge(0, 7)] });
-        host.srq.post(&RecvRequest { wr_id: 6, sges: &[sge(0, 9)] });
-        assert!(rq.acquire(&mut host) && rq.acquire(&mut host));
-        assert_eq!((rq.room(), host.srq.len()), (7, 1));
-        rq.flush(&mut sh, &mut host);
-        let ended: Vec<_> = host.recvs.iter().map(|cqe| (cqe.wr_id, cqe.status)).collect();
-        assert_eq!(ended, [(5, WcStatus::WrFlushErr)]);
-        assert_eq!((rq.room(), host.srq.len()), (0, 1));
-    }
-
-    // clause: WC-SOLICITED
-    #[test]
-    fn completions_name_the_queue_pair_and_errors_are_solicited() {
-        let mut rq = RecvQueue::new(&config(4, None));
-        let (mut sh, mut host) = (Shared::new(config(4, None)), SimHost::default());
-        host.clock = crate::time::Instant(77);
-        for status in [WcStatus::Success, WcStatus::LocProtErr] {
-            rq.post(&RecvRequest { wr_id: 3, sges: &[] }).expect("room");
-            assert!(rq.complete(&mut sh, &mut host, Cqe { status, ..Cqe::default() }));
-            let cqe = host.recvs.pop_front().expect("a completion");
-            assert_eq!((cqe.wr_id, cqe.qpn, cqe.timestamp), (3, Qpn::new(2), 77));
-            assert_eq!(cqe.solicited, status != WcStatus::Success);
-        }
-    }
-
-    #[test]
-    fn a_full_completion_queue_fails_the_qp() {
-        let mut rq = RecvQueue::new(&config(4, None));
-        let (mut sh, mut host) =
-            (Shared::new(config(4, None)), SimHost { cq_room: [None, Some(0)], ..SimHost::default() });
-        rq.post(&RecvRequest { wr_id: 3, sges: &[] }).expect("room");
-        rq.complete(&mut sh, &mut host, Cqe::default());
-        assert!(sh.failed && sh.events == QpEvents::FATAL);
-    }
-
-    #[test]
-    fn a_message_spreads_over_the_list() {
-        let (mut rq, mut host) = (RecvQueue::new(&config(4, None)), SimHost::default());
-        let mr = host.memory.register(16, Access::LOCAL_WRITE);
-        rq.post(&RecvRequest { wr_id: 1, sges: &[mr.sge(8, 3), mr.sge(0, 4)] }).expect("room");
-        assert_eq!(rq.scatter(&mut host, 0, RxPayload::Bytes(b"ab")), Ok(()));
-        assert_eq!(rq.scatter(&mut host, 2, RxPayload::Bytes(b"cde")), Ok(()));
-        assert_eq!(host.memory.bytes(mr), b"de\0\0\0\0\0\0abc\0\0\0\0\0");
-        assert_eq!(rq.scatter(&mut host, 7, RxPayload::Bytes(b"")), Ok(()));
-        assert_eq!(rq.scatter(&mut host, 6, RxPayload::Bytes(b"xy")), Err(MemError::Range));
-    }
-}
+mod tests;

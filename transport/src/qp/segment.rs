@@ -2,12 +2,8 @@
 //!
 //! A message of `length` bytes is `packets(length)` packets, numbered from 0. Touches only `wire` and `wr`.
 
-use crate::qp::sq::ATOMIC_LEN;
-use crate::wr::SendOp;
+use crate::wr::{ATOMIC_LEN, MAX_MESSAGE, SendOp};
 use roxe_wire::{AtomicEth, Ieth, PathMtu, Request, Reth, SendTail};
-
-/// Longest message, bytes (IBA §9.7.7: 2^31).
-pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
 
 /// Response packets and bytes that one READ REQUEST asks for at most. A longer READ is a sequence of requests, so that
 /// the answers never outrun the receive buffer of our own socket.

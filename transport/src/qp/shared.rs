@@ -7,7 +7,7 @@ use crate::qp::tagged::Rendezvous;
 use crate::wr::Av;
 use bitflags::bitflags;
 use core::num::NonZeroU64;
-use roxe_wire::Qpn;
+use roxe_wire::{MAX_PAYLOAD, Qpn};
 
 /// Transport service of a QP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -71,6 +71,14 @@ pub struct QpConfig {
     /// Slow down when the peer tells of congestion, up to a line of this many bit/s, and let switches mark our packets
     /// (RC and UC). `None`: neither.
     pub line_rate: Option<NonZeroU64>,
+}
+
+impl QpConfig {
+    /// With receives of its own and none of what is optional, on a port with the largest MTU.
+    pub const fn new(qpn: Qpn, service: Service, caps: QpCaps) -> Self {
+        let (sq_sig_all, srq_max_sge, tag_matching, line_rate) = (false, None, false, None);
+        Self { qpn, service, caps, sq_sig_all, srq_max_sge, tag_matching, port_mtu: MAX_PAYLOAD as u32, line_rate }
+    }
 }
 
 bitflags! {

@@ -4,8 +4,7 @@
 //! one header. Touches `wr` and the headers.
 
 use crate::cx::TagFit;
-use crate::qp::segment::MAX_MESSAGE;
-use crate::wr::{Cqe, TmFlags, TmInfo, WcOpcode, WcStatus};
+use crate::wr::{Cqe, MAX_MESSAGE, TmFlags, TmInfo, WcOpcode, WcStatus};
 use roxe_wire::{RKey, Rvh, TmOp, Tmh};
 
 /// The longest rendezvous request that the card answers itself, bytes: what the first packet holds at any path MTU.
@@ -17,13 +16,13 @@ pub(crate) const MAX_RENDEZVOUS: u32 = 16;
 /// Data that waits in the memory of the peer for us to read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rendezvous {
-    /// Of the matched receive.
+    /// Work request of the matched receive.
     pub(crate) wr_id: u64,
-    /// Address there.
+    /// Address of the data at the peer.
     pub(crate) va: u64,
-    /// Key there.
+    /// Remote key of the data.
     pub(crate) rkey: RKey,
-    /// Bytes.
+    /// Length of the data, bytes.
     pub(crate) len: u32,
     /// Whether the end of it is a solicited event.
     pub(crate) solicited: bool,
@@ -33,13 +32,13 @@ pub(crate) struct Rendezvous {
 
 /// What the current receive of a tag-matching queue is for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum TagMatch {
     /// No tagged message: a WRITE with immediate, or the queue matches no tags.
     #[default]
     Plain,
     /// A message that is not to be matched lands in an ordinary receive, header and all.
     Untagged,
-    /// A message that no tag wants does as well, and the program matches it.
+    /// A message that no tag wants lands in an ordinary receive too, and the program matches it.
     Unexpected {
         /// The program should synchronise.
         asks_sync: bool,
@@ -48,11 +47,11 @@ pub(crate) enum Fate {
     Matched(TmInfo),
     /// A posted tag wants the data that the peer keeps, and the card reads it: the message itself goes nowhere.
     Rendezvous(Rendezvous),
-    /// The same, but the card cannot do it: the posted tag gets what is behind the header, and the program reads the data.
+    /// A posted tag wants data that the peer keeps, but the card cannot read it: the posted tag gets what is behind the header, and the program reads the data.
     Incomplete(TmInfo),
 }
 
-impl Fate {
+impl TagMatch {
     /// What becomes of a message that begins with `first`, which fits `fit` into a receive of `room` bytes.
     ///
     /// `may_read`: `first` is the whole message, and the card can read data from the peer now.
@@ -84,7 +83,7 @@ impl Fate {
 
     /// Bytes at the beginning of the message that do not land in the receive.
     // clause: TM-HEADER-SKIPPED
-    pub(crate) fn hidden(&self) -> u32 {
+    pub(crate) fn skipped(&self) -> u32 {
         match self {
             Self::Plain | Self::Untagged | Self::Unexpected { .. } => 0,
             Self::Matched(_) | Self::Incomplete(_) => Tmh::LEN as u32,
@@ -139,7 +138,7 @@ mod tests {
     }
 
     fn is_ours(first: &[u8], room: u64, may_read: bool) -> bool {
-        matches!(Fate::of(first, TagFit::Matched, room, may_read), Fate::Rendezvous(_))
+        matches!(TagMatch::of(first, TagFit::Matched, room, may_read), TagMatch::Rendezvous(_))
     }
 
     // clause: TM-RENDEZVOUS-SOFTWARE
@@ -151,7 +150,7 @@ mod tests {
         assert!(!is_ours(&request(101, 0), 100, true), "longer than the receive");
         assert!(!is_ours(&request(100, 0), 100, false), "not now");
         assert!(!is_ours(&request(100, 0)[..31], 100, true), "no whole header");
-        let Fate::Rendezvous(rendezvous) = Fate::of(&request(8, 0), TagFit::Matched, 8, true) else {
+        let TagMatch::Rendezvous(rendezvous) = TagMatch::of(&request(8, 0), TagFit::Matched, 8, true) else {
             panic!("no rendezvous");
         };
         assert_eq!((rendezvous.va, rendezvous.rkey, rendezvous.len), (0x1000, RKey(5), 8));
@@ -173,11 +172,11 @@ mod tests {
 
     // clause: TM-COMPLETION
     #[test]
-    fn errors_tell_nothing_but_what_kind_of_receive_it_was() {
+    fn failed_tagged_receives_report_only_their_opcode() {
         let failed = Cqe { status: WcStatus::WrFlushErr, ..Cqe::default() };
-        let fate = Fate::of(&request(8, 0), TagFit::Matched, 8, false);
-        let cqe = fate.stamp(failed);
+        let tag_match = TagMatch::of(&request(8, 0), TagFit::Matched, 8, false);
+        let cqe = tag_match.stamp(failed);
         assert_eq!(cqe, Cqe { opcode: WcOpcode::TmRecv, ..failed });
-        assert_eq!(fate.stamp(Cqe::default()).status, WcStatus::TmRndvIncomplete);
+        assert_eq!(tag_match.stamp(Cqe::default()).status, WcStatus::TmRndvIncomplete);
     }
 }

@@ -30,11 +30,11 @@ impl Requester {
             Ok(next) => next,
             Err(status) => return self.stop_with(sh, host, status),
         };
-        let cost = packet.cost();
-        if !self.paid && !host.reserve(&av, qpn, cost, self.burst) {
+        let cost = packet.cost::<H>();
+        if !self.room_reserved && !host.reserve(&av, qpn, cost, self.burst) {
             return Step::Stop;
         }
-        self.paid = true;
+        self.room_reserved = true;
         // clause: BTH-MIGRATED, UC-SILENT
         let bth = Bth { solicited: packet.solicited, mig_req: sh.mig_req(), ..Bth::new(qpn, self.cursor.psn) };
         let Some(wqe) = self.sq.get(self.cursor.wqe) else { return Step::Stop };
@@ -44,7 +44,7 @@ impl Requester {
             Put::Full => return Step::BatchFull,
             Put::Fault => return self.stop_with(sh, host, WcStatus::LocProtErr),
         }
-        self.paid = false;
+        self.room_reserved = false;
         self.burst = self.burst.saturating_add(cost);
         self.advance(1);
         self.una_psn = self.cursor.psn;
@@ -105,7 +105,7 @@ mod tests {
 
     // clause: UD-QKEY-CONTROLLED, UD-QKEY-GSI
     #[test]
-    fn the_q_key_is_the_requests_unless_it_is_controlled() {
+    fn a_controlled_q_key_in_a_request_stands_for_that_of_the_queue_pair() {
         let (qp, _) = Setup::of(Service::Ud).make(Peer::A);
         let mut sh = Shared::new(*qp.config());
         sh.attr.qkey = Qkey(7);
@@ -117,7 +117,7 @@ mod tests {
 
     // clause: STATE-SQE
     #[test]
-    fn a_send_error_flushes_what_is_posted_until_the_queue_is_restarted() {
+    fn a_send_error_flushes_posted_requests_until_the_queue_is_restarted() {
         let mut pair = Pair::idle(Setup::of(Service::Ud), Rng::new(1));
         pair.bring_to(Peer::A, QpState::Rts);
         let mr = pair.end(Peer::A).host.memory.register(257, crate::wr::Access::empty());

@@ -99,7 +99,7 @@ struct Joined {
 }
 
 impl OpenBatch<'_> {
-    /// The same, and `run` packets of one size leave together.
+    /// This batch, of which `run` packets of one size leave together.
     #[must_use]
     pub fn in_runs_of(mut self, run: u32) -> Self {
         self.run = run;
@@ -161,7 +161,7 @@ impl TxBatch for OpenBatch<'_> {
         bytes.get_mut(end - icrc::LEN - more * len..end - icrc::LEN).map(TxRoom::Own)
     }
 
-    fn takes_along(&self, len: usize, count: usize) -> bool {
+    fn fits_same_send(&self, len: usize, count: usize) -> bool {
         let total = len + icrc::LEN;
         let same = |(.., bytes): &&(Av, PacketNote, Vec<u8>)| bytes.len() == total;
         let before = self.batch.packets.iter().rev().take_while(same).count();

@@ -14,8 +14,9 @@
 
 use super::link::LinkSpec;
 use super::promise::{Broken, Promise};
+use super::random::random_setup;
 use super::rng::{Choices, Rng};
-use super::scenario::{Accident, Report, Scenario, Work, random_setup};
+use super::scenario::{Accident, Report, Scenario, Work};
 use super::setup::{Place, Setup};
 use super::topology::Topology;
 use super::wire::Fault;
@@ -72,7 +73,9 @@ pub struct Case {
     pub window: Option<u32>,
     /// Queue pairs slow down when a switch marks their packets.
     pub dcqcn: bool,
-    /// What befalls the run.
+    /// Packets that come too early wait, and none may be lost ([`Setup::early_wait`]).
+    pub early_wait: bool,
+    /// What happens to the run from outside.
     pub accidents: Vec<(Duration, Accident)>,
     /// Where all other decisions come from.
     pub seed: u64,
@@ -106,6 +109,7 @@ impl Default for Case {
             receives: None,
             window: None,
             dcqcn: false,
+            early_wait: false,
             accidents: Vec::new(),
             seed: 0,
             rules: Rules::default(),
@@ -124,7 +128,7 @@ impl Case {
         prepare(&mut world);
         let mut scenario = Scenario::new(world, self.work);
         if self.net == Net::Incast {
-            scenario.quiet_second_ends();
+            scenario.mute_second_ends();
         }
         for &(after, accident) in &self.accidents {
             scenario = scenario.with_accident(after, accident);
@@ -143,7 +147,7 @@ impl Case {
     /// Its world: everybody who does anything is in RTS.
     fn world(&self) -> World<Rng> {
         let mut world = World::new(self.topology(), Rng::new(self.seed));
-        world.wire.mercy = (!self.work.mishaps).then_some(3);
+        world.wire.pause_faults_after = (!self.work.mishaps).then_some(3);
         world.wire.set_faults(&self.rules, self.seed);
         let mut seeds = Rng::new(!self.seed);
         for connection in 0..self.connections {
@@ -189,6 +193,7 @@ impl Case {
             (setup.latency, setup.stall) = (self.link.latency, 0);
         }
         setup.caps.max_recv_wr = self.receives.unwrap_or(setup.caps.max_recv_wr);
+        setup.early_wait = self.early_wait;
         setup.line_rate = self.link.bandwidth.filter(|_| self.dcqcn).and_then(NonZeroU64::new);
         setup
     }
@@ -218,7 +223,9 @@ impl fmt::Display for Case {
             write!(f, " only={}", list.join(","))?;
         }
         write!(f, " messages={} max_len={}", work.messages, work.max_len)?;
-        write!(f, "{}{}", if work.mishaps { " mishaps" } else { "" }, if self.dcqcn { " dcqcn" } else { "" })?;
+        for (word, is_set) in [(" mishaps", work.mishaps), (" dcqcn", self.dcqcn), (" early_wait", self.early_wait)] {
+            f.write_str(if is_set { word } else { "" })?;
+        }
         show(f, "receives", self.receives)?;
         show(f, "window", self.window)?;
         for (after, accident) in &self.accidents {
@@ -279,6 +286,7 @@ impl Case {
             "max_len" => self.work.max_len = value.parse().ok()?,
             "mishaps" => self.work.mishaps = true,
             "dcqcn" => self.dcqcn = true,
+            "early_wait" => self.early_wait = true,
             "receives" => self.receives = Some(value.parse().ok()?),
             "window" => self.window = Some(value.parse().ok()?),
             "error" | "gone" => self.accidents.push(accident(name, value)?),

@@ -14,6 +14,12 @@ use crate::wr::{Access, Av, Bind, Cqe, RecvRequest, Sge};
 use roxe_wire::{Qpn, RKey};
 use std::collections::VecDeque;
 
+/// Bytes that any packet counts for at least. One that is not a whole message counts for its payload and [`HEADERS`], one
+/// that is for twice its payload.
+pub const LEAST_CHARGE: u32 = 832;
+/// Bytes that the headers of a packet count for.
+const HEADERS: u32 = 96;
+
 /// Tags of a shared receive queue at most.
 pub const MAX_TAGS: u32 = 16;
 
@@ -248,6 +254,14 @@ impl SharedReceives for SimHost {
 }
 
 impl FlowControl for SimHost {
+    fn charge(payload: u32) -> u32 {
+        (payload + HEADERS).max(LEAST_CHARGE)
+    }
+
+    fn charge_alone(payload: u32) -> u32 {
+        (2 * payload).max(LEAST_CHARGE)
+    }
+
     fn reserve(&mut self, _av: &Av, _qpn: Qpn, bytes: u32, own: u32) -> bool {
         let flow = &mut self.flow;
         assert!(!flow.returns || own == flow.reserved, "QP claims {own} bytes under way, reserved {}", flow.reserved);
@@ -273,7 +287,7 @@ impl FlowControl for SimHost {
         self.flow.reserved = left.expect("a QP released more than it had reserved");
     }
 
-    fn ask_after(&mut self, _av: &Av, _qpn: Qpn) -> u32 {
+    fn ack_interval(&mut self, _av: &Av, _qpn: Qpn) -> u32 {
         self.flow.limit.unwrap_or(64 << 10) / 4
     }
 }

@@ -36,13 +36,13 @@ impl LinkSpec {
         Self { latency, bandwidth: Some(gigabits * 1_000_000_000), queue: None, mark_above: None }
     }
 
-    /// The same with a queue of `bytes`.
+    /// This link with a queue of `bytes` in front of it.
     #[must_use]
     pub const fn with_queue(self, bytes: u32) -> Self {
         Self { queue: Some(bytes), ..self }
     }
 
-    /// The same, marking packets while more than `bytes` wait.
+    /// This link, marking packets while more than `bytes` wait.
     #[must_use]
     pub const fn marking_above(self, bytes: u32) -> Self {
         Self { mark_above: Some(bytes), ..self }

@@ -2,11 +2,12 @@
 //!
 //! May touch: [`super::world`]. Here a broken promise panics, so that a script need not mention any.
 
+use super::end::End;
 use super::promise::Broken;
 use super::rng::{Choices, Rng};
 use super::setup::{Peer, Setup};
 use super::topology::Topology;
-use super::world::{End, START, World};
+use super::world::{START, World};
 use crate::qp::PostError;
 use crate::qp::QpState;
 use crate::time::Instant;
@@ -191,7 +192,7 @@ impl<C: Choices> Pair<C> {
     pub fn inject_bytes(&mut self, to: Peer, net: &NetHeader, bytes: &[u8]) -> bool {
         let Ok(packet) = Packet::parse(bytes) else { return false };
         let id = to.index();
-        if packet.header.bth.dest_qpn == self.ends[id].tie.here.qpn {
+        if packet.header.bth.dest_qpn == self.ends[id].endpoints.here.qpn {
             self.act(|world| world.hand_over(id, net, &packet, false));
         }
         true

@@ -32,7 +32,7 @@ pub enum Promise {
 /// A broken promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Broken {
-    /// Which.
+    /// The promise that was broken.
     pub promise: Promise,
     /// By which end; `None` when it cannot be told.
     pub end: Option<usize>,

@@ -21,7 +21,6 @@ use super::rng::{Choices, Rng};
 use super::setup::{QKEY, Setup};
 use super::wire::Tally;
 use super::world::World;
-use crate::fault::{Action, Hold, Part, Rate, Rule, Rules};
 use crate::qp::QpState;
 use crate::qp::shared::Service;
 use crate::wr::{Access, Cqe, RecvRequest, SendData, SendFlags, SendOp, SendRequest, Sge, UdDest};
@@ -156,7 +155,7 @@ struct Side<C> {
     when: C,
     /// What is posted.
     what: C,
-    /// It takes part.
+    /// Whether this end posts anything.
     active: bool,
     /// Messages that it posts.
     quota: u32,
@@ -191,7 +190,7 @@ struct Side<C> {
     ok_recvs: u64,
 }
 
-/// Something that befalls a run.
+/// Something that happens to a run from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accident {
     /// This end is moved to the error state.
@@ -219,76 +218,6 @@ pub fn run<C: Choices>(pair: Pair<C>, work: Work) -> Report {
     played.unwrap_or_else(|broken| panic!("{broken}"))
 }
 
-/// A random setup for `service`, with random faults up to `worst` per thousand of each kind.
-///
-/// A `hardy` pair has all retries there are, and faults pause before they are spent: everything can succeed. Any other
-/// has as few as it happens to get.
-pub fn random_pair<C: Choices>(service: Service, worst: u32, hardy: bool, mut choices: C) -> Pair<C> {
-    let mut setup = random_setup(service, &mut choices);
-    if !hardy {
-        (setup.retry_cnt, setup.rnr_retry) = (choices.below(8) as u8, choices.below(8) as u8);
-    }
-    let rules = random_faults(worst, setup.latency, &mut choices);
-    let mut pair = Pair::with_choices(setup, choices);
-    pair.wire.set_faults(&rules, 0);
-    pair.wire.mercy = hardy.then_some(3);
-    pair
-}
-
-/// Faults of every kind with random rates up to `worst` per thousand, on packets that leave.
-pub fn random_faults(worst: u32, latency: Duration, choices: &mut impl Choices) -> Rules {
-    let while_ = |from: u32, to: u32| Hold { min: latency * from / 10, max: latency * to / 10 };
-    let actions = [
-        Action::Drop,
-        Action::Duplicate { copies: 1, after: while_(1, 40) },
-        Action::Delay(while_(1, 40)),
-        Action::Corrupt(Part::Payload),
-        Action::Corrupt(Part::Header),
-    ];
-    let mut rule = |action| {
-        let per_mille = choices.below(worst + 1);
-        let mut rule = Rule::new(action);
-        rule.rate = Rate::from_micro_percent(per_mille * 100_000);
-        rule.dir = Some(crate::fault::Direction::Tx);
-        rule
-    };
-    let list = actions.map(&mut rule).into();
-    Rules::new(Some(choices.below(u32::MAX).into()), list)
-}
-
-/// A random setup for `service`.
-pub fn random_setup(service: Service, choices: &mut impl Choices) -> Setup {
-    let base = Setup::of(service);
-    let mut caps = base.caps;
-    caps.max_send_wr = choices.between(1, 32);
-    caps.max_recv_wr = choices.between(1, 32);
-    let max_rd_atomic = choices.between(1, 8) as u8;
-    Setup {
-        path_mtu: choices.pick(&roxe_wire::PathMtu::ALL),
-        caps,
-        sq_sig_all: choices.chance(300),
-        access: base.access | Access::FLUSH_GLOBAL,
-        srq: service == Service::Rc && choices.chance(250),
-        // Near the end of the number space in half of the runs, so that wrap-around is the common case.
-        psn: [psn(choices), psn(choices)],
-        timeout: choices.between(8, 12) as u8,
-        min_rnr_timer: choices.between(1, 12) as u8,
-        max_rd_atomic,
-        max_dest_rd_atomic: max_rd_atomic + choices.below(3) as u8,
-        batch: choices.between(1, 40) as usize,
-        stall: if choices.chance(500) { choices.below(600) } else { 0 },
-        flow_limit: choices.chance(300).then(|| choices.between(1, 40_000)),
-        log: false,
-        joins: choices.chance(500),
-        run: choices.below(5),
-        ..base
-    }
-}
-
-fn psn(choices: &mut impl Choices) -> u32 {
-    if choices.chance(500) { 0x00ff_ffff - choices.below(200) } else { choices.below(1 << 24) }
-}
-
 impl<C: Choices> Scenario<C> {
     /// Prepares `work` for every end of `world` that is in RTS; all others do nothing.
     pub fn new(mut world: World<C>, work: Work) -> Self {
@@ -308,7 +237,7 @@ impl<C: Choices> Scenario<C> {
     }
 
     /// Only the first end of each connection posts sends.
-    pub fn quiet_second_ends(&mut self) {
+    pub fn mute_second_ends(&mut self) {
         self.sides.iter_mut().skip(1).step_by(2).for_each(|side| side.quota = 0);
     }
 
@@ -334,7 +263,7 @@ impl<C: Choices> Scenario<C> {
         let mut news: Vec<usize> = everyone.clone().collect();
         let mut quiet = 0;
         for turn in 0..STEP_LIMIT * self.sides.len() {
-            self.suffer()?;
+            self.cause_accidents()?;
             let mut posted = false;
             for &who in &news {
                 posted |= self.post_some(who)?;
@@ -370,17 +299,17 @@ impl<C: Choices> Scenario<C> {
     }
 
     /// Lets happen what is to happen by now.
-    fn suffer(&mut self) -> Result<(), Broken> {
+    fn cause_accidents(&mut self) -> Result<(), Broken> {
         while let Some((_, accident)) = self.accidents.pop_if(|(after, _)| *after <= self.world.elapsed()) {
             match accident {
                 Accident::Error(end) => {
-                    self.expect_the_worst(end);
+                    self.allow_failures(end);
                     self.world.go_to(end, QpState::Err)?;
                 }
                 Accident::Gone(node) => {
                     for end in 0..self.sides.len() {
-                        if self.world.ends[end].tie.here.node == node {
-                            self.expect_the_worst(end);
+                        if self.world.ends[end].endpoints.here.node == node {
+                            self.allow_failures(end);
                         }
                     }
                     self.world.kill_node(node);
@@ -391,7 +320,7 @@ impl<C: Choices> Scenario<C> {
     }
 
     /// From now on things may go wrong at both ends of the connection of `end`.
-    fn expect_the_worst(&mut self, end: usize) {
+    fn allow_failures(&mut self, end: usize) {
         self.sides[end].fragile = true;
         self.sides[end ^ 1].fragile = true;
     }
@@ -508,7 +437,7 @@ impl<C: Choices> Scenario<C> {
 }
 
 impl<C: Choices> Side<C> {
-    fn new(memory: &mut super::VecMemory, setup: &Setup, work: &Work, active: bool, choices: &mut C) -> Self {
+    fn new(memory: &mut super::memory::VecMemory, setup: &Setup, work: &Work, active: bool, choices: &mut C) -> Self {
         let slots = setup.caps.max_send_wr + 2 * setup.caps.max_recv_wr + 8;
         let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let everything = Access::LOCAL_WRITE | remote | Access::FLUSH_GLOBAL | Access::MW_BIND;

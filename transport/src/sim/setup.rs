@@ -5,6 +5,7 @@
 use super::host::{MAX_TAGS, SRQ_MAX_SGE, SimHost};
 use super::topology::address;
 use crate::Qp;
+use crate::cx::FlowControl;
 use crate::qp::shared::{QpCaps, QpConfig, Service};
 use crate::qp::{AttrMask, QpAttr, QpState};
 use crate::tags::TagList;
@@ -30,7 +31,7 @@ pub enum Peer {
 }
 
 impl Peer {
-    /// The other one.
+    /// The opposite end.
     #[must_use]
     pub const fn other(self) -> Self {
         match self {
@@ -61,7 +62,7 @@ pub struct Place {
 
 /// A connection as one of its ends sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tie {
+pub struct Endpoints {
     /// This end.
     pub here: Place,
     /// The other end.
@@ -72,7 +73,12 @@ pub struct Tie {
     pub rq_psn: Psn,
 }
 
-impl Tie {
+impl Endpoints {
+    /// From which node to which.
+    pub(super) const fn way(&self) -> (usize, usize) {
+        (self.here.node, self.there.node)
+    }
+
     /// The way to the other end.
     pub fn av(&self) -> Av {
         let (sgid, dgid) = (address(self.here.node), address(self.there.node));
@@ -126,6 +132,9 @@ pub struct Setup {
     pub flow_limit: Option<u32>,
     /// Rate control up to this many bit/s and packets that may be marked; `None`: neither.
     pub line_rate: Option<NonZeroU64>,
+    /// Packets that come too early wait ([`crate::qp::EarlyPackets`]). Nothing may be lost on the way then, and judges expect
+    /// that every message arrives, also on services without acknowledgements.
+    pub early_wait: bool,
     /// Keep a record of every packet.
     pub log: bool,
 }
@@ -154,6 +163,7 @@ impl Default for Setup {
             latency: Duration::from_micros(5),
             flow_limit: None,
             line_rate: None,
+            early_wait: false,
             log: true,
         }
     }
@@ -162,7 +172,7 @@ impl Default for Setup {
 impl Setup {
     /// Bytes that the rest of a run occupies at most.
     pub(crate) fn in_run(&self) -> u32 {
-        self.run.saturating_sub(1) * crate::qp::charge(self.path_mtu.bytes())
+        self.run.saturating_sub(1) * SimHost::charge(self.path_mtu.bytes())
     }
 
     /// A setup for this service, else as default.
@@ -215,26 +225,31 @@ impl Setup {
     }
 
     /// A connection between two places as `who` sees it.
-    pub const fn tie_of(&self, who: Peer, places: [Place; 2]) -> Tie {
+    pub const fn endpoints_of(&self, who: Peer, places: [Place; 2]) -> Endpoints {
         let (me, you) = (who.index(), who.other().index());
-        Tie { here: places[me], there: places[you], sq_psn: Psn::new(self.psn[me]), rq_psn: Psn::new(self.psn[you]) }
+        Endpoints {
+            here: places[me],
+            there: places[you],
+            sq_psn: Psn::new(self.psn[me]),
+            rq_psn: Psn::new(self.psn[you]),
+        }
     }
 
     /// The attributes that connect `who` to its peer; `state` is left for the caller.
     pub fn attr(&self, who: Peer) -> QpAttr {
-        self.attr_of(&self.tie_of(who, self.places()))
+        self.attr_of(&self.endpoints_of(who, self.places()))
     }
 
     /// The attributes of this end of a connection; `state` is left for the caller.
-    pub fn attr_of(&self, tie: &Tie) -> QpAttr {
+    pub fn attr_of(&self, endpoints: &Endpoints) -> QpAttr {
         QpAttr {
             path_mtu: self.path_mtu,
             qkey: QKEY,
-            rq_psn: tie.rq_psn,
-            sq_psn: tie.sq_psn,
-            dest_qpn: tie.there.qpn,
+            rq_psn: endpoints.rq_psn,
+            sq_psn: endpoints.sq_psn,
+            dest_qpn: endpoints.there.qpn,
             access: self.access,
-            av: tie.av(),
+            av: endpoints.av(),
             max_rd_atomic: self.max_rd_atomic,
             max_dest_rd_atomic: self.max_dest_rd_atomic,
             min_rnr_timer: self.min_rnr_timer,
@@ -248,18 +263,18 @@ impl Setup {
 
     /// Moves `qp` up to `state`, which is on the way from RESET to RTS.
     pub fn bring_to(&self, who: Peer, qp: &mut Qp, host: &mut SimHost, state: QpState) {
-        self.side(who).bring_up(&self.tie_of(who, self.places()), qp, host, state);
+        self.side(who).bring_up(&self.endpoints_of(who, self.places()), qp, host, state);
     }
 
     /// Moves `qp`, an end of `tie`, up to `state`, which is on the way from RESET to RTS.
-    pub fn bring_up(&self, tie: &Tie, qp: &mut Qp, host: &mut SimHost, state: QpState) {
+    pub fn bring_up(&self, endpoints: &Endpoints, qp: &mut Qp, host: &mut SimHost, state: QpState) {
         while qp.state() != state {
             let state = match qp.state() {
                 QpState::Reset => QpState::Init,
                 QpState::Init => QpState::Rtr,
                 _ => QpState::Rts,
             };
-            let attr = QpAttr { state, ..self.attr_of(tie) };
+            let attr = QpAttr { state, ..self.attr_of(endpoints) };
             qp.modify(host, &attr, self.mask(state)).expect("a legal step of the ladder");
         }
     }

@@ -19,7 +19,7 @@ const WINDOW: i32 = 1 << 23;
 pub(super) struct Watch {
     /// Where it stood, in which state.
     last: Option<Look>,
-    /// It said its last word.
+    /// The QP is in the error state and has sent its last NAK.
     silenced: bool,
     /// Bytes that the sum over its node holds for it.
     pub(super) counted: u32,

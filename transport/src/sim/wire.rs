@@ -40,7 +40,7 @@ pub const fn damaged(at: u16) -> Verdict {
 
 /// A packet on its way.
 #[derive(Debug)]
-pub struct Flight {
+pub struct InTransit {
     /// Its network header.
     pub net: NetHeader,
     /// From the BTH to the ICRC.
@@ -120,9 +120,9 @@ struct Stream {
 #[derive(Clone, Copy, Default)]
 struct Counts {
     all: u64,
-    /// With a payload.
+    /// Packets with a payload.
     loaded: u64,
-    /// That want a receive.
+    /// Packets that want a receive.
     received: u64,
 }
 
@@ -159,15 +159,15 @@ pub struct Wire {
     /// What happened so far.
     pub tally: Tally,
     /// Retries without progress after which faults pause, so that a bounded `retry_cnt` is never spent by bad luck;
-    /// `None`: no mercy.
-    pub mercy: Option<u32>,
+    /// `None`: no pause_faults_after.
+    pub pause_faults_after: Option<u32>,
     /// Every fault that was carried out, if they are to be kept.
     pub record: Option<Vec<Fault>>,
     /// Buffers.
     pub pool: Pool,
     faults: Option<Source>,
     streams: Vec<Stream>,
-    timeline: Timeline<Flight>,
+    timeline: Timeline<InTransit>,
 }
 
 impl Wire {
@@ -177,7 +177,7 @@ impl Wire {
             topology,
             tally: Tally::default(),
             faults: None,
-            mercy: None,
+            pause_faults_after: None,
             record: None,
             pool: Pool::default(),
             streams: Vec::new(),
@@ -228,27 +228,27 @@ impl Wire {
     }
 
     /// Takes a packet that has arrived by `now`.
-    pub fn arrived(&mut self, now: Instant) -> Option<Flight> {
-        while let Some(flight) = self.timeline.pop_due(now) {
-            if let Some(flight) = self.pass_on(now, flight) {
-                return Some(flight);
+    pub fn arrived(&mut self, now: Instant) -> Option<InTransit> {
+        while let Some(packet) = self.timeline.pop_due(now) {
+            if let Some(packet) = self.pass_on(now, packet) {
+                return Some(packet);
             }
         }
         None
     }
 
     /// Puts a packet on its next link; gives it back when there is none.
-    fn pass_on(&mut self, now: Instant, mut flight: Flight) -> Option<Flight> {
-        let Some(link) = flight.way.next_link() else { return Some(flight) };
+    fn pass_on(&mut self, now: Instant, mut packet: InTransit) -> Option<InTransit> {
+        let Some(link) = packet.way.next_link() else { return Some(packet) };
         let link = self.topology.link(link);
         let marked = link.tally.marked;
-        let arrival = link.carry(now, &mut flight.net, flight.bytes.len());
+        let arrival = link.carry(now, &mut packet.net, packet.bytes.len());
         self.tally.marked += link.tally.marked - marked;
         match arrival {
-            Some(at) => self.timeline.push(at, flight),
+            Some(at) => self.timeline.push(at, packet),
             None => {
                 self.tally.overflowed += 1;
-                self.pool.put(flight.bytes);
+                self.pool.put(packet.bytes);
             }
         }
         None
@@ -263,7 +263,7 @@ impl Wire {
         match node_at(net.src).zip(node_at(net.dst)) {
             Some((from, to)) => {
                 let way = self.topology.way(from, to);
-                self.carry(now, Flight { net, bytes, way, judged: false }, verdict);
+                self.carry(now, InTransit { net, bytes, way, judged: false }, verdict);
             }
             None => self.pool.put(bytes),
         }
@@ -271,20 +271,20 @@ impl Wire {
     }
 
     /// Asks the rules about a packet that arrived whole at end `end`. Gives it back if it is to be delivered now.
-    pub fn receive(&mut self, now: Instant, end: usize, qpn: Qpn, flight: Flight) -> Option<(Flight, Verdict)> {
-        if self.faults.is_none() || flight.judged {
-            return Some((flight, Verdict::PASS));
+    pub fn receive(&mut self, now: Instant, end: usize, qpn: Qpn, packet: InTransit) -> Option<(InTransit, Verdict)> {
+        if self.faults.is_none() || packet.judged {
+            return Some((packet, Verdict::PASS));
         }
-        let verdict = self.judge(end, qpn, Direction::Rx, &flight.net, &flight.bytes);
+        let verdict = self.judge(end, qpn, Direction::Rx, &packet.net, &packet.bytes);
         if (Verdict { rnr: false, rule: None, ..verdict }) == Verdict::PASS {
-            return Some((flight, verdict));
+            return Some((packet, verdict));
         }
-        self.carry(now, Flight { judged: true, ..flight }, verdict);
+        self.carry(now, InTransit { judged: true, ..packet }, verdict);
         None
     }
 
     fn judge(&mut self, end: usize, qpn: Qpn, dir: Direction, net: &NetHeader, bytes: &[u8]) -> Verdict {
-        let merciful = self.is_merciful(end);
+        let paused = self.pauses_faults(end);
         let stream = &mut self.streams[end];
         let scripted = stream.scripted.as_mut().filter(|_| dir == Direction::Tx);
         if scripted.is_none() && self.faults.is_none() {
@@ -304,7 +304,7 @@ impl Wire {
         let ordinal = u32::try_from(end).expect("few ends");
         let peer = if dir == Direction::Tx { net.dst } else { net.src };
         let verdict = source.judge(&Seen { dir, qpn, ordinal, peer, packet: &packet }, counts.all);
-        if verdict.is_pass() || merciful {
+        if verdict.is_pass() || paused {
             return Verdict::PASS;
         }
         if let Some(record) = &mut self.record {
@@ -316,42 +316,42 @@ impl Wire {
     }
 
     /// Whether one end of this connection came so often without progress that faults must pause.
-    fn is_merciful(&self, end: usize) -> bool {
+    fn pauses_faults(&self, end: usize) -> bool {
         let connection = &self.streams[end & !1..][..2];
-        self.mercy.is_some_and(|limit| connection.iter().any(|stream| stream.rewinds.is_stuck(limit)))
+        self.pause_faults_after.is_some_and(|limit| connection.iter().any(|stream| stream.rewinds.is_stuck(limit)))
     }
 
     /// Sets a packet out, or does to it what `verdict` says.
-    fn carry(&mut self, now: Instant, mut flight: Flight, verdict: Verdict) {
+    fn carry(&mut self, now: Instant, mut packet: InTransit, verdict: Verdict) {
         if verdict.drop {
             self.tally.dropped += 1;
-            return self.pool.put(flight.bytes);
+            return self.pool.put(packet.bytes);
         }
         if let Some(corruption) = verdict.corrupt {
             self.tally.corrupted += 1;
-            corruption.apply(&mut flight.bytes);
+            corruption.apply(&mut packet.bytes);
         }
         if verdict.mark_ce {
             self.tally.marked += 1;
-            flight.net.mark();
+            packet.net.mark();
         }
         self.tally.delayed += u64::from(!verdict.delay.is_zero());
         self.tally.duplicated += u64::from(verdict.copies);
         for _ in 0..verdict.copies {
-            let (net, way, judged) = (flight.net, flight.way, flight.judged);
-            let copy = Flight { bytes: self.pool.copy(&flight.bytes), net, way, judged };
+            let (net, way, judged) = (packet.net, packet.way, packet.judged);
+            let copy = InTransit { bytes: self.pool.copy(&packet.bytes), net, way, judged };
             self.set_out(now, verdict.delay + verdict.copies_after, copy);
         }
-        self.set_out(now, verdict.delay, flight);
+        self.set_out(now, verdict.delay, packet);
     }
 
     /// Puts a packet on its first link after a while.
-    fn set_out(&mut self, now: Instant, later: Duration, flight: Flight) {
-        if later.is_zero() && !flight.judged {
-            let back = self.pass_on(now, flight);
+    fn set_out(&mut self, now: Instant, later: Duration, packet: InTransit) {
+        if later.is_zero() && !packet.judged {
+            let back = self.pass_on(now, packet);
             debug_assert!(back.is_none(), "every way has a link");
         } else {
-            self.timeline.push(now.after(later), flight);
+            self.timeline.push(now.after(later), packet);
         }
     }
 }

@@ -6,22 +6,19 @@
 //! Ends come in pairs: `2n` and `2n + 1` are the two ends of connection `n`.
 
 use super::batch::{Batch, net_header};
+use super::end::{End, LinkState};
 use super::host::SimHost;
 use super::promise::{Broken, ensure};
 use super::rng::{Choices, Rng};
-use super::setup::{Peer, Place, Setup, Tie};
+use super::setup::{Peer, Place, Setup};
 use super::timeline::Deadlines;
 use super::topology::{Topology, node_at};
-use super::watch::Watch;
-use super::wire::{Flight, Wire};
-use crate::Qp;
-use crate::cx::{PacketNote, TxState};
+use super::windows::{Window, Windows};
+use super::wire::{InTransit, Wire};
+use crate::cx::{FlowControl, PacketNote, TxState};
 use crate::fault::Verdict;
-use crate::qp::shared::QpEvents;
 use crate::qp::{AttrMask, QpAttr, QpState};
-use crate::qp::{DropReason, PostError};
 use crate::time::Instant;
-use crate::wr::RecvRequest;
 use core::time::Duration;
 use roxe_wire::{Header, NetHeader, Packet, Qpn, icrc};
 use std::collections::BTreeMap;
@@ -31,60 +28,10 @@ const FLIGHT_LIMIT: usize = 25_000;
 /// When every clock starts; not zero, so that "never" and "at the start" differ.
 pub const START: Instant = Instant(1_000_000_000);
 
-/// One QP and its surroundings.
-pub struct End {
-    /// The queue pair.
-    pub qp: Qp,
-    /// What it reaches.
-    pub host: SimHost,
-    /// How it was made.
-    pub setup: Setup,
-    /// The connection as it sees it.
-    pub tie: Tie,
-    /// Events taken from it so far.
-    pub events: QpEvents,
-    /// Why it dropped packets, last reason, and how often.
-    pub dropped: (Option<DropReason>, u32),
-    /// What its link does with packets.
-    pub link: LinkState,
-    pub(super) watch: Watch,
-    /// Until when its link is busy with a full batch.
-    busy_until: Instant,
-    /// Whether it is on the list `ready`, and on the list `news`.
-    touched: bool,
-    told: bool,
-}
-
-/// What becomes of packets that an end wants to send.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LinkState {
-    /// They leave.
-    #[default]
-    Open,
-    /// They stay: the link is full, as a ring in memory that its reader does not empty.
-    Full,
-    /// They stay, because others use the room that there is.
-    Shared,
-}
-
-impl End {
-    /// Posts a receive to its queue, or to its shared one.
-    ///
-    /// # Errors
-    /// As [`Qp::post_recv`].
-    pub fn post_recv(&mut self, req: &RecvRequest<'_>) -> Result<(), PostError> {
-        if self.setup.srq {
-            self.host.srq.post(req);
-            return Ok(());
-        }
-        self.qp.post_recv(req)
-    }
-}
-
 /// A packet as it was handed to the network.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Logged {
-    /// When.
+    /// When it was sent.
     pub at: Instant,
     /// By which connection.
     pub connection: usize,
@@ -122,8 +69,7 @@ pub struct World<C = Rng> {
     batch: Batch,
     deadlines: Deadlines,
     by_place: BTreeMap<(usize, u32), usize>,
-    /// Bytes reserved from one node towards another.
-    windows: BTreeMap<(usize, usize), Window>,
+    windows: Windows,
     /// Nodes that are gone.
     gone: Vec<usize>,
     /// Ends that something happened to and that have not sent since.
@@ -135,14 +81,6 @@ pub struct World<C = Rng> {
 /// A card with a fault of its own, to prove that judges find it: told the end and the bytes of a packet that arrived
 /// whole, it may change them before the QP sees them.
 pub type Tamper = Box<dyn FnMut(usize, &mut [u8])>;
-
-/// Room that all QPs of a node share towards another node.
-#[derive(Clone, Copy, Debug, Default)]
-struct Window {
-    reserved: u32,
-    /// One packet of each.
-    beyond: u32,
-}
 
 impl<C: Choices> World<C> {
     /// A network without ends.
@@ -160,7 +98,7 @@ impl<C: Choices> World<C> {
             batch: Batch::default(),
             deadlines: Deadlines::default(),
             by_place: BTreeMap::new(),
-            windows: BTreeMap::new(),
+            windows: Windows::default(),
             gone: Vec::new(),
             ready: Vec::new(),
             news: Vec::new(),
@@ -171,27 +109,14 @@ impl<C: Choices> World<C> {
     pub fn add(&mut self, setup: &Setup, places: [Place; 2]) -> usize {
         let first = self.ends.len();
         for who in [Peer::A, Peer::B] {
-            let tie = setup.tie_of(who, places);
+            let endpoints = setup.endpoints_of(who, places);
             let setup = &setup.side(who);
-            let (qp, mut host) = setup.make_with(tie.here.qpn);
+            let (qp, mut host) = setup.make_with(endpoints.here.qpn);
             host.clock = self.now;
-            let known = self.by_place.insert((tie.here.node, tie.here.qpn.get()), self.ends.len());
-            assert_eq!(known, None, "{:?} is taken", tie.here);
-            let window = self.windows.entry((tie.here.node, tie.there.node)).or_default();
-            window.beyond += crate::qp::charge_alone(setup.path_mtu.bytes()) + setup.in_run();
-            self.ends.push(End {
-                qp,
-                host,
-                setup: *setup,
-                tie,
-                events: QpEvents::empty(),
-                dropped: (None, 0),
-                link: LinkState::Open,
-                watch: Watch::default(),
-                busy_until: self.now,
-                touched: false,
-                told: false,
-            });
+            let known = self.by_place.insert((endpoints.here.node, endpoints.here.qpn.get()), self.ends.len());
+            assert_eq!(known, None, "{:?} is taken", endpoints.here);
+            self.windows.widen(endpoints.way(), SimHost::charge_alone(setup.path_mtu.bytes()) + setup.in_run());
+            self.ends.push(End::new((qp, host), *setup, endpoints, self.now));
             self.wire.add_end();
             self.delivered.push(0);
             self.timeouts.push(0);
@@ -204,7 +129,7 @@ impl<C: Choices> World<C> {
     pub fn connect(&mut self, setup: &Setup, places: [Place; 2]) -> usize {
         let first = self.add(setup, places);
         for end in &mut self.ends[first..] {
-            end.setup.bring_up(&end.tie, &mut end.qp, &mut end.host, QpState::Rts);
+            end.setup.bring_up(&end.endpoints, &mut end.qp, &mut end.host, QpState::Rts);
         }
         first
     }
@@ -242,7 +167,7 @@ impl<C: Choices> World<C> {
     pub fn kill_node(&mut self, node: usize) {
         self.gone.push(node);
         for id in 0..self.ends.len() {
-            if self.ends[id].tie.here.node == node {
+            if self.ends[id].endpoints.here.node == node {
                 self.deadlines.set(id, None);
             }
         }
@@ -250,7 +175,7 @@ impl<C: Choices> World<C> {
 
     /// Whether the node of this end is gone.
     pub fn is_gone(&self, id: usize) -> bool {
-        !self.gone.is_empty() && self.gone.contains(&self.ends[id].tie.here.node)
+        !self.gone.is_empty() && self.gone.contains(&self.ends[id].endpoints.here.node)
     }
 
     /// Sends what can be sent, jumps to the next arrival or deadline and handles it. False when there is none.
@@ -345,8 +270,7 @@ impl<C: Choices> World<C> {
         let end = &mut self.ends[id];
         end.host.clock = self.now;
         if end.host.flow.returns && end.host.flow.limit.is_some() {
-            let shared = self.windows.get(&(end.tie.here.node, end.tie.there.node)).map_or(0, |window| window.reserved);
-            end.host.flow.others = shared - end.watch.counted;
+            end.host.flow.others = self.windows.reserved(end.endpoints.way()) - end.watch.counted;
         }
     }
 
@@ -365,10 +289,9 @@ impl<C: Choices> World<C> {
         let end = &mut self.ends[id];
         let flow = &end.host.flow;
         let (Some(limit), true) = (flow.limit, flow.returns) else { return Ok(()) };
-        let window = self.windows.entry((end.tie.here.node, end.tie.there.node)).or_default();
-        window.reserved = window.reserved - end.watch.counted + flow.reserved;
+        let Window { reserved, beyond } = self.windows.recount(end.endpoints.way(), end.watch.counted, flow.reserved);
         end.watch.counted = flow.reserved;
-        let (Window { reserved, beyond }, at) = (*window, self.now);
+        let at = self.now;
         ensure!(reserved <= limit + beyond, Credit, Some(id), at, "{reserved} bytes reserved, {limit} allowed");
         Ok(())
     }
@@ -403,11 +326,11 @@ impl<C: Choices> World<C> {
     fn schedule(&mut self, id: usize) {
         let end = &self.ends[id];
         let link = (end.busy_until > self.now && end.qp.has_work()).then_some(end.busy_until);
-        let at = end.qp.poll_timeout().into_iter().chain(link).min();
+        let at = end.deadline().into_iter().chain(link).min();
         self.deadlines.set(id, at);
     }
 
-    fn deliver(&mut self, flight: Flight) -> Result<(), Broken> {
+    fn deliver(&mut self, flight: InTransit) -> Result<(), Broken> {
         let whole = icrc::verify(&flight.net, &flight.bytes);
         let id = if whole { self.receiver(&flight.net, &flight.bytes) } else { None };
         let Some(id) = id.filter(|&id| !self.is_gone(id)) else {
@@ -415,7 +338,7 @@ impl<C: Choices> World<C> {
             self.wire.pool.put(flight.bytes);
             return Ok(());
         };
-        let qpn = self.ends[id].tie.here.qpn;
+        let qpn = self.ends[id].endpoints.here.qpn;
         let Some((mut flight, verdict)) = self.wire.receive(self.now, id, qpn, flight) else { return Ok(()) };
         if let Some(tamper) = &mut self.tamper {
             tamper(id, &mut flight.bytes);
@@ -426,7 +349,7 @@ impl<C: Choices> World<C> {
         result
     }
 
-    /// Who gets a packet.
+    /// The end that a packet is for.
     fn receiver(&self, net: &NetHeader, bytes: &[u8]) -> Option<usize> {
         let packet = Packet::parse(bytes).expect("a QP emitted a packet that does not parse");
         self.by_place.get(&(node_at(net.dst)?, packet.header.bth.dest_qpn.get())).copied()
@@ -443,13 +366,8 @@ impl<C: Choices> World<C> {
         self.delivered[id] += 1;
         self.enter(id);
         let end = &mut self.ends[id];
-        let result = if starved {
-            end.qp.handle_packet_starved(&mut end.host, net, packet)
-        } else {
-            end.qp.handle_packet(&mut end.host, net, packet)
-        };
-        if let Err(reason) = result {
-            end.dropped = (Some(reason), end.dropped.1 + 1);
+        if starved || !end.keep_early(net, packet) {
+            end.handle(net, packet, starved);
         }
         self.leave(id)
     }
@@ -473,6 +391,11 @@ impl<C: Choices> World<C> {
     pub(super) fn transmit(&mut self, id: usize) -> Result<(), Broken> {
         if self.is_gone(id) {
             return Ok(());
+        }
+        if !self.ends[id].early.is_empty() {
+            self.enter(id);
+            self.ends[id].hand_over_early();
+            self.leave(id)?;
         }
         while self.ends[id].busy_until <= self.now {
             if self.transmit_batch(id)? == TxState::Drained {
@@ -519,7 +442,7 @@ impl<C: Choices> World<C> {
             let fits = end.watch.on_emitted(&end.qp, &packet.header, self.now);
             fits.map_err(|broken| Broken { end: Some(id), ..broken })?;
             let (header, len) = (packet.header, packet.payload.len());
-            let (log, qpn) = (end.setup.log, end.tie.here.qpn);
+            let (log, qpn) = (end.setup.log, end.endpoints.here.qpn);
             let verdict = self.wire.send(self.now, id, qpn, net, bytes);
             if log {
                 let (at, connection, from) = (self.now, id / 2, Peer::of_end(id));
@@ -541,6 +464,7 @@ impl<C: Choices> World<C> {
             let (who, at) = (Some(id), self.now);
             ensure!(end.qp.poll_timeout().is_none(), Timers, who, at, "a timer is left");
             ensure!(end.qp.is_quiescent(), Progress, who, at, "not quiescent");
+            ensure!(end.early.is_empty(), Progress, who, at, "{} packets wait", end.early.len());
             let reliable = end.setup.service.is_reliable();
             ensure!(
                 !reliable || end.host.flow.reserved == 0,
@@ -556,7 +480,7 @@ impl<C: Choices> World<C> {
 
     /// The network header of packets from an end to its peer.
     pub fn net_of(&self, id: usize) -> NetHeader {
-        net_header(&self.ends[id].tie.av())
+        net_header(&self.ends[id].endpoints.av())
     }
 }
 

@@ -32,7 +32,7 @@ fn set(pair: &mut Pair, state: QpState, mask: AttrMask, change: impl FnOnce(&mut
 
 // clause: UDP-SOURCE-PORT
 #[test]
-fn any_source_port_is_the_peers() {
+fn any_udp_source_port_is_accepted() {
     let mut p = alone(B, Setup::default());
     for (psn, src_port) in [(100, 0), (101, 4791), (102, 0xc000), (103, 0xffff)] {
         recv(&mut p, B, 1, &[]);
@@ -64,7 +64,7 @@ fn every_packet_says_migrated_and_no_receiver_cares() {
 
 // clause: UC-SILENT, UC-NO-ANSWER, UD-ONE-PACKET
 #[test]
-fn unreliable_services_answer_nobody() {
+fn unreliable_services_send_no_answers() {
     for service in [Service::Uc, Service::Ud] {
         let mut p = Pair::new(Setup::of(service));
         recv(&mut p, B, 1, &[]);
@@ -138,7 +138,7 @@ fn unacknowledged_psns_are_bounded() {
 
 // clause: SEND-RD-ATOMIC-0
 #[test]
-fn a_depth_taken_away_fails_what_was_posted() {
+fn lowering_max_rd_atomic_to_zero_fails_posted_reads() {
     let mut p = Pair::new(Setup::default());
     let (dst, src) = (blank(&mut p, A, 8), filled(&mut p, B, 8));
     assert_eq!(go_to(&mut p, A, QpState::Sqd), Ok(()));
@@ -152,7 +152,7 @@ fn a_depth_taken_away_fails_what_was_posted() {
 
 // clause: ACK-CREDITS
 #[test]
-fn credits_hold_nobody_back() {
+fn credits_in_acknowledgements_do_not_limit_the_sender() {
     let mut p = alone(A, Setup::default());
     post(&mut p, A, 1, SendOp::Send, &[]);
     p.transmit(A);

@@ -419,7 +419,7 @@ fn retransmissions_are_paced_too() {
 }
 
 #[test]
-fn what_is_acknowledged_during_a_pause_is_not_waited_for() {
+fn a_pause_ends_when_everything_is_acknowledged() {
     let mut p = alone(A, limited(Service::Rc));
     let mr = filled(&mut p, A, 20 * MTU);
     slow_down(&mut p, A);

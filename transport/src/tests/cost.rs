@@ -12,7 +12,7 @@ fn line(name: &str, len: u32, loss: u32) -> String {
     let mut p = Pair::new(Setup { path_mtu: PathMtu::Mtu1024, log: false, ..Setup::default() });
     let (src, dst) = (filled(&mut p, A, len.max(8)), filled(&mut p, B, len.max(8)));
     p.wire.set_faults(&rules(&format!("drop tx {loss}%")), 1);
-    p.wire.mercy = Some(5);
+    p.wire.pause_faults_after = Some(5);
     for id in 0..MESSAGES {
         let op = match name {
             "SEND" => SendOp::Send,

@@ -74,7 +74,7 @@ fn the_grh_of_ipv4_and_ipv6_hold_the_addresses() {
 
 // clause: UD-QKEY
 #[test]
-fn a_wrong_qkey_is_silence() {
+fn a_datagram_with_a_wrong_qkey_is_dropped_in_silence() {
     let mut p = alone(B, setup());
     let dst = blank(&mut p, B, 100);
     recv(&mut p, B, 1, &[dst.all()]);
@@ -155,7 +155,7 @@ fn a_local_error_goes_to_sqe_which_can_be_left_again() {
 
 // clause: UD-ONE-PACKET
 #[test]
-fn psns_count_packets_and_nobody_checks_them() {
+fn datagram_psns_count_packets_and_are_not_checked() {
     let mut p = Pair::new(Setup { psn: [0xff_ffff, 4], ..setup() });
     for id in 0..3 {
         recv(&mut p, B, id, &[]);

@@ -3,7 +3,7 @@
 //! The link carries out only what needs no clock: loss, and requests that find no receive.
 
 use super::*;
-use crate::cx::{PacketNote, TxBatch, TxRoom, TxState, Why};
+use crate::cx::{PacketNote, TxBatch, TxReason, TxRoom, TxState};
 use crate::fault::{Direction, Injector, Rules, Seen};
 use crate::qp::{DropReason, Qp, Service};
 use crate::sim::SimHost;
@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use Operation as O;
 
 /// A packet as it was sent: by whom, what, its PSN, why, and the request it belongs to.
-type Sent = (Peer, Operation, u32, Why, Option<u64>);
+type Sent = (Peer, Operation, u32, TxReason, Option<u64>);
 
 /// A batch that keeps the notes.
 #[derive(Default)]
@@ -92,7 +92,7 @@ impl Bench {
             let packet = Packet::parse(&bytes).expect("a legal packet");
             assert_eq!(note.qpn, qpn(who));
             let (op, psn) = (packet.header.opcode().operation(), packet.header.bth.psn.get());
-            self.sent.push((who, op, psn, note.why, note.wr_id));
+            self.sent.push((who, op, psn, note.reason, note.wr_id));
             if let Kind::RcResponse(response) = packet.header.kind {
                 self.responses.push((psn, response));
             }
@@ -134,13 +134,13 @@ impl Bench {
     }
 
     /// What A sent, without saying so each time.
-    fn of_a(&self) -> Vec<(Operation, u32, Why, Option<u64>)> {
+    fn of_a(&self) -> Vec<(Operation, u32, TxReason, Option<u64>)> {
         self.of(A)
     }
 
-    fn of(&self, who: Peer) -> Vec<(Operation, u32, Why, Option<u64>)> {
+    fn of(&self, who: Peer) -> Vec<(Operation, u32, TxReason, Option<u64>)> {
         let mine = self.sent.iter().filter(|sent| sent.0 == who);
-        mine.map(|(_, op, psn, why, wr_id)| (*op, *psn, *why, *wr_id)).collect()
+        mine.map(|(_, op, psn, reason, wr_id)| (*op, *psn, *reason, *wr_id)).collect()
     }
 
     /// (wr_id, status) of the completions of A's sends.
@@ -178,7 +178,7 @@ fn a_request_is_noted_as_first_and_then_as_retransmission() {
         bench.recv(id, &[into.all()]);
     }
     bench.run();
-    let (first, again) = (Why::First, Why::Retransmission);
+    let (first, again) = (TxReason::First, TxReason::Retransmission);
     let expected = [
         (O::SendFirst, 100, first, Some(7)),
         (O::SendLast, 101, first, Some(7)),
@@ -193,8 +193,8 @@ fn a_request_is_noted_as_first_and_then_as_retransmission() {
         (O::SendLast, 103, again, Some(8)),
     ];
     assert_eq!(bench.of_a(), expected);
-    assert_eq!(bench.of(B)[0], (O::Acknowledge, 101, Why::Nak, None));
-    assert!(bench.of(B)[1..].iter().all(|sent| (sent.0, sent.2, sent.3) == (O::Acknowledge, Why::Ack, None)));
+    assert_eq!(bench.of(B)[0], (O::Acknowledge, 101, TxReason::Nak, None));
+    assert!(bench.of(B)[1..].iter().all(|sent| (sent.0, sent.2, sent.3) == (O::Acknowledge, TxReason::Ack, None)));
     assert_eq!((bench.sends(), bench.recvs()), (each(7..=8, OK), vec![(7, OK, 300), (8, OK, 300)]));
 }
 
@@ -207,7 +207,7 @@ fn answers_are_noted_as_such_and_then_as_replays() {
     bench.run();
     bench.post(2, add_to(src, 1), &[dst.sge(0, 8)]);
     bench.run();
-    let (read, atomic, replay) = (Why::ReadResponse, Why::AtomicResponse, Why::Replay);
+    let (read, atomic, replay) = (TxReason::ReadResponse, TxReason::AtomicResponse, TxReason::Replay);
     let expected = [
         (O::ReadResponseFirst, 100, read, None),
         (O::ReadResponseMiddle, 101, read, None),
@@ -219,10 +219,10 @@ fn answers_are_noted_as_such_and_then_as_replays() {
     ];
     assert_eq!(bench.of(B), expected);
     let expected = [
-        (O::ReadRequest, 100, Why::First, Some(1)),
-        (O::ReadRequest, 101, Why::Retransmission, Some(1)),
-        (O::FetchAdd, 103, Why::First, Some(2)),
-        (O::FetchAdd, 103, Why::Retransmission, Some(2)),
+        (O::ReadRequest, 100, TxReason::First, Some(1)),
+        (O::ReadRequest, 101, TxReason::Retransmission, Some(1)),
+        (O::FetchAdd, 103, TxReason::First, Some(2)),
+        (O::FetchAdd, 103, TxReason::Retransmission, Some(2)),
     ];
     assert_eq!(bench.of_a(), expected);
     assert_eq!(bench.sends(), each(1..=2, OK));
@@ -235,7 +235,7 @@ fn refusals_are_noted_and_unreliable_packets_are_always_first() {
     let foreign = bench.memory(A, 8);
     bench.post(2, SendOp::Write { remote_addr: 0, rkey: roxe_wire::RKey(77) }, &[foreign.all()]);
     bench.run();
-    assert_eq!(bench.of(B).last(), Some(&(O::Acknowledge, 101, Why::Nak, None)));
+    assert_eq!(bench.of(B).last(), Some(&(O::Acknowledge, 101, TxReason::Nak, None)));
     let refused = |(_, response): &(u32, Response)| matches!(response, Response::Ack(aeth) if aeth.syndrome == Syndrome::Nak(NakCode::RemoteAccess));
     assert!(bench.responses.iter().any(refused));
     for service in [Service::Uc, Service::Ud] {
@@ -244,7 +244,7 @@ fn refusals_are_noted_and_unreliable_packets_are_always_first() {
             bench.post(id, SendOp::Send, &[]);
         }
         bench.run();
-        let expected = [(O::SendOnly, 100, Why::First, Some(1)), (O::SendOnly, 101, Why::First, Some(2))];
+        let expected = [(O::SendOnly, 100, TxReason::First, Some(1)), (O::SendOnly, 101, TxReason::First, Some(2))];
         assert_eq!(bench.of_a(), expected, "{service:?}");
     }
 }
@@ -252,16 +252,16 @@ fn refusals_are_noted_and_unreliable_packets_are_always_first() {
 #[test]
 fn every_reason_has_a_name_of_its_own() {
     let all = [
-        Why::First,
-        Why::Retransmission,
-        Why::ReadResponse,
-        Why::AtomicResponse,
-        Why::Replay,
-        Why::Ack,
-        Why::Nak,
-        Why::Cnp,
+        TxReason::First,
+        TxReason::Retransmission,
+        TxReason::ReadResponse,
+        TxReason::AtomicResponse,
+        TxReason::Replay,
+        TxReason::Ack,
+        TxReason::Nak,
+        TxReason::Cnp,
     ];
-    let names: std::collections::HashSet<_> = all.iter().map(|why| why.name()).collect();
+    let names: std::collections::HashSet<_> = all.iter().map(|reason| reason.name()).collect();
     assert_eq!(names.len(), all.len());
 }
 
@@ -323,7 +323,7 @@ fn the_retries_of_the_sender_count_starvation() {
 }
 
 #[test]
-fn unreliable_services_lose_what_is_starved() {
+fn unreliable_services_drop_packets_that_find_no_receive() {
     for service in [Service::Uc, Service::Ud] {
         let mut bench = Bench::new(Setup::of(service), "rnr msg=1");
         let (src, dst) = (bench.memory(A, 200), bench.memory(B, 256));
@@ -339,7 +339,7 @@ fn unreliable_services_lose_what_is_starved() {
 }
 
 #[test]
-fn starvation_is_for_one_packet_and_only_for_what_needs_a_receive() {
+fn starvation_hits_one_packet_and_only_requests_that_need_a_receive() {
     let mut bench = Bench::new(Setup::default(), "");
     let (src, dst) = (bench.memory(A, 8), bench.memory(B, 8));
     bench.recv(1, &[]);
@@ -380,7 +380,7 @@ fn a_rule_with_a_message_number_drops_every_try_of_that_message() {
 }
 
 #[test]
-fn a_loss_halves_what_goes_out_at_once_and_acknowledgements_widen_it_again() {
+fn a_loss_halves_the_window_and_acknowledgements_widen_it() {
     let mut bench = Bench::new(Setup::default(), "");
     let (src, dst) = (bench.memory(A, 400 * 256), bench.memory(B, 400 * 256));
     bench.post(1, write_to(dst), &[src.all()]);

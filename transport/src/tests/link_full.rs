@@ -2,7 +2,7 @@
 //! window that is used up: nothing leaves, so only the timer can end it.
 
 use super::*;
-use crate::sim::world::LinkState;
+use crate::sim::LinkState;
 
 /// `retry_cnt` 7 with code 14: eight waits of 67 ms, of which the third is twice and the others 250 ms long.
 const PROMISED: Duration = Duration::from_nanos(2 * (4096 << 14) + 2 * (4096 << 14) + 5 * 250_000_000);

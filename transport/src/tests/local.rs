@@ -48,7 +48,7 @@ fn a_window_opens_when_it_is_bound_and_closes_when_it_is_invalidated() {
 
 // clause: SEND-LOCAL-ORDER, PSN-LOCAL
 #[test]
-fn a_local_operation_waits_for_what_is_before_it_and_holds_up_what_is_behind() {
+fn a_local_operation_runs_after_all_before_it_and_before_all_behind_it() {
     let mut p = Pair::new(Setup::default());
     let (src, dst, mr) = (filled(&mut p, A, 600), blank(&mut p, B, 600), bindable(&mut p, A));
     post(&mut p, A, 1, bind_to(mr, Access::REMOTE_READ), &[]);
@@ -87,7 +87,7 @@ fn a_retry_does_not_repeat_a_local_operation() {
 
 // clause: INVALIDATE-LOCAL, WINDOW-BIND
 #[test]
-fn one_that_fails_ends_the_queue_as_a_memory_management_error() {
+fn a_failed_local_operation_is_a_memory_management_error() {
     for op in [
         SendOp::LocalInvalidate(WINDOW),
         SendOp::BindWindow { rkey: WINDOW, lkey: LKey(7), access: Access::empty(), addr: 0, length: 1 },

@@ -337,7 +337,7 @@ fn long_reads_survive_scattered_losses() {
     let len = 300_000;
     let (dst, src) = (blank(&mut p, A, len), filled(&mut p, B, len));
     p.wire.set_faults(&rules("drop tx 2% qp=#1"), 1);
-    p.wire.mercy = Some(3);
+    p.wire.pause_faults_after = Some(3);
     post(&mut p, A, 1, read_from(src), &[dst.all()]);
     p.run();
     assert_eq!(sends(&mut p, A), each(1..=1, WcStatus::Success));

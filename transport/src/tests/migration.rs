@@ -124,7 +124,7 @@ fn a_dead_path_is_left_when_the_retries_are_used_up() {
 
 // clause: APM-RETRIES
 #[test]
-fn there_is_one_way_out_and_none_for_a_peer_that_is_not_ready() {
+fn retries_migrate_once_and_rnr_retries_never() {
     let mut p = armed(Setup { retry_cnt: 1, ..Setup::default() });
     drop_if(&mut p, A, |_, _| true);
     post(&mut p, A, 1, SendOp::Send, &[]);
@@ -155,7 +155,7 @@ fn software_goes_over_and_the_peer_follows() {
 
 // clause: APM-FORCED
 #[test]
-fn what_is_under_way_when_software_goes_over_is_repeated_there() {
+fn packets_in_flight_at_a_migration_are_repeated_on_the_new_path() {
     let mut p = armed(Setup::default());
     let (src, dst) = (filled(&mut p, A, 5000), blank(&mut p, B, 5000));
     post(&mut p, A, 1, write_to(dst), &[src.all()]);

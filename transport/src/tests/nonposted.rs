@@ -86,7 +86,7 @@ fn whichever_packet_is_lost_each_is_done_once() {
 
 // clause: SEND-OPERATIONS, SEND-RD-ATOMIC-0, FLUSH-RESERVED, NONPOSTED-PLACE
 #[test]
-fn only_reliable_connections_with_depth_have_them() {
+fn atomic_write_and_flush_need_a_reliable_connection_with_depth() {
     let mr = Mr { key: 1, addr: 0x1000, len: 64 };
     let reserved = Feth { selectivity: Selectivity::Reserved(2), placement: Placement::GLOBAL_VISIBILITY };
     let nothing = Feth { selectivity: Selectivity::Range, placement: Placement(0) };
@@ -125,7 +125,7 @@ fn a_fence_waits_for_their_answers_too() {
 
 // clause: XRC-DOMAIN, XRC-ANSWERS
 #[test]
-fn they_go_through_a_shared_queue_of_xrc() {
+fn atomic_write_and_flush_work_over_xrc() {
     let mut p = Pair::new(Setup { service: Service::XrcIni, ..setup() });
     p.end(B).host.xrc = vec![XrcQueue { number: 5, ..XrcQueue::default() }];
     let to = target(&mut p);

@@ -69,7 +69,7 @@ fn a_limit_holds_for_every_service_until_it_is_lifted() {
 
 // clause: RATE-LIMIT
 #[test]
-fn in_the_long_run_the_rate_is_what_was_asked_for() {
+fn the_long_run_rate_is_the_requested_rate() {
     let mut p = Pair::new(Setup { timeout: 20, ..setup(Service::Rc) });
     limit(&mut p, A, mbps(10));
     load(&mut p, 500);

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::sim::batch::Batch;
+use crate::sim::host::LEAST_CHARGE;
 use crate::wr::{WcExtra, WcOpcode};
 use roxe_wire::{Aeth, PathMtu, RKey, Reth, Syndrome};
 
@@ -117,7 +118,7 @@ fn before_a_fault(joins: bool, readable: u32) -> Vec<Vec<u8>> {
 
 // clause: SEND-LOCAL-FAULT
 #[test]
-fn a_source_that_ends_in_the_middle_has_what_is_before_it_sent() {
+fn a_fault_in_the_middle_of_the_source_sends_the_packets_before_it() {
     for packets in [2, 3, 30, 62] {
         let sent = before_a_fault(true, packets * 256 + 7);
         assert_eq!(sent.len(), packets as usize);
@@ -385,7 +386,7 @@ fn both_sides_may_send_at_once() {
 
 // clause: READ-AFTER-WRITE
 #[test]
-fn a_read_sees_what_an_earlier_write_wrote() {
+fn a_read_returns_the_bytes_of_an_earlier_write() {
     let mut p = Pair::new(Setup::default());
     let (src, dst, back) = (filled(&mut p, A, 3000), blank(&mut p, B, 3000), blank(&mut p, A, 3000));
     post(&mut p, A, 1, write_to(dst), &[src.all()]);
@@ -396,7 +397,7 @@ fn a_read_sees_what_an_earlier_write_wrote() {
 
 #[test]
 fn a_narrow_window_slows_but_does_not_stop() {
-    for limit in [1, 832, 2000, 10_000] {
+    for limit in [1, LEAST_CHARGE, 2000, 10_000] {
         let mut p = Pair::new(Setup { flow_limit: Some(limit), ..Setup::default() });
         let (src, dst) = (filled(&mut p, A, 1 << 16), blank(&mut p, B, 1 << 16));
         post(&mut p, A, 1, write_to(dst), &[src.all()]);
@@ -404,7 +405,7 @@ fn a_narrow_window_slows_but_does_not_stop() {
         assert_eq!(sends(&mut p, A), each(1..=1, WcStatus::Success));
         assert_eq!(bytes(&p, B, dst), bytes(&p, A, src));
         // Only a packet sent with nothing else under way may exceed the limit.
-        assert!(p.ends[0].host.flow.peak <= limit.max(832), "{} > {limit}", p.ends[0].host.flow.peak);
+        assert!(p.ends[0].host.flow.peak <= limit.max(LEAST_CHARGE), "{} > {limit}", p.ends[0].host.flow.peak);
         assert_eq!(p.timeouts, [0, 0], "the window must not be reopened by a timer");
         p.assert_settled();
     }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::qp::DropReason;
+use crate::sim::host::LEAST_CHARGE;
 use crate::wr::WcStatus::*;
 use roxe_wire::{Aeth, AtomicAckEth, Msn, NakCode, Syndrome};
 
@@ -136,7 +137,7 @@ fn reserved_syndromes_are_ignored() {
 
 // clause: NAK-ACKNOWLEDGES, NAK-SEQUENCE
 #[test]
-fn a_sequence_nak_completes_what_is_before_it_and_goes_back() {
+fn a_sequence_nak_completes_earlier_requests_and_goes_back() {
     let mut s = Script::new(Setup::default());
     for id in 1..=3 {
         s.post(id, write_to(FAR), 300);
@@ -180,7 +181,7 @@ fn a_sequence_nak_during_an_rnr_wait_does_not_cut_it_short() {
 
 // clause: ACK-OVER-RETRY
 #[test]
-fn an_acknowledgement_during_a_retry_skips_what_it_covers() {
+fn an_acknowledgement_during_a_retry_skips_the_packets_it_covers() {
     let mut s = Script::new(Setup { batch: 1, ..Setup::default() });
     for id in 1..=3 {
         s.post(id, write_to(FAR), 0);
@@ -300,7 +301,7 @@ fn duplicate_read_answers_are_dropped() {
 
 // clause: READ-ACKNOWLEDGES
 #[test]
-fn a_read_answer_acknowledges_what_was_sent_before_it() {
+fn a_read_response_acknowledges_earlier_requests() {
     let mut s = Script::new(Setup::default());
     s.post(1, write_to(FAR), 300);
     s.post(2, read_from(FAR), 100);
@@ -345,7 +346,7 @@ fn implied_naks_cost_retries() {
 
 // clause: RESP-REGION
 #[test]
-fn an_idle_requester_believes_nobody() {
+fn an_idle_requester_ignores_every_response() {
     let mut s = Script::new(Setup::default());
     for psn in [99, 100, 101] {
         for resp in [ack(), nak(NakCode::InvalidRequest), Response::ReadOnly(ok()), Response::ReadMiddle] {
@@ -373,15 +374,15 @@ fn long_messages_ask_for_acknowledgements_on_the_way() {
     let asked: Vec<_> = s.p.log.iter().map(|l| l.header.bth.ack_req).collect();
     assert_eq!(asked.len(), 32);
     assert!(asked[31], "always on the last packet");
-    // A quarter of the window of the simulated host, in packets that each count for 832 bytes.
-    assert!(asked.windows(16_384 / 832 + 1).all(|run| run.contains(&true)), "{asked:?}");
+    // A quarter of the window of the simulated host, in packets that each count for the least.
+    assert!(asked.windows(16_384 / LEAST_CHARGE as usize + 1).all(|run| run.contains(&true)), "{asked:?}");
     assert_eq!(asked.iter().filter(|asks| **asks).count(), 2, "and no more often: {asked:?}");
 }
 
 // clause: SEND-ASK-STALL
 #[test]
 fn a_packet_that_fills_the_window_asks_for_an_acknowledgement() {
-    for limit in [832, 1700, 3000] {
+    for limit in [LEAST_CHARGE, 1700, 3000] {
         let mut s = Script::new(Setup { flow_limit: Some(limit), ..Setup::default() });
         s.post(1, write_to(FAR), 8192);
         let last = s.p.log.last().expect("sent");
@@ -393,11 +394,11 @@ fn a_packet_that_fills_the_window_asks_for_an_acknowledgement() {
 // clause: SEND-ASK-STALL
 #[test]
 fn a_full_window_ends_a_run_with_its_last_packet_and_that_asks() {
-    // Window in packets of 832 bytes each, what is sent of 32 alone, and in runs of 4; the first packet is longer.
+    // Window in packets that count for the least, what is sent of 32 alone, and in runs of 4; the first packet is longer.
     for (window, alone, in_runs) in [(1, 1, 1), (2, 2, 5), (5, 5, 5), (6, 6, 9), (8, 8, 9), (29, 29, 29), (30, 30, 32)]
     {
         for (run, sent) in [(0, alone), (4, in_runs)] {
-            let mut s = Script::new(Setup { flow_limit: Some(window * 832), run, ..Setup::default() });
+            let mut s = Script::new(Setup { flow_limit: Some(window * LEAST_CHARGE), run, ..Setup::default() });
             s.post(1, write_to(FAR), 8192);
             assert_eq!(s.p.log.len(), sent, "window of {window}, runs of {run}");
             assert!(s.p.log[sent - 1].header.bth.ack_req, "window of {window}, runs of {run}");
@@ -409,27 +410,27 @@ fn a_full_window_ends_a_run_with_its_last_packet_and_that_asks() {
 fn a_request_may_wait_for_company_only_behind_many_that_are_under_way() {
     let write = || write_to(FAR);
     let mut s = Script::new(Setup::default());
-    let may_wait = |s: &Script| s.p.ends[0].qp.may_wait();
+    let may_coalesce = |s: &Script| s.p.ends[0].qp.may_coalesce();
     for id in 0..16 {
         post(&mut s.p, A, id, write(), &[s.mr.sge(0, 64)]);
-        assert!(!may_wait(&s), "{id} are under way");
+        assert!(!may_coalesce(&s), "{id} are under way");
         s.p.transmit(A);
     }
     for id in 16..16 + 31 {
         post(&mut s.p, A, id, write(), &[s.mr.sge(0, 64)]);
-        assert!(may_wait(&s), "the company is not complete with {id}");
+        assert!(may_coalesce(&s), "the company is not complete with {id}");
     }
     post(&mut s.p, A, 47, write(), &[s.mr.sge(0, 64)]);
-    assert!(!may_wait(&s), "it is complete");
+    assert!(!may_coalesce(&s), "it is complete");
     s.p.transmit(A);
     post(&mut s.p, A, 48, write(), &[s.mr.sge(0, 8192)]);
-    assert!(may_wait(&s));
+    assert!(may_coalesce(&s));
     for id in 49..56 {
         post(&mut s.p, A, id, write(), &[s.mr.sge(0, 8192)]);
     }
-    assert!(!may_wait(&s), "bytes count as well");
+    assert!(!may_coalesce(&s), "bytes count as well");
     s.p.transmit(A);
     s.answer(100 + 47, ack(), &[]);
     post(&mut s.p, A, 56, write(), &[s.mr.sge(0, 64)]);
-    assert!(!may_wait(&s), "few are under way");
+    assert!(!may_coalesce(&s), "few are under way");
 }

@@ -96,7 +96,7 @@ fn a_send_is_acknowledged_after_it_is_placed() {
 
 // clause: NAK-UNASKED
 #[test]
-fn no_answer_unless_asked_but_errors_are_always_told() {
+fn only_requested_acknowledgements_and_errors_are_answered() {
     let mut s = Script::new(Setup::default());
     let quiet = |psn, req| Header { bth: bth(B, psn, false), kind: Kind::RcRequest(req) };
     let reth = s.reth(0, 4);
@@ -459,7 +459,7 @@ fn requests_are_taken_from_rtr_on_and_not_in_reset_init_or_err() {
 
 // clause: WC-SOLICITED
 #[test]
-fn solicited_is_what_the_last_packet_says() {
+fn a_completion_is_solicited_if_its_last_packet_is() {
     let mut s = Script::new(Setup::default());
     let mr = s.mr;
     for (first, last) in [(true, false), (false, true)] {

@@ -110,7 +110,7 @@ fn requests_behind_the_refused_one_change_nothing() {
 
 // clause: NAK-ACKNOWLEDGES
 #[test]
-fn an_rnr_nak_acknowledges_what_was_before_it() {
+fn an_rnr_nak_acknowledges_all_earlier_packets() {
     let mut p = Pair::new(Setup { min_rnr_timer: 24, ..Setup::default() });
     let dst = blank(&mut p, B, 8);
     post(&mut p, A, 1, write_to(dst), &[]);

@@ -105,7 +105,7 @@ fn every_promise_has_a_judge() {
 fn cases_can_be_read_and_written() {
     for text in [
         "service=rc net=star nodes=3 latency=2us gbps=10 queue=65536 mark=2000 mixed connections=6 only=1,4 messages=4 \
-         max_len=2000 mishaps dcqcn receives=1 window=40000 error=3@20us gone=2@7us seed=7\nseed=3\ndrop 1% tx",
+         max_len=2000 mishaps dcqcn early_wait receives=1 window=40000 error=3@20us gone=2@7us seed=7\nseed=3\ndrop 1% tx",
         "service=ud net=direct nodes=2 latency=5us connections=1 messages=1 max_len=9 seed=0",
     ] {
         let case: Case = text.parse().expect("legal");

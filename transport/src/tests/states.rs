@@ -15,7 +15,7 @@ fn drain(pair: &mut Pair, notify: bool) {
 
 // clause: STATE-POST
 #[test]
-fn posting_follows_the_state() {
+fn posts_are_accepted_as_the_state_allows() {
     for service in [Service::Rc, Service::Uc, Service::Ud] {
         let mut p = Pair::idle(Setup::of(service), Rng::new(1));
         let send = |p: &mut Pair| try_post(p, A, 1, SendOp::Send, SendFlags::SIGNALED, &[]);
@@ -229,7 +229,7 @@ fn comm_est_is_raised_once_by_the_first_good_request_in_rtr() {
 
 // clause: TAKE-RESPONSES, STATE-SQD, STATE-SQ-DRAINED
 #[test]
-fn sqd_finishes_what_was_started_and_nothing_else() {
+fn sqd_finishes_started_requests_only() {
     let mut p = Pair::new(Setup { batch: 1, ..Setup::default() });
     let (src, dst) = (filled(&mut p, A, 1000), blank(&mut p, B, 2000));
     post(&mut p, A, 1, write_to(dst), &[src.all()]);
@@ -266,7 +266,7 @@ fn sqd_with_an_empty_queue_is_drained_at_once_and_only_tells_who_asked() {
 
 // clause: STATE-SQD
 #[test]
-fn sqd_repairs_losses_of_what_was_started() {
+fn sqd_repairs_losses_of_started_requests() {
     let mut p = Pair::new(Setup::default());
     let (dst, src) = (blank(&mut p, A, 1000), filled(&mut p, B, 1000));
     drop_if(&mut p, B, |n, _| n == 2);

@@ -83,7 +83,7 @@ fn a_matched_message_lands_without_its_header_and_others_whole() {
 
 // clause: TM-UNTAGGED
 #[test]
-fn what_has_no_header_has_no_tag() {
+fn messages_too_short_for_a_tag_header_are_untagged() {
     let mut p = Pair::new(setup());
     let (from, to) = (blank(&mut p, A, 15), blank(&mut p, B, 15));
     tag(&mut p, 50, 0, &[to.all()]);
@@ -164,7 +164,7 @@ fn a_rendezvous_survives_the_loss_of_any_packet() {
 
 // clause: TM-RENDEZVOUS-SOFTWARE
 #[test]
-fn what_the_card_cannot_read_is_left_to_the_program() {
+fn a_rendezvous_that_the_card_cannot_read_is_left_to_the_program() {
     let mut p = Pair::new(Setup { max_rd_atomic: 0, ..setup() });
     let (data, to) = (filled(&mut p, A, 40), blank(&mut p, B, 40));
     let request = request_for(&mut p, 9, data, 40, 3);

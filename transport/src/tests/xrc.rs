@@ -272,7 +272,7 @@ fn fetch_add() -> Request {
 
 // clause: XRC-PROCESSES
 #[test]
-fn what_another_process_has_executed_is_answered_here() {
+fn requests_executed_in_another_process_are_answered_here() {
     let mut p = door();
     let to = |psn, request| named(psn, ELSEWHERE, request);
     assert_eq!(conclude(&mut p, &to(100, SEND_ONLY), Outcome::Done(0)), Ok(()));
@@ -297,7 +297,7 @@ fn what_another_process_has_executed_is_answered_here() {
 
 // clause: XRC-PROCESSES
 #[test]
-fn another_process_is_asked_only_for_what_can_be_executed_next() {
+fn another_process_is_asked_only_for_the_next_executable_request() {
     let mut p = door();
     assert_eq!(asks(&p, &named(100, ELSEWHERE, SEND_ONLY)), Some(ELSEWHERE));
     assert_eq!(asks(&p, &named(101, ELSEWHERE, SEND_ONLY)), None, "others come first");
@@ -325,7 +325,7 @@ fn another_process_is_asked_only_for_what_can_be_executed_next() {
 
 // clause: XRC-PROCESSES
 #[test]
-fn a_guest_executes_requests_of_any_psn() {
+fn a_proxy_executes_requests_of_any_psn() {
     let mut p = with_queues(alone(B, setup()));
     let to = filled(&mut p, B, 64);
     let old = u64::from_ne_bytes(bytes(&p, B, to)[..8].try_into().expect("8 bytes"));

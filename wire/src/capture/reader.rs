@@ -2,7 +2,7 @@
 //!
 //! Any bytes are read without panic and without allocation. Touches `bytes`.
 
-use super::{Direction, ENHANCED_PACKET, Frame, INTERFACE, LinkType, SECTION_HEADER, SIMPLE_PACKET, option};
+use super::format::{Direction, ENHANCED_PACKET, Frame, INTERFACE, LinkType, SECTION_HEADER, SIMPLE_PACKET, option};
 use crate::bytes::Reader;
 use core::fmt;
 
@@ -159,7 +159,7 @@ impl<'a> Fields<'a> {
         Ok(taken)
     }
 
-    /// The same, and the bytes that fill them up to a multiple of 4 are skipped.
+    /// Takes `len` bytes and skips those that fill them up to a multiple of 4.
     fn padded(&mut self, len: u32) -> Result<&'a [u8], CaptureError> {
         let taken = self.bytes(len)?;
         self.bytes(len.wrapping_neg() % 4)?;

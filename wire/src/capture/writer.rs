@@ -5,8 +5,8 @@
 //! from its [`NetHeader`]: with IPv4 there is a valid header checksum and no UDP checksum, which RoCEv2 allows; with IPv6
 //! there is a valid UDP checksum, because tools complain about its absence. Touches `net`.
 
-use super::{Direction, ENHANCED_PACKET, INTERFACE, RAW_IP, SECTION_HEADER, option};
-use crate::NetHeader;
+use super::format::{Direction, ENHANCED_PACKET, INTERFACE, RAW_IP, SECTION_HEADER, option};
+use crate::net::NetHeader;
 
 /// What takes the bytes of a file, for example a `Vec<u8>`.
 pub trait Sink: for<'a> Extend<&'a u8> {}

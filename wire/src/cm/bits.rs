@@ -2,8 +2,8 @@
 //!
 //! Bits are counted as the specification draws them: bit 0 of a byte is its most significant one. Touches `num`.
 
-use super::MadError;
-use crate::{Gid, Pkey, Psn, Qkey, Qpn};
+use super::error::MadError;
+use crate::num::{Gid, Pkey, Psn, Qkey, Qpn};
 use core::ops::Range;
 
 /// A run of bits.
@@ -108,7 +108,7 @@ pub(super) fn part<'a>(area: &'a [u8], at: &[Bits]) -> Result<&'a [u8], MadError
     at.first().ok_or(MadError::Length)?.bytes(area)
 }
 
-/// The same to write.
+/// The bytes of `area` that `at` covers, to be written.
 pub(super) fn part_mut<'a>(area: &'a mut [u8], at: &[Bits]) -> &'a mut [u8] {
     at.first().and_then(|at| area.get_mut(at.span())).unwrap_or_default()
 }
@@ -154,7 +154,7 @@ macro_rules! layout {
         }
 
         impl $crate::cm::bits::Field for $name {
-            fn read(area: &[u8], at: &[$crate::cm::bits::Bits]) -> Result<Self, $crate::cm::MadError> {
+            fn read(area: &[u8], at: &[$crate::cm::bits::Bits]) -> Result<Self, $crate::cm::error::MadError> {
                 use $crate::cm::bits::{Bits, Field, part};
                 let area = part(area, at)?;
                 Ok(Self { $($field: Field::read(area, const { &[$(Bits::new($room, $byte, $bit, $width)),+] })?,)+ })

@@ -3,7 +3,7 @@
 //!
 //! The destination port is not in it: the service id has it. Touches `num`.
 
-use super::PrivateData;
+use super::num::PrivateData;
 use crate::bytes::{Reader, Writer};
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -95,7 +95,7 @@ impl IpCmHeader {
     // clause: CM-IP-HEADER
     pub fn parse(private_data: &[u8]) -> Result<(Self, &[u8]), IpCmError> {
         let mut from = Reader(private_data);
-        let mut next = || -> Result<_, crate::ParseError> {
+        let mut next = || -> Result<_, crate::error::ParseError> {
             Ok((*from.array::<2>()?, from.u16()?, *from.array::<16>()?, *from.array::<16>()?))
         };
         let ([version, ip_version], src_port, src, dst) = next().map_err(|_| IpCmError::Length)?;
@@ -157,7 +157,7 @@ mod tests {
 
     // clause: CM-IP-HEADER
     #[test]
-    fn addresses_come_back_with_what_the_program_said() {
+    fn ip_cm_headers_round_trip_with_private_data() {
         let v6 = IpCmHeader {
             src_port: 1,
             addresses: IpPair::V6 { src: Ipv6Addr::LOCALHOST, dst: "fd00::2".parse().unwrap() },

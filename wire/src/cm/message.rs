@@ -5,11 +5,9 @@
 // clause: CM-FIELDS
 
 use super::bits::layout;
-use super::{
-    Answered, AprStatus, CommId, FlowLabel, Guid, Info, MtuCode, PrivateData, RejReason, ServiceId, SidrStatus, Small,
-    TimeCode, Transport, VendorId,
-};
-use crate::{Gid, Pkey, Psn, Qkey, Qpn};
+use super::code::{Answered, AprStatus, RejReason, SidrStatus, Transport};
+use super::num::{CommId, FlowLabel, Guid, Info, MtuCode, PrivateData, ServiceId, Small, TimeCode, VendorId};
+use crate::num::{Gid, Pkey, Psn, Qkey, Qpn};
 
 layout! {
     /// A path in a REQ. LIDs, SL, rate and the subnet bit have no meaning on RoCE: a receiver takes any.
@@ -76,7 +74,7 @@ layout! {
         local_cm_response_timeout: TimeCode = [47, 0, 5];
         /// Retries of the connection before it is broken.
         retry_count: Small<3> = [47, 5, 3];
-        /// Partition.
+        /// Partition key.
         pkey: Pkey = [48, 0, 16];
         /// Path MTU.
         path_mtu: MtuCode = [50, 0, 4];
@@ -94,7 +92,7 @@ layout! {
         alternate: Path = [96, 0, 352];
         /// The sender implements alternate path migration by message (suggested alternate path).
         sap_supported: bool = [139, 5, 1];
-        /// Of the program, on RDMA CM behind an [`IpCmHeader`](super::IpCmHeader).
+        /// Private data of the program, on RDMA CM behind an [`IpCmHeader`](super::ip::IpCmHeader).
         private_data: PrivateData<92> = [140, 0, 736];
     }
 }
@@ -112,33 +110,33 @@ layout! {
     pub struct Mra of 232 bytes {
         /// The sender's id of the connection.
         local_comm_id: CommId = [0, 0, 32];
-        /// The receiver's.
+        /// The receiver's id of the connection.
         remote_comm_id: CommId = [4, 0, 32];
         /// What is acknowledged.
         answered: Answered = [8, 0, 2];
         /// How long the answer may take from now on.
         service_timeout: TimeCode = [9, 0, 5];
-        /// Of the program.
+        /// Private data of the program.
         private_data: PrivateData<222> = [10, 0, 1776];
     }
 }
 
 layout! {
-    /// Rejection.
+    /// Rejection of a message (REJ).
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Rej of 232 bytes {
         /// The sender's id of the connection; 0 if it has none.
         local_comm_id: CommId = [0, 0, 32];
-        /// The receiver's.
+        /// The receiver's id of the connection.
         remote_comm_id: CommId = [4, 0, 32];
         /// What is rejected.
         answered: Answered = [8, 0, 2];
         /// Additional information that goes with the reason: with a timeout the node GUID of the sender, with a GID
         /// the one to use.
         info: Info = [9, 0, 7] [12, 0, 576];
-        /// Why.
+        /// Why the message is rejected.
         reason: RejReason = [10, 0, 16];
-        /// Of the program.
+        /// Private data of the program.
         private_data: PrivateData<148> = [84, 0, 1184];
     }
 }
@@ -177,7 +175,7 @@ layout! {
         srq: bool = [27, 3, 1];
         /// Node GUID of the sender.
         local_ca_guid: Guid = [28, 0, 64];
-        /// Of the program.
+        /// Private data of the program.
         private_data: PrivateData<196> = [36, 0, 1568];
     }
 }
@@ -188,9 +186,9 @@ layout! {
     pub struct Rtu of 232 bytes {
         /// The sender's id of the connection.
         local_comm_id: CommId = [0, 0, 32];
-        /// The receiver's.
+        /// The receiver's id of the connection.
         remote_comm_id: CommId = [4, 0, 32];
-        /// Of the program.
+        /// Private data of the program.
         private_data: PrivateData<224> = [8, 0, 1792];
     }
 }
@@ -201,11 +199,11 @@ layout! {
     pub struct Dreq of 232 bytes {
         /// The sender's id of the connection.
         local_comm_id: CommId = [0, 0, 32];
-        /// The receiver's.
+        /// The receiver's id of the connection.
         remote_comm_id: CommId = [4, 0, 32];
         /// Queue pair of the receiver.
         remote_qpn: Qpn = [8, 0, 24];
-        /// Of the program.
+        /// Private data of the program.
         private_data: PrivateData<220> = [12, 0, 1760];
     }
 }
@@ -216,9 +214,9 @@ layout! {
     pub struct Drep of 232 bytes {
         /// The sender's id of the connection.
         local_comm_id: CommId = [0, 0, 32];
-        /// The receiver's.
+        /// The receiver's id of the connection.
         remote_comm_id: CommId = [4, 0, 32];
-        /// Of the program.
+        /// Private data of the program.
         private_data: PrivateData<224> = [8, 0, 1792];
     }
 }
@@ -229,7 +227,7 @@ layout! {
     pub struct Lap of 232 bytes {
         /// The sender's id of the connection.
         local_comm_id: CommId = [0, 0, 32];
-        /// The receiver's.
+        /// The receiver's id of the connection.
         remote_comm_id: CommId = [4, 0, 32];
         /// Queue pair of the receiver.
         remote_qpn: Qpn = [12, 0, 24];
@@ -257,7 +255,7 @@ layout! {
         subnet_local: bool = [62, 4, 1];
         /// How long the sender's queue pair waits for an acknowledgement on this path.
         local_ack_timeout: TimeCode = [63, 0, 5];
-        /// Of the program.
+        /// Private data of the program.
         private_data: PrivateData<168> = [64, 0, 1344];
     }
 }
@@ -287,13 +285,13 @@ layout! {
     pub struct Apr of 232 bytes {
         /// The sender's id of the connection.
         local_comm_id: CommId = [0, 0, 32];
-        /// The receiver's.
+        /// The receiver's id of the connection.
         remote_comm_id: CommId = [4, 0, 32];
         /// Additional information that goes with the status.
         info: Info = [8, 0, 8] [12, 0, 576];
-        /// How it went.
+        /// Whether the path is taken.
         status: AprStatus = [9, 0, 8];
-        /// Of the program.
+        /// Private data of the program.
         private_data: PrivateData<148> = [84, 0, 1184];
     }
 }
@@ -304,11 +302,11 @@ layout! {
     pub struct SidrReq of 232 bytes {
         /// Id that the sender gives to its request.
         request_id: CommId = [0, 0, 32];
-        /// Partition.
+        /// Partition key.
         pkey: Pkey = [4, 0, 16];
         /// What the sender wants to reach.
         service_id: ServiceId = [8, 0, 64];
-        /// Of the program, on RDMA CM behind an [`IpCmHeader`](super::IpCmHeader).
+        /// Private data of the program, on RDMA CM behind an [`IpCmHeader`](super::ip::IpCmHeader).
         private_data: PrivateData<216> = [16, 0, 1728];
     }
 }
@@ -319,7 +317,7 @@ layout! {
     pub struct SidrRep of 232 bytes {
         /// The id in the request.
         request_id: CommId = [0, 0, 32];
-        /// How it went.
+        /// Whether the service is offered.
         status: SidrStatus = [4, 0, 8];
         /// Additional information that goes with the status.
         info: Info = [5, 0, 8] [24, 0, 576];
@@ -331,7 +329,7 @@ layout! {
         service_id: ServiceId = [12, 0, 64];
         /// Q_Key to send with.
         qkey: Qkey = [20, 0, 32];
-        /// Of the program.
+        /// Private data of the program.
         private_data: PrivateData<136> = [96, 0, 1088];
     }
 }

@@ -1,7 +1,7 @@
 //! Messages of the connection manager: the 256 bytes of a management datagram (MAD) to values, and back.
 //!
 //! A MAD travels as the payload of an unreliable datagram between the queue pairs 1 of two ports, with the Q_Key
-//! [`Qkey::GSI`]. [`Mad::parse`] takes that payload; [`gsi_header`] makes the packet header around one.
+//! [`Qkey::GSI`](crate::Qkey::GSI). [`Mad::parse`] takes that payload; [`gsi_header`] makes the packet header around one.
 //! Lives here: the MAD ([`Mad`]), its messages ([`message`]), their codes ([`code`]), numbers ([`num`]) and the header that
 //! RDMA CM puts in front of private data ([`ip`]). Touches the crate's `num` and `packet`; knows no connection.
 //!
@@ -18,6 +18,8 @@
 //! ```
 
 mod bits;
+mod error;
+mod mad;
 mod text;
 
 pub mod code;
@@ -26,243 +28,10 @@ pub mod message;
 pub mod num;
 
 pub use code::{Answered, AprStatus, RejReason, SidrStatus, Transport};
+pub use error::MadError;
 pub use ip::{IpCmError, IpCmHeader, IpPair};
+pub use mad::{MAD_LEN, Mad, Message, gsi_header};
 pub use message::{Apr, Drep, Dreq, Lap, Mra, Path, Rej, Rep, Req, Rtu, SidrRep, SidrReq};
 pub use num::{
     CommId, FlowLabel, Guid, Info, MtuCode, PortSpace, PrivateData, ServiceId, Small, TimeCode, TransactionId, VendorId,
 };
-
-use crate::{Bth, Deth, Header, Kind, Packet, Psn, Qkey, Qpn};
-use bits::{Bits, Field, layout};
-use core::fmt;
-
-/// Bytes of every MAD.
-pub const MAD_LEN: usize = 256;
-const HEADER_LEN: usize = 24;
-
-/// Management class of communication management.
-const CLASS: u8 = 7;
-const BASE_VERSION: u8 = 1;
-const CLASS_VERSION: u8 = 2;
-/// "Send": the only method of this class.
-const METHOD_SEND: u8 = 3;
-
-/// Why bytes are not a message of the connection manager. All of these are dropped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum MadError {
-    /// Not 256 bytes.
-    Length,
-    /// The base version of the MAD is not 1.
-    BaseVersion,
-    /// Of another management class.
-    Class,
-    /// The version of the class is not 2.
-    ClassVersion,
-    /// Not the method "Send".
-    Method,
-    /// An attribute id that names no message.
-    Attribute,
-    /// More additional information than there is room for.
-    InfoLength,
-}
-
-impl MadError {
-    /// All of them, for counters.
-    pub const ALL: [Self; 7] = [
-        Self::Length,
-        Self::BaseVersion,
-        Self::Class,
-        Self::ClassVersion,
-        Self::Method,
-        Self::Attribute,
-        Self::InfoLength,
-    ];
-
-    /// A short name for counters and logs.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Length => "mad_length",
-            Self::BaseVersion => "mad_base_version",
-            Self::Class => "mad_class",
-            Self::ClassVersion => "mad_class_version",
-            Self::Method => "mad_method",
-            Self::Attribute => "mad_attribute",
-            Self::InfoLength => "mad_info_length",
-        }
-    }
-}
-
-impl fmt::Display for MadError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Length => "a MAD of other than 256 bytes",
-            Self::BaseVersion => "unknown base version of a MAD",
-            Self::Class => "a MAD of another class",
-            Self::ClassVersion => "unknown class version of a MAD",
-            Self::Method => "a MAD of another method",
-            Self::Attribute => "unknown attribute of a MAD",
-            Self::InfoLength => "more additional information than there is room for",
-        })
-    }
-}
-
-impl core::error::Error for MadError {}
-
-layout! {
-    /// What every MAD begins with (IBA §13.4.3); status and class-specific bits have no meaning with the method Send.
-    #[derive(Clone, Copy, Debug)]
-    struct MadHeader of 24 bytes {
-        base_version: u8 = [0, 0, 8];
-        class: u8 = [1, 0, 8];
-        class_version: u8 = [2, 0, 8];
-        method: u8 = [3, 0, 8];
-        tid: TransactionId = [8, 0, 64];
-        attribute: u16 = [16, 0, 16];
-        modifier: u32 = [20, 0, 32];
-    }
-}
-
-impl MadHeader {
-    const AT: &[Bits] = &[Bits::new(MAD_LEN, 0, 0, HEADER_LEN * 8)];
-
-    // clause: CM-MAD
-    fn check(&self) -> Result<(), MadError> {
-        match self {
-            Self { base_version, .. } if *base_version != BASE_VERSION => Err(MadError::BaseVersion),
-            Self { class, .. } if *class != CLASS => Err(MadError::Class),
-            Self { class_version, .. } if *class_version != CLASS_VERSION => Err(MadError::ClassVersion),
-            Self { method, .. } if *method != METHOD_SEND => Err(MadError::Method),
-            _ => Ok(()),
-        }
-    }
-}
-
-/// A message of the connection manager with what the MAD header says beside it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mad {
-    /// Transaction: new with REQ, DREQ, LAP and SIDR_REQ; answers repeat it.
-    ///
-    /// On the wire: byte 8 of the MAD, 64 bits.
-    pub tid: TransactionId,
-    /// Attribute modifier: which options of the vendor in the message (ECE); else 0.
-    ///
-    /// On the wire: byte 20 of the MAD, 32 bits.
-    pub modifier: u32,
-    /// The message; its type is the attribute id, byte 16 of the MAD, 16 bits.
-    pub message: Message,
-}
-
-impl Mad {
-    /// Reads the payload of a packet to queue pair 1.
-    ///
-    /// # Errors
-    /// What is wrong, when it is no message of the connection manager.
-    pub fn parse(payload: &[u8]) -> Result<Self, MadError> {
-        if payload.len() != MAD_LEN {
-            return Err(MadError::Length);
-        }
-        let header = MadHeader::read(payload, MadHeader::AT)?;
-        header.check()?;
-        let message = Message::read(header.attribute, payload)?;
-        Ok(Self { tid: header.tid, modifier: header.modifier, message })
-    }
-
-    /// The message in `packet`, if it is a datagram to queue pair 1; else `None`. Its Q_Key is not looked at.
-    pub fn of_packet(packet: &Packet<'_>) -> Option<Result<Self, MadError>> {
-        let is_datagram = matches!(packet.header.kind, Kind::Ud { imm: None, .. });
-        (is_datagram && packet.header.bth.dest_qpn == Qpn::GSI).then(|| Self::parse(packet.payload))
-    }
-
-    /// Its bytes.
-    pub fn to_bytes(&self) -> [u8; MAD_LEN] {
-        let header = MadHeader {
-            base_version: BASE_VERSION,
-            class: CLASS,
-            class_version: CLASS_VERSION,
-            method: METHOD_SEND,
-            tid: self.tid,
-            attribute: self.message.attribute(),
-            modifier: self.modifier,
-        };
-        let mut bytes = [0; MAD_LEN];
-        header.write(&mut bytes, MadHeader::AT);
-        self.message.write(&mut bytes);
-        bytes
-    }
-}
-
-/// The enum of messages: attribute id and name of each.
-macro_rules! messages {
-    ($($attribute:literal $name:literal $variant:ident, $doc:literal;)+) => {
-        /// A message: its attribute id says which.
-        #[derive(Clone, Debug, PartialEq, Eq)]
-        pub enum Message {
-            $(
-                #[doc = concat!($doc, "; attribute id ", $attribute, ".")]
-                $variant($variant),
-            )+
-        }
-
-        impl Message {
-            /// Where the message lies in the MAD.
-            const AT: &[Bits] = &[Bits::new(MAD_LEN, HEADER_LEN, 0, (MAD_LEN - HEADER_LEN) * 8)];
-
-            /// The attribute id of the MAD.
-            // clause: CM-ATTRIBUTES
-            pub const fn attribute(&self) -> u16 {
-                match self {
-                    $(Self::$variant(_) => $attribute,)+
-                }
-            }
-
-            /// Its name in the specification.
-            pub const fn name(&self) -> &'static str {
-                match self {
-                    $(Self::$variant(_) => $name,)+
-                }
-            }
-
-            fn read(attribute: u16, mad: &[u8]) -> Result<Self, MadError> {
-                match attribute {
-                    $($attribute => $variant::read(mad, Self::AT).map(Self::$variant),)+
-                    _ => Err(MadError::Attribute),
-                }
-            }
-
-            fn write(&self, mad: &mut [u8]) {
-                match self {
-                    $(Self::$variant(message) => message.write(mad, Self::AT),)+
-                }
-            }
-        }
-
-        $(
-            impl From<$variant> for Message {
-                fn from(message: $variant) -> Self {
-                    Self::$variant(message)
-                }
-            }
-        )+
-    };
-}
-
-messages! {
-    0x0010 "REQ" Req, "Request for a connection";
-    0x0011 "MRA" Mra, "The answer takes longer";
-    0x0012 "REJ" Rej, "Rejection";
-    0x0013 "REP" Rep, "Reply to a request";
-    0x0014 "RTU" Rtu, "Ready to use";
-    0x0015 "DREQ" Dreq, "Request to end a connection";
-    0x0016 "DREP" Drep, "Reply to that";
-    0x0017 "SIDR_REQ" SidrReq, "Which queue pair takes datagrams for a service";
-    0x0018 "SIDR_REP" SidrRep, "Reply to that";
-    0x0019 "LAP" Lap, "Load an alternate path";
-    0x001a "APR" Apr, "Reply to that";
-}
-
-/// The header of a packet that carries a MAD from one queue pair 1 to another: UD SEND ONLY in the default partition.
-// clause: CM-GSI, BTH-MIGRATED
-pub const fn gsi_header(psn: Psn) -> Header {
-    let deth = Deth { qkey: Qkey::GSI, src_qpn: Qpn::GSI };
-    Header { bth: Bth { mig_req: true, ..Bth::new(Qpn::GSI, psn) }, kind: Kind::Ud { deth, imm: None } }
-}

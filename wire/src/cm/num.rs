@@ -2,9 +2,9 @@
 //!
 //! Touches `num` of the crate.
 
-use super::MadError;
 use super::bits::{Bits, Field, Number, numbers, read_array, write_array};
-use crate::PathMtu;
+use super::error::MadError;
+use crate::num::PathMtu;
 use core::fmt;
 use core::time::Duration;
 
@@ -146,7 +146,7 @@ impl TimeCode {
 pub struct Small<const WIDTH: u32>(u8);
 
 impl<const WIDTH: u32> Small<WIDTH> {
-    /// The largest.
+    /// The largest number of that many bits.
     pub const MAX: Self = Self(u8::MAX.unbounded_shr(8_u32.saturating_sub(WIDTH)));
 
     /// The low `WIDTH` bits of `value`.
@@ -247,7 +247,7 @@ impl<const N: usize> PrivateData<N> {
         Some(Self(all))
     }
 
-    /// All of it.
+    /// All bytes, those included that the program did not set.
     pub const fn as_bytes(&self) -> &[u8; N] {
         &self.0
     }
@@ -277,10 +277,10 @@ pub struct Info {
 }
 
 impl Info {
-    /// The most bytes.
+    /// Bytes that it holds at most.
     pub const MAX: usize = 72;
 
-    /// None.
+    /// No bytes.
     pub const EMPTY: Self = Self { len: 0, bytes: [0; Self::MAX] };
 
     /// `info`, if it is not more than [`Info::MAX`] bytes.
@@ -302,7 +302,7 @@ impl Default for Info {
     }
 }
 
-/// Of two pieces: the length, then the bytes.
+/// Lies in two pieces: the length, then the bytes.
 impl Field for Info {
     // clause: CM-INFO
     fn read(area: &[u8], at: &[Bits]) -> Result<Self, MadError> {

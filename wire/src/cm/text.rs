@@ -1,8 +1,9 @@
 //! Messages as one line of text: who, what, and the numbers that a connection begins with.
 
-use super::{
-    Apr, CommId, Drep, Dreq, IpCmHeader, Lap, Mad, Message, Mra, Rej, Rep, Req, Rtu, ServiceId, SidrRep, SidrReq,
-};
+use super::ip::IpCmHeader;
+use super::mad::{Mad, Message};
+use super::message::{Apr, Drep, Dreq, Lap, Mra, Rej, Rep, Req, Rtu, SidrRep, SidrReq};
+use super::num::{CommId, ServiceId};
 use core::fmt;
 use core::net::SocketAddr;
 

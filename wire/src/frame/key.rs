@@ -1,8 +1,8 @@
 //! What the headers of a frame say as one row of bytes, so that a match is a comparison under a mask.
 //!
-//! Touches [`super::Layout`].
+//! Touches [`Layout`].
 
-use super::{ETH_LEN, IPV4_LEN, IPV6_LEN, Layout};
+use super::layout::{ETH_LEN, IPV4_LEN, IPV6_LEN, Layout};
 use core::ops::Range;
 
 /// Bytes of a key.
@@ -35,9 +35,9 @@ pub enum Field {
     TrafficClass,
     /// TTL of IPv4, hop limit of IPv6, 1 byte.
     HopLimit,
-    /// Of IPv4, with the numbers of the kernel's `enum ib_ipv4_flags`: 2 don't fragment, 4 more fragments; 1 byte.
+    /// Flags of IPv4, with the numbers of the kernel's `enum ib_ipv4_flags`: 2 don't fragment, 4 more fragments; 1 byte.
     Ipv4Flags,
-    /// Of IPv6: 20 bits in 4 bytes.
+    /// Flow label of IPv6: 20 bits in 4 bytes.
     FlowLabel,
     /// TCP or UDP destination port, 2 bytes.
     DstPort,
@@ -146,7 +146,7 @@ pub struct Contradiction;
 /// What frames are wanted; the default wants all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameMatch {
-    /// Zero where `mask` is.
+    /// What the header fields under `mask` must be; zero where `mask` is.
     value: [u8; LEN],
     mask: [u8; LEN],
 }
@@ -205,8 +205,8 @@ impl FrameMatch {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{ethernet, ipv4, ipv6, udp};
     use super::*;
+    use crate::frame::layout::tests::{ethernet, ipv4, ipv6, udp};
     extern crate std;
     use proptest::prelude::*;
 

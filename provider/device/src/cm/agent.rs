@@ -18,7 +18,7 @@ use roxe_engine::tx::Batch;
 use roxe_net::link::HOP_LIMIT;
 use roxe_net::udp::UdpLink;
 use roxe_transport::cm::{Cm, Cx, ListenId, Outgoing, Route, Settings};
-use roxe_transport::cx::{PacketNote, Why};
+use roxe_transport::cx::{PacketNote, TxReason};
 use roxe_transport::time::Instant;
 use roxe_transport::wr::Av;
 use roxe_wire::cm::{CommId, Guid, MAD_LEN, Mad, Message, gsi_header};
@@ -123,7 +123,7 @@ impl Session<'_> {
         for some in from.chunks(MOST_PARTINGS) {
             for (id, _) in some {
                 let (cm, mut cx) = self.cx();
-                cm.part(&mut cx, *id);
+                cm.shut_down(&mut cx, *id);
             }
             self.send();
         }
@@ -196,7 +196,7 @@ impl Door {
 
 /// Writes one packet into `batch`; false if it is full.
 fn write(batch: &mut Batch, av: &Av, header: &Header, mad: &[u8; MAD_LEN]) -> bool {
-    let note = PacketNote::answer(Qpn::GSI, Why::Management);
+    let note = PacketNote::answer(Qpn::GSI, TxReason::Management);
     let Some(slot) = batch.room(av, header.padded_len(MAD_LEN), note) else { return false };
     if let Some(payload) = header.emit(MAD_LEN, slot) {
         payload.copy_from_slice(mad);

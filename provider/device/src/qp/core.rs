@@ -11,7 +11,6 @@ use crate::cq::Cq;
 use crate::device::Context;
 use crate::event::AsyncEventKind;
 use crate::host::{Path, QpHost};
-use crate::parking::{self, Parked, Parking};
 use crate::pd::Pd;
 use crate::srq::Srq;
 use crate::xrcd::Xrcd;
@@ -30,20 +29,17 @@ use roxe_memory::table::MemoryTable;
 use roxe_net::forward::ErrandId;
 use roxe_net::frames::FrameSender;
 use roxe_net::link::RxMeta;
+use roxe_net::rcvbuf_cost::charge_of;
 use roxe_net::slot::Slot;
 use roxe_transport::Qp as Machine;
 use roxe_transport::cx::{RxPayload, Side, TxState};
 use roxe_transport::qp::{
-    AttrMask, DropReason, FrameNote, Outcome, QpAttr, QpConfig, QpEvents, QpState, Service, charge_of,
+    AttrMask, DropReason, EarlyPackets, FrameNote, Outcome, QpAttr, QpConfig, QpEvents, QpState, Service,
 };
 use roxe_transport::time::Instant;
 use roxe_wire::{Gid, Kind, NetHeader, Packet, PacketReader, Qpn};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Duration;
-
-/// A UC packet further ahead than this is no packet that has overtaken others: the peer has started anew.
-const MAX_AHEAD: i32 = 1 << 14;
 
 /// Queue pairs created in this process.
 static CREATED: AtomicU32 = AtomicU32::new(0);
@@ -76,8 +72,9 @@ pub(crate) struct QpCore {
 pub(super) struct Inner {
     pub(super) machine: Machine,
     pub(super) path: Path,
-    /// What came before its receive was posted.
-    pub(super) parking: Parking,
+    /// What came before its receive was posted, or before packets in front of it; with the queue pair of a sender on this
+    /// host, which waits for credit.
+    pub(super) early: EarlyPackets<Option<Qpn>>,
     /// The ways used last.
     tx: TxCache,
     /// The link of raw packets.
@@ -111,7 +108,7 @@ impl QpCore {
             inner: Mutex::new(Inner {
                 machine: Machine::new(config),
                 path: Path::default(),
-                parking: Parking::default(),
+                early: EarlyPackets::default(),
                 tx: TxCache::default(),
                 frames: None,
                 rhythm: Rhythm::default(),
@@ -168,8 +165,8 @@ impl QpCore {
     }
 
     fn end_receiving(&self, inner: &mut Inner, report: VisitOutcome, now: Instant) -> VisitOutcome {
-        let report = report | self.drain_parking(inner, now);
-        let report = report | VisitOutcome::when(VisitOutcome::IS_CROWDED, inner.parking.is_crowded());
+        let report = report | self.hand_over_early(inner, now);
+        let report = report | VisitOutcome::when(VisitOutcome::IS_CROWDED, inner.early.is_half_full());
         // Who serves it settles.
         if inner.machine.has_work() { report | VisitOutcome::HAS_WORK } else { report | self.settle(inner) }
     }
@@ -181,36 +178,28 @@ impl QpCore {
         }
     }
 
-    /// Hands over what waited, as far as its turn has come; what waited too long is not waited for any more.
+    /// Hands over packets that came early, as far as their turn has come or they have waited long enough.
     #[inline]
-    fn drain_parking(&self, inner: &mut Inner, now: Instant) -> VisitOutcome {
-        if inner.parking.is_empty() { VisitOutcome::default() } else { self.hand_over_parked(inner, now) }
+    fn hand_over_early(&self, inner: &mut Inner, now: Instant) -> VisitOutcome {
+        if inner.early.is_empty() { VisitOutcome::default() } else { self.hand_over_waiting(inner, now) }
     }
 
     #[inline(never)]
-    fn hand_over_parked(&self, inner: &mut Inner, now: Instant) -> VisitOutcome {
-        let Inner { machine, path, parking, .. } = inner;
+    fn hand_over_waiting(&self, inner: &mut Inner, now: Instant) -> VisitOutcome {
+        let Inner { machine, path, early, .. } = inner;
         let mut host = QpHost::new(self, path, now);
         let mut taken = Taken::default();
-        while let Some(parked) = parking.front() {
-            let Ok(packet) = Packet::parse(&parked.bytes) else { break };
-            let is_early = parked.psn.is_some_and(|psn| psn.is_after(machine.expected_psn()))
-                || machine.lacks_receive(&mut host, &parked.net, &packet);
-            if is_early && !parked.is_stale(now) {
-                break;
-            }
-            self.count(machine.handle_packet(&mut host, &parked.net, &packet));
-            taken.add(self, parked.creditor, parked.net.dst, &packet);
-            parking.pop();
-        }
-        parking.rest(now);
+        early.hand_over(machine, &mut host, |early, result| {
+            self.count(result);
+            taken.add(self, early.tag, early.net.dst, &early.packet());
+        });
         taken.settle(self);
         host.end()
     }
 
     /// A receive was posted while packets waited for it, or in the error state.
-    pub(super) fn receive_parked(&self, mut inner: MutexGuard<'_, rank::Qp, Inner>, now: Instant) {
-        let report = self.drain_parking(&mut inner, now);
+    pub(super) fn receive_early(&self, mut inner: MutexGuard<'_, rank::Qp, Inner>, now: Instant) {
+        let report = self.hand_over_early(&mut inner, now);
         self.finish_with(inner, report, now);
         self.engine().send_credits(now);
     }
@@ -219,7 +208,7 @@ impl QpCore {
     /// or waits, or an acknowledgement comes, whatever is first. Posting one by one then costs 1/32 of a system call.
     #[inline]
     pub(super) fn put_off(&self, inner: &mut Inner) -> bool {
-        if inner.is_cut_off || !inner.machine.may_wait() {
+        if inner.is_cut_off || !inner.machine.may_coalesce() {
             return false;
         }
         if !std::mem::replace(&mut inner.gathers, true) {
@@ -303,7 +292,7 @@ impl QpCore {
         if inner.path.has_errands() && !inner.machine.state().accepts_requests() && !inner.machine.has_work() {
             inner.path.end_errands(self.engine());
         }
-        let patience = earlier(inner.parking.deadline(), inner.path.errands_deadline());
+        let patience = earlier(inner.early.deadline(), inner.path.errands_deadline());
         let next = earlier(earlier(inner.machine.poll_timeout(), inner.path.deadline()), patience);
         if let Some(next) = next
             && inner.registered.is_none_or(|registered| next < registered)
@@ -366,7 +355,7 @@ impl QueuePair for QpCore {
             self.engine().counters().unknown_qp.add(run.count());
             return VisitOutcome::default();
         }
-        let Inner { machine, path, parking, .. } = &mut *inner;
+        let Inner { machine, path, early, .. } = &mut *inner;
         let mut host = QpHost::new(self, path, now);
         let mut taken = Taken::default();
         let (mut net, mut reader) = (header_of(run.meta, run.index), PacketReader::default());
@@ -389,15 +378,9 @@ impl QueuePair for QpCore {
             }
             let sender = sender_of(machine, packet).filter(|_| tools.owes_credit(net.src, net.dst));
             let creditor = sender.filter(|_| !run.meta.by_ring);
-            let early = Early { parking, net: &net, packet, is_local: sender.is_some(), tools };
-            if !tools.starved
-                && let Some(patience) = early.patience(machine, &mut host)
-            {
-                let psn = (self.service != Service::Ud).then_some(packet.header.bth.psn);
-                let parked = Parked { net, bytes: bytes.to_vec(), psn, creditor, at: now, patience };
-                if parking.push(parked) {
-                    continue;
-                }
+            let may_have_overtaken = || sender.is_some() || tools.may_overtake(net.src);
+            if !tools.starved && early.keep(machine, &mut host, (&net, packet), creditor, may_have_overtaken) {
+                continue;
             }
             if tools.starved {
                 self.count(machine.handle_packet_starved(&mut host, &net, packet));
@@ -461,7 +444,7 @@ impl QueuePair for QpCore {
     }
 
     fn is_crowded(&self) -> bool {
-        self.inner.lock().parking.is_crowded()
+        self.inner.lock().early.is_half_full()
     }
 
     fn return_credit(&self, packet: &Packet<'_>, net: &NetHeader, tools: &RxTools<'_>) {
@@ -519,8 +502,8 @@ impl QueuePair for QpCore {
         }
         inner.path.on_timer(self.engine(), self.service, now);
         inner.path.ask_again(self.engine(), now);
-        let looks = inner.parking.deadline().is_some_and(|at| at <= now);
-        let mut report = if looks { self.drain_parking(&mut inner, now) } else { VisitOutcome::default() };
+        let looks = inner.early.deadline().is_some_and(|at| at <= now);
+        let mut report = if looks { self.hand_over_early(&mut inner, now) } else { VisitOutcome::default() };
         let Inner { machine, path, tx, .. } = &mut *inner;
         if machine.poll_timeout().is_some_and(|at| at <= deadline) {
             if tx.link_moved(self.engine()) {
@@ -550,13 +533,13 @@ impl QueuePair for QpCore {
 
     fn cut_off(&self) -> bool {
         let mut inner = self.inner.lock();
-        let Inner { machine, path, parking, tx, frames, is_cut_off, .. } = &mut *inner;
+        let Inner { machine, path, early, tx, frames, is_cut_off, .. } = &mut *inner;
         let is_first = !std::mem::replace(is_cut_off, true);
         if is_first {
             *tx = TxCache::default();
             *frames = None;
-            self.engine().counters().unknown_qp.add(parking.len() as u64);
-            *parking = Parking::default();
+            self.engine().counters().unknown_qp.add(early.len() as u64);
+            *early = EarlyPackets::default();
             path.end_errands(self.engine());
             // To RESET is allowed from every state; it gives back what is reserved.
             let attr = QpAttr { state: QpState::Reset, ..QpAttr::default() };
@@ -609,35 +592,6 @@ impl Taken {
         if let Some((from, dst)) = self.creditor.take() {
             qp.engine().flows().owe(Slot::of(from), Key::of(dst, qp.qpn), std::mem::take(&mut self.bytes));
         }
-    }
-}
-
-/// A packet that may have come too early.
-struct Early<'a> {
-    parking: &'a Parking,
-    net: &'a NetHeader,
-    packet: &'a Packet<'a>,
-    /// It is of a service without acknowledgements, and from this host.
-    is_local: bool,
-    tools: &'a RxTools<'a>,
-}
-
-impl Early<'_> {
-    /// How long it has to wait, if it came before a receive was posted for it or, from a process of this host, before packets
-    /// that went another way.
-    fn patience(&self, machine: &mut Machine, host: &mut QpHost<'_>) -> Option<Duration> {
-        let Self { parking, net, packet, is_local, tools } = *self;
-        let is_ahead =
-            |machine: &Machine| (1..MAX_AHEAD).contains(&packet.header.bth.psn.distance(machine.expected_psn()));
-        let is_behind_others = match packet.header.kind {
-            Kind::Ud { .. } => !parking.is_empty(),
-            Kind::UcRequest(_) => is_ahead(machine) && (is_local || !parking.is_empty()),
-            Kind::RcRequest(_) => {
-                return (is_ahead(machine) && tools.may_overtake(net.src)).then_some(parking::RC_PATIENCE);
-            }
-            _ => false,
-        };
-        (is_behind_others || machine.lacks_receive(host, net, packet)).then_some(parking::PATIENCE)
     }
 }
 

@@ -246,7 +246,7 @@ fn a_ring_of_a_dead_writer_is_read_once_around_at_most() {
 #[test]
 fn a_ring_whose_reader_died_is_closed_without_stopping_who_writes_to_it_and_looks_for_another() {
     use crate::tx::{Outlet, TxCache};
-    use roxe_transport::cx::{PacketNote, TxBatch, Why};
+    use roxe_transport::cx::{PacketNote, TxBatch, TxReason};
     let engine = engine();
     let (ours, theirs) = (Poller::new().unwrap(), Poller::new().unwrap());
     let offer = Offer::new(shm::SIZE).unwrap();
@@ -264,7 +264,7 @@ fn a_ring_whose_reader_died_is_closed_without_stopping_who_writes_to_it_and_look
     std::thread::spawn(move || {
         let mut cache = TxCache::default();
         let mut outlet = Outlet::new(&writer, &mut cache, Qpn::new(7), false);
-        let note = PacketNote::answer(Qpn::new(7), Why::First);
+        let note = PacketNote::answer(Qpn::new(7), TxReason::First);
         let is_first_written = outlet.slot(&av, to_a, 100, note).is_some();
         opened.send(is_first_written).unwrap();
         may_go.recv().unwrap();

@@ -62,7 +62,7 @@ impl fmt::Display for Origin {
             Self::Sent(note) => {
                 write!(f, "qp {:#x} ", note.qpn.get())?;
                 note.wr_id.map_or(Ok(()), |wr_id| write!(f, "wr_id {wr_id} "))?;
-                f.write_str(note.why.name())
+                f.write_str(note.reason.name())
             }
             Self::Received(qpn) => write!(f, "qp {:#x} received", qpn.get()),
             Self::Damaged(qpn) => write!(f, "qp {:#x} received, icrc wrong", qpn.get()),
@@ -102,19 +102,19 @@ impl fmt::Display for Fate<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use roxe_transport::cx::Why;
+    use roxe_transport::cx::TxReason;
     use roxe_transport::fault::RuleId;
     use std::time::Duration;
 
     #[test]
     fn a_remark_is_one_line_of_who_why_and_what() {
         let qpn = Qpn::new(0x11);
-        let sent = Origin::Sent(PacketNote { qpn, wr_id: Some(7), why: Why::First });
+        let sent = Origin::Sent(PacketNote { qpn, wr_id: Some(7), reason: TxReason::First });
         assert_eq!(Remark { origin: sent, fate: None }.to_string(), "qp 0x11 wr_id 7 first");
         let rule: Rule = "drop 3%".parse().unwrap();
         let verdict = Verdict { drop: true, rule: Some(RuleId(1)), ..Verdict::PASS };
         let fate = Fate { rule: Some((2, &rule)), verdict, is_copy: false };
-        let answer = Origin::Sent(PacketNote::answer(qpn, Why::ReadResponse));
+        let answer = Origin::Sent(PacketNote::answer(qpn, TxReason::ReadResponse));
         let remark = Remark { origin: answer, fate: Some(fate) };
         assert_eq!(remark.to_string(), "qp 0x11 read response | rule 2: drop 3%: dropped");
         let verdict = Verdict { copies: 1, mark_ce: true, delay: Duration::from_micros(80), ..Verdict::PASS };

@@ -374,8 +374,8 @@ impl TxBatch for Outlet<'_> {
     }
 
     /// A ring takes packets one by one as well.
-    fn takes_along(&self, len: usize, count: usize) -> bool {
-        self.open.is_none() && self.batch.as_ref().is_some_and(|batch| batch.takes_along(len, count))
+    fn fits_same_send(&self, len: usize, count: usize) -> bool {
+        self.open.is_none() && self.batch.as_ref().is_some_and(|batch| batch.fits_same_send(len, count))
     }
 
     fn retract(&mut self) {

@@ -131,7 +131,7 @@ fn nobody(id: CommId) -> Rej {
 
 /// Asks a peer for half a second if need be.
 fn insists(node: &mut Node) -> CommId {
-    let connect = Connect { patience: Duration::from_millis(500), ..connect() };
+    let connect = Connect { retry_for: Duration::from_millis(500), ..connect() };
     let id = node.call(|cm, cx| cm.connect(cx, &connect)).unwrap();
     assert_eq!(node.names(), ["REQ"]);
     id

@@ -127,7 +127,7 @@ fn a_program_may_ask_for_time_to_load_a_path() {
 
 // clause: CM-LAP
 #[test]
-fn what_no_program_could_load_is_refused() {
+fn alternate_paths_that_no_program_could_load_are_refused() {
     let refused = |lap: Lap, status| {
         let (mut node, _) = Node::willing(Node::connected);
         assert_eq!(node.takes(lap), Err(Ignored::Refused));

@@ -222,7 +222,7 @@ fn replay(name: &str, local: Gid) -> usize {
 
 // clause: CM-FIELDS-REQ, CM-FIELDS-REP, CM-SIDR, CM-DISCONNECT
 #[test]
-fn in_the_place_of_either_end_ours_says_what_was_recorded() {
+fn our_end_replays_recorded_connections_as_either_side() {
     let captures = [
         ("rping", 3, 2),
         ("lossy_rping", 3, 2),

@@ -124,7 +124,7 @@ fn a_destroyed_connection_tells_its_peer_and_nobody_else() {
 
 // clause: CM-PARTING
 #[test]
-fn a_process_that_ends_says_so_as_often_as_it_is_told() {
+fn shut_down_repeats_the_message_that_ends_a_connection() {
     let agreed: Reached = (told_to_end, "DREP");
     let reached: [Reached; 4] =
         [(Node::connected, "DREQ"), (Node::established, "DREQ"), (disconnecting, "DREQ"), agreed];
@@ -133,7 +133,7 @@ fn a_process_that_ends_says_so_as_often_as_it_is_told() {
         let id = reach(&mut node);
         assert!(node.cm.all().eq([(id, route())]));
         for _ in 0..3 {
-            node.call(|cm, cx| cm.part(cx, id));
+            node.call(|cm, cx| cm.shut_down(cx, id));
             assert_eq!(node.names(), [last_word]);
         }
         node.run_out();
@@ -159,7 +159,7 @@ fn told_to_end(node: &mut Node) -> CommId {
 
 // clause: CM-PARTING
 #[test]
-fn who_knows_the_end_is_told_nothing_when_the_process_ends() {
+fn shut_down_sends_nothing_to_peers_that_know_the_end() {
     let mut node = Node::new();
     let id = disconnecting(&mut node);
     assert_eq!(node.takes(drep(id)), Ok(()));
@@ -171,7 +171,7 @@ fn who_knows_the_end_is_told_nothing_when_the_process_ends() {
     let lookup = node.call(|cm, cx| cm.resolve(cx, &Resolve::new(route(), SERVICE))).unwrap();
     assert_eq!((node.names(), node.cm.all().count()), (vec!["SIDR_REQ"], 3));
     for _ in 0..3 {
-        [id, asked, lookup].into_iter().for_each(|id| node.call(|cm, cx| cm.part(cx, id)));
+        [id, asked, lookup].into_iter().for_each(|id| node.call(|cm, cx| cm.shut_down(cx, id)));
     }
     assert_eq!(node.names(), ["REJ"], "to who asked, once");
     assert_eq!((node.state(id), node.cm.len()), (State::TimeWait, 1));
@@ -186,14 +186,14 @@ fn a_drep_is_said_once_more_until_the_peer_would_have_asked_again() {
     assert_eq!(node.events(), [EventKind::TimeWaitExit]);
     for _ in 0..3 {
         assert!(node.cm.all().eq([(id, route())]), "forgotten, and yet to be told");
-        node.call(|cm, cx| cm.part(cx, id));
+        node.call(|cm, cx| cm.shut_down(cx, id));
         assert_eq!(node.sent(), [Message::Drep(fields::drep(id, PEER_ID))]);
     }
     node.now = node.now.after(Duration::from_millis(4095));
-    node.call(|cm, cx| cm.part(cx, id));
+    node.call(|cm, cx| cm.shut_down(cx, id));
     assert_eq!(node.names(), ["DREP"]);
     node.now = node.now.after(Duration::from_millis(1));
-    node.call(|cm, cx| cm.part(cx, id));
+    node.call(|cm, cx| cm.shut_down(cx, id));
     assert_eq!(node.names(), [""; 0], "it has asked again, and was answered");
     let next = told_to_end(&mut node);
     node.run_out();
@@ -202,7 +202,7 @@ fn a_drep_is_said_once_more_until_the_peer_would_have_asked_again() {
 
 // clause: CM-PARTING, CM-BOUNDS
 #[test]
-fn who_was_answered_is_remembered_up_to_a_number() {
+fn closed_connections_are_remembered_up_to_a_bound() {
     let mut node = Node::listening();
     let ids: Vec<_> = (0..1030)
         .map(|_| {

@@ -138,7 +138,7 @@ fn a_flood_of_requests_is_not_made_greater() {
 
 // clause: CM-FLOOD
 #[test]
-fn who_asks_again_is_answered_also_during_a_flood() {
+fn repeated_requests_are_answered_during_a_flood() {
     let mut node = Node::new();
     node.listen(1000);
     for n in 0..table::MANY_HALF_OPEN as u32 {

@@ -53,7 +53,7 @@ fn a_client_gives_up() {
 #[test]
 fn a_client_that_finds_nobody_asks_again_for_a_while() {
     let mut node = Node::new();
-    let resolve = Resolve { patience: Duration::from_millis(500), ..Resolve::new(route(), SERVICE) };
+    let resolve = Resolve { retry_for: Duration::from_millis(500), ..Resolve::new(route(), SERVICE) };
     let id = node.call(|cm, cx| cm.resolve(cx, &resolve)).unwrap();
     let nobody = SidrRep { status: SidrStatus::Unsupported, ..reply(id) };
     assert_eq!((node.names(), node.wait().as_millis(), node.names()), (vec!["SIDR_REQ"], 4096, vec!["SIDR_REQ"]));
@@ -87,7 +87,7 @@ fn a_service_is_asked_once_and_answers_every_time() {
 
 // clause: CM-SIDR, CM-BACKLOG
 #[test]
-fn what_a_service_cannot_answer_is_refused() {
+fn lookups_that_no_service_answers_are_refused() {
     let status = |node: &mut Node| match node.one_sent() {
         Message::SidrRep(rep) => rep.status,
         other => panic!("{other:?}"),

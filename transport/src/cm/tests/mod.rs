@@ -18,8 +18,8 @@ use crate::sim::rng::Rng;
 use crate::time::Instant;
 use core::time::Duration;
 use roxe_wire::cm::{
-    Answered, CommId, Drep, Dreq, Info, Mad, Message, Mra, PrivateData, Rej, RejReason, Rep, Req, Rtu, ServiceId,
-    Small, TransactionId, Transport,
+    Answered, CommId, Drep, Dreq, Guid, Info, Mad, Message, Mra, PrivateData, Rej, RejReason, Rep, Req, Rtu, ServiceId,
+    Small, TimeCode, TransactionId, Transport,
 };
 use roxe_wire::{Gid, Psn, Qpn};
 use std::net::Ipv4Addr;

@@ -178,7 +178,7 @@ fn the_peer_may_give_up_at_any_time() {
 
 // clause: CM-REQ-CHECKS
 #[test]
-fn what_nobody_can_serve_is_refused_with_its_reason() {
+fn requests_that_nobody_can_serve_are_rejected_with_their_reason() {
     let elsewhere = |change: fn(&mut Req)| {
         let mut req = req();
         change(&mut req);

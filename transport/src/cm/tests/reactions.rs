@@ -188,7 +188,7 @@ fn render() -> String {
 
 // clause: CM-MATCH, CM-UNKNOWN, CM-DREQ-UNKNOWN, CM-LAP, CM-STALE, CM-REQ-DUPLICATE
 #[test]
-fn every_message_in_every_state_does_what_was_reviewed() {
+fn every_message_in_every_state_reacts_as_reviewed() {
     let (now, reviewed) = (render(), include_str!("reactions.txt"));
     assert!(now == reviewed, "the reactions changed; review them and update reactions.txt:\n{now}");
 }
@@ -320,7 +320,7 @@ fn a_message_that_was_cut_or_made_longer_is_none() {
 
 // clause: CM-BOUNDS, CM-TIMEWAIT, CM-DESTROY
 #[test]
-fn nothing_is_left_of_any_of_it() {
+fn every_reaction_script_leaves_no_state_behind() {
     everywhere(|name, mut node, id, message| {
         let _ = node.takes(message);
         let _ = node.destroy(id);

@@ -7,7 +7,7 @@ const NOBODY: CommId = CommId(0x4242);
 
 // clause: CM-UNKNOWN
 #[test]
-fn who_thinks_to_be_connected_learns_that_it_is_not() {
+fn messages_for_unknown_connections_are_rejected() {
     for (message, answered) in [(Message::Rep(rep(NOBODY)), Answered::Rep), (rtu(NOBODY).into(), Answered::Neither)] {
         let mut node = Node::new();
         assert_eq!(node.takes(message), Err(Ignored::UnknownId));
@@ -37,7 +37,7 @@ fn a_disconnect_of_nothing_is_agreed_with() {
 
 // clause: CM-MATCH
 #[test]
-fn nobody_speaks_of_anothers_connection() {
+fn messages_from_other_addresses_leave_a_connection_alone() {
     let elsewhere = Route { local: address(1), remote: address(3) };
     let not_here = Route { local: address(4), remote: address(2) };
     for route in [elsewhere, not_here] {
@@ -109,7 +109,7 @@ fn a_request_bears_the_addresses_it_travelled_between() {
 
 // clause: CM-IP-CHECKS
 #[test]
-fn nobody_asks_from_an_address_that_is_no_hosts() {
+fn requests_from_addresses_of_no_host_are_refused() {
     for remote in [[224, 0, 0, 1], [255, 255, 255, 255], [0, 0, 0, 0]] {
         let route = Route { local: address(1), remote: Ipv4Addr::from(remote).into() };
         let mut node = Node::new();

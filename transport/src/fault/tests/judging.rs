@@ -73,7 +73,7 @@ fn zoo() -> Vec<(&'static str, Kind, &'static [u8])> {
 }
 
 #[test]
-fn opcodes_and_classes_mean_what_dump_prints() {
+fn opcodes_and_classes_match_the_names_that_dump_prints() {
     for (text, expected) in [
         ("SEND", vec!["SEND_FIRST", "SEND_LAST_IMM", "SEND_ONLY"]),
         ("SEND_ONLY", vec!["SEND_ONLY"]),
@@ -135,7 +135,7 @@ fn psns_are_matched_with_wrap_around() {
 }
 
 #[test]
-fn nth_counts_what_the_other_words_allow_in_each_direction_of_each_queue_pair() {
+fn nth_counts_packets_that_match_all_other_words_by_direction_and_queue_pair() {
     let mut injector = injector("drop op=SEND nth=2,4..5");
     let other = Way { ordinal: 1, ..tx() };
     for way in [tx(), rx(), other] {

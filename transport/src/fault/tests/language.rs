@@ -60,7 +60,7 @@ fn other_spellings_mean_the_same() {
 }
 
 #[test]
-fn errors_name_the_rule_the_word_and_what_is_allowed() {
+fn errors_name_the_rule_the_word_and_the_allowed_words() {
     for (text, error) in [
         (
             "drop; dorp 3%",
@@ -287,7 +287,7 @@ fn near_rules() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn what_is_printed_is_read_back(seed in any::<Option<u64>>(), list in prop::collection::vec(any_rule(), 0..4)) {
+    fn printed_rules_parse_to_equal_rules(seed in any::<Option<u64>>(), list in prop::collection::vec(any_rule(), 0..4)) {
         let rules = Rules::new(seed, list);
         let text = rules.to_string();
         prop_assert_eq!(text.parse::<Rules>(), Ok(rules), "{}", text);

@@ -104,7 +104,7 @@ fn the_first_packet_seen_may_be_in_the_middle_of_a_message() {
 }
 
 #[test]
-fn answers_have_the_number_of_what_they_answer() {
+fn responses_count_as_the_message_they_answer() {
     let mut numbers = Numbers::new();
     assert_eq!(numbers.of(rx(), 100, ack(), 0), None, "nothing was asked");
     assert_eq!(numbers.of_send(tx(), 100), [Some(1); 3]);

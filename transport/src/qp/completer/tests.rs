@@ -1,6 +1,7 @@
 //! One requester, its packets read off the log, its answers forged.
 
 use crate::qp::{DropReason, QpState, RetryCounts};
+use crate::sim::host::LEAST_CHARGE;
 use crate::sim::setup::{QPN_A, Setup};
 use crate::sim::{Mr, Pair, Peer, Rng};
 use crate::wr::{Access, SendData, SendFlags, SendOp, SendRequest, Sge, WcOpcode, WcStatus};
@@ -131,7 +132,7 @@ fn one_ack_completes_everything_before_it_in_order() {
     assert_eq!(s.psns(), [100, 101, 102, 103]);
     assert_eq!(s.ack(102), None);
     assert_eq!(s.done(), [(1, OK)]);
-    assert_eq!(s.reserved(), 832);
+    assert_eq!(s.reserved(), LEAST_CHARGE);
     assert_eq!(s.ack(103), None);
     assert_eq!(s.done(), [(3, OK)]);
     assert_eq!((s.reserved(), s.pair.ends[0].qp.poll_timeout()), (0, None));
@@ -218,7 +219,7 @@ fn a_not_ready_peer_gets_the_time_it_asked_for() {
 }
 
 #[test]
-fn what_goes_wrong_is_counted_once_each_time() {
+fn each_loss_and_refusal_is_counted_once() {
     let mut s = Script::with(Setup { retry_cnt: 7, rnr_retry: 7, ..Setup::default() });
     s.post(1, READ, 8);
     s.post(2, SendOp::Send, 0);
@@ -244,7 +245,7 @@ fn what_goes_wrong_is_counted_once_each_time() {
 
 // clause: READ-ACKNOWLEDGES
 #[test]
-fn read_answers_land_and_acknowledge_what_came_before() {
+fn read_responses_are_placed_and_acknowledge_earlier_requests() {
     let mut s = Script::new();
     s.post(1, SendOp::Send, 0);
     s.post(2, READ, 600);
@@ -255,7 +256,7 @@ fn read_answers_land_and_acknowledge_what_came_before() {
     assert_eq!(s.answer(101, Response::ReadFirst(ACK), &[9; 256]), Some(DropReason::DuplicateResponse));
     assert_eq!(s.answer(102, Response::ReadMiddle, &[2; 256]), None);
     assert_eq!(s.answer(103, Response::ReadLast(ACK), &[3; 88]), None);
-    assert_eq!((s.done(), s.reserved()), (vec![(2, OK)], 832));
+    assert_eq!((s.done(), s.reserved()), (vec![(2, OK)], LEAST_CHARGE));
     assert_eq!(s.memory(600), [[1; 256].as_slice(), &[2; 256], &[3; 88]].concat());
     assert_eq!(s.ack(104), None);
     assert_eq!(s.done(), [(3, OK)]);
@@ -286,7 +287,7 @@ fn read_in_parts(from: u32, until: u32, at_once: bool) -> (Vec<u8>, String) {
 }
 
 #[test]
-fn several_packets_of_read_data_at_once_do_what_they_do_one_by_one() {
+fn joined_read_responses_act_as_single_ones() {
     for (from, until) in [(101, 119), (101, 103), (105, 110), (118, 119)] {
         assert!(read_in_parts(from, until, true) == read_in_parts(from, until, false), "{from}..{until}");
     }
@@ -343,9 +344,9 @@ fn long_reads_are_several_requests_within_the_depth() {
     }
     assert_eq!(s.psns(), [228]);
     s.time_out();
-    assert_eq!((s.psns(), s.reserved()), (vec![164], 832), "less at a time after a loss");
+    assert_eq!((s.psns(), s.reserved()), (vec![164], LEAST_CHARGE), "less at a time after a loss");
     assert_eq!(s.answer(164, Response::ReadFirst(ACK), &[7; 256]), None);
-    assert_eq!((s.psns(), s.reserved()), (vec![228], 2 * 832));
+    assert_eq!((s.psns(), s.reserved()), (vec![228], 2 * LEAST_CHARGE));
 }
 
 #[test]

@@ -14,10 +14,10 @@ use super::*;
 use crate::cx::{MemError, Memory, PacketNote, TxRoom};
 use crate::qp::shared::{QpCaps, Service};
 use crate::sim::{Mr, SimHost};
-use crate::wr::{Av, Sge, WcStatus};
+use crate::wr::{Av, Sge, WcExtra, WcStatus};
 use roxe_wire::{
-    Aeth, AtomicAckEth, Feth, Header, Ieth, Kind, Msn, NakCode, Packet, Placement, Psn, Qpn, Response, Selectivity,
-    Syndrome, icrc,
+    Aeth, AtomicAckEth, AtomicEth, Feth, Header, Ieth, ImmDt, Kind, Msn, NakCode, Packet, Placement, Psn, Qpn, RKey,
+    Response, Reth, Selectivity, SendTail, Syndrome, icrc,
 };
 
 /// The first PSN expected.
@@ -64,16 +64,7 @@ impl Script {
     /// A QP in RTS whose peer may do everything, with a region of 64 KiB of known bytes.
     fn with(service: Service, srq_max_sge: Option<u32>) -> Self {
         let caps = QpCaps { max_recv_wr: 8, max_recv_sge: 2, ..QpCaps::default() };
-        let config = QpConfig {
-            qpn: Qpn::new(2),
-            service,
-            caps,
-            sq_sig_all: false,
-            srq_max_sge,
-            tag_matching: false,
-            port_mtu: MTU as u32,
-            line_rate: None,
-        };
+        let config = QpConfig { srq_max_sge, port_mtu: MTU as u32, ..QpConfig::new(Qpn::new(2), service, caps) };
         let mut sh = Shared::new(config);
         sh.set_state(QpState::Rts);
         sh.attr.rq_psn = Psn::new(FIRST);

@@ -22,7 +22,13 @@ impl<C: Choices> Scenario<C> {
         let (me, at) = (Some(who), self.world.now());
         let may_fail = self.sides[who].fragile;
         ensure!(cqe.status == WcStatus::Success || may_fail, Completions, me, at, "failed: {cqe:?}");
-        ensure!(cqe.qpn == self.world.ends[who].tie.here.qpn, Completions, me, at, "of another queue pair: {cqe:?}");
+        ensure!(
+            cqe.qpn == self.world.ends[who].endpoints.here.qpn,
+            Completions,
+            me,
+            at,
+            "of another queue pair: {cqe:?}"
+        );
         loop {
             let posted = self.sides[who].sends.pop_front();
             ensure!(posted.is_some(), Completions, me, at, "of no outstanding send: {cqe:?}");
@@ -98,15 +104,16 @@ impl<C: Choices> Scenario<C> {
 
     fn check_message(&mut self, who: usize, queue: usize, cqe: &Cqe, slot: Slot) -> Result<(), Broken> {
         let (me, at, service) = (Some(who), self.world.now(), self.world.ends[who].setup.service);
-        if service.is_reliable() {
-            let sent = &mut self.sides[who ^ 1].messages;
-            let message = sent.iter().position(|message| message.queue == queue).and_then(|at| sent.remove(at));
-            let is_it = message.is_some_and(|message| self.is_message(who, cqe, slot, &message));
-            ensure!(is_it, Bytes, me, at, "{cqe:?} should be {message:?}");
+        let sent = &self.sides[who ^ 1].messages;
+        let found = if self.keeps_order(who) {
+            let next = sent.iter().position(|message| message.queue == queue);
+            next.filter(|&next| self.is_message(who, cqe, slot, &sent[next]))
         } else {
-            let sent = &self.sides[who ^ 1].messages;
-            let found = sent.iter().any(|message| self.is_message(who, cqe, slot, message));
-            ensure!(found, Bytes, me, at, "a message nobody sent: {cqe:?}");
+            sent.iter().position(|message| self.is_message(who, cqe, slot, message))
+        };
+        ensure!(found.is_some(), Bytes, me, at, "no message that was sent, or not the next one: {cqe:?}");
+        if let Some(found) = found.filter(|_| self.loses_nothing(who)) {
+            self.sides[who ^ 1].messages.remove(found);
         }
         let landed = match (cqe.opcode, service) {
             // Pieces of a longer message that was lost may lie behind this one: UC reuses the receive.
@@ -115,6 +122,17 @@ impl<C: Choices> Scenario<C> {
             _ => 0,
         };
         self.check_guard(who, slot, landed)
+    }
+
+    /// Whether every message that is sent to this end arrives: it is repeated until it does, or nothing can lose it.
+    pub(super) fn loses_nothing(&self, who: usize) -> bool {
+        let setup = &self.world.ends[who].setup;
+        setup.service.is_reliable() || setup.early_wait && !self.sides[who].fragile
+    }
+
+    /// Whether messages arrive at this end in the order in which they were sent.
+    fn keeps_order(&self, who: usize) -> bool {
+        self.loses_nothing(who) && self.world.ends[who].setup.service != Service::Ud
     }
 
     /// Whether a completed receive is exactly `message` of the peer.
@@ -133,6 +151,8 @@ impl<C: Choices> Scenario<C> {
     /// Memory that the peer writes ends as the model says (RC, XRC), or with each write absent or right (UC).
     pub(super) fn check_shared(&self, who: usize) -> Result<(), Broken> {
         let (side, peer, at) = (&self.sides[who], &self.sides[who ^ 1], self.world.now());
+        let lost = if self.loses_nothing(who) && !side.fragile { peer.messages.len() } else { 0 };
+        ensure!(lost == 0, Bytes, Some(who), at, "{lost} messages were lost: {:?}", peer.messages.front());
         let actual = self.world.ends[who].host.memory.bytes(side.shared);
         if self.world.ends[who].setup.service.is_reliable() {
             let right = side.fragile || actual == side.model;

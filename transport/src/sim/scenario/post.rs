@@ -277,8 +277,8 @@ impl<C: Choices> Scenario<C> {
         flags.set(SendFlags::SIGNALED, signaled);
         flags.set(SendFlags::FENCE, fence);
         flags.set(SendFlags::SOLICITED, self.sides[who].what.chance(100));
-        let tie = &self.world.ends[who].tie;
-        let ud = UdDest { av: tie.av(), qpn: tie.there.qpn, qkey: QKEY };
+        let endpoints = &self.world.ends[who].endpoints;
+        let ud = UdDest { av: endpoints.av(), qpn: endpoints.there.qpn, qkey: QKEY };
         let ud = (self.world.ends[who].setup.service == Service::Ud).then_some(ud);
         let op = self.maybe_mistarget(who, op);
         let srqn = QUEUES[self.sides[who].queue];

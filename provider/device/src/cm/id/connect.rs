@@ -61,7 +61,7 @@ impl Id {
             traffic_class: path.traffic_class,
             hop_limit: path.hop_limit,
             packet_lifetime: TimeCode::new(path.packet_life_time),
-            patience: patience(session.engine, path),
+            retry_for: patience(session.engine, path),
             private_data: inner.with_addresses(&param.private_data)?,
             ..Connect::new(path.route(), service_id, inner.qpn(param), inner.psn)
         };
@@ -73,7 +73,7 @@ impl Id {
         let private_data = inner.with_addresses(&param.private_data)?;
         let (path, service_id) = (inner.path()?, inner.service_id(self)?);
         let patience = patience(session.engine, path);
-        let resolve = Resolve { patience, private_data, ..Resolve::new(path.route(), service_id) };
+        let resolve = Resolve { retry_for: patience, private_data, ..Resolve::new(path.route(), service_id) };
         let (cm, mut cx) = session.cx();
         cm.resolve(&mut cx, &resolve).map_err(|e| refused(&e))
     }

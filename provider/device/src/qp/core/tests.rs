@@ -6,7 +6,7 @@ use crate::qp::Qp;
 use crate::testing::{self, PAGE, Pages};
 use roxe_engine::queue_pair::PREFETCHED;
 use roxe_engine::rx::IdentGuess;
-use roxe_transport::qp::QpCaps;
+use roxe_transport::qp::{MAX_WAIT_RC, QpCaps};
 use roxe_transport::wr::{Access, Av, Cqe, RecvRequest, Sge};
 use roxe_wire::{Bth, Deth, Header, Psn, Qkey, icrc};
 use std::net::Ipv4Addr;
@@ -168,18 +168,17 @@ fn a_gap_that_stays_is_one_after_a_while_and_at_once_for_other_hosts() {
     let mr = pd.reg_mr(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
     let (qp, _cq) = connected_receiver(&pd, Sge { addr: mr.addr(), length: 64, lkey: mr.lkey() });
     let now = clock::now();
-    let waiting = || qp.core.inner.lock().parking.len();
+    let waiting = || qp.core.inner.lock().early.len();
     hand_in(&qp, 78, false, now);
     assert_eq!(waiting(), 0);
     hand_in(&qp, 78, true, now);
     hand_in(&qp, 79, true, now);
     assert_eq!(waiting(), 2);
-    hand_in(&qp, 90, false, now.after(parking::RC_PATIENCE));
+    hand_in(&qp, 90, false, now.after(MAX_WAIT_RC));
     assert_eq!(waiting(), 0, "given to the state machine, which asks for what is missing");
 }
 
 #[test]
 fn the_engine_prefetches_a_queue_pair_as_far_as_its_first_lines_go() {
-    println!("{}", size_of::<QpCore>());
     assert!(size_of::<QpCore>().next_multiple_of(64) >= PREFETCHED);
 }

@@ -8,7 +8,7 @@ fn answer(psn: u32, original: u64, msn: u32) -> Out {
 
 // clause: DUP-ATOMIC
 #[test]
-fn they_execute_once_however_often_they_come() {
+fn a_repeated_atomic_executes_once() {
     let mut s = rc();
     s.host.memory.bytes_mut(s.mr)[..8].copy_from_slice(&41u64.to_ne_bytes());
     let add = Request::FetchAdd(s.eth(0));
@@ -23,7 +23,7 @@ fn they_execute_once_however_often_they_come() {
 
 // clause: ATOMIC-RESULT
 #[test]
-fn compare_and_swap_swaps_only_what_it_compared() {
+fn compare_and_swap_stores_only_if_the_word_is_equal() {
     let mut s = rc();
     s.host.memory.bytes_mut(s.mr)[..8].copy_from_slice(&5u64.to_ne_bytes());
     let cas = |s: &Script, compare, swap_or_add| Request::CompareSwap(AtomicEth { compare, swap_or_add, ..s.eth(0) });

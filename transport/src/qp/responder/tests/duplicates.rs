@@ -21,7 +21,7 @@ fn a_repeated_send_is_acknowledged_but_takes_no_receive() {
 
 // clause: DUP-ACK-BOUND
 #[test]
-fn its_acknowledgement_does_not_reach_past_a_read() {
+fn the_acknowledgement_of_a_duplicate_does_not_reach_past_a_read() {
     let mut s = rc();
     let write = Request::WriteOnly(s.reth(0, 0), None);
     let read = Request::Read(s.reth(0, 1));
@@ -38,7 +38,7 @@ fn its_acknowledgement_does_not_reach_past_a_read() {
 
 // clause: DUP-ORDER
 #[test]
-fn all_that_is_repeated_is_answered_in_order() {
+fn duplicates_are_answered_in_order() {
     let mut s = rc();
     let write = Request::WriteOnly(s.reth(0, 0), None);
     let reads = [s.reth(0, 300), s.reth(300, 1)].map(Request::Read);

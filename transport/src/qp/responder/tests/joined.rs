@@ -46,7 +46,7 @@ fn facts(mut s: Script) -> (Psn, Vec<Out>, Vec<u8>, QpState) {
 }
 
 #[test]
-fn several_packets_at_once_do_what_they_do_one_by_one() {
+fn joined_packets_act_as_single_ones() {
     for (first, middle) in [(write as fn(&Script, u32) -> Request, Request::WriteMiddle), (send, Request::SendMiddle)] {
         for ack_req in [false, true] {
             let total = ((COUNT + 2) * MTU) as u32;
@@ -65,7 +65,7 @@ fn several_packets_at_once_do_what_they_do_one_by_one() {
 }
 
 #[test]
-fn what_is_not_plain_is_left_alone() {
+fn joined_packets_that_are_not_plain_change_nothing() {
     let total = ((COUNT + 2) * MTU) as u32;
     let before = || begun(write, total);
     let (write_middle, all) = (Request::WriteMiddle, payload());

@@ -51,7 +51,7 @@ fn a_duplicate_of_another_kind_or_a_forgotten_one_is_dropped() {
 
 // clause: NONPOSTED-PLACE
 #[test]
-fn they_need_room_to_be_remembered() {
+fn atomic_write_and_flush_count_against_max_dest_rd_atomic() {
     for too_many in [Request::AtomicWrite(rc().reth(0, 8)), Request::Flush(GLOBAL, rc().reth(0, 8))] {
         let (mut s, reth) = flushable(Access::FLUSH_GLOBAL);
         assert_eq!(s.put(FIRST, Request::AtomicWrite(s.reth(0, 8)), &[1; 8]), Ok(()));
@@ -99,7 +99,7 @@ fn a_flush_needs_a_key_that_allows_it_on_all_it_covers() {
 
 // clause: FLUSH-RESERVED
 #[test]
-fn what_a_flush_must_not_ask_for_is_an_invalid_request() {
+fn a_flush_with_reserved_placement_or_selectivity_is_an_invalid_request() {
     let feth = |selectivity, placement| Feth { selectivity, placement: Placement(placement) };
     let reserved = [
         feth(Selectivity::Range, 0),

@@ -17,7 +17,7 @@ fn one_acknowledgement_answers_all_that_arrived() {
 
 // clause: ACK-ASKED
 #[test]
-fn nothing_is_said_unless_asked() {
+fn no_acknowledgement_is_sent_unless_asked_for() {
     let mut s = rc();
     assert_eq!(s.put_quietly(FIRST, Request::WriteOnly(s.reth(0, 2), None), b"hi"), Ok(()));
     assert_eq!(s.out(), []);

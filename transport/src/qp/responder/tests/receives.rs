@@ -37,7 +37,7 @@ fn only_the_end_of_a_write_with_immediate_needs_a_receive() {
 
 // clause: INVALIDATE-KEY
 #[test]
-fn what_came_with_the_message_is_in_the_completion() {
+fn immediate_data_and_invalidated_keys_are_in_the_completion() {
     let mut s = rc();
     let window = s.host.memory.register(8, Access::REMOTE_WRITE);
     s.host.memory.make_window(window);

@@ -49,7 +49,7 @@ fn after_a_gap_a_first_packet_starts_anew() {
 
 // clause: UC-NEW-START
 #[test]
-fn a_start_in_sequence_also_ends_what_was_open() {
+fn a_first_packet_in_sequence_abandons_the_open_message() {
     let mut s = uc();
     assert_eq!(s.put_uc(FIRST, UcRequest::WriteFirst(s.reth(4096, 512)), &[1; MTU]), Ok(()));
     assert_eq!(s.put_uc(FIRST + 1, ONLY, b"whole"), Ok(()));
@@ -59,7 +59,7 @@ fn a_start_in_sequence_also_ends_what_was_open() {
 
 // clause: UC-LOST
 #[test]
-fn what_cannot_be_taken_is_lost_as_a_whole_message() {
+fn a_uc_message_with_a_bad_packet_is_dropped_whole() {
     let bad = Reth { rkey: RKey(1), ..uc().reth(0, 512) };
     let firsts = [
         (UcRequest::WriteFirst(bad), DropReason::RemoteAccess, MTU),

@@ -12,14 +12,14 @@ use std::collections::VecDeque;
 
 /// How long after TimeWait a peer may have yet to ask again: rdma_cm repeats a DREQ after this and the time that two packets
 /// take, which TimeWait is longer than.
-const UNHEARD: TimeCode = TimeCode::new(20);
+const REPEAT_WITHIN: TimeCode = TimeCode::new(20);
 /// The most that are remembered; the last ones are.
 // clause: CM-BOUNDS
 const MOST: usize = 1024;
 
-/// One of them.
+/// One connection that is over.
 #[derive(Debug)]
-struct Farewell {
+struct Closed {
     id: CommId,
     theirs: CommId,
     tid: TransactionId,
@@ -27,11 +27,11 @@ struct Farewell {
     until: Instant,
 }
 
-/// All of them, the oldest first.
+/// The connections that are over, the oldest first.
 #[derive(Debug, Default)]
-pub(super) struct Farewells(VecDeque<Farewell>);
+pub(super) struct ClosedConnections(VecDeque<Closed>);
 
-impl Farewells {
+impl ClosedConnections {
     /// Remembers a connection whose timer is due now, if that ends it and the peer had asked for the end.
     // clause: CM-PARTING
     pub(super) fn note(&mut self, now: Instant, conn: &Connection) {
@@ -42,7 +42,7 @@ impl Farewells {
             self.0.pop_front();
         }
         let (id, theirs, tid, route) = (conn.id, conn.remote_id(), conn.tid, conn.route());
-        self.0.push_back(Farewell { id, theirs, tid, route, until: now.after(times::wait(UNHEARD)) });
+        self.0.push_back(Closed { id, theirs, tid, route, until: now.after(times::wait(REPEAT_WITHIN)) });
     }
 
     /// Says once more that the connection `id` is over, unless its peer has heard it or asked again by now.
@@ -53,7 +53,7 @@ impl Farewells {
         }
     }
 
-    /// All of them, and between which addresses they were.
+    /// The ids of all, and between which addresses they were.
     pub(super) fn all(&self) -> impl Iterator<Item = (CommId, Route)> {
         self.0.iter().map(|said| (said.id, said.route))
     }

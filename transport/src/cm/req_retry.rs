@@ -6,14 +6,14 @@
 use crate::time::Instant;
 use core::time::Duration;
 
-/// The first pause; each one after that is twice as long,
+/// The first pause; each one after that is twice as long, up to [`LONGEST`].
 const FIRST: Duration = Duration::from_millis(10);
-/// up to this.
+/// The longest pause.
 const LONGEST: Duration = Duration::from_millis(160);
 
 /// Until when a refused request is repeated, and how long the next pause is.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
+pub(super) struct ReqRetry {
     /// How long after the first refusal.
     length: Duration,
     until: Option<Instant>,
@@ -22,16 +22,16 @@ pub(super) struct Patience {
     pub(super) is_pausing: bool,
 }
 
-impl Patience {
-    /// Of who was asked.
+impl ReqRetry {
+    /// That of a side that was asked: it repeats nothing.
     pub(super) const NONE: Self = Self::new(Duration::ZERO);
 
     pub(super) const fn new(length: Duration) -> Self {
         Self { length, until: None, pause: FIRST, is_pausing: false }
     }
 
-    /// Nobody is there: when to ask again, or `None` when it has been long enough. Who refuses so has forgotten the request,
-    /// and takes the same for a new one.
+    /// Nobody listens: when to ask again, or `None` when it has been long enough. A peer that refuses for that reason has
+    /// forgotten the request, and takes its repetition for a new one.
     // clause: CM-REQ-AGAIN
     pub(super) fn pause(&mut self, now: Instant) -> Option<Instant> {
         let until = *self.until.get_or_insert_with(|| now.after(self.length));

@@ -1,19 +1,21 @@
-//! XRC: a request for a shared queue of another process is executed there, for a target that lives here.
+//! XRC: every request names a shared receive queue, and one of another process is executed there.
 //!
 //! The target keeps the connection: it puts requests in order, checks what the queue pair allows, remembers and answers.
-//! In the process of the queue stands a *guest*, a target that nobody is connected with. It is handed one request at a time
-//! and says what came of it; it keeps what belongs to the queue, the receive in use above all. The hosts carry requests
-//! and outcomes between the two. May touch [`Shared`] and the host.
+//! In the process of the queue there is a *proxy target*, with which nobody is connected. It is handed one request at a
+//! time and says what came of it; it keeps what belongs to the queue, the receive in use above all. The hosts carry
+//! requests and outcomes between the two. May touch [`Shared`] and the host.
 
-use crate::cx::Host;
+use crate::cx::{Host, RxPayload, SrqPlace};
+use crate::qp::admission::check_request;
 use crate::qp::attr::QpState;
 use crate::qp::error::DropReason;
+use crate::qp::queue_pair::Qp;
 use crate::qp::refusal::{Answer, Outcome, Refusal};
 use crate::qp::replay::{OnceKind, Op};
-use crate::qp::responder::{Incoming, NakState, Open, OpenWrite, Responder, check_op_valid, has_own_answer};
+use crate::qp::request_rules::{Open, OpenWrite, check_op_valid, has_own_answer};
+use crate::qp::responder::{Incoming, NakState, Responder};
 use crate::qp::shared::{QpEvents, Service, Shared};
-use crate::qp::{Qp, check_request};
-use roxe_wire::{Kind, NakCode, NetHeader, Packet, Psn, Request, XrcEth};
+use roxe_wire::{Bth, Kind, NakCode, NetHeader, Packet, Psn, Request, XrcEth};
 
 impl Qp {
     /// The shared queue that `packet` names, if it is the request that this XRC target expects next and nothing here stands
@@ -51,10 +53,10 @@ impl Qp {
         self.responder.open != Open::None
     }
 
-    /// This target is a guest: executes one request for a target in another process, which keeps order and answers. The
+    /// This target is a proxy: executes one request for a target in another process, which keeps order and answers. The
     /// packet may have any PSN. What it would answer is not sent.
     pub fn execute_for_other<H: Host>(&mut self, host: &mut H, net: &NetHeader, packet: &Packet<'_>) -> Outcome {
-        self.responder.begin_errand(packet.header.bth.psn);
+        self.responder.begin_remote_request(packet.header.bth.psn);
         let result = self.handle_packet(host, net, packet);
         let events = self.poll_event() & (QpEvents::REQ_ERR | QpEvents::ACCESS_ERR | QpEvents::FATAL);
         match result {
@@ -69,7 +71,7 @@ impl Qp {
 impl Responder {
     /// A message for `srqn` begins, or the open one is for it.
     // clause: XRC-ONE-QUEUE
-    pub(super) fn goes_on(&self, srqn: u32) -> bool {
+    fn goes_on(&self, srqn: u32) -> bool {
         self.open == Open::None || srqn == self.rq.srqn()
     }
 
@@ -77,13 +79,13 @@ impl Responder {
         self.outcome = outcome;
     }
 
-    /// A guest owes nobody an answer, and any packet is the one it expects.
-    fn begin_errand(&mut self, psn: Psn) {
+    /// A proxy owes nobody an answer, and any packet is the one it expects.
+    fn begin_remote_request(&mut self, psn: Psn) {
         self.replies.reset();
         self.progress.e_psn = psn;
     }
 
-    /// The word that the atomic of this errand found.
+    /// The word that the atomic of the remote request found.
     fn original(&self) -> u64 {
         match self.replies.newest() {
             Some(Op::Once(_, original)) => original,
@@ -91,7 +93,7 @@ impl Responder {
         }
     }
 
-    /// Why the request of this errand was not executed.
+    /// Why the remote request was not executed.
     fn refusal(&self, events: QpEvents) -> Outcome {
         match self.replies.refusal() {
             Some(Answer::RnrNak) => Outcome::NotReady,
@@ -102,7 +104,7 @@ impl Responder {
     }
 
     /// What the queue pair of the connection itself may have against a request: its access flags, and how many requests it
-    /// remembers. The guest knows neither.
+    /// remembers. The proxy knows neither.
     fn check_here(&self, sh: &Shared, req: &Request) -> Result<(), Refusal> {
         check_op_valid(sh.attr.access, req)?;
         if has_own_answer(req) && !self.replies.has_room(sh.attr.max_dest_rd_atomic) {
@@ -111,9 +113,41 @@ impl Responder {
         Ok(())
     }
 
+    /// A request on an extended reliable connection: as [`Responder::handle_request`], but receives, their completions and
+    /// the domain of remote keys are those of the shared queue that the packet names.
+    ///
+    /// # Errors
+    /// Why it was not executed.
+    pub(crate) fn handle_xrc<H: Host>(
+        &mut self,
+        sh: &mut Shared,
+        host: &mut H,
+        header: (&Bth, XrcEth),
+        req: &Request,
+        payload: RxPayload<'_>,
+    ) -> Result<(), DropReason> {
+        let (bth, XrcEth(srqn)) = header;
+        // clause: XRC-QUEUE-KNOWN
+        let (place, outcome) = (host.select_srq(srqn), self.outcome.take());
+        if bth.psn != self.progress.e_psn {
+            return self.handle_request(sh, host, bth, req, payload);
+        }
+        // clause: XRC-ONE-QUEUE
+        if place == SrqPlace::Nowhere || !self.goes_on(srqn) {
+            self.replies.withdraw_nak();
+            self.note_established(sh);
+            return Err(self.refuse(sh, host, Refusal::SharedQueue));
+        }
+        self.rq.set_srqn(srqn);
+        if place == SrqPlace::Elsewhere {
+            return self.handle_elsewhere(sh, host, Incoming { bth, req, payload }, outcome);
+        }
+        self.handle_request(sh, host, bth, req, payload)
+    }
+
     /// The expected request names a queue of another process.
     // clause: XRC-PROCESSES
-    pub(super) fn handle_elsewhere<H: Host>(
+    fn handle_elsewhere<H: Host>(
         &mut self,
         sh: &mut Shared,
         host: &mut H,
@@ -145,7 +179,7 @@ impl Responder {
         }
     }
 
-    /// Notes what is open, and what is to be answered, after the guest has executed a request.
+    /// Notes what is open, and what is to be answered, after the proxy has executed a request.
     fn follow(&mut self, sh: &Shared, incoming: Incoming<'_>, original: u64) {
         let Incoming { bth, req, .. } = incoming;
         self.open = match req {

@@ -1,0 +1,88 @@
+//! What a packet occupies in the receive buffer of a UDP socket, as Linux accounts it (`truesize`, `SO_RCVBUF` in
+//! `man 7 socket`). Pure arithmetic; touches nothing.
+
+use roxe_wire::{Kind, UcRequest};
+
+/// What a packet costs besides its payload: its longest header (BTH, RETH, ImmDt) and 64 bytes of bookkeeping.
+const OVERHEAD: u32 = 96;
+/// The least that any packet costs: a socket buffer comes in steps.
+const LEAST: u32 = 832;
+/// Payload of the longest packet that comes alone and costs no more than that.
+const SMALL: u32 = 128;
+/// What the payload of a longer one is to be rounded up with: headers, and what the kernel keeps behind them.
+const ALONE: u32 = 410;
+/// The kernel's description of a packet.
+const DESCRIPTION: u32 = 256;
+
+/// Bytes that a packet with this payload occupies at the receiver when the kernel joins it with others of its message.
+#[inline]
+pub fn charge(payload: u32) -> u32 {
+    (payload.next_multiple_of(4) + OVERHEAD).max(LEAST)
+}
+
+/// Bytes that a packet occupies which is a whole message and mostly arrives alone: its buffer is a power of two, so that
+/// 4096 bytes occupy 8448.
+#[inline]
+pub fn charge_alone(payload: u32) -> u32 {
+    if payload <= SMALL { LEAST } else { (payload + ALONE).next_power_of_two() + DESCRIPTION }
+}
+
+/// What a packet of a service without acknowledgements counts for, and so gives back.
+#[inline]
+pub fn charge_of(kind: &Kind, payload: usize) -> u32 {
+    let payload = u32::try_from(payload).unwrap_or(0);
+    match kind {
+        Kind::Ud { .. } | Kind::UcRequest(UcRequest::SendOnly(_) | UcRequest::WriteOnly(..)) => charge_alone(payload),
+        _ => charge(payload),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use roxe_wire::{Deth, Qkey, Qpn, Reth};
+
+    #[test]
+    fn a_packet_costs_at_least_a_small_buffer() {
+        assert_eq!(charge(0), 832);
+        assert_eq!(charge(736), 832);
+        assert_eq!(charge(737), 836);
+        assert_eq!(charge(4096), 4192);
+    }
+
+    /// As a socket of Linux 6.18 reports it: how many fit its buffer.
+    #[test]
+    fn a_message_of_one_packet_costs_what_its_buffer_takes() {
+        for (payload, bytes) in [
+            (0, 832),
+            (128, 832),
+            (192, 1280),
+            (512, 1280),
+            (640, 2304),
+            (1600, 2304),
+            (2048, 4352),
+            (3600, 4352),
+            (4096, 8448),
+        ] {
+            assert_eq!(charge_alone(payload), bytes, "{payload}");
+        }
+    }
+
+    #[test]
+    fn only_whole_messages_are_charged_as_alone() {
+        let reth = Reth { va: 0, rkey: roxe_wire::RKey(1), dma_len: 4096 };
+        let deth = Deth { qkey: Qkey(1), src_qpn: Qpn::new(2) };
+        for kind in [
+            Kind::Ud { deth, imm: None },
+            Kind::UcRequest(UcRequest::SendOnly(None)),
+            Kind::UcRequest(UcRequest::WriteOnly(reth, None)),
+        ] {
+            assert_eq!(charge_of(&kind, 4096), 8448);
+        }
+        for request in
+            [UcRequest::SendFirst, UcRequest::SendMiddle, UcRequest::SendLast(None), UcRequest::WriteFirst(reth)]
+        {
+            assert_eq!(charge_of(&Kind::UcRequest(request), 4096), 4192);
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! Scripts of arrivals: which packets wait, in which order the queue pair gets them, and what ends the wait.
+
+use super::*;
+use crate::qp::QpState;
+use crate::sim::setup::{QKEY, QPN_A, QPN_B};
+use crate::sim::wire::net_header;
+use crate::sim::{Mr, Peer, Setup, SimHost};
+use crate::wr::{RecvRequest, WcStatus};
+use roxe_wire::{Bth, Deth, Header, Request, SendTail, UcRequest};
+
+/// PSN that the queue pair of a script expects first.
+const FIRST: u32 = 0xff_fffe;
+
+/// A queue pair that receives, the packets in front of it, and what was handed over: tag and reason for a drop.
+struct Script {
+    qp: Qp,
+    host: SimHost,
+    early: EarlyPackets<u32>,
+    mr: Mr,
+    handed_over: Vec<(u32, Option<DropReason>)>,
+}
+
+impl Script {
+    fn new(service: Service, receives: u64) -> Self {
+        let setup = Setup { psn: [FIRST, 0], ..Setup::of(service) };
+        let (mut qp, mut host) = setup.make(Peer::B);
+        setup.bring_to(Peer::B, &mut qp, &mut host, QpState::Rts);
+        let mr = host.memory.register(4096, crate::wr::Access::LOCAL_WRITE);
+        let mut script = Self { qp, host, early: EarlyPackets::default(), mr, handed_over: vec![] };
+        (0..receives).for_each(|wr_id| script.post_recv(wr_id));
+        script
+    }
+
+    fn post_recv(&mut self, wr_id: u64) {
+        self.qp.post_recv(&RecvRequest { wr_id, sges: &[self.mr.sge(0, 100)] }).expect("room for a receive");
+        self.hand_over();
+    }
+
+    fn hand_over(&mut self) {
+        let Self { qp, host, early, handed_over, .. } = self;
+        early.hand_over(qp, host, |early, result| handed_over.push((early.tag, result.err())));
+    }
+
+    fn wait(&mut self, time: Duration) {
+        self.host.clock = self.host.clock.after(time);
+        self.hand_over();
+    }
+
+    /// A message of one packet comes, which is number `at` of those that the peer sent. Its first byte and its tag are that
+    /// number. Returns whether it waits.
+    fn arrive(&mut self, at: u32, may_have_overtaken: bool) -> bool {
+        let kind = match self.qp.service() {
+            Service::Ud => Kind::Ud { deth: Deth { qkey: QKEY, src_qpn: QPN_A }, imm: None },
+            Service::Uc => Kind::UcRequest(UcRequest::SendOnly(None)),
+            _ => Kind::RcRequest(Request::SendOnly(SendTail::Plain)),
+        };
+        let header = Header { bth: Bth::new(QPN_B, Psn::new(FIRST).add(at)), kind };
+        let (net, payload) = (net_header(&crate::sim::setup::av(Peer::A)), [at as u8]);
+        let packet = Packet { header, payload: &payload };
+        let waits = self.early.keep(&mut self.qp, &mut self.host, (&net, &packet), at, || may_have_overtaken);
+        if !waits {
+            let result = self.qp.handle_packet(&mut self.host, &net, &packet);
+            self.handed_over.push((at, result.err()));
+            self.hand_over();
+        }
+        waits
+    }
+
+    /// The tags of the packets that were handed over and taken, in order.
+    fn taken(&self) -> Vec<u32> {
+        self.handed_over.iter().filter(|(_, dropped)| dropped.is_none()).map(|(tag, _)| *tag).collect()
+    }
+}
+
+const ALL_DROPPED: [(u32, Option<DropReason>); 3] =
+    [(0, Some(DropReason::NoReceive)), (1, Some(DropReason::NoReceive)), (2, Some(DropReason::NoReceive))];
+
+#[test]
+fn packets_that_overtook_others_are_delivered_in_the_order_of_sending() {
+    // Service, whether its packets take several ways, the order of arrival, and that of delivery.
+    let cases: [(Service, bool, &[u32], &[u32]); 8] = [
+        (Service::Uc, true, &[0, 1, 2, 3], &[0, 1, 2, 3]),
+        (Service::Uc, true, &[3, 2, 1, 0], &[0, 1, 2, 3]),
+        (Service::Uc, true, &[1, 0, 3, 2], &[0, 1, 2, 3]),
+        // What comes from afar has lost what is missing.
+        (Service::Uc, false, &[1, 0, 2, 3], &[1, 0, 2, 3]),
+        (Service::Rc, true, &[2, 1, 0, 3], &[0, 1, 2, 3]),
+        (Service::Rc, false, &[0, 2, 1, 2], &[0, 1, 2]),
+        // Datagrams have no order but that in which they come.
+        (Service::Ud, true, &[2, 0, 3, 1], &[2, 0, 3, 1]),
+        (Service::Ud, false, &[1, 0], &[1, 0]),
+    ];
+    for (service, may_have_overtaken, arrivals, delivered) in cases {
+        let mut script = Script::new(service, 8);
+        for &at in arrivals {
+            script.arrive(at, may_have_overtaken);
+        }
+        assert_eq!(script.taken(), delivered, "{service:?} {arrivals:?}");
+        assert!(script.early.is_empty() && script.early.deadline().is_none());
+    }
+}
+
+#[test]
+fn packets_wait_for_their_receives_in_order() {
+    for service in [Service::Uc, Service::Ud] {
+        let mut script = Script::new(service, 1);
+        let waits: Vec<bool> = (0..4).map(|at| script.arrive(at, true)).collect();
+        assert_eq!(waits, [false, true, true, true], "{service:?}");
+        script.post_recv(7);
+        assert_eq!(script.taken(), [0, 1]);
+        // One that comes later does not overtake those that wait, though there were a receive for it.
+        script.qp.post_recv(&RecvRequest { wr_id: 8, sges: &[script.mr.sge(0, 100)] }).expect("room");
+        assert!(script.arrive(4, true));
+        script.hand_over();
+        assert_eq!(script.taken(), [0, 1, 2]);
+        (9..11).for_each(|wr_id| script.post_recv(wr_id));
+        assert_eq!(script.taken(), [0, 1, 2, 3, 4]);
+        assert!(script.host.recvs.iter().all(|cqe| cqe.status == WcStatus::Success));
+    }
+}
+
+// clause: UC-LOST, UD-LOST
+#[test]
+fn a_packet_that_has_waited_long_enough_is_dropped_as_without_a_receive() {
+    for service in [Service::Uc, Service::Ud] {
+        let mut script = Script::new(service, 0);
+        (0..3).for_each(|at| assert!(script.arrive(at, true)));
+        script.wait(MAX_WAIT - Duration::from_nanos(1));
+        assert_eq!((script.handed_over.as_slice(), script.early.len()), (&[][..], 3));
+        script.wait(Duration::from_nanos(1));
+        assert_eq!((script.handed_over.as_slice(), script.early.len()), (&ALL_DROPPED[..], 0), "{service:?}");
+    }
+}
+
+#[test]
+fn a_gap_that_stays_costs_the_open_message_only() {
+    let mut script = Script::new(Service::Uc, 8);
+    assert!(script.arrive(1, true) && script.arrive(2, true));
+    script.wait(MAX_WAIT);
+    assert_eq!(script.taken(), [1, 2]);
+    assert!(!script.arrive(3, true));
+}
+
+#[test]
+fn a_reliable_connection_naks_a_gap_after_a_shorter_wait() {
+    let mut script = Script::new(Service::Rc, 8);
+    assert!(script.arrive(1, true) && script.arrive(2, true));
+    script.wait(MAX_WAIT_RC - Duration::from_nanos(1));
+    assert!(!script.qp.has_work());
+    script.wait(Duration::from_nanos(1));
+    assert!(script.early.is_empty() && script.qp.has_work(), "a NAK is to be sent");
+    assert_eq!(script.handed_over[0], (1, Some(DropReason::OutOfSequence)));
+}
+
+#[test]
+fn a_reliable_connection_does_not_wait_for_receives() {
+    let mut script = Script::new(Service::Rc, 0);
+    assert!(!script.arrive(0, true));
+    assert!(script.qp.has_work(), "an RNR NAK is to be sent");
+}
+
+#[test]
+fn packets_wait_only_as_far_ahead_as_others_can_be_under_way() {
+    let edge = MAX_AHEAD as u32;
+    for (at, waits) in [(0, false), (1, true), (edge - 1, true), (edge, false), (0xff_ffff, false), (0x80_0000, false)]
+    {
+        assert_eq!(Script::new(Service::Uc, 8).arrive(at, true), waits, "{at:#x}");
+    }
+}
+
+#[test]
+fn packets_of_another_host_queue_behind_those_that_wait() {
+    let mut script = Script::new(Service::Uc, 8);
+    assert!(script.arrive(3, true) && script.arrive(2, false));
+    assert!(!script.arrive(0, false));
+    assert_eq!(script.taken(), [0]);
+    assert!(!script.arrive(1, false));
+    assert_eq!(script.taken(), [0, 1, 2, 3]);
+}
+
+#[test]
+fn a_reset_queue_pair_drops_waiting_packets_at_the_next_check() {
+    let mut script = Script::new(Service::Ud, 0);
+    assert!(script.arrive(0, true));
+    let reset = crate::qp::QpAttr { state: QpState::Reset, ..*script.qp.attr() };
+    script.qp.modify(&mut script.host, &reset, crate::qp::AttrMask::STATE).expect("allowed from every state");
+    let due = script.early.deadline().expect("something waits");
+    script.wait(due.since(script.host.clock));
+    assert_eq!(script.handed_over, [(0, Some(DropReason::BadState))]);
+}
+
+#[test]
+fn there_is_a_deadline_while_something_waits() {
+    let mut script = Script::new(Service::Ud, 0);
+    assert_eq!(script.early.deadline(), None);
+    let came = script.host.clock;
+    assert!(script.arrive(0, true));
+    script.host.clock = came.after(RECHECK / 2);
+    assert!(script.arrive(1, true));
+    assert_eq!(script.early.deadline(), Some(came.after(RECHECK)));
+    script.wait(RECHECK);
+    assert_eq!(script.early.deadline(), Some(script.host.clock.after(RECHECK)));
+    (0..2).for_each(|wr_id| script.post_recv(wr_id));
+    assert_eq!((script.early.deadline(), script.taken()), (None, vec![0, 1]));
+}
+
+#[test]
+fn a_shared_queue_is_looked_at_again_though_nobody_tells_of_its_receives() {
+    let mut script = Script::new(Service::Ud, 0);
+    let setup = Setup { srq: true, ..Setup::of(Service::Ud) };
+    (script.qp, script.host) = setup.make(Peer::B);
+    setup.bring_to(Peer::B, &mut script.qp, &mut script.host, QpState::Rts);
+    script.mr = script.host.memory.register(4096, crate::wr::Access::LOCAL_WRITE);
+    assert!(script.arrive(0, true));
+    script.host.srq.post(&RecvRequest { wr_id: 1, sges: &[script.mr.sge(0, 100)] });
+    script.wait(RECHECK);
+    assert_eq!(script.taken(), [0]);
+}
+
+/// A datagram of `len` bytes with everything around it.
+fn datagram(payload: &[u8]) -> Packet<'_> {
+    let kind = Kind::Ud { deth: Deth { qkey: QKEY, src_qpn: QPN_A }, imm: None };
+    Packet { header: Header { bth: Bth::new(QPN_B, Psn::new(0)), kind }, payload }
+}
+
+#[test]
+fn room_is_bounded_in_bytes_of_whole_packets() {
+    let mut early = EarlyPackets::default();
+    let payload = vec![0; 3997];
+    // 12 BTH, 8 DETH, 3 pad, 4 ICRC.
+    let most = MAX_BYTES / (3997 + 27);
+    let push = |early: &mut EarlyPackets<usize>, tag| {
+        early.push(Service::Ud, Instant(0), (&NetHeader::default(), &datagram(&payload)), tag, MAX_WAIT)
+    };
+    for at in 0..most {
+        assert_eq!(early.is_half_full(), at > most / 2, "{at}");
+        assert!(push(&mut early, at));
+    }
+    assert!(!push(&mut early, most), "full");
+    assert_eq!(early.len(), most);
+}
+
+#[test]
+fn packets_beyond_the_bound_are_handed_over_at_once() {
+    let mut script = Script::new(Service::Ud, 0);
+    script.early.bytes = MAX_BYTES - 20;
+    assert!(!script.arrive(0, true));
+    assert_eq!(script.handed_over, ALL_DROPPED[..1]);
+}
