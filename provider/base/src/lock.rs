@@ -517,23 +517,23 @@ pub mod rank {
         Engines,
         /// `engine`: the start of an engine, and whoever follows the interface.
         Starting,
-        /// `engine::tap`: the start of captures and fault rules.
-        TapStarting,
+        /// `engine::interceptor`: the start of captures and fault rules.
+        InterceptorStarting,
         /// `device`: the contexts that want to hear of the port; also held while its new addresses are opened.
         Contexts,
         /// `engine::rx`: the receive side, held while packets are handed to queue pairs and those answer. Pollers only try it.
         Rx,
-        /// `srq::guests`: stand-ins for XRC targets of other processes, held while one works.
-        XrcGuests,
+        /// `srq::remote_targets`: stand-ins for XRC targets of other processes, held while one works.
+        XrcRemoteTargets,
         /// `engine::table`: queue pairs by number.
         QpTable,
         /// `qp`: one queue pair.
         Qp,
         /// `engine::rings`: the writing half of one ring, held while a batch is built in it.
         RingSender,
-        /// `engine::tap`: the rules that spoil packets.
+        /// `engine::interceptor`: the rules that spoil packets.
         Faults,
-        /// `engine::tap`: the capture file, for a batch of packets.
+        /// `engine::interceptor`: the capture file, for a batch of packets.
         Capture,
         /// `mr`: the description of one region, while it is registered anew.
         Registration,
@@ -581,8 +581,8 @@ pub mod rank {
         Port,
         /// `cm::agent`: what waits for the connection manager.
         CmInbox,
-        /// `engine::letters`: frames for other processes.
-        Letters,
+        /// `engine::xrc_messages`: frames for other processes.
+        XrcMessages,
         /// `cm::ports`: who holds a port alone.
         PortAlone,
         /// `cm::ports`: the sockets that stand for ports.
@@ -607,7 +607,7 @@ pub mod rank {
         StatsFile,
         /// `event`: events that wait for the program.
         Events,
-        /// `engine::tap`: packets that are held back.
+        /// `engine::interceptor`: packets that are held back.
         Delayed,
         /// `timers`: deadlines.
         Timers,

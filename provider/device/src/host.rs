@@ -3,15 +3,14 @@
 //! A [`QpHost`] lives for one visit to a queue pair, under its lock. Touches the objects of C programs by their own locks,
 //! which are all further in.
 
-mod errands;
+mod xrc_requests;
 
-pub(crate) use errands::MAX_FETCH;
+pub(crate) use xrc_requests::MAX_FETCH;
 
 use crate::cq::Cq;
 use crate::qp::QpCore;
 use crate::srq::Srq;
 use crate::unpolled::Unpolled;
-use errands::Errands;
 use roxe_engine::engine::Engine;
 use roxe_engine::flow_control::{Flow, Key, Pool, STALL, STREAM_STALL};
 use roxe_engine::queue_pair::VisitOutcome;
@@ -32,6 +31,7 @@ use roxe_transport::wr::{Access, Av, Bind, Cqe, Sge};
 use roxe_wire::{Psn, Qpn, RKey, Reth};
 use std::sync::Arc;
 use std::time::Duration;
+use xrc_requests::Errands;
 
 /// What the surroundings of a queue pair remember from visit to visit: where it sends, and what it has completed.
 #[derive(Debug, Default)]
@@ -47,7 +47,7 @@ pub(crate) struct Path {
     /// Completions of sends that nobody has polled.
     unpolled: Unpolled,
     /// Of an XRC target that has met queues of other processes.
-    errands: Option<Box<Errands>>,
+    xrc_requests: Option<Box<Errands>>,
 }
 
 impl Path {

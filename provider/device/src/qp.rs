@@ -405,7 +405,7 @@ impl Drop for SendGuard<'_> {
             return self.core.engine().leave();
         }
         let now = clock::now();
-        inner.rhythm.on_post(now);
+        inner.delayed_ack.on_post(now);
         self.core.finish(inner, now);
         self.core.engine().leave_after_send(now);
     }

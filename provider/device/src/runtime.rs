@@ -9,7 +9,7 @@ use crate::{fork, xrc_remote};
 use roxe_base::error::Error;
 use roxe_engine::engine::Engine;
 use roxe_engine::services::Services;
-use roxe_net::forward::Errand;
+use roxe_net::forward::XrcRequest;
 use roxe_transport::cm::Route;
 use roxe_transport::time::Instant;
 use roxe_wire::cm::Mad;
@@ -108,8 +108,8 @@ impl Services for Upper {
         self.agent.end_all(engine, limit);
     }
 
-    fn run_errand(&self, engine: &Engine, errand: &Errand, body: &[u8], now: Instant) {
-        xrc_remote::run_errand(engine, errand, body, now);
+    fn serve_xrc_request(&self, engine: &Engine, request: &XrcRequest, body: &[u8], now: Instant) {
+        xrc_remote::serve_xrc_request(engine, request, body, now);
     }
 
     fn interface_changed(&self, engine: &Engine) {

@@ -3,7 +3,7 @@
 //! One lock per queue; further in are only that of a completion queue, for operations on tags, and that of the event queue.
 //! Touches the context for the limit event.
 
-mod guests;
+mod remote_targets;
 mod tags;
 
 pub use tags::{TagInit, TagOp, TagRequest};
@@ -12,7 +12,7 @@ use crate::cq::Cq;
 use crate::event::AsyncEventKind;
 use crate::pd::Pd;
 use crate::xrcd::Xrcd;
-use guests::Guests;
+use remote_targets::RemoteTargets;
 use roxe_base::error::Error;
 use roxe_base::limits::{MAX_SRQ_SGE, MAX_SRQ_WR, MAX_TM_SGE};
 use roxe_base::lock::{Mutex, rank};
@@ -116,7 +116,7 @@ struct Xrc {
     /// Ends when the queue is destroyed.
     uses: Mutex<rank::Uses, Vec<Use>>,
     /// Targets of other processes that brought messages.
-    guests: Guests,
+    remote_targets: RemoteTargets,
 }
 
 impl Srq {
@@ -132,7 +132,8 @@ impl Srq {
         number: u32,
     ) -> Result<Arc<Self>, Error> {
         let uses = Mutex::new(vec![xrcd.hold(), cq.hold()]);
-        let xrc = Xrc { xrcd: Arc::clone(xrcd), cq: Arc::clone(cq), number, uses, guests: Guests::default() };
+        let xrc =
+            Xrc { xrcd: Arc::clone(xrcd), cq: Arc::clone(cq), number, uses, remote_targets: RemoteTargets::default() };
         Self::make(pd, init, Kind::Xrc(xrc), None).map(Arc::new)
     }
 
@@ -230,7 +231,7 @@ impl Srq {
             Kind::Basic => {}
             Kind::Xrc(xrc) => {
                 xrc.xrcd.forget_srq(xrc.number);
-                xrc.guests.clear();
+                xrc.remote_targets.clear();
                 xrc.uses.lock().clear();
             }
             Kind::Tags(tags) => *tags.cq_use.lock() = None,

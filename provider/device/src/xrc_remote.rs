@@ -2,27 +2,27 @@
 
 use crate::xrcd;
 use roxe_engine::engine::Engine;
-use roxe_engine::xrc_remote::Letter;
-use roxe_net::forward::{Errand, ErrandKind, Frame};
+use roxe_engine::xrc_remote::XrcMessage;
+use roxe_net::forward::{Frame, XrcRequest, XrcRequestKind};
 use roxe_net::slot::Slot;
 use roxe_transport::qp::Outcome;
 use roxe_transport::time::Instant;
 use roxe_wire::{Gid, NetHeader, Packet, RKey};
 
 /// Does what a target of another process asks for.
-pub(crate) fn run_errand(engine: &Engine, errand: &Errand, body: &[u8], now: Instant) {
-    let srq = xrcd::find_shared(engine.adapter().index(), errand.file, errand.srqn);
-    let id = errand.id;
-    let (outcome, body) = match (srq, errand.kind) {
-        (None, ErrandKind::End) => return,
-        (None, ErrandKind::Execute(_) | ErrandKind::Read) => (Some(Outcome::NO_QUEUE), None),
-        (Some(srq), ErrandKind::End) => return srq.end_guest(id, now),
-        (Some(srq), ErrandKind::Execute(mtu)) => {
+pub(crate) fn serve_xrc_request(engine: &Engine, request: &XrcRequest, body: &[u8], now: Instant) {
+    let srq = xrcd::find_shared(engine.adapter().index(), request.file, request.srqn);
+    let id = request.id;
+    let (outcome, body) = match (srq, request.kind) {
+        (None, XrcRequestKind::End) => return,
+        (None, XrcRequestKind::Execute(_) | XrcRequestKind::Read) => (Some(Outcome::NO_QUEUE), None),
+        (Some(srq), XrcRequestKind::End) => return srq.end_remote_target(id, now),
+        (Some(srq), XrcRequestKind::Execute(mtu)) => {
             let Some((net, bytes)) = addresses(body) else { return engine.counters().malformed.add(1) };
             let Ok(packet) = Packet::parse(bytes) else { return engine.counters().malformed.add(1) };
             (srq.execute(id, mtu, (&net, &packet), now), None)
         }
-        (Some(srq), ErrandKind::Read) => {
+        (Some(srq), XrcRequestKind::Read) => {
             let Some((rkey, len, va)) = range(body) else { return engine.counters().malformed.add(1) };
             match srq.read_for_other(rkey, va, len) {
                 Some(bytes) => (Some(Outcome::Done(0)), Some(bytes)),
@@ -32,7 +32,7 @@ pub(crate) fn run_errand(engine: &Engine, errand: &Errand, body: &[u8], now: Ins
     };
     if let Some(outcome) = outcome {
         let (to, frame) = (Slot::of(id.target), Frame::Result(id, outcome));
-        engine.post(Letter { to, frame, body: body.unwrap_or_default() });
+        engine.post(XrcMessage { to, frame, body: body.unwrap_or_default() });
     }
 }
 

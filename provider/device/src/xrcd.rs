@@ -145,7 +145,7 @@ impl Xrcd {
     }
 
     /// What stands for the target `qpn` of another process.
-    pub(crate) fn guest(self: &Arc<Self>, qpn: Qpn) -> QpCore {
+    pub(crate) fn remote_target(self: &Arc<Self>, qpn: Qpn) -> QpCore {
         let (service, caps) = (Service::XrcTgt, QpCaps::default());
         let config = QpConfig {
             qpn,
@@ -160,7 +160,7 @@ impl Xrcd {
         };
         let (send_cq, recv_cq) = (Arc::clone(&self.cq), Arc::clone(&self.cq));
         let init = QpInit { service, caps, sq_sig_all: false, send_cq, recv_cq, srq: None, user: 0 };
-        QpCore::guest(&self.pd, &init, config, self)
+        QpCore::remote_target(&self.pd, &init, config, self)
     }
 
     /// A new target in RESET: it receives for the shared queues of the domain, as messages name them.

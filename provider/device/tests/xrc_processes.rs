@@ -121,12 +121,12 @@ impl Drop for Name {
     }
 }
 
-/// This process with an initiator whose target is in `door`, and another process with the queue it sends to.
+/// This process with an initiator whose target is in `mad_sender`, and another process with the queue it sends to.
 struct Trio {
     node: Node,
     ini: Arc<Qp>,
     target: u32,
-    door: Peer,
+    mad_sender: Peer,
     owner: Peer,
     srqn: u32,
     _name: Name,
@@ -135,10 +135,10 @@ struct Trio {
 impl Trio {
     fn start(knobs: &[(&str, &str)]) -> Self {
         let (name, node) = (Name::new(), Node::open());
-        let (mut door, mut owner) = (name.start(knobs), name.start(knobs));
-        let (ini, target) = initiator(&node, &mut door);
+        let (mut mad_sender, mut owner) = (name.start(knobs), name.start(knobs));
+        let (ini, target) = initiator(&node, &mut mad_sender);
         let srqn = owner.ask("queue")[0] as u32;
-        Self { node, ini, target, door, owner, srqn, _name: name }
+        Self { node, ini, target, mad_sender, owner, srqn, _name: name }
     }
 
     fn push(&self, op: SendOp, sge: Sge) {
@@ -175,7 +175,7 @@ impl Trio {
             }
         }
         assert_eq!(self.owner.ask("completions 0"), [0]);
-        assert_eq!(self.door.ask("completions 0"), [0]);
+        assert_eq!(self.mad_sender.ask("completions 0"), [0]);
     }
 
     /// WRITE with immediate data, READ and atomics on the memory of the owner.
@@ -239,8 +239,8 @@ fn what_the_network_loses_comes_again_and_is_done_once() {
 #[test]
 fn both_processes_receive_over_one_connection() {
     let mut trio = Trio::start(&[]);
-    let own = trio.door.ask("queue")[0] as u32;
-    trio.door.ask("post 10");
+    let own = trio.mad_sender.ask("queue")[0] as u32;
+    trio.mad_sender.ask("post 10");
     trio.owner.ask("post 10");
     for n in 0..20 {
         let srqn = if n % 2 == 0 { own } else { trio.srqn };
@@ -249,7 +249,7 @@ fn both_processes_receive_over_one_connection() {
     assert!(trio.node.wait(20).iter().all(|cqe| cqe.status == WcStatus::Success));
     for n in 0..10 {
         let expected = [n, 0, 3000, u64::from(trio.target)];
-        assert_eq!(trio.door.ask("hear"), expected);
+        assert_eq!(trio.mad_sender.ask("hear"), expected);
         assert_eq!(trio.owner.ask("hear"), expected);
     }
 }
@@ -259,7 +259,7 @@ fn both_processes_receive_over_one_connection() {
 fn a_queue_without_receives_makes_the_sender_wait() {
     let mut trio = Trio::start(&[]);
     trio.push(SendOp::Send, trio.node.sge(0, 5000));
-    while trio.door.ask("refusals") == [0] {
+    while trio.mad_sender.ask("refusals") == [0] {
         assert_eq!(trio.node.cq.poll(1, |_| ()).unwrap(), 0);
     }
     trio.owner.ask("post 2");
@@ -293,7 +293,7 @@ fn the_queue_of_a_killed_process_is_gone() {
     trio.poll_in_vain(1);
     trio.owner.signal(libc::SIGKILL);
     assert_eq!(trio.node.wait(1)[0].status, WcStatus::RemInvReqErr);
-    assert_eq!(trio.door.ask("completions 0"), [0]);
+    assert_eq!(trio.mad_sender.ask("completions 0"), [0]);
 }
 
 // clause: XRC-QUEUE-KNOWN
@@ -315,5 +315,5 @@ fn targets_of_other_processes_cannot_be_opened() {
     for (qpn, errno) in expected {
         assert_eq!(trio.owner.ask(&format!("errno-of-open {qpn}")), [errno as u64], "{qpn:#x}");
     }
-    assert_eq!(trio.door.ask(&format!("errno-of-open {}", trio.target)), [0]);
+    assert_eq!(trio.mad_sender.ask(&format!("errno-of-open {}", trio.target)), [0]);
 }

@@ -1,6 +1,6 @@
 //! Acknowledgements that wait a little for the program's own next packet to travel with it.
 //!
-//! One at a time, under the receive lock: where several queue pairs are busy, waiting gains little. `qp/rhythm.rs` says
+//! One at a time, under the receive lock: where several queue pairs are busy, waiting gains little. `qp/delayed_ack.rs` says
 //! which may wait and how long.
 
 use crate::engine::Engine;
@@ -40,7 +40,7 @@ impl Engine {
                 before.into_iter().for_each(|before| before.qp.end_waiting(now));
             }
         }
-        self.presence.note_rhythm();
+        self.presence.note_delayed_ack();
         self.publish(&self.ack_at, Some(until.after(GRACE)));
     }
 

@@ -15,7 +15,7 @@ use crate::engine::Engine;
 use crate::event_wait::Waiters;
 use crate::poller::{Poller, Watch, Woken};
 use crate::rx::{Rx, Visitor};
-use crate::spinning::{Crowd, Look, ThisProcessor};
+use crate::spinning::{Look, SpinGovernor, ThisProcessor};
 use crate::thread::{self, Thread};
 use crate::tx::Batch;
 use muting::{FULL, Muting};
@@ -34,7 +34,7 @@ const TICK: Duration = Duration::from_millis(1);
 const FIRST_TICK: Duration = Duration::from_micros(62);
 /// The longest while acknowledgements wait for answers: such a program may look at its memory only, once something has
 /// disturbed the two.
-const RHYTHM_TICK: Duration = Duration::from_micros(250);
+const DELAYED_ACK_TICK: Duration = Duration::from_micros(250);
 /// How long it watches for a thread of the program, which leaves the engine for some nanoseconds between two polls.
 const WATCH: Duration = Duration::from_micros(1);
 /// Score: what a served and an unneeded wake-up change. From the second unneeded one in a row on each costs
@@ -61,7 +61,7 @@ pub(crate) struct Presence {
     /// It waits in this way, so arming need not wake the background thread.
     pub(crate) waits_itself: AtomicBool,
     /// An acknowledgement has waited for the program's answer since the last look.
-    in_rhythm: AtomicBool,
+    acks_are_delayed: AtomicBool,
     /// The deadline that the sleeping thread will wake up for; [`AWAKE`] if there is nothing to tell it.
     sleeps_until: AtomicU64,
 }
@@ -76,7 +76,7 @@ impl Default for Presence {
             muting: Muting::default(),
             waiters: Waiters::default(),
             waits_itself: AtomicBool::new(false),
-            in_rhythm: AtomicBool::new(false),
+            acks_are_delayed: AtomicBool::new(false),
             sleeps_until: AtomicU64::new(AWAKE),
         }
     }
@@ -84,7 +84,7 @@ impl Default for Presence {
 
 impl Presence {
     /// A thread of the program comes in.
-    pub(crate) fn come_in(&self) {
+    pub(crate) fn enter(&self) {
         self.inside.store(true, Relaxed);
     }
 
@@ -96,8 +96,8 @@ impl Presence {
     }
 
     /// It answers its peer at once, and again and again.
-    pub(crate) fn note_rhythm(&self) {
-        self.in_rhythm.store(true, Relaxed);
+    pub(crate) fn note_delayed_ack(&self) {
+        self.acks_are_delayed.store(true, Relaxed);
     }
 
     /// It leaves.
@@ -152,7 +152,7 @@ impl Presence {
             return None;
         }
         let still = self.muting.mute() && (!is_sure || self.waiters.receive(now));
-        still.then(|| experience.next_tick(self.in_rhythm.swap(false, Relaxed)))
+        still.then(|| experience.next_tick(self.acks_are_delayed.swap(false, Relaxed)))
     }
 
     /// In the child of a fork, where no thread waits.
@@ -176,15 +176,15 @@ struct Experience {
     muted_looks: u32,
     /// Wake-ups in a row that were not needed.
     unneeded: u32,
-    crowd: Crowd,
+    governor: SpinGovernor,
 }
 
 impl Experience {
     /// How long the thread stays muted until its next look.
-    fn next_tick(&mut self, in_rhythm: bool) -> Duration {
+    fn next_tick(&mut self, acks_are_delayed: bool) -> Duration {
         let looks = self.muted_looks;
         self.muted_looks = looks.saturating_add(1);
-        let longest = if in_rhythm { RHYTHM_TICK } else { TICK };
+        let longest = if acks_are_delayed { DELAYED_ACK_TICK } else { TICK };
         FIRST_TICK.saturating_mul(1 << looks.min(8)).min(longest)
     }
 
@@ -231,7 +231,7 @@ impl Engine {
     fn wake_up(&self, poller: &Poller, woken: Woken, experience: &mut Experience) -> Sleep {
         let awake = || {
             match woken {
-                Woken::News => self.follow_interface(),
+                Woken::LinkEvents => self.follow_interface(),
                 Woken::Line => self.tend_rings(),
                 Woken::Room => self.on_send_room(poller),
                 Woken::Other => {}
@@ -270,9 +270,9 @@ impl Engine {
             }
             // Who waits itself looks around before it sleeps.
             let is_alone = !presence.waits_itself.load(Relaxed);
-            let pays = || presence.waits_for_event() || !polled_recently && experience.crowd.may_spin();
+            let pays = || presence.waits_for_event() || !polled_recently && experience.governor.may_spin();
             if found && is_alone && pays() {
-                self.spin(&experience.crowd);
+                self.spin(&experience.governor);
             }
             self.clear_kept();
         }
@@ -283,7 +283,7 @@ impl Engine {
 
     /// Whether a thread of the program has come in to receive within the last [`TICK`], or is at it since then. On a slow
     /// processor 64 KB take as long, and to look again and again meanwhile took half of it: `ib_send_bw` in an emulated
-    /// guest ran at 24 instead of 46 to 58 MB/s.
+    /// remote target ran at 24 instead of 46 to 58 MB/s.
     pub(crate) fn polled_recently(&self, now: Instant) -> bool {
         self.presence.age(now) < TICK || self.rx.is_locked()
     }
@@ -308,13 +308,13 @@ impl Engine {
     }
 
     /// Keeps looking for a while: a peer that is about to answer must not pay for waking us.
-    fn spin(&self, crowd: &Crowd) {
+    fn spin(&self, governor: &SpinGovernor) {
         let seen = self.presence.last_poll.load(Relaxed);
-        crowd.keep_looking(self.usual_patience(), ThisProcessor, || {
+        governor.keep_looking(self.usual_patience(), ThisProcessor, || {
             let now = clock::now();
             let found = self.serve(Visitor::Spinning, now);
             if found {
-                crowd.note_find();
+                governor.note_find();
             }
             self.tell_counters(now);
             match found {
@@ -378,7 +378,7 @@ mod tests {
         let ticks: Vec<Duration> = (0..20).map(|_| experience.next_tick(false)).collect();
         assert_eq!((ticks[0], ticks[1], ticks[19]), (FIRST_TICK, 2 * FIRST_TICK, TICK));
         assert!(ticks.is_sorted());
-        assert_eq!(experience.next_tick(true), RHYTHM_TICK);
+        assert_eq!(experience.next_tick(true), DELAYED_ACK_TICK);
     }
 
     #[test]
@@ -408,7 +408,7 @@ mod tests {
     fn a_thread_inside_is_present_and_the_score_stays_in_bounds() {
         let presence = Presence::default();
         assert!(!presence.is_present());
-        presence.come_in();
+        presence.enter();
         assert!(presence.is_present());
         presence.leave();
         assert!(!presence.is_present());

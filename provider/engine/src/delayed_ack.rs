@@ -25,7 +25,7 @@ const SLOW: u8 = 4;
 
 /// How one queue pair is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Rhythm {
+pub struct DelayedAck {
     /// Quick answers, less what others outweighed.
     score: u8,
     /// When the request came that has not been answered yet.
@@ -36,7 +36,7 @@ pub struct Rhythm {
     usual: u32,
 }
 
-impl Rhythm {
+impl DelayedAck {
     /// A request came that wants an acknowledgement. Until when that may wait for the program's answer; `None`: it shall
     /// not.
     pub fn on_request(&mut self, now: Instant) -> Option<Instant> {
@@ -82,21 +82,21 @@ mod tests {
     const SOON: Duration = Duration::from_micros(1);
 
     /// A rhythm that has just come to expect quick answers, and the time.
-    fn settled() -> (Rhythm, Instant) {
-        let (mut rhythm, mut now) = (Rhythm::default(), Instant(1_000_000));
+    fn settled() -> (DelayedAck, Instant) {
+        let (mut delayed_ack, mut now) = (DelayedAck::default(), Instant(1_000_000));
         for _ in 0..ENOUGH {
-            assert_eq!(rhythm.on_request(now), None);
+            assert_eq!(delayed_ack.on_request(now), None);
             now = now.after(SOON);
-            rhythm.on_post(now);
+            delayed_ack.on_post(now);
         }
-        (rhythm, now)
+        (delayed_ack, now)
     }
 
     // clause: ACK-BEHIND-REQUESTS
     #[test]
     fn an_acknowledgement_waits_after_enough_quick_answers() {
-        let (mut rhythm, now) = settled();
-        assert_eq!(rhythm.on_request(now), Some(now.after(PATIENCE.0)));
+        let (mut delayed_ack, now) = settled();
+        assert_eq!(delayed_ack.on_request(now), Some(now.after(PATIENCE.0)));
     }
 
     #[test]
@@ -104,12 +104,12 @@ mod tests {
         for (takes, waits) in
             [(1, 20..=20), (30, 50..=60), (400, 500..=500)].map(|(takes, waits)| (takes * SOON, waits))
         {
-            let mut rhythm = Rhythm::default();
+            let mut delayed_ack = DelayedAck::default();
             for _ in 0..ENOUGH {
-                rhythm.on_request(Instant(1));
-                rhythm.on_post(Instant(1).after(takes));
+                delayed_ack.on_request(Instant(1));
+                delayed_ack.on_post(Instant(1).after(takes));
             }
-            let until = rhythm.on_request(Instant(1)).unwrap();
+            let until = delayed_ack.on_request(Instant(1)).unwrap();
             assert!(waits.contains(&until.since(Instant(1)).as_micros()), "{takes:?}: {until:?}");
         }
     }
@@ -117,10 +117,10 @@ mod tests {
     #[test]
     fn some_slow_answers_only_delay_its_beginning_many_prevent_it() {
         let begins = |one_in: u32| {
-            let mut rhythm = Rhythm::default();
+            let mut delayed_ack = DelayedAck::default();
             (0..1000).any(|at| {
-                let waits = rhythm.on_request(Instant(1)).is_some();
-                rhythm.on_post(Instant(1).after(if at % one_in == 0 { QUICK } else { SOON }));
+                let waits = delayed_ack.on_request(Instant(1)).is_some();
+                delayed_ack.on_post(Instant(1).after(if at % one_in == 0 { QUICK } else { SOON }));
                 waits
             })
         };
@@ -129,10 +129,10 @@ mod tests {
 
     #[test]
     fn an_acknowledgement_that_travels_with_a_slow_answer_is_no_miss() {
-        let (mut rhythm, now) = settled();
+        let (mut delayed_ack, now) = settled();
         for _ in 0..10 {
-            assert!(rhythm.on_request(now).is_some());
-            rhythm.on_post(now.after(QUICK));
+            assert!(delayed_ack.on_request(now).is_some());
+            delayed_ack.on_post(now.after(QUICK));
         }
     }
 
@@ -151,23 +151,23 @@ mod tests {
 
     #[test]
     fn a_long_ping_pong_survives_some_of_them() {
-        let (mut rhythm, now) = settled();
+        let (mut delayed_ack, now) = settled();
         for _ in 0..255 {
-            rhythm.on_request(now);
-            rhythm.on_post(now);
+            delayed_ack.on_request(now);
+            delayed_ack.on_post(now);
         }
-        let waits = |rhythm: &mut Rhythm| {
-            let waits = rhythm.on_request(now).is_some();
-            rhythm.on_silence();
+        let waits = |delayed_ack: &mut DelayedAck| {
+            let waits = delayed_ack.on_request(now).is_some();
+            delayed_ack.on_silence();
             waits
         };
-        assert_eq!([(); 5].map(|()| waits(&mut rhythm)), [true, true, true, true, false]);
+        assert_eq!([(); 5].map(|()| waits(&mut delayed_ack)), [true, true, true, true, false]);
     }
 
     #[test]
     fn posts_without_requests_mean_nothing() {
-        let mut rhythm = Rhythm::default();
-        (0..2 * u32::from(ENOUGH)).for_each(|_| rhythm.on_post(Instant(5)));
-        assert_eq!(rhythm.on_request(Instant(6)), None);
+        let mut delayed_ack = DelayedAck::default();
+        (0..2 * u32::from(ENOUGH)).for_each(|_| delayed_ack.on_post(Instant(5)));
+        assert_eq!(delayed_ack.on_request(Instant(6)), None);
     }
 }

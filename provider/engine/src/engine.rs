@@ -8,15 +8,15 @@ use crate::background::Presence;
 use crate::counter_files::CounterFiles;
 use crate::counters::Counters;
 use crate::flow_control::{Flows, Key, Ready, Receiver};
+use crate::interceptor::{Held, Interceptor, MAX_HELD};
 use crate::poller::{Poller, Watch};
 use crate::queue_pair::{Deadline, QueuePair};
 use crate::rings::Rings;
 use crate::rx::{Rx, RxState, Visitor};
 use crate::services::Services;
 use crate::table::QpTable;
-use crate::tap::{Held, MAX_HELD, Tap};
 use crate::thread::Thread;
-use crate::xrc_remote::Letters;
+use crate::xrc_remote::XrcMessages;
 use roxe_base::cancel::uncancelled;
 use roxe_base::clock;
 use roxe_base::config::{Config, config};
@@ -25,7 +25,7 @@ use roxe_base::lock::{Lockable, Mutex, MutexGuard, RwLock, rank};
 use roxe_base::timers::Timers;
 use roxe_net::drops::TakenDrops;
 use roxe_net::frames::FrameSender;
-use roxe_net::news::News;
+use roxe_net::link_events::LinkEvents;
 use roxe_net::runtime_dir;
 use roxe_net::slot::{self, Slot};
 use roxe_net::steer::Steering;
@@ -40,7 +40,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// Visits in a row that find nothing before a poller starts to offer its processor to others.
-const PATIENT_VISITS: u32 = 24;
+const IDLE_VISITS_BEFORE_YIELD: u32 = 24;
 /// And so long it waits at least: where packets come by rings, visits are short.
 const PATIENCE: Duration = Duration::from_micros(10);
 /// Visits to the sockets before a queue pair goes away; a peer that never stops sending must not hold it up.
@@ -61,7 +61,7 @@ pub struct Engine {
     pub(crate) started: AtomicBool,
     /// Held while sockets and thread come to exist, while links are added, and while the port follows its interface.
     /// Guards what the system tells of the interfaces; nothing, where it does not.
-    pub(crate) starting: Mutex<rank::Starting, Option<News>>,
+    pub(crate) starting: Mutex<rank::Starting, Option<LinkEvents>>,
     /// Whoever holds any lock may wake it.
     pub(crate) thread: RwLock<rank::Thread, Option<Arc<Thread>>>,
     pub(crate) me: Weak<Self>,
@@ -83,7 +83,7 @@ pub struct Engine {
     /// When steering wants to work, nanoseconds.
     pub(crate) steer_at: AtomicU64,
     /// What watches and spoils packets, if anything shall.
-    pub(crate) tap: Option<Tap>,
+    pub(crate) interceptor: Option<Interceptor>,
     /// When to try again what a full mailbox refused, nanoseconds.
     pub(crate) retry_at: AtomicU64,
     /// When to write the counters to their files, nanoseconds.
@@ -91,7 +91,7 @@ pub struct Engine {
     /// When an acknowledgement that waits for the program's next packet leaves without it, nanoseconds.
     pub(crate) ack_at: AtomicU64,
     /// For other processes, to be sent by whoever receives next.
-    pub(crate) letters: Letters,
+    pub(crate) xrc_messages: XrcMessages,
     /// Ways to them through shared memory.
     pub(crate) rings: Rings,
     /// The crate above.
@@ -126,15 +126,15 @@ impl Engine {
     /// understood; the errors of a capture file that cannot be written.
     pub fn create(adapter: &Arc<Adapter>, services: Arc<dyn Services>) -> Result<Arc<Self>, Error> {
         let config = config().map_err(|e| Error::invalid(e.to_string()))?;
-        let tap = Tap::open(config, adapter.name())?;
-        Ok(Arc::new_cyclic(|me| Self::new(Arc::clone(adapter), services, config, tap, Weak::clone(me))))
+        let interceptor = Interceptor::open(config, adapter.name())?;
+        Ok(Arc::new_cyclic(|me| Self::new(Arc::clone(adapter), services, config, interceptor, Weak::clone(me))))
     }
 
     pub(crate) fn new(
         adapter: Arc<Adapter>,
         services: Arc<dyn Services>,
         config: &'static Config,
-        tap: Option<Tap>,
+        interceptor: Option<Interceptor>,
         me: Weak<Self>,
     ) -> Self {
         Self {
@@ -156,11 +156,11 @@ impl Engine {
             idle_visits: AtomicU32::new(0),
             idle_since: AtomicU64::new(0),
             steer_at: AtomicU64::new(NEVER),
-            tap,
+            interceptor,
             retry_at: AtomicU64::new(NEVER),
             tell_at: AtomicU64::new(NEVER),
             ack_at: AtomicU64::new(NEVER),
-            letters: Letters::default(),
+            xrc_messages: XrcMessages::default(),
             rings: Rings::new(config.rings),
             services,
             has_connection_work: AtomicBool::new(false),
@@ -175,8 +175,8 @@ impl Engine {
 
     /// What watches and spoils packets.
     #[inline]
-    pub(crate) fn tap(&self) -> Option<&Tap> {
-        self.tap.as_ref()
+    pub(crate) fn interceptor(&self) -> Option<&Interceptor> {
+        self.interceptor.as_ref()
     }
 
     /// The windows of the destinations.
@@ -232,19 +232,19 @@ impl Engine {
         if !self.is_started() {
             return;
         }
-        let now = self.come_in();
+        let now = self.enter();
         if self.work(now) {
             self.idle_visits.store(0, Ordering::Relaxed);
         } else {
-            self.be_patient(now);
+            self.yield_when_idle(now);
         }
         self.presence.leave();
     }
 
     /// A thread of the program comes in to receive. When that is.
-    pub(crate) fn come_in(&self) -> Instant {
+    pub(crate) fn enter(&self) -> Instant {
         // First: what interrupts a program that polls does so in a system call, and on some machines the clock is one.
-        self.presence.come_in();
+        self.presence.enter();
         let now = clock::now();
         self.presence.note_poll(now);
         now
@@ -275,12 +275,12 @@ impl Engine {
     }
 
     /// A program that polls in vain for long lets others run: the peer it waits for may need this very processor.
-    pub(crate) fn be_patient(&self, now: Instant) {
+    pub(crate) fn yield_when_idle(&self, now: Instant) {
         let visits = self.idle_visits.load(Ordering::Relaxed);
         if visits == 0 {
             self.idle_since.store(now.0, Ordering::Relaxed);
         }
-        if visits < PATIENT_VISITS {
+        if visits < IDLE_VISITS_BEFORE_YIELD {
             self.idle_visits.store(visits + 1, Ordering::Relaxed);
         } else if now.since(Instant(self.idle_since.load(Ordering::Relaxed))) >= PATIENCE {
             std::thread::yield_now();
@@ -294,8 +294,8 @@ impl Engine {
             return;
         }
         let mut rx = self.rx.lock();
-        if let Some(tap) = self.tap() {
-            self.release_held(tap, rx.state(), Instant(u64::MAX), clock::now());
+        if let Some(interceptor) = self.interceptor() {
+            self.release_held(interceptor, rx.state(), Instant(u64::MAX), clock::now());
         }
         self.receive_until_empty(&mut rx, DRAIN_ROUNDS);
         self.end_waiting(rx.state(), Instant(u64::MAX), clock::now());
@@ -329,7 +329,7 @@ impl Engine {
     /// A thread of the program is going to send.
     #[inline]
     pub fn enter_to_send(&self) {
-        self.presence.come_in();
+        self.presence.enter();
     }
 
     /// It has left its requests for later.
@@ -411,7 +411,7 @@ impl Engine {
 
     /// A queue pair is gone or in RESET: what fault rules counted for it has no meaning any more.
     pub fn forget_packets(&self, qp: &dyn QueuePair) {
-        self.tap().into_iter().for_each(|tap| tap.forget(qp.ordinal()));
+        self.interceptor().into_iter().for_each(|interceptor| interceptor.forget(qp.ordinal()));
     }
 
     /// The link with the local address `gid`.
@@ -496,15 +496,15 @@ impl Engine {
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        let held = self.tap().and_then(|tap| tap.delayed.next());
+        let held = self.interceptor().and_then(|interceptor| interceptor.delayed.next());
         let others = self.steering_deadline().into_iter().chain(instant(&self.retry_at)).chain(held);
         let others = others.chain(instant(&self.tell_at)).chain(instant(&self.ack_at));
         self.timers.next().into_iter().chain(others).min()
     }
 
     /// Holds a packet until `due`. If too many are held already, it is lost.
-    pub(crate) fn hold(&self, tap: &Tap, due: Instant, packet: Held) {
-        if !tap.delayed.add_up_to(MAX_HELD, due, packet) {
+    pub(crate) fn hold(&self, interceptor: &Interceptor, due: Instant, packet: Held) {
+        if !interceptor.delayed.add_up_to(MAX_HELD, due, packet) {
             self.counters().fault_dropped.add(1);
         } else if self.presence.oversleeps(due) {
             self.kick();
@@ -582,9 +582,9 @@ impl Engine {
         self.publish_steering(state);
     }
 
-    pub(crate) fn note_stray(&self, state: &mut RxState, dst: Gid, now: Instant) {
+    pub(crate) fn note_forwarded(&self, state: &mut RxState, dst: Gid, now: Instant) {
         let Some(steering) = state.steering.iter_mut().find(|steering| steering.gid() == dst) else { return };
-        if steering.note_stray(now) {
+        if steering.note_forwarded(now) {
             self.publish_steering(state);
         }
     }
@@ -622,7 +622,7 @@ impl Engine {
     /// The locks inside of those of the queue pairs.
     pub fn inner_locks(&self) -> impl Iterator<Item = &dyn Lockable> {
         let [map, ready, credits] = self.flows.raw();
-        let held = self.tap().map(|tap| tap.delayed.raw() as &dyn Lockable);
+        let held = self.interceptor().map(|interceptor| interceptor.delayed.raw() as &dyn Lockable);
         let port = self.adapter.raw_port();
         let told = self.adapter.files().map(|live| live.raw() as &dyn Lockable);
         let timers = self.timers.raw();
@@ -640,7 +640,7 @@ impl Engine {
             ready,
             credits,
             timers,
-            self.letters.raw(),
+            self.xrc_messages.raw(),
             &self.thread,
         ];
         always.into_iter().chain(held).chain(told)

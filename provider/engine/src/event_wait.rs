@@ -4,7 +4,7 @@
 //! costs more than all the rest of a message. Meanwhile the background thread is muted like that of a program that polls.
 
 use crate::engine::Engine;
-use crate::spinning::{Crowd, Look, ThisProcessor};
+use crate::spinning::{Look, SpinGovernor, ThisProcessor};
 use roxe_base::cancel::uncancelled;
 use roxe_base::clock;
 use roxe_transport::time::Instant;
@@ -29,7 +29,7 @@ pub(crate) struct Waiters {
     last_catch: AtomicU64,
     /// Whether the next ones shall be patient.
     are_patient: AtomicBool,
-    crowd: Crowd,
+    governor: SpinGovernor,
 }
 
 impl Waiters {
@@ -127,12 +127,12 @@ impl Engine {
     /// Receives until `is_over`, or nothing has come for a while. Whether it is over.
     fn look_around(&self, is_over: &impl Fn() -> bool) -> bool {
         let waiters = self.waiters();
-        if !waiters.crowd.may_spin() {
+        if !waiters.governor.may_spin() {
             return false;
         }
         let _counted = Counted::new(&waiters.looking);
         let look = || {
-            let found = self.work(self.come_in());
+            let found = self.work(self.enter());
             self.presence.leave();
             match found {
                 _ if is_over() => Look::Enough,
@@ -140,9 +140,9 @@ impl Engine {
                 false => Look::Vain,
             }
         };
-        let is_over = waiters.crowd.keep_looking(waiters.patience(self.usual_patience()), ThisProcessor, look);
+        let is_over = waiters.governor.keep_looking(waiters.patience(self.usual_patience()), ThisProcessor, look);
         if is_over {
-            waiters.crowd.note_find();
+            waiters.governor.note_find();
             waiters.last_catch.store(clock::now().0, SeqCst);
         }
         is_over

@@ -21,9 +21,9 @@ impl Engine {
     /// Looks at the interface, and lets the background thread follow it from now on. If that cannot be, the device works all
     /// the same: it is looked at whenever it is opened, and the first queue pair tries to start the thread and says why not.
     pub fn watch(&self) {
-        let mut news = self.starting.lock();
+        let mut link_events = self.starting.lock();
         // First listen, then look: so no change falls between the two.
-        let _ = self.ensure_thread(&mut news);
+        let _ = self.ensure_thread(&mut link_events);
         self.look();
     }
 
@@ -39,13 +39,13 @@ impl Engine {
         self.adapter.gids().used().next().is_some()
     }
 
-    /// Takes the news, and what follows from them. Background thread only.
+    /// Takes the link events, and what follows from them. Background thread only.
     pub(crate) fn follow_interface(&self) {
-        let news = self.starting.lock();
+        let link_events = self.starting.lock();
         self.look_at_host();
-        if news.as_ref().is_some_and(|news| news.are_about(self.ifindex())) {
+        if link_events.as_ref().is_some_and(|link_events| link_events.are_about(self.ifindex())) {
             self.look();
-            drop(news);
+            drop(link_events);
             self.services.interface_changed(self);
         }
     }

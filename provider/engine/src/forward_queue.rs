@@ -25,11 +25,11 @@ struct Outbox {
 
 /// Everything that waits.
 #[derive(Debug, Default)]
-pub(crate) struct Strays {
+pub(crate) struct ForwardQueue {
     boxes: Vec<Outbox>,
 }
 
-/// What became of a stray.
+/// What became of a packet for another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// With its owner, or waiting for it.
@@ -40,7 +40,7 @@ pub(crate) enum Fate {
     Lost,
 }
 
-impl Strays {
+impl ForwardQueue {
     /// Sends `body` under `frame` to `to`, behind what waits for it already.
     pub(crate) fn send(&mut self, from: &SlotSocket, to: Mailbox, frame: &Frame, body: &[u8]) -> Fate {
         let header = frame.header();
@@ -116,33 +116,34 @@ mod tests {
     #[test]
     fn frames_beyond_the_mailbox_wait_and_arrive_in_order() {
         let (from, owner) = sockets();
-        let mut strays = Strays::default();
+        let mut forward_queue = ForwardQueue::default();
         for n in 0..100u8 {
-            assert_eq!(strays.send(&from, Mailbox::Slot(owner.slot()), &FRAME, &[n]), Fate::Forwarded);
+            assert_eq!(forward_queue.send(&from, Mailbox::Slot(owner.slot()), &FRAME, &[n]), Fate::Forwarded);
         }
-        assert!(!strays.is_empty());
+        assert!(!forward_queue.is_empty());
         let (mut buf, mut got) = ([0; 100], Vec::new());
         while got.len() < 100 {
-            strays.retry(&from);
+            forward_queue.retry(&from);
             while let Some((len, _)) = owner.recv(&mut buf).unwrap() {
                 got.push(buf[len - 1]);
             }
         }
         assert!(got.into_iter().eq(0..100));
-        assert!(strays.is_empty());
+        assert!(forward_queue.is_empty());
     }
 
     #[test]
     fn what_waits_is_bounded_and_dies_with_its_owner() {
         let (from, owner) = sockets();
-        let mut strays = Strays::default();
+        let mut forward_queue = ForwardQueue::default();
         let body = vec![0; 60_000];
-        let fates: Vec<_> = (0..200).map(|_| strays.send(&from, Mailbox::Slot(owner.slot()), &FRAME, &body)).collect();
+        let fates: Vec<_> =
+            (0..200).map(|_| forward_queue.send(&from, Mailbox::Slot(owner.slot()), &FRAME, &body)).collect();
         assert_eq!((fates[0], fates[199]), (Fate::Forwarded, Fate::Lost));
         let slot = owner.slot();
         drop(owner);
-        assert!(strays.retry(&from) > 0, "what its owner can no longer get is counted");
-        assert!(strays.is_empty());
-        assert_eq!(strays.send(&from, Mailbox::Slot(slot), &FRAME, &body), Fate::Unowned);
+        assert!(forward_queue.retry(&from) > 0, "what its owner can no longer get is counted");
+        assert!(forward_queue.is_empty());
+        assert_eq!(forward_queue.send(&from, Mailbox::Slot(slot), &FRAME, &body), Fate::Unowned);
     }
 }

@@ -88,14 +88,14 @@ impl Engine {
     /// it is repeated. A server whose twelve children leave one after the other met that in one of four runs.
     pub fn keeps_mads(&self, route: Route) -> bool {
         let is_here = |gid| self.link(gid).is_some();
-        self.rings().is_on() && self.tap().is_none() && is_here(route.local) && is_here(route.remote)
+        self.rings().is_on() && self.interceptor().is_none() && is_here(route.local) && is_here(route.remote)
     }
 
     /// Routes a message of ours as if it had come to our own socket. Whether it did: not while others wait for room in a
     /// mailbox, which takes ten, as the socket takes more. `None`: another thread has the receive side for longer than `limit`.
     pub fn route_own_mad(&self, route: Route, header: &Header, mad: &[u8; MAD_LEN], limit: Duration) -> Option<bool> {
         let mut rx = self.rx.try_lock_for(limit)?;
-        if !rx.state().strays.is_empty() {
+        if !rx.state().forward_queue.is_empty() {
             return Some(false);
         }
         let mut packet = vec![0; header.padded_len(MAD_LEN) + icrc::LEN];
@@ -153,12 +153,12 @@ impl Engine {
         }
     }
 
-    /// Takes packets for queue pair 1 in, through the tap if there is one.
+    /// Takes packets for queue pair 1 in, through the interceptor if there is one.
     pub(crate) fn take_mads(&self, state: &mut RxState, run: Run<'_>, now: Instant) {
         self.count_received(run);
-        match self.tap() {
+        match self.interceptor() {
             None => self.admit_mads(state, run),
-            Some(tap) => self.hand_in_tapped(tap, state, None, run, now),
+            Some(interceptor) => self.hand_in_intercepted(interceptor, state, None, run, now),
         }
     }
 
@@ -225,7 +225,7 @@ impl Engine {
         let Some(first) = state.slots.first() else { return false };
         let len = run.bytes.len();
         let frame = Frame::Packets(RxMeta { len, segment: len.max(1), first_index: run.index, ..*run.meta });
-        let fate = state.strays.send(first, to, &frame, run.bytes);
+        let fate = state.forward_queue.send(first, to, &frame, run.bytes);
         match fate {
             Fate::Forwarded => self.counters().forwarded.add(1),
             Fate::Lost => self.count_dropped(run, &self.counters().forward_errors),

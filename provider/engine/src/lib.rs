@@ -13,7 +13,7 @@
 //! | [`tx`], [`send_room`] | packets on their way out, and who waits for room in a socket |
 //! | [`rings`] | rings through shared memory to and from other processes |
 //! | [`flow_control`] | windows towards receivers, credits, and who waits for room |
-//! | [`tap`] | captures and fault rules |
+//! | [`interceptor`] | captures and fault rules |
 //! | [`background`], [`thread`], [`poller`], [`event_wait`], [`spinning`], [`delayed_ack`], [`ack_wait`] | who works when, and how long an acknowledgement waits |
 //! | [`table`] | queue pairs by number |
 //!
@@ -37,6 +37,7 @@ pub mod forward_queue;
 pub mod frames;
 pub mod groups;
 pub mod gsi;
+pub mod interceptor;
 #[allow(unsafe_code)]
 mod poller;
 #[allow(unsafe_code)]
@@ -51,7 +52,6 @@ mod spinning;
 pub mod start;
 pub mod stats_file;
 pub mod table;
-pub mod tap;
 #[cfg(test)]
 mod testing;
 #[allow(unsafe_code)]

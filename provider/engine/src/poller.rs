@@ -22,7 +22,7 @@ pub(crate) enum Watch {
     Quiet,
 }
 
-/// Marks the descriptor of the news, and those of lines to other processes; all others are marked by their number.
+/// Marks the descriptor of the link events, and those of lines to other processes; all others are marked by their number.
 const NEWS: u64 = u64::MAX;
 const LINE: u64 = u64::MAX - 1;
 /// Marks what tells of room in send buffers.
@@ -32,7 +32,7 @@ const ROOM: u64 = u64::MAX - 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Woken {
     /// News of the interface.
-    News,
+    LinkEvents,
     /// Something was said on a line to another process, or it is gone.
     Line,
     /// A socket whose send buffer was full has room.
@@ -100,8 +100,8 @@ impl Poller {
         roxe_net::wake(self.kick);
     }
 
-    /// The same for news of the interface, which wake however deep the thread sleeps.
-    pub(crate) fn watch_news(&self, fd: RawFd) -> io::Result<()> {
+    /// The same for link events of the interface, which wake however deep the thread sleeps.
+    pub(crate) fn watch_link_events(&self, fd: RawFd) -> io::Result<()> {
         [self.all, self.quiet].into_iter().try_for_each(|epoll| add(epoll, fd, NEWS, READABLE))
     }
 
@@ -128,7 +128,7 @@ impl Poller {
             self.drain();
         }
         match woken_by {
-            NEWS if count == 1 => Woken::News,
+            NEWS if count == 1 => Woken::LinkEvents,
             LINE if count == 1 => Woken::Line,
             ROOM if count == 1 => Woken::Room,
             _ => Woken::Other,
@@ -218,12 +218,12 @@ mod tests {
     fn news_wake_however_deep_the_sleep_and_say_so() {
         let poller = Poller::new().unwrap();
         let (mut a, b) = UnixStream::pair().unwrap();
-        poller.watch_news(b.as_raw_fd()).unwrap();
+        poller.watch_link_events(b.as_raw_fd()).unwrap();
         poller.kick();
         assert_eq!(poller.sleep(Watch::All, LONG, Instant(0)), Woken::Other, "a kick is no news");
         a.write_all(b"x").unwrap();
-        assert_eq!(poller.sleep(Watch::All, LONG, Instant(0)), Woken::News);
-        assert_eq!(poller.sleep(Watch::Quiet, LONG, Instant(0)), Woken::News);
+        assert_eq!(poller.sleep(Watch::All, LONG, Instant(0)), Woken::LinkEvents);
+        assert_eq!(poller.sleep(Watch::Quiet, LONG, Instant(0)), Woken::LinkEvents);
     }
 
     #[test]

@@ -3,8 +3,8 @@
 //! Everything here runs under the engine's receive lock, which is tried and never waited for on a data path, so holding
 //! it across the sends that a batch causes stops nobody.
 
+mod intercepted;
 mod joined;
-mod tapped;
 
 pub use joined::Joined;
 
@@ -13,21 +13,22 @@ use crate::counters::Counter;
 use crate::engine::DRAIN_ROUNDS;
 use crate::engine::Engine;
 use crate::flow_control::{Key, Owed};
-use crate::forward_queue::{Fate, Strays};
+use crate::forward_queue::{Fate, ForwardQueue};
 use crate::frames::FrameSide;
 use crate::groups::Group;
 use crate::gsi::Unclaimed;
+use crate::interceptor::Interceptor;
 use crate::queue_pair::{QueuePair, VisitOutcome};
 use crate::table::Lookup;
-use crate::tap::Tap;
 use crate::tx::peek_qpn;
+use intercepted::sealed;
 use roxe_base::cancel::uncancelled;
 use roxe_memory::crc::Folding;
 use roxe_net::Control;
 use roxe_net::forward::Frame;
 use roxe_net::link::{Link, RxMeta};
+use roxe_net::rx_retention::STREAM;
 use roxe_net::service::{Mailbox, ServiceSocket};
-use roxe_net::shelf::STREAM;
 use roxe_net::shm::{Broken, Inbound, Record};
 use roxe_net::slot::{Slot, SlotSocket};
 use roxe_net::source_ports::SourcePorts;
@@ -40,7 +41,6 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tapped::sealed;
 
 /// Receives of one visit to one socket: enough to acknowledge several superpackets at once, few enough to answer soon.
 const BUDGET: usize = 8;
@@ -133,7 +133,7 @@ pub(crate) struct RxState {
     /// Requests for services that nobody offers yet.
     pub(crate) unclaimed: Unclaimed,
     /// For other processes.
-    pub(crate) strays: Strays,
+    pub(crate) forward_queue: ForwardQueue,
     /// Visits for which the mailboxes are looked at every time.
     mail_visits: u32,
     touched: Vec<Touched>,
@@ -300,8 +300,8 @@ impl Engine {
         if state.frames.is_some() {
             found |= self.drain_frames(state, now);
         }
-        if let Some(tap) = self.tap() {
-            found |= self.release_held(tap, state, now, now);
+        if let Some(interceptor) = self.interceptor() {
+            found |= self.release_held(interceptor, state, now, now);
         }
         self.finish_batch(state, now);
         self.end_waiting(state, now, now);
@@ -442,7 +442,7 @@ impl Engine {
     /// Takes a run of long packets to one queue pair that need not be copied whole. False: nothing was done.
     fn take_long(&self, record: &Record<'_>, buf: &mut [u8], state: &mut RxState, now: Instant) -> bool {
         let Record { meta, bytes, .. } = record;
-        let Some(copies) = buf.get_mut(..meta.len).filter(|_| !meta.sealed && self.tap().is_none()) else {
+        let Some(copies) = buf.get_mut(..meta.len).filter(|_| !meta.sealed && self.interceptor().is_none()) else {
             return false;
         };
         let mut to = None;
@@ -465,10 +465,10 @@ impl Engine {
         true
     }
 
-    /// Hands on a run from a ring that lies where it can be sealed for a tap.
+    /// Hands on a run from a ring that lies where it can be sealed for a interceptor.
     #[inline(always)]
     fn show_from_ring(&self, meta: &RxMeta, bytes: &mut [u8], state: &mut RxState, now: Instant) {
-        if self.tap().is_some() {
+        if self.interceptor().is_some() {
             let meta = sealed(meta, bytes);
             return self.dispatch(state, &meta, bytes, Way::Ring, now);
         }
@@ -529,7 +529,7 @@ impl Engine {
         match frame {
             Some((Frame::Packets(meta), body)) => self.dispatch(state, &meta, body, Way::Mailbox, now),
             Some((Frame::Credit { dst, slot, bytes }, _)) => self.flows.credit(Key { dst, slot }, bytes, now),
-            Some((Frame::Errand(errand), body)) => self.services.run_errand(self, &errand, body, now),
+            Some((Frame::XrcRequest(request), body)) => self.services.serve_xrc_request(self, &request, body, now),
             Some((Frame::Result(id, outcome), body)) => self.take_result(state, (id, outcome, body), now),
             // Answers to probes go to the builder's own mailbox, rings to that of a slot.
             Some((Frame::ProbeSeen { .. } | Frame::Ring { .. }, _)) | None => self.counters().malformed.add(1),
@@ -570,7 +570,7 @@ impl Engine {
             Lookup::NotOurs if way == Way::Address => self.forward(state, qpn, run, now),
             Lookup::Unknown | Lookup::NotOurs => {
                 self.count_dropped(run, &self.counters().unknown_qp);
-                self.tap().into_iter().for_each(|tap| tap.record_unknown(qpn, run));
+                self.interceptor().into_iter().for_each(|interceptor| interceptor.record_unknown(qpn, run));
             }
         }
     }
@@ -597,12 +597,12 @@ impl Engine {
         why.add(run.count());
     }
 
-    /// Gives a run to a queue pair, through the tap if there is one.
+    /// Gives a run to a queue pair, through the interceptor if there is one.
     #[inline]
     pub(crate) fn hand_over(&self, state: &mut RxState, qp: Arc<dyn QueuePair>, run: Run<'_>, now: Instant) {
-        match self.tap() {
+        match self.interceptor() {
             None => self.hand_in(state, qp, run, now),
-            Some(tap) => self.hand_in_tapped(tap, state, Some(&qp), run, now),
+            Some(interceptor) => self.hand_in_intercepted(interceptor, state, Some(&qp), run, now),
         }
     }
 
@@ -610,7 +610,7 @@ impl Engine {
     #[inline]
     fn hand_in(&self, state: &mut RxState, qp: Arc<dyn QueuePair>, run: Run<'_>, now: Instant) {
         let mut tools = state.tools();
-        tools.may_overtake = !run.meta.by_ring && !self.tap().is_some_and(Tap::spoils);
+        tools.may_overtake = !run.meta.by_ring && !self.interceptor().is_some_and(Interceptor::spoils);
         let report = qp.receive(run, &mut tools, now);
         if report.contains(VisitOutcome::IS_CROWDED) && run.meta.by_ring {
             state.crowded = Some(Arc::clone(&qp));
@@ -618,18 +618,18 @@ impl Engine {
         state.touch(qp, report);
     }
 
-    /// Sends a stray run to the process that owns `qpn`.
+    /// Sends a packet for another process run to the process that owns `qpn`.
     fn forward(&self, state: &mut RxState, qpn: Qpn, run: Run<'_>, now: Instant) {
         let to = Slot::of(qpn);
         let frame = Frame::Packets(RxMeta { first_index: run.index, ..*run.meta });
         let fate = match state.slots.first() {
-            Some(first) if to.can_be_owned() => state.strays.send(first, Mailbox::Slot(to), &frame, run.bytes),
+            Some(first) if to.can_be_owned() => state.forward_queue.send(first, Mailbox::Slot(to), &frame, run.bytes),
             _ => Fate::Unowned,
         };
         match fate {
             Fate::Forwarded => {
                 self.counters().forwarded.add(run.count());
-                self.note_stray(state, run.meta.dst, now);
+                self.note_forwarded(state, run.meta.dst, now);
             }
             Fate::Unowned => self.count_dropped(run, &self.counters().unknown_qp),
             Fate::Lost => self.count_dropped(run, &self.counters().forward_errors),
@@ -638,14 +638,14 @@ impl Engine {
 
     /// Sends what other processes had no room for earlier. While anything is left, the background thread comes back soon.
     pub(crate) fn retry_later(&self, state: &mut RxState, now: Instant) {
-        self.send_letters(state, now);
+        self.send_xrc_messages(state, now);
         self.offer_rings(state, now);
         if state.source_ports.due().is_some_and(|due| due <= now) {
             uncancelled(|| state.source_ports.renew_filters(now));
         }
         let Some(first) = state.slots.first() else { return };
-        if !state.strays.is_empty() {
-            let lost = state.strays.retry(first);
+        if !state.forward_queue.is_empty() {
+            let lost = state.forward_queue.retry(first);
             self.counters().forward_errors.add(lost);
         }
         while let Some(owed) = self.flows.next_due() {
@@ -654,7 +654,7 @@ impl Engine {
                 break;
             }
         }
-        let waits = !state.strays.is_empty() || self.flows.is_blocked();
+        let waits = !state.forward_queue.is_empty() || self.flows.is_blocked();
         self.set_retry(waits.then(|| now.after(RETRY)).into_iter().chain(state.source_ports.due()).min());
     }
 

@@ -2,7 +2,7 @@
 //! changes of the interface.
 
 use crate::engine::Engine;
-use roxe_net::forward::Errand;
+use roxe_net::forward::XrcRequest;
 use roxe_transport::cm::Route;
 use roxe_transport::time::Instant;
 use roxe_wire::cm::Mad;
@@ -25,7 +25,7 @@ pub trait Services: Debug + Send + Sync {
     fn end_connections(&self, engine: &Engine, limit: Duration);
 
     /// A target of another process asks for an XRC queue of this one. Called under the lock of the receive side.
-    fn run_errand(&self, engine: &Engine, errand: &Errand, body: &[u8], now: Instant);
+    fn serve_xrc_request(&self, engine: &Engine, request: &XrcRequest, body: &[u8], now: Instant);
 
     /// The interface has changed, and the port with it. Called without any lock.
     fn interface_changed(&self, engine: &Engine);

@@ -37,7 +37,7 @@ impl Engine {
         while let Some(mut rx) = self.rx.try_lock_for(LOCK_LIMIT) {
             self.receive_until_empty(&mut rx, DRAIN_ROUNDS);
             self.end_waiting(rx.state(), Instant(u64::MAX), clock::now());
-            let waits = !rx.state().strays.is_empty();
+            let waits = !rx.state().forward_queue.is_empty();
             drop(rx);
             let waits = self.send_all_queued() || waits;
             self.run_cm();

@@ -53,13 +53,13 @@ impl Processor for ThisProcessor {
 
 /// Whether looking around is of use, or in the way of others. Advice.
 #[derive(Debug, Default)]
-pub(crate) struct Crowd {
+pub(crate) struct SpinGovernor {
     /// Rounds that still end without spinning, and how many there will be the next time.
     hasty_rounds: AtomicU32,
     penalty: AtomicU32,
 }
 
-impl Crowd {
+impl SpinGovernor {
     /// Whether to keep looking for a while.
     pub(crate) fn may_spin(&self) -> bool {
         let rounds = self.hasty_rounds.load(Relaxed);
@@ -93,7 +93,7 @@ impl Crowd {
             if now.since(last_look) >= CROWDED {
                 let before = preemptions.replace(processor.preemptions());
                 if before.is_some() && before != preemptions {
-                    self.note_crowd();
+                    self.note_contention();
                     return false;
                 }
             }
@@ -109,7 +109,7 @@ impl Crowd {
     }
 
     /// Somebody else wanted the processor while the thread was spinning.
-    fn note_crowd(&self) {
+    fn note_contention(&self) {
         let penalty = (self.penalty.load(Relaxed) * 2).clamp(CROWDED_ROUNDS, MAX_CROWDED_ROUNDS);
         self.penalty.store(penalty, Relaxed);
         self.hasty_rounds.store(penalty, Relaxed);
@@ -147,7 +147,7 @@ mod tests {
 
     /// What comes of these looks, which take so long and are preempted so often, and how many were needed. The last one
     /// is for ever.
-    fn look_at(crowd: &Crowd, looks: &[(Look, Duration, u64)]) -> (bool, usize) {
+    fn look_at(governor: &SpinGovernor, looks: &[(Look, Duration, u64)]) -> (bool, usize) {
         let (time, preemptions, mut count) = (Cell::new(Instant(1)), Cell::new(0), 0);
         let look = || {
             let (what, takes, preempted) = looks[count.min(looks.len() - 1)];
@@ -156,16 +156,16 @@ mod tests {
             count += 1;
             what
         };
-        (crowd.keep_looking(PATIENCE, Simulated { time: &time, preemptions: &preemptions }, look), count)
+        (governor.keep_looking(PATIENCE, Simulated { time: &time, preemptions: &preemptions }, look), count)
     }
 
     #[test]
     fn looking_ends_when_it_is_enough_or_nothing_has_come_for_as_long_as_patience() {
-        let (crowd, vain) = (Crowd::default(), (Look::Vain, US, 0));
-        assert_eq!(look_at(&crowd, &[vain, (Look::Found, US, 0), (Look::Enough, US, 0)]), (true, 3));
-        assert_eq!(look_at(&crowd, &[vain]), (false, 50));
-        assert_eq!(look_at(&crowd, &[vain, (Look::Found, 100 * US, 0), vain]), (false, 52));
-        assert!(crowd.may_spin());
+        let (governor, vain) = (SpinGovernor::default(), (Look::Vain, US, 0));
+        assert_eq!(look_at(&governor, &[vain, (Look::Found, US, 0), (Look::Enough, US, 0)]), (true, 3));
+        assert_eq!(look_at(&governor, &[vain]), (false, 50));
+        assert_eq!(look_at(&governor, &[vain, (Look::Found, 100 * US, 0), vain]), (false, 52));
+        assert!(governor.may_spin());
     }
 
     #[test]
@@ -173,30 +173,30 @@ mod tests {
         for (found, patience) in [(1, 50), (3, 75), (4, 100), (8, 200), (100, 200)] {
             let mut looks = vec![(Look::Found, 100 * US, 0); found];
             looks.push((Look::Vain, US, 0));
-            assert_eq!(look_at(&Crowd::default(), &looks), (false, found + patience));
+            assert_eq!(look_at(&SpinGovernor::default(), &looks), (false, found + patience));
         }
     }
 
     #[test]
     fn who_was_in_the_way_spins_less_and_less_until_it_pays() {
-        let crowd = Crowd::default();
-        assert!(crowd.may_spin());
+        let governor = SpinGovernor::default();
+        assert!(governor.may_spin());
         for rounds in [CROWDED_ROUNDS, 2 * CROWDED_ROUNDS, 4 * CROWDED_ROUNDS] {
-            assert_eq!(look_at(&crowd, &[(Look::Vain, US, 0), (Look::Found, CROWDED, 1)]), (false, 2));
-            assert_eq!((0..).take_while(|_| !crowd.may_spin()).count() as u32, rounds);
+            assert_eq!(look_at(&governor, &[(Look::Vain, US, 0), (Look::Found, CROWDED, 1)]), (false, 2));
+            assert_eq!((0..).take_while(|_| !governor.may_spin()).count() as u32, rounds);
         }
-        crowd.note_find();
-        crowd.note_crowd();
-        assert_eq!(crowd.hasty_rounds.load(Relaxed), CROWDED_ROUNDS);
-        (0..40).for_each(|_| crowd.note_crowd());
-        assert_eq!(crowd.hasty_rounds.load(Relaxed), MAX_CROWDED_ROUNDS);
+        governor.note_find();
+        governor.note_contention();
+        assert_eq!(governor.hasty_rounds.load(Relaxed), CROWDED_ROUNDS);
+        (0..40).for_each(|_| governor.note_contention());
+        assert_eq!(governor.hasty_rounds.load(Relaxed), MAX_CROWDED_ROUNDS);
     }
 
     #[test]
     fn a_machine_below_that_takes_the_processor_away_is_no_crowd() {
-        let (crowd, stolen, enough) = (Crowd::default(), (Look::Found, CROWDED, 0), (Look::Enough, US, 0));
-        assert_eq!(look_at(&crowd, &[(Look::Vain, US, 0), stolen, stolen, (Look::Found, US, 1), enough]), (true, 5));
-        assert_eq!(look_at(&crowd, &[stolen, stolen, enough]), (true, 3));
-        assert_eq!(look_at(&crowd, &[stolen, (Look::Found, CROWDED, 1), enough]), (false, 2));
+        let (governor, stolen, enough) = (SpinGovernor::default(), (Look::Found, CROWDED, 0), (Look::Enough, US, 0));
+        assert_eq!(look_at(&governor, &[(Look::Vain, US, 0), stolen, stolen, (Look::Found, US, 1), enough]), (true, 5));
+        assert_eq!(look_at(&governor, &[stolen, stolen, enough]), (true, 3));
+        assert_eq!(look_at(&governor, &[stolen, (Look::Found, CROWDED, 1), enough]), (false, 2));
     }
 }

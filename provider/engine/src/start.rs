@@ -2,13 +2,13 @@
 
 use crate::background;
 use crate::engine::Engine;
+use crate::interceptor::{self, Interceptor};
 use crate::poller::{Poller, Watch};
 use crate::rx::Rx;
-use crate::tap::{self, Tap};
 use crate::thread::Thread;
 use roxe_base::clock;
 use roxe_base::error::Error;
-use roxe_net::news::News;
+use roxe_net::link_events::LinkEvents;
 use roxe_net::slot::SlotSocket;
 use roxe_net::steer::Steering;
 use roxe_net::udp::UdpLink;
@@ -46,7 +46,7 @@ impl Engine {
         if self.is_started() {
             return Ok(());
         }
-        self.tap().map_or(Ok(()), Tap::resume)?;
+        self.interceptor().map_or(Ok(()), Interceptor::resume)?;
         let poller = self.ensure_thread(&mut starting)?;
         // Before the sockets, which may bring packets of others at once: they are sent on from here.
         let claimed = self.claim_slot(&mut self.rx.lock(), &poller);
@@ -69,17 +69,18 @@ impl Engine {
     }
 
     /// What the background thread sleeps on; both come to exist here the first time.
-    pub(crate) fn ensure_thread(&self, news: &mut Option<News>) -> Result<Arc<Poller>, Error> {
+    pub(crate) fn ensure_thread(&self, link_events: &mut Option<LinkEvents>) -> Result<Arc<Poller>, Error> {
         if let Ok(poller) = self.poller() {
             return Ok(poller);
         }
         let poller = Poller::new().map_err(|e| Error::os("cannot create an epoll instance", &e))?;
         // Where the system tells nothing (a sandbox may forbid it), the port is looked at when the device is opened.
-        let heard = News::open().and_then(|news| poller.watch_news(news.fd()).map(|()| news));
+        let heard =
+            LinkEvents::open().and_then(|link_events| poller.watch_link_events(link_events.fd()).map(|()| link_events));
         let me = Weak::clone(&self.me);
         let thread = Thread::start(poller, background::prepare, move |thread| background::run(&me, thread))
             .map_err(|e| Error::os("cannot start the background thread", &e))?;
-        *news = heard.ok();
+        *link_events = heard.ok();
         let poller = Arc::clone(thread.poller());
         *self.thread.write() = Some(thread);
         Ok(poller)
@@ -118,7 +119,7 @@ impl Engine {
         if self.config.gso && link.lacks_segments() {
             let text =
                 "the system has no UDP_SEGMENT, so every packet costs a system call; ROXE_GSO=off ends this line";
-            TOLD.call_once(|| tap::tell(&text));
+            TOLD.call_once(|| interceptor::tell(&text));
         }
         link.with_send_room(poller.send_room()).with_rcvbuf(self.config.rcvbuf).map(Arc::new)
     }
@@ -154,8 +155,8 @@ impl Engine {
         self.table.drain().iter().for_each(|qp| _ = qp.cut_off());
         self.timers.clear();
         self.flows.clear();
-        self.tap().into_iter().for_each(|tap| tap.delayed.clear());
-        self.letters.change(VecDeque::clear);
+        self.interceptor().into_iter().for_each(|interceptor| interceptor.delayed.clear());
+        self.xrc_messages.change(VecDeque::clear);
         self.rings().clear();
         self.publish(&self.steer_at, None);
         self.publish(&self.retry_at, None);

@@ -10,7 +10,7 @@ use crate::services::Services;
 use roxe_base::config::Config;
 use roxe_base::lock::Lockable;
 use roxe_memory::guard::SharedBytes;
-use roxe_net::forward::{Errand, ErrandId};
+use roxe_net::forward::{XrcRequest, XrcRequestId};
 use roxe_net::link::RxMeta;
 use roxe_transport::cm::Route;
 use roxe_transport::qp::{FrameNote, Outcome, Service};
@@ -36,7 +36,7 @@ impl Services for Nobody {
     fn leave_deadline(&self, _: &Engine, _: Instant) {}
     fn run_connections(&self, _: &Engine) {}
     fn end_connections(&self, _: &Engine, _: Duration) {}
-    fn run_errand(&self, _: &Engine, _: &Errand, _: &[u8], _: Instant) {}
+    fn serve_xrc_request(&self, _: &Engine, _: &XrcRequest, _: &[u8], _: Instant) {}
     fn interface_changed(&self, _: &Engine) {}
 }
 
@@ -77,7 +77,7 @@ impl QueuePair for FakeQp {
         VisitOutcome::empty()
     }
 
-    fn take_result(&self, _: (ErrandId, Outcome, &[u8]), _: Instant) -> VisitOutcome {
+    fn take_result(&self, _: (XrcRequestId, Outcome, &[u8]), _: Instant) -> VisitOutcome {
         VisitOutcome::empty()
     }
 

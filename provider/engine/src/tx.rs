@@ -6,10 +6,10 @@
 //! are summed up while they are copied, and sealing only adds the headers.
 
 mod frames;
-mod tapped;
+mod intercepted;
 mod tx_path;
 
-pub use tx_path::{Outlet, TxCache};
+pub use tx_path::{TxCache, TxPath};
 
 use crate::counters::Counters;
 use crate::engine::Engine;
@@ -50,7 +50,7 @@ struct Entry {
     len: usize,
     /// Its address vector in `avs`.
     av: usize,
-    /// Where it comes from, for a tap.
+    /// Where it comes from, for a interceptor.
     note: PacketNote,
     /// The part of it that was summed up when it was copied.
     summed: Option<Summed>,
@@ -179,8 +179,8 @@ impl Batch {
     /// Seals and sends everything, in order; `ordinal` says which queue pair of this process it comes from, `cached` is
     /// the link that one used last. What cannot be sent is lost and counted, as on any network.
     pub fn flush(&mut self, engine: &Engine, ordinal: u32, cached: &mut Option<Arc<UdpLink>>) {
-        if let Some(tap) = engine.tap() {
-            self.flush_tapped(engine, tap, ordinal, cached, None);
+        if let Some(interceptor) = engine.interceptor() {
+            self.flush_intercepted(engine, interceptor, ordinal, cached, None);
             return self.clear();
         }
         let mut at = 0;
@@ -203,8 +203,8 @@ impl Batch {
     /// Sends the run that starts with packet `at` and returns where the next one starts.
     fn send_from(&mut self, at: usize, link: &UdpLink, av: &Av, counters: &Counters) -> usize {
         let run = self.run_from(at, link.max_segments(av.dgid));
-        if link.lacks_keepers(av.dgid, || self.bytes_of(run.clone()).len()) {
-            uncancelled(|| link.open_keepers());
+        if link.lacks_tx_retention(av.dgid, || self.bytes_of(run.clone()).len()) {
+            uncancelled(|| link.open_tx_retention());
         }
         let net = NetHeader { src_port: link.src_port(av.dgid), ..header(link, av) };
         self.seal(run.clone(), &net);

@@ -1,7 +1,7 @@
 //! Frames that processes on one interface put into each other's mailboxes ([`crate::slot`]).
 //!
 //! Six kinds: packets that the kernel gave to the wrong process, credits for datagrams taken from the socket, the answer to
-//! a steering probe, offers of rings through shared memory, and errands for XRC queues of other processes with what came
+//! a steering probe, offers of rings through shared memory, and XRC requests for XRC queues of other processes with what came
 //! of them. A frame is a fixed header and a body; numbers are in the byte order of this machine, because a frame never
 //! leaves it. Touches nothing.
 
@@ -37,19 +37,19 @@ pub enum Frame {
         index: u32,
     },
     /// A target of another process asks for this.
-    Errand(Errand),
+    XrcRequest(XrcRequest),
     /// A ring to be read here; its descriptors come along.
     Ring {
         /// Bytes of its data.
         size: u32,
     },
-    /// What came of an errand of ours. Of a READ the body is the data.
-    Result(ErrandId, Outcome),
+    /// What came of an XRC request of ours. Of a READ the body is the data.
+    Result(XrcRequestId, Outcome),
 }
 
 /// What a target in one process asks the process of an XRC queue to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ErrandKind {
+pub enum XrcRequestKind {
     /// Execute the packet in the body, behind the addresses it came from and went to (16 bytes each). The path MTU of the
     /// connection is this.
     Execute(PathMtu),
@@ -59,27 +59,27 @@ pub enum ErrandKind {
     End,
 }
 
-/// An errand.
+/// An XRC request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Errand {
+pub struct XrcRequest {
     /// What is wanted.
-    pub kind: ErrandKind,
-    /// Which errand, for the answer.
-    pub id: ErrandId,
+    pub kind: XrcRequestKind,
+    /// Which XRC request, for the answer.
+    pub id: XrcRequestId,
     /// The queue, 24 bits.
     pub srqn: u32,
     /// Device and inode of the file that names the domain.
     pub file: (u64, u64),
 }
 
-/// Which errand.
+/// Which XRC request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ErrandId {
+pub struct XrcRequestId {
     /// The target that asks.
     pub target: Qpn,
     /// Of its connection: nobody else draws the same.
     pub epoch: u64,
-    /// Grows from errand to errand of a connection; one that is asked for again keeps it.
+    /// Grows from XRC request to XRC request of a connection; one that is asked for again keeps it.
     pub seq: u64,
 }
 
@@ -93,7 +93,7 @@ const RING: u8 = 6;
 /// What rings look like inside, second byte of their header: a process that knows another way wants none of ours.
 const RING_FORMAT: u8 = 2;
 
-/// Kinds of errands, second byte of their header. The third one is the path MTU.
+/// Kinds of XRC requests, second byte of their header. The third one is the path MTU.
 const EXECUTE: u8 = 1;
 const READ: u8 = 2;
 const END: u8 = 3;
@@ -103,7 +103,7 @@ const DONE: u8 = 1;
 const NOT_READY: u8 = 2;
 const REFUSED: u8 = 3;
 
-impl ErrandId {
+impl XrcRequestId {
     fn put(self, out: &mut [u8; HEADER]) {
         out[4..8].copy_from_slice(&self.target.get().to_ne_bytes());
         out[16..24].copy_from_slice(&self.epoch.to_ne_bytes());
@@ -111,12 +111,12 @@ impl ErrandId {
     }
 }
 
-impl Errand {
+impl XrcRequest {
     fn put(&self, out: &mut [u8; HEADER]) {
         let (kind, mtu) = match self.kind {
-            ErrandKind::Execute(mtu) => (EXECUTE, mtu as u8),
-            ErrandKind::Read => (READ, 0),
-            ErrandKind::End => (END, 0),
+            XrcRequestKind::Execute(mtu) => (EXECUTE, mtu as u8),
+            XrcRequestKind::Read => (READ, 0),
+            XrcRequestKind::End => (END, 0),
         };
         (out[0], out[1], out[2]) = (ERRAND, kind, mtu);
         self.id.put(out);
@@ -127,7 +127,7 @@ impl Errand {
 }
 
 /// Writes the header of a result.
-fn put_result(id: ErrandId, outcome: Outcome, out: &mut [u8; HEADER]) {
+fn put_result(id: XrcRequestId, outcome: Outcome, out: &mut [u8; HEADER]) {
     let (kind, syndrome, events, word) = match outcome {
         Outcome::Done(word) => (DONE, 0, 0, word),
         Outcome::NotReady => (NOT_READY, 0, 0, 0),
@@ -170,7 +170,7 @@ impl Frame {
                 out[1] = RING_FORMAT;
                 out[8..12].copy_from_slice(&size.to_ne_bytes());
             }
-            Self::Errand(errand) => errand.put(&mut out),
+            Self::XrcRequest(request) => request.put(&mut out),
             Self::Result(id, outcome) => put_result(id, outcome, &mut out),
         }
         out
@@ -182,7 +182,7 @@ impl Frame {
         let word = |at: usize| Some(u32::from_ne_bytes(*header.get(at..)?.first_chunk()?));
         let half = |at: usize| Some(u16::from_ne_bytes(*header.get(at..)?.first_chunk()?));
         let long = |at: usize| Some(u64::from_ne_bytes(*header.get(at..)?.first_chunk()?));
-        let id = || Some(ErrandId { target: Qpn::new(word(4)? & 0xff_ffff), epoch: long(16)?, seq: long(24)? });
+        let id = || Some(XrcRequestId { target: Qpn::new(word(4)? & 0xff_ffff), epoch: long(16)?, seq: long(24)? });
         let gid = |at: usize| Some(Gid(*header.get(at..)?.first_chunk()?));
         let frame = match header[0] {
             PACKETS => Self::Packets(RxMeta {
@@ -205,12 +205,12 @@ impl Frame {
             RING if header[1] == RING_FORMAT => Self::Ring { size: word(8)? },
             ERRAND => {
                 let kind = match header[1] {
-                    EXECUTE => ErrandKind::Execute(PathMtu::from_code(header[2])?),
-                    READ => ErrandKind::Read,
-                    END => ErrandKind::End,
+                    EXECUTE => XrcRequestKind::Execute(PathMtu::from_code(header[2])?),
+                    READ => XrcRequestKind::Read,
+                    END => XrcRequestKind::End,
                     _ => return None,
                 };
-                Self::Errand(Errand { kind, id: id()?, srqn: word(8)?, file: (long(32)?, long(40)?) })
+                Self::XrcRequest(XrcRequest { kind, id: id()?, srqn: word(8)?, file: (long(32)?, long(40)?) })
             }
             RESULT => {
                 let outcome = match (header[1], Syndrome::from_u8(header[2])) {
@@ -241,10 +241,10 @@ mod tests {
     use roxe_wire::NakCode;
     use std::net::Ipv4Addr;
 
-    const ID: ErrandId = ErrandId { target: Qpn::new(0xab_cdef), epoch: u64::MAX - 2, seq: 7 };
+    const ID: XrcRequestId = XrcRequestId { target: Qpn::new(0xab_cdef), epoch: u64::MAX - 2, seq: 7 };
 
-    fn errand(kind: ErrandKind) -> Errand {
-        Errand { kind, id: ID, srqn: 0x12_3456, file: (u64::MAX - 3, 9) }
+    fn request(kind: XrcRequestKind) -> XrcRequest {
+        XrcRequest { kind, id: ID, srqn: 0x12_3456, file: (u64::MAX - 3, 9) }
     }
 
     #[test]
@@ -266,10 +266,10 @@ mod tests {
             Frame::Packets(meta),
             Frame::Credit { dst, slot: Slot::new(0xabc), bytes: 1 << 20 },
             Frame::ProbeSeen { nonce: u64::MAX - 1, round: 2, index: 99 },
-            Frame::Errand(errand(ErrandKind::Execute(PathMtu::Mtu4096))),
+            Frame::XrcRequest(request(XrcRequestKind::Execute(PathMtu::Mtu4096))),
             Frame::Ring { size: 1 << 19 },
-            Frame::Errand(errand(ErrandKind::Read)),
-            Frame::Errand(errand(ErrandKind::End)),
+            Frame::XrcRequest(request(XrcRequestKind::Read)),
+            Frame::XrcRequest(request(XrcRequestKind::End)),
             Frame::Result(ID, Outcome::Done(u64::MAX)),
             Frame::Result(ID, Outcome::NotReady),
             Frame::Result(ID, Outcome::NO_QUEUE),

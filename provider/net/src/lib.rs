@@ -3,7 +3,7 @@
 //! | modules | what they are |
 //! |---|---|
 //! | [`link`] | what a link is, and what is known of a run of packets |
-//! | [`udp`] | the link over a UDP socket: `segments` (which destinations take segmented sends), [`shelf`] and `keepers` (what stays in kernel queues), [`tx_queue`] (what waits for room in its send buffer), [`drops`], [`rcvbuf_cost`] (what a packet occupies in a receive buffer) |
+//! | [`udp`] | the link over a UDP socket: `segments` (which destinations take segmented sends), [`rx_retention`] and `tx_retention` (what stays in kernel queues), [`tx_queue`] (what waits for room in its send buffer), [`drops`], [`rcvbuf_cost`] (what a packet occupies in a receive buffer) |
 //! | [`shm`] | rings through shared memory between processes of one user |
 //! | [`frames`] | whole Ethernet frames, for raw packet queue pairs |
 //! | [`runtime_dir`], [`named`] | the folder where processes of one user find each other, and the sockets with names in it |
@@ -11,7 +11,7 @@
 //! | [`forward`] | frames that processes of one host send each other's mailboxes |
 //! | [`steer`], `bpf` | the kernel program that hands a packet to the process that owns its queue pair |
 //! | [`source_ports`], `source_filter`, [`udp_table`] | which source ports of this host are ours, and keeping out all others |
-//! | [`group`], [`news`] | addresses of multicast groups; what the system tells about its interfaces |
+//! | [`group`], [`link_events`] | addresses of multicast groups; what the system tells about its interfaces |
 //!
 //! # Unsafe code
 //!
@@ -25,15 +25,14 @@ pub mod drops;
 pub mod forward;
 pub mod frames;
 pub mod group;
-mod keepers;
 pub mod link;
+pub mod link_events;
 pub mod named;
-pub mod news;
 pub mod rcvbuf_cost;
 pub mod runtime_dir;
+pub mod rx_retention;
 mod segments;
 pub mod service;
-pub mod shelf;
 pub mod shm;
 pub mod slot;
 mod source_filter;
@@ -45,6 +44,7 @@ mod sys;
 #[allow(unsafe_code)]
 mod testing;
 pub mod tx_queue;
+mod tx_retention;
 pub mod udp;
 pub mod udp_table;
 

@@ -3,7 +3,7 @@
 //! RoCEv2 knows no sender but an address, and everybody on this host may send from its addresses. What nobody can do is to
 //! bind a port that another user has. So a packet that comes from an address of this host has to come from the RoCE port,
 //! which at an address that we have is ours, or from one that a process of our user has for sending to its own address and
-//! left a name for in the runtime directory ([`crate::keepers`]). Remote hosts, real cards and the kernel's rxe use any source
+//! left a name for in the runtime directory ([`crate::tx_retention`]). Remote hosts, real cards and the kernel's rxe use any source
 //! port; what comes from them is not looked at here.
 //!
 //! The name of a port that is not known is looked for once every [`PERIOD`], which takes no time to wait and a system call:

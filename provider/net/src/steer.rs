@@ -44,7 +44,7 @@ const PROBE_LEN: usize = 16;
 const PATIENCE: Duration = Duration::from_millis(60);
 /// How long to wait when another process is building, and how often: it may have been stopped in the middle.
 const RETRY: (Duration, u32) = (Duration::from_millis(10), 40);
-/// Shortest and longest pause between sessions that strays cause.
+/// Shortest and longest pause between sessions that packets for other processes cause.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(5));
 /// Slots a program can hold: the kernel takes 4,096 instructions and a slot needs five.
 const MAX_SLOTS: usize = 800;
@@ -62,7 +62,7 @@ pub struct Steering {
     retries: u32,
     session: Option<Session>,
     backoff: Duration,
-    /// Strays before this instant start no session.
+    /// Packets for other processes before this instant start no session.
     quiet_until: Instant,
 }
 
@@ -93,7 +93,7 @@ impl Steering {
     }
 
     /// A packet for another process arrived here. Whether that changed [`Steering::deadline`].
-    pub fn note_stray(&mut self, now: Instant) -> bool {
+    pub fn note_forwarded(&mut self, now: Instant) -> bool {
         let is_idle = self.due.is_none() && self.session.is_none();
         if is_idle {
             self.due = Some(now.max(self.quiet_until));

@@ -7,15 +7,15 @@
 
 use crate::cmsg::{self, Control};
 use crate::drops::{Drops, TakenDrops};
-use crate::keepers::Keepers;
 use crate::link::{HOP_LIMIT, Link, ROCE_PORT, RxMeta, SendError, Taken, TxMeta};
 use crate::named::NamedSocket;
+use crate::rx_retention::{RxRetention, STREAM};
 use crate::segments::Segments;
-use crate::shelf::{STREAM, Shelf};
 use crate::source_ports;
 use crate::sys::SendRoom;
 use crate::sys::{self, Name};
 use crate::tx_queue::{Run, TxQueue};
+use crate::tx_retention::TxRetention;
 use libc::c_int;
 use roxe_wire::{Gid, Qpn};
 use socket2::{Domain, InterfaceIndexOrAddress, Protocol, SockAddr, Socket, Type};
@@ -43,17 +43,17 @@ pub struct UdpLink {
     rcvbuf: usize,
     drops: Drops,
     /// What was read last.
-    shelf: Shelf,
-    /// Where there is no shelf: who sends to this very address. Opened by the first run that is worth it.
-    keepers: OnceLock<Option<OwnKeepers>>,
+    rx_retention: RxRetention,
+    /// Where there is no retained data: who sends to this very address. Opened by the first run that is worth it.
+    tx_retention: OnceLock<Option<OwnTxRetention>>,
     /// What waits for room in the send buffer.
     queue: Arc<TxQueue>,
 }
 
 /// Sockets that send to the address itself, and the name that tells receivers whose their port is.
 #[derive(Debug)]
-struct OwnKeepers {
-    keepers: Keepers,
+struct OwnTxRetention {
+    tx_retention: TxRetention,
     _name: NamedSocket,
 }
 
@@ -72,7 +72,7 @@ impl UdpLink {
         Ok(Self {
             rcvbuf: socket.recv_buffer_size()?,
             drops: Drops::default(),
-            shelf: Shelf::default(),
+            rx_retention: RxRetention::default(),
             socket,
             gid,
             is_v4: address.is_ipv4(),
@@ -80,7 +80,7 @@ impl UdpLink {
             segments,
             hot: AtomicBool::new(false),
             // Only those that receive streams have them.
-            keepers: OnceLock::from(None),
+            tx_retention: OnceLock::from(None),
             queue: Arc::default(),
         })
     }
@@ -97,14 +97,14 @@ impl UdpLink {
         Ok(link)
     }
 
-    /// The same link with a receive buffer of this many bytes, or what the kernel gives of them, and a shelf in there; if it is
-    /// too small for that, with keepers.
+    /// The same link with a receive buffer of this many bytes, or what the kernel gives of them, and a retained data in there; if it is
+    /// too small for that, with retaining sockets.
     pub fn with_rcvbuf(self, bytes: usize) -> io::Result<Self> {
         self.socket.set_recv_buffer_size(bytes)?;
         let rcvbuf = self.socket.recv_buffer_size()?;
-        let shelf = Shelf::new(self.fd(), rcvbuf);
-        let keepers = if shelf.exists() { OnceLock::from(None) } else { OnceLock::new() };
-        Ok(Self { rcvbuf, shelf, keepers, ..self })
+        let rx_retention = RxRetention::new(self.fd(), rcvbuf);
+        let tx_retention = if rx_retention.exists() { OnceLock::from(None) } else { OnceLock::new() };
+        Ok(Self { rcvbuf, rx_retention, tx_retention, ..self })
     }
 
     /// The same link, which lets `room` tell when its send buffer has room again.
@@ -125,37 +125,37 @@ impl UdpLink {
 
     /// The UDP port that packets to `dst` come from.
     pub fn src_port(&self, dst: Gid) -> u16 {
-        self.keepers_for(dst).map_or(ROCE_PORT, Keepers::port)
+        self.keepers_for(dst).map_or(ROCE_PORT, TxRetention::port)
     }
 
-    fn keepers_for(&self, dst: Gid) -> Option<&Keepers> {
-        let own = self.keepers.get().and_then(Option::as_ref).filter(|_| dst == self.gid)?;
-        Some(&own.keepers)
+    fn keepers_for(&self, dst: Gid) -> Option<&TxRetention> {
+        let own = self.tx_retention.get().and_then(Option::as_ref).filter(|_| dst == self.gid)?;
+        Some(&own.tx_retention)
     }
 
-    /// Whether [`UdpLink::open_keepers`] is worth it for a run of `len` bytes to `dst`. Nobody works that out where there are
+    /// Whether [`UdpLink::open_tx_retention`] is worth it for a run of `len` bytes to `dst`. Nobody works that out where there are
     /// some, or can be none.
     #[inline]
-    pub fn lacks_keepers(&self, dst: Gid, len: impl FnOnce() -> usize) -> bool {
-        self.keepers.get().is_none() && dst == self.gid && len() >= STREAM
+    pub fn lacks_tx_retention(&self, dst: Gid, len: impl FnOnce() -> usize) -> bool {
+        self.tx_retention.get().is_none() && dst == self.gid && len() >= STREAM
     }
 
-    /// Sends to its own address by keepers from now on, if they can be had. Closes sockets if not.
-    pub fn open_keepers(&self) {
-        self.keepers.get_or_init(|| self.make_keepers().ok());
+    /// Sends to its own address by retaining sockets from now on, if they can be had. Closes sockets if not.
+    pub fn open_tx_retention(&self) {
+        self.tx_retention.get_or_init(|| self.make_keepers().ok());
     }
 
-    fn make_keepers(&self) -> io::Result<OwnKeepers> {
+    fn make_keepers(&self) -> io::Result<OwnTxRetention> {
         // The kernel doubles what it is asked for.
         let buffer = self.rcvbuf / 2;
-        let keepers = Keepers::open(|port| {
+        let tx_retention = TxRetention::open(|port| {
             let mut address = socket_addr(self.gid, self.scope);
             address.set_port(port);
             let socket = bare_socket(address, self.scope, buffer)?;
             socket.bind(&SockAddr::from(address))?;
             Ok(socket)
         })?;
-        Ok(OwnKeepers { _name: source_ports::claim(self.gid, keepers.port())?, keepers })
+        Ok(OwnTxRetention { _name: source_ports::claim(self.gid, tx_retention.port())?, tx_retention })
     }
 
     /// The local address; the group's, if it was joined.
@@ -181,8 +181,8 @@ impl UdpLink {
     /// Nobody keeps looking here: what has been read leaves the queue of the socket, which is readable as long as it is there.
     /// Nor is anything kept of what was sent.
     pub fn clear_kept(&self) {
-        self.shelf.clear(self.fd());
-        self.keepers_for(self.gid).map(Keepers::clear);
+        self.rx_retention.clear(self.fd());
+        self.keepers_for(self.gid).map(TxRetention::clear);
     }
 
     /// What the system has dropped here since the last call.
@@ -238,8 +238,8 @@ impl UdpLink {
         let segment = (*segment < bytes.len()).then(|| u16::try_from(*segment).unwrap_or(u16::MAX));
         let name = name_of(to.dst, self.scope);
         let mut control = self.control(to, segment);
-        let keepers = self.keepers_for(to.dst).filter(|keepers| keepers.port() == to.src_port);
-        let kept = keepers.and_then(|keepers| keepers.next(bytes.len(), &mut control));
+        let tx_retention = self.keepers_for(to.dst).filter(|tx_retention| tx_retention.port() == to.src_port);
+        let kept = tx_retention.and_then(|tx_retention| tx_retention.next(bytes.len(), &mut control));
         let fd = kept.unwrap_or_else(|| self.fd());
         loop {
             let Err(cause) = sys::send(fd, &name, [bytes, &[]], &control, libc::MSG_DONTWAIT) else {
@@ -250,7 +250,7 @@ impl UdpLink {
             };
             match cause.raw_os_error() {
                 Some(libc::EINTR) => {}
-                // What comes back to this very host takes no room here. One of the keepers cannot be waited for: it has
+                // What comes back to this very host takes no room here. One of the retaining sockets cannot be waited for: it has
                 // something to read all the time.
                 Some(libc::EAGAIN) if kept.is_none() => return Err(SendError::Full(fd)),
                 // What kernels and drivers answer that cannot segment (no support, or no checksum offload).
@@ -327,11 +327,11 @@ impl UdpLink {
 impl Link for UdpLink {
     #[inline]
     fn recv_with(&self, buf: &mut [u8], control: &mut Control) -> io::Result<Option<RxMeta>> {
-        let Some((len, src, src_port)) = sys::recv(self.fd(), buf, control, self.shelf.flags())? else {
-            self.shelf.note_vain_look(self.fd());
+        let Some((len, src, src_port)) = sys::recv(self.fd(), buf, control, self.rx_retention.flags())? else {
+            self.rx_retention.note_vain_look(self.fd());
             return Ok(None);
         };
-        self.shelf.note(self.fd(), len);
+        self.rx_retention.note(self.fd(), len);
         Ok(Some(self.meta_of(len, src, src_port, control)))
     }
 
@@ -537,15 +537,15 @@ mod tests {
     fn streams_to_the_own_address_come_from_another_port_where_there_is_no_shelf() {
         let [small, large] = [212_992, 4 << 20].map(|rcvbuf| link(10, true, true).with_rcvbuf(rcvbuf).unwrap());
         let (own, other) = (small.gid(), Ipv4Addr::new(127, 77, 0, 11).into());
-        assert!(!small.lacks_keepers(own, || STREAM - 1) && !small.lacks_keepers(other, || STREAM));
-        assert!(small.lacks_keepers(own, || STREAM));
+        assert!(!small.lacks_tx_retention(own, || STREAM - 1) && !small.lacks_tx_retention(other, || STREAM));
+        assert!(small.lacks_tx_retention(own, || STREAM));
         assert_eq!(small.src_port(own), ROCE_PORT);
-        small.open_keepers();
-        assert!(!small.lacks_keepers(own, || STREAM));
+        small.open_tx_retention();
+        assert!(!small.lacks_tx_retention(own, || STREAM));
         assert_ne!(small.src_port(own), ROCE_PORT);
         assert_eq!(small.src_port(other), ROCE_PORT);
-        assert!(!link(10, true, true).lacks_keepers(own, || STREAM), "receives no streams");
-        assert_ne!(large.shelf.exists(), large.lacks_keepers(own, || STREAM));
+        assert!(!link(10, true, true).lacks_tx_retention(own, || STREAM), "receives no streams");
+        assert_ne!(large.rx_retention.exists(), large.lacks_tx_retention(own, || STREAM));
     }
 
     #[test]

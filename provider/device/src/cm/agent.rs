@@ -50,7 +50,7 @@ struct Core {
     cm: Cm,
     ids: HashMap<CommId, Arc<Id>>,
     listeners: HashMap<ListenId, Arc<Id>>,
-    door: Door,
+    mad_sender: MadSender,
     /// When the engine's timers call next.
     called_at: Option<Instant>,
     /// When to look after peers.
@@ -59,7 +59,7 @@ struct Core {
 
 /// The way out of queue pair 1.
 #[derive(Debug)]
-struct Door {
+struct MadSender {
     /// The PSN of the next message. Nobody looks at it.
     psn: Psn,
     /// The link of the last message.
@@ -91,7 +91,7 @@ pub(crate) struct Session<'a> {
     /// When to look after peers.
     pub(super) look_at: &'a mut Option<Instant>,
     random: fn() -> u64,
-    door: &'a mut Door,
+    mad_sender: &'a mut MadSender,
 }
 
 impl Session<'_> {
@@ -110,11 +110,11 @@ impl Session<'_> {
     pub(crate) fn send(&mut self) {
         let Some(first) = self.cm.poll_transmit() else { return };
         let mut batch = Batch::take();
-        self.door.put(&mut batch, &first, self.engine);
+        self.mad_sender.put(&mut batch, &first, self.engine);
         while let Some(next) = self.cm.poll_transmit() {
-            self.door.put(&mut batch, &next, self.engine);
+            self.mad_sender.put(&mut batch, &next, self.engine);
         }
-        batch.flush(self.engine, GSI_ORDINAL, &mut self.door.link);
+        batch.flush(self.engine, GSI_ORDINAL, &mut self.mad_sender.link);
         batch.put_back();
     }
 
@@ -167,7 +167,7 @@ const fn ends_connection(message: &Message) -> bool {
     matches!(message, Message::Dreq(_) | Message::Drep(_) | Message::Rej(_))
 }
 
-impl Door {
+impl MadSender {
     /// Puts a message into `batch`; what is in there leaves if it is full. One that stays on this host leaves at once.
     fn put(&mut self, batch: &mut Batch, outgoing: &Outgoing, engine: &Engine) {
         let Outgoing { route, mad } = outgoing;
@@ -207,14 +207,14 @@ fn write(batch: &mut Batch, av: &Av, header: &Header, mad: &[u8; MAD_LEN]) -> bo
 impl Core {
     fn new(engine: &Engine) -> Result<Self, Error> {
         let settings = Settings { prefix: engine.slot()?.get(), ..Settings::new(Guid(engine.node_guid())) };
-        let door = Door { psn: Psn::new(draw() as u32), link: None, was_kept_waiting: false };
+        let mad_sender = MadSender { psn: Psn::new(draw() as u32), link: None, was_kept_waiting: false };
         let (ids, listeners) = (HashMap::new(), HashMap::new());
-        Ok(Self { cm: Cm::new(settings), ids, listeners, door, called_at: None, look_at: None })
+        Ok(Self { cm: Cm::new(settings), ids, listeners, mad_sender, called_at: None, look_at: None })
     }
 
     fn session<'a>(&'a mut self, engine: &'a Engine) -> Session<'a> {
-        let Self { cm, ids, listeners, door, look_at, .. } = self;
-        Session { cm, engine, ids, listeners, now: clock::now(), look_at, random: draw, door }
+        let Self { cm, ids, listeners, mad_sender, look_at, .. } = self;
+        Session { cm, engine, ids, listeners, now: clock::now(), look_at, random: draw, mad_sender }
     }
 
     /// Asks the engine to call when the machine's next timer is due, or peers are to be looked after.

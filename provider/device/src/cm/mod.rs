@@ -17,7 +17,7 @@
 //! `id` is what programs hold: its life, and in files of its own how it gets addresses (`resolve`), connects (`connect`) and
 //! moves its queue pair (`pair`); `multicast` and `alternate` belong to it. `deliver` is what it hears of the machine, `follow`
 //! of the interface. `place` finds devices and routes, `ports` gives out ports; `agent` runs the machine of a device,
-//! `vigil` ends what is left of processes that died. Messages come in through `engine/gsi.rs`.
+//! `peer_liveness` ends what is left of processes that died. Messages come in through `engine/gsi.rs`.
 
 mod address;
 mod agent;
@@ -29,10 +29,10 @@ mod follow;
 mod id;
 mod multicast;
 mod options;
+mod peer_liveness;
 mod place;
 pub(crate) mod ports;
 mod route;
-mod vigil;
 
 pub(crate) use agent::{Agent, Session};
 pub(crate) use follow::{follow, ids};

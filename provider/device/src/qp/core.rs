@@ -3,8 +3,8 @@
 //! Every way in is a *visit*: take the lock, let the state machine work, send what it has to send, register its timer, drop
 //! the lock, announce completions and events.
 
-mod errands;
 mod frames;
+mod xrc_requests;
 
 use super::QpInit;
 use crate::cq::Cq;
@@ -17,16 +17,16 @@ use crate::xrcd::Xrcd;
 use roxe_base::clock;
 use roxe_base::lock::{Lockable, Mutex, MutexGuard, rank};
 use roxe_base::uses::ObjectId;
-use roxe_engine::delayed_ack::Rhythm;
+use roxe_engine::delayed_ack::DelayedAck;
 use roxe_engine::engine::Engine;
 use roxe_engine::flow_control::{Grant, Key};
 use roxe_engine::queue_pair::{QueuePair, VisitOutcome};
 use roxe_engine::rx::{Joined, Run, RxTools, header_of};
-use roxe_engine::tx::{Outlet, TxCache};
+use roxe_engine::tx::{TxCache, TxPath};
 use roxe_memory::guard::SharedBytes;
 use roxe_memory::region::{PdId, Reach};
 use roxe_memory::table::MemoryTable;
-use roxe_net::forward::ErrandId;
+use roxe_net::forward::XrcRequestId;
 use roxe_net::frames::FrameSender;
 use roxe_net::link::RxMeta;
 use roxe_net::rcvbuf_cost::charge_of;
@@ -80,7 +80,7 @@ pub(super) struct Inner {
     /// The link of raw packets.
     pub(super) frames: Option<Arc<FrameSender>>,
     /// How quickly the program answers its peer.
-    pub(super) rhythm: Rhythm,
+    pub(super) delayed_ack: DelayedAck,
     /// The deadline registered with the engine.
     registered: Option<Instant>,
     /// What is posted waits for company, and the engine will serve it at the next poll.
@@ -111,7 +111,7 @@ impl QpCore {
                 early: EarlyPackets::default(),
                 tx: TxCache::default(),
                 frames: None,
-                rhythm: Rhythm::default(),
+                delayed_ack: DelayedAck::default(),
                 registered: None,
                 gathers: false,
                 is_cut_off: false,
@@ -238,7 +238,7 @@ impl QpCore {
         let report = report | self.transmit(&mut inner, now) | self.settle(&mut inner);
         drop(inner);
         self.announce(report);
-        if self.service == Service::XrcTgt && self.engine().has_letters() {
+        if self.service == Service::XrcTgt && self.engine().has_xrc_messages() {
             self.engine().send_credits(now);
         }
     }
@@ -251,22 +251,22 @@ impl QpCore {
         }
         let mut is_blocked = false;
         let mut host = QpHost::new(self, path, now);
-        let mut outlet = Outlet::new(self.engine(), tx, self.qpn, self.service.is_reliable());
+        let mut tx_path = TxPath::new(self.engine(), tx, self.qpn, self.service.is_reliable());
         loop {
-            if outlet.waits_for_send_room(frames.as_deref()) {
+            if tx_path.waits_for_send_room(frames.as_deref()) {
                 machine.on_link_full(now);
                 is_blocked = true;
                 break;
             }
-            let copied = if frames.is_none() { outlet.lend_copied() } else { None };
-            host.begin_batch(copied, outlet.by_ring(), outlet.rings());
-            let state = machine.poll_transmit(&mut host, &mut outlet);
+            let copied = if frames.is_none() { tx_path.lend_copied() } else { None };
+            host.begin_batch(copied, tx_path.by_ring(), tx_path.rings());
+            let state = machine.poll_transmit(&mut host, &mut tx_path);
             if let Some(copied) = host.end_batch() {
-                outlet.note_copied(copied);
+                tx_path.note_copied(copied);
             }
             let may_go_on = match frames {
-                None => outlet.flush(self.ordinal),
-                Some(frames) => outlet.flush_frames(frames),
+                None => tx_path.flush(self.ordinal),
+                Some(frames) => tx_path.flush_frames(frames),
             };
             if !may_go_on {
                 machine.on_link_full(now);
@@ -277,10 +277,10 @@ impl QpCore {
                 break;
             }
         }
-        outlet.put_back();
+        tx_path.put_back();
         let report = host.end();
         if is_blocked && !self.service.is_reliable() {
-            path.wait_until(now.after(Outlet::PATIENCE));
+            path.wait_until(now.after(TxPath::PATIENCE));
         }
         report
     }
@@ -289,10 +289,10 @@ impl QpCore {
     fn settle(&self, inner: &mut Inner) -> VisitOutcome {
         inner.path.end_turn();
         // In the error state READs that came before are still answered.
-        if inner.path.has_errands() && !inner.machine.state().accepts_requests() && !inner.machine.has_work() {
-            inner.path.end_errands(self.engine());
+        if inner.path.has_xrc_requests() && !inner.machine.state().accepts_requests() && !inner.machine.has_work() {
+            inner.path.end_xrc_requests(self.engine());
         }
-        let patience = earlier(inner.early.deadline(), inner.path.errands_deadline());
+        let patience = earlier(inner.early.deadline(), inner.path.xrc_requests_deadline());
         let next = earlier(earlier(inner.machine.poll_timeout(), inner.path.deadline()), patience);
         if let Some(next) = next
             && inner.registered.is_none_or(|registered| next < registered)
@@ -461,7 +461,7 @@ impl QueuePair for QpCore {
 
     fn serve_or_wait(&self, report: VisitOutcome, now: Instant) -> Option<Instant> {
         let mut inner = self.inner.lock();
-        let until = if inner.machine.owes_only_ack() { inner.rhythm.on_request(now) } else { None };
+        let until = if inner.machine.owes_only_ack() { inner.delayed_ack.on_request(now) } else { None };
         if until.is_none() {
             self.finish_with(inner, report, now);
         } else {
@@ -475,7 +475,7 @@ impl QueuePair for QpCore {
     fn end_waiting(&self, now: Instant) {
         let mut inner = self.inner.lock();
         if inner.machine.has_work() {
-            inner.rhythm.on_silence();
+            inner.delayed_ack.on_silence();
             self.finish(inner, now);
         }
     }
@@ -540,7 +540,7 @@ impl QueuePair for QpCore {
             *frames = None;
             self.engine().counters().unknown_qp.add(early.len() as u64);
             *early = EarlyPackets::default();
-            path.end_errands(self.engine());
+            path.end_xrc_requests(self.engine());
             // To RESET is allowed from every state; it gives back what is reserved.
             let attr = QpAttr { state: QpState::Reset, ..QpAttr::default() };
             let _ = machine.modify(&mut QpHost::new(self, path, clock::now()), &attr, AttrMask::STATE);
@@ -556,7 +556,7 @@ impl QueuePair for QpCore {
         self.receive_frame(frame, note, now)
     }
 
-    fn take_result(&self, result: (ErrandId, Outcome, &[u8]), now: Instant) -> VisitOutcome {
+    fn take_result(&self, result: (XrcRequestId, Outcome, &[u8]), now: Instant) -> VisitOutcome {
         self.take_result(result, now)
     }
 }

@@ -5,7 +5,7 @@ use crate::cq::{Cq, CqInit};
 use crate::qp::{Qp, QpInit};
 use crate::testing::{self, PAGE, Pages};
 use crate::xrcd::XrcdInit;
-use roxe_net::forward::ErrandId;
+use roxe_net::forward::XrcRequestId;
 use roxe_net::slot::SlotSocket;
 use roxe_transport::qp::{QpAttr, QpCaps, QpEvents, QpState, Service};
 use roxe_transport::wr::{Access, Av, SendData, SendFlags, SendOp, SendRequest, Sge, WcStatus};
@@ -36,7 +36,7 @@ struct Scene {
 fn unnamed_file() -> File {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let path = std::env::temp_dir().join(format!("roxe-letters-{}-{number}", std::process::id()));
+    let path = std::env::temp_dir().join(format!("roxe-xrc_messages-{}-{number}", std::process::id()));
     let file = File::create(&path).unwrap();
     std::fs::remove_file(path).unwrap();
     file
@@ -83,19 +83,19 @@ impl Scene {
         self.ini.send().push_to_srq(self.owner.slot().qpn(5).get(), &request).unwrap();
     }
 
-    /// The next errand in the mailbox.
-    fn hear(&mut self) -> (Errand, Vec<u8>) {
+    /// The next XRC request in the mailbox.
+    fn hear(&mut self) -> (XrcRequest, Vec<u8>) {
         loop {
             assert_eq!(self.cq.poll(1, |_| ()).unwrap(), 0, "nobody has answered");
             let Some(len) = self.owner.recv(&mut self.buf).unwrap() else { continue };
             let (frame, body) = Frame::parse(&self.buf[..len.0]).unwrap();
-            let Frame::Errand(errand) = frame else { panic!("{frame:?}") };
-            return (errand, body.to_vec());
+            let Frame::XrcRequest(request) = frame else { panic!("{frame:?}") };
+            return (request, body.to_vec());
         }
     }
 
     /// The next one that is not `old`: that may have been asked again before its answer came.
-    fn hear_after(&mut self, old: &(Errand, Vec<u8>)) -> (Errand, Vec<u8>) {
+    fn hear_after(&mut self, old: &(XrcRequest, Vec<u8>)) -> (XrcRequest, Vec<u8>) {
         loop {
             let heard = self.hear();
             if heard != *old {
@@ -104,7 +104,7 @@ impl Scene {
         }
     }
 
-    fn answer(&self, id: ErrandId, outcome: Outcome, body: &[u8]) {
+    fn answer(&self, id: XrcRequestId, outcome: Outcome, body: &[u8]) {
         let header = Frame::Result(id, outcome).header();
         self.owner.send(Slot::of(self.target.qpn()), &header, body).unwrap();
     }
@@ -129,12 +129,12 @@ fn lost_questions_are_asked_again_and_wrong_answers_mean_nothing() {
     scene.push(SendOp::Send, 100);
     let asked = scene.hear();
     let (first, _) = asked;
-    assert!(matches!(first.kind, ErrandKind::Execute(PathMtu::Mtu1024)));
+    assert!(matches!(first.kind, XrcRequestKind::Execute(PathMtu::Mtu1024)));
     assert_eq!((first.id.target, first.srqn), (scene.target.qpn(), scene.owner.slot().qpn(5).get()));
     for wrong in [
-        ErrandId { epoch: first.id.epoch ^ 1, ..first.id },
-        ErrandId { seq: first.id.seq + 1, ..first.id },
-        ErrandId { target: scene.ini.qpn(), ..first.id },
+        XrcRequestId { epoch: first.id.epoch ^ 1, ..first.id },
+        XrcRequestId { seq: first.id.seq + 1, ..first.id },
+        XrcRequestId { target: scene.ini.qpn(), ..first.id },
     ] {
         scene.answer(wrong, Outcome::NO_QUEUE, b"");
     }
@@ -149,7 +149,7 @@ fn lost_questions_are_asked_again_and_wrong_answers_mean_nothing() {
     scene.answer(first.id, Outcome::NO_QUEUE, b"");
     scene.answer(second.id, Outcome::Refused(NakCode::RemoteAccess, QpEvents::ACCESS_ERR), b"");
     assert_eq!(scene.wait(), WcStatus::RemAccessErr);
-    assert!(matches!(scene.hear_after(&next).0, Errand { kind: ErrandKind::End, .. }));
+    assert!(matches!(scene.hear_after(&next).0, XrcRequest { kind: XrcRequestKind::End, .. }));
 }
 
 // clause: XRC-PROCESSES
@@ -162,8 +162,8 @@ fn the_answer_to_a_read_is_fetched_in_pieces() {
     scene.answer(last.0.id, Outcome::Done(0), b"");
     for (at, piece) in data.chunks(data.len() / 2).enumerate() {
         last = scene.hear_after(&last);
-        let (errand, body) = &last;
-        assert_eq!(errand.kind, ErrandKind::Read);
+        let (request, body) = &last;
+        assert_eq!(request.kind, XrcRequestKind::Read);
         let va = 1000 + (at * piece.len()) as u64;
         assert_eq!(range(body), Some((RKEY, piece.len() as u32, va)));
         assert_eq!(scene.hear(), last, "lost");
@@ -174,8 +174,8 @@ fn the_answer_to_a_read_is_fetched_in_pieces() {
     scene.push(SendOp::Read { remote_addr: 0, rkey: RKEY }, 100);
     let asked = scene.hear_after(&last);
     scene.answer(asked.0.id, Outcome::Done(0), b"");
-    let (errand, _) = scene.hear_after(&asked);
-    scene.answer(errand.id, Outcome::Done(0), b"too short");
+    let (request, _) = scene.hear_after(&asked);
+    scene.answer(request.id, Outcome::Done(0), b"too short");
     assert_eq!(scene.wait(), WcStatus::RemAccessErr);
 }
 

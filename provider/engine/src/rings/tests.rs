@@ -245,7 +245,7 @@ fn a_ring_of_a_dead_writer_is_read_once_around_at_most() {
 
 #[test]
 fn a_ring_whose_reader_died_is_closed_without_stopping_who_writes_to_it_and_looks_for_another() {
-    use crate::tx::{Outlet, TxCache};
+    use crate::tx::{TxCache, TxPath};
     use roxe_transport::cx::{PacketNote, TxBatch, TxReason};
     let engine = engine();
     let (ours, theirs) = (Poller::new().unwrap(), Poller::new().unwrap());
@@ -263,14 +263,14 @@ fn a_ring_whose_reader_died_is_closed_without_stopping_who_writes_to_it_and_look
     let (writer, tender, tended) = (Arc::clone(&engine), Arc::clone(&engine), done.clone());
     std::thread::spawn(move || {
         let mut cache = TxCache::default();
-        let mut outlet = Outlet::new(&writer, &mut cache, Qpn::new(7), false);
+        let mut tx_path = TxPath::new(&writer, &mut cache, Qpn::new(7), false);
         let note = PacketNote::answer(Qpn::new(7), TxReason::First);
-        let is_first_written = outlet.slot(&av, to_a, 100, note).is_some();
+        let is_first_written = tx_path.slot(&av, to_a, 100, note).is_some();
         opened.send(is_first_written).unwrap();
         may_go.recv().unwrap();
         // The same batch goes on with a datagram for another process, whose ring is looked up in the list.
-        let _ = outlet.slot(&av, to_b, 100, note);
-        outlet.flush(7);
+        let _ = tx_path.slot(&av, to_b, 100, note);
+        tx_path.flush(7);
         done.send("writer").unwrap();
     });
     assert!(

@@ -59,7 +59,7 @@ impl Engine {
         let Record { meta, bytes, joined } = record;
         let Some(packets) = Joined::parse(bytes, joined.into(), buf) else { return self.counters().malformed.add(1) };
         self.counters().received_by_ring.add_alone(joined.into());
-        if self.tap().is_none()
+        if self.interceptor().is_none()
             && let Lookup::Found(qp) = self.table.find(packets.first.bth.dest_qpn)
             && let Some(report) = qp.receive_joined(&meta, &packets, now)
         {

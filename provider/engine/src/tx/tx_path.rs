@@ -2,7 +2,7 @@
 //!
 //! A batch has one way; a packet for another begins the next batch. A ring's lock is held from the first packet of a batch to
 //! its end, inside that of the queue pair. Packets are built where the other process reads them. If somebody watches (a
-//! tap), they are staged, judged and sealed as for the socket, and then copied into the ring.
+//! interceptor), they are staged, judged and sealed as for the socket, and then copied into the ring.
 
 use super::{Batch, Copied};
 use crate::engine::Engine;
@@ -44,7 +44,7 @@ enum Wait {
     Ring {
         ring: SharedSender,
         /// What its reader had read when somebody looked last. Nobody has looked for one that brought datagrams: it may be
-        /// less than [`Outlet::PATIENCE`] ago when their timer runs out.
+        /// less than [`TxPath::PATIENCE`] ago when their timer runs out.
         read: Option<u64>,
     },
     Socket {
@@ -88,7 +88,7 @@ impl TxCache {
         }
     }
 
-    /// It has waited for [`Outlet::PATIENCE`] with datagrams: they are lost from now on if no room was made meanwhile, as
+    /// It has waited for [`TxPath::PATIENCE`] with datagrams: they are lost from now on if no room was made meanwhile, as
     /// at a socket whose buffer is full.
     pub fn end_patience(&mut self, engine: &Engine) {
         if !self.link_moved(engine) {
@@ -154,7 +154,7 @@ impl Built {
 }
 
 /// The way out of one queue pair for one visit.
-pub struct Outlet<'a> {
+pub struct TxPath<'a> {
     engine: &'a Engine,
     /// What is staged; packets that go into a ring need none.
     batch: Option<Box<Batch>>,
@@ -167,7 +167,7 @@ pub struct Outlet<'a> {
     is_blocked: bool,
 }
 
-impl<'a> Outlet<'a> {
+impl<'a> TxPath<'a> {
     /// How long datagrams wait for room where none is made.
     pub const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -204,7 +204,7 @@ impl<'a> Outlet<'a> {
         self.cache.version
     }
 
-    /// A list of payloads that are summed up on their way, for [`Outlet::note_copied`]; `None` if packets need no ICRC: the
+    /// A list of payloads that are summed up on their way, for [`TxPath::note_copied`]; `None` if packets need no ICRC: the
     /// last ones went into a ring.
     pub fn lend_copied(&mut self) -> Option<Vec<Copied>> {
         if self.by_ring() { None } else { Some(self.batch().lend_copied()) }
@@ -264,9 +264,9 @@ impl<'a> Outlet<'a> {
         if open.loses {
             self.engine.counters().send_errors.add(self.batch().len() as u64);
             self.batch().clear();
-        } else if let Some(tap) = self.engine.tap() {
+        } else if let Some(interceptor) = self.engine.interceptor() {
             let batch = self.batch.get_or_insert_with(Batch::take);
-            batch.flush_tapped(self.engine, tap, ordinal, &mut self.cache.link, Some(&mut open.sender));
+            batch.flush_intercepted(self.engine, interceptor, ordinal, &mut self.cache.link, Some(&mut open.sender));
             batch.clear();
         }
         open.sender.publish();
@@ -329,7 +329,7 @@ impl<'a> Outlet<'a> {
     }
 }
 
-impl TxBatch for Outlet<'_> {
+impl TxBatch for TxPath<'_> {
     #[inline]
     fn slot(&mut self, av: &Av, to: Qpn, len: usize, note: PacketNote) -> Option<TxRoom<'_>> {
         if self.engine.rings().is_on() && !self.choose(av, to) {
@@ -339,7 +339,7 @@ impl TxBatch for Outlet<'_> {
         if self.open.as_ref().is_some_and(|open| open.loses) {
             return self.batch().slot(av, to, len, note);
         }
-        if self.open.is_none() || self.engine.tap().is_some() {
+        if self.open.is_none() || self.engine.interceptor().is_some() {
             return if self.plan(record_len(total)) { self.batch().slot(av, to, len, note) } else { None };
         }
         let heading = heading(av);
@@ -360,12 +360,12 @@ impl TxBatch for Outlet<'_> {
 
     #[inline]
     fn joins(&self) -> bool {
-        self.open.is_some() && self.engine.tap().is_none()
+        self.open.is_some() && self.engine.interceptor().is_none()
     }
 
     #[inline]
     fn extend(&mut self, len: usize, count: u32) -> Option<TxRoom<'_>> {
-        let open = self.open.as_mut().filter(|_| self.engine.tap().is_none())?;
+        let open = self.open.as_mut().filter(|_| self.engine.interceptor().is_none())?;
         let room = open.sender.extend(len, count)?;
         // As much as they would be alone.
         let packets = room.len() / len;
@@ -380,7 +380,7 @@ impl TxBatch for Outlet<'_> {
 
     fn retract(&mut self) {
         match &mut self.open {
-            Some(open) if self.engine.tap().is_none() && !open.loses => {
+            Some(open) if self.engine.interceptor().is_none() && !open.loses => {
                 open.built.take_back();
                 open.sender.retract();
             }

@@ -1,13 +1,13 @@
-//! Packets on their way out of an engine with a tap: judged, recorded as they leave, and spoiled where a rule says so.
+//! Packets on their way out of an engine with a interceptor: judged, recorded as they leave, and spoiled where a rule says so.
 //!
-//! Packets that no rule touches go in runs, as without a tap; each of the others goes alone.
+//! Packets that no rule touches go in runs, as without a interceptor; each of the others goes alone.
 
 use super::{Batch, find_link, header, numbered, peek_qpn, send};
 use crate::counters::Counters;
 use crate::engine::Engine;
 use crate::flow_control::Key;
+use crate::interceptor::{self, Fate, Held, Interceptor, Origin, PacketComment, Recording};
 use crate::rings::Sender;
-use crate::tap::{self, Fate, Held, Origin, Recording, Remark, Tap};
 use roxe_base::clock;
 use roxe_net::link::{Link, TxMeta, hop_limit};
 use roxe_net::rcvbuf_cost::charge_of;
@@ -22,17 +22,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 impl Batch {
-    /// As [`Batch::flush`], through `tap`, and into `ring` if all of it is for that.
-    pub(crate) fn flush_tapped(
+    /// As [`Batch::flush`], through `interceptor`, and into `ring` if all of it is for that.
+    pub(crate) fn flush_intercepted(
         &mut self,
         engine: &Engine,
-        tap: &Tap,
+        interceptor: &Interceptor,
         ordinal: u32,
         cached: &mut Option<Arc<UdpLink>>,
         ring: Option<&mut Sender>,
     ) {
-        let verdicts = self.judge(tap, ordinal);
-        let mut exit = Exit { engine, tap, recording: tap.record(), ring };
+        let verdicts = self.judge(interceptor, ordinal);
+        let mut exit = Exit { engine, interceptor, recording: interceptor.record(), ring };
         let mut at = 0;
         while let (Some(av), Some(verdict)) = (self.av(at), verdicts.get(at)) {
             let untouched = verdicts.iter().skip(at).take_while(|verdict| verdict.is_pass()).count();
@@ -48,13 +48,13 @@ impl Batch {
     }
 
     /// What the rules say of each packet. They are not sealed yet, which nobody looks at.
-    fn judge(&self, tap: &Tap, ordinal: u32) -> Vec<Verdict> {
+    fn judge(&self, interceptor: &Interceptor, ordinal: u32) -> Vec<Verdict> {
         let parsed: Vec<_> = (0..self.packets.len()).map(|at| Packet::parse(self.packet(at)).ok()).collect();
         let seen = self.packets.iter().zip(&parsed).map(|(entry, packet)| {
             let peer = self.avs.get(entry.av)?.dgid;
             Some(Seen { dir: Direction::Tx, qpn: entry.note.qpn, ordinal, peer, packet: packet.as_ref()? })
         });
-        tap.judge(seen)
+        interceptor.judge(seen)
     }
 
     /// Bytes of packet `at`.
@@ -69,15 +69,15 @@ impl Batch {
     }
 
     /// What a capture says of packet `at`.
-    fn remark<'a>(&self, at: usize, fate: Option<Fate<'a>>) -> Option<Remark<'a>> {
-        self.packets.get(at).map(|entry| Remark { origin: Origin::Sent(entry.note), fate })
+    fn packet_comment<'a>(&self, at: usize, fate: Option<Fate<'a>>) -> Option<PacketComment<'a>> {
+        self.packets.get(at).map(|entry| PacketComment { origin: Origin::Sent(entry.note), fate })
     }
 }
 
 /// The way out for some packets, which are recorded together.
 struct Exit<'a> {
     engine: &'a Engine,
-    tap: &'a Tap,
+    interceptor: &'a Interceptor,
     recording: Option<Recording<'a>>,
     ring: Option<&'a mut Sender>,
 }
@@ -90,8 +90,8 @@ impl Exit<'_> {
         batch.seal(run.clone(), &net);
         let mark = self.recording.as_ref().map(Recording::mark);
         for (index, at) in run.clone().enumerate() {
-            if let Some(remark) = batch.remark(at, None) {
-                self.record(&numbered(&net, index), batch.packet(at), &remark);
+            if let Some(packet_comment) = batch.packet_comment(at, None) {
+                self.record(&numbered(&net, index), batch.packet(at), &packet_comment);
             }
         }
         if let Some(ring) = &mut self.ring {
@@ -113,8 +113,8 @@ impl Exit<'_> {
 
     /// Carries out a verdict on packet `at`, which goes alone.
     fn send_spoiled(&mut self, batch: &mut Batch, at: usize, verdict: Verdict, link: &Arc<UdpLink>, av: &Av) {
-        tap::count(self.engine.counters(), &verdict);
-        let net = tap::marked(header(link, av), &verdict);
+        interceptor::count(self.engine.counters(), &verdict);
+        let net = interceptor::marked(header(link, av), &verdict);
         batch.seal(at..at + 1, &net);
         if verdict.drop || verdict.corrupt.is_some() {
             self.take_credit_back(&net, batch.packet(at));
@@ -122,29 +122,36 @@ impl Exit<'_> {
         if let Some(corruption) = verdict.corrupt {
             corruption.apply(batch.packet_mut(at));
         }
-        let fate = self.tap.fate(verdict);
-        let (bytes, Some(remark)) = (batch.packet(at), batch.remark(at, fate)) else { return };
+        let fate = self.interceptor.fate(verdict);
+        let (bytes, Some(packet_comment)) = (batch.packet(at), batch.packet_comment(at, fate)) else { return };
         if verdict.drop {
-            return self.record(&net, bytes, &remark);
+            return self.record(&net, bytes, &packet_comment);
         }
-        let copy = Remark { fate: fate.map(Fate::of_copy), ..remark };
+        let copy = PacketComment { fate: fate.map(Fate::of_copy), ..packet_comment };
         let copies = std::iter::repeat_n((verdict.delay + verdict.copies_after, copy), verdict.copies.into());
-        for (delay, remark) in [(verdict.delay, remark)].into_iter().chain(copies) {
-            self.send_or_hold(&net, bytes, delay, &remark, link);
+        for (delay, packet_comment) in [(verdict.delay, packet_comment)].into_iter().chain(copies) {
+            self.send_or_hold(&net, bytes, delay, &packet_comment, link);
         }
     }
 
-    fn send_or_hold(&mut self, net: &NetHeader, bytes: &[u8], delay: Duration, remark: &Remark<'_>, link: &UdpLink) {
+    fn send_or_hold(
+        &mut self,
+        net: &NetHeader,
+        bytes: &[u8],
+        delay: Duration,
+        packet_comment: &PacketComment<'_>,
+        link: &UdpLink,
+    ) {
         if delay.is_zero() {
-            return self.send_alone(net, bytes, remark, link);
+            return self.send_alone(net, bytes, packet_comment, link);
         }
-        let held = Held::Outgoing { net: *net, bytes: bytes.to_vec(), remark: remark.to_string() };
-        self.engine.hold(self.tap, clock::now().after(delay), held);
+        let held = Held::Outgoing { net: *net, bytes: bytes.to_vec(), packet_comment: packet_comment.to_string() };
+        self.engine.hold(self.interceptor, clock::now().after(delay), held);
     }
 
     /// Sends one sealed packet.
-    fn send_alone(&mut self, net: &NetHeader, bytes: &[u8], remark: &dyn Display, link: &UdpLink) {
-        self.record(net, bytes, remark);
+    fn send_alone(&mut self, net: &NetHeader, bytes: &[u8], packet_comment: &dyn Display, link: &UdpLink) {
+        self.record(net, bytes, packet_comment);
         if let Some(ring) = &mut self.ring {
             return put(ring, net, [bytes], self.engine.counters());
         }
@@ -152,9 +159,14 @@ impl Exit<'_> {
         send(link, &TxMeta::of(net), bytes, bytes.len(), 1, self.engine.counters());
     }
 
-    fn record(&mut self, net: &NetHeader, bytes: &[u8], remark: &dyn Display) {
+    fn record(&mut self, net: &NetHeader, bytes: &[u8], packet_comment: &dyn Display) {
         if let Some(recording) = &mut self.recording {
-            recording.packet(Outbound, &NetHeader { hop_limit: hop_limit(net.hop_limit), ..*net }, bytes, remark);
+            recording.packet(
+                Outbound,
+                &NetHeader { hop_limit: hop_limit(net.hop_limit), ..*net },
+                bytes,
+                packet_comment,
+            );
         }
     }
 
@@ -170,13 +182,14 @@ impl Exit<'_> {
 
 impl Engine {
     /// Sends a packet that was held back.
-    pub(crate) fn send_held(&self, tap: &Tap, net: &NetHeader, bytes: &[u8], remark: &str) {
+    pub(crate) fn send_held(&self, interceptor: &Interceptor, net: &NetHeader, bytes: &[u8], packet_comment: &str) {
         let av = Av { sgid: net.src, dgid: net.dst, ..Av::default() };
         let ring = if self.rings().is_on() { peek_qpn(bytes).and_then(|to| self.find_ring(&av, to)) } else { None };
         let mut ring = ring.as_ref().map(|ring| ring.lock());
         if let Some(link) = find_link(self, net.src, &mut None) {
-            let mut exit = Exit { engine: self, tap, recording: tap.record(), ring: ring.as_deref_mut() };
-            exit.send_alone(net, bytes, &remark, link);
+            let mut exit =
+                Exit { engine: self, interceptor, recording: interceptor.record(), ring: ring.as_deref_mut() };
+            exit.send_alone(net, bytes, &packet_comment, link);
         }
         ring.into_iter().for_each(|mut ring| ring.publish());
     }

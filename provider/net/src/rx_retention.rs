@@ -5,7 +5,7 @@
 //! has looked lately. So large datagrams are peeked at (`SO_PEEK_OFF` moves on to the next), and leave the queue when they have
 //! been pushed out of that cache. A send of 60 KB took 12 us, and takes 7.
 //!
-//! A socket looks readable as long as something is kept: who is going to wait for it clears the shelf first. Belongs to the
+//! A socket looks readable as long as something is kept: who is going to wait for it clears the retained data first. Belongs to the
 //! receive side of the engine and is changed under its lock. Touches the socket, and counts.
 
 use crate::sys::{self, Discarded};
@@ -23,13 +23,13 @@ const SHARE: usize = 4;
 const MAX_COUNT: usize = 64;
 /// As many leave the queue at once.
 const PORTION: usize = 4;
-/// Looks in vain, one after the other, until the shelf is cleared: 100 us or so.
+/// Looks in vain, one after the other, until the retained data is cleared: 100 us or so.
 const PATIENCE: u32 = 256;
 
 /// What is kept in the queue of one socket.
 #[derive(Debug, Default)]
-pub(super) struct Shelf {
-    /// Bytes that may be kept; 0: there is no shelf.
+pub(super) struct RxRetention {
+    /// Bytes that may be kept; 0: there is no retained data.
     limit: usize,
     is_open: AtomicBool,
     count: AtomicUsize,
@@ -37,7 +37,7 @@ pub(super) struct Shelf {
     vain_looks: AtomicU32,
 }
 
-impl Shelf {
+impl RxRetention {
     /// For the socket `fd` with a receive buffer of `rcvbuf` bytes.
     pub(super) fn new(fd: RawFd, rcvbuf: usize) -> Self {
         if rcvbuf / SHARE >= KEPT { Self::with_limit(fd, KEPT) } else { Self::default() }
@@ -60,7 +60,7 @@ impl Shelf {
         if self.is_open.load(Relaxed) { libc::MSG_PEEK } else { 0 }
     }
 
-    /// A datagram of `len` bytes has been received with [`Shelf::flags`].
+    /// A datagram of `len` bytes has been received with [`RxRetention::flags`].
     #[inline]
     pub(super) fn note(&self, fd: RawFd, len: usize) {
         if self.is_open.load(Relaxed) {
@@ -123,19 +123,19 @@ mod tests {
     use std::net::UdpSocket;
     use std::os::fd::AsRawFd;
 
-    /// A socket with a shelf, and one that sends to it.
+    /// A socket with a retained data, and one that sends to it.
     struct Pair {
         from: UdpSocket,
         to: UdpSocket,
-        shelf: Shelf,
+        rx_retention: RxRetention,
     }
 
     impl Pair {
         fn new(limit: usize) -> Self {
             let [from, to] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
             from.connect(to.local_addr().unwrap()).unwrap();
-            let shelf = Shelf::with_limit(to.as_raw_fd(), limit);
-            Self { from, to, shelf }
+            let rx_retention = RxRetention::with_limit(to.as_raw_fd(), limit);
+            Self { from, to, rx_retention }
         }
 
         /// Sends a datagram that begins with `mark`.
@@ -146,10 +146,10 @@ mod tests {
         /// The mark and the length of the next one.
         fn recv(&self) -> Option<(u8, usize)> {
             let (fd, mut buf) = (self.to.as_raw_fd(), [0; 65_536]);
-            let received = sys::recv(fd, &mut buf, &mut Control::new(), self.shelf.flags()).unwrap();
+            let received = sys::recv(fd, &mut buf, &mut Control::new(), self.rx_retention.flags()).unwrap();
             match received {
-                Some((len, ..)) => self.shelf.note(fd, len),
-                None => self.shelf.note_vain_look(fd),
+                Some((len, ..)) => self.rx_retention.note(fd, len),
+                None => self.rx_retention.note_vain_look(fd),
             }
             received.map(|(len, ..)| (buf[0], len))
         }
@@ -163,7 +163,7 @@ mod tests {
         }
 
         fn count(&self) -> usize {
-            self.shelf.count.load(Relaxed)
+            self.rx_retention.count.load(Relaxed)
         }
 
         /// Whether the kernel has anything in the queue, read or not.
@@ -207,7 +207,7 @@ mod tests {
         }
         assert_eq!(pair.count(), 7);
         assert_eq!(pair.recv(), None);
-        assert_eq!((pair.count(), pair.shelf.flags(), pair.is_readable()), (0, 0, false));
+        assert_eq!((pair.count(), pair.rx_retention.flags(), pair.is_readable()), (0, 0, false));
     }
 
     #[test]
@@ -215,7 +215,7 @@ mod tests {
         let pair = Pair::new(20 * STREAM);
         pair.pass(0..3, STREAM);
         pair.send(3, STREAM);
-        pair.shelf.clear(pair.to.as_raw_fd());
+        pair.rx_retention.clear(pair.to.as_raw_fd());
         assert_eq!(pair.recv(), Some((3, STREAM)));
         assert_eq!(pair.recv(), None);
     }
@@ -228,7 +228,7 @@ mod tests {
         // Its port is closed now, and what is sent there comes back as an error.
         pair.from = UdpSocket::bind("127.0.0.1:0").unwrap();
         pair.to.send(&[1]).unwrap();
-        pair.shelf.clear(pair.to.as_raw_fd());
+        pair.rx_retention.clear(pair.to.as_raw_fd());
         assert_eq!((pair.count(), pair.is_readable()), (0, false));
     }
 
@@ -240,7 +240,7 @@ mod tests {
             assert_eq!((pair.count(), pair.is_readable()), (0, false));
         }
         let pair = Pair::new(0);
-        let limit = |rcvbuf| Shelf::new(pair.to.as_raw_fd(), rcvbuf).limit;
+        let limit = |rcvbuf| RxRetention::new(pair.to.as_raw_fd(), rcvbuf).limit;
         assert_eq!((limit(SHARE * KEPT), limit(SHARE * KEPT - 1), limit(425_984)), (KEPT, 0, 0));
     }
 

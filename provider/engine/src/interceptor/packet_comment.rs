@@ -9,7 +9,7 @@ use std::fmt;
 
 /// What is said about a packet.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Remark<'a> {
+pub(crate) struct PacketComment<'a> {
     /// Where it comes from.
     pub origin: Origin,
     /// What happens to it.
@@ -49,7 +49,7 @@ impl Fate<'_> {
     }
 }
 
-impl fmt::Display for Remark<'_> {
+impl fmt::Display for PacketComment<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.origin)?;
         self.fate.map_or(Ok(()), |fate| write!(f, " | {fate}"))
@@ -110,13 +110,13 @@ mod tests {
     fn a_remark_is_one_line_of_who_why_and_what() {
         let qpn = Qpn::new(0x11);
         let sent = Origin::Sent(PacketNote { qpn, wr_id: Some(7), reason: TxReason::First });
-        assert_eq!(Remark { origin: sent, fate: None }.to_string(), "qp 0x11 wr_id 7 first");
+        assert_eq!(PacketComment { origin: sent, fate: None }.to_string(), "qp 0x11 wr_id 7 first");
         let rule: Rule = "drop 3%".parse().unwrap();
         let verdict = Verdict { drop: true, rule: Some(RuleId(1)), ..Verdict::PASS };
         let fate = Fate { rule: Some((2, &rule)), verdict, is_copy: false };
         let answer = Origin::Sent(PacketNote::answer(qpn, TxReason::ReadResponse));
-        let remark = Remark { origin: answer, fate: Some(fate) };
-        assert_eq!(remark.to_string(), "qp 0x11 read response | rule 2: drop 3%: dropped");
+        let packet_comment = PacketComment { origin: answer, fate: Some(fate) };
+        assert_eq!(packet_comment.to_string(), "qp 0x11 read response | rule 2: drop 3%: dropped");
         let verdict = Verdict { copies: 1, mark_ce: true, delay: Duration::from_micros(80), ..Verdict::PASS };
         let fate = Fate { verdict, ..fate };
         assert_eq!(fate.to_string(), "rule 2: drop 3%: duplicated, marked CE, delayed 80 us");

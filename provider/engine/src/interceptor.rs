@@ -1,18 +1,18 @@
 //! What watches and spoils packets on demand: captures (`ROXE_CAPTURE`) and faults (`ROXE_FAULTS`).
 //!
-//! An engine has a [`Tap`] if the environment asks for one; without it a batch of packets pays one test. What is sent passes
-//! through `tx/tapped.rs`, what arrives through `rx/tapped.rs`; both let the tap judge and record, and carry out what it
+//! An engine has a [`Interceptor`] if the environment asks for one; without it a batch of packets pays one test. What is sent passes
+//! through `tx/intercepted.rs`, what arrives through `rx/intercepted.rs`; both let the interceptor judge and record, and carry out what it
 //! says.
 
 mod faults;
 mod held;
+mod packet_comment;
 pub mod process;
 mod recorder;
-mod remark;
 
 pub(crate) use held::{Held, Incoming, MAX_HELD};
+pub(crate) use packet_comment::{Fate, Origin, PacketComment};
 pub(crate) use recorder::Recording;
-pub(crate) use remark::{Fate, Origin, Remark};
 
 use crate::counters::Counters;
 use faults::Faults;
@@ -27,9 +27,9 @@ use roxe_wire::NetHeader;
 use std::fmt::Display;
 use std::io::Write;
 
-/// The tap of one engine.
+/// The interceptor of one engine.
 #[derive(Debug)]
-pub struct Tap {
+pub struct Interceptor {
     /// With the number of the device's interface in the capture.
     recorder: Option<(&'static Recorder, u32)>,
     faults: Option<&'static Faults>,
@@ -37,7 +37,7 @@ pub struct Tap {
     pub(crate) delayed: Timers<rank::Delayed, Held>,
 }
 
-impl Tap {
+impl Interceptor {
     /// Whether rules may lose or reorder packets.
     pub(crate) fn spoils(&self) -> bool {
         self.faults.is_some()

@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Held while something is made or started anew.
-static STARTING: Mutex<rank::TapStarting, ()> = Mutex::new(());
+static STARTING: Mutex<rank::InterceptorStarting, ()> = Mutex::new(());
 static RECORDER: OnceLock<Recorder> = OnceLock::new();
 static FAULTS: OnceLock<Faults> = OnceLock::new();
 /// This process is the child of a fork and has not started anew.

@@ -2,7 +2,7 @@
 //!
 //! Touches the injector, randomness for a seed, and standard error.
 
-use super::remark::Fate;
+use super::packet_comment::Fate;
 use roxe_base::error::Error;
 use roxe_base::exit::{Stage, at_exit};
 use roxe_base::lock::{Lockable, Mutex, MutexGuard, rank};

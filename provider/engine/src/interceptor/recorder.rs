@@ -136,11 +136,17 @@ pub(crate) struct Recording<'a> {
 
 impl Recording<'_> {
     /// Adds a packet that passes now. `payload` reaches from the BTH to the ICRC.
-    pub(crate) fn packet(&mut self, direction: Direction, net: &NetHeader, payload: &[u8], remark: &dyn Display) {
+    pub(crate) fn packet(
+        &mut self,
+        direction: Direction,
+        net: &NetHeader,
+        payload: &[u8],
+        packet_comment: &dyn Display,
+    ) {
         let State { blocks, comment, .. } = &mut *self.state;
         comment.clear();
         // Writing to a string cannot fail.
-        let _ = write!(comment, "{remark}");
+        let _ = write!(comment, "{packet_comment}");
         if let Some(mad) = connection_message(payload) {
             let _ = write!(comment, " | {mad}");
         }
@@ -275,8 +281,8 @@ mod tests {
     fn record(recorder: &Recorder, remarks: &[&str]) {
         let number = recorder.interface("roxe0");
         let mut recording = recorder.record(number);
-        for remark in remarks {
-            recording.packet(Direction::Outbound, &NetHeader::default(), b"some bytes", remark);
+        for packet_comment in remarks {
+            recording.packet(Direction::Outbound, &NetHeader::default(), b"some bytes", packet_comment);
         }
     }
 

@@ -1,11 +1,11 @@
-//! Packets on their way into an engine with a tap: judged, recorded as they came, then spoiled where a rule says so.
+//! Packets on their way into an engine with a interceptor: judged, recorded as they came, then spoiled where a rule says so.
 
 use super::{Run, RxState};
 use crate::engine::Engine;
 use crate::gsi::GSI_ORDINAL;
+use crate::interceptor::{self, Held, Incoming, Interceptor, Origin, PacketComment};
 use crate::queue_pair::QueuePair;
 use crate::rx::header_of;
-use crate::tap::{self, Held, Incoming, Origin, Remark, Tap};
 use roxe_net::link::RxMeta;
 use roxe_transport::fault::{Direction, Seen, Verdict};
 use roxe_transport::time::Instant;
@@ -49,7 +49,7 @@ impl<'a> Arrival<'a> {
 /// The number of a queue pair, and which one of the process it is.
 type Name = (Qpn, u32);
 
-impl Tap {
+impl Interceptor {
     /// What the rules say of packets for `qp`. Damaged ones pass: what they say cannot be counted on.
     fn judge_arrivals(&self, (qpn, ordinal): Name, arrivals: &[Arrival<'_>]) -> Vec<Verdict> {
         self.judge(arrivals.iter().map(|arrival| {
@@ -62,8 +62,8 @@ impl Tap {
     fn record_arrivals(&self, qpn: Qpn, arrivals: &[Arrival<'_>], verdicts: &[Verdict]) {
         let Some(mut recording) = self.record() else { return };
         for (arrival, verdict) in arrivals.iter().zip(verdicts) {
-            let remark = Remark { origin: arrival.origin(qpn), fate: self.fate(*verdict) };
-            recording.packet(Inbound, &arrival.net, arrival.bytes, &remark);
+            let packet_comment = PacketComment { origin: arrival.origin(qpn), fate: self.fate(*verdict) };
+            recording.packet(Inbound, &arrival.net, arrival.bytes, &packet_comment);
         }
     }
 
@@ -72,17 +72,17 @@ impl Tap {
         let Some(mut recording) = self.record() else { return };
         for arrival in Arrival::all(run) {
             let origin = if arrival.is_whole { Origin::Unknown(qpn) } else { Origin::Damaged(qpn) };
-            let remark = Remark { origin, fate: None };
-            recording.packet(Inbound, &arrival.net, arrival.bytes, &remark);
+            let packet_comment = PacketComment { origin, fate: None };
+            recording.packet(Inbound, &arrival.net, arrival.bytes, &packet_comment);
         }
     }
 }
 
 impl Engine {
-    /// Gives a run to its queue pair (`None`: queue pair 1), through `tap`.
-    pub(crate) fn hand_in_tapped(
+    /// Gives a run to its queue pair (`None`: queue pair 1), through `interceptor`.
+    pub(crate) fn hand_in_intercepted(
         &self,
-        tap: &Tap,
+        interceptor: &Interceptor,
         state: &mut RxState,
         qp: Option<&Arc<dyn QueuePair>>,
         run: Run<'_>,
@@ -90,8 +90,8 @@ impl Engine {
     ) {
         let arrivals = Arrival::all(run);
         let name = qp.map_or((Qpn::GSI, GSI_ORDINAL), |qp| (qp.qpn(), qp.ordinal()));
-        let verdicts = tap.judge_arrivals(name, &arrivals);
-        tap.record_arrivals(name.0, &arrivals, &verdicts);
+        let verdicts = interceptor.judge_arrivals(name, &arrivals);
+        interceptor.record_arrivals(name.0, &arrivals, &verdicts);
         if verdicts.iter().all(Verdict::is_pass) {
             return match qp {
                 Some(qp) => self.hand_in(state, Arc::clone(qp), run, now),
@@ -99,14 +99,14 @@ impl Engine {
             };
         }
         for (arrival, verdict) in arrivals.iter().zip(verdicts) {
-            tap::count(self.counters(), &verdict);
+            interceptor::count(self.counters(), &verdict);
             if (verdict.drop || verdict.corrupt.is_some())
                 && let (Some(qp), Ok(packet)) = (qp, &arrival.packet)
             {
                 qp.return_credit(packet, &arrival.net, &state.tools());
             }
             if !verdict.drop {
-                self.hand_in_spoiled(tap, state, qp, spoil(run.meta, arrival, name.0, &verdict), &verdict, now);
+                self.hand_in_spoiled(interceptor, state, qp, spoil(run.meta, arrival, name.0, &verdict), &verdict, now);
             }
         }
     }
@@ -114,7 +114,7 @@ impl Engine {
     /// Hands in a packet and its copies, now or later.
     fn hand_in_spoiled(
         &self,
-        tap: &Tap,
+        interceptor: &Interceptor,
         state: &mut RxState,
         qp: Option<&Arc<dyn QueuePair>>,
         packet: Incoming,
@@ -123,15 +123,15 @@ impl Engine {
     ) {
         let copy = || Incoming { is_copy: true, ..packet.clone() };
         let copies: Vec<_> = std::iter::repeat_with(copy).take(verdict.copies.into()).collect();
-        self.hand_in_or_hold(tap, state, qp, packet, verdict.delay, now);
+        self.hand_in_or_hold(interceptor, state, qp, packet, verdict.delay, now);
         for copy in copies {
-            self.hand_in_or_hold(tap, state, qp, copy, verdict.delay + verdict.copies_after, now);
+            self.hand_in_or_hold(interceptor, state, qp, copy, verdict.delay + verdict.copies_after, now);
         }
     }
 
     fn hand_in_or_hold(
         &self,
-        tap: &Tap,
+        interceptor: &Interceptor,
         state: &mut RxState,
         qp: Option<&Arc<dyn QueuePair>>,
         packet: Incoming,
@@ -141,7 +141,7 @@ impl Engine {
         if delay.is_zero() {
             self.hand_in_alone(state, qp, &packet, now);
         } else {
-            self.hold(tap, now.after(delay), Held::Incoming(packet));
+            self.hold(interceptor, now.after(delay), Held::Incoming(packet));
         }
     }
 
@@ -160,12 +160,20 @@ impl Engine {
     }
 
     /// Lets packets go on, `now`, that are due by `until`. Whether there were any.
-    pub(crate) fn release_held(&self, tap: &Tap, state: &mut RxState, until: Instant, now: Instant) -> bool {
+    pub(crate) fn release_held(
+        &self,
+        interceptor: &Interceptor,
+        state: &mut RxState,
+        until: Instant,
+        now: Instant,
+    ) -> bool {
         let mut found = false;
-        while let Some((_, held)) = tap.delayed.pop_due(until) {
+        while let Some((_, held)) = interceptor.delayed.pop_due(until) {
             found = true;
             match held {
-                Held::Outgoing { net, bytes, remark } => self.send_held(tap, &net, &bytes, &remark),
+                Held::Outgoing { net, bytes, packet_comment } => {
+                    self.send_held(interceptor, &net, &bytes, &packet_comment)
+                }
                 Held::Incoming(packet) if packet.qpn == Qpn::GSI => self.hand_in_alone(state, None, &packet, now),
                 Held::Incoming(packet) => {
                     if let Some(qp) = self.table.get(packet.qpn) {
@@ -195,7 +203,7 @@ fn spoil(meta: &RxMeta, arrival: &Arrival<'_>, qpn: Qpn, verdict: &Verdict) -> I
     if let Some(corruption) = verdict.corrupt {
         corruption.apply(&mut bytes);
     }
-    let traffic_class = tap::marked(arrival.net, verdict).traffic_class;
+    let traffic_class = interceptor::marked(arrival.net, verdict).traffic_class;
     let meta = RxMeta { len, segment: len.max(1), first_index: arrival.index, traffic_class, ..*meta };
     Incoming { qpn, meta, bytes, rnr: verdict.rnr, is_copy: false }
 }

@@ -13,9 +13,9 @@ const IFINDEX: std::ops::Range<usize> = 20..24;
 
 /// The socket.
 #[derive(Debug)]
-pub struct News(Socket);
+pub struct LinkEvents(Socket);
 
-impl News {
+impl LinkEvents {
     /// Listens from now on, to this network namespace.
     pub fn open() -> io::Result<Self> {
         let protocol = Protocol::from(libc::NETLINK_ROUTE);
@@ -31,7 +31,7 @@ impl News {
         self.0.as_raw_fd()
     }
 
-    /// Takes all news there are. Whether any may be about the interface `ifindex`.
+    /// Takes all link events there are. Whether any may be about the interface `ifindex`.
     pub fn are_about(&self, ifindex: u32) -> bool {
         let mut found = false;
         loop {
@@ -55,8 +55,8 @@ mod tests {
 
     #[test]
     fn without_news_nothing_is_said() {
-        let news = News::open().unwrap();
-        assert!(!news.are_about(u32::MAX));
-        assert!(!news.are_about(u32::MAX), "never waits");
+        let link_events = LinkEvents::open().unwrap();
+        assert!(!link_events.are_about(u32::MAX));
+        assert!(!link_events.are_about(u32::MAX), "never waits");
     }
 }

@@ -1,4 +1,4 @@
-//! Both ends of an errand for an XRC queue of another process: the target that asks, and the guest that executes
+//! Both ends of an XRC request for an XRC queue of another process: the target that asks, and the remote target that executes
 //! ([`crate::host`], [`crate::srq`]).
 
 use super::QpCore;
@@ -7,7 +7,7 @@ use crate::pd::Pd;
 use crate::qp::QpInit;
 use crate::xrcd::Xrcd;
 use roxe_engine::queue_pair::VisitOutcome;
-use roxe_net::forward::ErrandId;
+use roxe_net::forward::XrcRequestId;
 use roxe_transport::qp::{AttrMask, Outcome, QpAttr, QpConfig, QpState};
 use roxe_transport::time::Instant;
 use roxe_transport::wr::{Access, Av};
@@ -16,12 +16,12 @@ use std::sync::Arc;
 
 impl QpCore {
     /// A target that stands for one of another process: no engine knows it, and it never sends.
-    pub(crate) fn guest(pd: &Arc<Pd>, init: &QpInit, config: QpConfig, xrcd: &Arc<Xrcd>) -> Self {
+    pub(crate) fn remote_target(pd: &Arc<Pd>, init: &QpInit, config: QpConfig, xrcd: &Arc<Xrcd>) -> Self {
         Self::new(pd, init, config, Some(xrcd))
     }
 
-    /// Takes a new guest to where it executes requests with the addresses of `net`. False: they cannot be.
-    pub(crate) fn connect_guest(&self, mtu: PathMtu, net: &NetHeader, now: Instant) -> bool {
+    /// Takes a new remote target to where it executes requests with the addresses of `net`. False: they cannot be.
+    pub(crate) fn connect_remote_target(&self, mtu: PathMtu, net: &NetHeader, now: Instant) -> bool {
         // What the connection allows is known to the target that asks, and checked there.
         let access = Access::REMOTE_WRITE
             | Access::REMOTE_READ
@@ -38,21 +38,21 @@ impl QpCore {
             | AttrMask::RQ_PSN
             | AttrMask::MAX_DEST_RD_ATOMIC
             | AttrMask::MIN_RNR_TIMER;
-        [(init, of_init), (rtr, of_rtr)].iter().all(|(attr, mask)| self.change_guest(attr, *mask, now))
+        [(init, of_init), (rtr, of_rtr)].iter().all(|(attr, mask)| self.change_remote_target(attr, *mask, now))
     }
 
-    fn change_guest(&self, attr: &QpAttr, mask: AttrMask, now: Instant) -> bool {
+    fn change_remote_target(&self, attr: &QpAttr, mask: AttrMask, now: Instant) -> bool {
         let inner = &mut *self.inner.lock();
         let mut host = QpHost::new(self, &mut inner.path, now);
         inner.machine.modify(&mut host, attr, mask | AttrMask::STATE).is_ok()
     }
 
-    /// Whether the guest is in the middle of a message.
+    /// Whether the remote target is in the middle of a message.
     pub(crate) fn is_in_message(&self) -> bool {
         self.inner.lock().machine.is_in_message()
     }
 
-    /// The guest executes one request.
+    /// The remote target executes one request.
     pub(crate) fn execute_for_other(&self, net: &NetHeader, packet: &Packet<'_>, now: Instant) -> Outcome {
         let inner = &mut *self.inner.lock();
         let mut host = QpHost::new(self, &mut inner.path, now);
@@ -60,13 +60,13 @@ impl QpCore {
     }
 
     /// The connection has ended: a receive in use ends as flushed.
-    pub(crate) fn flush_guest(&self, now: Instant) {
+    pub(crate) fn flush_remote_target(&self, now: Instant) {
         // To ERR is allowed from every state.
-        let _ = self.change_guest(&QpAttr { state: QpState::Err, ..QpAttr::default() }, AttrMask::STATE, now);
+        let _ = self.change_remote_target(&QpAttr { state: QpState::Err, ..QpAttr::default() }, AttrMask::STATE, now);
     }
 
-    /// The result of an errand came.
-    pub(crate) fn take_result(&self, result: (ErrandId, Outcome, &[u8]), now: Instant) -> VisitOutcome {
+    /// The result of an XRC request came.
+    pub(crate) fn take_result(&self, result: (XrcRequestId, Outcome, &[u8]), now: Instant) -> VisitOutcome {
         let inner = &mut *self.inner.lock();
         if inner.is_cut_off {
             return VisitOutcome::default();

@@ -1,4 +1,4 @@
-//! Errands: requests that reach an XRC target here but name a shared queue of another process.
+//! XRC requests: requests that reach an XRC target here but name a shared queue of another process.
 //!
 //! Processes that opened one file share its domain. The number of a queue begins with a slot of its process, which thus is
 //! known without asking. The target holds such a request, and all behind it, without an answer, and asks that process to
@@ -6,12 +6,12 @@
 //! process of the queue executes each number once, so asking again, after a message between processes was lost, does no
 //! harm. If that process is gone, so is its queue. The data of READs is fetched piece by piece when its answer is sent.
 //!
-//! Bounded: packets that wait, and bytes of a piece. Touches the engine's outgoing letters.
+//! Bounded: packets that wait, and bytes of a piece. Touches the engine's outgoing XRC messages.
 
 use super::{Path, QpHost};
 use roxe_engine::engine::Engine;
-use roxe_engine::xrc_remote::Letter;
-use roxe_net::forward::{Errand, ErrandId, ErrandKind, Frame};
+use roxe_engine::xrc_remote::XrcMessage;
+use roxe_net::forward::{Frame, XrcRequest, XrcRequestId, XrcRequestKind};
 use roxe_net::slot::Slot;
 use roxe_transport::Qp as Machine;
 use roxe_transport::cx::{MemError, SharedReceives, SrqPlace, TxRoom};
@@ -25,10 +25,10 @@ use std::time::Duration;
 const MAX_BYTES: usize = 4 << 20;
 /// Bytes of a READ that are fetched at once, a multiple of every path MTU.
 pub(crate) const MAX_FETCH: u32 = 32 << 10;
-/// How soon an unanswered errand is asked for again; the pause doubles up to the second one.
+/// How soon an unanswered XRC request is asked for again; the pause doubles up to the second one.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LAST_PAUSE: Duration = Duration::from_millis(80);
-/// Errands after which a piece that was not used up is too old: PSNs are not unique for ever.
+/// XRC requests after which a piece that was not used up is too old: PSNs are not unique for ever.
 const MAX_AGE: u64 = 1 << 20;
 
 /// A request that waits.
@@ -39,24 +39,24 @@ struct Held {
     bytes: Vec<u8>,
 }
 
-/// An errand that is under way.
+/// An XRC request that is under way.
 #[derive(Debug)]
 struct Question {
-    id: ErrandId,
-    letter: Letter,
+    id: XrcRequestId,
+    message: XrcMessage,
     again_at: Instant,
     pause: Duration,
 }
 
 impl Question {
-    fn ask(engine: &Engine, id: ErrandId, letter: Letter, now: Instant) -> Self {
-        engine.post(letter.clone());
-        Self { id, letter, again_at: now.after(FIRST_PAUSE), pause: FIRST_PAUSE }
+    fn ask(engine: &Engine, id: XrcRequestId, message: XrcMessage, now: Instant) -> Self {
+        engine.post(message.clone());
+        Self { id, message, again_at: now.after(FIRST_PAUSE), pause: FIRST_PAUSE }
     }
 
     fn ask_again(&mut self, engine: &Engine, now: Instant) {
         if self.again_at <= now {
-            engine.post(self.letter.clone());
+            engine.post(self.message.clone());
             self.pause = (self.pause * 2).min(LAST_PAUSE);
             self.again_at = now.after(self.pause);
         }
@@ -97,7 +97,7 @@ impl Piece {
     }
 }
 
-/// The errands of one connection.
+/// The XRC requests of one connection.
 #[derive(Debug)]
 pub(super) struct Errands {
     epoch: u64,
@@ -108,7 +108,7 @@ pub(super) struct Errands {
     asked: Option<Question>,
     piece: Option<Piece>,
     /// Who was asked last: a message may be open there.
-    last: Option<(Slot, Errand)>,
+    last: Option<(Slot, XrcRequest)>,
     mtu: PathMtu,
 }
 
@@ -119,9 +119,9 @@ impl Errands {
         Self { epoch, seq: 0, held: VecDeque::new(), bytes: 0, asked: None, piece: None, last: None, mtu }
     }
 
-    fn next_id(&mut self, target: Qpn) -> ErrandId {
+    fn next_id(&mut self, target: Qpn) -> XrcRequestId {
         self.seq += 1;
-        ErrandId { target, epoch: self.epoch, seq: self.seq }
+        XrcRequestId { target, epoch: self.epoch, seq: self.seq }
     }
 
     /// Lets a request wait behind the others, unless it waits already.
@@ -147,31 +147,32 @@ impl Errands {
 
 impl Path {
     /// When [`Path::ask_again`] has something to do.
-    pub(crate) fn errands_deadline(&self) -> Option<Instant> {
-        let errands = self.errands.as_deref()?;
-        let piece = errands.piece.as_ref().filter(|piece| piece.data.is_none()).map(|piece| piece.question.again_at);
-        errands.asked.as_ref().map(|question| question.again_at).into_iter().chain(piece).min()
+    pub(crate) fn xrc_requests_deadline(&self) -> Option<Instant> {
+        let xrc_requests = self.xrc_requests.as_deref()?;
+        let piece =
+            xrc_requests.piece.as_ref().filter(|piece| piece.data.is_none()).map(|piece| piece.question.again_at);
+        xrc_requests.asked.as_ref().map(|question| question.again_at).into_iter().chain(piece).min()
     }
 
     /// Repeats what nobody has answered.
     pub(crate) fn ask_again(&mut self, engine: &Engine, now: Instant) {
-        for question in self.errands.iter_mut().flat_map(|errands| errands.questions()) {
+        for question in self.xrc_requests.iter_mut().flat_map(|xrc_requests| xrc_requests.questions()) {
             question.ask_again(engine, now);
         }
     }
 
     /// Whether other processes did something for this connection.
-    pub(crate) fn has_errands(&self) -> bool {
-        self.errands.is_some()
+    pub(crate) fn has_xrc_requests(&self) -> bool {
+        self.xrc_requests.is_some()
     }
 
     /// The connection has ended: what is open at another process ends too.
-    pub(crate) fn end_errands(&mut self, engine: &Engine) {
-        let Some(mut errands) = self.errands.take() else { return };
-        if let Some((to, last)) = errands.last.take() {
-            let id = errands.next_id(last.id.target);
-            let frame = Frame::Errand(Errand { kind: ErrandKind::End, id, ..last });
-            engine.post(Letter { to, frame, body: vec![] });
+    pub(crate) fn end_xrc_requests(&mut self, engine: &Engine) {
+        let Some(mut xrc_requests) = self.xrc_requests.take() else { return };
+        if let Some((to, last)) = xrc_requests.last.take() {
+            let id = xrc_requests.next_id(last.id.target);
+            let frame = Frame::XrcRequest(XrcRequest { kind: XrcRequestKind::End, id, ..last });
+            engine.post(XrcMessage { to, frame, body: vec![] });
         }
     }
 }
@@ -183,12 +184,12 @@ impl QpHost<'_> {
             return false;
         }
         let psn = packet.header.bth.psn;
-        if let Some(errands) = &mut self.path.errands
-            && let Some(front) = errands.held.front()
+        if let Some(xrc_requests) = &mut self.path.xrc_requests
+            && let Some(front) = xrc_requests.held.front()
         {
             let is_ours = (net.src, net.dst) == (front.net.src, front.net.dst) && !psn.is_before(front.psn);
             if is_ours {
-                errands.hold_back(net, psn, bytes);
+                xrc_requests.hold_back(net, psn, bytes);
             }
             return is_ours;
         }
@@ -197,29 +198,29 @@ impl QpHost<'_> {
         true
     }
 
-    /// The result of an errand is here: goes on with what waits.
+    /// The result of an XRC request is here: goes on with what waits.
     pub(crate) fn take_result(
         &mut self,
         machine: &mut Machine,
-        (id, outcome, body): (ErrandId, Outcome, &[u8]),
+        (id, outcome, body): (XrcRequestId, Outcome, &[u8]),
         mut count: impl FnMut(Result<(), DropReason>),
     ) {
-        let Some(errands) = &mut self.path.errands else { return };
-        if let Some(piece) = errands.piece.as_mut().filter(|piece| piece.question.id == id) {
+        let Some(xrc_requests) = &mut self.path.xrc_requests else { return };
+        if let Some(piece) = xrc_requests.piece.as_mut().filter(|piece| piece.question.id == id) {
             let is_whole = matches!(outcome, Outcome::Done(_)) && body.len() == piece.len as usize;
             piece.data = Some(if is_whole { Ok(body.to_vec()) } else { Err(MemError::BadKey) });
             return;
         }
-        if errands.asked.as_ref().is_none_or(|question| question.id != id) {
+        if xrc_requests.asked.as_ref().is_none_or(|question| question.id != id) {
             return;
         }
-        errands.asked = None;
-        if let Some(held) = errands.pop()
+        xrc_requests.asked = None;
+        if let Some(held) = xrc_requests.pop()
             && let Ok(packet) = Packet::parse(&held.bytes)
         {
             count(machine.handle_executed(self, &held.net, &packet, outcome));
         }
-        while let Some(held) = self.path.errands.as_mut().and_then(|errands| errands.pop()) {
+        while let Some(held) = self.path.xrc_requests.as_mut().and_then(|xrc_requests| xrc_requests.pop()) {
             let Ok(packet) = Packet::parse(&held.bytes) else { continue };
             if let Some(to) = self.find_elsewhere(machine, &held.net, &packet) {
                 return self.send_errand(machine, to, held);
@@ -238,15 +239,15 @@ impl QpHost<'_> {
     fn send_errand(&mut self, machine: &Machine, (to, srqn): (Slot, u32), held: Held) {
         let Some(file) = self.qp.xrcd().and_then(|xrcd| xrcd.file()) else { return };
         let mtu = machine.attr().path_mtu;
-        let errands = self.path.errands.get_or_insert_with(|| Box::new(Errands::new(mtu)));
-        let (id, kind) = (errands.next_id(machine.qpn()), ErrandKind::Execute(mtu));
-        let errand = Errand { kind, id, srqn, file };
+        let xrc_requests = self.path.xrc_requests.get_or_insert_with(|| Box::new(Errands::new(mtu)));
+        let (id, kind) = (xrc_requests.next_id(machine.qpn()), XrcRequestKind::Execute(mtu));
+        let request = XrcRequest { kind, id, srqn, file };
         let body = [&held.net.src.0[..], &held.net.dst.0, &held.bytes].concat();
-        let letter = Letter { to, frame: Frame::Errand(errand), body };
-        errands.asked = Some(Question::ask(self.qp.engine(), id, letter, self.now));
-        errands.last = Some((to, errand));
-        errands.bytes += held.bytes.len();
-        errands.held.push_front(held);
+        let message = XrcMessage { to, frame: Frame::XrcRequest(request), body };
+        xrc_requests.asked = Some(Question::ask(self.qp.engine(), id, message, self.now));
+        xrc_requests.last = Some((to, request));
+        xrc_requests.bytes += held.bytes.len();
+        xrc_requests.held.push_front(held);
     }
 
     /// Whether the next bytes of the answer to a READ are here; asks for them if they are in another process.
@@ -254,29 +255,29 @@ impl QpHost<'_> {
         if self.select_srq(srqn) != SrqPlace::Elsewhere || len == 0 {
             return true;
         }
-        let (Some(to), Some(errands)) = (self.elsewhere, &mut self.path.errands) else { return true };
-        let (mtu, oldest) = (errands.mtu, errands.seq.saturating_sub(MAX_AGE));
-        let piece = errands.piece.as_ref().filter(|piece| piece.question.id.seq >= oldest);
+        let (Some(to), Some(xrc_requests)) = (self.elsewhere, &mut self.path.xrc_requests) else { return true };
+        let (mtu, oldest) = (xrc_requests.mtu, xrc_requests.seq.saturating_sub(MAX_AGE));
+        let piece = xrc_requests.piece.as_ref().filter(|piece| piece.question.id.seq >= oldest);
         if let Some(piece) = piece.filter(|piece| piece.holds(srqn, psn, rest, len, mtu)) {
             return piece.data.is_some();
         }
         let Some(file) = self.qp.xrcd().and_then(|xrcd| xrcd.file()) else { return true };
-        let (id, piece_len) = (errands.next_id(self.qp.qpn()), rest.dma_len.min(MAX_FETCH));
-        let frame = Frame::Errand(Errand { kind: ErrandKind::Read, id, srqn, file });
+        let (id, piece_len) = (xrc_requests.next_id(self.qp.qpn()), rest.dma_len.min(MAX_FETCH));
+        let frame = Frame::XrcRequest(XrcRequest { kind: XrcRequestKind::Read, id, srqn, file });
         let body = [&rest.rkey.0.to_ne_bytes()[..], &piece_len.to_ne_bytes(), &rest.va.to_ne_bytes()].concat();
-        let question = Question::ask(self.qp.engine(), id, Letter { to, frame, body }, self.now);
+        let question = Question::ask(self.qp.engine(), id, XrcMessage { to, frame, body }, self.now);
         let (rkey, va) = (rest.rkey, rest.va);
-        errands.piece = Some(Piece { question, srqn, psn, rkey, va, len: piece_len, data: None });
+        xrc_requests.piece = Some(Piece { question, srqn, psn, rkey, va, len: piece_len, data: None });
         false
     }
 
     /// Copies out of what was fetched.
     pub(super) fn read_fetched(&mut self, va: u64, out: TxRoom<'_>) -> Result<(), MemError> {
-        let errands = self.path.errands.as_mut().ok_or(MemError::BadKey)?;
-        let read = errands.piece.as_ref().map_or(Err(MemError::BadKey), |piece| piece.read(va, out));
+        let xrc_requests = self.path.xrc_requests.as_mut().ok_or(MemError::BadKey)?;
+        let read = xrc_requests.piece.as_ref().map_or(Err(MemError::BadKey), |piece| piece.read(va, out));
         // What is used up, or failed, is asked for anew the next time.
         if !matches!(read, Ok(false)) {
-            errands.piece = None;
+            xrc_requests.piece = None;
         }
         read.map(drop)
     }

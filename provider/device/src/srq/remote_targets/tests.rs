@@ -30,12 +30,12 @@ fn queue() -> (Arc<Srq>, Arc<Cq>, Pages) {
     (srq, cq, pages)
 }
 
-fn id(epoch: u64, seq: u64) -> ErrandId {
-    ErrandId { target: Qpn::new(0x77_7001), epoch, seq }
+fn id(epoch: u64, seq: u64) -> XrcRequestId {
+    XrcRequestId { target: Qpn::new(0x77_7001), epoch, seq }
 }
 
-/// The guest of `id` gets `request` with `len` bytes.
-fn execute(srq: &Srq, id: ErrandId, request: Request, len: usize, now: Instant) -> Option<Outcome> {
+/// The remote target of `id` gets `request` with `len` bytes.
+fn execute(srq: &Srq, id: XrcRequestId, request: Request, len: usize, now: Instant) -> Option<Outcome> {
     let kind = PacketKind::XrcRequest(XrcEth(srq.number().unwrap()), request);
     let header = Header { bth: Bth::new(id.target, Psn::new(0xff_ffff)), kind };
     let (src, dst) = (Ipv4Addr::new(127, 0, 0, 1).into(), Ipv4Addr::new(127, 0, 0, 2).into());
@@ -71,9 +71,9 @@ fn each_request_is_executed_once_however_often_it_is_asked_for() {
 fn the_end_of_a_connection_ends_the_receive_in_use() {
     let (srq, cq, _pages) = queue();
     assert_eq!(execute(&srq, id(1, 1), Request::SendFirst, 256, NOW), Some(Outcome::Done(0)));
-    srq.end_guest(id(2, 2), NOW);
+    srq.end_remote_target(id(2, 2), NOW);
     assert_eq!(done(&cq), [], "another connection");
-    srq.end_guest(id(1, 2), NOW);
+    srq.end_remote_target(id(1, 2), NOW);
     assert_eq!(done(&cq), [(0, WcStatus::WrFlushErr, 0)]);
     assert_eq!(execute(&srq, id(2, 1), Request::SendFirst, 256, NOW), Some(Outcome::Done(0)));
     assert_eq!(execute(&srq, id(3, 1), WHOLE, 1, NOW), Some(Outcome::Done(0)), "the same target, connected anew");
@@ -100,13 +100,13 @@ fn a_request_that_is_refused_ends_the_guest_but_a_missing_receive_does_not() {
 fn guests_are_bounded_and_idle_ones_make_room() {
     let (srq, cq, _pages) = queue();
     srq.post_recv(&RecvRequest { wr_id: 4, sges: &[] }).unwrap();
-    let target = |n: usize| ErrandId { target: Qpn::new(0x10_0000 + n as u32), epoch: 1, seq: 1 };
+    let target = |n: usize| XrcRequestId { target: Qpn::new(0x10_0000 + n as u32), epoch: 1, seq: 1 };
     // Without a receive nothing is used up.
     (0..5).for_each(|n| assert_eq!(execute(&srq, target(n), WHOLE, 0, NOW), Some(Outcome::Done(0))));
-    (5..MAX_GUESTS).for_each(|n| assert_eq!(execute(&srq, target(n), WHOLE, 0, NOW), Some(Outcome::NotReady)));
-    assert_eq!(execute(&srq, target(MAX_GUESTS), WHOLE, 0, NOW), Some(Outcome::NO_QUEUE));
+    (5..MAX_REMOTE_TARGETS).for_each(|n| assert_eq!(execute(&srq, target(n), WHOLE, 0, NOW), Some(Outcome::NotReady)));
+    assert_eq!(execute(&srq, target(MAX_REMOTE_TARGETS), WHOLE, 0, NOW), Some(Outcome::NO_QUEUE));
     let later = NOW.after(IDLE);
-    assert_eq!(execute(&srq, target(MAX_GUESTS), WHOLE, 0, later), Some(Outcome::NotReady));
-    assert_eq!(srq.guests().unwrap().lock().len(), 1);
+    assert_eq!(execute(&srq, target(MAX_REMOTE_TARGETS), WHOLE, 0, later), Some(Outcome::NotReady));
+    assert_eq!(srq.remote_targets().unwrap().lock().len(), 1);
     assert_eq!(done(&cq).len(), 5);
 }

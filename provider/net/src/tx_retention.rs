@@ -1,6 +1,6 @@
 //! Sockets that send to this very host, and keep what they have sent for a while.
 //!
-//! The same as [`crate::shelf`], for receive buffers that are too small for one: the kernel gives the pages of a datagram to the
+//! The same as [`crate::rx_retention`], for receive buffers that are too small for one: the kernel gives the pages of a datagram to the
 //! next one as soon as the receiver has taken it, and their lines are in its cache. Whoever asks the kernel for the time at
 //! which a datagram left (`SO_TIMESTAMPING`) gets the datagram back with it, which is no copy: its pages stay in use until it is
 //! taken out of the queue of errors. That queue is as long as the receive buffer of its socket, so there are several of them, in
@@ -11,7 +11,7 @@
 
 use crate::bpf;
 use crate::cmsg::Control;
-use crate::shelf::STREAM;
+use crate::rx_retention::STREAM;
 use crate::sys;
 use socket2::Socket;
 use std::io;
@@ -29,7 +29,7 @@ const PORTION: usize = 3;
 
 /// Some sockets with the same source port.
 #[derive(Debug)]
-pub(super) struct Keepers {
+pub(super) struct TxRetention {
     sockets: Vec<Keeper>,
     port: u16,
     turn: AtomicUsize,
@@ -45,7 +45,7 @@ struct Keeper {
     most: usize,
 }
 
-impl Keepers {
+impl TxRetention {
     /// `bind` makes a socket for sending that is bound to a port, 0 for any, and shares it.
     pub(super) fn open(bind: impl Fn(u16) -> io::Result<Socket>) -> io::Result<Self> {
         let first = bind(0)?;
@@ -131,25 +131,25 @@ mod tests {
 
     /// Keepers, and a socket that they send to.
     struct World {
-        keepers: Keepers,
+        tx_retention: TxRetention,
         to: UdpSocket,
     }
 
     impl World {
         fn new(buffer: usize) -> Self {
             let to = UdpSocket::bind("127.0.0.1:0").unwrap();
-            Self { keepers: Keepers::open(|port| bind(port, buffer)).unwrap(), to }
+            Self { tx_retention: TxRetention::open(|port| bind(port, buffer)).unwrap(), to }
         }
 
         /// Sends a datagram that begins with `mark`, and receives it.
         fn pass(&self, mark: u8, len: usize) {
             let mut control = Control::new();
-            let fd = self.keepers.next(len, &mut control).unwrap();
+            let fd = self.tx_retention.next(len, &mut control).unwrap();
             let name = SockAddr::from(self.to.local_addr().unwrap());
             sys::send(fd, &sys::Name::Any(&name), [&vec![mark; len], &[]], &control, 0).unwrap();
             let mut buf = [0; 65_536];
             let (got, from) = self.to.recv_from(&mut buf).unwrap();
-            assert_eq!((got, buf[0], from.port()), (len, mark, self.keepers.port()));
+            assert_eq!((got, buf[0], from.port()), (len, mark, self.tx_retention.port()));
         }
     }
 
@@ -159,13 +159,13 @@ mod tests {
         for mark in 0..20 {
             world.pass(mark, 61_000);
         }
-        assert_eq!(world.keepers.clear(), 20, "what was sent was not kept");
-        assert_eq!(world.keepers.clear(), 0);
+        assert_eq!(world.tx_retention.clear(), 20, "what was sent was not kept");
+        assert_eq!(world.tx_retention.clear(), 0);
         for mark in 0..=255 {
             world.pass(mark, 61_000);
         }
         let most = SOCKETS * KEPT;
-        let kept = world.keepers.clear();
+        let kept = world.tx_retention.clear();
         assert!((most - SOCKETS * PORTION..=most).contains(&kept), "{kept} of {most} were kept");
     }
 
@@ -174,7 +174,7 @@ mod tests {
         for (buffer, len) in [(BUFFER, STREAM - 1), (8192, STREAM)] {
             let world = World::new(buffer);
             (0..10).for_each(|mark| world.pass(mark, len));
-            let fds = world.keepers.sockets.iter().map(|keeper| keeper.socket.as_raw_fd());
+            let fds = world.tx_retention.sockets.iter().map(|keeper| keeper.socket.as_raw_fd());
             let kept = fds.map(|fd| sys::discard(fd, 1, libc::MSG_ERRQUEUE).map_or(0, |discarded| discarded.count));
             assert_eq!(kept.sum::<usize>(), 0, "{len} bytes");
         }
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn a_system_that_keeps_nothing_is_seldom_looked_at() {
         let world = World::new(BUFFER);
-        let [first, ..] = &world.keepers.sockets[..] else { panic!("no sockets") };
+        let [first, ..] = &world.tx_retention.sockets[..] else { panic!("no sockets") };
         // Nothing is sent, so nothing can be kept.
         let looks = (0..70).filter(|_| {
             first.keep_next(&mut Control::new());
@@ -195,12 +195,12 @@ mod tests {
     #[test]
     fn nothing_arrives_at_their_port() {
         let world = World::new(BUFFER);
-        let port = SocketAddr::from((Ipv4Addr::LOCALHOST, world.keepers.port()));
+        let port = SocketAddr::from((Ipv4Addr::LOCALHOST, world.tx_retention.port()));
         for _ in 0..10 {
             world.to.send_to(&[1; 1000], port).unwrap();
         }
         let mut control = Control::new();
-        for keeper in &world.keepers.sockets {
+        for keeper in &world.tx_retention.sockets {
             assert!(sys::recv(keeper.socket.as_raw_fd(), &mut [0; 1000], &mut control, 0).unwrap().is_none());
         }
     }

@@ -18,7 +18,7 @@ pub(crate) enum Held {
         /// BTH to ICRC.
         bytes: Vec<u8>,
         /// What a capture says about it.
-        remark: String,
+        packet_comment: String,
     },
     /// It shall be handed in.
     Incoming(Incoming),
