@@ -8,7 +8,7 @@
 //! | [`lock`] | locks with a rank in their type, and the table of all ranks of the provider: the lock order |
 //! | [`sync`] | the atomics of handshakes between threads, which the models (`tests/models`) replace by loom's |
 //! | [`clock`] | CLOCK_MONOTONIC, the only clock of the device |
-//! | [`timers`], [`queue`], [`table`] | deadlines, a queue that is mostly empty, values under unguessable keys |
+//! | [`timers`], [`queue`], [`ready`], [`table`] | deadlines, a queue that is mostly empty, flags of waiting work, values under unguessable keys |
 //! | [`uses`] | how many objects use another one, and how many of a kind there may be |
 //! | [`exit`] | what is done when the process ends in good order |
 //! | [`cancel`] | keeping `pthread_cancel` away from system calls of ours |
@@ -33,6 +33,7 @@ pub mod lock;
 #[allow(unsafe_code)]
 pub mod privilege;
 pub mod queue;
+pub mod ready;
 pub mod sync;
 pub mod table;
 pub mod timers;

@@ -1,28 +1,33 @@
 //! A queue that is mostly empty, which is seen without its lock. Touches nothing.
 
 use crate::lock::{Lockable, Mutex, Rank};
+use crate::ready::ReadyFlag;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What waits for whoever comes by, oldest first.
 #[derive(Debug)]
 pub struct Queue<R: Rank, T> {
     entries: Mutex<R, VecDeque<T>>,
     /// Changed under the lock only.
-    has_entries: AtomicBool,
+    has_entries: ReadyFlag,
 }
 
 impl<R: Rank, T> Default for Queue<R, T> {
     fn default() -> Self {
-        Self { entries: Mutex::default(), has_entries: AtomicBool::new(false) }
+        Self { entries: Mutex::default(), has_entries: ReadyFlag::default() }
     }
 }
 
 impl<R: Rank, T: Send> Queue<R, T> {
+    /// An empty queue that sets `flag` while something waits in it.
+    pub fn new(flag: ReadyFlag) -> Self {
+        Self { entries: Mutex::default(), has_entries: flag }
+    }
+
     /// Whether nothing waits.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        !self.has_entries.load(Ordering::Acquire)
+        !self.has_entries.is_set()
     }
 
     /// Takes the oldest.
@@ -35,7 +40,7 @@ impl<R: Rank, T: Send> Queue<R, T> {
     pub fn change<U>(&self, what: impl FnOnce(&mut VecDeque<T>) -> U) -> U {
         let mut entries = self.entries.lock();
         let result = what(&mut entries);
-        self.has_entries.store(!entries.is_empty(), Ordering::Release);
+        self.has_entries.set_to(!entries.is_empty());
         result
     }
 

@@ -8,7 +8,7 @@ use crate::device::Device;
 use crate::{fork, xrc_remote};
 use roxe_base::error::Error;
 use roxe_engine::engine::Engine;
-use roxe_engine::services::Services;
+use roxe_engine::engine::Services;
 use roxe_net::forward::XrcRequest;
 use roxe_transport::cm::Route;
 use roxe_transport::time::Instant;

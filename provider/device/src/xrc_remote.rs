@@ -2,7 +2,7 @@
 
 use crate::xrcd;
 use roxe_engine::engine::Engine;
-use roxe_engine::xrc_remote::XrcMessage;
+use roxe_engine::xrc_messages::XrcMessage;
 use roxe_net::forward::{Frame, XrcRequest, XrcRequestKind};
 use roxe_net::slot::Slot;
 use roxe_transport::qp::Outcome;

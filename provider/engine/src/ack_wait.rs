@@ -5,7 +5,8 @@
 
 use crate::engine::Engine;
 use crate::queue_pair::{QueuePair, VisitOutcome};
-use crate::rx::{RxState, Visitor};
+use crate::rx_state::{RxState, Visitor, Waiting};
+use crate::scheduler::Task;
 use roxe_transport::time::Instant;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,14 +15,7 @@ use std::time::Duration;
 /// answer only comes to run when this thread sleeps, and a round of it takes 30 us in a virtual machine. When it did not, each
 /// of its wake-ups could stop a ping-pong for milliseconds: peers whose completion comes before the answer watch their memory,
 /// and are served by their own background threads.
-const GRACE: Duration = Duration::from_micros(100);
-
-/// A queue pair whose acknowledgement waits.
-#[derive(Debug)]
-pub(crate) struct Waiting {
-    qp: Arc<dyn QueuePair>,
-    until: Instant,
-}
+pub(crate) const GRACE: Duration = Duration::from_micros(100);
 
 impl Engine {
     /// Lets a queue pair answer packets that left `report`, or keeps its answer for its next packet.
@@ -41,7 +35,7 @@ impl Engine {
             }
         }
         self.presence.note_delayed_ack();
-        self.publish(&self.ack_at, Some(until.after(GRACE)));
+        self.publish(Task::DelayedAck, Some(until.after(GRACE)));
     }
 
     /// Sends an acknowledgement that has waited until `by`, if the program has not sent it along.
@@ -49,7 +43,7 @@ impl Engine {
     pub(crate) fn end_waiting(&self, state: &mut RxState, by: Instant, now: Instant) {
         let grace = if state.visitor == Visitor::Program { Duration::ZERO } else { GRACE };
         if let Some(ended) = state.waiting.take_if(|waiting| waiting.until.after(grace) <= by) {
-            self.publish(&self.ack_at, None);
+            self.publish(Task::DelayedAck, None);
             ended.qp.end_waiting(now);
         }
     }

@@ -11,10 +11,11 @@
 mod used;
 mod waiters;
 
-pub use waiters::{Grant, Pool, Ready};
+pub use waiters::{Grant, Pool, Turn};
 
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::queue::Queue;
+use roxe_base::ready::ReadyFlag;
 use roxe_net::link::MAX_BYTES;
 use roxe_net::slot::Slot;
 use roxe_transport::time::Instant;
@@ -271,16 +272,21 @@ impl Flow {
 pub struct Flows {
     window: AtomicU32,
     map: Mutex<rank::Flows, HashMap<Key, Arc<Flow>>>,
-    ready: Queue<rank::FlowReady, Ready>,
+    ready: Queue<rank::FlowReady, Turn>,
     /// What this process owes to senders.
     credits: Mutex<rank::FlowCredits, Credits>,
     /// Whether that is anything.
-    owes: AtomicBool,
+    owes: ReadyFlag,
     /// Whether datagrams were refused since the mailboxes were last read to the end.
     starved: AtomicBool,
 }
 
 impl Flows {
+    /// With the flags for queue pairs that have room, and for credits that are owed.
+    pub(crate) fn new(ready: ReadyFlag, owes: ReadyFlag) -> Self {
+        Self { ready: Queue::new(ready), owes, ..Self::default() }
+    }
+
     /// Sets the window of destinations that are met from now on: `configured`, or what a receive buffer of `rcvbuf` bytes
     /// (as the kernel reports it) holds.
     pub fn set_window(&self, configured: Option<u32>, rcvbuf: usize) {
@@ -297,17 +303,17 @@ impl Flows {
     pub fn owe(&self, to: Slot, key: Key, bytes: u32) {
         let mut credits = self.credits.lock();
         credits.add(to, key, bytes);
-        self.owes.store(true, Ordering::Relaxed);
+        self.owes.set_to(true);
     }
 
     /// Takes a debt that should be paid now.
     pub fn next_due(&self) -> Option<Owed> {
-        if !self.owes.load(Ordering::Relaxed) {
+        if !self.owes.is_set() {
             return None;
         }
         let mut credits = self.credits.lock();
         let due = credits.next_due(self.credit_unit());
-        self.owes.store(!credits.owed.is_empty(), Ordering::Relaxed);
+        self.owes.set_to(!credits.owed.is_empty());
         due
     }
 
@@ -315,12 +321,12 @@ impl Flows {
     pub fn put_back(&self, owed: Owed) {
         let mut credits = self.credits.lock();
         credits.put_back(owed);
-        self.owes.store(true, Ordering::Relaxed);
+        self.owes.set_to(true);
     }
 
     /// Whether a debt could not be paid.
     pub fn is_blocked(&self) -> bool {
-        self.owes.load(Ordering::Relaxed) && self.credits.lock().is_blocked
+        self.owes.is_set() && self.credits.lock().is_blocked
     }
 
     /// The window of `key`; `look` finds out about the receiver if the destination is new.
@@ -371,7 +377,7 @@ impl Flows {
     /// These queue pairs have room again, or waited for something else to be served.
     #[inline]
     pub fn push_ready(&self, qpns: impl Iterator<Item = Qpn>) {
-        self.ready.change(|ready| ready.extend(qpns.map(|qpn| Ready { qpn, grant: None })));
+        self.ready.change(|ready| ready.extend(qpns.map(|qpn| Turn { qpn, grant: None })));
     }
 
     /// There may be room on `flow`: whoever waited longest is ready and has it, as far as it goes. So a message costs one
@@ -390,13 +396,13 @@ impl Flows {
         self.ready.change(|ready| {
             while let Some((qpn, bytes)) = flow.waiters(pool).pop_if(|bytes| flow.room_for(pool, bytes)) {
                 flow.used(pool).take(bytes);
-                ready.push_back(Ready { qpn, grant: Some(Grant { flow: Arc::clone(flow), pool, bytes }) });
+                ready.push_back(Turn { qpn, grant: Some(Grant { flow: Arc::clone(flow), pool, bytes }) });
             }
         });
     }
 
     /// Takes the next queue pair that has room again.
-    pub fn pop_ready(&self) -> Option<Ready> {
+    pub fn pop_ready(&self) -> Option<Turn> {
         self.ready.pop()
     }
 
@@ -568,11 +574,11 @@ mod tests {
     }
 
     /// The queue pairs that are ready now, with what is held for them.
-    fn ready(flows: &Flows) -> Vec<Ready> {
+    fn ready(flows: &Flows) -> Vec<Turn> {
         std::iter::from_fn(|| flows.pop_ready()).collect()
     }
 
-    fn numbers(ready: &[Ready]) -> Vec<u32> {
+    fn numbers(ready: &[Turn]) -> Vec<u32> {
         ready.iter().map(|ready| ready.qpn.get()).collect()
     }
 

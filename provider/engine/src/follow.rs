@@ -4,18 +4,12 @@
 
 use crate::engine::Engine;
 use crate::port::{GidTable, Netdev};
-use std::sync::atomic::Ordering;
 
 impl Engine {
     /// Takes over which addresses this host has, whatever their interface.
     pub(crate) fn look_at_host(&self) {
         let addresses: Vec<_> = Netdev::all().into_iter().flat_map(|netdev| netdev.addresses).collect();
-        let mut known = self.host_addresses.write();
-        if *known != addresses {
-            *known = addresses;
-            drop(known);
-            self.links_version.fetch_add(1, Ordering::Release);
-        }
+        self.links.set_host_addresses(addresses);
     }
 
     /// Looks at the interface, and lets the background thread follow it from now on. If that cannot be, the device works all

@@ -31,7 +31,7 @@ pub(crate) struct ForwardQueue {
 
 /// What became of a packet for another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum ForwardOutcome {
     /// With its owner, or waiting for it.
     Forwarded,
     /// Nobody owns the mailbox.
@@ -42,14 +42,14 @@ pub(crate) enum Fate {
 
 impl ForwardQueue {
     /// Sends `body` under `frame` to `to`, behind what waits for it already.
-    pub(crate) fn send(&mut self, from: &SlotSocket, to: Mailbox, frame: &Frame, body: &[u8]) -> Fate {
+    pub(crate) fn send(&mut self, from: &SlotSocket, to: Mailbox, frame: &Frame, body: &[u8]) -> ForwardOutcome {
         let header = frame.header();
         let Some(outbox) = self.boxes.iter_mut().find(|outbox| outbox.to == to) else {
             return match from.send_to_mailbox(&to, &header, body) {
-                Ok(()) => Fate::Forwarded,
+                Ok(()) => ForwardOutcome::Forwarded,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => self.open(to, &header, body),
-                Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => Fate::Unowned,
-                Err(_) => Fate::Lost,
+                Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => ForwardOutcome::Unowned,
+                Err(_) => ForwardOutcome::Lost,
             };
         };
         outbox.push(&header, body)
@@ -67,9 +67,9 @@ impl ForwardQueue {
         self.boxes.is_empty()
     }
 
-    fn open(&mut self, to: Mailbox, header: &[u8; HEADER], body: &[u8]) -> Fate {
+    fn open(&mut self, to: Mailbox, header: &[u8; HEADER], body: &[u8]) -> ForwardOutcome {
         if self.boxes.len() >= MAX_OWNERS {
-            return Fate::Lost;
+            return ForwardOutcome::Lost;
         }
         let mut outbox = Outbox { to, frames: VecDeque::new(), bytes: 0 };
         let fate = outbox.push(header, body);
@@ -79,13 +79,13 @@ impl ForwardQueue {
 }
 
 impl Outbox {
-    fn push(&mut self, header: &[u8; HEADER], body: &[u8]) -> Fate {
+    fn push(&mut self, header: &[u8; HEADER], body: &[u8]) -> ForwardOutcome {
         if self.bytes + body.len() > MAX_PER_OWNER {
-            return Fate::Lost;
+            return ForwardOutcome::Lost;
         }
         self.bytes += body.len();
         self.frames.push_back([header, body].concat());
-        Fate::Forwarded
+        ForwardOutcome::Forwarded
     }
 
     /// Sends from the front; whether something still waits. What cannot be sent at all is added to `lost`.
@@ -118,7 +118,7 @@ mod tests {
         let (from, owner) = sockets();
         let mut forward_queue = ForwardQueue::default();
         for n in 0..100u8 {
-            assert_eq!(forward_queue.send(&from, Mailbox::Slot(owner.slot()), &FRAME, &[n]), Fate::Forwarded);
+            assert_eq!(forward_queue.send(&from, Mailbox::Slot(owner.slot()), &FRAME, &[n]), ForwardOutcome::Forwarded);
         }
         assert!(!forward_queue.is_empty());
         let (mut buf, mut got) = ([0; 100], Vec::new());
@@ -139,11 +139,11 @@ mod tests {
         let body = vec![0; 60_000];
         let fates: Vec<_> =
             (0..200).map(|_| forward_queue.send(&from, Mailbox::Slot(owner.slot()), &FRAME, &body)).collect();
-        assert_eq!((fates[0], fates[199]), (Fate::Forwarded, Fate::Lost));
+        assert_eq!((fates[0], fates[199]), (ForwardOutcome::Forwarded, ForwardOutcome::Lost));
         let slot = owner.slot();
         drop(owner);
         assert!(forward_queue.retry(&from) > 0, "what its owner can no longer get is counted");
         assert!(forward_queue.is_empty());
-        assert_eq!(forward_queue.send(&from, Mailbox::Slot(slot), &FRAME, &body), Fate::Unowned);
+        assert_eq!(forward_queue.send(&from, Mailbox::Slot(slot), &FRAME, &body), ForwardOutcome::Unowned);
     }
 }

@@ -1,26 +1,19 @@
-//! Frames of raw packets on their way in: from the raw link through the flows to the queue pairs.
+//! The receive side of the raw link: its socket, the rules of all flows, and who gets a frame.
 //!
-//! There is a receiver as long as there is a flow; without one nothing of this costs anything. A frame that no flow wants is
-//! dropped here: it was a copy, the network stack of the host has the frame.
-//!
-//! Belongs to the receive side of the engine and is changed under its lock.
+//! Touches the socket.
 
-use crate::engine::Engine;
+use crate::adapter::Adapter;
 use crate::flow_counters::FlowCounters;
-use crate::poller::Watch;
+use crate::poller::{Poller, Watch};
 use crate::queue_pair::{QueuePair, Spread};
-use crate::rx::RxState;
 use roxe_base::error::Error;
-use roxe_base::limits;
 use roxe_net::frames::{FrameReceiver, Reach};
-use roxe_transport::qp::FrameNote;
-use roxe_transport::steering::{Rule, RuleId, RuleKind, Rules};
-use roxe_transport::time::Instant;
-use roxe_wire::frame::{FrameKey, checksum};
+use roxe_transport::steering::{Rule, RuleKind, Rules};
+use roxe_wire::frame::FrameKey;
 use std::sync::Arc;
 
 /// Batches of one visit.
-const BUDGET: usize = 8;
+pub(crate) const BUDGET: usize = 8;
 
 /// Who gets the frames of a flow.
 #[derive(Clone, Debug)]
@@ -35,7 +28,7 @@ pub enum Destination {
 
 impl Destination {
     /// The queue pair for one frame.
-    fn choose(&self, key: &FrameKey) -> Option<Arc<dyn QueuePair>> {
+    pub(crate) fn choose(&self, key: &FrameKey) -> Option<Arc<dyn QueuePair>> {
         match self {
             Self::Qp(qp) => Some(Arc::clone(qp)),
             Self::Spread(spread) => spread.choose(key),
@@ -58,16 +51,16 @@ pub struct Target {
 /// The receive side of the raw link.
 #[derive(Debug)]
 pub(crate) struct FrameSide {
-    receiver: FrameReceiver,
-    rules: Rules<Target>,
+    pub(crate) receiver: FrameReceiver,
+    pub(crate) rules: Rules<Target>,
     /// The queue pairs that get the frame in hand, with its tag; kept for its memory.
-    chosen: Vec<(Arc<dyn QueuePair>, u32)>,
+    pub(crate) chosen: Vec<(Arc<dyn QueuePair>, u32)>,
 }
 
 impl FrameSide {
-    fn open(engine: &Engine) -> Result<Self, Error> {
-        let receiver = FrameReceiver::open(engine.adapter.interface())?;
-        let watched = engine.poller()?.watch(receiver.fd(), Watch::All);
+    pub(crate) fn open(adapter: &Adapter, poller: &Poller) -> Result<Self, Error> {
+        let receiver = FrameReceiver::open(adapter.interface())?;
+        let watched = poller.watch(receiver.fd(), Watch::All);
         // clause: RAW-EVENT
         watched.map_err(|e| Error::os("cannot wait for frames", &e))?;
         Ok(Self { receiver, rules: Rules::default(), chosen: Vec::new() })
@@ -75,7 +68,7 @@ impl FrameSide {
 }
 
 /// Lists in `chosen` who gets a frame of `len` bytes, each receiver once, and with which tag.
-fn choose(rules: &Rules<Target>, chosen: &mut Vec<(Arc<dyn QueuePair>, u32)>, key: &FrameKey, len: usize) {
+pub(crate) fn choose(rules: &Rules<Target>, chosen: &mut Vec<(Arc<dyn QueuePair>, u32)>, key: &FrameKey, len: usize) {
     rules.steer(key, |target| {
         // clause: FLOW-ACTIONS
         target.counters.iter().for_each(|counters| counters.count(len));
@@ -88,95 +81,10 @@ fn choose(rules: &Rules<Target>, chosen: &mut Vec<(Arc<dyn QueuePair>, u32)>, ke
 }
 
 /// What the interface must take in for a rule.
-fn reach_of(rule: &Rule<Target>) -> Reach {
+pub(crate) fn reach_of(rule: &Rule<Target>) -> Reach {
     match rule.kind {
         RuleKind::Normal(_) => rule.wanted.dst_mac().map_or(Reach::Everything, Reach::Address),
         RuleKind::MulticastDefault => Reach::Groups,
         RuleKind::Sniffer | RuleKind::AllDefault => Reach::Everything,
-    }
-}
-
-impl Engine {
-    /// From now on frames go by `rule`, too. ENOMEM beyond the limit of the device; errors of the raw link.
-    pub fn add_rule(&self, rule: Rule<Target>) -> Result<RuleId, Error> {
-        let mut rx = self.rx.lock();
-        let slot = &mut rx.state().frames;
-        let side = match slot {
-            Some(side) => side,
-            None => slot.insert(FrameSide::open(self)?),
-        };
-        if side.rules.len() >= limits::MAX_FLOWS as usize {
-            return Err(Error::new(libc::ENOMEM, "no more flows; destroy one first"));
-        }
-        let reached = side.receiver.set_reach(reach_of(&rule), true);
-        if let Err(cause) = reached {
-            if side.rules.is_empty() {
-                *slot = None;
-            }
-            return Err(Error::os("the interface does not take in the frames of the flow", &cause));
-        }
-        Ok(side.rules.insert(rule))
-    }
-
-    /// Ends what [`Engine::add_rule`] began; the last rule to go closes the link.
-    pub fn remove_rule(&self, id: RuleId) {
-        let mut rx = self.rx.lock();
-        let slot = &mut rx.state().frames;
-        let Some(side) = slot else { return };
-        let rule = side.rules.remove(id);
-        if let Some(rule) = &rule {
-            // It was wanted once for this rule; there is nothing to do about a failure.
-            let _ = side.receiver.set_reach(reach_of(rule), false);
-        }
-        if side.rules.is_empty() {
-            *slot = None;
-        }
-        // The rule may hold the last reference to a queue pair: that one goes without the lock.
-        drop(rx);
-    }
-
-    /// Receives from the raw link. Whether there was anything.
-    pub(crate) fn drain_frames(&self, state: &mut RxState, now: Instant) -> bool {
-        let Some(mut side) = state.frames.take() else { return false };
-        let mut found = false;
-        for _ in 0..BUDGET {
-            let Ok(is_full) = side.receiver.recv() else {
-                // The interface went down, for example; it is told once.
-                self.counters().receive_errors.add(1);
-                break;
-            };
-            found |= self.hand_out_frames(&mut side, state, now);
-            if !is_full {
-                break;
-            }
-        }
-        state.frames = Some(side);
-        found
-    }
-
-    /// Gives the frames of one receive to their queue pairs.
-    fn hand_out_frames(&self, side: &mut FrameSide, state: &mut RxState, now: Instant) -> bool {
-        let FrameSide { receiver, rules, chosen } = side;
-        let mut count = 0;
-        for frame in receiver.frames() {
-            count += 1;
-            let Some(key) = FrameKey::of(frame) else { continue };
-            choose(rules, chosen, &key, frame.len());
-            if !chosen.is_empty() {
-                deliver(frame, chosen, state, now);
-            }
-        }
-        self.counters().received_frames.add(count);
-        self.counters().oversized_frames.add(receiver.take_oversized());
-        count > 0
-    }
-}
-
-/// Gives one frame to those in `chosen`, who are taken out.
-fn deliver(frame: &[u8], chosen: &mut Vec<(Arc<dyn QueuePair>, u32)>, state: &mut RxState, now: Instant) {
-    let ip_csum_ok = checksum::is_verified(frame);
-    for (qp, flow_tag) in chosen.drain(..) {
-        let report = qp.receive_frame(frame, FrameNote { flow_tag, ip_csum_ok }, now);
-        state.touch(qp, report);
     }
 }

@@ -10,10 +10,11 @@
 //! process hears; the others' retries end in time.
 
 use crate::engine::Engine;
-use crate::forward_queue::Fate;
+use crate::forward_queue::ForwardOutcome;
 use crate::poller::Watch;
-use crate::rx::header_of;
-use crate::rx::{Run, RxState};
+use crate::run::{Run, header_of};
+use crate::rx_state::RxState;
+use crate::unclaimed::Request;
 use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_net::forward::Frame;
@@ -24,9 +25,7 @@ use roxe_transport::cm::{Addressee, Route, addressee};
 use roxe_transport::qp::DropReason;
 use roxe_transport::time::Instant;
 use roxe_wire::cm::{MAD_LEN, Mad, ServiceId};
-use roxe_wire::icrc;
-use roxe_wire::{Header, Kind, Packet, Pkey, Qkey};
-use std::collections::VecDeque;
+use roxe_wire::{Header, Kind, Packet, Pkey, Qkey, icrc};
 use std::time::Duration;
 
 /// What stands for queue pair 1 where queue pairs of this process are counted.
@@ -37,27 +36,6 @@ const PATIENCE: Duration = Duration::from_millis(150);
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 /// Requests that wait; more are refused at once.
 const MAX_WAITING: usize = 64;
-
-/// Requests that nobody listens for, the oldest first.
-#[derive(Debug, Default)]
-pub(crate) struct Unclaimed(VecDeque<Request>);
-
-/// A packet with a request.
-#[derive(Debug)]
-struct Request {
-    meta: RxMeta,
-    index: u16,
-    bytes: Box<[u8]>,
-    since: Instant,
-    /// When it is looked after next.
-    next: Instant,
-}
-
-impl Request {
-    fn run(&self) -> Run<'_> {
-        Run { meta: &self.meta, bytes: &self.bytes, index: self.index }
-    }
-}
 
 /// Who a message is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,7 +96,7 @@ impl Engine {
         let now = clock::now();
         self.counters().count_sent(1, len as u64);
         self.route_mads(rx.state(), Run { meta: &meta, bytes: &packet, index: 0 }, now);
-        self.retry_later(rx.state(), now);
+        self.serve_processes(rx.state(), now);
         Some(true)
     }
 
@@ -227,11 +205,11 @@ impl Engine {
         let frame = Frame::Packets(RxMeta { len, segment: len.max(1), first_index: run.index, ..*run.meta });
         let fate = state.forward_queue.send(first, to, &frame, run.bytes);
         match fate {
-            Fate::Forwarded => self.counters().forwarded.add(1),
-            Fate::Lost => self.count_dropped(run, &self.counters().forward_errors),
-            Fate::Unowned => {}
+            ForwardOutcome::Forwarded => self.counters().forwarded.add(1),
+            ForwardOutcome::Lost => self.count_dropped(run, &self.counters().forward_errors),
+            ForwardOutcome::Unowned => {}
         }
-        fate != Fate::Unowned
+        fate != ForwardOutcome::Unowned
     }
 
     /// From now on requests for `place` that reach other processes come here. EADDRINUSE: another process listens.

@@ -22,41 +22,52 @@
 //! In `poller` and `thread` (epoll and threads) and `port` (one ioctl); everything else is safe.
 #![deny(unsafe_code)]
 
-pub mod ack_wait;
+mod ack_wait;
 pub mod adapter;
-pub mod background;
+mod background;
 pub mod counter_files;
 pub mod counters;
 pub mod delayed_ack;
 pub mod engine;
-pub mod event_wait;
+mod event_wait;
+pub mod fabric;
 pub mod flow_control;
 pub mod flow_counters;
-pub mod follow;
-pub mod forward_queue;
+mod follow;
+mod forward_queue;
 pub mod frames;
-pub mod groups;
+mod groups;
 pub mod gsi;
 pub mod interceptor;
+mod links;
+mod multicast;
 #[allow(unsafe_code)]
 mod poller;
 #[allow(unsafe_code)]
 pub mod port;
+mod presence;
+mod progress;
 pub mod queue_pair;
-pub mod rings;
-pub mod rx;
-pub mod send_room;
-pub mod services;
+mod raw_frames;
+mod ring_service;
+mod rings;
+pub mod run;
+mod rx;
+mod rx_state;
+pub mod scheduler;
 pub mod shutdown;
 mod spinning;
-pub mod start;
+mod start;
 pub mod stats_file;
-pub mod table;
+mod table;
 #[cfg(test)]
 mod testing;
 #[allow(unsafe_code)]
 mod thread;
 pub mod tx;
-pub mod xrc_remote;
+mod unclaimed;
+mod waiters;
+pub mod xrc_messages;
+mod xrc_remote;
 
 use roxe_base::sync;

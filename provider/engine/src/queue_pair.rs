@@ -5,7 +5,7 @@
 //! to be done once no lock is held.
 
 use crate::flow_control::Grant;
-use crate::rx::{Joined, Run, RxTools};
+use crate::run::{Joined, Run, RxTools};
 use bitflags::bitflags;
 use roxe_base::lock::Lockable;
 use roxe_memory::guard::SharedBytes;

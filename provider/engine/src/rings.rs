@@ -7,57 +7,43 @@
 //! A ring never loses packets: a queue pair that finds it full waits until the reader has made room. Rings end
 //! under the receive lock.
 
-use crate::engine::Engine;
 use crate::flow_control::Receiver;
-use crate::poller::Poller;
-use crate::rx::{RxState, Sources, YOUNG};
-use roxe_base::cancel::uncancelled;
 use roxe_base::clock;
 use roxe_base::lock::{Lockable, Mutex, RwLock, rank};
-use roxe_net::forward::Frame;
-use roxe_net::shm::{self, Doorbell, Heading, Inbound, Line, Offer, Said, Writer};
+use roxe_base::ready::ReadyFlag;
+use roxe_net::shm::{Doorbell, Heading, Inbound, Line, Said, Writer};
 use roxe_net::slot::Slot;
 use roxe_transport::cx::TxRoom;
 use roxe_transport::time::Instant;
-use roxe_transport::wr::Av;
 use roxe_wire::Qpn;
 use std::collections::{HashMap, VecDeque};
-use std::io;
-use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use std::time::Duration;
 
 /// Rings of one process in each direction; with more peers than that, the others are reached by the socket. Each costs two
 /// descriptors and the memory of a ring.
-const MAX_RINGS: usize = 128;
-/// Beyond this many, they are small.
-const FEW: usize = 16;
+pub(crate) const MAX_RINGS: usize = 128;
 /// How soon a process that did not want a ring, or was not there, is asked again.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
-/// The same for one whose mailbox was full.
-const BUSY: Duration = Duration::from_millis(5);
-/// Queue pairs that are served at a time when a ring has room again. Thousands may wait, and if all were served most would
-/// find it full once more.
-const TURNS: usize = 64;
+pub(crate) const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// The writing half of a ring, shared by the queue pairs that send to one process.
 #[derive(Debug, Default)]
-pub struct Sender {
+pub(crate) struct Sender {
     /// `None`: the ring is gone.
-    writer: Option<Writer>,
-    doorbell: Option<Doorbell>,
+    pub(crate) writer: Option<Writer>,
+    pub(crate) doorbell: Option<Doorbell>,
     /// Queue pairs that wait for room: who could write nothing goes first.
-    starved: VecDeque<Qpn>,
-    sated: VecDeque<Qpn>,
+    pub(crate) starved: VecDeque<Qpn>,
+    pub(crate) sated: VecDeque<Qpn>,
     /// Whether it is in the list of rings that somebody waits for.
-    is_listed: bool,
+    pub(crate) is_listed: bool,
     /// The reader stood still for so long that datagrams are lost while the ring is full.
-    is_stalled: bool,
+    pub(crate) is_stalled: bool,
 }
 
 /// As many queue pairs have it.
-pub type SharedSender = Arc<Mutex<rank::RingSender, Sender>>;
+pub(crate) type SharedSender = Arc<Mutex<rank::RingSender, Sender>>;
 
 impl Sender {
     /// Whether the ring is gone.
@@ -124,23 +110,23 @@ impl Sender {
     }
 
     /// Whether there is room for those who wait.
-    fn is_half_free(&mut self) -> bool {
+    pub(crate) fn is_half_free(&mut self) -> bool {
         self.writer.as_mut().is_none_or(Writer::is_half_free)
     }
 
     /// The same. If not, the reader will tell when there is.
-    fn is_half_free_or_waits(&mut self) -> bool {
+    pub(crate) fn is_half_free_or_waits(&mut self) -> bool {
         self.writer.as_mut().is_none_or(Writer::is_half_free_or_waits)
     }
 
-    fn close(&mut self) {
+    pub(crate) fn close(&mut self) {
         (self.writer, self.doorbell) = (None, None);
     }
 }
 
 /// What there is towards one slot.
 #[derive(Debug)]
-enum Out {
+pub(crate) enum Out {
     /// Somebody asked for a ring.
     Wanted,
     /// It was offered.
@@ -154,23 +140,24 @@ enum Out {
 /// All rings of an engine.
 #[derive(Debug, Default)]
 pub(crate) struct Rings {
-    is_on: bool,
+    pub(crate) is_on: bool,
     /// Changes when a ring can be used or is gone.
-    version: AtomicU32,
-    out: Mutex<rank::RingsOut, HashMap<Slot, Out>>,
-    has_wanted: AtomicBool,
-    inbound: RwLock<rank::RingsIn, Vec<Arc<Inbound>>>,
-    inbound_version: AtomicU32,
+    pub(crate) version: AtomicU32,
+    pub(crate) out: Mutex<rank::RingsOut, HashMap<Slot, Out>>,
+    pub(crate) has_wanted: ReadyFlag,
+    pub(crate) inbound: RwLock<rank::RingsIn, Vec<Arc<Inbound>>>,
+    pub(crate) inbound_version: AtomicU32,
     /// Rings that somebody waits for.
-    full: Mutex<rank::RingsFull, Vec<SharedSender>>,
-    has_full: AtomicBool,
+    pub(crate) full: Mutex<rank::RingsFull, Vec<SharedSender>>,
+    pub(crate) has_full: ReadyFlag,
     /// Whether the background thread sleeps, and nobody else looks for room.
-    sleeps: AtomicBool,
+    pub(crate) sleeps: AtomicBool,
 }
 
 impl Rings {
-    pub(crate) fn new(is_on: bool) -> Self {
-        Self { is_on, version: AtomicU32::new(1), ..Self::default() }
+    /// With the flags for rings that are wanted and for rings that are full.
+    pub(crate) fn new(is_on: bool, has_wanted: ReadyFlag, has_full: ReadyFlag) -> Self {
+        Self { is_on, version: AtomicU32::new(1), has_wanted, has_full, ..Self::default() }
     }
 
     /// Whether there may be rings at all.
@@ -186,12 +173,12 @@ impl Rings {
     }
 
     /// Whether packets to `slot` go through a ring.
-    fn is_ready(&self, slot: Slot) -> bool {
+    pub(crate) fn is_ready(&self, slot: Slot) -> bool {
         self.is_on && matches!(self.out.lock().get(&slot), Some(Out::Ready(..)))
     }
 
     /// The ring to `slot`. Without one, it is noted that somebody wants it.
-    fn find(&self, slot: Slot) -> Option<SharedSender> {
+    pub(crate) fn find(&self, slot: Slot) -> Option<SharedSender> {
         let mut out = self.out.lock();
         if out.len() >= MAX_RINGS {
             out.retain(|_, what| !matches!(what, Out::Refused(until) if *until <= clock::now()));
@@ -204,23 +191,23 @@ impl Rings {
             Some(Out::Refused(_)) | None => {}
         }
         out.insert(slot, Out::Wanted);
-        self.has_wanted.store(true, Ordering::Relaxed);
+        self.has_wanted.set();
         None
     }
 
     /// The slots to which somebody wants a ring.
-    fn wanted(&self) -> Vec<Slot> {
-        self.has_wanted.store(false, Ordering::Relaxed);
+    pub(crate) fn wanted(&self) -> Vec<Slot> {
+        self.has_wanted.clear();
         let out = self.out.lock();
         out.iter().filter(|(_, what)| matches!(what, Out::Wanted)).map(|(slot, _)| *slot).collect()
     }
 
     /// Whether this ring is still read.
-    fn reads(&self, ring: &Arc<Inbound>) -> bool {
+    pub(crate) fn reads(&self, ring: &Arc<Inbound>) -> bool {
         self.inbound.read().iter().any(|other| Arc::ptr_eq(other, ring))
     }
 
-    fn set(&self, slot: Slot, what: Out) {
+    pub(crate) fn set(&self, slot: Slot, what: Out) {
         self.out.lock().insert(slot, what);
     }
 
@@ -235,7 +222,7 @@ impl Rings {
         }
         if !std::mem::replace(&mut sender.is_listed, true) {
             self.full.lock().push(Arc::clone(ring));
-            self.has_full.store(true, Ordering::Release);
+            self.has_full.set();
         }
         self.is_asleep() && sender.is_half_free_or_waits()
     }
@@ -253,14 +240,14 @@ impl Rings {
     }
 
     /// Whether the background thread sleeps: asked after somebody was listed, who may have been overlooked when it lay down.
-    fn is_asleep(&self) -> bool {
+    pub(crate) fn is_asleep(&self) -> bool {
         fence(Ordering::SeqCst);
         self.sleeps.load(Ordering::Relaxed)
     }
 
     /// Whether there is room that somebody waits for. If not, readers tell.
-    fn has_room_again(&self) -> bool {
-        if !self.has_full.load(Ordering::Acquire) {
+    pub(crate) fn has_room_again(&self) -> bool {
+        if !self.has_full.is_set() {
             return false;
         }
         let full = self.full.lock().clone();
@@ -292,188 +279,10 @@ impl Rings {
     }
 }
 
-impl Engine {
-    /// The rings.
-    #[inline]
-    pub(crate) fn rings(&self) -> &Rings {
-        &self.rings
-    }
-
-    /// The ring for packets to `to` behind `av`, if there is one by now: only between addresses of this device.
-    // clause: PATH-SOURCE
-    pub(crate) fn find_ring(&self, av: &Av, to: Qpn) -> Option<SharedSender> {
-        let slot = Slot::of(to);
-        let is_local = slot.can_be_owned() && self.link(av.dgid).is_some() && self.link(av.sgid).is_some();
-        if is_local { self.rings.find(slot) } else { None }
-    }
-
-    /// Whether who looked for rings at `version` knows all there are, and uses them.
-    pub fn knows_rings(&self, version: u32) -> bool {
-        self.rings.version() == version
-    }
-
-    /// Whether packets to `slot` go through a ring.
-    pub(crate) fn has_ring(&self, slot: Slot) -> bool {
-        self.rings.is_ready(slot)
-    }
-
-    /// Offers the rings that somebody wants.
-    pub(crate) fn offer_rings(&self, state: &RxState, now: Instant) {
-        if self.rings.has_wanted.load(Ordering::Relaxed) {
-            self.offer_wanted(state, now);
-        }
-    }
-
-    #[cold]
-    fn offer_wanted(&self, state: &RxState, now: Instant) {
-        for slot in self.rings.wanted() {
-            let what = match uncancelled(|| self.offer_ring(state, slot)) {
-                Ok(Offer { writer, line, .. }) => Out::Offered(writer, line),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => Out::Refused(now.after(BUSY)),
-                Err(_) => Out::Refused(now.after(ASK_AGAIN)),
-            };
-            self.rings.set(slot, what);
-        }
-    }
-
-    fn offer_ring(&self, state: &RxState, slot: Slot) -> io::Result<Offer> {
-        let size = if self.rings.out.lock().len() <= FEW { shm::SIZE } else { shm::SMALL };
-        let (offer, poller) = (Offer::new(size)?, self.poller().map_err(io::Error::other)?);
-        let from = state.slots.first().ok_or(io::ErrorKind::NotConnected)?;
-        poller.watch_line(offer.line.fd())?;
-        let header = Frame::Ring { size: size as u32 }.header();
-        from.send_descriptors(slot, &header, &offer.descriptors(poller.doorbell()))?;
-        Ok(offer)
-    }
-
-    /// Another process offers a ring. Without it, it goes on using the socket.
-    pub(crate) fn accept_ring(&self, size: u32, descriptors: Vec<OwnedFd>) {
-        let size = size as usize;
-        let is_wanted =
-            self.rings.is_on && [shm::SIZE, shm::SMALL].contains(&size) && self.rings.inbound.read().len() < MAX_RINGS;
-        if let (true, Ok(poller)) = (is_wanted, self.poller()) {
-            // What cannot be mapped or watched is let go of, which the other process notices.
-            let _ = uncancelled(|| self.open_inbound(size, descriptors, &poller));
-        }
-    }
-
-    fn open_inbound(&self, size: usize, descriptors: Vec<OwnedFd>, poller: &Poller) -> io::Result<()> {
-        let ring = Inbound::accept(size, descriptors, poller.doorbell(), |line: RawFd| poller.watch_line(line))?;
-        self.rings.inbound.write().push(Arc::new(ring));
-        self.rings.inbound_version.fetch_add(1, Ordering::Release);
-        // If the background thread sleeps now, the writer does not know that it has to wake it.
-        poller.kick();
-        Ok(())
-    }
-
-    /// Takes over the list of rings to read. New ones are young.
-    pub(crate) fn refresh_rings(&self, sources: &mut Sources) {
-        let version = self.rings.inbound_version.load(Ordering::Acquire);
-        if version != sources.rings_version {
-            self.take_over_rings(sources);
-            (sources.rings_version, sources.young_visits) = (version, YOUNG);
-        }
-    }
-
-    #[cold]
-    fn take_over_rings(&self, sources: &mut Sources) {
-        uncancelled(|| sources.rings.clone_from(&self.rings.inbound.read()));
-    }
-
-    /// Something was said on lines: rings were accepted or are gone. Background thread only.
-    pub(crate) fn tend_rings(&self) {
-        let mut rx = self.rx.lock();
-        self.tend_out();
-        self.tend_inbound(&mut rx);
-        drop(rx);
-        self.serve_ready(clock::now());
-    }
-
-    fn tend_out(&self) {
-        let mut changed = Vec::new();
-        let mut gone = Vec::new();
-        let mut out = self.rings.out.lock();
-        for (slot, what) in out.iter_mut() {
-            // One event may stand for both of what a line can say.
-            changed.extend((0..2).map_while(|_| what.hear(&mut gone)).map(|receiver| (*slot, receiver)));
-        }
-        if !changed.is_empty() {
-            // Before anybody hears of a ring: who sends without end because there is one must know that it has to use it.
-            self.rings.version.fetch_add(2, Ordering::Release);
-        }
-        drop(out);
-        // Without the list: who holds the lock of a ring, because it writes there, may look for another one in the list.
-        gone.iter().for_each(|ring| ring.lock().close());
-        if changed.iter().any(|(_, receiver)| *receiver == Receiver::Absent) {
-            self.note_death(clock::now());
-        }
-        for (slot, receiver) in &changed {
-            self.flows.set_receiver(*slot, *receiver);
-        }
-    }
-
-    /// Reads what is left of rings whose writers are gone, and forgets them.
-    fn tend_inbound(&self, rx: &mut crate::rx::Rx) {
-        // A writer says nothing else.
-        let is_gone = |ring: &Arc<Inbound>| !matches!(ring.line.hear(), Said::Nothing);
-        let gone: Vec<_> = self.rings.inbound.read().iter().filter(|ring| is_gone(ring)).map(Arc::clone).collect();
-        if gone.is_empty() {
-            return;
-        }
-        // A broken writer may have left marks everywhere, and nobody takes them away any more.
-        let end = |ring: &Arc<Inbound>| ring.reader.read_so_far().saturating_add(ring.reader.size());
-        let ends: Vec<_> = gone.iter().map(end).collect();
-        let is_left = |(ring, end): (&Arc<Inbound>, &u64)| {
-            !ring.reader.is_empty() && ring.reader.read_so_far() < *end && self.rings.reads(ring)
-        };
-        while gone.iter().zip(&ends).any(is_left) && self.receive(rx, true, clock::now()) {}
-        self.forget_inbound(&gone);
-        self.refresh_rings(rx.sources());
-        self.note_death(clock::now());
-    }
-
-    /// Does not read these rings any more.
-    pub(crate) fn forget_inbound(&self, gone: &[Arc<Inbound>]) {
-        let is_kept = |ring: &Arc<Inbound>| !gone.iter().any(|gone| Arc::ptr_eq(gone, ring));
-        self.rings.inbound.write().retain(is_kept);
-        self.rings.inbound_version.fetch_add(1, Ordering::Release);
-    }
-
-    /// Marks as ready who waited for room that there is now.
-    pub(crate) fn look_for_room(&self) {
-        if !self.rings.has_full.load(Ordering::Acquire) {
-            return;
-        }
-        let mut full = std::mem::take(&mut *self.rings.full.lock());
-        full.retain(|ring| self.offer_room(ring));
-        let mut list = self.rings.full.lock();
-        list.extend(full);
-        self.rings.has_full.store(!list.is_empty(), Ordering::Release);
-        drop(list);
-        if self.rings.is_asleep() && self.rings.has_room_again() {
-            self.kick();
-        }
-    }
-
-    /// Lets some of those who wait for room in `ring` have it, if there is. Whether others go on waiting.
-    fn offer_room(&self, ring: &SharedSender) -> bool {
-        let mut sender = ring.lock();
-        if !sender.is_half_free() {
-            return true;
-        }
-        let Sender { starved, sated, is_listed, .. } = &mut *sender;
-        let first = starved.len().min(TURNS);
-        let then = sated.len().min((TURNS - first).max(TURNS / 4));
-        self.flows.push_ready(starved.drain(..first).chain(sated.drain(..then)));
-        *is_listed = !starved.is_empty() || !sated.is_empty();
-        *is_listed
-    }
-}
-
 impl Out {
     /// What its line says: how packets get there from now on. A ring that is not read any more is put into `gone`, for the
     /// caller to close once it has let go of the list.
-    fn hear(&mut self, gone: &mut Vec<SharedSender>) -> Option<Receiver> {
+    pub(crate) fn hear(&mut self, gone: &mut Vec<SharedSender>) -> Option<Receiver> {
         let (Self::Offered(_, line) | Self::Ready(_, line)) = self else { return None };
         match line.hear() {
             Said::Nothing => None,
@@ -489,7 +298,7 @@ impl Out {
     }
 
     /// The offer was accepted.
-    fn accept(&mut self, doorbell: Doorbell) {
+    pub(crate) fn accept(&mut self, doorbell: Doorbell) {
         *self = match std::mem::replace(self, Self::Wanted) {
             Self::Offered(writer, line) => {
                 let sender = Sender { writer: Some(writer), doorbell: Some(doorbell), ..Sender::default() };
@@ -500,17 +309,14 @@ impl Out {
     }
 
     /// The other process is gone or wants no ring. The ring that it had.
-    fn give_up(&mut self) -> Option<SharedSender> {
+    pub(crate) fn give_up(&mut self) -> Option<SharedSender> {
         std::mem::replace(self, Self::Refused(clock::now().after(ASK_AGAIN))).into_ring()
     }
 
-    fn into_ring(self) -> Option<SharedSender> {
+    pub(crate) fn into_ring(self) -> Option<SharedSender> {
         match self {
             Self::Ready(sender, _) => Some(sender),
             Self::Wanted | Self::Offered(..) | Self::Refused(_) => None,
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

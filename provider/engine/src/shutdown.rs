@@ -3,8 +3,8 @@
 //!
 //! Bounded, because nobody waits gladly for a process that ends. One that is killed does none of it.
 
-use crate::engine::DRAIN_ROUNDS;
 use crate::engine::Engine;
+use crate::progress::DRAIN_ROUNDS;
 use roxe_base::clock;
 use roxe_transport::time::Instant;
 use std::thread;

@@ -6,7 +6,8 @@
 use crate::thread;
 use roxe_base::clock;
 use roxe_transport::time::Instant;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 /// A look, with what it found, that takes longer than this was interrupted: by somebody else's turn if the thread was

@@ -4,7 +4,7 @@ use crate::background;
 use crate::engine::Engine;
 use crate::interceptor::{self, Interceptor};
 use crate::poller::{Poller, Watch};
-use crate::rx::Rx;
+use crate::rx_state::Rx;
 use crate::thread::Thread;
 use roxe_base::clock;
 use roxe_base::error::Error;
@@ -14,7 +14,6 @@ use roxe_net::steer::Steering;
 use roxe_net::udp::UdpLink;
 use roxe_net::udp_table::user_of_port;
 use roxe_wire::Gid;
-use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Once, Weak};
@@ -24,7 +23,7 @@ impl Engine {
     /// mend.
     pub fn start_with_links(&self) -> Result<(), Error> {
         self.start()?;
-        if self.links.read().is_empty() {
+        if self.links.udp.read().is_empty() {
             let opened = self.poller().and_then(|poller| self.open_links(&poller));
             opened.map_err(Error::about_host)?;
         }
@@ -104,7 +103,7 @@ impl Engine {
                 failure.get_or_insert_with(|| explain(gid, &e));
             }
         }
-        let links = self.links.read();
+        let links = self.links.udp.read();
         let Some(rcvbuf) = links.iter().map(|link| link.rcvbuf()).min() else {
             let name = self.adapter.netdev();
             return Err(failure.unwrap_or_else(|| Error::new(libc::ENETDOWN, format!("{name} has no address; bring it up with `ip link set {name} up`, or choose another interface with ROXE_NETDEV"))));
@@ -132,8 +131,7 @@ impl Engine {
             rx.state().steering.push(steering);
             self.publish_steering(rx.state());
         }
-        self.links.write().push(link);
-        self.links_version.fetch_add(1, Ordering::Release);
+        self.links.add(link);
         Ok(())
     }
 
@@ -149,19 +147,8 @@ impl Engine {
     /// Closes all sockets; queue pairs that exist are cut off.
     fn forget_sockets(&self) {
         self.rx.lock().clear();
-        self.links.write().clear();
-        self.frame_senders.lock().clear();
-        self.links_version.fetch_add(1, Ordering::Release);
         self.table.drain().iter().for_each(|qp| _ = qp.cut_off());
-        self.timers.clear();
-        self.flows.clear();
-        self.interceptor().into_iter().for_each(|interceptor| interceptor.delayed.clear());
-        self.xrc_messages.change(VecDeque::clear);
-        self.rings().clear();
-        self.publish(&self.steer_at, None);
-        self.publish(&self.retry_at, None);
-        self.publish(&self.tell_at, None);
-        self.publish(&self.ack_at, None);
+        self.fabric.clear();
     }
 
     /// In the child of a fork: gives up what belongs to the parent. The next opening of the device starts the thread again,

@@ -1,12 +1,11 @@
 //! What the unit tests share: an engine of their own, and a queue pair that does nothing.
 
 use crate::adapter::Adapter;
-use crate::engine::Engine;
+use crate::engine::{Engine, Services};
 use crate::flow_control::Grant;
 use crate::port::Netdev;
 use crate::queue_pair::{QueuePair, VisitOutcome};
-use crate::rx::{Joined, Run, RxTools};
-use crate::services::Services;
+use crate::run::{Joined, Run, RxTools};
 use roxe_base::config::Config;
 use roxe_base::lock::Lockable;
 use roxe_memory::guard::SharedBytes;

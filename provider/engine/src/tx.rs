@@ -12,7 +12,7 @@ mod tx_path;
 pub use tx_path::{TxCache, TxPath};
 
 use crate::counters::Counters;
-use crate::engine::Engine;
+use crate::fabric::Fabric;
 use roxe_base::cancel::uncancelled;
 use roxe_memory::crc::Folding;
 use roxe_memory::guard::Sum;
@@ -178,16 +178,16 @@ impl Batch {
 
     /// Seals and sends everything, in order; `ordinal` says which queue pair of this process it comes from, `cached` is
     /// the link that one used last. What cannot be sent is lost and counted, as on any network.
-    pub fn flush(&mut self, engine: &Engine, ordinal: u32, cached: &mut Option<Arc<UdpLink>>) {
-        if let Some(interceptor) = engine.interceptor() {
-            self.flush_intercepted(engine, interceptor, ordinal, cached, None);
+    pub fn flush(&mut self, fabric: &Fabric, ordinal: u32, cached: &mut Option<Arc<UdpLink>>) {
+        if let Some(interceptor) = fabric.interceptor() {
+            self.flush_intercepted(fabric, interceptor, ordinal, cached, None);
             return self.clear();
         }
         let mut at = 0;
         while let Some(av) = self.av(at) {
             // clause: PATH-SOURCE
-            at = match find_link(engine, av.sgid, cached) {
-                Some(link) => self.send_from(at, link, &av, engine.counters()),
+            at = match find_link(fabric, av.sgid, cached) {
+                Some(link) => self.send_from(at, link, &av, fabric.counters()),
                 None => at + 1,
             };
         }
@@ -283,12 +283,12 @@ fn send(link: &UdpLink, to: &TxMeta, bytes: &[u8], segment: usize, count: usize,
 }
 
 /// The link of a local address, kept in `cached`; without one a packet is lost and counted.
-fn find_link<'c>(engine: &Engine, sgid: Gid, cached: &'c mut Option<Arc<UdpLink>>) -> Option<&'c Arc<UdpLink>> {
+fn find_link<'c>(fabric: &Fabric, sgid: Gid, cached: &'c mut Option<Arc<UdpLink>>) -> Option<&'c Arc<UdpLink>> {
     if cached.as_ref().is_none_or(|link| link.gid() != sgid) {
-        *cached = engine.link(sgid);
+        *cached = fabric.link(sgid);
     }
     if cached.is_none() {
-        engine.counters().send_errors.add(1);
+        fabric.counters().send_errors.add(1);
     }
     cached.as_ref()
 }

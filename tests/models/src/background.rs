@@ -1,6 +1,6 @@
 //! The hand-over between threads of a program that poll and the background thread.
 
-#[path = "../../../provider/engine/src/background/muting.rs"]
+#[path = "../../../provider/engine/src/presence/muting.rs"]
 mod muting;
 
 use loom::sync::Arc;

@@ -10,7 +10,7 @@
 
 use super::{Path, QpHost};
 use roxe_engine::engine::Engine;
-use roxe_engine::xrc_remote::XrcMessage;
+use roxe_engine::xrc_messages::XrcMessage;
 use roxe_net::forward::{Frame, XrcRequest, XrcRequestId, XrcRequestKind};
 use roxe_net::slot::Slot;
 use roxe_transport::Qp as Machine;

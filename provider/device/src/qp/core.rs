@@ -21,7 +21,7 @@ use roxe_engine::delayed_ack::DelayedAck;
 use roxe_engine::engine::Engine;
 use roxe_engine::flow_control::{Grant, Key};
 use roxe_engine::queue_pair::{QueuePair, VisitOutcome};
-use roxe_engine::rx::{Joined, Run, RxTools, header_of};
+use roxe_engine::run::{Joined, Run, RxTools, header_of};
 use roxe_engine::tx::{TxCache, TxPath};
 use roxe_memory::guard::SharedBytes;
 use roxe_memory::region::{PdId, Reach};

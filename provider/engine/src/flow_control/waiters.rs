@@ -51,7 +51,7 @@ impl Waiters {
 
 /// A queue pair whose turn it is.
 #[derive(Debug)]
-pub struct Ready {
+pub struct Turn {
     /// Its number.
     pub qpn: Qpn,
     /// What it waited for.

@@ -4,7 +4,7 @@
 
 use super::packet_comment::Fate;
 use roxe_base::error::Error;
-use roxe_base::exit::{Stage, at_exit};
+
 use roxe_base::lock::{Lockable, Mutex, MutexGuard, rank};
 use roxe_transport::fault::{Injector, Rules, Verdict};
 use std::io;
@@ -21,13 +21,12 @@ pub(crate) struct Faults {
 }
 
 impl Faults {
-    /// Rules for this process, announced with a seed that repeats them.
+    /// Rules for this process, announced with a seed that repeats them. What they did is to be reported at its end.
     pub(crate) fn start(rules: &Rules) -> Result<Self, Error> {
         let drawn = || getrandom::u64().map_err(|e| Error::os("cannot draw a seed", &io::Error::other(e)));
         let seed = rules.seed().map_or_else(drawn, Ok)?;
         let rules = Rules::new(Some(seed), rules.list().to_vec());
         super::tell(&format_args!("faults: {rules}"));
-        at_exit(Stage::Report, || super::process::faults().into_iter().for_each(Self::report));
         let injector = Mutex::new(Injector::new(&rules, seed));
         Ok(Self { rules, injector, active: AtomicBool::new(true) })
     }
@@ -56,7 +55,7 @@ impl Faults {
     }
 
     /// Says what every rule has done.
-    fn report(&self) {
+    pub(crate) fn report(&self) {
         if !self.active.load(Ordering::Relaxed) {
             return;
         }

@@ -7,6 +7,7 @@ use super::faults::Faults;
 use super::recorder::Recorder;
 use roxe_base::config::Config;
 use roxe_base::error::Error;
+use roxe_base::exit::{Stage, at_exit};
 use roxe_base::lock::{Lockable, Mutex, rank};
 use std::path::Path;
 use std::sync::OnceLock;
@@ -29,17 +30,13 @@ pub(crate) fn open(config: &Config) -> Result<(Option<&'static Recorder>, Option
     if let (None, Some(rules)) = (FAULTS.get(), &config.faults) {
         let faults = Faults::start(rules)?;
         FAULTS.get_or_init(|| faults);
+        at_exit(Stage::Report, || FAULTS.get().into_iter().for_each(Faults::report));
     }
     Ok((RECORDER.get(), FAULTS.get()))
 }
 
 fn cannot_write(path: &Path, cause: &std::io::Error) -> Error {
     Error::os(format!("cannot write the capture file {} (ROXE_CAPTURE)", path.display()), cause)
-}
-
-/// The rules, if there are any.
-pub(crate) fn faults() -> Option<&'static Faults> {
-    FAULTS.get()
 }
 
 /// In the child of a fork: nothing is recorded and counted until [`resume`].

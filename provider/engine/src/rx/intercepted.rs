@@ -1,11 +1,11 @@
 //! Packets on their way into an engine with a interceptor: judged, recorded as they came, then spoiled where a rule says so.
 
-use super::{Run, RxState};
 use crate::engine::Engine;
 use crate::gsi::GSI_ORDINAL;
 use crate::interceptor::{self, Held, Incoming, Interceptor, Origin, PacketComment};
 use crate::queue_pair::QueuePair;
-use crate::rx::header_of;
+use crate::run::{Run, header_of};
+use crate::rx_state::RxState;
 use roxe_net::link::RxMeta;
 use roxe_transport::fault::{Direction, Seen, Verdict};
 use roxe_transport::time::Instant;

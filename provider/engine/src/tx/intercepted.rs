@@ -1,10 +1,10 @@
-//! Packets on their way out of an engine with a interceptor: judged, recorded as they leave, and spoiled where a rule says so.
+//! Packets on their way out of an fabric with a interceptor: judged, recorded as they leave, and spoiled where a rule says so.
 //!
 //! Packets that no rule touches go in runs, as without a interceptor; each of the others goes alone.
 
 use super::{Batch, find_link, header, numbered, peek_qpn, send};
 use crate::counters::Counters;
-use crate::engine::Engine;
+use crate::fabric::Fabric;
 use crate::flow_control::Key;
 use crate::interceptor::{self, Fate, Held, Interceptor, Origin, PacketComment, Recording};
 use crate::rings::Sender;
@@ -25,18 +25,18 @@ impl Batch {
     /// As [`Batch::flush`], through `interceptor`, and into `ring` if all of it is for that.
     pub(crate) fn flush_intercepted(
         &mut self,
-        engine: &Engine,
+        fabric: &Fabric,
         interceptor: &Interceptor,
         ordinal: u32,
         cached: &mut Option<Arc<UdpLink>>,
         ring: Option<&mut Sender>,
     ) {
         let verdicts = self.judge(interceptor, ordinal);
-        let mut exit = Exit { engine, interceptor, recording: interceptor.record(), ring };
+        let mut exit = Exit { fabric, interceptor, recording: interceptor.record(), ring };
         let mut at = 0;
         while let (Some(av), Some(verdict)) = (self.av(at), verdicts.get(at)) {
             let untouched = verdicts.iter().skip(at).take_while(|verdict| verdict.is_pass()).count();
-            at = match find_link(engine, av.sgid, cached) {
+            at = match find_link(fabric, av.sgid, cached) {
                 None => at + 1,
                 Some(link) if untouched > 0 => exit.send_run(self, at, untouched, link, &av),
                 Some(link) => {
@@ -76,7 +76,7 @@ impl Batch {
 
 /// The way out for some packets, which are recorded together.
 struct Exit<'a> {
-    engine: &'a Engine,
+    fabric: &'a Fabric,
     interceptor: &'a Interceptor,
     recording: Option<Recording<'a>>,
     ring: Option<&'a mut Sender>,
@@ -95,10 +95,10 @@ impl Exit<'_> {
             }
         }
         if let Some(ring) = &mut self.ring {
-            put(ring, &net, run.clone().map(|at| batch.packet(at)), self.engine.counters());
+            put(ring, &net, run.clone().map(|at| batch.packet(at)), self.fabric.counters());
             return run.end;
         }
-        if batch.send_run(run.clone(), link, &net, self.engine.counters()) {
+        if batch.send_run(run.clone(), link, &net, self.fabric.counters()) {
             return run.end;
         }
         // They will go one by one and were recorded as if they went together.
@@ -113,7 +113,7 @@ impl Exit<'_> {
 
     /// Carries out a verdict on packet `at`, which goes alone.
     fn send_spoiled(&mut self, batch: &mut Batch, at: usize, verdict: Verdict, link: &Arc<UdpLink>, av: &Av) {
-        interceptor::count(self.engine.counters(), &verdict);
+        interceptor::count(self.fabric.counters(), &verdict);
         let net = interceptor::marked(header(link, av), &verdict);
         batch.seal(at..at + 1, &net);
         if verdict.drop || verdict.corrupt.is_some() {
@@ -146,17 +146,17 @@ impl Exit<'_> {
             return self.send_alone(net, bytes, packet_comment, link);
         }
         let held = Held::Outgoing { net: *net, bytes: bytes.to_vec(), packet_comment: packet_comment.to_string() };
-        self.engine.hold(self.interceptor, clock::now().after(delay), held);
+        self.fabric.hold(self.interceptor, clock::now().after(delay), held);
     }
 
     /// Sends one sealed packet.
     fn send_alone(&mut self, net: &NetHeader, bytes: &[u8], packet_comment: &dyn Display, link: &UdpLink) {
         self.record(net, bytes, packet_comment);
         if let Some(ring) = &mut self.ring {
-            return put(ring, net, [bytes], self.engine.counters());
+            return put(ring, net, [bytes], self.fabric.counters());
         }
         // One packet needs no segmentation, which is all that could be refused.
-        send(link, &TxMeta::of(net), bytes, bytes.len(), 1, self.engine.counters());
+        send(link, &TxMeta::of(net), bytes, bytes.len(), 1, self.fabric.counters());
     }
 
     fn record(&mut self, net: &NetHeader, bytes: &[u8], packet_comment: &dyn Display) {
@@ -175,12 +175,12 @@ impl Exit<'_> {
         let Ok(Packet { header, payload }) = Packet::parse(bytes) else { return };
         if matches!(header.kind, Kind::Ud { .. } | Kind::UcRequest(_)) {
             let bytes = charge_of(&header.kind, payload.len());
-            self.engine.flows().credit(Key::of(net.dst, header.bth.dest_qpn), bytes, clock::now());
+            self.fabric.flows().credit(Key::of(net.dst, header.bth.dest_qpn), bytes, clock::now());
         }
     }
 }
 
-impl Engine {
+impl Fabric {
     /// Sends a packet that was held back.
     pub(crate) fn send_held(&self, interceptor: &Interceptor, net: &NetHeader, bytes: &[u8], packet_comment: &str) {
         let av = Av { sgid: net.src, dgid: net.dst, ..Av::default() };
@@ -188,7 +188,7 @@ impl Engine {
         let mut ring = ring.as_ref().map(|ring| ring.lock());
         if let Some(link) = find_link(self, net.src, &mut None) {
             let mut exit =
-                Exit { engine: self, interceptor, recording: interceptor.record(), ring: ring.as_deref_mut() };
+                Exit { fabric: self, interceptor, recording: interceptor.record(), ring: ring.as_deref_mut() };
             exit.send_alone(net, bytes, &packet_comment, link);
         }
         ring.into_iter().for_each(|mut ring| ring.publish());

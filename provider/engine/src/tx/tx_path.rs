@@ -5,7 +5,7 @@
 //! interceptor), they are staged, judged and sealed as for the socket, and then copied into the ring.
 
 use super::{Batch, Copied};
-use crate::engine::Engine;
+use crate::fabric::Fabric;
 use crate::rings::{Sender, SharedSender};
 use roxe_base::lock::{ArcMutexGuard, rank};
 use roxe_net::frames::FrameSender;
@@ -73,7 +73,7 @@ impl TxCache {
     }
 
     /// Whether it waits for room where some was made since this was last asked, or since it waits.
-    pub fn link_moved(&mut self, engine: &Engine) -> bool {
+    pub fn link_moved(&mut self, fabric: &Fabric) -> bool {
         match &mut self.waits {
             None => false,
             Some(Wait::Ring { ring, read }) => {
@@ -81,7 +81,7 @@ impl TxCache {
                 std::mem::replace(read, now) != now
             }
             Some(Wait::Socket { queue, left }) => {
-                engine.send_all_queued();
+                fabric.send_all_queued();
                 let now = queue.left();
                 std::mem::replace(left, now) != now
             }
@@ -90,8 +90,8 @@ impl TxCache {
 
     /// It has waited for [`TxPath::PATIENCE`] with datagrams: they are lost from now on if no room was made meanwhile, as
     /// at a socket whose buffer is full.
-    pub fn end_patience(&mut self, engine: &Engine) {
-        if !self.link_moved(engine) {
+    pub fn end_patience(&mut self, fabric: &Fabric) {
+        if !self.link_moved(fabric) {
             match &self.waits {
                 Some(Wait::Ring { ring, .. }) => ring.lock().set_stalled(),
                 Some(Wait::Socket { queue, .. }) => queue.set_stalled(),
@@ -102,9 +102,9 @@ impl TxCache {
 
     /// A visit begins.
     #[inline]
-    fn renew(&mut self, engine: &Engine) {
+    fn renew(&mut self, fabric: &Fabric) {
         self.visits = self.visits.wrapping_add(1);
-        let version = engine.rings().version();
+        let version = fabric.rings().version();
         if version != self.version || (self.ring.is_none() && self.visits.is_multiple_of(LOOK_AGAIN)) {
             (self.version, self.key, self.ring) = (version, None, None);
         }
@@ -112,10 +112,10 @@ impl TxCache {
 
     /// The ring for packets to `to` behind `av`.
     #[inline]
-    fn ring(&mut self, engine: &Engine, av: &Av, to: Qpn) -> Option<&SharedSender> {
+    fn ring(&mut self, fabric: &Fabric, av: &Av, to: Qpn) -> Option<&SharedSender> {
         let key = (av.sgid, av.dgid, Slot::of(to));
         if self.key != Some(key) {
-            (self.key, self.ring) = (Some(key), engine.find_ring(av, to));
+            (self.key, self.ring) = (Some(key), fabric.find_ring(av, to));
         }
         self.ring.as_ref()
     }
@@ -155,7 +155,7 @@ impl Built {
 
 /// The way out of one queue pair for one visit.
 pub struct TxPath<'a> {
-    engine: &'a Engine,
+    fabric: &'a Fabric,
     /// What is staged; packets that go into a ring need none.
     batch: Option<Box<Batch>>,
     cache: &'a mut TxCache,
@@ -172,11 +172,11 @@ impl<'a> TxPath<'a> {
     pub const PATIENCE: Duration = Duration::from_secs(1);
 
     /// For the queue pair `qpn`, whose packets are acknowledged if it `is_reliable`.
-    pub fn new(engine: &'a Engine, cache: &'a mut TxCache, qpn: Qpn, is_reliable: bool) -> Self {
-        if engine.rings().is_on() {
-            cache.renew(engine);
+    pub fn new(fabric: &'a Fabric, cache: &'a mut TxCache, qpn: Qpn, is_reliable: bool) -> Self {
+        if fabric.rings().is_on() {
+            cache.renew(fabric);
         }
-        Self { engine, batch: None, cache, qpn, is_reliable, open: None, has_written: false, is_blocked: false }
+        Self { fabric, batch: None, cache, qpn, is_reliable, open: None, has_written: false, is_blocked: false }
     }
 
     fn batch(&mut self) -> &mut Batch {
@@ -188,7 +188,7 @@ impl<'a> TxPath<'a> {
     pub fn flush(&mut self, ordinal: u32) -> bool {
         match (self.open.take(), &mut self.batch) {
             (Some(mut open), _) => self.flush_ring(&mut open, ordinal),
-            (None, Some(batch)) => batch.flush(self.engine, ordinal, &mut self.cache.link),
+            (None, Some(batch)) => batch.flush(self.fabric, ordinal, &mut self.cache.link),
             (None, None) => {}
         }
         !self.is_blocked
@@ -199,7 +199,7 @@ impl<'a> TxPath<'a> {
         self.cache.ring.is_some()
     }
 
-    /// What it knows of rings, for [`Engine::knows_rings`].
+    /// What it knows of rings, for [`Fabric::knows_rings`].
     pub fn rings(&self) -> u32 {
         self.cache.version
     }
@@ -217,7 +217,7 @@ impl<'a> TxPath<'a> {
 
     /// The same for raw packets.
     pub fn flush_frames(&mut self, link: &FrameSender) -> bool {
-        let counters = self.engine.counters();
+        let counters = self.fabric.counters();
         self.batch().flush_frames(link, counters);
         true
     }
@@ -262,22 +262,22 @@ impl<'a> TxPath<'a> {
 
     fn flush_ring(&mut self, open: &mut OpenRing, ordinal: u32) {
         if open.loses {
-            self.engine.counters().send_errors.add(self.batch().len() as u64);
+            self.fabric.counters().send_errors.add(self.batch().len() as u64);
             self.batch().clear();
-        } else if let Some(interceptor) = self.engine.interceptor() {
+        } else if let Some(interceptor) = self.fabric.interceptor() {
             let batch = self.batch.get_or_insert_with(Batch::take);
-            batch.flush_intercepted(self.engine, interceptor, ordinal, &mut self.cache.link, Some(&mut open.sender));
+            batch.flush_intercepted(self.fabric, interceptor, ordinal, &mut self.cache.link, Some(&mut open.sender));
             batch.clear();
         }
         open.sender.publish();
         if open.built.packets > 0 {
-            self.engine.counters().count_sent_by_ring(open.built.packets, open.built.bytes);
+            self.fabric.counters().count_sent_by_ring(open.built.packets, open.built.bytes);
         }
     }
 
     /// Takes the way for packets to `to` behind `av`; false if the batch has another.
     fn choose(&mut self, av: &Av, to: Qpn) -> bool {
-        let ring = self.cache.ring(self.engine, av, to);
+        let ring = self.cache.ring(self.fabric, av, to);
         match (ring, &self.open) {
             (None, None) => true,
             (Some(ring), Some(open)) => Arc::ptr_eq(ring, ArcMutexGuard::mutex(&open.sender)),
@@ -310,8 +310,8 @@ impl<'a> TxPath<'a> {
             let ring = Arc::clone(ring);
             let read = open.sender.read_so_far().filter(|_| self.is_reliable);
             self.cache.waits = Some(Wait::Ring { ring: Arc::clone(&ring), read });
-            if self.engine.rings().wait(&ring, &mut open.sender, self.qpn, self.has_written) {
-                self.engine.kick();
+            if self.fabric.rings().wait(&ring, &mut open.sender, self.qpn, self.has_written) {
+                self.fabric.kick();
             }
         }
         false
@@ -332,14 +332,14 @@ impl<'a> TxPath<'a> {
 impl TxBatch for TxPath<'_> {
     #[inline]
     fn slot(&mut self, av: &Av, to: Qpn, len: usize, note: PacketNote) -> Option<TxRoom<'_>> {
-        if self.engine.rings().is_on() && !self.choose(av, to) {
+        if self.fabric.rings().is_on() && !self.choose(av, to) {
             return None;
         }
         let total = len + icrc::LEN;
         if self.open.as_ref().is_some_and(|open| open.loses) {
             return self.batch().slot(av, to, len, note);
         }
-        if self.open.is_none() || self.engine.interceptor().is_some() {
+        if self.open.is_none() || self.fabric.interceptor().is_some() {
             return if self.plan(record_len(total)) { self.batch().slot(av, to, len, note) } else { None };
         }
         let heading = heading(av);
@@ -360,12 +360,12 @@ impl TxBatch for TxPath<'_> {
 
     #[inline]
     fn joins(&self) -> bool {
-        self.open.is_some() && self.engine.interceptor().is_none()
+        self.open.is_some() && self.fabric.interceptor().is_none()
     }
 
     #[inline]
     fn extend(&mut self, len: usize, count: u32) -> Option<TxRoom<'_>> {
-        let open = self.open.as_mut().filter(|_| self.engine.interceptor().is_none())?;
+        let open = self.open.as_mut().filter(|_| self.fabric.interceptor().is_none())?;
         let room = open.sender.extend(len, count)?;
         // As much as they would be alone.
         let packets = room.len() / len;
@@ -380,7 +380,7 @@ impl TxBatch for TxPath<'_> {
 
     fn retract(&mut self) {
         match &mut self.open {
-            Some(open) if self.engine.interceptor().is_none() && !open.loses => {
+            Some(open) if self.fabric.interceptor().is_none() && !open.loses => {
                 open.built.take_back();
                 open.sender.retract();
             }

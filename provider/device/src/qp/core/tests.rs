@@ -5,7 +5,7 @@ use crate::cq::CqInit;
 use crate::qp::Qp;
 use crate::testing::{self, PAGE, Pages};
 use roxe_engine::queue_pair::PREFETCHED;
-use roxe_engine::rx::IdentGuess;
+use roxe_engine::run::IdentGuess;
 use roxe_transport::qp::{MAX_WAIT_RC, QpCaps};
 use roxe_transport::wr::{Access, Av, Cqe, RecvRequest, Sge};
 use roxe_wire::{Bth, Deth, Header, Psn, Qkey, icrc};

@@ -1,10 +1,16 @@
 //! Rings whose other half the test holds in its hands.
 
 use super::*;
+use crate::rings::Rings;
 use crate::testing::private_engine;
 use roxe_base::config::config;
+use roxe_base::lock::Mutex;
+use roxe_base::ready::ReadyFlag;
+use roxe_net::shm::Heading;
 use roxe_net::shm::testing::{carry, keep};
 use roxe_net::slot::SlotSocket;
+use roxe_transport::wr::Av;
+use roxe_wire::Qpn;
 use std::net::Ipv4Addr;
 use std::sync::mpsc;
 use std::time;
@@ -75,7 +81,7 @@ fn a_ring_that_a_thread_of_the_program_takes_up_wakes_the_one_that_sleeps() {
 
 #[test]
 fn nobody_sleeps_while_there_is_room_for_those_who_wait() {
-    let rings = Rings::new(true);
+    let rings = Rings::new(true, ReadyFlag::default(), ReadyFlag::default());
     let (ring, inbound) = ring();
     let mut sender = ring.lock();
     fill(&mut sender, |_| false);
@@ -97,7 +103,7 @@ fn nobody_sleeps_while_there_is_room_for_those_who_wait() {
 
 #[test]
 fn only_a_thread_that_sleeps_is_told_of_room() {
-    let rings = Rings::new(true);
+    let rings = Rings::new(true, ReadyFlag::default(), ReadyFlag::default());
     let (ring, inbound) = ring();
     let fill_and_wait = || {
         let mut sender = ring.lock();
@@ -111,7 +117,7 @@ fn only_a_thread_that_sleeps_is_told_of_room() {
     // The ring is full only after the thread has lain down.
     assert!(rings.prepare_sleep());
     rings.full.lock().clear();
-    rings.has_full.store(false, Ordering::Relaxed);
+    rings.has_full.clear();
     ring.lock().is_listed = false;
     assert!(!rings.prepare_sleep() && !fill_and_wait());
     read(&inbound);
@@ -198,7 +204,7 @@ fn a_stranger_that_refuses_is_not_asked_again_at_once() {
     wait_for("nobody heard of it", || {
         matches!(engine.rings.out.lock().get(&stranger.mailbox.slot()), Some(Out::Refused(_))).then_some(())
     });
-    assert!(stranger.find_ring(&engine).is_none() && !engine.rings.has_wanted.load(Ordering::Relaxed));
+    assert!(stranger.find_ring(&engine).is_none() && !engine.rings.has_wanted.is_set());
 }
 
 #[test]

@@ -1,0 +1,85 @@
+//! Flags that say that something waits to be done, in one word: whoever comes by asks for all of them at once.
+//!
+//! Touches nothing.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Up to 32 flags.
+#[derive(Debug, Default)]
+pub struct ReadyMask(Arc<AtomicU32>);
+
+/// One of the flags of a [`ReadyMask`].
+#[derive(Clone, Debug)]
+pub struct ReadyFlag {
+    mask: Arc<AtomicU32>,
+    bit: u32,
+}
+
+impl ReadyMask {
+    /// The flag with this number, below 32.
+    pub fn flag(&self, number: u32) -> ReadyFlag {
+        ReadyFlag { mask: Arc::clone(&self.0), bit: 1 << number }
+    }
+
+    /// The flags that are set, as bits by their numbers.
+    #[inline]
+    pub fn get(&self) -> u32 {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+impl Default for ReadyFlag {
+    /// A flag that nobody else asks for.
+    fn default() -> Self {
+        ReadyMask::default().flag(0)
+    }
+}
+
+impl ReadyFlag {
+    /// Something waits. Whoever finds the flag set sees what was written before.
+    pub fn set(&self) {
+        self.mask.fetch_or(self.bit, Ordering::SeqCst);
+    }
+
+    /// Nothing waits any more. Whether something did.
+    pub fn clear(&self) -> bool {
+        self.mask.fetch_and(!self.bit, Ordering::SeqCst) & self.bit != 0
+    }
+
+    /// Sets it if something `waits`, or else clears it. Nothing is written if it is right already: call it under the lock of
+    /// what waits.
+    pub fn set_to(&self, waits: bool) {
+        match (self.is_set(), waits) {
+            (false, true) => self.set(),
+            (true, false) => _ = self.clear(),
+            _ => {}
+        }
+    }
+
+    /// Whether something waits.
+    #[inline]
+    pub fn is_set(&self) -> bool {
+        self.mask.load(Ordering::SeqCst) & self.bit != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_of_one_mask_do_not_touch_each_other() {
+        let mask = ReadyMask::default();
+        let [a, b] = [0, 31].map(|number| mask.flag(number));
+        assert_eq!(mask.get(), 0);
+        a.set();
+        b.set_to(true);
+        assert_eq!((mask.get(), a.is_set(), b.is_set()), (1 << 31 | 1, true, true));
+        assert!(a.clear() && !a.clear());
+        b.set_to(true);
+        assert_eq!((mask.get(), a.is_set(), b.is_set()), (1 << 31, false, true));
+        b.set_to(false);
+        assert_eq!(mask.get(), 0);
+    }
+}

@@ -1,0 +1,96 @@
+//! Multicast groups: who is attached, the sockets they are heard on, and handing a packet to every member.
+//!
+//! A socket bound to an address of the device hears no multicast, so every group has sockets of its own; they have no part
+//! in steering, because the kernel gives each of them a copy. A datagram counts as multicast only if it came by one of
+//! these sockets *and* is addressed to [`Qpn::MULTICAST`]. The sender on this host gets its copy as everybody else does, by
+//! the kernel's loopback. There is no window towards a group: nobody could return credits for all.
+//!
+//! Groups belong to the receive side of the engine and are changed under its lock.
+
+use crate::engine::Engine;
+use crate::groups::Group;
+use crate::poller::Watch;
+use crate::queue_pair::QueuePair;
+use crate::run::Run;
+use crate::rx_state::RxState;
+use crate::start::explain;
+use roxe_base::error::Error;
+use roxe_base::limits;
+use roxe_net::group;
+use roxe_net::udp::UdpLink;
+use roxe_transport::time::Instant;
+use roxe_wire::{Gid, Qpn};
+use std::sync::Arc;
+
+impl Engine {
+    /// Makes `qp` a member of the group `mgid`; it may be one already. ENOMEM beyond the limits of the device.
+    pub fn attach(&self, qp: &Arc<dyn QueuePair>, mgid: Gid) -> Result<(), Error> {
+        let mut rx = self.rx.lock();
+        let groups = &mut rx.state().groups;
+        if let Some(group) = groups.iter_mut().find(|group| group.mgid == mgid) {
+            return group.add(qp);
+        }
+        if groups.len() >= limits::MAX_MCAST_GRP as usize {
+            return Err(Error::new(libc::ENOMEM, "no more multicast groups; detach from one first"));
+        }
+        groups.push(Group { mgid, links: self.join(mgid)?, members: vec![Arc::clone(qp)] });
+        Ok(())
+    }
+
+    /// Ends the membership; the last one to go closes the sockets. EINVAL: `qp` is no member.
+    pub fn detach(&self, qp: &dyn QueuePair, mgid: Gid) -> Result<(), Error> {
+        let mut rx = self.rx.lock();
+        let groups = &mut rx.state().groups;
+        let found = groups.iter_mut().find(|group| group.mgid == mgid);
+        let member = found.and_then(|group| group.position(qp).map(|at| group.members.swap_remove(at)));
+        groups.retain(|group| !group.members.is_empty());
+        match member {
+            Some(_) => Ok(()),
+            None => Err(Error::invalid(format!("the queue pair is not attached to {mgid}"))),
+        }
+    }
+
+    /// How many groups `qp` is a member of.
+    pub fn memberships(&self, qp: &dyn QueuePair) -> usize {
+        self.rx.lock().state().groups.iter().filter(|group| group.position(qp).is_some()).count()
+    }
+
+    /// Ends all memberships of a queue pair that goes away.
+    pub(crate) fn detach_from_all(&self, qp: &dyn QueuePair) {
+        let mut rx = self.rx.lock();
+        let groups = &mut rx.state().groups;
+        groups.iter_mut().for_each(|group| group.members.retain(|member| member.qpn() != qp.qpn()));
+        groups.retain(|group| !group.members.is_empty());
+    }
+
+    /// The sockets for `mgid`: of its two addresses, if it has two, one is enough.
+    fn join(&self, mgid: Gid) -> Result<Vec<Arc<UdpLink>>, Error> {
+        let poller = self.poller()?;
+        let (mut links, mut failure) = (Vec::new(), None);
+        for address in group::addresses(mgid) {
+            let joined = UdpLink::join(address, self.ifindex(), self.config.gro)
+                .and_then(|link| poller.watch(link.fd(), Watch::All).map(|()| Arc::new(link)));
+            match joined {
+                Ok(link) => links.push(link),
+                Err(e) => failure = Some(explain(address, &e)),
+            }
+        }
+        failure.filter(|_| links.is_empty()).map_or(Ok(links), Err)
+    }
+
+    /// Gives a run that came to the group at `at` to every member.
+    // clause: UD-MULTICAST
+    pub(crate) fn hand_to_group(&self, state: &mut RxState, at: usize, qpn: Qpn, run: Run<'_>, now: Instant) {
+        let Some(group) = state.groups.get_mut(at).filter(|_| qpn == Qpn::MULTICAST) else {
+            return self.count_dropped(run, &self.counters().unknown_qp);
+        };
+        self.count_received(run);
+        let members = std::mem::take(&mut group.members);
+        for qp in &members {
+            self.hand_over(state, Arc::clone(qp), run, now);
+        }
+        if let Some(group) = state.groups.get_mut(at) {
+            group.members = members;
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! What threads of the program and the background thread tell each other: who is there, who waits, who sleeps until when.
+//!
+//! Touches nothing but the clock.
+
+mod muting;
+
+use crate::spinning::SpinGovernor;
+use crate::waiters::Waiters;
+use roxe_base::clock;
+use roxe_transport::time::Instant;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::time::Duration;
+
+pub(crate) use muting::{FULL, Muting};
+
+/// How long it watches for a thread of the program, which leaves the engine for some nanoseconds between two polls.
+pub(crate) const WATCH: Duration = Duration::from_micros(1);
+/// A program that polls more often than this after arming is not waiting for the event.
+pub(crate) const POLLS_AFTER_ARMING: u32 = 4;
+/// The thread is awake, or will look soon of its own accord.
+pub(crate) const AWAKE: u64 = 0;
+
+/// How often a muted thread looks whether the program still polls, after it always did.
+pub(crate) const TICK: Duration = Duration::from_millis(1);
+/// The first look after muting comes so soon; each that finds the program polling doubles the time to the next.
+pub(crate) const FIRST_TICK: Duration = Duration::from_micros(62);
+/// The longest while acknowledgements wait for answers: such a program may look at its memory only, once something has
+/// disturbed the two.
+pub(crate) const DELAYED_ACK_TICK: Duration = Duration::from_micros(250);
+/// Score: what a served and an unneeded wake-up change. From the second unneeded one in a row on each costs
+/// twice as much as the one before: what woke the thread wakes it again until the program has taken it, and that program may
+/// wait for this very processor. Thirty of them took 100 us.
+pub(crate) const SERVED: i32 = 2;
+pub(crate) const UNNEEDED: i32 = 1;
+
+/// What threads of the program and the background thread tell each other. All of it is advice, but for `sleeps_until`.
+#[derive(Debug)]
+pub(crate) struct Presence {
+    /// When a thread of the program last came in, nanoseconds.
+    pub(crate) last_poll: AtomicU64,
+    /// Whether one is inside. Several threads overwrite each other here; the next poll corrects it.
+    pub(crate) inside: AtomicBool,
+    pub(crate) polls_since_arming: AtomicU32,
+    pub(crate) muting: Muting,
+    /// Threads of the program that wait for an event, and may receive meanwhile.
+    pub(crate) waiters: Waiters,
+    /// It waits in this way, so arming need not wake the background thread.
+    pub(crate) waits_itself: AtomicBool,
+    /// An acknowledgement has waited for the program's answer since the last look.
+    pub(crate) acks_are_delayed: AtomicBool,
+    /// The deadline that the sleeping thread will wake up for; [`AWAKE`] if there is nothing to tell it.
+    pub(crate) sleeps_until: AtomicU64,
+}
+
+impl Default for Presence {
+    /// Nobody is there, and nobody waits for an event.
+    fn default() -> Self {
+        Self {
+            last_poll: AtomicU64::new(0),
+            inside: AtomicBool::new(false),
+            polls_since_arming: AtomicU32::new(u32::MAX),
+            muting: Muting::default(),
+            waiters: Waiters::default(),
+            waits_itself: AtomicBool::new(false),
+            acks_are_delayed: AtomicBool::new(false),
+            sleeps_until: AtomicU64::new(AWAKE),
+        }
+    }
+}
+
+impl Presence {
+    /// A thread of the program comes in.
+    pub(crate) fn enter(&self) {
+        self.inside.store(true, Relaxed);
+    }
+
+    /// It is going to receive.
+    pub(crate) fn note_poll(&self, now: Instant) {
+        self.last_poll.store(now.0, Relaxed);
+        let polls = self.polls_since_arming.load(Relaxed);
+        self.polls_since_arming.store(polls.saturating_add(1), Relaxed);
+    }
+
+    /// It answers its peer at once, and again and again.
+    pub(crate) fn note_delayed_ack(&self) {
+        self.acks_are_delayed.store(true, Relaxed);
+    }
+
+    /// It leaves.
+    pub(crate) fn leave(&self) {
+        self.inside.store(false, Relaxed);
+    }
+
+    /// The program is going to wait for an event. Whether the thread must be woken.
+    pub(crate) fn arm(&self) -> bool {
+        self.polls_since_arming.store(0, Relaxed);
+        !self.waits_itself.load(Relaxed) && self.hand_over()
+    }
+
+    /// The thread receives from now on. Whether it must be woken.
+    pub(crate) fn hand_over(&self) -> bool {
+        self.muting.hand_over()
+    }
+
+    /// Whether a thread that sleeps would oversleep `deadline`. Ask after the deadline is published.
+    pub(crate) fn oversleeps(&self, deadline: Instant) -> bool {
+        let until = self.sleeps_until.load(SeqCst);
+        until > deadline.0 && self.sleeps_until.compare_exchange(until, deadline.0, SeqCst, Relaxed).is_ok()
+    }
+
+    pub(crate) fn age(&self, now: Instant) -> Duration {
+        now.since(Instant(self.last_poll.load(Relaxed)))
+    }
+
+    /// Whether a thread of the program is inside, or comes in within [`WATCH`].
+    pub(crate) fn is_present(&self) -> bool {
+        let (seen, start) = (self.last_poll.load(Relaxed), clock::now());
+        loop {
+            if self.inside.load(Relaxed) || self.last_poll.load(Relaxed) != seen {
+                return true;
+            }
+            if clock::now().since(start) >= WATCH {
+                return false;
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    pub(crate) fn waits_for_event(&self) -> bool {
+        self.polls_since_arming.load(Relaxed) <= POLLS_AFTER_ARMING
+    }
+
+    /// A thread of the program is there. Whether the background thread may sleep however many packets come, and how long.
+    pub(crate) fn mute(&self, experience: &mut Experience, now: Instant) -> Option<Duration> {
+        let is_sure = self.waiters.receive(now);
+        let points = if is_sure { FULL } else { experience.note_unneeded() };
+        if self.muting.add(-points) > 0 {
+            return None;
+        }
+        let still = self.muting.mute() && (!is_sure || self.waiters.receive(now));
+        still.then(|| experience.next_tick(self.acks_are_delayed.swap(false, Relaxed)))
+    }
+
+    /// In the child of a fork, where no thread waits.
+    pub(crate) fn abandon(&self) {
+        self.waiters.abandon();
+    }
+
+    /// The thread has received something. A program that armed and waits elsewhere, as with `poll(2)`, wants to be woken the
+    /// next time.
+    pub(crate) fn note_served(&self) {
+        if self.waits_for_event() && !self.waiters.exist() {
+            self.waits_itself.store(false, Relaxed);
+        }
+    }
+}
+
+/// What the thread has learnt.
+#[derive(Debug, Default)]
+pub(crate) struct Experience {
+    /// Looks in a row that found the program polling since the thread was muted.
+    pub(crate) muted_looks: u32,
+    /// Wake-ups in a row that were not needed.
+    pub(crate) unneeded: u32,
+    pub(crate) governor: SpinGovernor,
+}
+
+impl Experience {
+    /// How long the thread stays muted until its next look.
+    pub(crate) fn next_tick(&mut self, acks_are_delayed: bool) -> Duration {
+        let looks = self.muted_looks;
+        self.muted_looks = looks.saturating_add(1);
+        let longest = if acks_are_delayed { DELAYED_ACK_TICK } else { TICK };
+        FIRST_TICK.saturating_mul(1 << looks.min(8)).min(longest)
+    }
+
+    /// The program receives what woke the thread. How many points that costs.
+    pub(crate) fn note_unneeded(&mut self) -> i32 {
+        let before = self.unneeded;
+        self.unneeded = before.saturating_add(1);
+        UNNEEDED << before.saturating_sub(1).min(FULL.ilog2())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_grow_while_the_program_polls() {
+        let mut experience = Experience::default();
+        let ticks: Vec<Duration> = (0..20).map(|_| experience.next_tick(false)).collect();
+        assert_eq!((ticks[0], ticks[1], ticks[19]), (FIRST_TICK, 2 * FIRST_TICK, TICK));
+        assert!(ticks.is_sorted());
+        assert_eq!(experience.next_tick(true), DELAYED_ACK_TICK);
+    }
+
+    #[test]
+    fn a_few_unneeded_wake_ups_in_a_row_empty_the_score() {
+        let (presence, mut experience) = (Presence::default(), Experience::default());
+        presence.arm();
+        let scores: Vec<_> = (0..6).map(|_| presence.muting.add(-experience.note_unneeded())).collect();
+        assert_eq!(scores, [31, 30, 28, 24, 16, 0]);
+        (0..40).for_each(|_| assert!(experience.note_unneeded() <= FULL));
+    }
+
+    #[test]
+    fn only_a_later_sleeper_is_woken_and_only_once() {
+        let presence = Presence::default();
+        assert!(!presence.oversleeps(Instant(10)));
+        presence.sleeps_until.store(100, SeqCst);
+        assert!(!presence.oversleeps(Instant(100)));
+        assert!(presence.oversleeps(Instant(50)));
+        assert!(!presence.oversleeps(Instant(60)));
+        assert!(presence.oversleeps(Instant(40)));
+    }
+
+    #[test]
+    fn arming_wakes_a_muted_thread_and_fills_the_score() {
+        let presence = Presence::default();
+        assert!(!presence.arm());
+        presence.muting.mute();
+        assert!(presence.arm());
+        assert!(!presence.arm());
+        assert_eq!(presence.muting.add(0), FULL);
+        assert!(presence.waits_for_event());
+        (0..=POLLS_AFTER_ARMING).for_each(|_| presence.note_poll(Instant(1)));
+        assert!(!presence.waits_for_event());
+    }
+
+    #[test]
+    fn arming_wakes_nobody_for_a_program_that_waits_itself_until_it_waits_elsewhere() {
+        let presence = Presence::default();
+        presence.waits_itself.store(true, Relaxed);
+        presence.muting.mute();
+        assert!(!presence.arm());
+        let waiting = presence.waiters.come();
+        presence.note_served();
+        assert!(!presence.arm(), "it waits itself");
+        drop(waiting);
+        presence.note_served();
+        assert!(presence.arm());
+    }
+
+    #[test]
+    fn a_thread_inside_is_present_and_the_score_stays_in_bounds() {
+        let presence = Presence::default();
+        assert!(!presence.is_present());
+        presence.enter();
+        assert!(presence.is_present());
+        presence.leave();
+        assert!(!presence.is_present());
+        assert_eq!(presence.muting.add(-5), 0);
+        assert_eq!(presence.muting.add(1000), FULL);
+    }
+}

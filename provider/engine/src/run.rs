@@ -1,0 +1,258 @@
+//! A run: some packets to one queue pair out of one receive, as the engine hands them to it; and packets that share a header.
+//!
+//! Touches nothing.
+
+use roxe_memory::crc::Folding;
+use roxe_memory::guard::SharedBytes;
+use roxe_net::link::RxMeta;
+use roxe_wire::icrc::{self, Sealer};
+use roxe_wire::{Bth, Gid, Header, NetHeader, Packet};
+
+/// Some packets to one queue pair out of one receive.
+#[derive(Clone, Copy, Debug)]
+pub struct Run<'a> {
+    /// Where they come from; `len` and `first_index` are those of the whole receive.
+    pub meta: &'a RxMeta,
+    /// Their bytes.
+    pub bytes: &'a [u8],
+    /// Index of the first of them in the sender's run.
+    pub index: u16,
+}
+
+impl<'a> Run<'a> {
+    /// How many packets there are.
+    pub fn count(&self) -> u64 {
+        self.meta.packets_in(self.bytes.len())
+    }
+
+    /// The packets with their indices.
+    pub fn packets(self) -> impl Iterator<Item = (u16, &'a [u8])> {
+        // A receive has no more than 2^16 bytes.
+        let indexed = self.bytes.chunks(self.meta.segment).enumerate();
+        indexed.map(move |(at, packet)| (self.index.saturating_add(at as u16), packet))
+    }
+}
+
+/// Which IPv4 identification the next packet probably has. Senders like us number the packets of a run from
+/// 0; others count on from packet to packet.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct IdentGuess {
+    /// The last identification of a sender that counts.
+    counting: Option<u16>,
+    /// Between the addresses of the newest run.
+    sums: Sealer,
+}
+
+impl IdentGuess {
+    /// A run comes that is between the addresses of `net`.
+    #[inline]
+    pub fn begin_run(&mut self, net: &NetHeader) {
+        self.sums.retarget(net);
+    }
+
+    /// Whether the ICRC of `packet`, which is in the run that began last, is right for some identification.
+    #[inline]
+    pub fn verify(&mut self, packet: &[u8], index: u16) -> bool {
+        let likely = self.counting.map_or(index, |last| last.wrapping_add(1));
+        // clause: IP-IDENT
+        let Some(ident) = self.sums.solve_ident::<Folding>(packet, likely) else { return false };
+        self.counting = (ident != index).then_some(ident);
+        true
+    }
+}
+
+/// What a queue pair's receive function needs of the engine's receive state.
+#[derive(Debug)]
+pub struct RxTools<'a> {
+    /// Guesses identifications.
+    pub ident: &'a mut IdentGuess,
+    /// The addresses of the device. A sender that has one is on this host and keeps a window for datagrams.
+    pub locals: &'a [Gid],
+    /// Whether the packets shall find no receive (a fault).
+    pub starved: bool,
+    /// They come by a socket, and no fault makes gaps.
+    pub may_overtake: bool,
+}
+
+impl RxTools<'_> {
+    /// Whether packets from `src` that are behind a gap have probably overtaken what is missing: by a socket nothing is lost on
+    /// this host, but some may take the way over another process.
+    pub fn may_overtake(&self, src: Gid) -> bool {
+        self.may_overtake && self.locals.contains(&src)
+    }
+
+    /// Whether who sent from `src` to `dst` waits for credits.
+    pub fn owes_credit(&self, src: Gid, dst: Gid) -> bool {
+        self.locals.contains(&src) && !dst.is_multicast()
+    }
+}
+
+/// The header of packet `index` of a receive.
+pub fn header_of(meta: &RxMeta, index: u16) -> NetHeader {
+    NetHeader {
+        src: meta.src,
+        dst: meta.dst,
+        src_port: meta.src_port,
+        traffic_class: meta.traffic_class,
+        hop_limit: meta.hop_limit,
+        flow_label: 0,
+        ident: index,
+    }
+}
+
+/// Such packets, read.
+#[derive(Clone, Copy, Debug)]
+pub struct Joined<'a> {
+    /// The headers of the first one.
+    pub first: Header,
+    /// Payload bytes of each.
+    pub len: usize,
+    /// The payload of all.
+    pub payload: SharedBytes<'a>,
+}
+
+impl<'a> Joined<'a> {
+    /// Reads `count` packets, whose headers are copied into `buf` first. `None`: it is not that.
+    pub(crate) fn parse(bytes: SharedBytes<'a>, count: usize, buf: &mut [u8]) -> Option<Self> {
+        let payload = bytes.get(Bth::LEN..bytes.len().checked_sub(icrc::LEN)?)?;
+        let len = payload.len().checked_div(count)?;
+        // Whatever is behind the headers stands for payload and ICRC, and is not looked at.
+        let first = buf.get_mut(..Bth::LEN + len + icrc::LEN)?;
+        bytes.copy_to(first.get_mut(..Bth::LEN)?).ok()?;
+        let first = Packet::parse(first).ok()?;
+        let is_whole = len > 0 && first.payload.len() == len && len * count == payload.len();
+        is_whole.then_some(Self { first: first.header, len, payload })
+    }
+
+    /// Writes them into `buf` as they would have come, without ICRCs. Bytes of each, and of all; `None`: there is not as much
+    /// room.
+    pub(crate) fn part(&self, buf: &mut [u8]) -> Option<(usize, usize)> {
+        let Self { mut first, len, payload } = *self;
+        let (segment, mut used) = (Bth::LEN + len + icrc::LEN, 0);
+        for at in (0..payload.len()).step_by(len) {
+            let (packet, icrc) = buf.get_mut(used..used + segment)?.split_at_mut_checked(Bth::LEN + len)?;
+            payload.get(at..at + len)?.copy_to(first.emit(len, packet)?).ok()?;
+            icrc.fill(0);
+            first.bth = first.bth.next_joined();
+            used += segment;
+        }
+        Some((segment, used))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::poller::Poller;
+    use roxe_net::shm::testing::carry;
+    use roxe_net::shm::{self, Heading, Inbound, Offer, Record};
+    use roxe_transport::cx::TxRoom;
+    use roxe_wire::{Kind, Psn, Qpn, Request};
+    use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+    #[test]
+    fn packets_come_apart_as_they_would_have_come() {
+        let bth = Bth { ack_req: true, ..Bth::new(Qpn::new(7), Psn::new(0xff_fffe)) };
+        let header = Header { bth, kind: Kind::RcRequest(Request::WriteMiddle) };
+        let mut bytes = vec![0; Bth::LEN + 3 * 256 + icrc::LEN];
+        header.emit(256, &mut bytes[..Bth::LEN + 256]).unwrap();
+        let payload = bytes[Bth::LEN..Bth::LEN + 3 * 256].chunks_mut(256);
+        payload.zip(1..).for_each(|(part, byte)| part.fill(byte));
+        let parse = |bytes: &[u8], count| Joined::parse(SharedBytes::from(bytes), count, &mut [0xff; 1024]).is_some();
+        let joined = Joined::parse(SharedBytes::from(&bytes[..]), 3, &mut [0xff; 1024]).unwrap();
+        let mut buf = vec![0xa5; 3 * (Bth::LEN + 256 + icrc::LEN)];
+        assert_eq!(joined.part(&mut buf), Some((272, 816)));
+        let parts: Vec<_> = buf.chunks(272).map(|part| Packet::parse(part).unwrap()).collect();
+        for (packet, (psn, asks, byte)) in
+            parts.iter().zip([(0xff_fffe, true, 1), (0xff_ffff, false, 2), (0, false, 3)])
+        {
+            let bth = Bth { ack_req: asks, psn: Psn::new(psn), ..bth };
+            assert_eq!(*packet, Packet { header: Header { bth, ..header }, payload: &[byte; 256] });
+        }
+        assert!(joined.part(&mut [0; 815]).is_none(), "no room");
+        for count in [0, 5, 255] {
+            assert!(!parse(&bytes, count), "{count}");
+        }
+        assert!(!parse(&bytes[..15], 3) && !parse(&bytes[..16], 3));
+        assert!(!parse(&[0xff; 784], 3));
+    }
+
+    #[test]
+    fn headers_that_their_writer_changes_after_they_were_read_stay_as_they_were() {
+        let header = Header { bth: Bth::new(Qpn::new(7), Psn::new(1)), kind: Kind::RcRequest(Request::WriteMiddle) };
+        let mut bytes = vec![1; Bth::LEN + 2 * 256 + icrc::LEN];
+        header.emit(256, &mut bytes[..Bth::LEN + 256]).unwrap().fill(1);
+        let (ours, theirs) = (Poller::new().unwrap(), Poller::new().unwrap());
+        let mut offer = Offer::new(shm::SMALL).unwrap();
+        let descriptors = carry(&offer.descriptors(ours.doorbell()));
+        let inbound = Inbound::accept(shm::SMALL, descriptors, theirs.doorbell(), |_| Ok(())).unwrap();
+        let here = std::net::Ipv4Addr::LOCALHOST.into();
+        let heading = Heading { src: here, dst: here, traffic_class: 0, hop_limit: 64, sealed: false };
+        offer.writer.slot(&heading, bytes.len()).unwrap().put(&bytes).unwrap();
+        offer.writer.publish();
+        let check = |record: Record<'_>| {
+            let mut buf = vec![0; 1024];
+            let joined = Joined::parse(record.bytes, 2, &mut buf).unwrap();
+            offer.writer.overwrite_all(0xff);
+            let (segment, len) = joined.part(&mut buf).unwrap();
+            let parts: Vec<_> = buf[..len].chunks(segment).map(|part| Packet::parse(part).unwrap()).collect();
+            let next = Header { bth: header.bth.next_joined(), ..header };
+            let payload = &[0xff; 256];
+            assert_eq!(parts, [Packet { header, payload }, Packet { header: next, payload }]);
+        };
+        assert_eq!(inbound.reader.next(check), Ok(true));
+    }
+
+    /// Tells the thread that writes to end, also if the one that reads panics.
+    struct Stop<'a>(&'a AtomicBool);
+
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn packets_whose_header_and_payload_change_meanwhile_come_apart_by_the_header_that_was_checked() {
+        const LEN: usize = 256;
+        let packets = |psn, request| {
+            let header = Header { bth: Bth::new(Qpn::new(7), Psn::new(psn)), kind: Kind::RcRequest(request) };
+            let mut bytes = vec![psn as u8; Bth::LEN + 3 * LEN + icrc::LEN];
+            header.emit(LEN, &mut bytes[..Bth::LEN + LEN]).unwrap().fill(psn as u8);
+            bytes
+        };
+        let [one, other] = [packets(0x11_1111, Request::WriteMiddle), packets(0xee_eeee, Request::SendMiddle)];
+        // An opcode that does not exist, and a version that does not.
+        let [no_opcode, no_version] = [0xff, 0x0f].map(|byte| [&[byte; Bth::LEN], &one[Bth::LEN..]].concat());
+        let memory: Vec<_> = one.iter().map(|byte| AtomicU8::new(*byte)).collect();
+        let (memory, ends) = (&memory[..], AtomicBool::new(false));
+        let (mut taken, mut refused, mut buf) = (0, 0, vec![0; 4 * (Bth::LEN + LEN + icrc::LEN)]);
+        std::thread::scope(|scope| {
+            let _stop = Stop(&ends);
+            scope.spawn(|| {
+                // Mostly the headers alone, so that each of them is there for a moment.
+                for len in [Bth::LEN, Bth::LEN, Bth::LEN, one.len()].into_iter().cycle() {
+                    for bytes in [&one, &no_opcode, &other, &no_version] {
+                        TxRoom::Shared(&memory[..len]).put(&bytes[..len]).unwrap();
+                    }
+                    if ends.load(Ordering::Relaxed) {
+                        break;
+                    }
+                }
+            });
+            while taken < 20_000 || refused < 20_000 {
+                let Some(joined) = Joined::parse(SharedBytes::from(memory), 3, &mut buf) else {
+                    refused += 1;
+                    continue;
+                };
+                let (segment, len) = joined.part(&mut buf).unwrap();
+                let parts: Vec<_> =
+                    buf[..len].chunks(segment).map(|part| Packet::parse(part).unwrap().header).collect();
+                let second = Header { bth: joined.first.bth.next_joined(), ..joined.first };
+                let third = Header { bth: second.bth.next_joined(), ..second };
+                assert_eq!(parts, [joined.first, second, third]);
+                taken += 1;
+            }
+        });
+    }
+}

@@ -1,0 +1,127 @@
+//! Packets out of rings through shared memory: the headers are copied out once, and long payload only to where it belongs.
+
+use crate::engine::Engine;
+use crate::rx::Way;
+use crate::rx::intercepted::sealed;
+use crate::rx_state::{RxState, Sources};
+use crate::table::Lookup;
+use crate::tx::peek_qpn;
+use roxe_net::link::RxMeta;
+use roxe_net::shm::{Inbound, Record};
+use roxe_transport::time::Instant;
+use std::sync::Arc;
+
+/// Runs of one visit to one ring.
+const RING_BUDGET: usize = 32;
+/// Bytes of a packet that are copied out of a ring before they are looked at: the longest headers, and a payload that is no
+/// longer than an ATOMIC WRITE's.
+const HEAD: usize = 96;
+/// Shorter packets are copied whole.
+const LONG: usize = 1024;
+
+impl Engine {
+    /// Receives from the rings. What was sent by the socket before a ring was there comes first.
+    pub(crate) fn receive_by_rings(
+        &self,
+        sources: &mut Sources,
+        buf: &mut [u8],
+        state: &mut RxState,
+        now: Instant,
+    ) -> bool {
+        self.refresh_rings(sources);
+        self.look_for_room();
+        if state.rests() {
+            return false;
+        }
+        let has_packets = sources.rings.iter().any(|ring| !ring.reader.is_empty());
+        if has_packets && sources.young_visits > 0 {
+            sources.young_visits -= 1;
+            self.empty_sockets(&sources.links, buf, state, now);
+        }
+        if has_packets {
+            for ring in &sources.rings {
+                self.drain_ring(ring, buf, state, now);
+            }
+            state.prefers_rings = true;
+            // A broken one is let go of now: its writer shall hear of it.
+            self.refresh_rings(sources);
+        }
+        has_packets
+    }
+
+    /// Receives from one ring.
+    #[inline]
+    pub(crate) fn drain_ring(&self, ring: &Arc<Inbound>, buf: &mut [u8], state: &mut RxState, now: Instant) {
+        for _ in 0..RING_BUDGET {
+            if state.crowded.is_some() {
+                break;
+            }
+            match ring.reader.next(|record| self.take_from_ring(record, buf, state, now)) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(_Broken) => {
+                    self.counters().malformed.add(1);
+                    return self.forget_inbound(std::slice::from_ref(ring));
+                }
+            }
+        }
+        if ring.reader.must_tell() {
+            ring.doorbell.ring();
+        }
+    }
+
+    /// Takes one run out of a ring. It is copied into `buf` first, because its writer may change it after it was checked; but
+    /// of long packets the payload is only copied to where it belongs.
+    #[inline]
+    pub(crate) fn take_from_ring(&self, record: Record<'_>, buf: &mut [u8], state: &mut RxState, now: Instant) {
+        let Record { meta, bytes, joined } = record;
+        if joined > 1 {
+            return self.take_joined(record, buf, state, now);
+        }
+        self.counters().received_by_ring.add_alone(meta.packets());
+        if meta.segment >= LONG && self.take_long(&record, buf, state, now) {
+            return;
+        }
+        if let Some(copy) = buf.get_mut(..meta.len)
+            && bytes.copy_to(copy).is_ok()
+        {
+            self.show_from_ring(&meta, copy, state, now);
+        }
+    }
+
+    /// Takes a run of long packets to one queue pair that need not be copied whole. False: nothing was done.
+    pub(crate) fn take_long(&self, record: &Record<'_>, buf: &mut [u8], state: &mut RxState, now: Instant) -> bool {
+        let Record { meta, bytes, .. } = record;
+        let Some(copies) = buf.get_mut(..meta.len).filter(|_| !meta.sealed && self.interceptor().is_none()) else {
+            return false;
+        };
+        let mut to = None;
+        for (index, copy) in copies.chunks_mut(meta.segment).enumerate() {
+            let head = copy.len().min(HEAD);
+            let from = bytes.get(index * meta.segment..index * meta.segment + head);
+            let is_copied = from.zip(copy.get_mut(..head)).is_some_and(|(from, head)| from.copy_to(head).is_ok());
+            let qpn = peek_qpn(copy);
+            if !is_copied || *to.get_or_insert(qpn) != qpn {
+                return false;
+            }
+        }
+        let Some(Lookup::Found(qp)) = to.flatten().map(|qpn| self.table.find(qpn)) else { return false };
+        if !qp.takes_shared_payload() {
+            return false;
+        }
+        self.counters().count_received(meta.packets(), meta.len);
+        let report = qp.receive_shared(meta, (copies, HEAD), *bytes, now);
+        state.touch(qp, report);
+        true
+    }
+
+    /// Hands on a run from a ring that lies where it can be sealed for a interceptor.
+    #[inline(always)]
+    pub(crate) fn show_from_ring(&self, meta: &RxMeta, bytes: &mut [u8], state: &mut RxState, now: Instant) {
+        if self.interceptor().is_some() {
+            let meta = sealed(meta, bytes);
+            return self.dispatch(state, &meta, bytes, Way::Ring, now);
+        }
+        self.dispatch(state, meta, bytes, Way::Ring, now);
+    }
+}

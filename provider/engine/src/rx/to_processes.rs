@@ -1,0 +1,97 @@
+//! What other processes of this host get from the receive side: packets that came here for them, credits, offers of rings.
+
+use crate::engine::Engine;
+use crate::flow_control::Owed;
+use crate::forward_queue::ForwardOutcome;
+use crate::run::Run;
+use crate::rx_state::RxState;
+use crate::scheduler::{Ready, Task};
+use roxe_base::cancel::uncancelled;
+use roxe_net::forward::Frame;
+use roxe_net::link::RxMeta;
+use roxe_net::service::Mailbox;
+use roxe_net::slot::{Slot, SlotSocket};
+use roxe_transport::time::Instant;
+use roxe_wire::Qpn;
+use std::io;
+use std::time::Duration;
+
+/// How soon the background thread tries again to deliver what a full mailbox refused.
+const RETRY: Duration = Duration::from_millis(1);
+
+impl Engine {
+    /// Sends a packet for another process run to the process that owns `qpn`.
+    pub(crate) fn forward(&self, state: &mut RxState, qpn: Qpn, run: Run<'_>, now: Instant) {
+        let to = Slot::of(qpn);
+        let frame = Frame::Packets(RxMeta { first_index: run.index, ..*run.meta });
+        let fate = match state.slots.first() {
+            Some(first) if to.can_be_owned() => state.forward_queue.send(first, Mailbox::Slot(to), &frame, run.bytes),
+            _ => ForwardOutcome::Unowned,
+        };
+        match fate {
+            ForwardOutcome::Forwarded => {
+                self.counters().forwarded.add(run.count());
+                self.note_forwarded(state, run.meta.dst, now);
+            }
+            ForwardOutcome::Unowned => self.count_dropped(run, &self.counters().unknown_qp),
+            ForwardOutcome::Lost => self.count_dropped(run, &self.counters().forward_errors),
+        }
+    }
+
+    /// Sends to other processes what is for them, and what they had no room for earlier, if there is anything.
+    #[inline]
+    pub(crate) fn serve_processes(&self, state: &mut RxState, now: Instant) {
+        if self.ready().intersects(Ready::FOR_PROCESSES) || state.has_deferred() || self.due(Task::Retry).is_some() {
+            self.send_to_processes(state, now);
+        }
+    }
+
+    /// While anything is left, the background thread comes back soon.
+    pub(crate) fn send_to_processes(&self, state: &mut RxState, now: Instant) {
+        let ready = self.ready();
+        if ready.contains(Ready::XRC_MESSAGES) {
+            self.send_xrc_messages(state, now);
+        }
+        if ready.contains(Ready::RINGS_WANTED) {
+            self.offer_rings(state, now);
+        }
+        if state.source_ports.due().is_some_and(|due| due <= now) {
+            uncancelled(|| state.source_ports.renew_filters(now));
+        }
+        let Some(first) = state.slots.first() else { return };
+        if !state.forward_queue.is_empty() {
+            let lost = state.forward_queue.retry(first);
+            self.counters().forward_errors.add(lost);
+        }
+        while let Some(owed) = self.flows.next_due() {
+            if !self.send_credit(&state.slots, owed, now) {
+                self.flows.put_back(owed);
+                break;
+            }
+        }
+        let waits = !state.forward_queue.is_empty() || self.flows.is_blocked();
+        self.set_retry(waits.then(|| now.after(RETRY)).into_iter().chain(state.source_ports.due()).min());
+    }
+
+    /// Sends credits that became due outside of a visit to the sockets.
+    pub fn send_credits(&self, now: Instant) {
+        match self.rx.try_lock() {
+            Some(mut rx) => self.serve_processes(&mut rx.state, now),
+            // Whoever holds the lock may be past this point.
+            None => self.set_retry(Some(now)),
+        }
+    }
+
+    /// Returns credits to their owner; false if its mailbox is full.
+    pub(crate) fn send_credit(&self, slots: &[SlotSocket], owed: Owed, now: Instant) -> bool {
+        let Owed { to, key, bytes } = owed;
+        if slots.iter().any(|socket| socket.slot() == to) {
+            self.flows.credit(key, bytes, now);
+            return true;
+        }
+        let frame = Frame::Credit { dst: key.dst, slot: key.slot, bytes };
+        let sent = slots.first().map(|first| first.send(to, &frame.header(), &[]));
+        // An owner that is gone needs no credits.
+        !matches!(sent, Some(Err(e)) if e.kind() == io::ErrorKind::WouldBlock)
+    }
+}

@@ -1,0 +1,109 @@
+//! Threads of the program that wait for events, and what they met while they looked around first.
+//!
+//! Touches nothing.
+
+use crate::spinning::SpinGovernor;
+use roxe_transport::time::Instant;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::time::Duration;
+
+/// A thread that received for itself while it waited is expected to wait again so soon.
+pub(crate) const BETWEEN_WAITS: Duration = Duration::from_micros(50);
+/// Who is woken within so many times the usual patience gave up too soon: the next ones are as patient as that. A peer that
+/// sleeps needs about 150 us to answer, for which two threads have to wake up. If each gives up before the other one has, both
+/// sleep before every message: two of five waits ended so, and `ib_send_lat -e` took 17 us instead of 3.
+pub(crate) const LONG: u32 = 4;
+
+/// The threads of the program that wait for events, and what they met. Advice, but for who looks around.
+#[derive(Debug, Default)]
+pub(crate) struct Waiters {
+    /// How many wait, asleep or not.
+    pub(crate) waiting: AtomicU32,
+    /// Those of them that receive at this moment.
+    pub(crate) looking: AtomicU32,
+    /// When the last one of these found what it waited for, nanoseconds; 0 if one gave up after that.
+    pub(crate) last_catch: AtomicU64,
+    /// Whether the next ones shall be patient.
+    pub(crate) are_patient: AtomicBool,
+    pub(crate) governor: SpinGovernor,
+}
+
+impl Waiters {
+    /// Whether a thread waits.
+    pub(crate) fn exist(&self) -> bool {
+        self.waiting.load(Relaxed) > 0
+    }
+
+    /// Whether one of them receives, or did a moment ago and will again.
+    pub(crate) fn receive(&self, now: Instant) -> bool {
+        self.looking.load(SeqCst) > 0 || now.since(Instant(self.last_catch.load(SeqCst))) < BETWEEN_WAITS
+    }
+
+    /// One more waits, until the answer is dropped.
+    pub(crate) fn come(&self) -> Counted<'_> {
+        Counted::new(&self.waiting)
+    }
+
+    /// In the child of a fork, where no thread waits.
+    pub(crate) fn abandon(&self) {
+        self.waiting.store(0, Relaxed);
+        self.looking.store(0, Relaxed);
+    }
+
+    /// One of them gave up, slept, and was woken so long after it had begun to wait.
+    pub(crate) fn note_sleep(&self, waited: Duration, patience: Duration) {
+        self.are_patient.store(waited < patience * LONG, Relaxed);
+    }
+
+    /// How long to look around.
+    pub(crate) fn patience(&self, usual: Duration) -> Duration {
+        if self.are_patient.load(Relaxed) { usual * LONG } else { usual }
+    }
+}
+
+/// Counts a thread for as long as it lives.
+pub(crate) struct Counted<'a>(&'a AtomicU32);
+
+impl<'a> Counted<'a> {
+    pub(crate) fn new(count: &'a AtomicU32) -> Self {
+        count.fetch_add(1, SeqCst);
+        Self(count)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_receives_while_it_waits_does_so_until_it_gives_up_or_does_something_else() {
+        let (waiters, now) = (Waiters::default(), Instant(1_000_000_000));
+        assert!(!waiters.receive(now) && !waiters.exist());
+        let waiting = waiters.come();
+        assert!(!waiters.receive(now) && waiters.exist(), "it sleeps");
+        let looking = Counted::new(&waiters.looking);
+        assert!(waiters.receive(now));
+        drop((looking, waiting));
+        assert!(!waiters.receive(now) && !waiters.exist());
+        waiters.last_catch.store(now.0, SeqCst);
+        assert!(waiters.receive(now.after(BETWEEN_WAITS / 2)));
+        assert!(!waiters.receive(now.after(BETWEEN_WAITS)));
+    }
+
+    #[test]
+    fn who_gave_up_too_soon_is_patient_the_next_time() {
+        let (waiters, usual) = (Waiters::default(), Duration::from_micros(50));
+        assert_eq!(waiters.patience(usual), usual);
+        waiters.note_sleep(2 * usual, usual);
+        assert_eq!(waiters.patience(usual), LONG * usual);
+        waiters.note_sleep(LONG * usual, usual);
+        assert_eq!(waiters.patience(usual), usual, "not even that would have been enough");
+    }
+}
