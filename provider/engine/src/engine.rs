@@ -249,6 +249,8 @@ impl Drop for Engine {
 #[doc(hidden)]
 pub mod testing {
     use super::*;
+    use roxe_base::clock;
+    use roxe_base::lock::MutexGuard;
 
     /// The receive side, which nobody else gets meanwhile.
     pub struct Held<'a>(&'a Engine, MutexGuard<'a, rank::Rx, Rx>);
