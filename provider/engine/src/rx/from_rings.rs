@@ -7,7 +7,7 @@ use crate::rx_state::{RxState, Sources};
 use crate::table::Lookup;
 use crate::tx::peek_qpn;
 use roxe_net::link::RxMeta;
-use roxe_net::shm::{Inbound, Record};
+use roxe_net::shm::{Broken, Inbound, Record};
 use roxe_transport::time::Instant;
 use std::sync::Arc;
 
@@ -59,7 +59,7 @@ impl Engine {
             match ring.reader.next(|record| self.take_from_ring(record, buf, state, now)) {
                 Ok(true) => {}
                 Ok(false) => break,
-                Err(_Broken) => {
+                Err(Broken) => {
                     self.counters().malformed.add(1);
                     return self.forget_inbound(std::slice::from_ref(ring));
                 }
