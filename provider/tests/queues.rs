@@ -123,34 +123,6 @@ fn a_queue_that_is_posted_to_until_it_is_full_never_overruns_its_completion_queu
     assert!((0..4).all(|id| write(id).is_ok()));
 }
 
-// clause: STATE-SQD, STATE-SQ-DRAINED
-#[test]
-fn a_drained_send_queue_tells_whoever_asked_and_goes_on_in_rts() {
-    let (a, b) = (Node::open(), Node::open());
-    let (qa, _qb) = pair(&a, &b, Service::Rc, 0, PathMtu::Mtu1024);
-    (0..8).for_each(|id| post(&qa, id, write_to(&b, 0), a.sge(0, 1 << 16)));
-    let attr = QpAttr { state: QpState::Sqd, en_sqd_async_notify: true, ..QpAttr::default() };
-    qa.modify(&attr, AttrMask::STATE | AttrMask::EN_SQD_ASYNC_NOTIFY).unwrap();
-    let started = wait_drained(&a, &qa);
-    let event = a.context.next_async_event().unwrap();
-    assert_eq!((event.kind, event.user), (AsyncEventKind::SqDrained, 7));
-    post(&qa, 8, write_to(&b, 0), a.sge(0, 8));
-    qa.modify(&QpAttr { state: QpState::Rts, ..QpAttr::default() }, AttrMask::STATE).unwrap();
-    let rest = a.wait(9 - started.len());
-    let ids: Vec<_> = started.iter().copied().chain(rest.iter().map(|cqe| cqe.wr_id)).collect();
-    assert_eq!(ids, (0..9).collect::<Vec<_>>());
-}
-
-/// Polls until nothing that was started is left; the completions.
-fn wait_drained(node: &Node, qp: &Qp) -> Vec<u64> {
-    let mut ids = Vec::new();
-    while qp.is_draining() {
-        node.cq.poll(64, |cqe| ids.push(cqe.wr_id)).unwrap();
-    }
-    node.cq.poll(64, |cqe| ids.push(cqe.wr_id)).unwrap();
-    ids
-}
-
 // clause: CQ-OVERRUN
 #[test]
 fn an_overrun_is_told_of_the_completion_queue_and_of_the_queue_pair() {

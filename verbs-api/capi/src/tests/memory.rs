@@ -203,23 +203,3 @@ fn a_region_that_cannot_be_registered_anew_says_why() {
         assert_eq!((code, errno()), (-1, expected), "flags {flags} length {length} access {access}");
     }
 }
-
-// clause: INVALIDATE-LOCAL, WINDOW-TYPE-2
-#[test]
-fn a_window_of_type_2_is_invalidated_on_the_queue_pair_that_bound_it_only() {
-    let rig = Rig::new();
-    let ([a, b], mr, mw) = (rig.rc_pair(), bindable(&rig), alloc_mw(&rig, 2));
-    let rkey = rkey_of(mw) & !0xff | 0x42;
-    assert_eq!(post_bind(&rig, b, mw, 0x42, whole(&rig, mr)), 0);
-    assert_eq!(outcome(&rig), (6, 0, 5));
-    let mut wr = send_wr(7, 7, &[]);
-    wr.imm_data = rkey;
-    assert_eq!(rig.post_send(a, &mut wr).0, 0);
-    assert_eq!(outcome(&rig), (7, 6, 6), "MW_BIND_ERR of a LOCAL_INV");
-    assert_eq!(query(a).qp_state, ERR);
-    assert_eq!(rig.post_send(b, &mut wr).0, 0);
-    assert_eq!(outcome(&rig), (7, 0, 6), "it was open");
-    // SAFETY: living handles.
-    unsafe { assert_eq!((ibv_dereg_mr(mr), rig.ops().dealloc_mw.unwrap()(mw)), (0, 0)) };
-    destroy(&[a, b]);
-}
