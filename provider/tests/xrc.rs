@@ -113,7 +113,7 @@ fn a_file_names_a_domain_that_openings_share() {
 }
 
 #[test]
-fn what_belongs_to_a_domain_keeps_it_busy() {
+fn an_xrc_domain_is_busy_until_its_targets_and_queues_are_gone() {
     let b = Receiver::open();
     let target = b.xrcd.create_target(0).unwrap();
     b.queues.iter().for_each(|srq| srq.destroy().unwrap());

@@ -81,7 +81,7 @@ fn a_request_to_nobody_is_repeated_as_often_as_the_queue_pair_says_and_fails() {
 }
 
 #[test]
-fn what_follows_a_failure_is_flushed_and_so_is_what_is_posted_later() {
+fn requests_behind_a_failed_one_are_flushed_and_so_are_later_ones() {
     on_every_arm(
         "pair q rc
          a recv q 9 0+8

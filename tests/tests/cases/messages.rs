@@ -137,7 +137,7 @@ fn requests_complete_in_the_order_in_which_they_were_posted() {
 }
 
 #[test]
-fn a_fenced_request_sees_what_the_reads_before_it_have_brought() {
+fn a_fenced_request_sends_the_bytes_of_the_reads_before_it() {
     on_every_network(
         "pair q rc
          b fill 0+8000 5

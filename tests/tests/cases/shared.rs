@@ -148,7 +148,7 @@ fn who_waits_for_solicited_messages_is_woken_by_them_and_by_failures() {
 
 // clause: STATE-SQD, STATE-SQ-DRAINED
 #[test]
-fn a_stopped_send_queue_ends_what_it_has_begun_tells_so_and_goes_on_when_it_is_started() {
+fn a_send_queue_in_sqd_ends_what_has_begun_raises_sq_drained_and_goes_on_in_rts() {
     on_every_network(
         "pair q rc
          a send q 1 send 0+8

@@ -116,7 +116,7 @@ fn an_import_of_a_reexport_is_an_arrow_to_where_the_name_is_defined() {
 }
 
 #[test]
-fn what_only_tests_import_is_no_arrow() {
+fn imports_of_tests_are_no_arrows() {
     let one = "use crate::two::B;\npub struct A(B);";
     for two in [
         "pub struct B;\n#[cfg(test)]\nmod tests { use crate::one::A; fn f(_: A) {} }",

@@ -426,7 +426,7 @@ fn settle(alice: &End, bob: &End) {
 /// asks for it: the timeout of the queue pairs is off.
 // clause: ACK-BEHIND-REQUESTS
 #[test]
-fn what_always_was_answered_and_is_not_any_more_is_acknowledged() {
+fn a_message_that_gets_no_answer_any_more_is_acknowledged() {
     let pd = Context::open_first().unwrap().alloc_pd().unwrap();
     let end = || {
         let cq = pd.context().create_cq(128).unwrap();
