@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(40);
+/// No passing check takes this long, however busy the machine is.
+const LIMIT: Duration = Duration::from_secs(120);
 
 fn main() -> ExitCode {
     let mut checks = listing();
