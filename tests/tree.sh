@@ -10,7 +10,8 @@ copy_tree() {
         tar --null --ignore-failed-read --files-from=- --create 2>/dev/null) | tar --extract --touch --directory="$tree"
 }
 
-# Runs a command under the fewest packets of other processes: in a network namespace of its own, as root.
+# Runs a command under the fewest packets of other processes: in a network namespace of its own, as
+# root.
 alone() {
     if unshare --net true 2>/dev/null; then
         unshare --net sh -c 'ip link set lo up && exec "$@"' sh "$@"

@@ -63,8 +63,8 @@ impl Drop for Compiled {
     }
 }
 
-/// Compiles `tests/clients/SOURCE` with `gcc` and these libraries to a program that stays in the folder `clients` that Cargo
-/// builds into.
+/// Compiles `tests/clients/SOURCE` with `gcc` and these libraries to a program that stays: in
+/// `clients` in the folder that Cargo builds into.
 ///
 /// # Errors
 /// What the compiler says, or why the program cannot be put there.

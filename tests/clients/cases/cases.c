@@ -1,5 +1,6 @@
-// The agent in C: does by the functions of libibverbs what the lines of a script say, as the one in Rust
-// does by the API `roxe`. tests/tests/cases/script.rs tells the language, agent.rs the answers.
+// The agent in C: does by the functions of libibverbs what the lines of a script say, as the one in
+// Rust does by the API `roxe`. tests/tests/cases/script.rs tells the language, agent.rs the
+// answers.
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -69,7 +70,7 @@ static struct end *open_end(void) {
     return end;
 }
 
-// ---- the words of a line --------------------------------------------------------------------------
+// ---- the words of a line ------------------------------------------------------------------------
 
 static int is_value(const char *word) { return strchr(word, '=') != NULL; }
 static int is_part(const char *word) { return !is_value(word) && strchr(word, '+') != NULL; }
@@ -130,7 +131,7 @@ static struct named *add(struct end *end, char kind, const char *name) {
     return named;
 }
 
-// ---- queue pairs ----------------------------------------------------------------------------------
+// ---- queue pairs --------------------------------------------------------------------------------
 
 static int create_qp(struct end *end) {
     static uint32_t next = 1000;
@@ -246,7 +247,7 @@ static int destroy(struct end *end) {
     return failed;
 }
 
-// ---- requests -------------------------------------------------------------------------------------
+// ---- requests -----------------------------------------------------------------------------------
 
 static int receive(struct end *end) {
     struct ibv_sge sges[4];
@@ -255,7 +256,8 @@ static int receive(struct end *end) {
     return srq ? ibv_post_srq_recv(srq->srq, &wr, &bad) : ibv_post_recv(find(end, 'q', word(0))->qp, &wr, &bad);
 }
 
-// Opens a window on the first part of the line, or closes it: one of type 1 by the verb, one of type 2 by a request.
+// Opens a window on the first part of the line, or closes it: one of type 1 by the verb, one of
+// type 2 by a request.
 static int bind_window(struct end *end, struct ibv_qp *qp, struct ibv_send_wr *wr, int close) {
     struct named *window = find(end, 'w', text("window"));
     struct ibv_mw_bind_info info = {0};
@@ -282,7 +284,7 @@ static int bind_window(struct end *end, struct ibv_qp *qp, struct ibv_send_wr *w
         failed = ibv_post_send(qp, wr, &bad);
     }
     if (!close)
-        snprintf(answer, sizeof answer, "%llu %u", (unsigned long long)info.addr, window->key);
+        snprintf(answer, sizeof answer, "%llu %u", (unsigned long long)(info.mw_access_flags & IBV_ACCESS_ZERO_BASED ? 0 : info.addr), window->key);
     return failed;
 }
 
@@ -350,7 +352,7 @@ static int send_request(struct end *end) {
     return failed;
 }
 
-// ---- what comes -----------------------------------------------------------------------------------
+// ---- what comes ---------------------------------------------------------------------------------
 
 static long now_ms(void) {
     struct timespec now;
@@ -397,7 +399,7 @@ static void event(struct end *end) {
     ibv_ack_async_event(&event);
 }
 
-// ---- the memory -----------------------------------------------------------------------------------
+// ---- the memory ---------------------------------------------------------------------------------
 
 static void fill(struct end *end) {
     struct ibv_sge sge;

@@ -1,5 +1,6 @@
-//! The agent in Rust: does by the API `roxe` what the lines of a script say. `tests/clients/cases/cases.c` is the same by the
-//! C functions; the language of both is told in `script.rs`.
+//! The agent in Rust: does by the API `roxe` what the lines of a script say.
+//! `tests/clients/cases/cases.c` is the same by the C functions; the language of both is told in
+//! `script.rs`.
 
 use crate::line::Line;
 use roxe::{

@@ -56,7 +56,8 @@ impl Arm {
         ARMS.iter().chain(BAD).filter(|arm| arm.is_wanted())
     }
 
-    /// `ROXE_TEST_ARMS` picks those whose name begins with it: `tests/checked/run` has instrumented agents in Rust only.
+    /// `ROXE_TEST_ARMS` picks those whose name begins with it: `tests/checked/run` has instrumented
+    /// agents in Rust only.
     fn is_wanted(&self) -> bool {
         std::env::var("ROXE_TEST_ARMS").map_or(true, |wanted| self.name.starts_with(&wanted))
     }
@@ -99,12 +100,14 @@ fn compiled() -> Result<Option<&'static PathBuf>, String> {
     agent.as_ref().map(|agent| agent.as_ref().map_err(Clone::clone)).transpose()
 }
 
-/// Does `work` where no other script sends packets: a process that ends takes along what its sockets had received for others,
-/// and what is sent only once does not come again. That is in a network namespace of its own, or when the others are over.
+/// Does `work` where no other script sends packets: a process that ends takes along what its
+/// sockets had received for others, and what is sent only once does not come again. That is in a
+/// network namespace of its own, or when the others are over.
 pub(crate) fn alone<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     static ONE_SCRIPT: Mutex<()> = Mutex::new(());
     let isolated = || {
-        // SAFETY: takes no pointers; it moves this thread, which ends with the work, and the processes that it starts.
+        // SAFETY: takes no pointers; it moves this thread, which ends with the work, and the
+        // processes that it starts.
         let moved = unsafe { libc::unshare(libc::CLONE_NEWNET) } == 0;
         let up = moved && Command::new("ip").args(["link", "set", "lo", "up"]).status().is_ok_and(|ip| ip.success());
         let _others = (!up).then(|| ONE_SCRIPT.lock());

@@ -1,12 +1,15 @@
-//! Requests that fail: with which status and detail, at which end, and what becomes of the queue pair.
+//! Requests that fail: with which status and detail, at which end, and what becomes of the queue
+//! pair.
 //!
-//! Not here: BAD_RESP_ERR, which takes a peer that does not keep to the protocol (`transport/src/qp/completer.rs`), GENERAL_ERR,
-//! which would be a defect of ours, FATAL_ERR and RESP_TIMEOUT_ERR, which no card reports here, and those of reliable
-//! datagrams and EE contexts, which nobody has.
+//! Not here: BAD_RESP_ERR, which takes a peer that does not keep to the protocol
+//! (`transport/src/qp/completer.rs`), GENERAL_ERR, which would be a defect of ours, FATAL_ERR and
+//! RESP_TIMEOUT_ERR, which no card reports here, and those of reliable datagrams and EE contexts,
+//! which nobody has.
 
 use crate::script::on_every_arm;
 
-/// What the queue pairs are made with, the receive of b if there is one, the request of a, and how the two end.
+/// What the queue pairs are made with, the receive of b if there is one, the request of a, and how
+/// the two end.
 const CASES: &[(&str, &str, &str, &str, &str, &str)] = &[
     ("a SEND that fits", "", "0+8", "send 0+8", "ok recv vendor=0", "ok send"),
     ("a SEND longer than its receive", "", "0+8", "send 0+16", "loc_len vendor=6", "rem_inv_req"),

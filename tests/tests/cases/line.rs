@@ -3,7 +3,8 @@
 use roxe::Gid;
 use std::net::Ipv4Addr;
 
-/// `END VERB WORD... OFFSET+LENGTH... KEY=VALUE...`: what is neither a part of the memory nor has a value is a word.
+/// `END VERB WORD... OFFSET+LENGTH... KEY=VALUE...`: what is neither a part of the memory nor has a
+/// value is a word.
 pub(crate) struct Line<'a> {
     pub(crate) end: &'a str,
     pub(crate) verb: &'a str,

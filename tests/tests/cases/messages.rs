@@ -1,4 +1,5 @@
-//! Messages and accesses to memory that succeed: every operation, of every length, and what their completions say.
+//! Messages and accesses to memory that succeed: every operation, of every length, and what their
+//! completions say.
 
 use crate::script::{on_every_arm, on_every_network};
 

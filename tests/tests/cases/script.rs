@@ -1,21 +1,25 @@
-//! The language of the cases, and what runs them: each on every arm, that is by one of the two agents, in one process or
-//! two, over one of the links.
+//! The language of the cases, and what runs them: each on every arm, that is by one of the two
+//! agents, in one process or two, over one of the links.
 //!
 //! ```text
-//! pair q rc timeout=10 b.srq=s    connected queue pairs q of a and b; a value with an end is of that end only
-//! a fill 0+100 7                  bytes 0 to 100 of the memory of a get the pattern 7
-//! b recv q 1 200+50 300+50        a receive with the number 1 and a list of two parts; `200+50!`: by a key that is none
-//! a send q 2 send 0+100 imm=9     a request: send, write, read, add, swap, bind, close, invalidate; signaled if nothing is said
-//! a send q 3 write 0+8 @500       to byte 500 of the peer's memory; `@500!`: by a key that is none
-//! a send q 4 write 0+8 @w+8       to byte 8 of the window w of the peer
-//! a sent 2 ok send                the next completion of a's send queue; `b got` is that of its receive queue, and
-//!                                 `b got_any 1 2` the next two in any order
-//! b holds 200+50 7                the memory has this pattern, `b blank 0+8` zeros, `b word 8 42` this number
-//! a state q err · a event comm_est q · a arm receives · a woken receives · a modify q err · a destroy q
-//! ! a attach q 127.0.0.1          the agent has to refuse the line
+//! pair q rc timeout=10 b.srq=s  connected queue pairs q of a and b; `b.` says of whom alone
+//! a fill 0+100 7                bytes 0 to 100 of the memory of a get the pattern 7
+//! b recv q 1 200+50 300+50      a receive, number 1, of two parts; `200+50!`: by a wrong key
+//! a send q 2 send 0+100 imm=9   a request: send, write, read, add, swap, bind, close, invalidate;
+//!                               signaled if nothing is said
+//! a send q 3 write 0+8 @500     to byte 500 of the peer's memory; `@500!`: by a wrong key
+//! a send q 4 write 0+8 @w+8     to byte 8 of the window w of the peer
+//! a sent 2 ok send              the next completion of a's send queue
+//! b got 1 ok recv len=100       that of its receive queue; `b got_any 1 2`: two, in any order
+//! b holds 200+50 7              the memory has this pattern
+//! b blank 0+8 · b word 8 42     it has zeros, it has this number
+//! a state q err · a event comm_est q · a modify q err · a destroy q
+//! a arm receives · a woken receives
+//! ! a attach q 127.0.0.1        the agent has to refuse the line
 //! ```
 //!
-//! The memory from 1048576 on is open to peers by windows only. When a script is over, no completion may be left.
+//! The memory from 1048576 on is open to peers by windows only. When a script is over, no
+//! completion may be left.
 
 use crate::agent::pattern;
 use crate::arms::{Arm, World, alone};
@@ -69,7 +73,8 @@ pub(crate) fn on_every_arm(script: &str) {
     run(script, Arm::on_good_networks());
 }
 
-/// The same, and on a network that loses, repeats and reorders packets: what a reliable service must not show.
+/// The same, and on a network that loses, repeats and reorders packets: a reliable service does not
+/// show it.
 pub(crate) fn on_every_network(script: &str) {
     run(script, Arm::on_all_networks());
 }
@@ -241,7 +246,8 @@ impl<'a> Script<'a> {
         Ok(place)
     }
 
-    /// The next completion of an end is as the line says: number, status and, if it is a success, the operation.
+    /// The next completion of an end is as the line says: number, status and, if it is a success, the
+    /// operation.
     fn completion(&mut self, line: &Line<'_>) -> Result<(), String> {
         let told = self.world.ask(&format!("{} {}", line.end, line.verb))?;
         let values: Vec<u32> = told.split(' ').map_while(|value| value.parse().ok()).collect();

@@ -1,4 +1,5 @@
-//! Receives that several queue pairs share, extended reliable connections, events, and queue pairs that are stopped.
+//! Receives that several queue pairs share, extended reliable connections, events, and queue pairs
+//! that are stopped.
 
 use crate::script::{on_every_arm, on_every_network};
 

@@ -63,6 +63,20 @@ fn only_the_range_and_the_rights_of_the_window_are_open() {
     }
 }
 
+#[test]
+fn a_peer_counts_from_the_first_byte_of_a_zero_based_window() {
+    on_every_arm(&with_windows(
+        "b send q 1 bind BIND window=two access=46
+         b sent 1 ok bind
+         a fill 0+2 4
+         a send q 2 write 0+2 @two+4998
+         a sent 2 ok write
+         b holds 1053598+2 4
+         a send q 3 write 0+2 @two+4999
+         a sent 3 rem_access",
+    ));
+}
+
 // clause: WINDOW-TYPE-1, WINDOW-TYPE-2
 #[test]
 fn a_window_of_type_2_serves_only_the_connection_that_bound_it_and_one_of_type_1_all() {
