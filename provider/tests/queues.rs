@@ -3,10 +3,10 @@
 mod common;
 
 use common::*;
-use roxe_provider::wire::PathMtu;
+use roxe_provider::wire::{PathMtu, RKey};
 use roxe_provider::{
-    Access, AsyncEventKind, AttrMask, CqInit, Qp, QpAttr, QpCaps, QpInit, QpState, RecvRequest, SendOp, Service, Sge,
-    SrqInit, WcStatus,
+    Access, AsyncEventKind, AttrMask, CqInit, MwKind, Qp, QpAttr, QpCaps, QpInit, QpState, RecvRequest, SendOp,
+    Service, Sge, SrqInit, WcStatus,
 };
 use std::sync::Arc;
 
@@ -121,6 +121,30 @@ fn a_queue_that_is_posted_to_until_it_is_full_never_overruns_its_completion_queu
     polled(9);
     connect(&qa, a.av(0, b.context.gid(1, 0).unwrap()), qb.qpn(), PathMtu::Mtu1024);
     assert!((0..4).all(|id| write(id).is_ok()));
+}
+
+/// What a peer reaches through windows is told by `tests/tests/cases`; here are both ends in one
+/// process, for the compiler's checkers, which run this file.
+// clause: WINDOW-TYPE-2
+#[test]
+fn a_window_is_opened_written_through_and_closed_for_every_message() {
+    let (a, b) = (Node::open(), Node::open());
+    let (qa, qb) = pair(&a, &b, Service::Rc, 0, PathMtu::Mtu1024);
+    let closed = b.pd.reg_mr(b.addr(0), 5000, b.addr(0), Access::LOCAL_WRITE | Access::MW_BIND).unwrap();
+    let window = b.pd.alloc_mw(MwKind::Two).unwrap();
+    let run = |node: &Node, qp: &Qp, op, sges: &[Sge]| {
+        qp.post_send(&[request(1, op, sges)]).unwrap();
+        assert_eq!(node.wait(1)[0].status, WcStatus::Success, "{op:?}");
+    };
+    for turn in 1..=60 {
+        let rkey = RKey(window.rkey().0 & !0xff | turn);
+        let (lkey, access, addr) = (closed.lkey(), Access::REMOTE_WRITE, b.addr(0));
+        run(&b, &qb, SendOp::BindWindow { rkey, lkey, access, addr, length: 5000 }, &[]);
+        a.fill(0, 5000, turn as u8);
+        run(&a, &qa, SendOp::Write { remote_addr: addr, rkey }, &[a.sge(0, 5000)]);
+        assert_eq!(b.bytes(0, 5000), pattern(5000, turn as u8));
+        run(&b, &qb, SendOp::LocalInvalidate(rkey), &[]);
+    }
 }
 
 // clause: CQ-OVERRUN
