@@ -95,6 +95,8 @@ fn arrows(sources: &[Source]) -> Arrows {
 #[derive(Default)]
 struct Names {
     modules: Vec<Module>,
+    /// Macros that paths find in the root, and the modules that define them.
+    exported: BTreeMap<String, usize>,
 }
 
 #[derive(Default)]
@@ -173,6 +175,9 @@ impl Names {
         if own.items.contains(name) {
             return Some(Found::Item(module));
         }
+        if let (0, Some(home)) = (module, self.exported.get(name)) {
+            return Some(Found::Item(*home));
+        }
         if !seen.insert((module, name.to_owned())) {
             return None;
         }
@@ -212,10 +217,13 @@ impl Reader<'_> {
                 Item::TraitAlias(item) => &item.ident,
                 Item::Type(item) => &item.ident,
                 Item::Union(item) => &item.ident,
-                Item::Macro(item) => match &item.ident {
-                    Some(name) => name,
-                    None => continue,
-                },
+                Item::Macro(item) => {
+                    let Some(name) = &item.ident else { continue };
+                    if item.attrs.iter().any(|attribute| attribute.path().is_ident("macro_export")) {
+                        self.names.exported.insert(name.to_string(), self.module);
+                    }
+                    name
+                }
                 Item::ForeignMod(block) => {
                     let names = block.items.iter().filter_map(|item| match item {
                         ForeignItem::Fn(item) => Some(item.sig.ident.to_string()),

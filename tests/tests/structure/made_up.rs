@@ -116,6 +116,14 @@ fn an_import_of_a_reexport_is_an_arrow_to_where_the_name_is_defined() {
 }
 
 #[test]
+fn an_exported_macro_is_used_where_it_is_defined_though_it_is_named_in_the_root() {
+    let one = "#[macro_export]\nmacro_rules! m { () => {} }\nuse crate::two::B;";
+    let found = circles_of(&["mod one;\nmod two;\nuse one::A;\nfn f(_: A) {}", one, "crate::m! {}\npub struct B;"]);
+    assert_eq!(found.len(), 1);
+    assert!(found[0].starts_with("a: 2 files") && !found[0].contains("lib.rs"), "{found:?}");
+}
+
+#[test]
 fn imports_of_tests_are_no_arrows() {
     let one = "use crate::two::B;\npub struct A(B);";
     for two in [
