@@ -1,6 +1,6 @@
-# For scripts that try something with the code: a copy of the tree that has nothing of git.
+# For scripts that try something with the code.
 
-# copy_tree ROOT TREE
+# copy_tree ROOT TREE: a copy of the tree that has nothing of git.
 copy_tree() {
     local root=$1 tree=$2
     rm -rf "$tree"
@@ -8,4 +8,14 @@ copy_tree() {
     # New times, so that nothing built from an earlier copy is taken for this one.
     (cd "$root" && git ls-files -z --cached --others --exclude-standard |
         tar --null --ignore-failed-read --files-from=- --create 2>/dev/null) | tar --extract --touch --directory="$tree"
+}
+
+# Runs a command under the fewest packets of other processes: in a network namespace of its own, as
+# root.
+alone() {
+    if unshare --net true 2>/dev/null; then
+        unshare --net sh -c 'ip link set lo up && exec "$@"' sh "$@"
+    else
+        "$@"
+    fi
 }

@@ -1,6 +1,8 @@
-# In the guest: brings up eth0 and the kernel's RDMA device rxe0 on it, then obeys the lines of the virtio port.
+# In the guest: brings up eth0 and the kernel's RDMA device rxe0 on it, then obeys the lines of the
+# virtio port.
 #
-#   start ID COMMAND   runs COMMAND beside everything else; what it prints goes to /mnt/out.ID and /mnt/out.ID.err
+#   start ID COMMAND   runs COMMAND beside everything else; what it prints goes to /mnt/out.ID and
+#                      /mnt/out.ID.err
 #   stop ID            ends that command and all that it started
 #   end of the port    the host is gone or done: power off
 #

@@ -1,5 +1,6 @@
-# In the guest: `netem.sh RULES...` lets netem treat the RoCEv2 packets in both directions by RULES; without rules it
-# takes everything back. Other traffic (the TCP connection of the test programs) never meets netem.
+# In the guest: `netem.sh RULES...` lets netem treat the RoCEv2 packets in both directions by RULES;
+# without rules it takes everything back. Other traffic (the TCP connection of the test programs)
+# never meets netem.
 tc qdisc del dev eth0 root 2>/dev/null
 tc qdisc del dev eth0 ingress 2>/dev/null
 tc qdisc del dev ifb0 root 2>/dev/null

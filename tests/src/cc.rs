@@ -1,6 +1,7 @@
 //! Compiles the test programs that are written in C. Touches a folder that the caller names.
 
-use crate::pair;
+use crate::{build, pair};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -34,7 +35,7 @@ impl Compiled {
         tag: &str,
     ) -> Result<Self, String> {
         let folder = std::env::temp_dir().join(format!("roxe-{tag}-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+        fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients").join(source);
         let program = folder.join(source.file_stem().unwrap_or_default());
         let compiled = Self { folder, program };
@@ -58,8 +59,26 @@ impl Compiled {
 impl Drop for Compiled {
     fn drop(&mut self) {
         // A folder that stays behind harms nobody.
-        let _ = std::fs::remove_dir_all(&self.folder);
+        let _ = fs::remove_dir_all(&self.folder);
     }
+}
+
+/// Compiles `tests/clients/SOURCE` with `gcc` and these libraries to a program that stays: in
+/// `clients` in the folder that Cargo builds into.
+///
+/// # Errors
+/// What the compiler says, or why the program cannot be put there.
+pub fn kept(source: &str, libraries: &[&str]) -> Result<PathBuf, String> {
+    let compiled = Compiled::new("gcc", source, libraries, "kept")?;
+    let folder = build::target_dir().join("clients");
+    let program = folder.join(compiled.program.file_name().unwrap_or_default());
+    // Another process may run the one that is there: it is replaced, not written to.
+    let new = folder.join(format!("{}.new", std::process::id()));
+    let put = fs::create_dir_all(&folder)
+        .and_then(|()| fs::copy(&compiled.program, &new))
+        .and_then(|_| fs::rename(&new, &program));
+    put.map_err(|e| format!("{}: {e}", program.display()))?;
+    Ok(program)
 }
 
 /// Why no verbs program can be compiled here, if that is so.

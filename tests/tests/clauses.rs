@@ -269,7 +269,7 @@ fn nothing_is_wrong_when_all_is_cited_and_tested() {
 }
 
 #[test]
-fn what_is_not_listed_not_cited_or_not_tested_is_named() {
+fn a_clause_that_is_unlisted_uncited_or_untested_is_named() {
     let unlisted = "wire/src/a.rs:3 cites E-F, which clauses.txt does not list";
     assert_eq!(complaints(LIST, &format!("{CODE}// clause: E-F\n"), TEST), [unlisted]);
     let uncited = "C-D is cited by no product code and does not say why (`uncited: ...`)";

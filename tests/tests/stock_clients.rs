@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(40);
+/// No passing check takes this long, however busy the machine is.
+const LIMIT: Duration = Duration::from_secs(120);
 
 fn main() -> ExitCode {
     let mut checks = listing();
@@ -272,20 +273,21 @@ fn by_wr_calls(name: &str, args: &str) -> Verdict {
 /// The option sets of one tool and service, each short enough for a run of all of them.
 fn options(tool: &Tool, service: &str, bandwidth: bool) -> Vec<String> {
     let atomic = tool.name.contains("atomic");
-    let mut sets = vec!["-x 0 -n 1000".to_owned(), "-x 1 -n 1000".to_owned(), "-x 0 -D 3".to_owned()];
+    let mut sets = vec!["-x 0 -n 1000".to_owned(), "-x 1 -n 1000".to_owned(), "-x 0 -D 1".to_owned()];
     if atomic {
         sets.push("-x 0 -n 1000 -A CMP_AND_SWAP".to_owned());
     } else {
         sets.push(format!("-x 0 -a -n {}", if bandwidth { 200 } else { 100 }));
     }
-    for mtu in [256, 512, 1024, 2048, 4096] {
+    // Latencies at one path MTU: `cells` sends every operation of every service at each, and judges the bytes.
+    let mtus: &[u32] = if bandwidth { &[256, 512, 1024, 2048, 4096] } else { &[1024] };
+    for mtu in mtus {
         let size = if service == "UD" { 200 } else { 20_000 };
         let size = if atomic { String::new() } else { format!(" -s {size}") };
         sets.push(format!("-x 0 -n 500 -m {mtu}{size}"));
     }
     if tool.events {
         sets.push("-x 0 -n 1000 -e".to_owned());
-        sets.push("-x 1 -n 1000 -e".to_owned());
     }
     if tool.inline {
         sets.push("-x 0 -n 1000 -s 64 --inline_size 128".to_owned());

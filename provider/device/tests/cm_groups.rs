@@ -154,7 +154,7 @@ fn the_way_to_a_group_is_of_the_class_that_the_program_wants() {
 
 // clause: CM-MULTICAST
 #[test]
-fn what_cannot_be_joined_is_an_event_too() {
+fn a_group_above_the_limit_of_the_device_is_an_error_event() {
     let output = program("all_groups").env(ROLE, "joins all").output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

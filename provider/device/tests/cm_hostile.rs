@@ -282,8 +282,8 @@ impl Random {
 
 // clause: CM-MATCH, CM-UNKNOWN, CM-DREQ-UNKNOWN, CM-MAD, CM-GSI
 #[test]
-fn what_is_wrong_is_counted_and_changes_nothing() {
-    alone("what_is_wrong_is_counted_and_changes_nothing", || {
+fn wrong_messages_to_the_connection_manager_are_counted_and_change_nothing() {
+    alone("wrong_messages_to_the_connection_manager_are_counted_and_change_nothing", || {
         let victim = Victim::new();
         let (peer, stranger) = (Hostile::at(PEER), Hostile::at(STRANGER));
         let (friend, ours) = victim.befriend(&peer);

@@ -82,26 +82,6 @@ fn every_attached_queue_pair_gets_a_copy_and_the_sender_too() {
     assert_eq!(numbers(&receives(&node, 1, 1)), [20]);
 }
 
-// clause: UD-MULTICAST
-#[test]
-fn a_member_that_has_left_gets_no_more() {
-    let node = Node::open();
-    let (a, b) = (member(&node, 0, 4), member(&node, 10, 4));
-    let group = mapped(2);
-    a.attach_mcast(group).unwrap();
-    b.attach_mcast(group).unwrap();
-    assert_eq!(a.check_detached().unwrap_err().errno(), libc::EBUSY);
-    a.detach_mcast(group).unwrap();
-    a.check_detached().unwrap();
-    assert_eq!(a.detach_mcast(group).unwrap_err().errno(), libc::EINVAL);
-    send(&node, &a, group, Qpn::MULTICAST, 1);
-    assert_eq!(numbers(&receives(&node, 1, 1)), [10]);
-    a.attach_mcast(group).unwrap();
-    b.destroy();
-    send(&node, &a, group, Qpn::MULTICAST, 2);
-    assert_eq!(numbers(&receives(&node, 1, 1)), [0]);
-}
-
 // clause: UD-MULTICAST, UD-QKEY
 #[test]
 fn the_key_and_the_number_decide_for_each_member() {
@@ -135,7 +115,7 @@ fn both_forms_of_an_ipv4_group_are_one_on_the_wire() {
 }
 
 #[test]
-fn what_is_no_group_or_no_datagram_queue_cannot_be_attached() {
+fn only_datagram_queue_pairs_are_attached_and_only_to_groups() {
     let node = Node::open();
     let (ud, rc) = (node.qp(Service::Ud), node.qp(Service::Rc));
     let unicast = node.context.gid(1, 0).unwrap();

@@ -46,12 +46,6 @@ fn exchange(index: u8, mtu: PathMtu) {
     assert_eq!(counter(&a.context, "malformed"), 0);
 }
 
-#[test]
-fn rc_sends_writes_and_reads_of_every_length() {
-    exchange(0, PathMtu::Mtu4096);
-    exchange(0, PathMtu::Mtu256);
-}
-
 // clause: PATH-SOURCE
 #[test]
 fn rc_over_ipv6() {
@@ -59,24 +53,6 @@ fn rc_over_ipv6() {
         Some(index) => exchange(index, PathMtu::Mtu1024),
         None => no_ipv6(),
     }
-}
-
-#[test]
-fn rc_atomics_are_counted_exactly() {
-    let (a, b) = (Node::open(), Node::open());
-    let (qa, _qb) = pair(&a, &b, Service::Rc, 0, PathMtu::Mtu1024);
-    let (remote_addr, rkey) = (b.addr(64), b.mr.rkey());
-    for n in 0..100u64 {
-        post(&qa, n, SendOp::FetchAdd { remote_addr, rkey, add: 3 }, a.sge(0, 8));
-        let done = a.wait(1);
-        assert_ok(&done);
-        assert_eq!(u64::from_ne_bytes(a.bytes(0, 8).try_into().unwrap()), 3 * n);
-    }
-    let swap = |compare| SendOp::CompareSwap { remote_addr, rkey, compare, swap: 9 };
-    post(&qa, 1, swap(1), a.sge(0, 8));
-    post(&qa, 2, swap(300), a.sge(8, 8));
-    assert_ok(&a.wait(2));
-    assert_eq!(b.bytes(64, 8), 9u64.to_ne_bytes());
 }
 
 #[test]

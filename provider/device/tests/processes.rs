@@ -501,7 +501,7 @@ fn counts() {
 }
 
 #[test]
-fn what_is_sent_is_counted_once_where_it_arrives() {
+fn packets_are_counted_once_where_they_arrive() {
     namespace::run("counts", "ip link set lo up", "lo");
 }
 

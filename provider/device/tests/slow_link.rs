@@ -84,7 +84,7 @@ fn slow() {
 }
 
 #[test]
-fn what_waits_for_a_slow_interface_leaves_whole() {
+fn messages_that_wait_for_a_slow_interface_leave_whole() {
     namespace::run("whole", &interface("800mbit"), "x0");
 }
 

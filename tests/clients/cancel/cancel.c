@@ -1,10 +1,12 @@
-// Threads that are cancelled (man pthread_cancel) at any moment: the call they are in ends whole, and others go on.
+// Threads that are cancelled (man pthread_cancel) at any moment: the call they are in ends whole,
+// and others go on.
 //
 //     cancel spins|waits|makes ROUNDS
 //
-// Each round starts a thread, cancels it when it has gone some way, waits for its end, and does itself what it did.
-// "spins": it posts and polls, and is to end where it says pthread_testcancel. "waits": it sleeps for completions, and is to
-// end there. "makes": it makes and unmakes objects. The peer, another process, does nothing.
+// Each round starts a thread, cancels it when it has gone some way, waits for its end, and does
+// itself what it did. "spins": it posts and polls, and is to end where it says pthread_testcancel.
+// "waits": it sleeps for completions, and is to end there. "makes": it makes and unmakes objects.
+// The peer, another process, does nothing.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -140,7 +142,8 @@ static uint64_t poll_one(void)
     return count ? wc.wr_id : 0;
 }
 
-// Posts and polls; heeds that it is cancelled now and then, so that it is so already in many a call.
+// Posts and polls; heeds that it is cancelled now and then, so that it is so already in many a
+// call.
 static void *spin(void *unused)
 {
     for (;;) {

@@ -107,17 +107,19 @@ uint32_t packets_of(const struct cell *cell)
     return cell->size == 0 ? 1 : (cell->size + cell->mtu - 1) / cell->mtu;
 }
 
-// UC and UD have nothing that tells a packet from its copy: a message of one packet that the network duplicates
-// arrives twice, one that it delays arrives late. A UC message of two packets can still be copied as a whole, when both
-// copies are delayed; with more packets that does not happen by chance, as any other packet between them ends it.
+// UC and UD have nothing that tells a packet from its copy: a message of one packet that the
+// network duplicates arrives twice, one that it delays arrives late. A UC message of two packets
+// can still be copied as a whole, when both copies are delayed; with more packets that does not
+// happen by chance, as any other packet between them ends it.
 bool may_repeat(const struct cell *cell)
 {
     return cell->lossy && cell->service != RC && packets_of(cell) <= 2;
 }
 
-// On a clean network everything must arrive, though not at the first attempt: UC and UD have no flow control, so a
-// burst may overrun a slow receiver, and then the message is sent again, as a new one, up to the budget. When the
-// network loses packets, one message is enough, and one of so many packets that it rarely survives need not arrive.
+// On a clean network everything must arrive, though not at the first attempt: UC and UD have no
+// flow control, so a burst may overrun a slow receiver, and then the message is sent again, as a
+// new one, up to the budget. When the network loses packets, one message is enough, and one of so
+// many packets that it rarely survives need not arrive.
 bool cell_enough(const struct cell *cell, uint32_t delivered, uint32_t sent)
 {
     if (!cell->lossy || cell->service == RC || cell->count == 0)

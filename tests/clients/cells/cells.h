@@ -1,14 +1,14 @@
 // cells: a stock verbs program that judges an RDMA stack one cell at a time.
 //
-// A cell is one (service, operation, size, path MTU). The client is the requester: it posts the work requests; the
-// server offers the receives and the memory. A TCP connection carries what both must know (queue pair numbers, keys,
-// how much was sent) and each side's verdict:
+// A cell is one (service, operation, size, path MTU). The client is the requester: it posts the
+// work requests; the server offers the receives and the memory. A TCP connection carries what both
+// must know (queue pair numbers, keys, how much was sent) and each side's verdict:
 //
-//   client                                    server
-//   hello ITS MEMORY AND GID                  hello ITS MEMORY AND GID | sorry REASON
-//   cell NUMBER WHAT ... QPN PSN              ready QPN PSN              receives are posted, memory is filled
-//   sent N            (UC, UD: N so far)      got N                      go on
-//   done ok N | done failed N                 verdict KIND ...           once a cell, as soon as it is known
+//   client                        server
+//   hello ITS MEMORY AND GID      hello ITS MEMORY AND GID | sorry REASON
+//   cell NUMBER WHAT ... QPN PSN  ready QPN PSN     receives are posted, memory is filled
+//   sent N    (UC, UD: N so far)  got N             go on
+//   done ok N | done failed N     verdict KIND ...  once a cell, as soon as it is known
 //   quit
 //
 // Only libibverbs and POSIX are used, so the same sources build and run against any stack:
@@ -44,7 +44,7 @@ enum {
 enum service { RC, UC, UD, SERVICES };
 enum op { SEND, SEND_IMM, WRITE, WRITE_IMM, READ, FETCH_ADD, CMP_SWAP, OPS };
 
-// ---- what went wrong ----------------------------------------------------------------------------------------------
+// ---- what went wrong ----------------------------------------------------------------------------
 
 enum kind { FINE, WRONG_BYTES, WRONG_COMPLETION, BROKEN, KINDS };
 
@@ -63,7 +63,7 @@ bool kind_from(const char *name, enum kind *kind);
 // Milliseconds of a clock that never goes back.
 int64_t now_ms(void);
 
-// ---- control.c ----------------------------------------------------------------------------------------------------
+// ---- control.c ----------------------------------------------------------------------------------
 
 struct control {
     int fd;
@@ -78,14 +78,15 @@ bool control_connect(struct control *c, const char *host, const char *port, int 
 int control_listen(const char *port, int family, struct report *report);
 void control_close(struct control *c);
 bool control_say(struct control *c, const char *format, ...) __attribute__((format(printf, 2, 3)));
-// Waits at most `wait_ms` for a line of at most LINE_BYTES and copies it, without its end, to `line`.
+// Waits at most `wait_ms` for a line of at most LINE_BYTES and copies it, without its end, to
+// `line`.
 enum heard control_hear(struct control *c, char line[LINE_BYTES], int64_t wait_ms);
 // Whether a line (or the end of the connection) is there to be heard.
 bool control_pending(struct control *c);
 // The local address of the connection as a GID (IPv4 as ::ffff:a.b.c.d).
 bool control_local_gid(const struct control *c, union ibv_gid *gid);
 
-// ---- message.c ----------------------------------------------------------------------------------------------------
+// ---- message.c ----------------------------------------------------------------------------------
 
 uint64_t mix(uint64_t value);
 
@@ -98,7 +99,8 @@ struct key {
 // The first byte of message `key.serial`; differs between the messages of a cell.
 uint8_t first_byte(struct key key);
 
-// A stretch of memory for one message: up to three pieces with guard bytes before, between and behind them.
+// A stretch of memory for one message: up to three pieces with guard bytes before, between and
+// behind them.
 struct slot {
     uint8_t *base;
     size_t bytes;
@@ -126,10 +128,11 @@ bool slot_holds(const struct slot *slot, struct key key, const char *whose, stru
 bool slot_holds_shares(const struct slot *slot, struct key key, uint32_t mtu, struct report *report);
 // The first byte of the message in the slot.
 uint8_t slot_first(const struct slot *slot);
-// Whether the last byte of the message is there (false: it is still blank). True for an empty message.
+// Whether the last byte of the message is there (false: it is still blank). True for an empty
+// message.
 bool slot_arrived(const struct slot *slot, struct key key);
 
-// ---- device.c -----------------------------------------------------------------------------------------------------
+// ---- device.c -----------------------------------------------------------------------------------
 
 struct device {
     struct ibv_context *context;
@@ -168,7 +171,8 @@ struct link {
     unsigned posted, taken;
 };
 
-// Opens `name` (NULL: the first device) and registers the area. `gid_index` -1 chooses the GID equal to `wanted`.
+// Opens `name` (NULL: the first device) and registers the area. `gid_index` -1 chooses the GID
+// equal to `wanted`.
 bool device_open(struct device *d, const char *name, int gid_index, const union ibv_gid *wanted, struct report *report);
 bool device_close(struct device *d, struct report *report);
 enum ibv_mtu mtu_code(uint32_t bytes);
@@ -179,7 +183,7 @@ bool link_connect(struct link *l, struct device *d, enum service service, uint32
                   const struct remote *remote, struct report *report);
 bool link_close(struct link *l, struct report *report);
 
-// ---- cell.c -------------------------------------------------------------------------------------------------------
+// ---- cell.c -------------------------------------------------------------------------------------
 
 struct cell {
     uint32_t number;      // counts the cells of a session; part of every wr_id
@@ -205,7 +209,8 @@ bool op_has_imm(enum op op);
 bool op_is_write(enum op op);
 bool op_is_atomic(enum op op);
 uint32_t packets_of(const struct cell *cell);
-// Whether the network may repeat or reorder whole messages of this cell although the stacks do nothing wrong.
+// Whether the network may repeat or reorder whole messages of this cell although the stacks do
+// nothing wrong.
 bool may_repeat(const struct cell *cell);
 // Whether so many messages delivered are enough after `sent` transmissions.
 bool cell_enough(const struct cell *cell, uint32_t delivered, uint32_t sent);
@@ -221,7 +226,7 @@ uint64_t atomic_start(const struct cell *cell);
 bool cell_say(struct control *c, const struct cell *cell, const struct link *link);
 bool cell_parse(const char *line, struct cell *cell, uint32_t *qpn, uint32_t *psn);
 
-// ---- session.c, client.c, server.c --------------------------------------------------------------------------------
+// ---- session.c, client.c, server.c --------------------------------------------------------------
 
 enum { MTUS = 3 };
 
@@ -259,7 +264,8 @@ struct result {
 };
 
 struct link *session_link(struct session *s, const struct cell *cell);
-// Each side's memory and device, told to the other; the server answers `sorry REASON` when it has none.
+// Each side's memory and device, told to the other; the server answers `sorry REASON` when it has
+// none.
 bool say_hello(struct session *s);
 bool parse_hello(struct session *s, const char *line);
 // Closes everything; true when all of it could be closed.
@@ -277,7 +283,7 @@ enum served { SERVED, SILENT, QUIT };
 // Serves one client until it goes or says quit. SILENT: it never said a word.
 enum served server_session(struct session *s, const struct options *o, struct report *report);
 
-// ---- soak.c -------------------------------------------------------------------------------------------------------
+// ---- soak.c -------------------------------------------------------------------------------------
 
 // Exit status.
 int soak(const struct options *o);

@@ -21,7 +21,7 @@ struct request {
     struct report report, peer;
 };
 
-// ---- plan ---------------------------------------------------------------------------------------------------------
+// ---- plan ---------------------------------------------------------------------------------------
 
 static uint32_t messages_of(const struct cell *cell, bool soak)
 {
@@ -51,7 +51,7 @@ void client_plan(struct cell *cell, const struct session *s, bool soak)
     }
 }
 
-// ---- posting ------------------------------------------------------------------------------------------------------
+// ---- posting ------------------------------------------------------------------------------------
 
 static void address(const struct request *q, uint32_t serial, struct ibv_send_wr *wr)
 {
@@ -120,7 +120,7 @@ static int post(struct request *q, uint32_t serial, bool last)
     return error;
 }
 
-// ---- completions --------------------------------------------------------------------------------------------------
+// ---- completions --------------------------------------------------------------------------------
 
 static bool check_completion(struct request *q, const struct ibv_wc *wc)
 {
@@ -159,7 +159,8 @@ static bool check_completions(struct request *q)
     return true;
 }
 
-// Waits for all completions of the group; not longer than the cell may take, nor when the server has given up.
+// Waits for all completions of the group; not longer than the cell may take, nor when the server
+// has given up.
 static bool collect(struct request *q)
 {
     int64_t deadline = now_ms() + 1000 * (int64_t)q->cell->timeout_s;
@@ -176,7 +177,7 @@ static bool collect(struct request *q)
     return true;
 }
 
-// ---- memory -------------------------------------------------------------------------------------------------------
+// ---- memory -------------------------------------------------------------------------------------
 
 // What the messages [first, first + count) were sent from is unchanged.
 static bool check_sources(struct request *q, uint32_t first, uint32_t count)
@@ -213,9 +214,10 @@ static bool check_memory(struct request *q, uint32_t first, uint32_t count)
     return check_sources(q, first, count); // READ: by now the message must lie there as well
 }
 
-// ---- the course of a cell -----------------------------------------------------------------------------------------
+// ---- the course of a cell -----------------------------------------------------------------------
 
-// A line from the server; when it is a verdict, the cell is over. False when the connection is lost.
+// A line from the server; when it is a verdict, the cell is over. False when the connection is
+// lost.
 static bool hear(struct request *q, char line[LINE_BYTES])
 {
     char kind[16];
@@ -233,7 +235,8 @@ static bool hear(struct request *q, char line[LINE_BYTES])
     return true;
 }
 
-// Announces the cell; both sides are connected afterwards. `*alive` tells whether the connection still is.
+// Announces the cell; both sides are connected afterwards. `*alive` tells whether the connection
+// still is.
 static bool announce(struct request *q, bool *alive)
 {
     char line[LINE_BYTES];
@@ -277,8 +280,8 @@ static bool transmit(struct request *q, bool *alive)
     return false;
 }
 
-// A datagram that is too long: refused by the call, or completed with an error, or (the kernel's rxe) completed without
-// being sent. The server checks that nothing arrives.
+// A datagram that is too long: refused by the call, or completed with an error, or (the kernel's
+// rxe) completed without being sent. The server checks that nothing arrives.
 static bool transmit_too_long(struct request *q, char *how, size_t length, bool *alive)
 {
     char line[LINE_BYTES];
@@ -354,14 +357,15 @@ bool client_cell(struct session *s, struct cell *cell, struct result *result)
         if (ok && alive)
             check_surplus(&q);
     }
-    // Fresh queue pairs after a failure, when receives are left over, and when late packets may still be under way.
+    // Fresh queue pairs after a failure, when receives are left over, and when late packets may
+    // still be under way.
     if (q.report.kind != FINE || q.peer.kind != FINE || q.left > 0 || (cell->lossy && cell->service != RC))
         link_close(q.link, &q.report);
     fill_result(&q, how, result);
     return alive;
 }
 
-// ---- sessions -----------------------------------------------------------------------------------------------------
+// ---- sessions -----------------------------------------------------------------------------------
 
 bool client_open(struct session *s, const struct options *o, struct report *report)
 {

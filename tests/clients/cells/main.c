@@ -158,7 +158,7 @@ static struct options parse(int argc, char **argv)
     return o;
 }
 
-// ---- server -------------------------------------------------------------------------------------------------------
+// ---- server -------------------------------------------------------------------------------------
 
 // One accepted connection, served by a thread of its own so that a soak can have several.
 struct visit {
@@ -249,7 +249,7 @@ static int server(const struct options *o)
     return told && !counts.failed ? 0 : 1;
 }
 
-// ---- client -------------------------------------------------------------------------------------------------------
+// ---- client -------------------------------------------------------------------------------------
 
 struct totals {
     unsigned outcomes[3];

@@ -27,7 +27,7 @@ struct judge {
     struct report report;
 };
 
-// ---- memory and receives ------------------------------------------------------------------------------------------
+// ---- memory and receives ------------------------------------------------------------------------
 
 static bool post_receive(struct judge *j, unsigned index)
 {
@@ -85,7 +85,7 @@ static bool prepare(struct judge *j, uint32_t first)
     return !op_takes_receive(j->cell.op) || post_receives(j, wanted);
 }
 
-// ---- what arrives -------------------------------------------------------------------------------------------------
+// ---- what arrives -------------------------------------------------------------------------------
 
 // The GRH of a UD message: the IPv6 header, or 20 unspecified bytes and the IPv4 header.
 static bool check_grh(struct judge *j, const uint8_t *grh)
@@ -140,7 +140,8 @@ static uint32_t serial_of(const struct judge *j, const struct ibv_wc *wc, const 
     return j->arrived;
 }
 
-// Notes that message `serial` is there. Exactly once and in order, unless the network is known to do otherwise.
+// Notes that message `serial` is there. Exactly once and in order, unless the network is known to
+// do otherwise.
 static bool count(struct judge *j, uint32_t serial)
 {
     bool again = serial < MAX_SERIALS && j->seen[serial];
@@ -226,7 +227,7 @@ static void judge_memory(struct judge *j)
     }
 }
 
-// ---- verdicts -----------------------------------------------------------------------------------------------------
+// ---- verdicts -----------------------------------------------------------------------------------
 
 // The messages of a group that did not arrive left no half packets and no bytes outside.
 static bool judge_lost(struct judge *j)
@@ -242,7 +243,8 @@ static bool judge_lost(struct judge *j)
     return true;
 }
 
-// Reliable operations that the server gets no completion of: after the client's, the memory must be as it should.
+// Reliable operations that the server gets no completion of: after the client's, the memory must be
+// as it should.
 static bool judge_silent(struct judge *j)
 {
     const struct cell *cell = &j->cell;
@@ -273,8 +275,8 @@ static bool judge_surplus(struct judge *j)
     return judge_completions(j);
 }
 
-// A late copy of a packet must not meet the next cell: it may still write to memory that is then used for something
-// else. So where packets get lost, an unreliable queue pair ends with its cell.
+// A late copy of a packet must not meet the next cell: it may still write to memory that is then
+// used for something else. So where packets get lost, an unreliable queue pair ends with its cell.
 static bool say_verdict(struct session *s, struct judge *j)
 {
     unsigned left = j->link->posted - j->link->taken;
@@ -284,7 +286,7 @@ static bool say_verdict(struct session *s, struct judge *j)
                        j->report.text);
 }
 
-// ---- the course of a cell -----------------------------------------------------------------------------------------
+// ---- the course of a cell -----------------------------------------------------------------------
 
 enum state { SENDING, COUNTING, OVER };
 
@@ -323,7 +325,8 @@ static enum state settle(struct session *s, struct judge *j)
     return OVER;
 }
 
-// A line from the client. False when the connection is lost; `*done` when the client has ended the cell.
+// A line from the client. False when the connection is lost; `*done` when the client has ended the
+// cell.
 static bool listen_to(struct session *s, struct judge *j, enum state *state, bool *done, int64_t wait_ms)
 {
     char line[LINE_BYTES];
@@ -401,7 +404,7 @@ static bool serve_cell(struct session *s, const char *line)
     return attend(s, &j);
 }
 
-// ---- sessions -----------------------------------------------------------------------------------------------------
+// ---- sessions -----------------------------------------------------------------------------------
 
 static bool greet(struct session *s, const struct options *o, const char *line, struct report *report)
 {

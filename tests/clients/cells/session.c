@@ -1,4 +1,5 @@
-// What lives as long as a control connection: the device, the queue pairs, and what the sides told each other.
+// What lives as long as a control connection: the device, the queue pairs, and what the sides told
+// each other.
 #include "cells.h"
 #include <inttypes.h>
 #include <stdio.h>

@@ -105,8 +105,9 @@ static void add(struct tally *sum, const struct tally *part)
         sum->failed[i] += part->failed[i];
 }
 
-// A datagram or a UC message may get lost, and a network that copies packets may deliver one of a single packet twice;
-// both are counted apart, by the number that each message carries, and are no failure.
+// A datagram or a UC message may get lost, and a network that copies packets may deliver one of a
+// single packet twice; both are counted apart, by the number that each message carries, and are no
+// failure.
 static bool print(const char *name, const struct tally *t)
 {
     printf("soak\t%s\t%" PRIu64 " cells\t%" PRIu64 " messages\t%" PRIu64 " bytes\t%" PRIu64 " lost\t%" PRIu64

@@ -1,9 +1,9 @@
 // An MPI program whose ranks send each other what both can compute, and compare every byte that
-// arrives: a ring, all pairs at once, and the collectives broadcast, allreduce and alltoall, from one
-// byte to several megabytes, so that short, eager and rendezvous protocols are used.
+// arrives: a ring, all pairs at once, and the collectives broadcast, allreduce and alltoall, from
+// one byte to several megabytes, so that short, eager and rendezvous protocols are used.
 //
-// Prints "exchanged N bytes as expected, M of them from other ranks" on rank 0; a wrong byte ends all
-// ranks. The M bytes are at least what the ranks must have sent to each other.
+// Prints "exchanged N bytes as expected, M of them from other ranks" on rank 0; a wrong byte ends
+// all ranks. The M bytes are at least what the ranks must have sent to each other.
 #include <mpi.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -68,8 +68,8 @@ static void ring(size_t size, unsigned serial)
     free(in);
 }
 
-// Everyone has several messages under way to and from everyone else; receives are posted after half of
-// the sends, so that some messages come unexpected.
+// Everyone has several messages under way to and from everyone else; receives are posted after half
+// of the sends, so that some messages come unexpected.
 static void pairs(size_t size, unsigned serial)
 {
     int count = ranks * AT_ONCE;

@@ -1,14 +1,16 @@
-// Three programs that make the calls of a well-known tutorial on librdmacm ("The geek in the corner"), in the same
-// order: a message each way; memory that both write to or read from each other; a file, sent piece by piece.
+// Three programs that make the calls of a well-known tutorial on librdmacm ("The geek in the
+// corner"), in the same order: a message each way; memory that both write to or read from each
+// other; a file, sent piece by piece.
 //
 //   tutorials {basic|write|read|file} server PORT CONNECTIONS
 //   tutorials {basic|write|read|file} client ADDRESS PORT [FILE]
 //
-// One thread waits for the events of the connection manager and frees everything at DISCONNECTED, another waits for
-// completions; nothing but that event tells the first that the second is done. So what has completed before must be
-// told before: at DISCONNECTED either the exchange is complete, or the completion channel says that there is more and
-// the other thread has only not run yet. Otherwise the end has overtaken what came before it. The server of `write`
-// and `read` listens on the IPv6 wildcard.
+// One thread waits for the events of the connection manager and frees everything at DISCONNECTED,
+// another waits for completions; nothing but that event tells the first that the second is done. So
+// what has completed before must be told before: at DISCONNECTED either the exchange is complete,
+// or the completion channel says that there is more and the other thread has only not run yet.
+// Otherwise the end has overtaken what came before it. The server of `write` and `read` listens on
+// the IPv6 wildcard.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <libgen.h>

@@ -1,10 +1,11 @@
-// A verbs program as people build it with -fsanitize=address, -fsanitize=thread or run it under valgrind: two processes, in each a
-// thread that posts and one that reads completions. Judges every byte and exits with 0 if all was well.
+// A verbs program as people build it with -fsanitize=address, -fsanitize=thread or run it under
+// valgrind: two processes, in each a thread that posts and one that reads completions. Judges every
+// byte and exits with 0 if all was well.
 //
 //   users ROUNDS [MISTAKE]
 //
-// MISTAKE is one that the checker has to report, or not: race, use-after-free, leak, uninitialised (bytes that are sent), unmapped
-// (memory that is registered).
+// MISTAKE is one that the checker has to report, or not: race, use-after-free, leak, uninitialised
+// (bytes that are sent), unmapped (memory that is registered).
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <pthread.h>
@@ -19,7 +20,8 @@
 
 enum { SIZE = 8192, PSN = 0x1234 };
 
-// What a request was for. The thread that posts makes it, the one that sees the completion frees it.
+// What a request was for. The thread that posts makes it, the one that sees the completion frees
+// it.
 struct request { int is_receive; };
 
 struct place { uint32_t qpn, rkey; uint64_t addr; union ibv_gid gid; };
@@ -51,7 +53,8 @@ static void fail(const char *what)
 
 static int is(const char *name) { return !strcmp(mistake, name); }
 
-// Reads completions until the last send, if that has to fail, and the receive that is flushed behind it have failed.
+// Reads completions until the last send, if that has to fail, and the receive that is flushed
+// behind it have failed.
 static void *poll_completions(void *argument)
 {
     struct side *side = argument;
@@ -195,7 +198,8 @@ static void ping_pong(struct side *side, const struct place *there, int rounds, 
     }
 }
 
-// Memory that is unmapped while it is registered ends in a completion, not in a signal, whatever handles signals besides.
+// Memory that is unmapped while it is registered ends in a completion, not in a signal, whatever
+// handles signals besides.
 static void send_from_unmapped(struct side *side, const struct place *there)
 {
     void *lost = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

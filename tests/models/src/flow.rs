@@ -67,7 +67,7 @@ fn who_waits_for_room_is_served_or_has_found_it() {
 }
 
 #[test]
-fn what_two_give_back_at_once_is_all_there_again() {
+fn credits_that_two_give_back_at_once_are_all_free_again() {
     loom::model(|| {
         let flow = Arc::new(Flow::default());
         assert!(flow.reserve(WINDOW));

@@ -100,7 +100,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn what_was_told_is_found_and_nobody_waits_for_more_than_there_will_be() {
+    fn an_ending_that_was_told_is_found_and_one_after_the_last_is_an_error() {
         let (shared, now) = (Shared::default(), Instant::now());
         let status = |id: u32| shared.find(now, |told| told.ended.get(&id).copied());
         shared.tell(|told| told.note("ready"));

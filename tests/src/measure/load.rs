@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_has_used_what_it_says_itself() {
+    fn the_time_of_a_process_is_that_of_getrusage() {
         let before = of_process(std::process::id()).unwrap();
         assert!(before <= usage(libc::RUSAGE_SELF).unwrap() + 0.02, "{before}");
         assert!(of_process(u32::MAX).is_err());

@@ -274,7 +274,6 @@ impl<'a> Lane<'a> {
     /// A pair that works and ends as it should.
     fn in_peace(&mut self) -> Result<(), String> {
         let peer = self.busy_pair()?;
-        thread::sleep(Duration::from_millis(20));
         self.part_in_peace(peer).map_err(|why| format!("a pair that nobody disturbed: {why}"))
     }
 
@@ -288,8 +287,10 @@ impl<'a> Lane<'a> {
         Ok(peer)
     }
 
-    /// Nothing has failed, all that was sent has arrived, and both let go.
+    /// Both work, nothing has failed, all that was sent has arrived, and both let go.
     fn part_in_peace(&mut self, mut peer: Peer) -> Result<(), String> {
+        self.survivor.ask(&format!("working {LIMIT_MS}"))?;
+        peer.ask(&format!("working {LIMIT_MS}"))?;
         self.survivor.ask(&format!("quiet {LIMIT_MS}"))?;
         peer.ask(&format!("quiet {LIMIT_MS}"))?;
         let ours = Heard::parse(&self.survivor.ask("close")?)?;

@@ -51,6 +51,7 @@ impl Obeying {
                 load.enter(Phase::Quiet);
                 Ok(wait_until(load, words, Progress::is_drained)?.to_string())
             }
+            ("working", Some(load)) => Ok(wait_until(load, words, |progress| progress.completed > 0)?.to_string()),
             ("failed", Some(load)) => Ok(wait_until(load, words, |_| false)?.to_string()),
             ("close", Some(_)) => Ok(self.load.take().ok_or("no load")?.close().to_string()),
             ("census", _) => Ok(census()?),

@@ -442,7 +442,7 @@ fn a_datagram_service_may_refuse() {
 }
 
 #[test]
-fn what_an_event_does_not_tell_is_an_error() {
+fn asking_an_event_of_another_kind_is_an_error() {
     let channel = EventChannel::create().unwrap();
     let (_listener, address) = listening(&channel, PortSpace::Tcp);
     let id = CmId::create(&channel, PortSpace::Tcp).unwrap();

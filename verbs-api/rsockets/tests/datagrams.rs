@@ -78,7 +78,7 @@ fn a_connected_socket_hears_only_its_peer() {
 }
 
 #[test]
-fn what_does_not_fit_is_cut_or_refused() {
+fn a_datagram_is_cut_to_the_buffer_and_refused_above_a_packet() {
     let ((a, _), (b, at_b)) = (bound("127.0.0.1:0"), bound("127.0.0.1:0"));
     assert_eq!(errno(a.send_to(&[0; 4096], 0, Some(at_b))), libc::EMSGSIZE);
     for _ in 0..3 {

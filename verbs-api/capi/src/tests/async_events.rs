@@ -6,15 +6,11 @@
 
 use super::*;
 use crate::cq::create_cq_ex;
-use crate::srq::{ibv_create_srq, ibv_destroy_srq};
 
 const CQ_ERR: c_int = 0;
 const QP_FATAL: c_int = 1;
-const QP_REQ_ERR: c_int = 2;
-const QP_ACCESS_ERR: c_int = 3;
 const COMM_EST: c_int = 4;
 const SQ_DRAINED: c_int = 5;
-const QP_LAST_WQE_REACHED: c_int = 16;
 
 /// The QP of the next event of this kind.
 fn qp_of(rig: &Rig, kind: c_int) -> *mut ibv_qp {
@@ -101,39 +97,4 @@ fn a_queue_that_ignores_overruns_takes_more_than_it_was_made_for() {
     // SAFETY: a living CQ, which nobody uses any more.
     assert_eq!(unsafe { ibv_destroy_cq(cq) }, 0);
     rig.cq = classic;
-}
-
-#[test]
-fn what_a_peer_may_not_ask_for_is_told_where_no_receive_can_tell_it() {
-    // A READ that the access flags of the QP forbid, and one by a key that is none.
-    for (access, key_change, kind) in [(1, 0, QP_REQ_ERR), (ALL_ACCESS, 1, QP_ACCESS_ERR)] {
-        let rig = Rig::new();
-        let (a, b) = (rig.qp(RC), rig.qp(RC));
-        connect(a, number(b));
-        connect_as(b, ibv_qp_attr { qp_access_flags: access.cast_unsigned(), ..towards(number(a)) });
-        let list = [rig.sge(0, 1)];
-        let mut read = rdma_wr(1, READ, &list, rig.addr(100), rig.rkey() ^ key_change);
-        assert_eq!(rig.post_send(a, &mut read).0, 0);
-        assert_eq!(qp_of(&rig, kind), b);
-        assert_eq!(query(b).qp_state, ERR);
-        rig.completions(1);
-        destroy(&[a, b]);
-    }
-}
-
-#[test]
-fn a_failed_queue_pair_lets_go_of_its_shared_queue() {
-    let rig = Rig::new();
-    let mut init =
-        ibv_srq_init_attr { srq_context: null_mut(), attr: ibv_srq_attr { max_wr: 4, max_sge: 1, srq_limit: 0 } };
-    // SAFETY: living handles and whole structures throughout.
-    unsafe {
-        let srq = ibv_create_srq(rig.pd, &raw mut init);
-        let qp = ibv_create_qp(rig.pd, &mut ibv_qp_init_attr { srq, ..rig.init_attr(RC) });
-        connect(qp, number(qp));
-        modify(qp, ibv_qp_attr { qp_state: ERR, ..ibv_qp_attr::default() }, STATE);
-        assert_eq!(qp_of(&rig, QP_LAST_WQE_REACHED), qp);
-        destroy(&[qp]);
-        assert_eq!(ibv_destroy_srq(srq), 0);
-    }
 }

@@ -127,7 +127,7 @@ fn a_family_can_be_asked_for() {
 }
 
 #[test]
-fn what_cannot_be_found_has_the_resolvers_code() {
+fn an_address_that_cannot_be_resolved_has_the_code_of_getaddrinfo() {
     let wanted = rdma_addrinfo { ai_flags: NUMERICHOST, ..hints() };
     assert_eq!(find(Some(c"no number"), None, Some(&wanted)).err(), Some(libc::EAI_NONAME));
     assert_eq!(

@@ -182,7 +182,7 @@ fn a_wrong_mask_or_value_says_einval() {
 }
 
 #[test]
-fn other_numbers_say_what_they_say() {
+fn bad_memory_descriptors_and_flags_have_the_errno_of_the_manual() {
     let rig = Rig::new();
     let (mut wrong_fd, mut gid) = (ibv_xrcd_init_attr { comp_mask: 3, fd: 1 << 20, oflags: 0 }, ibv_gid::default());
     let mut vlan = extended_cq(1, 1 << 8);

@@ -1,9 +1,8 @@
-//! Completion and asynchronous events, their acknowledgement, and what destroying an object does about them.
+//! Channels without events, and what destroying a queue does about those that nobody has acknowledged.
 
 use super::*;
 use crate::event::{ibv_ack_cq_events, ibv_get_cq_event};
 use crate::object::{Token, with_token};
-use crate::srq::{ibv_create_srq, ibv_destroy_srq, ibv_modify_srq};
 use core::sync::atomic::{AtomicBool, Ordering};
 
 pub(super) fn set_nonblocking(fd: c_int) {
@@ -17,23 +16,6 @@ pub(super) fn get_cq_event(rig: &Rig) -> (c_int, *mut ibv_cq) {
     // SAFETY: a living channel and two variables.
     let rc = unsafe { ibv_get_cq_event(rig.channel, &raw mut cq, &raw mut cq_context) };
     (rc, cq)
-}
-
-#[test]
-fn an_armed_queue_wakes_a_program_that_sleeps() {
-    let rig = Rig::new();
-    let [a, b] = rig.rc_pair();
-    assert_eq!(rig.post_recv(b, 1, &[rig.sge(100, 1)]), 0);
-    // SAFETY: a living CQ.
-    assert_eq!(unsafe { rig.ops().req_notify_cq.unwrap()(rig.cq, 0) }, 0);
-    let sges = [rig.sge(0, 1)];
-    assert_eq!(rig.post_send(a, &mut send_wr(2, 2, &sges)).0, 0);
-    // Nobody polls: the engine has to move the packets.
-    assert_eq!(get_cq_event(&rig), (0, rig.cq));
-    // SAFETY: a living CQ.
-    unsafe { ibv_ack_cq_events(rig.cq, 1) };
-    rig.completions(2);
-    destroy(&[a, b]);
 }
 
 #[test]
@@ -87,29 +69,4 @@ fn destroying_a_queue_waits_for_the_acknowledgement() {
 /// Whether events still find this CQ.
 fn is_listed(token: Token) -> bool {
     with_token::<ibv_cq_ex, _>(token, |_| ()).is_some()
-}
-
-#[test]
-fn the_limit_of_a_shared_queue_is_reported() {
-    let rig = Rig::new();
-    let mut init =
-        ibv_srq_init_attr { srq_context: null_mut(), attr: ibv_srq_attr { max_wr: 4, max_sge: 1, srq_limit: 0 } };
-    // SAFETY: living handles and whole structures throughout.
-    unsafe {
-        let srq = ibv_create_srq(rig.pd, &raw mut init);
-        let (a, mut attr) = (rig.qp(RC), rig.init_attr(RC));
-        attr.srq = srq;
-        let b = ibv_create_qp(rig.pd, &raw mut attr);
-        connect(a, number(b));
-        connect(b, number(a));
-        let sges = [rig.sge(100, 1)];
-        let mut wr = ibv_recv_wr { wr_id: 9, next: null_mut(), sg_list: sges.as_ptr(), num_sge: 1 };
-        assert_eq!(rig.ops().post_srq_recv.unwrap()(srq, &raw mut wr, &mut null_mut()), 0);
-        assert_eq!(ibv_modify_srq(srq, &mut ibv_srq_attr { max_wr: 0, max_sge: 0, srq_limit: 1 }, 2), 0);
-        assert_eq!(rig.post_send(a, &mut send_wr(2, 2, &[rig.sge(0, 1)])).0, 0);
-        rig.completions(2);
-        assert_eq!(rig.async_event(15).srq, srq);
-        destroy(&[a, b]);
-        assert_eq!(ibv_destroy_srq(srq), 0);
-    }
 }

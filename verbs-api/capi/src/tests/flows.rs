@@ -59,7 +59,7 @@ fn counters_start_at_zero_and_say_what_they_cannot_do() {
 }
 
 #[test]
-fn what_the_card_can_do_with_raw_packets_does_not_depend_on_rights() {
+fn raw_packet_capabilities_do_not_depend_on_rights() {
     let rig = Rig::new();
     let mut attr = MaybeUninit::<ibv_device_attr_ex>::uninit();
     // SAFETY: a living context and a whole structure.

@@ -233,7 +233,7 @@ fn a_region_a_window_and_an_address_handle_with_an_overwritten_field_are_refused
 }
 
 #[test]
-fn what_has_only_a_context_is_refused_with_that_of_another() {
+fn channels_and_domains_are_refused_with_another_context() {
     let rig = Rig::new();
     let other = second_context(&rig);
     // SAFETY: living handles and whole structures.

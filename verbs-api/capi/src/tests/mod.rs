@@ -26,7 +26,6 @@ mod rates;
 mod regions;
 mod rsocket;
 mod states;
-mod statuses;
 mod table;
 mod tags;
 mod traffic;
@@ -50,21 +49,17 @@ use core::ptr::{self, null_mut};
 use std::time::{Duration, Instant};
 
 const RC: c_int = 2;
-const UC: c_int = 3;
 const UD: c_int = 4;
 const INIT: c_int = 1;
 const RTR: c_int = 2;
 const RTS: c_int = 3;
 const SQD: c_int = 4;
-const SQE: c_int = 5;
 const ERR: c_int = 6;
 const QKEY: u32 = 0x1111_1111;
 /// `IBV_WR_*`.
 const WRITE: u32 = 0;
-const WRITE_IMM: u32 = 1;
 const SEND: u32 = 2;
 const READ: u32 = 4;
-const SEND_INV: u32 = 9;
 /// `IBV_QP_STATE` and the masks of the steps to RTS of an RC QP.
 const STATE: c_int = 1;
 const TO_RTR: c_int = STATE | 1 << 7 | 1 << 8 | 1 << 12 | 1 << 15 | 1 << 17 | 1 << 20;

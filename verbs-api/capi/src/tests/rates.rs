@@ -14,7 +14,7 @@ fn limit(qp: *mut ibv_qp, rate_limit: u32, max_burst_sz: u32) -> c_int {
 }
 
 #[test]
-fn the_device_says_what_it_keeps_to() {
+fn the_device_reports_its_pacing_limits() {
     let rig = Rig::new();
     let mut attr = MaybeUninit::<ibv_device_attr_ex>::uninit();
     // SAFETY: a living context and room for the structure, which the call fills.

@@ -1,58 +1,6 @@
-//! Queue pairs that a failed send stops, and what a query tells.
+//! What a query tells, and a change of attributes that fails a request which has been posted.
 
 use super::*;
-
-/// Takes a UC QP from RESET to RTS.
-fn connect_uc(qp: *mut ibv_qp, peer: u32) {
-    let attr = towards(peer);
-    modify(qp, ibv_qp_attr { qp_state: INIT, ..attr }, STATE | 1 << 3 | 1 << 4 | 1 << 5);
-    modify(qp, ibv_qp_attr { qp_state: RTR, ..attr }, STATE | 1 << 7 | 1 << 8 | 1 << 12 | 1 << 20);
-    modify(qp, ibv_qp_attr { qp_state: RTS, ..attr }, STATE | 1 << 16);
-}
-
-/// Posts a request that cannot be sent and one behind it, and starts the queue again; `good` is then sent.
-fn fails_and_goes_on(rig: &Rig, qp: *mut ibv_qp, good: ibv_send_wr) {
-    // SAFETY: the list outlives this function.
-    let wrong = [ibv_sge { lkey: 0, ..unsafe { *good.sg_list } }];
-    let mut behind = ibv_send_wr { wr_id: 2, ..good };
-    let mut first = ibv_send_wr { wr_id: 1, sg_list: wrong.as_ptr(), next: &raw mut behind, ..good };
-    assert_eq!(rig.post_send(qp, &mut first).0, 0);
-    let ends: Vec<_> = rig.completions(2).iter().map(|wc| (wc.wr_id, wc.status)).collect();
-    assert_eq!(ends, [(1, 4), (2, 5)], "LOC_PROT_ERR, then WR_FLUSH_ERR");
-    assert_eq!(query(qp).qp_state, SQE);
-    assert_eq!(rig.post_send(qp, &mut ibv_send_wr { wr_id: 3, ..good }).0, 0);
-    assert_eq!(rig.completions(1)[0].status, 5, "sends flush in SQE");
-    let again = ibv_qp_attr { qp_state: RTS, cur_qp_state: SQE, ..ibv_qp_attr::default() };
-    modify(qp, again, STATE | 1 << 1);
-    assert_eq!(rig.post_send(qp, &mut ibv_send_wr { wr_id: 4, ..good }).0, 0);
-    let ends = rig.completions(2);
-    assert!(ends.iter().all(|wc| wc.status == 0), "sent and received");
-}
-
-#[test]
-fn a_failed_send_stops_an_unreliable_connection_until_it_is_started_again() {
-    let rig = Rig::new();
-    let (a, b) = (rig.qp(UC), rig.qp(UC));
-    connect_uc(a, number(b));
-    connect_uc(b, number(a));
-    assert_eq!(rig.post_recv(b, 10, &[rig.sge(100, 1)]), 0);
-    let sges = [rig.sge(0, 1)];
-    fails_and_goes_on(&rig, a, send_wr(0, SEND, &sges));
-    destroy(&[a, b]);
-}
-
-#[test]
-fn a_failed_send_stops_datagrams_until_they_are_started_again() {
-    let rig = Rig::new();
-    let (a, b, ah) = (rig.ud(), rig.ud(), rig.ah());
-    assert_eq!(rig.post_recv(b, 10, &[rig.sge(100, 6)]), 0);
-    let sges = [rig.sge(0, 1)];
-    let mut good = send_wr(0, SEND, &sges);
-    good.wr = wr_union { ud: wr_ud { ah, remote_qpn: number(b), remote_qkey: QKEY } };
-    fails_and_goes_on(&rig, a, good);
-    destroy_ah(ah);
-    destroy(&[a, b]);
-}
 
 #[test]
 fn a_query_returns_every_attribute_that_was_set() {
@@ -105,4 +53,19 @@ fn a_query_returns_every_attribute_that_was_set() {
     let ud = rig.ud();
     assert_eq!((query(ud).qkey, query(ud).qp_state), (QKEY, RTS));
     destroy(&[ud]);
+}
+
+#[test]
+fn a_read_that_is_no_longer_allowed_is_a_wrong_operation() {
+    let rig = Rig::new();
+    let [a, b] = rig.rc_pair();
+    modify(a, ibv_qp_attr { qp_state: SQD, ..ibv_qp_attr::default() }, STATE);
+    let sges = [rig.sge(0, 1)];
+    assert_eq!(rig.post_send(a, &mut rdma_wr(1, READ, &sges, rig.addr(200), rig.rkey())).0, 0);
+    modify(a, ibv_qp_attr { qp_state: SQD, max_rd_atomic: 0, ..ibv_qp_attr::default() }, STATE | 1 << 13);
+    let mut start = ibv_qp_attr { qp_state: RTS, ..ibv_qp_attr::default() };
+    // SAFETY: a living QP and a whole structure.
+    assert_eq!(unsafe { ibv_modify_qp(a, &raw mut start, STATE) }, 0);
+    assert_eq!((rig.completions(1)[0].status, query(a).qp_state), (2, ERR), "LOC_QP_OP_ERR");
+    destroy(&[a, b]);
 }

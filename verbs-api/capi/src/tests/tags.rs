@@ -215,7 +215,7 @@ fn the_card_fetches_the_data_of_a_rendezvous() {
 
 // clause: TM-QUEUE
 #[test]
-fn what_does_not_belong_together_is_refused() {
+fn tag_matching_is_refused_without_its_kind_of_queue() {
     let tags = Tags::new();
     let refused = |cq, tm_cap| {
         assert!(srq(&tags.rig, cq, tm_cap).is_null());

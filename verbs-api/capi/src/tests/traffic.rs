@@ -4,28 +4,6 @@ use super::*;
 use crate::ah::ibv_create_ah_from_wc;
 use crate::cq::create_cq_ex;
 use crate::qp::ibv_qp_to_qp_ex;
-use crate::srq::{ibv_create_srq, ibv_destroy_srq};
-
-#[test]
-fn sends_and_receives_match() {
-    let mut rig = Rig::new();
-    let [a, b] = rig.rc_pair();
-    rig.set(0, 0x1122_3344_5566_7788);
-    rig.set(1, 42);
-    assert_eq!(rig.post_recv(b, 1, &[rig.sge(100, 1), rig.sge(110, 4)]), 0);
-    let sges = [rig.sge(0, 2)];
-    let mut wr = send_wr(2, 3, &sges);
-    wr.imm_data = 0xdead_beef_u32.to_be();
-    assert_eq!(rig.post_send(a, &mut wr).0, 0);
-    let wcs = rig.completions(2);
-    let sent = wcs.iter().find(|wc| wc.wr_id == 2).unwrap();
-    let received = wcs.iter().find(|wc| wc.wr_id == 1).unwrap();
-    assert_eq!((sent.status, sent.opcode, sent.qp_num), (0, 0, number(a)));
-    assert_eq!((received.status, received.opcode, received.byte_len, received.qp_num), (0, 128, 16, number(b)));
-    assert_eq!((received.wc_flags, received.imm_data), (2, 0xdead_beef_u32.to_be()));
-    assert_eq!((rig.word(100), rig.word(110)), (0x1122_3344_5566_7788, 42));
-    destroy(&[a, b]);
-}
 
 #[test]
 fn a_list_is_posted_in_order_and_inline_data_is_copied_at_once() {
@@ -54,39 +32,6 @@ fn a_list_is_posted_in_order_and_inline_data_is_copied_at_once() {
     let expected = u64::from_ne_bytes([1, 2, 3, 4, 5, 6, 7, 8]);
     assert_eq!((rig.word(100), rig.word(101)), (expected, expected));
     destroy(&[a, b]);
-}
-
-#[test]
-fn one_sided_operations_reach_memory() {
-    let mut rig = Rig::new();
-    let [a, b] = rig.rc_pair();
-    rig.set(0, 5);
-    rig.set(200, 70);
-    let rkey = rig.rkey();
-    let steps = [
-        // WRITE word 0 to word 201.
-        (0, rig.sge(0, 1), wr_union { rdma: wr_rdma { remote_addr: rig.addr(201), rkey } }),
-        // FETCH_ADD 3 to word 200, old value to word 1.
-        (6, rig.sge(1, 1), atomic(&rig, 3, 0)),
-        // COMPARE_SWAP 73 by 9, old value to word 2.
-        (5, rig.sge(2, 1), atomic(&rig, 73, 9)),
-        // READ word 200 to word 3.
-        (4, rig.sge(3, 1), wr_union { rdma: wr_rdma { remote_addr: rig.addr(200), rkey } }),
-    ];
-    for (opcode, sge, union) in steps {
-        let sges = [sge];
-        let mut wr = send_wr(opcode.into(), opcode, &sges);
-        wr.wr = union;
-        assert_eq!(rig.post_send(a, &mut wr).0, 0);
-    }
-    let done: Vec<_> = rig.completions(4).iter().map(|wc| (wc.wr_id, wc.status, wc.opcode)).collect();
-    assert_eq!(done, [(0, 0, 1), (6, 0, 4), (5, 0, 3), (4, 0, 2)]);
-    assert_eq!((rig.word(201), rig.word(1), rig.word(2), rig.word(3)), (5, 70, 73, 9));
-    destroy(&[a, b]);
-}
-
-fn atomic(rig: &Rig, compare_add: u64, swap: u64) -> wr_union {
-    wr_union { atomic: wr_atomic { remote_addr: rig.addr(200), compare_add, swap, rkey: rig.rkey() } }
 }
 
 #[test]
@@ -228,35 +173,6 @@ fn extended_queues_are_read_entry_by_entry() {
         assert_eq!(ibv_destroy_cq(cq.cast()), 0);
     }
     rig.cq = classic;
-}
-
-#[test]
-fn shared_receives_serve_a_queue_pair() {
-    let rig = Rig::new();
-    let mut init =
-        ibv_srq_init_attr { srq_context: null_mut(), attr: ibv_srq_attr { max_wr: 4, max_sge: 1, srq_limit: 0 } };
-    // SAFETY: a living domain and a whole structure.
-    let srq = unsafe { ibv_create_srq(rig.pd, &raw mut init) };
-    assert!(!srq.is_null() && init.attr.max_wr >= 4);
-    let (a, mut attr) = (rig.qp(RC), rig.init_attr(RC));
-    attr.srq = srq;
-    // SAFETY: a living domain and a whole structure.
-    let b = unsafe { ibv_create_qp(rig.pd, &raw mut attr) };
-    connect(a, number(b));
-    connect(b, number(a));
-    let sges = [rig.sge(100, 1)];
-    let mut wr = ibv_recv_wr { wr_id: 9, next: null_mut(), sg_list: sges.as_ptr(), num_sge: 1 };
-    // SAFETY: a living SRQ and a list of one whole structure.
-    assert_eq!(unsafe { rig.ops().post_srq_recv.unwrap()(srq, &raw mut wr, &mut null_mut()) }, 0);
-    let from = [rig.sge(0, 1)];
-    assert_eq!(rig.post_send(a, &mut send_wr(2, 2, &from)).0, 0);
-    assert!(rig.completions(2).iter().any(|wc| (wc.wr_id, wc.status, wc.qp_num) == (9, 0, number(b))));
-    // SAFETY: a living SRQ.
-    unsafe {
-        assert_eq!(ibv_destroy_srq(srq), libc::EBUSY, "a QP still uses it");
-        destroy(&[a, b]);
-        assert_eq!(ibv_destroy_srq(srq), 0);
-    }
 }
 
 #[test]

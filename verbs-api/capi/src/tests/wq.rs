@@ -106,7 +106,7 @@ fn hash_queue_pairs_hold_their_table_and_tables_their_queues() {
 
 // clause: RSS-FIELDS
 #[test]
-fn what_the_device_cannot_spread_by_is_refused() {
+fn hash_fields_and_functions_that_the_device_lacks_are_refused() {
     let rig = Rig::new();
     let wqs = [wq(&rig)];
     assert!(table(&rig, &wqs, 32).is_null());

@@ -130,7 +130,7 @@ fn a_target_lives_until_its_last_handle_goes() {
 }
 
 #[test]
-fn what_makes_no_domain_is_refused() {
+fn a_domain_needs_an_open_file_or_the_flag_that_makes_it() {
     let rig = Rig::new();
     assert!(domain(&rig, -1, 0).is_null());
     assert_eq!(errno(), libc::EINVAL);
