@@ -17,15 +17,12 @@ pub(crate) use recorder::Recording;
 use crate::counters::Counters;
 use faults::Faults;
 use recorder::Recorder;
-use roxe_base::cancel::uncancelled;
 use roxe_base::config::Config;
 use roxe_base::error::Error;
 use roxe_base::lock::rank;
 use roxe_base::timers::Timers;
 use roxe_transport::fault::{Seen, Verdict};
 use roxe_wire::NetHeader;
-use std::fmt::Display;
-use std::io::Write;
 
 /// The interceptor of one engine.
 #[derive(Debug)]
@@ -104,11 +101,6 @@ pub(crate) fn marked(mut net: NetHeader, verdict: &Verdict) -> NetHeader {
         net.mark();
     }
     net
-}
-
-/// Tells the person who runs the program. A closed standard error is nobody to tell.
-pub(crate) fn tell(text: &dyn Display) {
-    let _ = uncancelled(|| writeln!(std::io::stderr(), "roxe: {text}"));
 }
 
 #[cfg(test)]

@@ -41,6 +41,7 @@ pub mod gsi;
 pub mod interceptor;
 mod links;
 mod multicast;
+mod notice;
 #[allow(unsafe_code)]
 mod poller;
 #[allow(unsafe_code)]

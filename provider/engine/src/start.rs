@@ -1,11 +1,11 @@
 //! How the engine comes to life and ends: sockets, slots, the thread; and what is left of it in the child of a fork.
 
-use crate::background;
 use crate::engine::Engine;
-use crate::interceptor::{self, Interceptor};
+use crate::interceptor::Interceptor;
 use crate::poller::{Poller, Watch};
 use crate::rx_state::Rx;
 use crate::thread::Thread;
+use crate::{background, notice};
 use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_net::link_events::LinkEvents;
@@ -118,7 +118,7 @@ impl Engine {
         if self.config.gso && link.lacks_segments() {
             let text =
                 "the system has no UDP_SEGMENT, so every packet costs a system call; ROXE_GSO=off ends this line";
-            TOLD.call_once(|| interceptor::tell(&text));
+            TOLD.call_once(|| notice::tell(&text));
         }
         link.with_send_room(poller.send_room()).with_rcvbuf(self.config.rcvbuf).map(Arc::new)
     }

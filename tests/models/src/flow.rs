@@ -11,7 +11,7 @@ use loom::sync::Arc;
 use loom::thread;
 use roxe_wire::Qpn;
 use used::Used;
-use waiters::{Pool, Waiters};
+use waiters::Waiters;
 
 /// Bytes of the window.
 const WINDOW: u32 = 2;
@@ -24,10 +24,6 @@ struct Flow {
 }
 
 impl Flow {
-    fn give(&self, _: Pool, bytes: u32) {
-        self.used.give(bytes);
-    }
-
     fn reserve(&self, bytes: u32) -> bool {
         let fits = self.used.take(bytes) + bytes <= WINDOW;
         if !fits {
@@ -73,7 +69,7 @@ fn credits_that_two_give_back_at_once_are_all_free_again() {
         assert!(flow.reserve(WINDOW));
         let others = [(); 2].map(|()| {
             let other = Arc::clone(&flow);
-            thread::spawn(move || other.give(Pool::Datagrams, 1))
+            thread::spawn(move || other.used.give(1))
         });
         others.into_iter().for_each(|other| other.join().unwrap());
         assert!(flow.reserve(WINDOW));

@@ -1,13 +1,11 @@
-//! Queue pairs that wait for room in a window, and what those have whose turn it is.
+//! Queue pairs that wait for room in a window.
 //!
 //! First come, first served, and served with room of their own: thousands may wait for a window of some hundred packets, and
 //! each gets its turn at the cost of one visit. Touches nothing.
 
-use super::Flow;
 use crate::sync::{AtomicBool, Mutex, Ordering, rank};
 use roxe_wire::Qpn;
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 /// The two windows of a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,35 +44,5 @@ impl Waiters {
     /// Whether anybody waits.
     pub(crate) fn are_there(&self) -> bool {
         self.are_there.load(Ordering::SeqCst)
-    }
-}
-
-/// A queue pair whose turn it is.
-#[derive(Debug)]
-pub struct Turn {
-    /// Its number.
-    pub qpn: Qpn,
-    /// What it waited for.
-    pub grant: Option<Grant>,
-}
-
-/// Room of a window that nobody else can take. Dropped just before its owner asks for what it needs.
-#[derive(Debug)]
-pub struct Grant {
-    pub(crate) flow: Arc<Flow>,
-    pub(crate) pool: Pool,
-    pub(crate) bytes: u32,
-}
-
-impl Grant {
-    /// Of which window.
-    pub fn flow(&self) -> &Arc<Flow> {
-        &self.flow
-    }
-}
-
-impl Drop for Grant {
-    fn drop(&mut self) {
-        self.flow.give(self.pool, self.bytes);
     }
 }

@@ -3,6 +3,7 @@
 //! Touches the injector, randomness for a seed, and standard error.
 
 use super::packet_comment::Fate;
+use crate::notice;
 use roxe_base::error::Error;
 
 use roxe_base::lock::{Lockable, Mutex, MutexGuard, rank};
@@ -26,7 +27,7 @@ impl Faults {
         let drawn = || getrandom::u64().map_err(|e| Error::os("cannot draw a seed", &io::Error::other(e)));
         let seed = rules.seed().map_or_else(drawn, Ok)?;
         let rules = Rules::new(Some(seed), rules.list().to_vec());
-        super::tell(&format_args!("faults: {rules}"));
+        notice::tell(&format_args!("faults: {rules}"));
         let injector = Mutex::new(Injector::new(&rules, seed));
         Ok(Self { rules, injector, active: AtomicBool::new(true) })
     }
@@ -60,7 +61,7 @@ impl Faults {
             return;
         }
         for report in self.injector.lock().report() {
-            super::tell(&format_args!("faults: {report}"));
+            notice::tell(&format_args!("faults: {report}"));
         }
     }
 

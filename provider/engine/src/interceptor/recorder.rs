@@ -5,6 +5,7 @@
 //! a page. The file is locked as long as the process lives: a second process that is given the same name writes beside it, and
 //! so does the child of a fork. Touches one file.
 
+use crate::notice;
 use roxe_base::cancel::uncancelled;
 use roxe_base::lock::{Lockable, Mutex, MutexGuard, rank};
 use roxe_base::privilege::effective_uid;
@@ -117,7 +118,7 @@ impl State {
                     self.file = Some(file);
                 }
                 Err(cause) => {
-                    super::tell(&format_args!("capture: cannot write, nothing more is recorded: {cause}"));
+                    notice::tell(&format_args!("capture: cannot write, nothing more is recorded: {cause}"));
                     // Fails on a pipe, whose reader knows how to end.
                     let _ = file.set_len(self.written);
                 }
@@ -225,7 +226,7 @@ fn check_is_ours(meta: &Metadata) -> io::Result<()> {
 fn open_beside(wanted: &Path) -> io::Result<File> {
     let path = beside(wanted);
     let file = open(&path)?.ok_or_else(|| io::Error::from(io::ErrorKind::AlreadyExists))?;
-    super::tell(&format_args!(
+    notice::tell(&format_args!(
         "capture: another process writes {}, this one ({}) writes {}",
         wanted.display(),
         std::process::id(),
