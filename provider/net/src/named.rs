@@ -6,9 +6,10 @@
 //! in different ones may share the folder and must never meet. The address that the kernel shows to everybody in
 //! `/proc/net/unix` is the random name.
 
-use crate::runtime_dir::{self, MAX_PATH, RuntimeDir};
+use crate::runtime_dir::{self, RuntimeDir};
+use crate::socket_file::{MAX_PATH, bind_at_random, datagram_socket};
 use crate::sys;
-use socket2::{Domain, SockAddr, Socket, Type};
+use socket2::{SockAddr, Socket};
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
@@ -17,7 +18,7 @@ use std::ops::Deref;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -37,22 +38,9 @@ pub(super) struct Space {
 }
 
 impl Space {
-    /// Longest part of a path behind the folder: `/2-`, a namespace of 32 bits (they are counted), `-` and a name.
-    pub(super) const LONGEST: usize = 3 + 8 + 1 + Self::LONGEST_NAME;
-    /// Longest name: the mailbox of a service at an address of IPv6 (`svc`, interface, service, address).
-    const LONGEST_NAME: usize = 4 + 9 + 17 + 32;
-
     /// The one that `socket` belongs to.
     pub(super) fn of(socket: &Socket) -> io::Result<Self> {
         Ok(Self { dir: RuntimeDir::get()?, namespace: namespace_of(socket) })
-    }
-
-    /// Makes sure that sockets can be bound, named and found in `dir`.
-    pub(super) fn try_out(dir: &RuntimeDir) -> io::Result<()> {
-        let (_socket, bound) = bind_at_random(datagram_socket()?, dir.path())?;
-        let named = Temporary::random(dir.path())?;
-        fs::hard_link(&bound.0, &named.0)?;
-        datagram_socket()?.connect(&SockAddr::unix(&named.0)?)
     }
 
     /// The address of `name`. Made without allocating, because credits are sent often.
@@ -74,40 +62,6 @@ impl Space {
 fn namespace_of(socket: &Socket) -> u64 {
     let inode = || fs::metadata("/proc/thread-self/ns/net").map(|meta| meta.ino());
     sys::namespace_cookie(socket.as_raw_fd()).or_else(|_| inode()).unwrap_or(0)
-}
-
-/// A path that goes with this.
-pub(super) struct Temporary(pub(super) PathBuf);
-
-impl Temporary {
-    pub(super) fn random(dir: &Path) -> io::Result<Self> {
-        let number = getrandom::u64().map_err(io::Error::other)?;
-        Ok(Self(dir.join(format!("new-{number:016x}"))))
-    }
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
-    }
-}
-
-/// Binds `socket` where nobody looks for it.
-fn bind_at_random(socket: Socket, dir: &Path) -> io::Result<(Socket, Temporary)> {
-    let path = Temporary::random(dir)?;
-    socket.bind(&SockAddr::unix(&path.0)?)?;
-    Ok((socket, path))
-}
-
-/// A Unix datagram socket without a name.
-pub(super) fn datagram_socket() -> io::Result<Socket> {
-    Socket::new(Domain::UNIX, Type::DGRAM, None)
-}
-
-/// Whether the socket file at `path` is one of a process that has died; `probe` is any unbound datagram socket.
-pub(super) fn is_dead(probe: &Socket, path: &Path) -> bool {
-    let connected = SockAddr::unix(path).and_then(|address| probe.connect(&address));
-    connected.is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
 }
 
 /// A socket that has a name. The name goes with it, unless this process only inherited it.

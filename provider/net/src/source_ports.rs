@@ -15,13 +15,12 @@
 //! Touches the names, and the program of the socket.
 
 use crate::link::{ROCE_PORT, RxMeta};
-use crate::named::{NamedSocket, Probe};
-use crate::service::AddressPart;
+use crate::named::Probe;
+use crate::port_names::{PortName, PortsOf};
 use crate::source_filter;
 use crate::udp::UdpLink;
 use roxe_transport::time::Instant;
 use roxe_wire::Gid;
-use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::sync::{Arc, Weak};
@@ -32,32 +31,6 @@ use std::time::Duration;
 const PERIOD: Duration = Duration::from_millis(20);
 /// Words of a set of ports.
 const WORDS: usize = (1 << 16) / 64;
-
-/// The name of a port that a process of this user sends from.
-struct PortName {
-    address: Gid,
-    port: u16,
-}
-
-impl fmt::Display for PortName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", PortsOf(self.address), self.port)
-    }
-}
-
-/// What the names of all ports of an address begin with.
-struct PortsOf(Gid);
-
-impl fmt::Display for PortsOf {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "port-{}-", AddressPart(self.0))
-    }
-}
-
-/// Says, as long as the result lives, that `port` of `address` is of this user. Do this before anything leaves from there.
-pub(super) fn claim(address: Gid, port: u16) -> io::Result<NamedSocket> {
-    NamedSocket::bind(&PortName { address, port })
-}
 
 /// What is known of the source ports of this host.
 #[derive(Debug, Default)]
@@ -221,6 +194,7 @@ mod tests {
     use super::*;
     use crate::drops::TakenDrops;
     use crate::link::Link;
+    use crate::port_names::claim;
     use std::cell::Cell;
     use std::net::{Ipv4Addr, UdpSocket};
 
