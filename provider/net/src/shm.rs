@@ -11,7 +11,7 @@ mod memory;
 mod ring;
 
 #[cfg(any(test, feature = "fuzz"))]
-pub use ring::check as check_ring;
+pub use ring::check_ring;
 pub use ring::{Broken, Heading, MAX_RUN, Reader, Record, SIZE, SMALL, Writer, record_len};
 
 use crate::cmsg::Control;

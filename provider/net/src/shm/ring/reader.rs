@@ -1,0 +1,120 @@
+//! The half of a ring that reads: shows each run where it is, and gives its room back.
+
+use super::super::marks;
+use super::super::memory::{SharedMemory, Word};
+use super::record::{Broken, MARK, Mark, Record, STAGED};
+use crate::link::{ROCE_PORT, RxMeta};
+use roxe_wire::Gid;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The half that reads. One thread at a time does.
+#[derive(Debug)]
+pub struct Reader {
+    pub(super) memory: SharedMemory,
+    /// What of the ring has been read, as the shared word says.
+    head: AtomicU64,
+    /// From where to where the last record went.
+    addresses: [AtomicU64; 4],
+}
+
+impl Reader {
+    /// The ring with `size` bytes of data in a file that its writer has sent.
+    pub fn open(fd: &OwnedFd, size: usize) -> io::Result<Self> {
+        Ok(Self { memory: SharedMemory::open(fd, size)?, head: AtomicU64::new(0), addresses: Default::default() })
+    }
+
+    /// Whether nothing is there.
+    pub fn is_empty(&self) -> bool {
+        self.mark() == 0
+    }
+
+    /// Bytes that were ever read.
+    pub fn read_so_far(&self) -> u64 {
+        self.head.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of data: a writer that has ended left no more than this behind.
+    pub fn size(&self) -> u64 {
+        self.memory.size()
+    }
+
+    /// The mark of the next record.
+    fn mark(&self) -> u64 {
+        self.memory.mark(self.head.load(Ordering::Relaxed)).load(Ordering::Acquire)
+    }
+
+    /// Shows the next run to `take`, where it is: copying all of it out cost 10 % at 1 MB messages. Then its room is the writer's
+    /// again, also if `take` panics: the same run would meet the same bug for ever. Whether there was one.
+    #[inline]
+    pub fn next(&self, take: impl FnOnce(Record<'_>)) -> Result<bool, Broken> {
+        let word = self.mark();
+        if word == 0 {
+            return Ok(false);
+        }
+        let mark = Mark::parse(word).ok_or(Broken)?;
+        let head = self.head.load(Ordering::Relaxed);
+        let (src, dst) = self.addresses(head, mark.goes_on);
+        let bytes = self.memory.view(head + mark.start() as u64, mark.len).ok_or(Broken)?;
+        bytes.prefetch(STAGED);
+        let Mark { len, segment, joined, traffic_class, hop_limit, sealed, .. } = mark;
+        let meta = RxMeta {
+            len,
+            segment,
+            first_index: 0,
+            src,
+            dst,
+            src_port: ROCE_PORT,
+            traffic_class,
+            hop_limit,
+            by_ring: true,
+            sealed,
+        };
+        let _shown = Shown { reader: self, end: head + mark.extent() };
+        take(Record { meta, bytes, joined });
+        Ok(true)
+    }
+
+    /// From where to where the record at `head` goes.
+    #[inline]
+    fn addresses(&self, head: u64, goes_on: bool) -> (Gid, Gid) {
+        if !goes_on {
+            for (at, word) in (0..).zip(&self.addresses) {
+                let mut bytes = [0; 8];
+                self.memory.read(head + (MARK + 8 * at) as u64, &mut bytes);
+                word.store(u64::from_le_bytes(bytes), Ordering::Relaxed);
+            }
+        }
+        let [s0, s1, d0, d1] = self.addresses.each_ref().map(|word| u128::from(word.load(Ordering::Relaxed)));
+        (Gid((s0 | s1 << 64).to_le_bytes()), Gid((d0 | d1 << 64).to_le_bytes()))
+    }
+
+    /// Whether the writer waits for room and must be told now that there is some; asked after reading.
+    pub fn must_tell(&self) -> bool {
+        marks::must_tell(self.memory.word(Word::Waits), self.head.load(Ordering::Relaxed))
+    }
+
+    /// From now on the writer wakes us, once. Whether something has come already.
+    pub fn prepare_sleep(&self) -> bool {
+        marks::sleep(self.memory.word(Word::Asleep), || !self.is_empty())
+    }
+
+    /// The writer need not wake us.
+    pub fn awake(&self) {
+        marks::awake(self.memory.word(Word::Asleep));
+    }
+}
+
+/// A run that is being looked at, up to `end`.
+struct Shown<'a> {
+    reader: &'a Reader,
+    end: u64,
+}
+
+impl Drop for Shown<'_> {
+    fn drop(&mut self) {
+        self.reader.head.store(self.end, Ordering::Relaxed);
+        self.reader.memory.word(Word::Head).store(self.end, Ordering::Release);
+    }
+}
