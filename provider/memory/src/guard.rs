@@ -48,14 +48,14 @@ pub fn read(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
 
 /// The same where another processor has the lines of `out`, as that which reads a ring has.
 #[inline]
-pub fn read_shared(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
+pub(crate) fn read_shared(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
     arch::read_shared(addr, out)
 }
 
 /// Copies `out.len()` bytes at `addr` of the application and sums them up on the way where the processor can do both as
 /// fast as one of them: the sum of the first bytes, if so.
 #[inline]
-pub fn read_summed(addr: u64, out: &[AtomicU8]) -> Result<Option<Sum>, Fault> {
+pub(crate) fn read_summed(addr: u64, out: &[AtomicU8]) -> Result<Option<Sum>, Fault> {
     arch::read_summed(addr, out)
 }
 
@@ -78,20 +78,20 @@ pub fn write(addr: u64, data: &[u8]) -> Result<(), Fault> {
 /// The same for bytes that another process wrote and may still change: string moves are slow where lines come out of another
 /// processor's cache.
 #[inline]
-pub fn write_shared(addr: u64, data: SharedBytes<'_>) -> Result<(), Fault> {
+pub(crate) fn write_shared(addr: u64, data: SharedBytes<'_>) -> Result<(), Fault> {
     arch::write_shared(addr, data)
 }
 
 /// An atomic operation of the processor on the aligned word at `addr`; returns the old value.
 #[inline]
-pub fn atomic(addr: u64, op: AtomicOp) -> Result<u64, Fault> {
+pub(crate) fn atomic(addr: u64, op: AtomicOp) -> Result<u64, Fault> {
     debug_assert!(addr.is_multiple_of(8));
     arch::atomic(addr, op)
 }
 
 /// Stores `word` at the aligned address `addr`, behind all earlier stores: others see all of its bytes or none.
 #[inline]
-pub fn store(addr: u64, word: [u8; 8]) -> Result<(), Fault> {
+pub(crate) fn store(addr: u64, word: [u8; 8]) -> Result<(), Fault> {
     debug_assert!(addr.is_multiple_of(8));
     arch::store(addr, word)
 }

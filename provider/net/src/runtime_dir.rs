@@ -28,7 +28,7 @@ const SWEEPER: &str = "sweeper.lock";
 
 /// A folder that only this user can enter.
 #[derive(Debug)]
-pub struct RuntimeDir {
+pub(crate) struct RuntimeDir {
     path: PathBuf,
     /// Whose it is.
     uid: u32,
@@ -81,7 +81,7 @@ enum Refusal {
 
 impl RuntimeDir {
     /// The folder of this user; made, and swept, the first time. EACCES: none can be used.
-    pub fn get() -> io::Result<Arc<Self>> {
+    pub(crate) fn get() -> io::Result<Arc<Self>> {
         let uid = roxe_base::privilege::effective_uid();
         let mut current = CURRENT.lock();
         if let Some(dir) = current.dir.as_ref().filter(|dir| dir.uid == uid) {
@@ -96,7 +96,7 @@ impl RuntimeDir {
     }
 
     /// Where it is.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 

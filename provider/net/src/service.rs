@@ -156,7 +156,7 @@ impl ServiceSocket {
 
     /// The same.
     #[cfg(test)]
-    pub fn recv(&self, buf: &mut [u8]) -> io::Result<Option<usize>> {
+    pub(crate) fn recv(&self, buf: &mut [u8]) -> io::Result<Option<usize>> {
         self.recv_with(buf, &mut Control::new())
     }
 }

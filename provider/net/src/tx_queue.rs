@@ -58,7 +58,7 @@ struct State {
 
 impl TxQueue {
     /// For a socket whose room `room` tells of.
-    pub fn new(room: Arc<SendRoom>) -> Self {
+    pub(crate) fn new(room: Arc<SendRoom>) -> Self {
         Self { room: Some(room), ..Self::default() }
     }
 
@@ -70,7 +70,7 @@ impl TxQueue {
 
     /// Sends a run by `send`, which does not wait, or puts it behind those that wait for room.
     #[inline]
-    pub fn send(
+    pub(crate) fn send(
         &self,
         run: Run,
         bytes: &[u8],
@@ -120,7 +120,7 @@ impl TxQueue {
     /// waited, once nothing is left.
     ///
     /// The lock is held meanwhile, so that nothing overtakes what waits; `send` does not wait.
-    pub fn drain(
+    pub(crate) fn drain(
         &self,
         send: impl Fn(&Run, &[u8]) -> Result<(), SendError>,
         mut report: impl FnMut(&Run, usize, Result<(), SendError>),

@@ -228,7 +228,7 @@ impl UdpLink {
     }
 
     /// Lets the kernel run `program` (classic BPF) to choose the socket of the port's group for each packet.
-    pub fn attach_steering(&self, program: &mut [libc::sock_filter]) -> io::Result<()> {
+    pub(crate) fn attach_steering(&self, program: &mut [libc::sock_filter]) -> io::Result<()> {
         sys::attach_filter(self.fd(), libc::SO_ATTACH_REUSEPORT_CBPF, program)
     }
 

@@ -21,7 +21,7 @@ pub struct Reader {
 
 impl Reader {
     /// The ring with `size` bytes of data in a file that its writer has sent.
-    pub fn open(fd: &OwnedFd, size: usize) -> io::Result<Self> {
+    pub(crate) fn open(fd: &OwnedFd, size: usize) -> io::Result<Self> {
         Ok(Self { memory: SharedMemory::open(fd, size)?, head: AtomicU64::new(0), addresses: Default::default() })
     }
 

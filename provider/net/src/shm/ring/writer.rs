@@ -63,7 +63,7 @@ pub struct Writer {
 
 impl Writer {
     /// A new ring with `size` bytes of data, and the file for the reader.
-    pub fn create(size: usize) -> io::Result<(Self, OwnedFd)> {
+    pub(crate) fn create(size: usize) -> io::Result<(Self, OwnedFd)> {
         let (memory, fd) = SharedMemory::create(size)?;
         let staged = Box::new([0; STAGED]);
         Ok((Self { memory, tail: 0, head: 0, open: None, addresses: None, cleared: 0, staged }, fd))
