@@ -1,24 +1,24 @@
-//! What is done when the process ends in good order. **Unsafe room**: `atexit`.
+//! Tasks for the end of a process that returns from `main` or calls `exit`. **Unsafe room**: `atexit`.
 //!
-//! A process that is killed, or leaves by `_exit`, does none of it.
+//! A process that is killed, or leaves by `_exit`, does none of them.
 
 use crate::lock::{Mutex, rank};
 use std::panic::catch_unwind;
 
-/// When a task is done: what may still move packets comes before what tells about them.
+/// The order of tasks: those that may still move packets come before those that report them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
-    /// Peers are told.
+    /// Peers hear that this process ends.
     Part,
-    /// The user is told.
+    /// Counters and reports are written for the user.
     Report,
-    /// What others could still find of this process goes away.
+    /// Names by which others could still find this process are removed.
     Clean,
 }
 
 type Task = (Stage, fn());
 
-/// What is to be done, in order.
+/// All tasks, in the order in which they are done.
 static TASKS: Mutex<rank::ExitTasks, Vec<Task>> = Mutex::new(Vec::new());
 
 /// Does `task` when the process ends, once however often it is asked for; those of one stage in the order of the calls.

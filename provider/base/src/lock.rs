@@ -35,7 +35,7 @@ use std::time::{Duration, Instant};
 
 /// A mutex of rank `R`.
 pub type Mutex<R, T> = lock_api::Mutex<RankedMutex<R>, T>;
-/// Its guard.
+/// The guard of a [`Mutex`].
 pub type MutexGuard<'a, R, T> = lock_api::MutexGuard<'a, RankedMutex<R>, T>;
 /// The guard of a mutex that it keeps alive.
 pub type ArcMutexGuard<R, T> = lock_api::ArcMutexGuard<RankedMutex<R>, T>;
@@ -274,7 +274,7 @@ impl<T> DerefMut for ShardedWriteGuard<'_, T> {
 
 /// A lock that can be taken in one call and released in another: what the fork handlers need.
 pub trait Lockable: Sync {
-    /// Its place in the order.
+    /// The level of its rank in the order of locks.
     fn level(&self) -> u16;
 
     /// Takes it exclusively, beside others of its rank.

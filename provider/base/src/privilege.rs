@@ -1,4 +1,4 @@
-//! With whose rights the process runs. **Unsafe room**: `geteuid`, `getauxval`.
+//! The user and the privileges of the process. **Unsafe room**: `geteuid`, `getauxval`.
 
 /// The user this process acts for.
 pub fn effective_uid() -> libc::uid_t {

@@ -129,7 +129,7 @@ mod x86 {
         lanes.iter().fold(start, |sum, lane| _mm_xor_si128(moved_128(sum, by), load_lane(lane)))
     }
 
-    /// The same for 1 to 15 bytes.
+    /// As [`behind`], for 1 to 15 bytes.
     #[inline]
     #[target_feature(enable = "pclmulqdq")]
     fn behind_odd(lane: u128, odd: &[u8]) -> __m128i {

@@ -46,7 +46,7 @@ pub fn read(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
     arch::read(addr, out)
 }
 
-/// The same where another processor has the lines of `out`, as that which reads a ring has.
+/// As [`read`], for an `out` whose lines are in the cache of another processor, as those of a ring are in its reader's.
 #[inline]
 pub(crate) fn read_shared(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
     arch::read_shared(addr, out)
@@ -75,8 +75,8 @@ pub fn write(addr: u64, data: &[u8]) -> Result<(), Fault> {
     arch::write(addr, data)
 }
 
-/// The same for bytes that another process wrote and may still change: string moves are slow where lines come out of another
-/// processor's cache.
+/// As [`write`], of bytes that another process wrote and may still change: string moves are slow where lines come out of
+/// another processor's cache.
 #[inline]
 pub(crate) fn write_shared(addr: u64, data: SharedBytes<'_>) -> Result<(), Fault> {
     arch::write_shared(addr, data)

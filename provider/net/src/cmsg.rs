@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_pushed_comes_out_in_order() {
+    fn messages_are_read_in_the_order_in_which_they_were_pushed() {
         let mut control = Control::new();
         assert!(control.push(17, 103, &4112u16.to_ne_bytes()));
         assert!(control.push(0, 1, &7i32.to_ne_bytes()));

@@ -88,9 +88,9 @@ pub enum SendError {
     NoSegments,
     /// The send buffer of this socket is full.
     Full(RawFd),
-    /// So is what may wait for it ([`tx_queue`]): the packets are gone.
+    /// The send buffer and the queue behind it ([`crate::tx_queue`]) are full: the packets are dropped.
     QueueFull,
-    /// The packets are gone, as if the network had lost them.
+    /// The packets are dropped, as if the network had lost them.
     Lost,
 }
 
@@ -99,7 +99,7 @@ pub enum SendError {
 pub enum Taken {
     /// The system has it.
     Sent,
-    /// It waits for room, and is counted when it leaves.
+    /// The run waits for room in the send buffer, and is counted when it leaves.
     Queued,
 }
 
@@ -109,7 +109,7 @@ pub trait Link {
     /// nothing before and after: most looks are in vain, and a new one for each is one to clear.
     fn recv_with(&self, buf: &mut [u8], control: &mut Control) -> io::Result<Option<RxMeta>>;
 
-    /// The same.
+    /// [`Link::recv_with`], with a new buffer for control messages.
     #[cfg(any(test, feature = "testing"))]
     fn recv(&self, buf: &mut [u8]) -> io::Result<Option<RxMeta>> {
         self.recv_with(buf, &mut Control::new())

@@ -27,8 +27,8 @@ use std::time::Duration;
 const VERSION: u32 = 2;
 /// Random names that are tried before giving up: a sweep may take one away before it is bound.
 const ATTEMPTS: u32 = 8;
-/// How often a claim looks again whether a dead name is gone that another process is about to take away, and how soon.
-const LOOKS: (u32, Duration) = (50, Duration::from_millis(1));
+/// How often, and after which pause, a claim tries again while another process removes a dead name.
+const RETRIES: (u32, Duration) = (50, Duration::from_millis(1));
 
 /// The names of one network namespace in one folder.
 #[derive(Clone, Debug)]
@@ -75,16 +75,16 @@ pub struct NamedSocket {
 impl NamedSocket {
     /// Binds `name` to a new socket that says who sends to it. EADDRINUSE: somebody has it.
     pub(super) fn bind(name: &impl fmt::Display) -> io::Result<Self> {
-        let mut looks = 0..LOOKS.0;
+        let mut retries = 0..RETRIES.0;
         loop {
             match Self::bind_first(std::iter::once(name)).map(|(_, socket)| socket) {
                 Err(e) if e.kind() == io::ErrorKind::AddrInUse && !Probe::new()?.finds(name) => {
-                    // Whoever had it has died.
-                    if looks.next().is_none() {
+                    // The process that had the name has died.
+                    if retries.next().is_none() {
                         return Err(e);
                     }
                     if !RuntimeDir::get()?.sweep() {
-                        thread::sleep(LOOKS.1);
+                        thread::sleep(RETRIES.1);
                     }
                 }
                 result => return result,
@@ -123,7 +123,7 @@ impl NamedSocket {
         Err(io::Error::from_raw_os_error(libc::EADDRINUSE))
     }
 
-    /// Where its name is.
+    /// The names among which its own is.
     pub(super) fn space(&self) -> &Space {
         &self.space
     }
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_who_claim_a_name_of_a_dead_process_one_gets_it() {
+    fn one_of_many_concurrent_claims_gets_the_name_of_a_dead_process() {
         let name = unused();
         for _ in 0..20 {
             drop(UnixDatagram::bind(path_of(&name)).unwrap());
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_any_name_leaves_those_of_the_dead_alone() {
+    fn a_claim_of_any_name_leaves_names_of_dead_processes_alone() {
         let names = [unused(), unused(), unused()];
         let _alive = NamedSocket::bind(&names[0]).unwrap();
         drop(UnixDatagram::bind(path_of(&names[1])).unwrap());

@@ -71,9 +71,9 @@ fn list(tried: &[(PathBuf, String)]) -> String {
     tried.iter().map(|(path, why)| format!("{}: {why}", path.display())).collect::<Vec<_>>().join("; ")
 }
 
-/// Why one cannot.
+/// Why one folder cannot be used.
 enum Refusal {
-    /// It is not fit for us, whoever asks.
+    /// The folder cannot be used, and would not be for any process of this user.
     Unfit(String),
     /// The system has run out of something.
     Failed(io::Error),
@@ -95,7 +95,7 @@ impl RuntimeDir {
         Ok(dir)
     }
 
-    /// Where it is.
+    /// The path of the folder.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -228,7 +228,7 @@ fn overflow_uid() -> u32 {
     text.trim().parse().unwrap_or(OVERFLOW_UID)
 }
 
-/// This process has bound `path`, which goes when it ends in good order.
+/// This process has bound `path`, which is removed when the process exits.
 pub(super) fn note_name(path: PathBuf) {
     let mut current = CURRENT.lock();
     let pid = std::process::id();
@@ -249,7 +249,7 @@ pub(super) fn remove_name(path: &Path) {
     }
 }
 
-/// The process ends.
+/// Removes all names of this process, which is ending.
 fn remove_all() {
     // The thread that ends the process may be the one that has the lock; a next start sweeps.
     let Some(mut current) = CURRENT.try_lock() else { return };
@@ -280,7 +280,7 @@ pub fn sweep_after_death() {
     if DEATH.load(Ordering::Relaxed) && DEATH.swap(false, Ordering::Relaxed) {
         let dir = CURRENT.lock().dir.clone();
         if !dir.is_none_or(|dir| dir.sweep()) {
-            // Who is at it now may have passed the place already.
+            // The process that sweeps now may have passed the dead name already.
             note_death();
         }
     }

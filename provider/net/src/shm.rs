@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_offer_is_refused() {
+    fn descriptors_that_are_no_offer_are_refused() {
         let ((bell, _ear), (blocking, _)) = (bell(), UnixStream::pair().unwrap());
         let (fd, watch) = (bell.as_raw_fd(), |_| Ok(()));
         for wrong in [vec![], carry(&[fd]), carry(&[fd, fd, fd]), carry(&[fd, fd, fd, fd])] {
@@ -216,7 +216,7 @@ mod tests {
         let error = accept(&offer, &blocking, &bell).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "ringing could block");
         let (_writer, line) = keep(offer);
-        assert!(matches!(line.hear(), Said::Gone), "who is refused hears of it");
+        assert!(matches!(line.hear(), Said::Gone), "the other end sees the refusal");
     }
 
     #[test]

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_of_ipv6() {
+    fn packets_of_this_host_over_ipv6_pass_from_ports_that_are_ours_only() {
         let own = IpAddr::from(Ipv6Addr::LOCALHOST);
         let many: Vec<_> = (0..200).map(|last| IpAddr::from(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last))).collect();
         // Where there is no IPv6 nothing comes from it.

@@ -228,34 +228,34 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_drops_what_another_user_sends_until_it_is_quiet_and_hears_of_new_ports() {
+    fn the_kernel_filters_packets_of_other_users_until_none_come_and_learns_new_ports() {
         let here = Ipv4Addr::new(127, 78, 9, 2);
         let mut ports = SourcePorts::default();
         let link = Arc::new(UdpLink::open(here.into(), 1, true, true).unwrap());
-        let [stranger, later] = [(); 2].map(|()| UdpSocket::bind((here, 0)).unwrap());
+        let [other_user, later] = [(); 2].map(|()| UdpSocket::bind((here, 0)).unwrap());
         let arrives = |from: &UdpSocket| {
             from.send_to(&[7; 20], (here, ROCE_PORT)).unwrap();
             link.recv(&mut [0; 65_536]).unwrap().is_some()
         };
         let after = |periods: u64| Instant(periods * PERIOD.as_nanos() as u64);
-        assert!(arrives(&stranger));
+        assert!(arrives(&other_user));
         ports.keep_out(&link, after(0));
-        assert_eq!((arrives(&stranger), ports.due()), (false, Some(after(1))));
+        assert_eq!((arrives(&other_user), ports.due()), (false, Some(after(1))));
         assert_eq!(link.take_drops(), TakenDrops { lost: 0, filtered: 1 });
         let _claimed = claim(here.into(), later.local_addr().unwrap().port()).unwrap();
         assert!(!arrives(&later), "the kernel has not heard of it");
         ports.renew_filters(after(1));
-        assert_eq!((arrives(&later), arrives(&stranger), ports.due()), (true, false, Some(after(2))));
+        assert_eq!((arrives(&later), arrives(&other_user), ports.due()), (true, false, Some(after(2))));
         assert_eq!(link.take_drops(), TakenDrops { lost: 0, filtered: 2 });
         ports.renew_filters(after(2));
         assert_eq!((arrives(&later), ports.due()), (true, Some(after(3))));
         ports.renew_filters(after(3));
-        assert_eq!((arrives(&stranger), ports.due(), link.is_filtered()), (true, None, false));
+        assert_eq!((arrives(&other_user), ports.due(), link.is_filtered()), (true, None, false));
         assert_eq!(link.take_drops(), TakenDrops::default());
     }
 
     #[test]
-    fn a_socket_that_is_gone_is_told_nothing() {
+    fn a_closed_socket_is_filtered_no_more() {
         let mut ports = SourcePorts::default();
         let link = Arc::new(UdpLink::open(Ipv4Addr::new(127, 78, 9, 3).into(), 1, true, true).unwrap());
         ports.keep_out(&link, Instant(0));

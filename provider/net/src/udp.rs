@@ -42,9 +42,9 @@ pub struct UdpLink {
     hot: AtomicBool,
     rcvbuf: usize,
     drops: Drops,
-    /// What was read last.
+    /// Received datagrams that stay in the queue of the socket.
     rx_retention: RxRetention,
-    /// Where there is no retained data: who sends to this very address. Opened by the first run that is worth it.
+    /// Where received datagrams are not retained: the sockets that send to this very address. Opened by the first long run.
     tx_retention: OnceLock<Option<OwnTxRetention>>,
     /// What waits for room in the send buffer.
     queue: Arc<TxQueue>,
@@ -97,8 +97,8 @@ impl UdpLink {
         Ok(link)
     }
 
-    /// The same link with a receive buffer of this many bytes, or what the kernel gives of them, and a retained data in there; if it is
-    /// too small for that, with retaining sockets.
+    /// This link with a receive buffer of `bytes`, or as many as the kernel gives, in which received datagrams are retained
+    /// ([`crate::rx_retention`]); where it is too small for that, sent ones are ([`crate::tx_retention`]).
     pub fn with_rcvbuf(self, bytes: usize) -> io::Result<Self> {
         self.socket.set_recv_buffer_size(bytes)?;
         let rcvbuf = self.socket.recv_buffer_size()?;
@@ -107,7 +107,7 @@ impl UdpLink {
         Ok(Self { rcvbuf, rx_retention, tx_retention, ..self })
     }
 
-    /// The same link, which lets `room` tell when its send buffer has room again.
+    /// This link, whose send buffer `room` watches.
     pub fn with_send_room(self, room: &Arc<SendRoom>) -> Self {
         Self { queue: Arc::new(TxQueue::new(Arc::clone(room))), ..self }
     }
@@ -125,10 +125,10 @@ impl UdpLink {
 
     /// The UDP port that packets to `dst` come from.
     pub fn src_port(&self, dst: Gid) -> u16 {
-        self.keepers_for(dst).map_or(ROCE_PORT, TxRetention::port)
+        self.tx_retention_for(dst).map_or(ROCE_PORT, TxRetention::port)
     }
 
-    fn keepers_for(&self, dst: Gid) -> Option<&TxRetention> {
+    fn tx_retention_for(&self, dst: Gid) -> Option<&TxRetention> {
         let own = self.tx_retention.get().and_then(Option::as_ref).filter(|_| dst == self.gid)?;
         Some(&own.tx_retention)
     }
@@ -140,12 +140,12 @@ impl UdpLink {
         self.tx_retention.get().is_none() && dst == self.gid && len() >= STREAM
     }
 
-    /// Sends to its own address by retaining sockets from now on, if they can be had. Closes sockets if not.
+    /// From now on sends to its own address by sockets that retain what they send, if the system lets it open them.
     pub fn open_tx_retention(&self) {
-        self.tx_retention.get_or_init(|| self.make_keepers().ok());
+        self.tx_retention.get_or_init(|| self.make_tx_retention().ok());
     }
 
-    fn make_keepers(&self) -> io::Result<OwnTxRetention> {
+    fn make_tx_retention(&self) -> io::Result<OwnTxRetention> {
         // The kernel doubles what it is asked for.
         let buffer = self.rcvbuf / 2;
         let tx_retention = TxRetention::open(|port| {
@@ -182,7 +182,7 @@ impl UdpLink {
     /// Nor is anything kept of what was sent.
     pub fn clear_kept(&self) {
         self.rx_retention.clear(self.fd());
-        self.keepers_for(self.gid).map(TxRetention::clear);
+        self.tx_retention_for(self.gid).map(TxRetention::clear);
     }
 
     /// What the system has dropped here since the last call.
@@ -238,7 +238,7 @@ impl UdpLink {
         let segment = (*segment < bytes.len()).then(|| u16::try_from(*segment).unwrap_or(u16::MAX));
         let name = name_of(to.dst, self.scope);
         let mut control = self.control(to, segment);
-        let tx_retention = self.keepers_for(to.dst).filter(|tx_retention| tx_retention.port() == to.src_port);
+        let tx_retention = self.tx_retention_for(to.dst).filter(|tx_retention| tx_retention.port() == to.src_port);
         let kept = tx_retention.and_then(|tx_retention| tx_retention.next(bytes.len(), &mut control));
         let fd = kept.unwrap_or_else(|| self.fd());
         loop {
@@ -250,8 +250,8 @@ impl UdpLink {
             };
             match cause.raw_os_error() {
                 Some(libc::EINTR) => {}
-                // What comes back to this very host takes no room here. One of the retaining sockets cannot be waited for: it has
-                // something to read all the time.
+                // What comes back to this very host takes no room here. A retaining socket cannot be waited for: its error
+                // queue always has something to read.
                 Some(libc::EAGAIN) if kept.is_none() => return Err(SendError::Full(fd)),
                 // What kernels and drivers answer that cannot segment (no support, or no checksum offload).
                 Some(libc::EIO | libc::EINVAL | libc::EOPNOTSUPP) if segment.is_some() => {
@@ -328,7 +328,7 @@ impl Link for UdpLink {
     #[inline]
     fn recv_with(&self, buf: &mut [u8], control: &mut Control) -> io::Result<Option<RxMeta>> {
         let Some((len, src, src_port)) = sys::recv(self.fd(), buf, control, self.rx_retention.flags())? else {
-            self.rx_retention.note_vain_look(self.fd());
+            self.rx_retention.note_empty_poll(self.fd());
             return Ok(None);
         };
         self.rx_retention.note(self.fd(), len);
@@ -373,7 +373,8 @@ fn socket_addr(gid: Gid, scope: u32) -> SocketAddr {
     }
 }
 
-/// The same as the system call wants it: made anew for each, and the way over the other one costs 100 instructions.
+/// The address of `gid` at the RoCE port as the system call wants it. It is made for each send, and through [`socket_addr`]
+/// that would cost 100 instructions.
 #[inline]
 fn name_of(gid: Gid, scope: u32) -> Name<'static> {
     let port = ROCE_PORT.to_be();

@@ -83,7 +83,7 @@ impl Moves {
 
     /// # Safety
     ///
-    /// As for the assembly: the address that is ours is valid for `len` bytes.
+    /// The one of the two addresses that is ours is valid for `len` bytes.
     #[inline]
     unsafe fn run(self, to: *mut c_void, from: *const c_void, len: usize) -> Result<(), Fault> {
         // SAFETY: the caller's promise; who says `Wide` has found the instructions.
@@ -98,13 +98,13 @@ impl Moves {
 
     #[inline]
     pub(super) fn read(self, addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
-        // SAFETY: as in `read` below.
+        // SAFETY: `out` is valid for its length, and a fault at `addr` is reported, as in the function `read`.
         unsafe { self.run(out.as_ptr().cast_mut().cast(), addr as *const c_void, out.len()) }
     }
 
     #[inline]
     pub(super) fn write(self, addr: u64, data: SharedBytes<'_>) -> Result<(), Fault> {
-        // SAFETY: as in `write` above; the bytes are mapped, and no reference to them exists.
+        // SAFETY: a fault at `addr` is reported, as in the function `write`; the bytes are mapped, and no reference to them exists.
         unsafe { self.run(addr as *mut c_void, data.addr as *const c_void, data.len()) }
     }
 }

@@ -34,7 +34,7 @@ const ADDRESSES: usize = ETH_LEN - 2;
 /// The interface that frames go through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// Its number (`if_nametoindex`).
+    /// Interface index (`if_nametoindex`).
     pub index: u32,
     /// All zero on loopback.
     pub mac: [u8; 6],

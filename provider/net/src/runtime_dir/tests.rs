@@ -104,7 +104,7 @@ fn the_places_are_the_same_for_all_processes_of_a_user() {
 }
 
 #[test]
-fn without_a_folder_the_error_says_what_was_tried_and_what_to_do() {
+fn without_a_folder_the_error_names_those_tried_and_gives_advice() {
     let uid = roxe_base::privilege::effective_uid();
     let nowhere = PathBuf::from("/nowhere/roxe");
     let error = RuntimeDir::choose(std::slice::from_ref(&nowhere), uid).unwrap_err();
@@ -117,14 +117,14 @@ fn without_a_folder_the_error_says_what_was_tried_and_what_to_do() {
 }
 
 #[test]
-fn a_map_leaves_somebody_out_unless_it_is_whole() {
+fn a_uid_map_maps_everybody_only_if_it_covers_all_ids() {
     assert!(maps_everybody("         0          0 4294967295\n"));
     assert!(maps_everybody("0 0 1000\n1000 1000 4294966295\n"));
     assert!(!maps_everybody("65534 1000 1\n") && !maps_everybody(""));
 }
 
 #[test]
-fn a_sweep_takes_the_names_of_the_dead_and_nothing_else() {
+fn a_sweep_removes_names_of_dead_processes_and_nothing_else() {
     let scratch = Scratch::new();
     let dir = scratch.prepare().unwrap();
     let (dead, alive, file) = (dir.path().join("dead"), dir.path().join("alive"), dir.path().join("file"));

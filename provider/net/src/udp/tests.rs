@@ -89,13 +89,13 @@ fn without_gro_the_packets_arrive_one_by_one() {
 }
 
 #[test]
-fn a_smaller_receive_buffer_is_what_the_kernel_says_it_is() {
+fn a_smaller_receive_buffer_is_as_large_as_the_kernel_reports() {
     // It doubles what is asked for.
     assert_eq!(link(7, true, true).with_rcvbuf(65_536).unwrap().rcvbuf(), 131_072);
 }
 
 #[test]
-fn streams_to_the_own_address_come_from_another_port_where_there_is_no_shelf() {
+fn long_runs_to_the_own_address_come_from_another_port_where_received_data_is_not_retained() {
     let [small, large] = [212_992, 4 << 20].map(|rcvbuf| link(10, true, true).with_rcvbuf(rcvbuf).unwrap());
     let (own, other) = (small.gid(), Ipv4Addr::new(127, 77, 0, 11).into());
     assert!(!small.lacks_tx_retention(own, || STREAM - 1) && !small.lacks_tx_retention(other, || STREAM));

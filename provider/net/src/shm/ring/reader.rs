@@ -15,7 +15,7 @@ pub struct Reader {
     pub(super) memory: SharedMemory,
     /// What of the ring has been read, as the shared word says.
     head: AtomicU64,
-    /// From where to where the last record went.
+    /// Source and destination of the last record, each as two words.
     addresses: [AtomicU64; 4],
 }
 
@@ -25,7 +25,7 @@ impl Reader {
         Ok(Self { memory: SharedMemory::open(fd, size)?, head: AtomicU64::new(0), addresses: Default::default() })
     }
 
-    /// Whether nothing is there.
+    /// Whether there is no record to read.
     pub fn is_empty(&self) -> bool {
         self.mark() == 0
     }
@@ -45,8 +45,8 @@ impl Reader {
         self.memory.mark(self.head.load(Ordering::Relaxed)).load(Ordering::Acquire)
     }
 
-    /// Shows the next run to `take`, where it is: copying all of it out cost 10 % at 1 MB messages. Then its room is the writer's
-    /// again, also if `take` panics: the same run would meet the same bug for ever. Whether there was one.
+    /// Shows the next run to `take`, where it is: copying all of it out cost 10 % at 1 MB messages. Then its room is the
+    /// writer's again, also if `take` panics: the same run would meet the same bug for ever. False: the ring is empty.
     #[inline]
     pub fn next(&self, take: impl FnOnce(Record<'_>)) -> Result<bool, Broken> {
         let word = self.mark();
@@ -76,7 +76,7 @@ impl Reader {
         Ok(true)
     }
 
-    /// From where to where the record at `head` goes.
+    /// Source and destination of the record at `head`.
     #[inline]
     fn addresses(&self, head: u64, goes_on: bool) -> (Gid, Gid) {
         if !goes_on {
@@ -95,12 +95,12 @@ impl Reader {
         marks::must_tell(self.memory.word(Word::Waits), self.head.load(Ordering::Relaxed))
     }
 
-    /// From now on the writer wakes us, once. Whether something has come already.
+    /// From now on the writer wakes this process, once. True: there is a record already, so do not sleep.
     pub fn prepare_sleep(&self) -> bool {
         marks::sleep(self.memory.word(Word::Asleep), || !self.is_empty())
     }
 
-    /// The writer need not wake us.
+    /// The reader does not sleep any more: the writer need not wake it.
     pub fn awake(&self) {
         marks::awake(self.memory.word(Word::Asleep));
     }

@@ -8,7 +8,7 @@ use roxe_wire::{Gid, icrc};
 /// the one that both share before they are read, from where they come three times as fast: a bare ring with two copies moves
 /// 9 GB/s with 512 KiB, 29 with 1 MiB and 34 with 2 MiB.
 pub const SIZE: usize = 2 << 20;
-/// The same of a process that has many of them.
+/// Bytes of data of a ring of a process that has many rings.
 pub const SMALL: usize = 256 << 10;
 /// Most bytes of packets in a record. The reader works on one while the writer fills the next.
 pub const MAX_RUN: usize = 32 << 10;

@@ -48,7 +48,7 @@ fn take_one(reader: &Reader) -> Option<(RxMeta, Vec<u8>)> {
 }
 
 #[test]
-fn whatever_is_in_a_ring_reading_it_ends() {
+fn reading_a_ring_ends_whatever_its_bytes_are() {
     check_ring(&[]);
     for word in [1, u64::MAX, 0x0100_0000_0001_0001, 0x0100_0000_8000_8000_u64.swap_bytes()] {
         check_ring(&word.to_ne_bytes().repeat(8 << 10));
@@ -59,7 +59,7 @@ fn whatever_is_in_a_ring_reading_it_ends() {
 
 /// Every length, with the sizes of the first packet and the counts of joined ones that are on either side of a limit.
 #[test]
-fn a_mark_is_read_if_it_is_that_of_a_run_and_says_what_was_written() {
+fn a_mark_is_accepted_exactly_if_it_describes_a_run() {
     for len in 0..=u16::MAX {
         for segment in [0, 1, 15, 16, len.saturating_sub(1), len, len.saturating_add(1), u16::MAX] {
             for joined in [0, 1, 2, u8::MAX] {
@@ -232,7 +232,7 @@ fn a_full_ring_refuses_until_the_reader_has_made_room_and_told_so() {
 }
 
 #[test]
-fn a_sleeper_is_woken_once_and_does_not_miss_what_came_before() {
+fn a_sleeping_reader_is_woken_once_and_misses_no_earlier_record() {
     let (mut writer, reader) = ring();
     assert!(!writer.must_wake());
     assert!(!reader.prepare_sleep());
@@ -267,7 +267,7 @@ impl Drop for Stop<'_> {
 }
 
 #[test]
-fn what_is_read_of_a_ring_that_changes_meanwhile_was_read_once() {
+fn each_part_of_a_mark_that_changes_meanwhile_is_read_once() {
     let ((writer, reader), ends) = (ring(), AtomicBool::new(false));
     let marks: Vec<_> = (0..1000_u32).map(|seed| telling(seed.wrapping_mul(2_654_435_769)).to_word()).collect();
     for (line, mark) in (0..writer.memory.size() / LINE).zip(marks.iter().cycle()) {
@@ -327,7 +327,7 @@ fn answers(writer: &mut Writer) -> Vec<(Option<usize>, u64, u64)> {
 }
 
 #[test]
-fn a_reader_that_writes_changes_nothing_but_what_it_reads() {
+fn a_reader_that_writes_to_the_ring_does_not_change_what_the_writer_does() {
     let (mut alone, _) = Writer::create(SIZE).unwrap();
     let ((mut writer, reader), ends) = (ring(), AtomicBool::new(false));
     let disturbed = std::thread::scope(|scope| {

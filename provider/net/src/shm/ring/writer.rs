@@ -53,7 +53,7 @@ pub struct Writer {
     /// The head as it was last seen.
     head: u64,
     open: Option<Open>,
-    /// From where to where the last record went.
+    /// Source and destination of the last record.
     addresses: Option<(Gid, Gid)>,
     /// The lines behind the tail and before this begin with no mark.
     pub(super) cleared: u64,
@@ -79,12 +79,13 @@ impl Writer {
         self.has_room(record_len(before + len))
     }
 
-    /// That room; `None`: the ring is full.
+    /// Room for a packet of `len` bytes with its ICRC; `None`: the ring is full.
     pub fn slot(&mut self, heading: &Heading, len: usize) -> Option<TxRoom<'_>> {
         if self.takes(heading, len) { self.place(heading, len) } else { None }
     }
 
-    /// The same for who has just asked whether it is there: a second look cost 45 instructions of each packet.
+    /// As [`Writer::slot`], for a caller to whom [`Writer::takes`] has just said that there is room: asking twice cost 45
+    /// instructions for each packet.
     // A call would hand the room over in memory.
     #[inline(always)]
     pub fn place(&mut self, heading: &Heading, len: usize) -> Option<TxRoom<'_>> {
@@ -136,7 +137,7 @@ impl Writer {
         let count = wanted.min(free as usize / len);
         let open = self.open.as_mut().filter(|_| count > 0)?;
         let len = count * len;
-        // Their ICRC comes behind all of them.
+        // The one ICRC comes behind all payloads.
         let at = start(open.goes_on, open.segment) + before - icrc::LEN;
         (open.len, open.segment, open.last) = (before + len, before + len, len);
         (open.joined, open.newest) = (open.joined + count as u8, count as u8);
@@ -231,13 +232,13 @@ impl Writer {
         marks::wait(memory.word(Word::Waits), half, &mut is_half_free)
     }
 
-    /// Says that something was written, and it was not.
+    /// Publishes a record that no writer writes, for tests of readers.
     #[cfg(any(test, feature = "testing"))]
     pub fn break_it(&self) {
         self.memory.mark(self.tail).store(u64::MAX, Ordering::Release);
     }
 
-    /// Changes all that it has handed over and all that it has not.
+    /// Overwrites all data of the ring, published or not, for tests of readers.
     #[cfg(any(test, feature = "testing"))]
     pub fn overwrite_all(&self, byte: u8) {
         let bytes = vec![byte; self.memory.size() as usize];
