@@ -5,10 +5,10 @@
 //! process that wants no ring lets go of the line, and one that dies does so however it dies: then the ring is gone on both
 //! sides, and whoever takes the slot later has never heard of it. Knows no queue pairs and no engine.
 
-mod marks;
 #[allow(unsafe_code)]
 mod memory;
 mod ring;
+mod wakeup;
 
 #[cfg(any(test, feature = "fuzz"))]
 pub use ring::check_ring;

@@ -238,7 +238,7 @@ fn a_ring_of_a_dead_writer_is_read_once_around_at_most() {
     let poller = engine.poller().unwrap();
     let offer = Offer::new(shm::SIZE).unwrap();
     engine.accept_ring(shm::SIZE as u32, carry(&offer.descriptors(poller.doorbell())));
-    offer.writer.mark_every_line();
+    offer.writer.put_header_on_every_line();
     drop(offer);
     wait_for("it is read without end", || engine.rings.inbound.read().is_empty().then_some(()));
 }

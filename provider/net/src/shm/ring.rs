@@ -1,20 +1,21 @@
-//! A ring of packets from one process to another: the writer's half and the reader's half.
+//! A ring of packets from one process to another: the half of the [`Writer`] and the half of the [`Reader`].
 //!
-//! The data is a sequence of *records*: a mark, addresses if they are not those of the record before, then the packets of one
-//! run, as a link would move it, each with room for an ICRC. A record starts on a cache line, and its packets so that the
-//! payload of the first one, and of others of the usual sizes, ends on a multiple of 16: copies into and out of a ring that
-//! is not aligned run at 7 GB/s, others at 12. The writer builds packets where the reader will find them, takes the mark of
-//! the next record away, and publishes the record by its own mark, which says how long it is. So the reader finds out that
-//! something has come from the line where it stands: a small packet is one line that moves between the processors, which
-//! takes 0.03 us where they share a cache and 0.15 where not. `Head` counts bytes and only grows: the reader gives room back
-//! by moving it.
+//! The data is a sequence of *records*: a header of one word, addresses if they are not those of the record before, then the
+//! packets of one run, as a link would move it, each with room for an ICRC. A record starts on a cache line, and its packets
+//! so that the payload of the first one, and of others of the usual sizes, ends on a multiple of 16: copies into and out of a
+//! ring that is not aligned run at 7 GB/s, others at 12.
+//!
+//! The writer builds packets where the reader will find them, clears the header of the next record, and publishes the record
+//! by storing its header, which says how long it is. So the reader polls the line where the record will be: a small packet is
+//! one line that moves between the processors, which takes 0.03 us where they share a cache and 0.15 where not. `Head` counts
+//! bytes and only grows: the reader frees room by moving it.
 //!
 //! Either side may be broken and change any byte at any time. What is read out of shared memory is read once and checked: a
-//! writer that is broken ([`Broken`]) is not read from any more. What is written there ([`TxRoom`]) is never looked at again:
-//! a reader that is broken spoils what it will read.
+//! writer that is broken ([`Broken`]) is not read from any more. What is written there
+//! ([`TxRoom`](roxe_transport::cx::TxRoom)) is never looked at again: a reader that is broken spoils what it will read.
 //!
-//! Sleeping: the reader sets `Asleep`, then looks for a mark again; the writer sets the mark, then looks at `Asleep`.
-//! `Waits` is the same with the roles changed. Both are in [`super::marks`].
+//! Sleeping: the reader sets `Asleep`, then looks for a header again; the writer stores the header, then looks at `Asleep`.
+//! `Waits` is the same handshake with the roles changed. Both are in [`super::wakeup`].
 
 #[cfg(any(test, feature = "fuzz"))]
 mod check;

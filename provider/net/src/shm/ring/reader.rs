@@ -1,8 +1,8 @@
 //! The half of a ring that reads: shows each run where it is, and gives its room back.
 
-use super::super::marks;
 use super::super::memory::{SharedMemory, Word};
-use super::record::{Broken, MARK, Mark, Record, STAGED};
+use super::super::wakeup;
+use super::record::{Broken, HEADER_LEN, Record, RecordHeader, STAGED};
 use crate::link::{ROCE_PORT, RxMeta};
 use roxe_wire::Gid;
 use std::io;
@@ -27,7 +27,7 @@ impl Reader {
 
     /// Whether there is no record to read.
     pub fn is_empty(&self) -> bool {
-        self.mark() == 0
+        self.next_header() == 0
     }
 
     /// Bytes that were ever read.
@@ -40,25 +40,25 @@ impl Reader {
         self.memory.size()
     }
 
-    /// The mark of the next record.
-    fn mark(&self) -> u64 {
-        self.memory.mark(self.head.load(Ordering::Relaxed)).load(Ordering::Acquire)
+    /// The header of the next record.
+    fn next_header(&self) -> u64 {
+        self.memory.header(self.head.load(Ordering::Relaxed)).load(Ordering::Acquire)
     }
 
     /// Shows the next run to `take`, where it is: copying all of it out cost 10 % at 1 MB messages. Then its room is the
     /// writer's again, also if `take` panics: the same run would meet the same bug for ever. False: the ring is empty.
     #[inline]
     pub fn next(&self, take: impl FnOnce(Record<'_>)) -> Result<bool, Broken> {
-        let word = self.mark();
+        let word = self.next_header();
         if word == 0 {
             return Ok(false);
         }
-        let mark = Mark::parse(word).ok_or(Broken)?;
+        let header = RecordHeader::parse(word).ok_or(Broken)?;
         let head = self.head.load(Ordering::Relaxed);
-        let (src, dst) = self.addresses(head, mark.goes_on);
-        let bytes = self.memory.view(head + mark.start() as u64, mark.len).ok_or(Broken)?;
+        let (src, dst) = self.addresses(head, header.goes_on);
+        let bytes = self.memory.view(head + header.start() as u64, header.len).ok_or(Broken)?;
         bytes.prefetch(STAGED);
-        let Mark { len, segment, joined, traffic_class, hop_limit, sealed, .. } = mark;
+        let RecordHeader { len, segment, joined, traffic_class, hop_limit, sealed, .. } = header;
         let meta = RxMeta {
             len,
             segment,
@@ -71,7 +71,7 @@ impl Reader {
             by_ring: true,
             sealed,
         };
-        let _shown = Shown { reader: self, end: head + mark.extent() };
+        let _shown = Shown { reader: self, end: head + header.extent() };
         take(Record { meta, bytes, joined });
         Ok(true)
     }
@@ -82,7 +82,7 @@ impl Reader {
         if !goes_on {
             for (at, word) in (0..).zip(&self.addresses) {
                 let mut bytes = [0; 8];
-                self.memory.read(head + (MARK + 8 * at) as u64, &mut bytes);
+                self.memory.read(head + (HEADER_LEN + 8 * at) as u64, &mut bytes);
                 word.store(u64::from_le_bytes(bytes), Ordering::Relaxed);
             }
         }
@@ -92,17 +92,17 @@ impl Reader {
 
     /// Whether the writer waits for room and must be told now that there is some; asked after reading.
     pub fn must_tell(&self) -> bool {
-        marks::must_tell(self.memory.word(Word::Waits), self.head.load(Ordering::Relaxed))
+        wakeup::must_tell(self.memory.word(Word::Waits), self.head.load(Ordering::Relaxed))
     }
 
     /// From now on the writer wakes this process, once. True: there is a record already, so do not sleep.
     pub fn prepare_sleep(&self) -> bool {
-        marks::sleep(self.memory.word(Word::Asleep), || !self.is_empty())
+        wakeup::sleep(self.memory.word(Word::Asleep), || !self.is_empty())
     }
 
     /// The reader does not sleep any more: the writer need not wake it.
     pub fn awake(&self) {
-        marks::awake(self.memory.word(Word::Asleep));
+        wakeup::awake(self.memory.word(Word::Asleep));
     }
 }
 

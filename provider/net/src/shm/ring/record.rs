@@ -1,4 +1,4 @@
-//! The format of a record: sizes, the mark that says what is in it, and where its packets begin.
+//! The format of a record: its header, the places of its packets, and the sizes of both.
 
 use crate::link::RxMeta;
 use roxe_memory::guard::SharedBytes;
@@ -12,17 +12,17 @@ pub const SIZE: usize = 2 << 20;
 pub const SMALL: usize = 256 << 10;
 /// Most bytes of packets in a record. The reader works on one while the writer fills the next.
 pub const MAX_RUN: usize = 32 << 10;
-/// Bytes of a mark.
-pub(super) const MARK: usize = 8;
+/// Bytes of the header of a record.
+pub(super) const HEADER_LEN: usize = 8;
 /// Bytes of addresses: from, then to.
 pub(super) const ADDRESSES: usize = 32;
 /// Where the packets of a record begin at most.
-const START: usize = MARK + ADDRESSES + ALIGN;
+const START: usize = HEADER_LEN + ADDRESSES + ALIGN;
 /// What payloads are aligned to.
 pub(super) const ALIGN: usize = 16;
 /// Records start on a multiple of this.
 pub(super) const LINE: u64 = 64;
-/// Records of at most this many bytes are built beside the ring: while the reader looks for the mark, each locked operation
+/// Records of at most this many bytes are built beside the ring: while the reader looks for the header, each locked operation
 /// between two stores to its line would wait until the line has come back.
 pub(super) const STAGED: usize = 256;
 
@@ -41,24 +41,24 @@ pub struct Heading {
     pub sealed: bool,
 }
 
-/// Bytes that must be free for a record with `len` bytes of packets, at most: the mark of the next one is taken away.
+/// Bytes that must be free for a record with `len` bytes of packets, at most: the header of the next record is cleared.
 pub fn record_len(len: usize) -> u64 {
     ((START + len) as u64).next_multiple_of(LINE) + LINE
 }
 
 /// Where in a record the packets begin whose first one has `segment` bytes.
 pub(super) const fn start(goes_on: bool, segment: usize) -> usize {
-    let before = if goes_on { MARK } else { MARK + ADDRESSES };
+    let before = if goes_on { HEADER_LEN } else { HEADER_LEN + ADDRESSES };
     before + icrc::LEN.wrapping_sub(segment).wrapping_sub(before) % ALIGN
 }
 
-/// What the mark of a record says. No mark: 0.
+/// The first word of a record. 0 stands where there is no record yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Mark {
+pub(super) struct RecordHeader {
     /// Bytes of the packets, and of the first one.
     pub(super) len: usize,
     pub(super) segment: usize,
-    /// Packets that share the first header.
+    /// Packets that share one packet header.
     pub(super) joined: u8,
     pub(super) traffic_class: u8,
     pub(super) hop_limit: u8,
@@ -66,7 +66,7 @@ pub(super) struct Mark {
     pub(super) goes_on: bool,
 }
 
-impl Mark {
+impl RecordHeader {
     pub(super) fn to_word(self) -> u64 {
         let flags = u8::from(self.sealed) | u8::from(self.goes_on) << 1;
         let [len, segment] = [self.len as u16, self.segment as u16].map(u16::to_ne_bytes);
@@ -118,7 +118,7 @@ pub struct Record<'a> {
     pub meta: RxMeta,
     /// The packets: not to be looked at before they are copied.
     pub bytes: SharedBytes<'a>,
-    /// How many packets the only one in it stands for: their payloads follow each other behind the header of the first.
+    /// How many packets the only one in it stands for: their payloads follow each other behind the packet header of the first.
     pub joined: u8,
 }
 

@@ -1,7 +1,7 @@
 //! Both halves of a ring against each other, and each against a broken other one.
 
 use super::super::memory::Word;
-use super::record::{ALIGN, LINE, MARK, Mark};
+use super::record::{ALIGN, HEADER_LEN, LINE, RecordHeader};
 use super::{Broken, Heading, MAX_RUN, Reader, Record, SIZE, Writer, check_ring, record_len};
 use crate::link::{ROCE_PORT, RxMeta};
 use roxe_transport::cx::TxRoom;
@@ -53,13 +53,13 @@ fn reading_a_ring_ends_whatever_its_bytes_are() {
     for word in [1, u64::MAX, 0x0100_0000_0001_0001, 0x0100_0000_8000_8000_u64.swap_bytes()] {
         check_ring(&word.to_ne_bytes().repeat(8 << 10));
     }
-    let line = Mark::parse(u64::from_ne_bytes([16, 0, 16, 0, 0, 64, 2, 1])).unwrap().to_word();
+    let line = RecordHeader::parse(u64::from_ne_bytes([16, 0, 16, 0, 0, 64, 2, 1])).unwrap().to_word();
     check_ring(&[line, 0, 0, 0, 0, 0, 0, 0].map(u64::to_ne_bytes).as_flattened().repeat(1 << 10));
 }
 
 /// Every length, with the sizes of the first packet and the counts of joined ones that are on either side of a limit.
 #[test]
-fn a_mark_is_accepted_exactly_if_it_describes_a_run() {
+fn a_header_is_accepted_exactly_if_it_describes_a_run() {
     for len in 0..=u16::MAX {
         for segment in [0, 1, 15, 16, len.saturating_sub(1), len, len.saturating_add(1), u16::MAX] {
             for joined in [0, 1, 2, u8::MAX] {
@@ -69,14 +69,14 @@ fn a_mark_is_accepted_exactly_if_it_describes_a_run() {
                 let word = u64::from_ne_bytes([l0, l1, s0, s1, 0x68, 63, flags, joined]);
                 let is_run = (1..=MAX_RUN).contains(&len.into()) && (1..=len).contains(&segment);
                 let is_mark = is_run && (joined == 1 || joined > 1 && len == segment);
-                let mark = Mark::parse(word);
-                assert_eq!(mark.is_some(), is_mark, "{word:#x}");
-                let Some(mark) = mark else { continue };
+                let header = RecordHeader::parse(word);
+                assert_eq!(header.is_some(), is_mark, "{word:#x}");
+                let Some(header) = header else { continue };
                 let known = u64::from_ne_bytes([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 3, 0xff]);
-                assert_eq!(mark.to_word(), word & known);
-                let end = (mark.start() + mark.len) as u64;
-                assert!((end..end + LINE).contains(&mark.extent()) && mark.extent().is_multiple_of(LINE));
-                assert!(mark.extent() + LINE <= record_len(mark.len), "{word:#x}");
+                assert_eq!(header.to_word(), word & known);
+                let end = (header.start() + header.len) as u64;
+                assert!((end..end + LINE).contains(&header.extent()) && header.extent().is_multiple_of(LINE));
+                assert!(header.extent() + LINE <= record_len(header.len), "{word:#x}");
             }
         }
     }
@@ -244,12 +244,12 @@ fn a_sleeping_reader_is_woken_once_and_misses_no_earlier_record() {
     assert!(!writer.must_wake());
 }
 
-/// A mark whose traffic class and hop limit depend on all else that it says.
-fn telling(seed: u32) -> Mark {
+/// A header whose traffic class and hop limit depend on all else that it says.
+fn telling(seed: u32) -> RecordHeader {
     let (len, joined, goes_on) = (1 + seed as usize % MAX_RUN, 1 + (seed >> 16) as u8 % 3, seed & 1 << 24 != 0);
     let segment = if joined > 1 { len } else { 1 + (seed >> 4) as usize % len };
     let [traffic_class, hop_limit] = sum(len, segment, joined, goes_on);
-    Mark { len, segment, joined, traffic_class, hop_limit, sealed: goes_on, goes_on }
+    RecordHeader { len, segment, joined, traffic_class, hop_limit, sealed: goes_on, goes_on }
 }
 
 fn sum(len: usize, segment: usize, joined: u8, goes_on: bool) -> [u8; 2] {
@@ -267,21 +267,21 @@ impl Drop for Stop<'_> {
 }
 
 #[test]
-fn each_part_of_a_mark_that_changes_meanwhile_is_read_once() {
+fn each_part_of_a_header_that_changes_meanwhile_is_read_once() {
     let ((writer, reader), ends) = (ring(), AtomicBool::new(false));
-    let marks: Vec<_> = (0..1000_u32).map(|seed| telling(seed.wrapping_mul(2_654_435_769)).to_word()).collect();
-    for (line, mark) in (0..writer.memory.size() / LINE).zip(marks.iter().cycle()) {
-        writer.memory.mark(line * LINE).store(*mark, Ordering::Relaxed);
+    let headers: Vec<_> = (0..1000_u32).map(|seed| telling(seed.wrapping_mul(2_654_435_769)).to_word()).collect();
+    for (line, header) in (0..writer.memory.size() / LINE).zip(headers.iter().cycle()) {
+        writer.memory.header(line * LINE).store(*header, Ordering::Relaxed);
     }
     std::thread::scope(|scope| {
         let _stop = Stop(&ends);
-        // Where the reader stands, each mark is there for a moment, with other bytes behind some of them.
+        // Where the reader stands, each header is there for a moment, with other bytes behind some of them.
         scope.spawn(|| {
-            for (byte, marks) in (0..=u8::MAX).cycle().zip(marks.chunks(10).cycle()) {
+            for (byte, headers) in (0..=u8::MAX).cycle().zip(headers.chunks(10).cycle()) {
                 let at = reader.read_so_far();
-                marks.iter().for_each(|mark| writer.memory.mark(at).store(*mark, Ordering::Relaxed));
-                let behind = writer.memory.room(at + MARK as u64, LINE as usize - MARK).unwrap();
-                behind.put(&[byte; LINE as usize - MARK]).unwrap();
+                headers.iter().for_each(|header| writer.memory.header(at).store(*header, Ordering::Relaxed));
+                let behind = writer.memory.room(at + HEADER_LEN as u64, LINE as usize - HEADER_LEN).unwrap();
+                behind.put(&[byte; LINE as usize - HEADER_LEN]).unwrap();
                 if ends.load(Ordering::Relaxed) {
                     break;
                 }
@@ -294,11 +294,11 @@ fn each_part_of_a_mark_that_changes_meanwhile_is_read_once() {
             assert_eq!(reader.next(take), Ok(true));
             let (meta, shown, joined) = seen.unwrap();
             let RxMeta { len, segment, src, dst, traffic_class, hop_limit, sealed, .. } = meta;
-            assert_eq!([traffic_class, hop_limit], sum(len, segment, joined, sealed), "parts of several marks");
-            let mark = Mark { len, segment, joined, traffic_class, hop_limit, sealed, goes_on: sealed };
-            assert_eq!((shown, reader.read_so_far() - before), (len, mark.extent()));
+            assert_eq!([traffic_class, hop_limit], sum(len, segment, joined, sealed), "parts of several headers");
+            let header = RecordHeader { len, segment, joined, traffic_class, hop_limit, sealed, goes_on: sealed };
+            assert_eq!((shown, reader.read_so_far() - before), (len, header.extent()));
             let is_same_way = way.replace((src, dst)).is_none_or(|way| way == (src, dst));
-            assert!(is_same_way || !mark.goes_on, "the addresses were read again");
+            assert!(is_same_way || !header.goes_on, "the addresses were read again");
         }
     });
 }
@@ -343,14 +343,22 @@ fn a_reader_that_writes_to_the_ring_does_not_change_what_the_writer_does() {
     assert!(disturbed == answers(&mut alone));
 }
 
-/// Writes a mark as no writer of ours does.
+/// Writes a header as no writer of ours does.
 #[test]
 fn a_broken_writer_is_noticed() {
-    let good = Mark { len: 200, segment: 100, joined: 1, traffic_class: 0, hop_limit: 1, sealed: true, goes_on: false };
-    assert_eq!(Mark::parse(good.to_word()), Some(good));
+    let good = RecordHeader {
+        len: 200,
+        segment: 100,
+        joined: 1,
+        traffic_class: 0,
+        hop_limit: 1,
+        sealed: true,
+        goes_on: false,
+    };
+    assert_eq!(RecordHeader::parse(good.to_word()), Some(good));
     for (len, segment) in [(0, 1), (1, 0), (1, 2), (MAX_RUN + 1, 1), (0xffff, 1), (200, 201)] {
         let (writer, reader) = ring();
-        writer.memory.mark(0).store(Mark { len, segment, ..good }.to_word(), Ordering::Release);
+        writer.memory.header(0).store(RecordHeader { len, segment, ..good }.to_word(), Ordering::Release);
         assert_eq!(reader.next(|_| {}), Err(Broken), "{len} bytes in segments of {segment}");
     }
 }

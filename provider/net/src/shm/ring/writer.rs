@@ -1,8 +1,8 @@
 //! The half of a ring that writes: builds records where the reader will find them.
 
-use super::super::marks;
 use super::super::memory::{SharedMemory, Word};
-use super::record::{ADDRESSES, ALIGN, Heading, LINE, MARK, MAX_RUN, Mark, STAGED, record_len, start};
+use super::super::wakeup;
+use super::record::{ADDRESSES, ALIGN, HEADER_LEN, Heading, LINE, MAX_RUN, RecordHeader, STAGED, record_len, start};
 use roxe_transport::cx::TxRoom;
 use roxe_wire::{Gid, icrc};
 use std::io;
@@ -21,7 +21,7 @@ struct Open {
     len: usize,
     /// Bytes of the newest, or by which it was extended last.
     last: usize,
-    /// Packets that share the first header, and how many of them the last extension brought.
+    /// Packets that share one packet header, and how many of them the last extension added.
     joined: u8,
     newest: u8,
 }
@@ -37,11 +37,11 @@ impl Open {
     }
 }
 
-/// What is built beside the ring of a record that goes on up to `end`, in whole lines, with no mark yet. `None`: it is not
+/// What is built beside the ring of a record that goes on up to `end`, in whole lines, its header still 0. `None`: it is not
 /// built there.
 #[inline]
-fn staged_lines(staged: &[u8; STAGED], end: usize) -> Option<&[[u8; MARK]]> {
-    staged.as_chunks().0.get(..end.next_multiple_of(LINE as usize) / MARK)
+fn staged_lines(staged: &[u8; STAGED], end: usize) -> Option<&[[u8; HEADER_LEN]]> {
+    staged.as_chunks().0.get(..end.next_multiple_of(LINE as usize) / HEADER_LEN)
 }
 
 /// The half that writes.
@@ -55,7 +55,7 @@ pub struct Writer {
     open: Option<Open>,
     /// Source and destination of the last record.
     addresses: Option<(Gid, Gid)>,
-    /// The lines behind the tail and before this begin with no mark.
+    /// The lines between the tail and this position begin with a cleared header.
     pub(super) cleared: u64,
     /// The record that is being built, if it is small.
     staged: Box<[u8; STAGED]>,
@@ -123,7 +123,7 @@ impl Writer {
     }
 
     /// Room for the payloads of up to `count` packets more, of `len` bytes each, behind that of a packet that is a record of
-    /// its own: they share its header. `None`: there is no such packet, or not even room for one.
+    /// its own: they share its packet header. `None`: there is no such packet, or not even room for one.
     #[inline]
     pub fn extend(&mut self, len: usize, count: u32) -> Option<TxRoom<'_>> {
         let open = self.open.as_ref()?;
@@ -161,40 +161,40 @@ impl Writer {
         let Open {
             heading: Heading { src, dst, traffic_class, hop_limit, sealed }, goes_on, segment, len, joined, ..
         } = open;
-        let mark = Mark { len, segment, joined, traffic_class, hop_limit, sealed, goes_on };
-        let end = mark.start() + len;
+        let header = RecordHeader { len, segment, joined, traffic_class, hop_limit, sealed, goes_on };
+        let end = header.start() + len;
         if !goes_on {
-            self.staged[MARK..MARK + ADDRESSES].copy_from_slice([src.0, dst.0].as_flattened());
+            self.staged[HEADER_LEN..HEADER_LEN + ADDRESSES].copy_from_slice([src.0, dst.0].as_flattened());
             self.addresses = Some((src, dst));
         }
-        let next = self.tail + mark.extent();
+        let next = self.tail + header.extent();
         if next >= self.cleared {
-            self.memory.mark(next).store(0, Ordering::Relaxed);
+            self.memory.header(next).store(0, Ordering::Relaxed);
             self.cleared = next + LINE;
         }
         match staged_lines(&self.staged, end) {
             Some(staged) => self.memory.put(self.tail, staged),
             None if goes_on => {}
             // What was not built beside the ring lacks the addresses.
-            None => self.memory.put(self.tail + MARK as u64, [src.0, dst.0].as_flattened().as_chunks().0),
+            None => self.memory.put(self.tail + HEADER_LEN as u64, [src.0, dst.0].as_flattened().as_chunks().0),
         }
-        self.memory.mark(self.tail).store(mark.to_word(), Ordering::Release);
+        self.memory.header(self.tail).store(header.to_word(), Ordering::Release);
         self.tail = next;
         self.clear_ahead();
     }
 
-    /// Has the lines of the next small record here, without a mark, before it is built.
+    /// Clears the headers in the lines of the next small record, which brings these lines here before it is built.
     fn clear_ahead(&mut self) {
         let end = (self.tail + LINE + STAGED as u64).min(self.head.saturating_add(self.memory.size()));
         while self.cleared < end {
-            self.memory.mark(self.cleared).store(0, Ordering::Relaxed);
+            self.memory.header(self.cleared).store(0, Ordering::Relaxed);
             self.cleared += LINE;
         }
     }
 
     /// Whether the reader sleeps, and has to be woken: asked after something was published; it is told once.
     pub fn must_wake(&self) -> bool {
-        marks::must_wake(self.memory.word(Word::Asleep))
+        wakeup::must_wake(self.memory.word(Word::Asleep))
     }
 
     /// Whether `bytes` more can be written.
@@ -229,13 +229,13 @@ impl Writer {
             *head = memory.word(Word::Head).load(Ordering::Acquire);
             memory.size().saturating_sub(tail.wrapping_sub(*head)) >= memory.size() / 2
         };
-        marks::wait(memory.word(Word::Waits), half, &mut is_half_free)
+        wakeup::wait(memory.word(Word::Waits), half, &mut is_half_free)
     }
 
     /// Publishes a record that no writer writes, for tests of readers.
     #[cfg(any(test, feature = "testing"))]
     pub fn break_it(&self) {
-        self.memory.mark(self.tail).store(u64::MAX, Ordering::Release);
+        self.memory.header(self.tail).store(u64::MAX, Ordering::Release);
     }
 
     /// Overwrites all data of the ring, published or not, for tests of readers.
@@ -245,14 +245,21 @@ impl Writer {
         self.memory.room(0, bytes.len()).unwrap().put(&bytes).unwrap();
     }
 
-    /// Puts a valid mark on every line: whoever reads to the end of such a ring begins again.
+    /// Puts a valid header on every line: whoever reads to the end of such a ring begins again.
     #[cfg(any(test, feature = "testing"))]
-    pub fn mark_every_line(&self) {
-        let mark =
-            Mark { len: 16, segment: 16, joined: 1, traffic_class: 0, hop_limit: 64, sealed: false, goes_on: true };
-        assert_eq!(mark.extent(), LINE);
+    pub fn put_header_on_every_line(&self) {
+        let header = RecordHeader {
+            len: 16,
+            segment: 16,
+            joined: 1,
+            traffic_class: 0,
+            hop_limit: 64,
+            sealed: false,
+            goes_on: true,
+        };
+        assert_eq!(header.extent(), LINE);
         for line in 0..self.memory.size() / LINE {
-            self.memory.mark(line * LINE).store(mark.to_word(), Ordering::Release);
+            self.memory.header(line * LINE).store(header.to_word(), Ordering::Release);
         }
     }
 
