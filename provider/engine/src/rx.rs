@@ -26,7 +26,7 @@ use roxe_base::cancel::uncancelled;
 use roxe_memory::crc::Folding;
 use roxe_net::Control;
 use roxe_net::forward::Frame;
-use roxe_net::link::{Link, RxMeta};
+use roxe_net::link::RxMeta;
 use roxe_net::rx_retention::STREAM;
 use roxe_net::service::{Mailbox, ServiceSocket};
 use roxe_net::shm::{Broken, Inbound, Record};

@@ -136,7 +136,7 @@ impl SlotSocket {
     }
 
     /// Takes one frame of the same user out of the mailbox without waiting, with the descriptors that came along; frames of
-    /// others are thrown away. For `control` see [`Link::recv_with`](crate::Link::recv_with).
+    /// others are thrown away. For `control` see [`UdpLink::recv_with`](crate::udp::UdpLink::recv_with).
     #[inline]
     pub fn recv_with(&self, buf: &mut [u8], control: &mut Control) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
         recv_with_descriptors(self.fd(), buf, control)

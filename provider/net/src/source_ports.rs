@@ -193,7 +193,6 @@ fn is_loopback(gid: Gid) -> bool {
 mod tests {
     use super::*;
     use crate::drops::TakenDrops;
-    use crate::link::Link;
     use crate::port_names::claim;
     use std::cell::Cell;
     use std::net::{Ipv4Addr, UdpSocket};

@@ -21,7 +21,7 @@
 use crate::bpf::{AND, JUMP, JUMP_EQ, JUMP_GE, LOAD_BYTE, LOAD_WORD, RETURN, RETURN_A, SHIFT_RIGHT, jump, op};
 use crate::cmsg::Control;
 use crate::forward::Frame;
-use crate::link::{Link, ROCE_PORT, RxMeta, TxMeta};
+use crate::link::{ROCE_PORT, RxMeta, TxMeta};
 use crate::named::NamedSocket;
 use crate::service::AddressPart;
 use crate::slot::{self, Slot, SlotSocket};

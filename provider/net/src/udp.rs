@@ -1,4 +1,4 @@
-//! The real link: an unprivileged UDP socket on port 4791.
+//! The link through the network: an unprivileged UDP socket on port 4791.
 //!
 //! The socket is bound to one address of the device and never connected, with `IP_PMTUDISC_PROBE`: only then does IPv4
 //! leave with DF and identification 0 (packet `i` of a segmented send with identification `i`), which the ICRC needs.
@@ -7,7 +7,7 @@
 
 use crate::cmsg::{self, Control};
 use crate::drops::{Drops, TakenDrops};
-use crate::link::{HOP_LIMIT, Link, ROCE_PORT, RxMeta, SendError, Taken, TxMeta};
+use crate::link::{HOP_LIMIT, ROCE_PORT, RxMeta, SendError, Taken, TxMeta};
 use crate::named::NamedSocket;
 use crate::port_names;
 use crate::rx_retention::{RxRetention, STREAM};
@@ -324,9 +324,12 @@ impl UdpLink {
     }
 }
 
-impl Link for UdpLink {
+/// The path of packets.
+impl UdpLink {
+    /// Receives one run without waiting; `None`: nothing there. `buf` has at least 65,536 bytes. What is in `control` means
+    /// nothing before and after: most polls find nothing, and a new buffer for each is one to clear.
     #[inline]
-    fn recv_with(&self, buf: &mut [u8], control: &mut Control) -> io::Result<Option<RxMeta>> {
+    pub fn recv_with(&self, buf: &mut [u8], control: &mut Control) -> io::Result<Option<RxMeta>> {
         let Some((len, src, src_port)) = sys::recv(self.fd(), buf, control, self.rx_retention.flags())? else {
             self.rx_retention.note_empty_poll(self.fd());
             return Ok(None);
@@ -335,12 +338,22 @@ impl Link for UdpLink {
         Ok(Some(self.meta_of(len, src, src_port, control)))
     }
 
+    /// [`UdpLink::recv_with`], with a new buffer for control messages.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn recv(&self, buf: &mut [u8]) -> io::Result<Option<RxMeta>> {
+        self.recv_with(buf, &mut Control::new())
+    }
+
+    /// Sends `bytes` as packets of `segment` bytes each, the last one may be shorter. At most [`MAX_BYTES`](crate::link::MAX_BYTES)
+    /// and [`UdpLink::max_segments`] packets. Never waits.
     #[inline]
-    fn send(&self, to: &TxMeta, bytes: &[u8], segment: usize) -> Result<Taken, SendError> {
+    pub fn send(&self, to: &TxMeta, bytes: &[u8], segment: usize) -> Result<Taken, SendError> {
         self.queue.send(Run { to: Some(*to), segment }, bytes, |run, bytes| self.send_now(run, bytes))
     }
 
-    fn max_segments(&self, dst: Gid) -> usize {
+    /// Most packets of the next send to `dst`. Ask once for each send.
+    #[inline]
+    pub fn max_segments(&self, dst: Gid) -> usize {
         self.segments.most(dst)
     }
 }
