@@ -9,7 +9,7 @@ use std::panic::catch_unwind;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
     /// Peers hear that this process ends.
-    Part,
+    Shutdown,
     /// Counters and reports are written for the user.
     Report,
     /// Names by which others could still find this process are removed.
@@ -51,22 +51,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peers_are_told_before_the_user_however_late_they_are_asked_for() {
+    fn tasks_run_by_stage_whatever_the_order_of_the_calls_and_once() {
         fn count() {
             print!("counted");
         }
         fn rules() {
             print!("applied");
         }
-        fn part() {
-            print!("parted");
+        fn shut_down() {
+            print!("shut down");
         }
         let mut tasks = Vec::new();
-        for (stage, task) in [(Stage::Report, count as fn()), (Stage::Report, rules), (Stage::Part, part)] {
+        for (stage, task) in [(Stage::Report, count as fn()), (Stage::Report, rules), (Stage::Shutdown, shut_down)] {
             note(&mut tasks, stage, task);
             note(&mut tasks, stage, task);
         }
         let order: Vec<_> = tasks.iter().map(|(_, task)| *task as usize).collect();
-        assert_eq!(order, [part as fn() as usize, count as fn() as usize, rules as fn() as usize]);
+        assert_eq!(order, [shut_down as fn() as usize, count as fn() as usize, rules as fn() as usize]);
     }
 }

@@ -15,7 +15,7 @@ use roxe_base::cancel::uncancelled;
 use roxe_base::clock;
 use roxe_base::lock::{Lockable, Mutex, RwLock, rank};
 use roxe_net::forward::Frame;
-use roxe_net::shm::{self, Doorbell, Heading, Inbound, Line, Offer, Said, Writer};
+use roxe_net::shm::{self, ControlSocket, Doorbell, Heading, Inbound, Offer, PeerEvent, Writer};
 use roxe_net::slot::Slot;
 use roxe_transport::cx::TxRoom;
 use roxe_transport::time::Instant;
@@ -144,9 +144,9 @@ enum Out {
     /// Somebody asked for a ring.
     Wanted,
     /// It was offered.
-    Offered(Writer, Line),
+    Offered(Writer, ControlSocket),
     /// It is read.
-    Ready(SharedSender, Line),
+    Ready(SharedSender, ControlSocket),
     /// Not before this time.
     Refused(Instant),
 }
@@ -328,7 +328,7 @@ impl Engine {
     fn offer_wanted(&self, state: &RxState, now: Instant) {
         for slot in self.rings.wanted() {
             let what = match uncancelled(|| self.offer_ring(state, slot)) {
-                Ok(Offer { writer, line, .. }) => Out::Offered(writer, line),
+                Ok(Offer { writer, control, .. }) => Out::Offered(writer, control),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => Out::Refused(now.after(BUSY)),
                 Err(_) => Out::Refused(now.after(ASK_AGAIN)),
             };
@@ -340,7 +340,7 @@ impl Engine {
         let size = if self.rings.out.lock().len() <= FEW { shm::SIZE } else { shm::SMALL };
         let (offer, poller) = (Offer::new(size)?, self.poller().map_err(io::Error::other)?);
         let from = state.slots.first().ok_or(io::ErrorKind::NotConnected)?;
-        poller.watch_line(offer.line.fd())?;
+        poller.watch_line(offer.control.fd())?;
         let header = Frame::Ring { size: size as u32 }.header();
         from.send_descriptors(slot, &header, &offer.descriptors(poller.doorbell()))?;
         Ok(offer)
@@ -358,7 +358,7 @@ impl Engine {
     }
 
     fn open_inbound(&self, size: usize, descriptors: Vec<OwnedFd>, poller: &Poller) -> io::Result<()> {
-        let ring = Inbound::accept(size, descriptors, poller.doorbell(), |line: RawFd| poller.watch_line(line))?;
+        let ring = Inbound::accept(size, descriptors, poller.doorbell(), |control: RawFd| poller.watch_line(control))?;
         self.rings.inbound.write().push(Arc::new(ring));
         self.rings.inbound_version.fetch_add(1, Ordering::Release);
         // If the background thread sleeps now, the writer does not know that it has to wake it.
@@ -415,7 +415,7 @@ impl Engine {
     /// Reads what is left of rings whose writers are gone, and forgets them.
     fn tend_inbound(&self, rx: &mut crate::rx::Rx) {
         // A writer says nothing else.
-        let is_gone = |ring: &Arc<Inbound>| !matches!(ring.line.hear(), Said::Nothing);
+        let is_gone = |ring: &Arc<Inbound>| !matches!(ring.control.poll(), PeerEvent::Nothing);
         let gone: Vec<_> = self.rings.inbound.read().iter().filter(|ring| is_gone(ring)).map(Arc::clone).collect();
         if gone.is_empty() {
             return;
@@ -474,14 +474,14 @@ impl Out {
     /// What its line says: how packets get there from now on. A ring that is not read any more is put into `gone`, for the
     /// caller to close once it has let go of the list.
     fn hear(&mut self, gone: &mut Vec<SharedSender>) -> Option<Receiver> {
-        let (Self::Offered(_, line) | Self::Ready(_, line)) = self else { return None };
-        match line.hear() {
-            Said::Nothing => None,
-            Said::Accepted(doorbell) => {
+        let (Self::Offered(_, control) | Self::Ready(_, control)) = self else { return None };
+        match control.poll() {
+            PeerEvent::Nothing => None,
+            PeerEvent::Accepted(doorbell) => {
                 self.accept(doorbell);
                 Some(Receiver::Ring)
             }
-            Said::Gone => {
+            PeerEvent::Gone => {
                 gone.extend(self.give_up());
                 Some(Receiver::Absent)
             }
@@ -491,9 +491,9 @@ impl Out {
     /// The offer was accepted.
     fn accept(&mut self, doorbell: Doorbell) {
         *self = match std::mem::replace(self, Self::Wanted) {
-            Self::Offered(writer, line) => {
+            Self::Offered(writer, control) => {
                 let sender = Sender { writer: Some(writer), doorbell: Some(doorbell), ..Sender::default() };
-                Self::Ready(Arc::new(Mutex::new(sender)), line)
+                Self::Ready(Arc::new(Mutex::new(sender)), control)
             }
             other => other,
         };
