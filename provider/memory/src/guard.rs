@@ -1,7 +1,7 @@
 //! Touching application memory: every access ends in a value or in [`Fault`], never in a signal.
 //!
 //! A program may unmap memory that is still registered, at any moment, also during an access. So the accesses are a few
-//! instructions of our own ([`x86`]) at known addresses, and a handler for SIGSEGV and SIGBUS sends a fault at one of
+//! instructions of our own (`x86`) at known addresses, and a handler for SIGSEGV and SIGBUS sends a fault at one of
 //! them to an exit that reports it. Any other fault goes to whatever handler was there before. Memory is only ever
 //! reached through raw addresses here: the program changes it at will, and no Rust reference to it exists.
 //!

@@ -5,7 +5,7 @@
 //! therefore fixed, and tried in the same order everywhere. Touches the file system.
 //!
 //! Names of processes that were killed stay behind. A name is *live* while a socket is bound to it and *dead* afterwards,
-//! for ever: only [`RuntimeDir::sweep`] takes a dead name away, one process at a time, so nobody can put a live one in
+//! for ever: only `RuntimeDir::sweep` takes a dead name away, one process at a time, so nobody can put a live one in
 //! its place between the look and the removal.
 
 use crate::socket_file::{self, MAX_FILE_NAME, MAX_PATH, datagram_socket, is_dead};

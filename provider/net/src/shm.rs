@@ -1,4 +1,4 @@
-//! The link through shared memory, between two processes of one user: a [`ring`] for each direction that is used.
+//! The link through shared memory, between two processes of one user: a `ring` for each direction that is used.
 //!
 //! How a ring begins and ends:
 //!

@@ -3,15 +3,15 @@
 //! RoCEv2 knows no sender but an address, and everybody on this host may send from its addresses. What nobody can do is to
 //! bind a port that another user has. So a packet that comes from an address of this host has to come from the RoCE port,
 //! which at an address that we have is ours, or from one that a process of our user has for sending to its own address and
-//! left a name for in the runtime directory ([`crate::tx_retention`]). Remote hosts, real cards and the kernel's rxe use any source
+//! left a name for in the runtime directory (`tx_retention`). Remote hosts, real cards and the kernel's rxe use any source
 //! port; what comes from them is not looked at here.
 //!
-//! The name of a port that is not known is looked for once every [`PERIOD`], which takes no time to wait and a system call:
+//! The name of a port that is not known is looked for once every `PERIOD`, which takes no time to wait and a system call:
 //! who floods us from all ports costs one call for each of them, and no memory beyond two bits.
 //!
 //! What is dropped here has taken the place of something else in the receive buffer. So after one packet of another user the
-//! kernel is told which ports are ours ([`crate::source_filter`]), by the names that there are at the time, and drops the
-//! others itself. It is told anew every [`PERIOD`], and left alone again when it has dropped nothing for so long.
+//! kernel is told which ports are ours (`source_filter`), by the names that there are at the time, and drops the
+//! others itself. It is told anew every `PERIOD`, and left alone again when it has dropped nothing for so long.
 //! Touches the names, and the program of the socket.
 
 use crate::link::{ROCE_PORT, RxMeta};

@@ -1,7 +1,7 @@
 //! What waits for room in the send buffer of a socket, in its order, and the queue pairs that wait behind it.
 //!
 //! Nobody ever waits in a send: who sends holds locks that receiving needs. What finds no room is copied here instead, up to
-//! [`LIMIT`], and [`SendRoom`] tells the background thread when the socket takes packets again. Queue pairs ask before they
+//! `LIMIT`, and [`SendRoom`] tells the background thread when the socket takes packets again. Queue pairs ask before they
 //! build packets, so that a slow interface holds them up and nothing is lost; what is queued are the last packets before
 //! each has noticed. On the loopback interface no send buffer fills, and nobody takes the lock.
 //!

@@ -98,7 +98,7 @@ impl UdpLink {
     }
 
     /// This link with a receive buffer of `bytes`, or as many as the kernel gives, in which received datagrams are retained
-    /// ([`crate::rx_retention`]); where it is too small for that, sent ones are ([`crate::tx_retention`]).
+    /// ([`crate::rx_retention`]); where it is too small for that, sent ones are (`tx_retention`).
     pub fn with_rcvbuf(self, bytes: usize) -> io::Result<Self> {
         self.socket.set_recv_buffer_size(bytes)?;
         let rcvbuf = self.socket.recv_buffer_size()?;
