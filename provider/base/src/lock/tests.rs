@@ -1,3 +1,5 @@
+//! The order of locks: what is allowed, and how a violation ends a process.
+
 use super::rank::{Qp, RingSender, RingsOut};
 use super::*;
 use std::io::Read;
