@@ -79,8 +79,7 @@ impl TxRetention {
 impl RetainingSocket {
     fn new(socket: Socket) -> io::Result<Self> {
         // What arrives here nobody reads; it would take the place of what is to be kept.
-        let drop_all = &mut [bpf::op(bpf::RETURN, 0)];
-        sys::attach_filter(socket.as_raw_fd(), libc::SO_ATTACH_FILTER, drop_all)?;
+        sys::attach_filter(socket.as_raw_fd(), libc::SO_ATTACH_FILTER, &mut [bpf::DROP])?;
         let most = KEPT.min(socket.recv_buffer_size()? / COST);
         Ok(Self { socket, kept: AtomicUsize::new(0), most })
     }

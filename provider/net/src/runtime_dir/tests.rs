@@ -1,3 +1,5 @@
+//! Which folders are chosen and refused, and what a sweep removes.
+
 use super::*;
 use crate::socket_file::RemovedOnDrop;
 use std::os::unix::fs::symlink;

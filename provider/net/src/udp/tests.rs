@@ -1,6 +1,10 @@
+//! A link against others of this host, on loopback addresses that no other test uses.
+
+use super::socket::set_v6_options;
 use super::*;
 use crate::link::MAX_SEGMENTS;
-use std::net::Ipv4Addr;
+use socket2::{Domain, Protocol, Type};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV6};
 
 // Port 4791 is shared with whatever runs on this machine, so these tests use an address of their own.
 fn link(last: u8, gso: bool, gro: bool) -> UdpLink {
