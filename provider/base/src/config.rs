@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 /// One environment variable that changes how the card behaves.
 #[derive(Clone, Copy, Debug)]
 pub struct Knob {
-    /// Its name.
+    /// Name of the variable.
     pub name: &'static str,
     /// What an unset variable means.
     pub default: &'static str,

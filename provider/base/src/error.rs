@@ -1,4 +1,4 @@
-//! The one error of this crate: what happened, to what, what to do, and the errno a C caller gets.
+//! The one error of the provider: what happened, to what, what to do, and the errno a C caller gets.
 //!
 //! Touches nothing. Outcomes of the protocol are not errors: they are completions, events and counters.
 
@@ -26,7 +26,7 @@ impl Error {
         Self { is_about_host: true, ..Self::new(errno, text) }
     }
 
-    /// The same of an error that came about without a word of whose it is; what to do, where that is known.
+    /// This error, marked as one about this host, with advice on what to do where that is known.
     pub fn about_host(self) -> Self {
         let advice = match self.errno {
             libc::EMFILE => "; allow this process more open files (ulimit -n), 64 are enough for a small one",
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_about_the_host_says_what_to_do_once() {
+    fn an_error_about_the_host_says_what_to_do_and_says_it_once() {
         let error = Error::os("cannot open x", &io::Error::from_raw_os_error(libc::EMFILE)).about_host();
         assert!(error.is_about_host() && error.to_string().contains("ulimit -n"), "{error}");
         assert_eq!(error.clone().about_host(), error);

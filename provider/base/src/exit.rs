@@ -1,24 +1,24 @@
-//! What is done when the process ends in good order. **Unsafe room**: `atexit`.
+//! Tasks for the end of a process that returns from `main` or calls `exit`. **Unsafe room**: `atexit`.
 //!
-//! A process that is killed, or leaves by `_exit`, does none of it.
+//! A process that is killed, or leaves by `_exit`, does none of them.
 
 use crate::lock::{Mutex, rank};
 use std::panic::catch_unwind;
 
-/// When a task is done: what may still move packets comes before what tells about them.
+/// The order of tasks: those that may still move packets come before those that report them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
-    /// Peers are told.
-    Part,
-    /// The user is told.
+    /// Peers hear that this process ends.
+    Shutdown,
+    /// Counters and reports are written for the user.
     Report,
-    /// What others could still find of this process goes away.
+    /// Names by which others could still find this process are removed.
     Clean,
 }
 
 type Task = (Stage, fn());
 
-/// What is to be done, in order.
+/// All tasks, in the order in which they are done.
 static TASKS: Mutex<rank::ExitTasks, Vec<Task>> = Mutex::new(Vec::new());
 
 /// Does `task` when the process ends, once however often it is asked for; those of one stage in the order of the calls.
@@ -51,22 +51,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peers_are_told_before_the_user_however_late_they_are_asked_for() {
+    fn tasks_run_by_stage_whatever_the_order_of_the_calls_and_once() {
         fn count() {
             print!("counted");
         }
         fn rules() {
             print!("applied");
         }
-        fn part() {
-            print!("parted");
+        fn shut_down() {
+            print!("shut down");
         }
         let mut tasks = Vec::new();
-        for (stage, task) in [(Stage::Report, count as fn()), (Stage::Report, rules), (Stage::Part, part)] {
+        for (stage, task) in [(Stage::Report, count as fn()), (Stage::Report, rules), (Stage::Shutdown, shut_down)] {
             note(&mut tasks, stage, task);
             note(&mut tasks, stage, task);
         }
         let order: Vec<_> = tasks.iter().map(|(_, task)| *task as usize).collect();
-        assert_eq!(order, [part as fn() as usize, count as fn() as usize, rules as fn() as usize]);
+        assert_eq!(order, [shut_down as fn() as usize, count as fn() as usize, rules as fn() as usize]);
     }
 }

@@ -1,6 +1,6 @@
 //! Locks, and the order in which a thread may take them. **Unsafe room**: the traits of `lock_api` and forced unlocks.
 //!
-//! Every lock has a rank, which is part of its type, and the table at the end of this file lists the ranks from the outermost
+//! Every lock has a rank, which is part of its type, and the table in [`rank`] lists the ranks from the outermost
 //! to the innermost: a thread that holds a lock may wait for another one only if that one comes later in the table.
 //! Two locks of one rank are never held together, but for the fork handlers, which take all locks of a rank at once; that is
 //! sound because nobody else does. A lock that is tried (`try_lock`) may be of any rank, as nobody waits for it, but counts as
@@ -15,6 +15,16 @@
 //!
 //! Touches nothing but the locks.
 
+#[cfg(debug_assertions)]
+mod held;
+pub mod rank;
+#[cfg(not(debug_assertions))]
+mod unchecked;
+
+pub use rank::Rank;
+#[cfg(not(debug_assertions))]
+use unchecked as held;
+
 use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard, ShardedLockWriteGuard};
 use parking_lot::lock_api;
 use std::fmt;
@@ -23,17 +33,9 @@ use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-/// The place of a lock in the order.
-pub trait Rank: Send + Sync + 'static {
-    /// Lower ones are further out. No two ranks have the same one.
-    const LEVEL: u16;
-    /// What the table calls it.
-    const NAME: &'static str;
-}
-
 /// A mutex of rank `R`.
 pub type Mutex<R, T> = lock_api::Mutex<RankedMutex<R>, T>;
-/// Its guard.
+/// The guard of a [`Mutex`].
 pub type MutexGuard<'a, R, T> = lock_api::MutexGuard<'a, RankedMutex<R>, T>;
 /// The guard of a mutex that it keeps alive.
 pub type ArcMutexGuard<R, T> = lock_api::ArcMutexGuard<RankedMutex<R>, T>;
@@ -80,7 +82,7 @@ unsafe impl<R: Rank> lock_api::RawMutex for RankedMutex<R> {
     }
 }
 
-// SAFETY: as above.
+// SAFETY: every lock and unlock is that of the `RawMutex` inside.
 unsafe impl<R: Rank> lock_api::RawMutexFair for RankedMutex<R> {
     unsafe fn unlock_fair(&self) {
         held::forget(self.address());
@@ -89,7 +91,7 @@ unsafe impl<R: Rank> lock_api::RawMutexFair for RankedMutex<R> {
     }
 }
 
-// SAFETY: as above.
+// SAFETY: every lock and unlock is that of the `RawMutex` inside.
 unsafe impl<R: Rank> lock_api::RawMutexTimed for RankedMutex<R> {
     type Duration = Duration;
     type Instant = Instant;
@@ -272,7 +274,7 @@ impl<T> DerefMut for ShardedWriteGuard<'_, T> {
 
 /// A lock that can be taken in one call and released in another: what the fork handlers need.
 pub trait Lockable: Sync {
-    /// Its place in the order.
+    /// The level of its rank in the order of locks.
     fn level(&self) -> u16;
 
     /// Takes it exclusively, beside others of its rank.
@@ -342,349 +344,5 @@ impl<R: Rank, T: Send + Sync> Lockable for RwLock<R, T> {
     }
 }
 
-/// What this thread holds.
-#[cfg(debug_assertions)]
-mod held {
-    use super::Rank;
-    use std::cell::{Cell, RefCell};
-    use std::io::Write;
-    use std::panic::Location;
-
-    /// One lock.
-    #[derive(Clone, Copy, Debug)]
-    pub(super) struct Held {
-        pub level: u16,
-        pub name: &'static str,
-        pub address: usize,
-        pub at: &'static Location<'static>,
-    }
-
-    impl Held {
-        #[track_caller]
-        pub(super) fn new<R: Rank>(address: usize) -> Self {
-            Self { level: R::LEVEL, name: R::NAME, address, at: Location::caller() }
-        }
-    }
-
-    thread_local! {
-        // A thread that ends, or a signal handler that interrupts these few lines, goes without: the accesses are all tried.
-        static HELD: RefCell<Vec<Held>> = const { RefCell::new(Vec::new()) };
-        /// Whether locks of one rank are taken together.
-        static BESIDE_OTHERS: Cell<bool> = const { Cell::new(false) };
-    }
-
-    /// This thread is going to wait for a lock: ends the process if the order forbids it.
-    #[track_caller]
-    pub(super) fn check<R: Rank>(address: usize) {
-        let wanted = Held::new::<R>(address);
-        let beside = BESIDE_OTHERS.try_with(Cell::get).unwrap_or(false);
-        let conflict = HELD.try_with(|held| held.try_borrow().ok().and_then(|held| conflict(&held, &wanted, beside)));
-        if let Ok(Some(other)) = conflict {
-            let Held { name, at, .. } = wanted;
-            // Not by a macro: the test harness would keep the message to itself, and it is about to die.
-            let _ = writeln!(
-                std::io::stderr(),
-                "lock order: {name} is waited for at {at} while {} is held, taken at {}; see the table in lock.rs",
-                other.name,
-                other.at
-            );
-            std::process::abort();
-        }
-    }
-
-    /// Which lock of `held` forbids to wait for `wanted`.
-    pub(super) fn conflict(held: &[Held], wanted: &Held, beside: bool) -> Option<Held> {
-        let forbids = |held: &&Held| {
-            held.level > wanted.level || held.level == wanted.level && (!beside || held.address == wanted.address)
-        };
-        held.iter().rev().find(forbids).copied()
-    }
-
-    /// This thread has a lock now.
-    #[track_caller]
-    pub(super) fn note<R: Rank>(address: usize) {
-        let taken = Held::new::<R>(address);
-        let _ = HELD.try_with(|held| held.try_borrow_mut().map(|mut held| held.push(taken)));
-    }
-
-    /// It has let go of it. Does nothing if it never had it: in the child of a fork locks are taken from threads that are not
-    /// there.
-    pub(super) fn forget(address: usize) {
-        let _ = HELD.try_with(|held| {
-            let Ok(mut held) = held.try_borrow_mut() else { return };
-            if let Some(at) = held.iter().rposition(|held| held.address == address) {
-                held.remove(at);
-            }
-        });
-    }
-
-    /// Takes a lock with `lock`, although another one of its rank may be held.
-    pub(super) fn beside_others(lock: impl FnOnce()) {
-        let _ = BESIDE_OTHERS.try_with(|beside| beside.set(true));
-        lock();
-        let _ = BESIDE_OTHERS.try_with(|beside| beside.set(false));
-    }
-
-    /// A lock without a raw one, as long as this lives.
-    #[derive(Debug)]
-    pub(super) struct Noted(usize);
-
-    impl Noted {
-        #[track_caller]
-        pub(super) fn new<R: Rank>(address: usize) -> Self {
-            note::<R>(address);
-            Self(address)
-        }
-    }
-
-    impl Drop for Noted {
-        fn drop(&mut self) {
-            forget(self.0);
-        }
-    }
-}
-
-/// The same where nobody asks.
-#[cfg(not(debug_assertions))]
-mod held {
-    use super::Rank;
-
-    #[inline(always)]
-    pub fn check<R: Rank>(_address: usize) {}
-
-    #[inline(always)]
-    pub fn note<R: Rank>(_address: usize) {}
-
-    #[inline(always)]
-    pub fn forget(_address: usize) {}
-
-    #[inline(always)]
-    pub fn beside_others(lock: impl FnOnce()) {
-        lock();
-    }
-
-    #[derive(Debug)]
-    pub struct Noted;
-
-    impl Noted {
-        #[inline(always)]
-        pub fn new<R: Rank>(_address: usize) -> Self {
-            Self
-        }
-    }
-}
-
-/// Declares ranks, outermost first. The first one has this level, which leaves room for the tables of other crates: each
-/// crate's levels are below those of the crates that it uses.
-#[macro_export]
-macro_rules! ranks {
-    ($vis:vis, $first:literal.. ; $($(#[$doc:meta])* $name:ident,)*) => {
-        #[repr(u16)]
-        enum Order {
-            $($name,)*
-        }
-        $(
-            $(#[$doc])*
-            #[derive(Debug)]
-            $vis enum $name {}
-
-            impl $crate::lock::Rank for $name {
-                const LEVEL: u16 = $first + Order::$name as u16;
-                const NAME: &'static str = concat!(module_path!(), "::", stringify!($name));
-            }
-        )*
-    };
-}
-
-/// The ranks of this crate, outermost first: the lock order.
-pub mod rank {
-    crate::ranks! { pub, 10_000.. ;
-        /// `engine::thread`: held by the background thread while it has its engine, that is, while it does anything.
-        ThreadTurn,
-        /// `cm::agent`: the connection manager of an engine; who receives only tries it, and leaves messages in its inbox.
-        CmAgent,
-        /// `cm::id`: one identifier.
-        CmId,
-        /// `cm::id`: where the events of one identifier go.
-        CmIdChannel,
-        /// `cm::multicast` and `steering`: the memberships of a raw packet queue pair.
-        FlowGroups,
-        /// `wq`: who changes the state of a work queue.
-        WqModify,
-        /// `device`: the devices that were given out.
-        Devices,
-        /// `fork`: the engines of this process.
-        Engines,
-        /// `engine`: the start of an engine, and whoever follows the interface.
-        Starting,
-        /// `engine::interceptor`: the start of captures and fault rules.
-        InterceptorStarting,
-        /// `device`: the contexts that want to hear of the port; also held while its new addresses are opened.
-        Contexts,
-        /// `engine::rx`: the receive side, held while packets are handed to queue pairs and those answer. Pollers only try it.
-        Rx,
-        /// `srq::remote_targets`: stand-ins for XRC targets of other processes, held while one works.
-        XrcRemoteTargets,
-        /// `engine::table`: queue pairs by number.
-        QpTable,
-        /// `qp`: one queue pair.
-        Qp,
-        /// `engine::rings`: the writing half of one ring, held while a batch is built in it.
-        RingSender,
-        /// `engine::interceptor`: the rules that spoil packets.
-        Faults,
-        /// `engine::interceptor`: the capture file, for a batch of packets.
-        Capture,
-        /// `mr`: the description of one region, while it is registered anew.
-        Registration,
-        /// `mr`: the table of keys, read while bytes are copied, mostly for all packets of a visit.
-        Memory,
-        /// `dm`: the block of device memory.
-        DeviceMemory,
-        /// `engine::table`: the slots of this process.
-        OwnedSlots,
-        /// `xrcd`: the domains that files name.
-        XrcNames,
-        /// `xrcd`: the shared receive queues of a domain.
-        XrcQueues,
-        /// `xrcd`: the targets of a domain.
-        XrcTargets,
-        /// `srq`: one shared receive queue.
-        Srq,
-        /// `cq`: one completion queue.
-        Cq,
-        /// `cq`: held while an event is announced, so that none comes once the queue is destroyed.
-        CqChannel,
-        /// `flow`: the windows by destination.
-        Flows,
-        /// `flow`: what is known of the receiver behind one window.
-        FlowReceiver,
-        /// `engine::rings`: the rings to other processes, by slot.
-        RingsOut,
-        /// `engine::rings`: the rings from other processes.
-        RingsIn,
-        /// `engine::rings`: the rings that somebody waits for.
-        RingsFull,
-        /// `flow`: the queue pairs that have room again.
-        FlowReady,
-        /// `flow`: the queue pairs that wait for room in one window.
-        FlowWaiters,
-        /// `flow`: what is owed to senders.
-        FlowCredits,
-        /// `engine`: the links by address.
-        Links,
-        /// `engine::send_room`: what raw packet queue pairs send by.
-        FrameSenders,
-        /// `engine`: the addresses of this host.
-        HostAddresses,
-        /// `device`: the description of the port.
-        Port,
-        /// `cm::agent`: what waits for the connection manager.
-        CmInbox,
-        /// `engine::xrc_messages`: frames for other processes.
-        XrcMessages,
-        /// `cm::ports`: who holds a port alone.
-        PortAlone,
-        /// `cm::ports`: the sockets that stand for ports.
-        PortNames,
-        /// `cm::ports`: the ports that clients use.
-        PortsInUse,
-        /// `cm::follow`: all identifiers.
-        CmIds,
-        /// `net::runtime_dir`: the names of this process in the runtime directory.
-        RuntimeDir,
-        /// `net::tx_queue`: what waits for room in the send buffer of one socket, held while it is sent.
-        TxQueue,
-        /// `net::segments`: destinations to which the kernel does not cut sends into packets.
-        Segments,
-        /// Uses of an object by another one, which end when it is destroyed.
-        Uses,
-        /// `steering`: what flow counters count.
-        FlowCounters,
-        /// `live`: the counters that were told last.
-        Told,
-        /// `stats_file`: the file that says what this process counted.
-        StatsFile,
-        /// `event`: events that wait for the program.
-        Events,
-        /// `engine::interceptor`: packets that are held back.
-        Delayed,
-        /// `timers`: deadlines.
-        Timers,
-        /// `engine::thread`: the handle to join the thread by.
-        ThreadHandle,
-        /// `engine`: the background thread, so that whoever holds any lock may wake it.
-        Thread,
-        /// `exit`: what is done when the process ends.
-        ExitTasks,
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::rank::{Qp, RingSender, RingsOut};
-    use super::*;
-    use std::io::Read;
-    use std::os::fd::FromRawFd;
-
-    /// What a child of a fork that does `wrong` says before it dies, and the signal that ends it.
-    fn in_child(wrong: impl FnOnce()) -> (String, i32) {
-        let (mut pipe, mut status) = ([0; 2], 0);
-        // SAFETY: two descriptors of room; the child writes to its own and ends with `_exit` at the latest.
-        let (reader, pid) = unsafe {
-            assert_eq!(libc::pipe(pipe.as_mut_ptr()), 0);
-            let pid = libc::fork();
-            if pid == 0 {
-                libc::dup2(pipe[1], 2);
-                wrong();
-                libc::_exit(0);
-            }
-            libc::close(pipe[1]);
-            (std::fs::File::from_raw_fd(pipe[0]), pid)
-        };
-        let mut said = String::new();
-        (&reader).read_to_string(&mut said).unwrap();
-        // SAFETY: a child of this test, whose status outlives the call.
-        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-        (said, if libc::WIFSIGNALED(status) { libc::WTERMSIG(status) } else { 0 })
-    }
-
-    #[test]
-    fn who_waits_for_an_outer_lock_under_an_inner_one_dies_and_says_where_both_were_taken() {
-        let (outer, inner) = (Mutex::<Qp, _>::new(()), RwLock::<RingsOut, _>::new(()));
-        let (said, signal) = in_child(|| {
-            let _inner = inner.read();
-            let _outer = outer.lock();
-        });
-        assert_eq!(signal, libc::SIGABRT, "{said}");
-        assert!(said.contains("rank::Qp is waited for at") && said.contains("rank::RingsOut is held"), "{said}");
-        assert_eq!(said.matches(file!()).count(), 2, "{said}");
-    }
-
-    #[test]
-    fn locks_may_be_taken_inwards_tried_in_any_order_and_let_go_of_in_any_order() {
-        let (outer, middle, inner) =
-            (Mutex::<Qp, _>::new(()), Mutex::<RingSender, _>::new(()), Sharded::<RingsOut, _>::new(()));
-        let (first, second, third) = (outer.lock(), middle.lock(), inner.read());
-        drop(second);
-        let second = middle.try_lock().unwrap();
-        drop(first);
-        drop(outer.try_lock_for(Duration::ZERO).unwrap());
-        drop(third);
-        drop(second);
-        drop((outer.lock(), inner.write()));
-    }
-
-    #[test]
-    fn two_locks_of_one_rank_exclude_each_other_but_for_who_takes_them_all() {
-        let [a, b] = [(); 2].map(|()| Mutex::<Qp, _>::new(()));
-        let (said, signal) = in_child(|| drop((a.lock(), b.lock())));
-        assert_eq!(signal, libc::SIGABRT, "{said}");
-        let (said, signal) = in_child(|| drop((a.lock(), a.lock())));
-        assert_eq!(signal, libc::SIGABRT, "a thread would wait for itself: {said}");
-        [&a, &b].into_iter().for_each(Lockable::lock_raw);
-        // SAFETY: just taken.
-        [&a, &b].into_iter().for_each(|lock| unsafe { lock.unlock_raw() });
-        drop(b.lock());
-    }
-}
+mod tests;

@@ -1,4 +1,4 @@
-//! With whose rights the process runs. **Unsafe room**: `geteuid`, `getauxval`.
+//! The user and the privileges of the process. **Unsafe room**: `geteuid`, `getauxval`.
 
 /// The user this process acts for.
 pub fn effective_uid() -> libc::uid_t {
@@ -8,7 +8,7 @@ pub fn effective_uid() -> libc::uid_t {
 
 /// Whether this program runs with rights that whoever started it lacks (set-uid, set-gid, capabilities of the file): then
 /// nothing that the environment says may be believed (`man 3 getauxval`, `AT_SECURE`).
-pub fn is_privileged_start() -> bool {
+pub(crate) fn is_privileged_start() -> bool {
     // SAFETY: takes no pointers and cannot fail.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }

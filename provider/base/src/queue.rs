@@ -4,7 +4,7 @@ use crate::lock::{Lockable, Mutex, Rank};
 use crate::ready::ReadyFlag;
 use std::collections::VecDeque;
 
-/// What waits for whoever comes by, oldest first.
+/// Entries that any thread may take, oldest first.
 #[derive(Debug)]
 pub struct Queue<R: Rank, T> {
     entries: Mutex<R, VecDeque<T>>,
@@ -24,19 +24,19 @@ impl<R: Rank, T: Send> Queue<R, T> {
         Self { entries: Mutex::default(), has_entries: flag }
     }
 
-    /// Whether nothing waits.
+    /// Whether there are no entries.
     #[inline]
     pub fn is_empty(&self) -> bool {
         !self.has_entries.is_set()
     }
 
-    /// Takes the oldest.
+    /// Takes the oldest entry.
     #[inline]
     pub fn pop(&self) -> Option<T> {
         if self.is_empty() { None } else { self.change(VecDeque::pop_front) }
     }
 
-    /// Does `what` to the queue, under its lock.
+    /// Changes the entries by `what`, under their lock.
     pub fn change<U>(&self, what: impl FnOnce(&mut VecDeque<T>) -> U) -> U {
         let mut entries = self.entries.lock();
         let result = what(&mut entries);

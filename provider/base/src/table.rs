@@ -29,7 +29,7 @@ pub struct Slots<T> {
 #[derive(Debug)]
 #[repr(align(64))]
 struct Slot<T> {
-    /// Of the value; of the last one, if there is none.
+    /// The key of the value; without a value, the key of the last one that was here.
     key: u32,
     value: Option<T>,
 }
@@ -49,7 +49,7 @@ impl<T> Slots<T> {
         self.slots.len().saturating_sub(FIRST_INDEX + self.free.len())
     }
 
-    /// Whether there is none.
+    /// Whether there are no values.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -81,7 +81,7 @@ impl<T> Slots<T> {
 
     /// The bits of an index that say where its value is.
     fn mask(&self) -> u32 {
-        // At most 2^24.
+        // There are at most 2^24 slots.
         (self.slots.len() as u32).wrapping_sub(1)
     }
 

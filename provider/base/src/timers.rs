@@ -1,4 +1,4 @@
-//! What is due when: a heap that several threads share, whose earliest deadline can be read without its lock.
+//! Deadlines: a heap that several threads share, whose earliest entry can be read without its lock.
 //!
 //! For queue pairs it is lazy: a QP enters when its deadline becomes earlier than what it has registered, never leaves
 //! early, and is asked again when its entry fires. So a QP that keeps moving its retransmission timer forward, once per
@@ -25,7 +25,7 @@ pub struct Timers<R: Rank, T> {
 #[derive(Debug)]
 struct Heap<T> {
     entries: BinaryHeap<Entry<T>>,
-    /// Of the next entry.
+    /// The number of the next entry, which grows with each.
     number: u64,
 }
 
@@ -69,7 +69,8 @@ impl<R: Rank, T: Send> Timers<R, T> {
         self.add_up_to(usize::MAX, deadline, what);
     }
 
-    /// The same, unless `most` entries are there already: then `what` is gone, and the answer is false.
+    /// Registers `what` for `deadline` unless `most` entries are there already: then `what` is dropped, and the answer is
+    /// false.
     pub fn add_up_to(&self, most: usize, deadline: Instant, what: T) -> bool {
         let mut heap = self.heap.lock();
         if heap.entries.len() >= most {
@@ -87,7 +88,7 @@ impl<R: Rank, T: Send> Timers<R, T> {
         self.pop_due_before(u64::MAX, now)
     }
 
-    /// The same, if it was there when [`Timers::added`] said `added`.
+    /// Takes the earliest entry if it is due and was added before [`Timers::added`] reached `added`.
     pub fn pop_due_before(&self, added: u64, now: Instant) -> Option<(Instant, T)> {
         if !self.is_due(now) {
             return None;
@@ -117,7 +118,7 @@ impl<R: Rank, T: Send> Timers<R, T> {
         Some(self.next.load(Ordering::SeqCst)).filter(|&next| next != NEVER).map(Instant)
     }
 
-    /// Forgets everything.
+    /// Drops all entries.
     pub fn clear(&self) {
         let mut heap = self.heap.lock();
         heap.entries.clear();
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_added_later_can_be_left_for_later() {
+    fn entries_that_were_added_after_a_given_one_can_be_left_in_the_heap() {
         let timers = Timers::<rank::Timers, _>::default();
         timers.add(Instant(20), "before");
         let added = timers.added();
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_can_be_bounded_and_forgotten() {
+    fn the_number_of_entries_can_be_bounded_and_all_can_be_dropped() {
         let timers = Timers::<rank::Timers, _>::default();
         assert_eq!((0..).take_while(|at| timers.add_up_to(1 << 14, Instant(*at), "")).count(), 1 << 14);
         timers.clear();

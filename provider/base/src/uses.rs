@@ -1,5 +1,4 @@
-//! Who uses whom: counters behind the EBUSY of the destroy verbs, how many objects of a kind there may be, and identities that
-//! are never reused.
+//! Use counts behind the EBUSY of the destroy verbs, quotas of objects, and identities that are never reused.
 //!
 //! Handles are `Arc`s, so nothing dangles whatever a program destroys first; these counters exist to tell it that it
 //! did so, as a driver would. Touches nothing.
@@ -32,7 +31,7 @@ impl UseCount {
         Use(Arc::clone(&self.0))
     }
 
-    /// The same if there are fewer than `most`.
+    /// Counts one more user if there are fewer than `most`.
     fn hold_below(&self, most: u32) -> Option<Use> {
         let more = |count| (count < most).then_some(count + 1);
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok().then(|| Use(Arc::clone(&self.0)))
@@ -119,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quota_is_exact_and_what_goes_makes_room() {
+    fn a_quota_gives_as_many_places_as_it_has_and_a_dropped_one_is_free_again() {
         let quota = Quota::new(2, "things");
         let (a, b) = (quota.take().unwrap(), quota.take().unwrap());
         let full = quota.take().unwrap_err();

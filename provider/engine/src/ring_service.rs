@@ -15,7 +15,7 @@ use crate::scheduler::Ready;
 use roxe_base::cancel::uncancelled;
 use roxe_base::clock;
 use roxe_net::forward::Frame;
-use roxe_net::shm::{self, Inbound, Offer, Said};
+use roxe_net::shm::{self, Inbound, Offer, PeerEvent};
 use roxe_net::slot::Slot;
 use roxe_transport::time::Instant;
 use std::io;
@@ -36,7 +36,7 @@ impl Engine {
     pub(crate) fn offer_rings(&self, state: &RxState, now: Instant) {
         for slot in self.rings.wanted() {
             let what = match uncancelled(|| self.offer_ring(state, slot)) {
-                Ok(Offer { writer, line, .. }) => Out::Offered(writer, line),
+                Ok(Offer { writer, control, .. }) => Out::Offered(writer, control),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => Out::Refused(now.after(BUSY)),
                 Err(_) => Out::Refused(now.after(ASK_AGAIN)),
             };
@@ -48,7 +48,7 @@ impl Engine {
         let size = if self.rings.out.lock().len() <= FEW { shm::SIZE } else { shm::SMALL };
         let (offer, poller) = (Offer::new(size)?, self.poller().map_err(io::Error::other)?);
         let from = state.slots.first().ok_or(io::ErrorKind::NotConnected)?;
-        poller.watch_line(offer.line.fd())?;
+        poller.watch_line(offer.control.fd())?;
         let header = Frame::Ring { size: size as u32 }.header();
         from.send_descriptors(slot, &header, &offer.descriptors(poller.doorbell()))?;
         Ok(offer)
@@ -123,7 +123,7 @@ impl Engine {
     /// Reads what is left of rings whose writers are gone, and forgets them.
     fn tend_inbound(&self, rx: &mut crate::rx_state::Rx) {
         // A writer says nothing else.
-        let is_gone = |ring: &Arc<Inbound>| !matches!(ring.line.hear(), Said::Nothing);
+        let is_gone = |ring: &Arc<Inbound>| !matches!(ring.control.poll(), PeerEvent::Nothing);
         let gone: Vec<_> = self.rings.inbound.read().iter().filter(|ring| is_gone(ring)).map(Arc::clone).collect();
         if gone.is_empty() {
             return;

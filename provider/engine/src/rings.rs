@@ -11,7 +11,7 @@ use crate::flow_control::Receiver;
 use roxe_base::clock;
 use roxe_base::lock::{Lockable, Mutex, RwLock, rank};
 use roxe_base::ready::ReadyFlag;
-use roxe_net::shm::{Doorbell, Heading, Inbound, Line, Said, Writer};
+use roxe_net::shm::{ControlSocket, Doorbell, Heading, Inbound, PeerEvent, Writer};
 use roxe_net::slot::Slot;
 use roxe_transport::cx::TxRoom;
 use roxe_transport::time::Instant;
@@ -130,9 +130,9 @@ pub(crate) enum Out {
     /// Somebody asked for a ring.
     Wanted,
     /// It was offered.
-    Offered(Writer, Line),
+    Offered(Writer, ControlSocket),
     /// It is read.
-    Ready(SharedSender, Line),
+    Ready(SharedSender, ControlSocket),
     /// Not before this time.
     Refused(Instant),
 }
@@ -283,14 +283,14 @@ impl Out {
     /// What its line says: how packets get there from now on. A ring that is not read any more is put into `gone`, for the
     /// caller to close once it has let go of the list.
     pub(crate) fn hear(&mut self, gone: &mut Vec<SharedSender>) -> Option<Receiver> {
-        let (Self::Offered(_, line) | Self::Ready(_, line)) = self else { return None };
-        match line.hear() {
-            Said::Nothing => None,
-            Said::Accepted(doorbell) => {
+        let (Self::Offered(_, control) | Self::Ready(_, control)) = self else { return None };
+        match control.poll() {
+            PeerEvent::Nothing => None,
+            PeerEvent::Accepted(doorbell) => {
                 self.accept(doorbell);
                 Some(Receiver::Ring)
             }
-            Said::Gone => {
+            PeerEvent::Gone => {
                 gone.extend(self.give_up());
                 Some(Receiver::Absent)
             }
@@ -300,9 +300,9 @@ impl Out {
     /// The offer was accepted.
     pub(crate) fn accept(&mut self, doorbell: Doorbell) {
         *self = match std::mem::replace(self, Self::Wanted) {
-            Self::Offered(writer, line) => {
+            Self::Offered(writer, control) => {
                 let sender = Sender { writer: Some(writer), doorbell: Some(doorbell), ..Sender::default() };
-                Self::Ready(Arc::new(Mutex::new(sender)), line)
+                Self::Ready(Arc::new(Mutex::new(sender)), control)
             }
             other => other,
         };

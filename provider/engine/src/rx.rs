@@ -20,7 +20,7 @@ use crate::table::Lookup;
 use crate::tx::peek_qpn;
 use roxe_base::cancel::uncancelled;
 use roxe_net::forward::Frame;
-use roxe_net::link::{Link, RxMeta};
+use roxe_net::link::RxMeta;
 use roxe_net::rx_retention::STREAM;
 use roxe_net::steer;
 use roxe_net::udp::UdpLink;

@@ -16,7 +16,7 @@ use crate::fabric::Fabric;
 use roxe_base::cancel::uncancelled;
 use roxe_memory::crc::Folding;
 use roxe_memory::guard::Sum;
-use roxe_net::link::{Link, MAX_BYTES, MAX_SEGMENTS, ROCE_PORT, SendError, Taken, TxMeta};
+use roxe_net::link::{MAX_BYTES, MAX_SEGMENTS, ROCE_PORT, SendError, Taken, TxMeta};
 use roxe_net::slot::Slot;
 use roxe_net::udp::UdpLink;
 use roxe_transport::cx::{PacketNote, TxBatch, TxRoom};

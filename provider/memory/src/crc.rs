@@ -10,7 +10,7 @@ pub use roxe_wire::icrc::Tables as Folding;
 #[cfg(target_arch = "x86_64")]
 pub use x86::Folding;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-pub use x86::{FOLD, can_fold};
+pub(crate) use x86::{FOLD, can_fold};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
@@ -26,7 +26,7 @@ mod x86 {
 
     /// What is multiplied with: pairs that move the halves of 128 bits ahead by 2048, 1024, 512, 384, 256 and 128 bits, what
     /// reduces 64 bits, the polynomial with its reciprocal, and a mask.
-    pub static FOLD: [[u64; 2]; 9] = [
+    pub(crate) static FOLD: [[u64; 2]; 9] = [
         ahead(2048),
         ahead(1024),
         ahead(512),
@@ -49,7 +49,7 @@ mod x86 {
 
     /// Whether the processor has the instructions.
     #[inline]
-    pub fn can_fold() -> bool {
+    pub(crate) fn can_fold() -> bool {
         std::is_x86_feature_detected!("avx512f") && std::is_x86_feature_detected!("vpclmulqdq")
     }
 
@@ -129,7 +129,7 @@ mod x86 {
         lanes.iter().fold(start, |sum, lane| _mm_xor_si128(moved_128(sum, by), load_lane(lane)))
     }
 
-    /// The same for 1 to 15 bytes.
+    /// As [`behind`], for 1 to 15 bytes.
     #[inline]
     #[target_feature(enable = "pclmulqdq")]
     fn behind_odd(lane: u128, odd: &[u8]) -> __m128i {

@@ -1,7 +1,7 @@
 //! Touching application memory: every access ends in a value or in [`Fault`], never in a signal.
 //!
 //! A program may unmap memory that is still registered, at any moment, also during an access. So the accesses are a few
-//! instructions of our own ([`x86`]) at known addresses, and a handler for SIGSEGV and SIGBUS sends a fault at one of
+//! instructions of our own (`x86`) at known addresses, and a handler for SIGSEGV and SIGBUS sends a fault at one of
 //! them to an exit that reports it. Any other fault goes to whatever handler was there before. Memory is only ever
 //! reached through raw addresses here: the program changes it at will, and no Rust reference to it exists.
 //!
@@ -46,16 +46,16 @@ pub fn read(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
     arch::read(addr, out)
 }
 
-/// The same where another processor has the lines of `out`, as that which reads a ring has.
+/// As [`read`], for an `out` whose lines are in the cache of another processor, as those of a ring are in its reader's.
 #[inline]
-pub fn read_shared(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
+pub(crate) fn read_shared(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
     arch::read_shared(addr, out)
 }
 
 /// Copies `out.len()` bytes at `addr` of the application and sums them up on the way where the processor can do both as
 /// fast as one of them: the sum of the first bytes, if so.
 #[inline]
-pub fn read_summed(addr: u64, out: &[AtomicU8]) -> Result<Option<Sum>, Fault> {
+pub(crate) fn read_summed(addr: u64, out: &[AtomicU8]) -> Result<Option<Sum>, Fault> {
     arch::read_summed(addr, out)
 }
 
@@ -75,23 +75,23 @@ pub fn write(addr: u64, data: &[u8]) -> Result<(), Fault> {
     arch::write(addr, data)
 }
 
-/// The same for bytes that another process wrote and may still change: string moves are slow where lines come out of another
-/// processor's cache.
+/// As [`write`], of bytes that another process wrote and may still change: string moves are slow where lines come out of
+/// another processor's cache.
 #[inline]
-pub fn write_shared(addr: u64, data: SharedBytes<'_>) -> Result<(), Fault> {
+pub(crate) fn write_shared(addr: u64, data: SharedBytes<'_>) -> Result<(), Fault> {
     arch::write_shared(addr, data)
 }
 
 /// An atomic operation of the processor on the aligned word at `addr`; returns the old value.
 #[inline]
-pub fn atomic(addr: u64, op: AtomicOp) -> Result<u64, Fault> {
+pub(crate) fn atomic(addr: u64, op: AtomicOp) -> Result<u64, Fault> {
     debug_assert!(addr.is_multiple_of(8));
     arch::atomic(addr, op)
 }
 
 /// Stores `word` at the aligned address `addr`, behind all earlier stores: others see all of its bytes or none.
 #[inline]
-pub fn store(addr: u64, word: [u8; 8]) -> Result<(), Fault> {
+pub(crate) fn store(addr: u64, word: [u8; 8]) -> Result<(), Fault> {
     debug_assert!(addr.is_multiple_of(8));
     arch::store(addr, word)
 }

@@ -13,7 +13,15 @@
 //! | [`mapped`] | whether memory is mapped with the needed rights; pages of the card's own |
 //! | [`prefetch`] | bringing what is about to be used into the cache |
 //!
-//! Knows no queue pairs, no packets and no links.
+//! # The life of a key
+//!
+//! [`mapped::check`] makes sure that the memory is there, and [`table::MemoryTable::insert`] draws a random key for it. A peer
+//! or a scatter/gather list names the key: whoever serves it takes [`table::MemoryTable::hold`] for a batch of packets, looks
+//! the key up, checks domain, rights and range, and copies. Binding a window gives another entry of the table a part of the
+//! region. [`table::MemoryTable::remove`] waits until nobody holds the table, so that no access under the key is under way
+//! when it returns, and the key never comes back for other memory by chance.
+//!
+//! Knows no queue pairs, no packets and no links. Start with [`region`].
 //!
 //! # Unsafe code
 //!

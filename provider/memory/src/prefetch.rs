@@ -12,7 +12,7 @@ pub fn prefetch<T: ?Sized>(value: &T) {
     prefetch_at(std::ptr::from_ref(value).addr(), size_of_val(value));
 }
 
-/// The same for the `len` bytes at an address, whatever is there.
+/// Asks for the `len` bytes at an address, mapped or not.
 #[inline]
 pub fn prefetch_at(start: usize, len: usize) {
     // From 0 on: where the length is known, no loop is left.

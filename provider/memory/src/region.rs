@@ -31,13 +31,13 @@ pub struct Region {
     pub addr: u64,
     /// The address by which lists and peers name its first byte.
     pub base: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// What may be done with them.
+    /// Rights that the key grants.
     pub access: Access,
-    /// By whom.
+    /// Who may use the key.
     pub users: Users,
-    /// What it is.
+    /// Whether this is memory or a window.
     pub role: Role,
 }
 
@@ -46,7 +46,7 @@ pub struct Region {
 pub enum Role {
     /// Memory, with this many windows bound to it.
     Memory {
-        /// How many.
+        /// Number of windows that are bound to it.
         windows: u32,
     },
     /// A window.
@@ -108,7 +108,7 @@ impl Region {
         if granted { self.locate(va, len, access) } else { Err(MemError::WrongDomain) }
     }
 
-    /// Copies out for a list of `pd`, by `copy`.
+    /// Copies out for a scatter/gather list of `pd`, by `copy`.
     #[inline]
     pub(crate) fn read(
         &self,
@@ -125,7 +125,7 @@ impl Region {
         Ok(copy(self.resolve(pd, va, out.len() as u64, Access::empty())?, out)?)
     }
 
-    /// Copies in for a list of `pd`.
+    /// Copies in for a scatter/gather list of `pd`, by `copy`.
     #[inline]
     pub(crate) fn write(
         &self,
@@ -248,7 +248,7 @@ impl Window {
 }
 
 impl Region {
-    /// What it is if it is a window.
+    /// The window, if this is one.
     pub(crate) fn window(&self) -> Option<Window> {
         if let Role::Window(window) = self.role { Some(window) } else { None }
     }
@@ -258,7 +258,7 @@ impl Region {
         self.window().is_some_and(|window| window.bound_to.is_some_and(|bound_to| bound_to.get() == key))
     }
 
-    /// There is a window more or less of it.
+    /// Changes the number of windows that are bound to it.
     pub(crate) fn count_windows(&mut self, change: impl FnOnce(u32) -> u32) {
         if let Role::Memory { windows } = &mut self.role {
             *windows = change(*windows);

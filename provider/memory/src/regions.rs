@@ -26,7 +26,7 @@ impl<'t> Regions<'t> {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no regions and no windows.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -49,7 +49,7 @@ impl Regions<'_> {
         self.gather_by(pd, sges, offset, out, |_, addr, out| guard::read_shared(addr, out))
     }
 
-    /// The same, with the sum of the first bytes if the copy finds it on the way.
+    /// As [`Regions::gather`], and the sum of the first bytes if the copy computes it on the way.
     #[inline]
     pub fn gather_summed(
         &self,
@@ -95,7 +95,7 @@ impl Regions<'_> {
         })
     }
 
-    /// The same out of memory of another process.
+    /// As [`Regions::scatter`], of bytes that another process may change.
     #[inline]
     pub fn scatter_shared(&self, pd: PdId, sges: &[Sge], offset: u32, data: SharedBytes<'_>) -> Result<(), MemError> {
         walk(sges, offset, data.len(), |sge, part| {
@@ -126,7 +126,7 @@ impl Regions<'_> {
         self.read_remote_by(guard::read_shared, reach.into(), rkey, va, out)
     }
 
-    /// The same, with the sum of the first bytes if the copy finds it on the way.
+    /// As [`Regions::read_remote`], and the sum of the first bytes if the copy computes it on the way.
     #[inline]
     pub fn read_remote_summed(
         &self,
@@ -160,7 +160,7 @@ impl Regions<'_> {
         self.write_remote_by(reach.into(), rkey, va, data.len(), |addr| guard::write(addr, data))
     }
 
-    /// The same out of memory of another process.
+    /// As [`Regions::write_remote`], of bytes that another process may change.
     #[inline]
     pub fn write_remote_shared(
         &self,

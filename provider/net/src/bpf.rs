@@ -12,12 +12,19 @@ pub(super) const SHIFT_RIGHT: u16 = 0x74;
 pub(super) const JUMP: u16 = 0x05;
 pub(super) const JUMP_EQ: u16 = 0x15;
 pub(super) const JUMP_GE: u16 = 0x35;
+pub(super) const JUMP_SET: u16 = 0x45;
 pub(super) const RETURN: u16 = 0x06;
 pub(super) const RETURN_A: u16 = 0x16;
 
 /// Most instructions of a program that the kernel takes.
 pub(super) const MAX_LEN: usize = 4096;
 
+/// Ends a socket filter: the packet is taken whole.
+pub(super) const PASS: sock_filter = op(RETURN, u32::MAX);
+/// Ends a socket filter: the packet is dropped.
+pub(super) const DROP: sock_filter = op(RETURN, 0);
+
+/// An instruction that does not branch.
 pub(super) const fn op(code: u16, k: u32) -> sock_filter {
     sock_filter { code, jt: 0, jf: 0, k }
 }

@@ -24,27 +24,27 @@ pub struct Control {
 
 impl Control {
     /// No messages yet.
-    pub const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self { bytes: [0; CAPACITY], len: 0 }
     }
 
     /// The messages.
-    pub fn as_bytes(&self) -> &[u8] {
+    pub(crate) fn as_bytes(&self) -> &[u8] {
         self.bytes.get(..self.len).unwrap_or_default()
     }
 
     /// The whole buffer, for the kernel to write into; tell how much it wrote with [`Control::set_len`].
-    pub fn as_mut_buffer(&mut self) -> &mut [u8; CAPACITY] {
+    pub(crate) fn as_mut_buffer(&mut self) -> &mut [u8; CAPACITY] {
         &mut self.bytes
     }
 
     /// How many bytes of the buffer the kernel filled.
-    pub fn set_len(&mut self, len: usize) {
+    pub(crate) fn set_len(&mut self, len: usize) {
         self.len = len.min(CAPACITY);
     }
 
     /// Appends a message; false if there is no room.
-    pub fn push(&mut self, level: c_int, kind: c_int, data: &[u8]) -> bool {
+    pub(crate) fn push(&mut self, level: c_int, kind: c_int, data: &[u8]) -> bool {
         let len = HEADER + data.len();
         let Some(room) = self.bytes.get_mut(self.len..self.len + len.next_multiple_of(WORD)) else { return false };
         let (header, rest) = room.split_at_mut(HEADER);
@@ -57,7 +57,7 @@ impl Control {
     }
 
     /// Appends descriptors for the other process.
-    pub fn push_descriptors(&mut self, fds: &[RawFd]) -> bool {
+    pub(crate) fn push_descriptors(&mut self, fds: &[RawFd]) -> bool {
         let mut data = [0; 4 * MAX_DESCRIPTORS];
         data.chunks_exact_mut(4).zip(fds).for_each(|(out, fd)| out.copy_from_slice(&fd.to_ne_bytes()));
         let data = data.get(..4 * fds.len()).unwrap_or_default();
@@ -65,7 +65,7 @@ impl Control {
     }
 
     /// The messages as (level, type, data). Stops at the first one that is not whole.
-    pub fn iter(&self) -> impl Iterator<Item = Message<'_>> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Message<'_>> {
         let mut rest = self.as_bytes();
         std::iter::from_fn(move || {
             let (message, behind) = split_message(rest)?;
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_pushed_comes_out_in_order() {
+    fn messages_are_read_in_the_order_in_which_they_were_pushed() {
         let mut control = Control::new();
         assert!(control.push(17, 103, &4112u16.to_ne_bytes()));
         assert!(control.push(0, 1, &7i32.to_ne_bytes()));

@@ -29,9 +29,9 @@ pub enum Frame {
     },
     /// The probe `nonce` for `index` arrived here; the body lists the slots of this process, two bytes each.
     ProbeSeen {
-        /// Of the probe.
+        /// Nonce of the probe.
         nonce: u64,
-        /// Of the probe.
+        /// Round of the probe.
         round: u8,
         /// Index in the reuseport group.
         index: u32,
@@ -62,9 +62,9 @@ pub enum XrcRequestKind {
 /// An XRC request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct XrcRequest {
-    /// What is wanted.
+    /// What the other process shall do.
     pub kind: XrcRequestKind,
-    /// Which XRC request, for the answer.
+    /// Identifies the request in its result.
     pub id: XrcRequestId,
     /// The queue, 24 bits.
     pub srqn: u32,
@@ -72,12 +72,12 @@ pub struct XrcRequest {
     pub file: (u64, u64),
 }
 
-/// Which XRC request.
+/// Identifies an XRC request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct XrcRequestId {
     /// The target that asks.
     pub target: Qpn,
-    /// Of its connection: nobody else draws the same.
+    /// Random number of the connection of the target.
     pub epoch: u64,
     /// Grows from XRC request to XRC request of a connection; one that is asked for again keeps it.
     pub seq: u64,
@@ -86,11 +86,11 @@ pub struct XrcRequestId {
 const PACKETS: u8 = 1;
 const CREDIT: u8 = 2;
 const PROBE_SEEN: u8 = 3;
-const ERRAND: u8 = 4;
-const RESULT: u8 = 5;
+const XRC_REQUEST: u8 = 4;
+const XRC_RESULT: u8 = 5;
 const RING: u8 = 6;
 
-/// What rings look like inside, second byte of their header: a process that knows another way wants none of ours.
+/// Version of the format of rings, second byte of their header: offers of another version are ignored.
 const RING_FORMAT: u8 = 2;
 
 /// Kinds of XRC requests, second byte of their header. The third one is the path MTU.
@@ -118,7 +118,7 @@ impl XrcRequest {
             XrcRequestKind::Read => (READ, 0),
             XrcRequestKind::End => (END, 0),
         };
-        (out[0], out[1], out[2]) = (ERRAND, kind, mtu);
+        (out[0], out[1], out[2]) = (XRC_REQUEST, kind, mtu);
         self.id.put(out);
         out[8..12].copy_from_slice(&self.srqn.to_ne_bytes());
         out[32..40].copy_from_slice(&self.file.0.to_ne_bytes());
@@ -133,7 +133,7 @@ fn put_result(id: XrcRequestId, outcome: Outcome, out: &mut [u8; HEADER]) {
         Outcome::NotReady => (NOT_READY, 0, 0, 0),
         Outcome::Refused(code, events) => (REFUSED, Syndrome::Nak(code).to_u8(), events.bits(), 0),
     };
-    out[..4].copy_from_slice(&[RESULT, kind, syndrome, events]);
+    out[..4].copy_from_slice(&[XRC_RESULT, kind, syndrome, events]);
     id.put(out);
     out[32..40].copy_from_slice(&word.to_ne_bytes());
 }
@@ -203,7 +203,7 @@ impl Frame {
                 Self::ProbeSeen { nonce, round: header[1], index: word(8)? }
             }
             RING if header[1] == RING_FORMAT => Self::Ring { size: word(8)? },
-            ERRAND => {
+            XRC_REQUEST => {
                 let kind = match header[1] {
                     EXECUTE => XrcRequestKind::Execute(PathMtu::from_code(header[2])?),
                     READ => XrcRequestKind::Read,
@@ -212,7 +212,7 @@ impl Frame {
                 };
                 Self::XrcRequest(XrcRequest { kind, id: id()?, srqn: word(8)?, file: (long(32)?, long(40)?) })
             }
-            RESULT => {
+            XRC_RESULT => {
                 let outcome = match (header[1], Syndrome::from_u8(header[2])) {
                     (DONE, _) => Outcome::Done(long(32)?),
                     (NOT_READY, _) => Outcome::NotReady,
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn every_frame_survives_the_trip() {
+    fn every_frame_is_parsed_as_it_was_written() {
         let (src, dst) = (Ipv4Addr::new(127, 0, 0, 1).into(), Ipv4Addr::new(127, 0, 0, 2).into());
         let meta = RxMeta {
             len: 3,
@@ -283,7 +283,7 @@ mod tests {
 
     /// Every kind, with every second byte, and the others from the edges: what is read is what would be written.
     #[test]
-    fn what_is_read_of_a_frame_is_all_that_it_says() {
+    fn a_frame_that_is_parsed_and_written_again_is_the_same() {
         for (kind, second) in (0..=8).flat_map(|kind| (0..=u8::MAX).map(move |second| (kind, second))) {
             for third in [0, 1, 5, 6, 0x60, 0x64, 0x65, 0xff] {
                 for rest in [0, 1, 0x7f, 0x80, 0xff] {
@@ -297,16 +297,20 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_nothing() {
+    fn bytes_that_are_no_frame_are_refused() {
         assert_eq!(Frame::parse(&[]), None);
         assert_eq!(Frame::parse(&[PACKETS; HEADER - 1]), None);
         assert_eq!(Frame::parse(&[0; HEADER]), None);
         for first in 0..=u8::MAX {
             let _ = Frame::parse(&[first; HEADER]);
         }
-        for wrong in
-            [[ERRAND, 0, 1, 0], [ERRAND, EXECUTE, 9, 0], [RESULT, 9, 0, 0], [RESULT, REFUSED, 0, 0], [RING, 0, 0, 0]]
-        {
+        for wrong in [
+            [XRC_REQUEST, 0, 1, 0],
+            [XRC_REQUEST, EXECUTE, 9, 0],
+            [XRC_RESULT, 9, 0, 0],
+            [XRC_RESULT, REFUSED, 0, 0],
+            [RING, 0, 0, 0],
+        ] {
             let mut bytes = [0; HEADER];
             bytes[..4].copy_from_slice(&wrong);
             assert_eq!(Frame::parse(&bytes), None, "{wrong:?}");

@@ -1,10 +1,12 @@
-//! What a link is: runs of equal-sized packets between one local address and others, and what is known of a run.
+//! Runs of equal-sized packets, as all links move them: where a run came from, where it goes, and what became of it.
+//!
+//! There is no trait over the links, because they have no operation in common: [`crate::udp::UdpLink`] copies a run into and
+//! out of buffers of the caller, a ring ([`crate::shm`]) shows the packets where they are and lends room to build them in, and
+//! [`crate::frames`] moves batches of frames that have no address besides their own headers. They share these types.
 //!
 //! Touches nothing.
 
-use crate::cmsg::Control;
 use roxe_wire::{Gid, NetHeader};
-use std::io;
 use std::os::fd::RawFd;
 
 /// UDP port of RoCEv2, host order (IANA).
@@ -84,13 +86,13 @@ impl TxMeta {
 /// Why a run was not sent.
 #[derive(Debug)]
 pub enum SendError {
-    /// The link did not take several packets at once. They go one by one: [`Link::max_segments`] says so for a while.
+    /// The link did not take several packets at once. They go one by one: [`UdpLink::max_segments`](crate::udp::UdpLink::max_segments) says so for a while.
     NoSegments,
     /// The send buffer of this socket is full.
     Full(RawFd),
-    /// So is what may wait for it ([`tx_queue`]): the packets are gone.
+    /// The send buffer and the queue behind it ([`crate::tx_queue`]) are full: the packets are dropped.
     QueueFull,
-    /// The packets are gone, as if the network had lost them.
+    /// The packets are dropped, as if the network had lost them.
     Lost,
 }
 
@@ -99,26 +101,6 @@ pub enum SendError {
 pub enum Taken {
     /// The system has it.
     Sent,
-    /// It waits for room, and is counted when it leaves.
+    /// The run waits for room in the send buffer, and is counted when it leaves.
     Queued,
-}
-
-/// Moves runs of equal-sized packets from and to one local address.
-pub trait Link {
-    /// Receives one run without waiting; `None`: nothing there. `buf` has at least 65,536 bytes. What is in `control` means
-    /// nothing before and after: most looks are in vain, and a new one for each is one to clear.
-    fn recv_with(&self, buf: &mut [u8], control: &mut Control) -> io::Result<Option<RxMeta>>;
-
-    /// The same.
-    #[cfg(any(test, feature = "testing"))]
-    fn recv(&self, buf: &mut [u8]) -> io::Result<Option<RxMeta>> {
-        self.recv_with(buf, &mut Control::new())
-    }
-
-    /// Sends `bytes` as packets of `segment` bytes each, the last one may be shorter. At most [`MAX_BYTES`] and
-    /// [`Link::max_segments`] packets. Never waits.
-    fn send(&self, to: &TxMeta, bytes: &[u8], segment: usize) -> Result<Taken, SendError>;
-
-    /// Most packets of the next send to `dst`. Asked once for each.
-    fn max_segments(&self, dst: Gid) -> usize;
 }

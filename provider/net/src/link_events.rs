@@ -1,4 +1,4 @@
-//! News of the system's interfaces: a socket that becomes readable when a link or an address changes (rtnetlink).
+//! Changes of the system's interfaces: a socket that becomes readable when a link or an address changes (rtnetlink).
 //!
 //! Of a message only the interface is looked at. Whoever hears that his own changed asks the system what it is like now,
 //! so a message that was lost because too many came does no harm.
@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, RawFd};
 /// Where `ifinfomsg` and `ifaddrmsg` alike name the interface, behind the 16 bytes of `nlmsghdr`.
 const IFINDEX: std::ops::Range<usize> = 20..24;
 
-/// The socket.
+/// A netlink socket that hears of changes.
 #[derive(Debug)]
 pub struct LinkEvents(Socket);
 
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_news_nothing_is_said() {
+    fn without_changes_no_interface_is_reported() {
         let link_events = LinkEvents::open().unwrap();
         assert!(!link_events.are_about(u32::MAX));
         assert!(!link_events.are_about(u32::MAX), "never waits");

@@ -6,9 +6,10 @@
 //! in different ones may share the folder and must never meet. The address that the kernel shows to everybody in
 //! `/proc/net/unix` is the random name.
 
-use crate::runtime_dir::{self, MAX_PATH, RuntimeDir};
+use crate::runtime_dir::{self, RuntimeDir};
+use crate::socket_file::{MAX_PATH, bind_at_random, datagram_socket};
 use crate::sys;
-use socket2::{Domain, SockAddr, Socket, Type};
+use socket2::{SockAddr, Socket};
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
@@ -17,7 +18,7 @@ use std::ops::Deref;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -26,8 +27,8 @@ use std::time::Duration;
 const VERSION: u32 = 2;
 /// Random names that are tried before giving up: a sweep may take one away before it is bound.
 const ATTEMPTS: u32 = 8;
-/// How often a claim looks again whether a dead name is gone that another process is about to take away, and how soon.
-const LOOKS: (u32, Duration) = (50, Duration::from_millis(1));
+/// How often, and after which pause, a claim tries again while another process removes a dead name.
+const RETRIES: (u32, Duration) = (50, Duration::from_millis(1));
 
 /// The names of one network namespace in one folder.
 #[derive(Clone, Debug)]
@@ -37,22 +38,9 @@ pub(super) struct Space {
 }
 
 impl Space {
-    /// Longest part of a path behind the folder: `/2-`, a namespace of 32 bits (they are counted), `-` and a name.
-    pub(super) const LONGEST: usize = 3 + 8 + 1 + Self::LONGEST_NAME;
-    /// Longest name: the mailbox of a service at an address of IPv6 (`svc`, interface, service, address).
-    const LONGEST_NAME: usize = 4 + 9 + 17 + 32;
-
     /// The one that `socket` belongs to.
     pub(super) fn of(socket: &Socket) -> io::Result<Self> {
         Ok(Self { dir: RuntimeDir::get()?, namespace: namespace_of(socket) })
-    }
-
-    /// Makes sure that sockets can be bound, named and found in `dir`.
-    pub(super) fn try_out(dir: &RuntimeDir) -> io::Result<()> {
-        let (_socket, bound) = bind_at_random(datagram_socket()?, dir.path())?;
-        let named = Temporary::random(dir.path())?;
-        fs::hard_link(&bound.0, &named.0)?;
-        datagram_socket()?.connect(&SockAddr::unix(&named.0)?)
     }
 
     /// The address of `name`. Made without allocating, because credits are sent often.
@@ -76,40 +64,6 @@ fn namespace_of(socket: &Socket) -> u64 {
     sys::namespace_cookie(socket.as_raw_fd()).or_else(|_| inode()).unwrap_or(0)
 }
 
-/// A path that goes with this.
-pub(super) struct Temporary(pub(super) PathBuf);
-
-impl Temporary {
-    pub(super) fn random(dir: &Path) -> io::Result<Self> {
-        let number = getrandom::u64().map_err(io::Error::other)?;
-        Ok(Self(dir.join(format!("new-{number:016x}"))))
-    }
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
-    }
-}
-
-/// Binds `socket` where nobody looks for it.
-fn bind_at_random(socket: Socket, dir: &Path) -> io::Result<(Socket, Temporary)> {
-    let path = Temporary::random(dir)?;
-    socket.bind(&SockAddr::unix(&path.0)?)?;
-    Ok((socket, path))
-}
-
-/// A Unix datagram socket without a name.
-pub(super) fn datagram_socket() -> io::Result<Socket> {
-    Socket::new(Domain::UNIX, Type::DGRAM, None)
-}
-
-/// Whether the socket file at `path` is one of a process that has died; `probe` is any unbound datagram socket.
-pub(super) fn is_dead(probe: &Socket, path: &Path) -> bool {
-    let connected = SockAddr::unix(path).and_then(|address| probe.connect(&address));
-    connected.is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
-}
-
 /// A socket that has a name. The name goes with it, unless this process only inherited it.
 #[derive(Debug)]
 pub struct NamedSocket {
@@ -121,16 +75,16 @@ pub struct NamedSocket {
 impl NamedSocket {
     /// Binds `name` to a new socket that says who sends to it. EADDRINUSE: somebody has it.
     pub(super) fn bind(name: &impl fmt::Display) -> io::Result<Self> {
-        let mut looks = 0..LOOKS.0;
+        let mut retries = 0..RETRIES.0;
         loop {
             match Self::bind_first(std::iter::once(name)).map(|(_, socket)| socket) {
                 Err(e) if e.kind() == io::ErrorKind::AddrInUse && !Probe::new()?.finds(name) => {
-                    // Whoever had it has died.
-                    if looks.next().is_none() {
+                    // The process that had the name has died.
+                    if retries.next().is_none() {
                         return Err(e);
                     }
                     if !RuntimeDir::get()?.sweep() {
-                        thread::sleep(LOOKS.1);
+                        thread::sleep(RETRIES.1);
                     }
                 }
                 result => return result,
@@ -169,7 +123,7 @@ impl NamedSocket {
         Err(io::Error::from_raw_os_error(libc::EADDRINUSE))
     }
 
-    /// Where its name is.
+    /// The names among which its own is.
     pub(super) fn space(&self) -> &Space {
         &self.space
     }
@@ -248,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_who_claim_a_name_of_a_dead_process_one_gets_it() {
+    fn one_of_many_concurrent_claims_gets_the_name_of_a_dead_process() {
         let name = unused();
         for _ in 0..20 {
             drop(UnixDatagram::bind(path_of(&name)).unwrap());
@@ -269,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_any_name_leaves_those_of_the_dead_alone() {
+    fn a_claim_of_any_name_leaves_names_of_dead_processes_alone() {
         let names = [unused(), unused(), unused()];
         let _alive = NamedSocket::bind(&names[0]).unwrap();
         drop(UnixDatagram::bind(path_of(&names[1])).unwrap());

@@ -52,7 +52,7 @@ mod tests {
 
     /// As a socket of Linux 6.18 reports it: how many fit its buffer.
     #[test]
-    fn a_message_of_one_packet_costs_what_its_buffer_takes() {
+    fn a_message_of_one_packet_costs_as_much_as_its_buffer() {
         for (payload, bytes) in [
             (0, 832),
             (128, 832),

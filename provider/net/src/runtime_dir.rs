@@ -5,10 +5,10 @@
 //! therefore fixed, and tried in the same order everywhere. Touches the file system.
 //!
 //! Names of processes that were killed stay behind. A name is *live* while a socket is bound to it and *dead* afterwards,
-//! for ever: only [`RuntimeDir::sweep`] takes a dead name away, one process at a time, so nobody can put a live one in
+//! for ever: only `RuntimeDir::sweep` takes a dead name away, one process at a time, so nobody can put a live one in
 //! its place between the look and the removal.
 
-use crate::named::{Space, datagram_socket, is_dead};
+use crate::socket_file::{self, MAX_FILE_NAME, MAX_PATH, datagram_socket, is_dead};
 use roxe_base::exit::{Stage, at_exit};
 use roxe_base::lock::{Lockable, Mutex, rank};
 use std::collections::BTreeSet;
@@ -23,14 +23,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What the kernel shows in place of a user that the namespace does not map, where it does not say otherwise.
 const OVERFLOW_UID: u32 = 65_534;
-/// Bytes of the path of a Unix socket, without the zero at its end (`man 7 unix`).
-pub(super) const MAX_PATH: usize = 107;
 /// The file whose lock the sweeper holds.
 const SWEEPER: &str = "sweeper.lock";
 
 /// A folder that only this user can enter.
 #[derive(Debug)]
-pub struct RuntimeDir {
+pub(crate) struct RuntimeDir {
     path: PathBuf,
     /// Whose it is.
     uid: u32,
@@ -73,9 +71,9 @@ fn list(tried: &[(PathBuf, String)]) -> String {
     tried.iter().map(|(path, why)| format!("{}: {why}", path.display())).collect::<Vec<_>>().join("; ")
 }
 
-/// Why one cannot.
+/// Why one folder cannot be used.
 enum Refusal {
-    /// It is not fit for us, whoever asks.
+    /// The folder cannot be used, and would not be for any process of this user.
     Unfit(String),
     /// The system has run out of something.
     Failed(io::Error),
@@ -83,7 +81,7 @@ enum Refusal {
 
 impl RuntimeDir {
     /// The folder of this user; made, and swept, the first time. EACCES: none can be used.
-    pub fn get() -> io::Result<Arc<Self>> {
+    pub(crate) fn get() -> io::Result<Arc<Self>> {
         let uid = roxe_base::privilege::effective_uid();
         let mut current = CURRENT.lock();
         if let Some(dir) = current.dir.as_ref().filter(|dir| dir.uid == uid) {
@@ -97,8 +95,8 @@ impl RuntimeDir {
         Ok(dir)
     }
 
-    /// Where it is.
-    pub fn path(&self) -> &Path {
+    /// The path of the folder.
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
@@ -143,7 +141,7 @@ impl RuntimeDir {
         let shared = if is_shared { File::open(path).ok() } else { None };
         let shared = shared.filter(|folder| folder.try_lock_shared().is_ok());
         let dir = Self { path: path.into(), uid, _shared: shared };
-        Space::try_out(&dir).map_err(|cause| match cause.raw_os_error() {
+        socket_file::try_folder(&dir.path).map_err(|cause| match cause.raw_os_error() {
             Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS) => Refusal::Failed(cause),
             _ => Refusal::Unfit(format!("it takes no sockets: {cause}")),
         })?;
@@ -193,7 +191,7 @@ fn candidates(runtime: Option<OsString>, uid: u32) -> Vec<PathBuf> {
 /// Whether nobody but our user, and root, can rename or remove what is in the folder above `path`. If so: whether others
 /// keep things there, too.
 fn check_parent(path: &Path, uid: u32) -> Result<bool, String> {
-    let room = MAX_PATH.saturating_sub(Space::LONGEST);
+    let room = MAX_PATH.saturating_sub(1 + MAX_FILE_NAME);
     if path.as_os_str().as_bytes().len() > room {
         return Err(format!("its path is longer than {room} bytes"));
     }
@@ -230,7 +228,7 @@ fn overflow_uid() -> u32 {
     text.trim().parse().unwrap_or(OVERFLOW_UID)
 }
 
-/// This process has bound `path`, which goes when it ends in good order.
+/// This process has bound `path`, which is removed when the process exits.
 pub(super) fn note_name(path: PathBuf) {
     let mut current = CURRENT.lock();
     let pid = std::process::id();
@@ -251,7 +249,7 @@ pub(super) fn remove_name(path: &Path) {
     }
 }
 
-/// The process ends.
+/// Removes all names of this process, which is ending.
 fn remove_all() {
     // The thread that ends the process may be the one that has the lock; a next start sweeps.
     let Some(mut current) = CURRENT.try_lock() else { return };
@@ -282,158 +280,11 @@ pub fn sweep_after_death() {
     if DEATH.load(Ordering::Relaxed) && DEATH.swap(false, Ordering::Relaxed) {
         let dir = CURRENT.lock().dir.clone();
         if !dir.is_none_or(|dir| dir.sweep()) {
-            // Who is at it now may have passed the place already.
+            // The process that sweeps now may have passed the dead name already.
             note_death();
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::named::Temporary;
-    use std::os::unix::fs::symlink;
-    use std::os::unix::net::UnixDatagram;
-
-    /// A folder of this test's, short enough for the names.
-    struct Scratch(PathBuf);
-
-    impl Scratch {
-        fn new() -> Self {
-            let path = PathBuf::from(format!("/tmp/x{:x}", getrandom::u32().unwrap()));
-            DirBuilder::new().mode(0o700).create(&path).unwrap();
-            Self(path)
-        }
-
-        fn candidate(&self) -> PathBuf {
-            self.0.join("roxe")
-        }
-
-        fn prepare(&self) -> Result<RuntimeDir, String> {
-            RuntimeDir::prepare(&self.candidate(), roxe_base::privilege::effective_uid()).map_err(|refusal| {
-                match refusal {
-                    Refusal::Unfit(why) => why,
-                    Refusal::Failed(cause) => cause.to_string(),
-                }
-            })
-        }
-    }
-
-    impl Drop for Scratch {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
-
-    fn mode(path: &Path) -> u32 {
-        fs::symlink_metadata(path).unwrap().mode() & 0o7777
-    }
-
-    #[test]
-    fn the_folder_is_made_private_and_one_that_was_readable_becomes_so() {
-        let scratch = Scratch::new();
-        let dir = scratch.prepare().unwrap();
-        assert_eq!(mode(dir.path()), 0o700);
-        fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
-        scratch.prepare().unwrap();
-        assert_eq!(mode(dir.path()), 0o700);
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "trying it out leaves nothing");
-    }
-
-    #[test]
-    fn links_files_and_folders_that_others_can_write_are_refused() {
-        let scratch = Scratch::new();
-        symlink("/tmp", scratch.candidate()).unwrap();
-        assert_eq!(scratch.prepare().unwrap_err(), "it is not a folder");
-        fs::remove_file(scratch.candidate()).unwrap();
-        fs::write(scratch.candidate(), "").unwrap();
-        assert_eq!(scratch.prepare().unwrap_err(), "it is not a folder");
-        fs::remove_file(scratch.candidate()).unwrap();
-        fs::create_dir(scratch.candidate()).unwrap();
-        fs::set_permissions(scratch.candidate(), Permissions::from_mode(0o770)).unwrap();
-        assert_eq!(scratch.prepare().unwrap_err(), "others can write in it");
-    }
-
-    #[test]
-    fn a_folder_that_others_could_exchange_is_refused_unless_it_is_sticky() {
-        let scratch = Scratch::new();
-        fs::set_permissions(&scratch.0, Permissions::from_mode(0o777)).unwrap();
-        assert!(scratch.prepare().unwrap_err().starts_with("others can write in /tmp/x"));
-        fs::set_permissions(&scratch.0, Permissions::from_mode(0o1777)).unwrap();
-        let dir = scratch.prepare().unwrap();
-        assert!(dir._shared.is_some(), "tidying up by age leaves it alone");
-    }
-
-    #[test]
-    fn a_folder_of_another_user_is_refused() {
-        let scratch = Scratch::new();
-        if roxe_base::privilege::effective_uid() != 0 {
-            return eprintln!("skipped: only root can make a folder of another user");
-        }
-        fs::create_dir(scratch.candidate()).unwrap();
-        std::os::unix::fs::chown(scratch.candidate(), Some(12_345), None).unwrap();
-        assert_eq!(scratch.prepare().unwrap_err(), "it belongs to user 12345");
-        fs::remove_dir(scratch.candidate()).unwrap();
-        std::os::unix::fs::chown(&scratch.0, Some(12_345), None).unwrap();
-        assert!(scratch.prepare().unwrap_err().ends_with(" belongs to user 12345"));
-    }
-
-    #[test]
-    fn a_folder_whose_names_would_be_too_long_is_refused() {
-        let path = Path::new("/tmp").join("x".repeat(MAX_PATH - Space::LONGEST));
-        assert!(check_parent(&path, 0).unwrap_err().contains("longer than"));
-    }
-
-    #[test]
-    fn the_places_are_the_same_for_all_processes_of_a_user() {
-        let places = |runtime: Option<&str>, uid| -> Vec<String> {
-            let all = candidates(runtime.map(OsString::from), uid);
-            all.into_iter().map(|path| path.to_str().unwrap().to_owned()).collect()
-        };
-        assert_eq!(places(None, 7), ["/run/user/7/roxe", "/tmp/roxe-7", "/dev/shm/roxe-7"]);
-        assert_eq!(places(Some("/run/user/7"), 7), places(None, 7));
-        assert_eq!(places(Some("relative"), 7), places(None, 7));
-        assert_eq!(places(Some("/x"), 7)[0], "/x/roxe");
-        assert_eq!(places(None, 0)[1], "/run/roxe");
-    }
-
-    #[test]
-    fn without_a_folder_the_error_says_what_was_tried_and_what_to_do() {
-        let uid = roxe_base::privilege::effective_uid();
-        let nowhere = PathBuf::from("/nowhere/roxe");
-        let error = RuntimeDir::choose(std::slice::from_ref(&nowhere), uid).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
-        let text = error.to_string();
-        assert!(text.contains("/nowhere/roxe: /nowhere: ") && text.contains("set XDG_RUNTIME_DIR"), "{text}");
-        let scratch = Scratch::new();
-        let found = RuntimeDir::choose(&[nowhere, scratch.candidate()], uid).unwrap();
-        assert_eq!(found.path(), scratch.candidate());
-    }
-
-    #[test]
-    fn a_map_leaves_somebody_out_unless_it_is_whole() {
-        assert!(maps_everybody("         0          0 4294967295\n"));
-        assert!(maps_everybody("0 0 1000\n1000 1000 4294966295\n"));
-        assert!(!maps_everybody("65534 1000 1\n") && !maps_everybody(""));
-    }
-
-    #[test]
-    fn a_sweep_takes_the_names_of_the_dead_and_nothing_else() {
-        let scratch = Scratch::new();
-        let dir = scratch.prepare().unwrap();
-        let (dead, alive, file) = (dir.path().join("dead"), dir.path().join("alive"), dir.path().join("file"));
-        drop(UnixDatagram::bind(&dead).unwrap());
-        // Found by another name than it was bound to.
-        let bound = Temporary::random(dir.path()).unwrap();
-        let _socket = UnixDatagram::bind(&bound.0).unwrap();
-        fs::hard_link(&bound.0, &alive).unwrap();
-        drop(bound);
-        fs::write(&file, "").unwrap();
-        let lock = dir.open_lock().unwrap();
-        lock.lock().unwrap();
-        assert!(!dir.sweep() && dead.exists(), "another process is at it");
-        lock.unlock().unwrap();
-        assert!(dir.sweep());
-        assert!(!dead.exists() && alive.exists() && file.exists());
-    }
-}
+mod tests;

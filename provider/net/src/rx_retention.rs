@@ -5,7 +5,7 @@
 //! has looked lately. So large datagrams are peeked at (`SO_PEEK_OFF` moves on to the next), and leave the queue when they have
 //! been pushed out of that cache. A send of 60 KB took 12 us, and takes 7.
 //!
-//! A socket looks readable as long as something is kept: who is going to wait for it clears the retained data first. Belongs to the
+//! A socket looks readable as long as something is kept: who is going to wait for it drops the retained datagrams first. Belongs to the
 //! receive side of the engine and is changed under its lock. Touches the socket, and counts.
 
 use crate::sys::{self, Discarded};
@@ -21,20 +21,20 @@ const KEPT: usize = 1 << 20;
 const SHARE: usize = 4;
 /// Most datagrams that are kept: to peek means to pass by all of them.
 const MAX_COUNT: usize = 64;
-/// As many leave the queue at once.
+/// Datagrams that leave the queue at once.
 const PORTION: usize = 4;
-/// Looks in vain, one after the other, until the retained data is cleared: 100 us or so.
-const PATIENCE: u32 = 256;
+/// Polls in a row that find nothing until the retained datagrams are dropped: about 100 us.
+const MAX_EMPTY_POLLS: u32 = 256;
 
 /// What is kept in the queue of one socket.
 #[derive(Debug, Default)]
 pub(super) struct RxRetention {
-    /// Bytes that may be kept; 0: there is no retained data.
+    /// Bytes that may be kept; 0: nothing is retained here.
     limit: usize,
     is_open: AtomicBool,
     count: AtomicUsize,
     bytes: AtomicUsize,
-    vain_looks: AtomicU32,
+    empty_polls: AtomicU32,
 }
 
 impl RxRetention {
@@ -74,19 +74,19 @@ impl RxRetention {
         let (count, bytes) = (self.count.load(Relaxed) + 1, self.bytes.load(Relaxed) + len);
         self.count.store(count, Relaxed);
         self.bytes.store(bytes, Relaxed);
-        self.vain_looks.store(0, Relaxed);
+        self.empty_polls.store(0, Relaxed);
         if bytes > self.limit || count > MAX_COUNT {
             self.discard(fd, PORTION);
         }
     }
 
-    /// Nothing was there.
+    /// A poll found nothing.
     #[inline]
-    pub(super) fn note_vain_look(&self, fd: RawFd) {
+    pub(super) fn note_empty_poll(&self, fd: RawFd) {
         if self.is_open.load(Relaxed) {
-            let looks = self.vain_looks.load(Relaxed) + 1;
-            self.vain_looks.store(looks, Relaxed);
-            if looks >= PATIENCE {
+            let polls = self.empty_polls.load(Relaxed) + 1;
+            self.empty_polls.store(polls, Relaxed);
+            if polls >= MAX_EMPTY_POLLS {
                 self.clear(fd);
             }
         }
@@ -101,7 +101,7 @@ impl RxRetention {
             self.discard(fd, sys::MAX_DISCARDED);
         }
         self.bytes.store(0, Relaxed);
-        self.vain_looks.store(0, Relaxed);
+        self.empty_polls.store(0, Relaxed);
     }
 
     /// Takes the oldest ones out of the queue, `most` of them or all.
@@ -123,7 +123,7 @@ mod tests {
     use std::net::UdpSocket;
     use std::os::fd::AsRawFd;
 
-    /// A socket with a retained data, and one that sends to it.
+    /// A socket that retains datagrams, and one that sends to it.
     struct Pair {
         from: UdpSocket,
         to: UdpSocket,
@@ -149,7 +149,7 @@ mod tests {
             let received = sys::recv(fd, &mut buf, &mut Control::new(), self.rx_retention.flags()).unwrap();
             match received {
                 Some((len, ..)) => self.rx_retention.note(fd, len),
-                None => self.rx_retention.note_vain_look(fd),
+                None => self.rx_retention.note_empty_poll(fd),
             }
             received.map(|(len, ..)| (buf[0], len))
         }
@@ -198,11 +198,11 @@ mod tests {
     }
 
     #[test]
-    fn after_many_looks_in_vain_nothing_is_left() {
+    fn after_many_empty_polls_nothing_is_retained() {
         let pair = Pair::new(20 * STREAM);
         pair.pass(0..8, STREAM);
-        assert_eq!(pair.count(), 7, "the first one opened the shelf");
-        for _ in 1..PATIENCE {
+        assert_eq!(pair.count(), 7, "the first one began the retention");
+        for _ in 1..MAX_EMPTY_POLLS {
             assert_eq!(pair.recv(), None);
         }
         assert_eq!(pair.count(), 7);
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_not_been_read_outlives_a_clearing() {
+    fn datagrams_that_have_not_been_read_outlive_a_clearing() {
         let pair = Pair::new(20 * STREAM);
         pair.pass(0..3, STREAM);
         pair.send(3, STREAM);

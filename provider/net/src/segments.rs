@@ -22,7 +22,7 @@ const OFF: u8 = 0;
 const ON: u8 = 1;
 const IN_PART: u8 = 2;
 
-/// What the kernel said so far.
+/// Which destinations the kernel refused segmented sends to.
 #[derive(Debug)]
 pub(super) struct Segments {
     /// One look at it is all that a send pays where nothing was refused.
@@ -93,12 +93,12 @@ impl Segments {
     #[inline]
     pub(super) fn note_taken(&self, dst: Gid) {
         if self.state.load(Relaxed) == IN_PART {
-            self.forgive(dst);
+            self.forget_refusals(dst);
         }
     }
 
     #[cold]
-    fn forgive(&self, dst: Gid) {
+    fn forget_refusals(&self, dst: Gid) {
         let mut refused = self.refused.lock();
         refused.retain(|refusal| refusal.dst != dst);
         if refused.is_empty() {
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn who_goes_on_refusing_is_asked_ever_less_often_and_one_success_ends_it() {
+    fn repeated_refusals_double_the_pause_and_one_success_ends_it() {
         let segments = Segments::new(true);
         segments.note_refused(to(1));
         let mut expected = FIRST_PAUSE;

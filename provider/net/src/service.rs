@@ -18,13 +18,13 @@ use std::os::fd::{AsRawFd, RawFd};
 /// At which addresses a service is offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scope {
-    /// At all.
+    /// At all addresses.
     All,
-    /// At all of IPv4.
+    /// At all addresses of IPv4.
     V4,
-    /// At all of IPv6.
+    /// At all addresses of IPv6.
     V6,
-    /// At this one.
+    /// At this address.
     At(Gid),
 }
 
@@ -34,7 +34,7 @@ impl Scope {
         if gid.to_ip().is_ipv4() { Self::V4 } else { Self::V6 }
     }
 
-    /// Who may have what comes to `gid`, best first.
+    /// The scopes that include `gid`, narrowest first.
     pub fn candidates(gid: Gid) -> [Self; 3] {
         [Self::At(gid), Self::family_of(gid), Self::All]
     }
@@ -66,13 +66,13 @@ impl fmt::Display for AddressPart {
 /// A service at some addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// What is listened for.
+    /// The service that is listened for.
     pub service: ServiceId,
-    /// At which addresses.
+    /// The addresses at which the service is offered.
     pub scope: Scope,
 }
 
-/// As a part of a file's name.
+/// A service as a part of a file's name.
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:x}-", self.service.0)?;
@@ -88,7 +88,7 @@ impl fmt::Display for Place {
 /// The name of a claim.
 #[derive(Clone, Copy, Debug)]
 pub struct ClaimName {
-    /// What it is a claim of.
+    /// The service and its addresses.
     pub place: Place,
     /// `None`: for one alone. Programs that share it have a number each.
     pub share: Option<u8>,
@@ -102,12 +102,12 @@ impl fmt::Display for ClaimName {
 }
 
 impl ClaimName {
-    /// Takes it, for as long as the socket lives. `EADDRINUSE`: somebody has it.
+    /// Claims the name, for as long as the socket lives. `EADDRINUSE`: somebody has it.
     pub fn hold(&self) -> io::Result<NamedSocket> {
         NamedSocket::bind(self)
     }
 
-    /// Whether somebody has it, as `probe` finds out.
+    /// Whether some process holds the name.
     pub fn is_held(&self, probe: &Probe) -> bool {
         probe.finds(self)
     }
@@ -138,7 +138,7 @@ impl ServiceSocket {
         Ok(Self { place, socket: slot::mailbox(&MailboxName { ifindex, place })? })
     }
 
-    /// Of what.
+    /// The service of this mailbox and its addresses.
     pub fn place(&self) -> Place {
         self.place
     }
@@ -148,15 +148,15 @@ impl ServiceSocket {
         self.socket.as_raw_fd()
     }
 
-    /// As [`SlotSocket::recv_with`].
+    /// Takes one frame of the same user out of the mailbox without waiting, as [`SlotSocket::recv_with`] does.
     #[inline]
     pub fn recv_with(&self, buf: &mut [u8], control: &mut Control) -> io::Result<Option<usize>> {
         slot::recv_from_same_user(self.fd(), buf, control)
     }
 
-    /// The same.
+    /// [`ServiceSocket::recv_with`], with a new buffer for control messages.
     #[cfg(test)]
-    pub fn recv(&self, buf: &mut [u8]) -> io::Result<Option<usize>> {
+    pub(crate) fn recv(&self, buf: &mut [u8]) -> io::Result<Option<usize>> {
         self.recv_with(buf, &mut Control::new())
     }
 }
@@ -166,12 +166,12 @@ impl ServiceSocket {
 pub enum Mailbox {
     /// To the owner of a slot.
     Slot(Slot),
-    /// To who offers a service.
+    /// To the process that offers a service.
     Service(Place),
 }
 
 impl SlotSocket {
-    /// As [`SlotSocket::send`], to any mailbox of this interface.
+    /// Sends a frame to any mailbox of this interface, as [`SlotSocket::send`] does.
     pub fn send_to_mailbox(&self, to: &Mailbox, header: &[u8], body: &[u8]) -> io::Result<()> {
         match *to {
             Mailbox::Slot(slot) => self.send(slot, header, body),
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mailbox_gets_what_is_for_its_service_on_its_interface() {
+    fn a_mailbox_gets_the_frames_for_its_service_on_its_interface() {
         let sender = SlotSocket::claim(NOWHERE).unwrap();
         let here = place(0x7fff_0000_0002, Scope::All);
         let socket = ServiceSocket::open(NOWHERE, here).unwrap();
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn the_own_address_is_asked_first() {
+    fn the_scope_of_one_address_comes_before_wider_ones() {
         let v4 = Gid::from(IpAddr::V4(Ipv4Addr::LOCALHOST));
         assert_eq!(Scope::candidates(v4), [Scope::At(v4), Scope::V4, Scope::All]);
         let v6 = Gid::from(IpAddr::V6(Ipv6Addr::LOCALHOST));

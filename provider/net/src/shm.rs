@@ -1,17 +1,23 @@
-//! The link through shared memory, between two processes of one user: a [`ring`] for each direction that is used.
+//! The link through shared memory, between two processes of one user: a `ring` for each direction that is used.
 //!
-//! The process that wants to send makes the ring and offers it to a slot's mailbox, with three descriptors: the memory, one
-//! end of a [`Line`], and its [`Doorbell`]. The other one maps the memory and says so on the line, with its own doorbell. A
-//! process that wants no ring lets go of the line, and one that dies does so however it dies: then the ring is gone on both
-//! sides, and whoever takes the slot later has never heard of it. Knows no queue pairs and no engine.
+//! How a ring begins and ends:
+//!
+//! 1. The process that wants to send makes the ring ([`Offer::new`]) and sends an offer to a slot's mailbox, with three
+//!    descriptors: the memory, one end of a [`ControlSocket`], and its [`Doorbell`].
+//! 2. The other process maps the memory ([`Inbound::accept`]) and answers on the control socket, with its own doorbell.
+//! 3. The writer learns that from [`ControlSocket::poll`], and writes; either side rings the other's doorbell when it sleeps.
+//! 4. A process that does not want the ring any more closes its control socket, and one that dies does so however it dies:
+//!    then the ring is gone on both sides, and whoever takes the slot later has never heard of it.
+//!
+//! Knows no queue pairs and no engine.
 
-mod marks;
 #[allow(unsafe_code)]
 mod memory;
 mod ring;
+mod wakeup;
 
 #[cfg(any(test, feature = "fuzz"))]
-pub use ring::check as check_ring;
+pub use ring::check_ring;
 pub use ring::{Broken, Heading, MAX_RUN, Reader, Record, SIZE, SMALL, Writer, record_len};
 
 use crate::cmsg::Control;
@@ -44,11 +50,11 @@ impl Doorbell {
 
 /// One end of a socket pair that tells whether the process at the other end has and keeps its half of the ring.
 #[derive(Debug)]
-pub struct Line(Socket);
+pub struct ControlSocket(Socket);
 
-/// What a line tells.
+/// What the other process did.
 #[derive(Debug)]
-pub enum Said {
+pub enum PeerEvent {
     /// Nothing new.
     Nothing,
     /// The ring is read from now on; this wakes the reader.
@@ -57,22 +63,22 @@ pub enum Said {
     Gone,
 }
 
-impl Line {
+impl ControlSocket {
     /// The descriptor, to wait on.
     pub fn fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
 
-    /// Reads what came without waiting.
-    pub fn hear(&self) -> Said {
+    /// Looks, without waiting, what the other process did since the last call.
+    pub fn poll(&self) -> PeerEvent {
         let mut control = Control::new();
         match sys::recv(self.fd(), &mut [0; 8], &mut control, 0) {
-            Ok(None) => Said::Nothing,
+            Ok(None) => PeerEvent::Nothing,
             Ok(Some((1.., ..))) => {
                 let doorbell = sys::take_descriptors(&control).into_iter().next().map(Doorbell::new);
-                doorbell.and_then(Result::ok).map_or(Said::Gone, Said::Accepted)
+                doorbell.and_then(Result::ok).map_or(PeerEvent::Gone, PeerEvent::Accepted)
             }
-            Ok(Some(_)) | Err(_) => Said::Gone,
+            Ok(Some(_)) | Err(_) => PeerEvent::Gone,
         }
     }
 
@@ -87,10 +93,10 @@ impl Line {
 /// A ring that is offered: the half that stays here, and what goes to the other process.
 #[derive(Debug)]
 pub struct Offer {
-    /// To write, once the line says that somebody reads.
+    /// The half that writes; to be used once the other process has accepted.
     pub writer: Writer,
-    /// To the reader.
-    pub line: Line,
+    /// The connection to the reader.
+    pub control: ControlSocket,
     memory: OwnedFd,
     far_end: OwnedFd,
 }
@@ -100,7 +106,7 @@ impl Offer {
     pub fn new(size: usize) -> io::Result<Self> {
         let (writer, memory) = Writer::create(size)?;
         let (near, far) = Socket::pair(Domain::UNIX, Type::SEQPACKET, None)?;
-        Ok(Self { writer, line: Line(near), memory, far_end: far.into() })
+        Ok(Self { writer, control: ControlSocket(near), memory, far_end: far.into() })
     }
 
     /// The descriptors to send; `doorbell` wakes this process.
@@ -114,15 +120,16 @@ impl Offer {
 pub struct Inbound {
     /// The packets.
     pub reader: Reader,
-    /// To the writer.
-    pub line: Line,
+    /// The connection to the writer.
+    pub control: ControlSocket,
     /// Wakes the writer.
     pub doorbell: Doorbell,
 }
 
 impl Inbound {
     /// Takes an offer of a ring with `size` bytes of data that came with `descriptors`; `doorbell` wakes this process, and
-    /// `watch` lets it hear of the line. EINVAL: it is not as ours are.
+    /// `watch` adds the control socket to what this process waits on. EINVAL: the memory or a descriptor is not as this
+    /// library makes them.
     pub fn accept(
         size: usize,
         descriptors: Vec<OwnedFd>,
@@ -130,19 +137,19 @@ impl Inbound {
         watch: impl FnOnce(RawFd) -> io::Result<()>,
     ) -> io::Result<Self> {
         let invalid = |_| io::Error::from_raw_os_error(libc::EINVAL);
-        let [memory, line, theirs] = <[OwnedFd; OFFERED]>::try_from(descriptors).map_err(invalid)?;
+        let [memory, control, theirs] = <[OwnedFd; OFFERED]>::try_from(descriptors).map_err(invalid)?;
         let inbound = Self {
             reader: Reader::open(&memory, size)?,
-            line: Line(Socket::from(line)),
+            control: ControlSocket(Socket::from(control)),
             doorbell: Doorbell::new(theirs)?,
         };
-        watch(inbound.line.fd())?;
-        inbound.line.accept(doorbell)?;
+        watch(inbound.control.fd())?;
+        inbound.control.accept(doorbell)?;
         Ok(inbound)
     }
 }
 
-/// What tests need to play both sides of a ring.
+/// Both sides of a ring, for tests.
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod testing {
@@ -159,8 +166,8 @@ pub mod testing {
     }
 
     /// What stays with the process that makes an offer.
-    pub fn keep(offer: Offer) -> (Writer, Line) {
-        (offer.writer, offer.line)
+    pub fn keep(offer: Offer) -> (Writer, ControlSocket) {
+        (offer.writer, offer.control)
     }
 }
 
@@ -186,27 +193,27 @@ mod tests {
     fn a_ring_is_agreed_each_side_can_wake_the_other_and_hears_of_its_end() {
         let ((bell_a, mut ear_a), (bell_b, mut ear_b)) = (bell(), bell());
         let offer = Offer::new(SMALL).unwrap();
-        assert!(matches!(offer.line.hear(), Said::Nothing));
+        assert!(matches!(offer.control.poll(), PeerEvent::Nothing));
         let inbound = accept(&offer, &bell_a, &bell_b).unwrap();
-        let Said::Accepted(doorbell) = offer.line.hear() else { panic!("accepted") };
+        let PeerEvent::Accepted(doorbell) = offer.control.poll() else { panic!("accepted") };
         let mut rung = [0; 8];
         doorbell.ring();
         ear_b.read_exact(&mut rung).unwrap();
         inbound.doorbell.ring();
         ear_a.read_exact(&mut rung).unwrap();
-        let (writer, line) = keep(offer);
-        assert!(matches!(line.hear(), Said::Nothing) && matches!(inbound.line.hear(), Said::Nothing));
+        let (writer, control) = keep(offer);
+        assert!(matches!(control.poll(), PeerEvent::Nothing) && matches!(inbound.control.poll(), PeerEvent::Nothing));
         drop(inbound);
-        assert!(matches!(line.hear(), Said::Gone));
+        assert!(matches!(control.poll(), PeerEvent::Gone));
         drop(writer);
         let offer = Offer::new(SMALL).unwrap();
         let inbound = accept(&offer, &bell_a, &bell_b).unwrap();
         drop(offer);
-        assert!(matches!(inbound.line.hear(), Said::Gone));
+        assert!(matches!(inbound.control.poll(), PeerEvent::Gone));
     }
 
     #[test]
-    fn what_is_no_offer_is_refused() {
+    fn descriptors_that_are_no_offer_are_refused() {
         let ((bell, _ear), (blocking, _)) = (bell(), UnixStream::pair().unwrap());
         let (fd, watch) = (bell.as_raw_fd(), |_| Ok(()));
         for wrong in [vec![], carry(&[fd]), carry(&[fd, fd, fd]), carry(&[fd, fd, fd, fd])] {
@@ -215,18 +222,18 @@ mod tests {
         let offer = Offer::new(SMALL).unwrap();
         let error = accept(&offer, &blocking, &bell).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "ringing could block");
-        let (_writer, line) = keep(offer);
-        assert!(matches!(line.hear(), Said::Gone), "who is refused hears of it");
+        let (_writer, control) = keep(offer);
+        assert!(matches!(control.poll(), PeerEvent::Gone), "the other end sees the refusal");
     }
 
     #[test]
     fn an_answer_without_a_doorbell_ends_the_ring() {
         let offer = Offer::new(SMALL).unwrap();
-        let far = Line(Socket::from(offer.far_end.try_clone().unwrap()));
+        let far = ControlSocket(Socket::from(offer.far_end.try_clone().unwrap()));
         sys::send(far.fd(), &sys::Name::Peer, [b"y", &[]], &Control::new(), 0).unwrap();
-        assert!(matches!(offer.line.hear(), Said::Gone));
+        assert!(matches!(offer.control.poll(), PeerEvent::Gone));
         let (blocking, _ear) = UnixStream::pair().unwrap();
         far.accept(blocking.as_raw_fd()).unwrap();
-        assert!(matches!(offer.line.hear(), Said::Gone));
+        assert!(matches!(offer.control.poll(), PeerEvent::Gone));
     }
 }

@@ -38,7 +38,7 @@ impl Slot {
         Self(number & 0xfff)
     }
 
-    /// Its number, 0..4096.
+    /// The number of the slot, 0..4096.
     pub const fn get(self) -> u16 {
         self.0
     }
@@ -97,7 +97,7 @@ impl SlotSocket {
         self.slot
     }
 
-    /// Its interface.
+    /// Index of the interface that the slot belongs to.
     pub(super) fn ifindex(&self) -> u32 {
         self.ifindex
     }
@@ -113,12 +113,12 @@ impl SlotSocket {
         self.send_to(&Name { ifindex: self.ifindex, slot: to }, header, body)
     }
 
-    /// The same to any mailbox.
+    /// Sends `header` and `body` as one frame to the mailbox `name`, with the errors of [`SlotSocket::send`].
     pub(super) fn send_to(&self, name: &impl fmt::Display, header: &[u8], body: &[u8]) -> io::Result<()> {
         self.send_with(name, [header, body], &Control::new())
     }
 
-    /// The same with descriptors for the other process.
+    /// Sends `header` with descriptors for the other process, with the errors of [`SlotSocket::send`].
     pub fn send_descriptors(&self, to: Slot, header: &[u8], fds: &[RawFd]) -> io::Result<()> {
         let mut control = Control::new();
         control.push_descriptors(fds);
@@ -136,13 +136,13 @@ impl SlotSocket {
     }
 
     /// Takes one frame of the same user out of the mailbox without waiting, with the descriptors that came along; frames of
-    /// others are thrown away. For `control` see [`Link::recv_with`](crate::Link::recv_with).
+    /// others are thrown away. For `control` see [`UdpLink::recv_with`](crate::udp::UdpLink::recv_with).
     #[inline]
     pub fn recv_with(&self, buf: &mut [u8], control: &mut Control) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
         recv_with_descriptors(self.fd(), buf, control)
     }
 
-    /// The same.
+    /// [`SlotSocket::recv_with`], with a new buffer for control messages.
     #[cfg(any(test, feature = "testing"))]
     pub fn recv(&self, buf: &mut [u8]) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
         self.recv_with(buf, &mut Control::new())
@@ -170,7 +170,7 @@ pub(super) fn recv_from_same_user(fd: RawFd, buf: &mut [u8], control: &mut Contr
     Ok(recv_with_descriptors(fd, buf, control)?.map(|(len, _)| len))
 }
 
-/// The same with its descriptors; those of other users, who may send what they like, are closed.
+/// Receives one datagram and its descriptors without waiting, skipping those of other users, whose descriptors are closed.
 #[inline]
 fn recv_with_descriptors(
     fd: RawFd,

@@ -4,7 +4,7 @@
 //! before. It knows the addresses of this host, and from which ports of its own address packets may come; it lets pass what
 //! has no address of this host, and may let pass more than is ours, as what comes is looked at again. Touches nothing.
 
-use crate::bpf::{AND, JUMP, JUMP_EQ, LOAD_HALF, LOAD_WORD, MAX_LEN, RETURN, jump, op};
+use crate::bpf::{AND, DROP, JUMP, JUMP_EQ, LOAD_HALF, LOAD_WORD, MAX_LEN, PASS, jump, op};
 use crate::link::ROCE_PORT;
 use libc::sock_filter;
 use roxe_wire::Gid;
@@ -16,8 +16,6 @@ const SRC_V4: u32 = NETWORK.wrapping_add(12);
 const SRC_V6: u32 = NETWORK.wrapping_add(8);
 /// Where the UDP header has the source port.
 const SRC_PORT: u32 = 0;
-const PASS: sock_filter = op(RETURN, u32::MAX);
-const DROP: sock_filter = op(RETURN, 0);
 
 /// The program for a socket with the address `own`, to which packets from there come from the ports `ours`, and from the other
 /// addresses of this `host` and of loopback from the RoCE port only. `None`: it would be too long.
@@ -59,6 +57,7 @@ fn push_if_from(code: &mut Vec<sock_filter>, gid: Gid, then: sock_filter) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bpf::RETURN;
     use crate::sys;
     use std::net::{Ipv4Addr, UdpSocket};
     use std::os::fd::AsRawFd;
@@ -93,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_of_ipv6() {
+    fn packets_of_this_host_over_ipv6_pass_from_ports_that_are_ours_only() {
         let own = IpAddr::from(Ipv6Addr::LOCALHOST);
         let many: Vec<_> = (0..200).map(|last| IpAddr::from(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last))).collect();
         // Where there is no IPv6 nothing comes from it.

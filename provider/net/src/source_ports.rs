@@ -3,25 +3,24 @@
 //! RoCEv2 knows no sender but an address, and everybody on this host may send from its addresses. What nobody can do is to
 //! bind a port that another user has. So a packet that comes from an address of this host has to come from the RoCE port,
 //! which at an address that we have is ours, or from one that a process of our user has for sending to its own address and
-//! left a name for in the runtime directory ([`crate::tx_retention`]). Remote hosts, real cards and the kernel's rxe use any source
+//! left a name for in the runtime directory (`tx_retention`). Remote hosts, real cards and the kernel's rxe use any source
 //! port; what comes from them is not looked at here.
 //!
-//! The name of a port that is not known is looked for once every [`PERIOD`], which takes no time to wait and a system call:
+//! The name of a port that is not known is looked for once every `PERIOD`, which takes no time to wait and a system call:
 //! who floods us from all ports costs one call for each of them, and no memory beyond two bits.
 //!
 //! What is dropped here has taken the place of something else in the receive buffer. So after one packet of another user the
-//! kernel is told which ports are ours ([`crate::source_filter`]), by the names that there are at the time, and drops the
-//! others itself. It is told anew every [`PERIOD`], and left alone again when it has dropped nothing for so long.
+//! kernel is told which ports are ours (`source_filter`), by the names that there are at the time, and drops the
+//! others itself. It is told anew every `PERIOD`, and left alone again when it has dropped nothing for so long.
 //! Touches the names, and the program of the socket.
 
 use crate::link::{ROCE_PORT, RxMeta};
-use crate::named::{NamedSocket, Probe};
-use crate::service::AddressPart;
+use crate::named::Probe;
+use crate::port_names::{PortName, PortsOf};
 use crate::source_filter;
 use crate::udp::UdpLink;
 use roxe_transport::time::Instant;
 use roxe_wire::Gid;
-use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::sync::{Arc, Weak};
@@ -32,32 +31,6 @@ use std::time::Duration;
 const PERIOD: Duration = Duration::from_millis(20);
 /// Words of a set of ports.
 const WORDS: usize = (1 << 16) / 64;
-
-/// The name of a port that a process of this user sends from.
-struct PortName {
-    address: Gid,
-    port: u16,
-}
-
-impl fmt::Display for PortName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", PortsOf(self.address), self.port)
-    }
-}
-
-/// What the names of all ports of an address begin with.
-struct PortsOf(Gid);
-
-impl fmt::Display for PortsOf {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "port-{}-", AddressPart(self.0))
-    }
-}
-
-/// Says, as long as the result lives, that `port` of `address` is of this user. Do this before anything leaves from there.
-pub(super) fn claim(address: Gid, port: u16) -> io::Result<NamedSocket> {
-    NamedSocket::bind(&PortName { address, port })
-}
 
 /// What is known of the source ports of this host.
 #[derive(Debug, Default)]
@@ -220,7 +193,7 @@ fn is_loopback(gid: Gid) -> bool {
 mod tests {
     use super::*;
     use crate::drops::TakenDrops;
-    use crate::link::Link;
+    use crate::port_names::claim;
     use std::cell::Cell;
     use std::net::{Ipv4Addr, UdpSocket};
 
@@ -254,34 +227,34 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_drops_what_another_user_sends_until_it_is_quiet_and_hears_of_new_ports() {
+    fn the_kernel_filters_packets_of_other_users_until_none_come_and_learns_new_ports() {
         let here = Ipv4Addr::new(127, 78, 9, 2);
         let mut ports = SourcePorts::default();
         let link = Arc::new(UdpLink::open(here.into(), 1, true, true).unwrap());
-        let [stranger, later] = [(); 2].map(|()| UdpSocket::bind((here, 0)).unwrap());
+        let [other_user, later] = [(); 2].map(|()| UdpSocket::bind((here, 0)).unwrap());
         let arrives = |from: &UdpSocket| {
             from.send_to(&[7; 20], (here, ROCE_PORT)).unwrap();
             link.recv(&mut [0; 65_536]).unwrap().is_some()
         };
         let after = |periods: u64| Instant(periods * PERIOD.as_nanos() as u64);
-        assert!(arrives(&stranger));
+        assert!(arrives(&other_user));
         ports.keep_out(&link, after(0));
-        assert_eq!((arrives(&stranger), ports.due()), (false, Some(after(1))));
+        assert_eq!((arrives(&other_user), ports.due()), (false, Some(after(1))));
         assert_eq!(link.take_drops(), TakenDrops { lost: 0, filtered: 1 });
         let _claimed = claim(here.into(), later.local_addr().unwrap().port()).unwrap();
         assert!(!arrives(&later), "the kernel has not heard of it");
         ports.renew_filters(after(1));
-        assert_eq!((arrives(&later), arrives(&stranger), ports.due()), (true, false, Some(after(2))));
+        assert_eq!((arrives(&later), arrives(&other_user), ports.due()), (true, false, Some(after(2))));
         assert_eq!(link.take_drops(), TakenDrops { lost: 0, filtered: 2 });
         ports.renew_filters(after(2));
         assert_eq!((arrives(&later), ports.due()), (true, Some(after(3))));
         ports.renew_filters(after(3));
-        assert_eq!((arrives(&stranger), ports.due(), link.is_filtered()), (true, None, false));
+        assert_eq!((arrives(&other_user), ports.due(), link.is_filtered()), (true, None, false));
         assert_eq!(link.take_drops(), TakenDrops::default());
     }
 
     #[test]
-    fn a_socket_that_is_gone_is_told_nothing() {
+    fn a_closed_socket_is_filtered_no_more() {
         let mut ports = SourcePorts::default();
         let link = Arc::new(UdpLink::open(Ipv4Addr::new(127, 78, 9, 3).into(), 1, true, true).unwrap());
         ports.keep_out(&link, Instant(0));

@@ -14,14 +14,14 @@
 //!
 //! The first round relies on the program that is already attached. If one process answers for two numbers, or nobody for
 //! any (there was no program, and the kernel chose by hash), a program with the probe rule is attached and the round
-//! repeated. Processes that do not answer are left out. A session runs when a process joins and when packets for others keep arriving. Everything stays correct
-//! without any of this, because the engine forwards what it gets for others: a stopped process that never answers, a
+//! repeated. Processes that do not answer are left out. A session runs when a process joins and when packets for others keep
+//! arriving. Everything stays correct without any of this, because the engine forwards what it gets for others: a stopped process that never answers, a
 //! kernel that refuses the program, or a race only cost speed.
 
 use crate::bpf::{AND, JUMP, JUMP_EQ, JUMP_GE, LOAD_BYTE, LOAD_WORD, RETURN, RETURN_A, SHIFT_RIGHT, jump, op};
 use crate::cmsg::Control;
 use crate::forward::Frame;
-use crate::link::{Link, ROCE_PORT, RxMeta, TxMeta};
+use crate::link::{ROCE_PORT, RxMeta, TxMeta};
 use crate::named::NamedSocket;
 use crate::service::AddressPart;
 use crate::slot::{self, Slot, SlotSocket};
@@ -41,7 +41,7 @@ pub const PROBE: u8 = 0xfe;
 /// Bytes of a probe: [`PROBE`], the round, two zero bytes, index and nonce in network order.
 const PROBE_LEN: usize = 16;
 /// How long a session waits for answers in each of its two rounds.
-const PATIENCE: Duration = Duration::from_millis(60);
+const MAX_ANSWER_WAIT: Duration = Duration::from_millis(60);
 /// How long to wait when another process is building, and how often: it may have been stopped in the middle.
 const RETRY: (Duration, u32) = (Duration::from_millis(10), 40);
 /// Shortest and longest pause between sessions that packets for other processes cause.
@@ -155,14 +155,14 @@ impl Steering {
 
 impl Session {
     /// Becomes the builder and sends the first round of probes; `None` if there is nobody to tell apart.
-    /// `EADDRINUSE`: another process is the builder, and `polite` asks to leave it in peace.
-    fn begin(link: &UdpLink, ifindex: u32, polite: bool, now: Instant) -> io::Result<Option<Self>> {
+    /// `EADDRINUSE`: another process is the builder, and `yields` says to wait until it is done.
+    fn begin(link: &UdpLink, ifindex: u32, yields: bool, now: Instant) -> io::Result<Option<Self>> {
         let count = count_bound(link.gid())?;
         if count < 2 {
             return Ok(None);
         }
         let builder = match slot::mailbox(&Builder { ifindex, gid: link.gid() }) {
-            Err(e) if polite => return Err(e),
+            Err(e) if yields => return Err(e),
             result => result.ok(),
         };
         let nonce = getrandom::u64().map_err(io::Error::other)?;
@@ -175,7 +175,7 @@ impl Session {
 
     /// Sends a probe to every number.
     fn ask(&mut self, link: &UdpLink, now: Instant) {
-        self.deadline = now.after(PATIENCE);
+        self.deadline = now.after(MAX_ANSWER_WAIT);
         let to = TxMeta { dst: link.gid(), src_port: ROCE_PORT, traffic_class: 0, hop_limit: 0 };
         for index in 0..self.answers.len() {
             self.answers[index].clear();
@@ -198,7 +198,7 @@ impl Session {
         }
     }
 
-    /// Whether there is nothing to wait for: an answer for every number, in the first round each by another process.
+    /// Whether all answers are there: one for every number, in the first round each by another process.
     fn is_complete(&self) -> bool {
         self.answers.iter().all(|slots| !slots.is_empty()) && (self.round > 1 || !self.has_doubles())
     }
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_too_many_is_nobodys() {
+    fn a_number_without_a_socket_gets_no_slots() {
         let second = Session { round: 2, ..session(&[&[7], &[5], &[7]]) };
         assert!(second.is_complete());
         assert_eq!(second.map(), [(Slot::new(5), 1), (Slot::new(7), 0)]);
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_builder_that_was_stopped_does_not_stop_the_others() {
+    fn a_stopped_builder_does_not_hold_up_the_others() {
         const NOWHERE: u32 = 0x7000_0011;
         let gid: Gid = Ipv4Addr::new(127, 78, 0, 2).into();
         let links: Vec<_> = (0..2).map(|_| Arc::new(UdpLink::open(gid, 1, true, true).unwrap())).collect();

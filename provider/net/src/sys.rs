@@ -2,8 +2,8 @@
 //!
 //! Each function is one call with its pointers made from slices that outlive it. Knows no packets and no policy.
 //!
-//! Datagrams, wake-ups and looks for names go past the C library, whose functions let a thread be cancelled inside of them (`man 7 pthreads`), where it may
-//! hold our locks: that also takes 70 instructions.
+//! Datagrams, wake-ups and looks for names do not go through the C library, whose functions let a thread be cancelled inside
+//! of them (`man 7 pthreads`), where it may hold our locks, and take 70 instructions more.
 
 use crate::cmsg::{CAPACITY, Control};
 use libc::{c_int, c_void, socklen_t};
@@ -13,7 +13,7 @@ use std::mem::{offset_of, size_of, size_of_val, zeroed};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-/// Tells when sockets have room in their send buffers again: an epoll descriptor of its own, which becomes readable then.
+/// Watches full send buffers of sockets until they have room again: an epoll descriptor of its own, which becomes readable then.
 #[derive(Debug)]
 pub struct SendRoom(OwnedFd);
 
@@ -62,7 +62,7 @@ pub(super) fn set_option(fd: RawFd, level: c_int, name: c_int, value: c_int) -> 
 
 /// How many datagrams the system has dropped before they reached the queue of a socket (`SK_MEMINFO_DROPS`).
 pub(super) fn drops(fd: RawFd) -> io::Result<u32> {
-    /// Where it stands among the numbers of `SO_MEMINFO`, and how many there are, as <linux/sock_diag.h> has them.
+    /// Index of the number of drops among those of `SO_MEMINFO` (<linux/sock_diag.h>).
     const DROPS: usize = 8;
     let mut numbers = [0u32; DROPS + 1];
     let mut len = size_of_val(&numbers) as socklen_t;
@@ -138,7 +138,7 @@ pub(super) enum Name<'a> {
 }
 
 impl Name<'_> {
-    /// Its bytes, and how many.
+    /// The address as the system call takes it: pointer and length.
     fn raw(&self) -> (*const c_void, socklen_t) {
         match self {
             Self::Peer => (std::ptr::null(), 0),
@@ -222,7 +222,7 @@ pub(super) fn connect(fd: RawFd, name: &socket2::SockAddr) -> io::Result<()> {
 pub(super) struct Discarded {
     /// Datagrams.
     pub(super) count: usize,
-    /// Their bytes.
+    /// Bytes of these datagrams.
     pub(super) bytes: usize,
 }
 
@@ -275,7 +275,7 @@ fn parse_name(name: &libc::sockaddr_in6) -> (Gid, u16) {
     }
 }
 
-/// The user and process that the kernel says sent a datagram (`SO_PASSCRED`).
+/// The user that the kernel says sent a datagram (`SO_PASSCRED`).
 pub(super) fn credentials(control: &Control) -> Option<libc::uid_t> {
     let is_ours = |&(level, kind, data): &(c_int, c_int, &[u8])| {
         level == libc::SOL_SOCKET && kind == libc::SCM_CREDENTIALS && data.len() == size_of::<libc::ucred>()
@@ -298,7 +298,7 @@ pub(super) fn namespace_cookie(fd: RawFd) -> io::Result<u64> {
     check(rc as isize).map(|_| cookie)
 }
 
-/// Why the last call of this thread failed, without an [`io::Error`], which would have to be dropped after every look in vain.
+/// Why the last call of this thread failed, without an [`io::Error`], which would have to be dropped after every empty poll.
 #[inline]
 fn errno() -> c_int {
     // SAFETY: the address is valid for as long as this thread exists.

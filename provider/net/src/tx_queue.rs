@@ -1,7 +1,7 @@
 //! What waits for room in the send buffer of a socket, in its order, and the queue pairs that wait behind it.
 //!
 //! Nobody ever waits in a send: who sends holds locks that receiving needs. What finds no room is copied here instead, up to
-//! [`LIMIT`], and [`SendRoom`] tells the background thread when the socket takes packets again. Queue pairs ask before they
+//! `LIMIT`, and [`SendRoom`] tells the background thread when the socket takes packets again. Queue pairs ask before they
 //! build packets, so that a slow interface holds them up and nothing is lost; what is queued are the last packets before
 //! each has noticed. On the loopback interface no send buffer fills, and nobody takes the lock.
 //!
@@ -21,7 +21,7 @@ const LIMIT: usize = 1 << 20;
 /// What one send takes.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
-    /// Where it goes; `None`: a frame, which says so itself.
+    /// Destination; `None`: an Ethernet frame, which has it in its header.
     pub to: Option<TxMeta>,
     /// Bytes per packet; only the last one may be shorter. At least 1.
     pub segment: usize,
@@ -40,17 +40,17 @@ pub struct TxQueue {
     /// Changed under the lock only.
     has_runs: AtomicBool,
     state: Mutex<rank::TxQueue, State>,
-    /// Who tells that there is room.
+    /// Watches the socket while its send buffer is full.
     room: Option<Arc<SendRoom>>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     runs: VecDeque<(Run, Box<[u8]>)>,
-    /// Their bytes.
+    /// Bytes of all `runs`.
     bytes: usize,
     waiters: Vec<Qpn>,
-    /// Runs that have left from here.
+    /// Number of runs that were ever sent from here.
     left: u64,
     /// Nothing has left for so long that datagrams are lost until something does.
     is_stalled: bool,
@@ -58,7 +58,7 @@ struct State {
 
 impl TxQueue {
     /// For a socket whose room `room` tells of.
-    pub fn new(room: Arc<SendRoom>) -> Self {
+    pub(crate) fn new(room: Arc<SendRoom>) -> Self {
         Self { room: Some(room), ..Self::default() }
     }
 
@@ -70,7 +70,7 @@ impl TxQueue {
 
     /// Sends a run by `send`, which does not wait, or puts it behind those that wait for room.
     #[inline]
-    pub fn send(
+    pub(crate) fn send(
         &self,
         run: Run,
         bytes: &[u8],
@@ -97,7 +97,7 @@ impl TxQueue {
             return Err(SendError::QueueFull);
         }
         if state.runs.is_empty() {
-            // There may be room by now, and who tells of it must know that somebody waits.
+            // There may be room by now; if not, the socket must be watched before anything is queued.
             match send(&run, bytes) {
                 Err(SendError::Full(fd)) => self.watch(fd)?,
                 other => return other.map(|()| Taken::Sent),
@@ -120,7 +120,7 @@ impl TxQueue {
     /// waited, once nothing is left.
     ///
     /// The lock is held meanwhile, so that nothing overtakes what waits; `send` does not wait.
-    pub fn drain(
+    pub(crate) fn drain(
         &self,
         send: impl Fn(&Run, &[u8]) -> Result<(), SendError>,
         mut report: impl FnMut(&Run, usize, Result<(), SendError>),
@@ -131,7 +131,7 @@ impl TxQueue {
             if let Err(SendError::Full(fd)) = result {
                 match self.watch(fd) {
                     Ok(()) => return Vec::new(),
-                    // Nobody would ever come back for it.
+                    // A socket that is not watched would never be drained.
                     Err(lost) => result = Err(lost),
                 }
             }
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_finds_no_room_leaves_later_and_nothing_overtakes_it() {
+    fn runs_that_find_no_room_leave_later_in_their_order() {
         let (queue, wire) = (TxQueue::default(), Wire::default());
         wire.room.set(1);
         let taken: Vec<_> = (1..=3).map(|n| send(&queue, &wire, n).unwrap()).collect();
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_system_refuses_while_it_waits_is_lost_and_reported() {
+    fn a_queued_run_that_the_system_refuses_is_dropped_and_reported() {
         let (queue, wire) = (TxQueue::default(), Wire::default());
         send(&queue, &wire, 1).unwrap();
         let mut lost = 0;

@@ -1,7 +1,7 @@
 //! Sockets that send to this very host, and keep what they have sent for a while.
 //!
-//! The same as [`crate::rx_retention`], for receive buffers that are too small for one: the kernel gives the pages of a datagram to the
-//! next one as soon as the receiver has taken it, and their lines are in its cache. Whoever asks the kernel for the time at
+//! The counterpart of [`crate::rx_retention`] for receive buffers that are too small for it: the kernel gives the pages of a
+//! datagram to the next one as soon as the receiver has taken it, and their lines are in its cache. Whoever asks the kernel for the time at
 //! which a datagram left (`SO_TIMESTAMPING`) gets the datagram back with it, which is no copy: its pages stay in use until it is
 //! taken out of the queue of errors. That queue is as long as the receive buffer of its socket, so there are several of them, in
 //! turns. A bare send of 60 KB took 12 us, and takes 9; messages of 1 MB gained a fifth, those of 64 KB 14 to 40 %.
@@ -24,24 +24,24 @@ const SOCKETS: usize = 4;
 const KEPT: usize = 6;
 /// What the longest datagram occupies in the kernel.
 const COST: usize = 68 << 10;
-/// As many are given up at once.
+/// Datagrams that are taken out of a full queue at once.
 const PORTION: usize = 3;
 
 /// Some sockets with the same source port.
 #[derive(Debug)]
 pub(super) struct TxRetention {
-    sockets: Vec<Keeper>,
+    sockets: Vec<RetainingSocket>,
     port: u16,
     turn: AtomicUsize,
 }
 
-/// One of them.
+/// One socket of a [`TxRetention`].
 #[derive(Debug)]
-struct Keeper {
+struct RetainingSocket {
     socket: Socket,
-    /// Datagrams that it keeps.
+    /// Number of datagrams in its error queue.
     kept: AtomicUsize,
-    /// That many it may keep.
+    /// Most datagrams that it may keep there.
     most: usize,
 }
 
@@ -51,7 +51,7 @@ impl TxRetention {
         let first = bind(0)?;
         let port = first.local_addr()?.as_socket().map_or(0, |address| address.port());
         let others = (1..SOCKETS).map(|_| bind(port));
-        let sockets = std::iter::once(Ok(first)).chain(others).map(|socket| Keeper::new(socket?));
+        let sockets = std::iter::once(Ok(first)).chain(others).map(|socket| RetainingSocket::new(socket?));
         Ok(Self { sockets: sockets.collect::<io::Result<_>>()?, port, turn: AtomicUsize::new(0) })
     }
 
@@ -63,24 +63,23 @@ impl TxRetention {
     /// The socket for the next datagram, of `len` bytes; `control` is what it is sent with.
     pub(super) fn next(&self, len: usize, control: &mut Control) -> Option<RawFd> {
         if len < STREAM {
-            return self.sockets.first().map(|keeper| keeper.socket.as_raw_fd());
+            return self.sockets.first().map(|retaining| retaining.socket.as_raw_fd());
         }
-        let keeper = self.sockets.get(self.turn.fetch_add(1, Relaxed) % SOCKETS)?;
-        keeper.keep_next(control);
-        Some(keeper.socket.as_raw_fd())
+        let retaining = self.sockets.get(self.turn.fetch_add(1, Relaxed) % SOCKETS)?;
+        retaining.keep_next(control);
+        Some(retaining.socket.as_raw_fd())
     }
 
-    /// Gives up all that is kept. How many it were.
+    /// Gives up all that is kept, and says how many datagrams that were.
     pub(super) fn clear(&self) -> usize {
-        self.sockets.iter().map(Keeper::clear).sum()
+        self.sockets.iter().map(RetainingSocket::clear).sum()
     }
 }
 
-impl Keeper {
+impl RetainingSocket {
     fn new(socket: Socket) -> io::Result<Self> {
         // What arrives here nobody reads; it would take the place of what is to be kept.
-        let drop_all = &mut [bpf::op(bpf::RETURN, 0)];
-        sys::attach_filter(socket.as_raw_fd(), libc::SO_ATTACH_FILTER, drop_all)?;
+        sys::attach_filter(socket.as_raw_fd(), libc::SO_ATTACH_FILTER, &mut [bpf::DROP])?;
         let most = KEPT.min(socket.recv_buffer_size()? / COST);
         Ok(Self { socket, kept: AtomicUsize::new(0), most })
     }
@@ -91,13 +90,13 @@ impl Keeper {
             return;
         }
         if self.kept.fetch_add(1, Relaxed) >= self.most && self.discard(PORTION) == 0 {
-            // A system may not let us have them (`net.core.tstamp_allow_data`): then it costs a call in vain every sixth time.
+            // A system may not let us have them (`net.core.tstamp_allow_data`): then it costs a needless call every sixth time.
             self.kept.store(1, Relaxed);
         }
         control.push(libc::SOL_SOCKET, libc::SO_TIMESTAMPING, &libc::SOF_TIMESTAMPING_TX_SOFTWARE.to_ne_bytes());
     }
 
-    /// Takes the oldest ones out of the queue, up to `count` of them. How many it were.
+    /// Takes the oldest ones out of the queue, up to `count` of them, and says how many that were.
     fn discard(&self, count: usize) -> usize {
         let gone = sys::discard(self.socket.as_raw_fd(), count, libc::MSG_ERRQUEUE).map_or(0, |gone| gone.count);
         // Other threads may have counted theirs, and not sent them yet.
@@ -129,7 +128,7 @@ mod tests {
         Ok(socket)
     }
 
-    /// Keepers, and a socket that they send to.
+    /// Retaining sockets, and a socket that they send to.
     struct World {
         tx_retention: TxRetention,
         to: UdpSocket,
@@ -174,7 +173,7 @@ mod tests {
         for (buffer, len) in [(BUFFER, STREAM - 1), (8192, STREAM)] {
             let world = World::new(buffer);
             (0..10).for_each(|mark| world.pass(mark, len));
-            let fds = world.tx_retention.sockets.iter().map(|keeper| keeper.socket.as_raw_fd());
+            let fds = world.tx_retention.sockets.iter().map(|retaining| retaining.socket.as_raw_fd());
             let kept = fds.map(|fd| sys::discard(fd, 1, libc::MSG_ERRQUEUE).map_or(0, |discarded| discarded.count));
             assert_eq!(kept.sum::<usize>(), 0, "{len} bytes");
         }
@@ -200,8 +199,8 @@ mod tests {
             world.to.send_to(&[1; 1000], port).unwrap();
         }
         let mut control = Control::new();
-        for keeper in &world.tx_retention.sockets {
-            assert!(sys::recv(keeper.socket.as_raw_fd(), &mut [0; 1000], &mut control, 0).unwrap().is_none());
+        for retaining in &world.tx_retention.sockets {
+            assert!(sys::recv(retaining.socket.as_raw_fd(), &mut [0; 1000], &mut control, 0).unwrap().is_none());
         }
     }
 }

@@ -1,32 +1,34 @@
-//! The real link: an unprivileged UDP socket on port 4791.
+//! The link through the network: an unprivileged UDP socket on port 4791.
 //!
 //! The socket is bound to one address of the device and never connected, with `IP_PMTUDISC_PROBE`: only then does IPv4
 //! leave with DF and identification 0 (packet `i` of a segmented send with identification `i`), which the ICRC needs.
 //! It shares the port with other processes of the user by `SO_REUSEPORT`, never `SO_REUSEADDR`, which has no uid check.
 //! Sending never waits: what finds the send buffer of a slow interface full is queued ([`crate::tx_queue`]).
 
+mod socket;
+#[cfg(test)]
+mod tests;
+
 use crate::cmsg::{self, Control};
 use crate::drops::{Drops, TakenDrops};
-use crate::link::{HOP_LIMIT, Link, ROCE_PORT, RxMeta, SendError, Taken, TxMeta};
+use crate::link::{HOP_LIMIT, ROCE_PORT, RxMeta, SendError, Taken, TxMeta};
 use crate::named::NamedSocket;
+use crate::port_names;
 use crate::rx_retention::{RxRetention, STREAM};
 use crate::segments::Segments;
-use crate::source_ports;
+use crate::sys;
 use crate::sys::SendRoom;
-use crate::sys::{self, Name};
 use crate::tx_queue::{Run, TxQueue};
 use crate::tx_retention::TxRetention;
 use libc::c_int;
 use roxe_wire::{Gid, Qpn};
-use socket2::{Domain, InterfaceIndexOrAddress, Protocol, SockAddr, Socket, Type};
+use socket::{BUFFER, bare_socket, can_segment, name_of, socket_addr};
+use socket2::{InterfaceIndexOrAddress, SockAddr, Socket};
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-
-/// Receive and send buffer asked for, bytes; the kernel gives what `net.core.[rw]mem_max` allows.
-const BUFFER: usize = 4 << 20;
 
 /// One local address of a device.
 #[derive(Debug)]
@@ -42,9 +44,9 @@ pub struct UdpLink {
     hot: AtomicBool,
     rcvbuf: usize,
     drops: Drops,
-    /// What was read last.
+    /// Received datagrams that stay in the queue of the socket.
     rx_retention: RxRetention,
-    /// Where there is no retained data: who sends to this very address. Opened by the first run that is worth it.
+    /// Where received datagrams are not retained: the sockets that send to this very address. Opened by the first long run.
     tx_retention: OnceLock<Option<OwnTxRetention>>,
     /// What waits for room in the send buffer.
     queue: Arc<TxQueue>,
@@ -97,8 +99,8 @@ impl UdpLink {
         Ok(link)
     }
 
-    /// The same link with a receive buffer of this many bytes, or what the kernel gives of them, and a retained data in there; if it is
-    /// too small for that, with retaining sockets.
+    /// This link with a receive buffer of `bytes`, or as many as the kernel gives, in which received datagrams are retained
+    /// ([`crate::rx_retention`]); where it is too small for that, sent ones are (`tx_retention`).
     pub fn with_rcvbuf(self, bytes: usize) -> io::Result<Self> {
         self.socket.set_recv_buffer_size(bytes)?;
         let rcvbuf = self.socket.recv_buffer_size()?;
@@ -107,7 +109,7 @@ impl UdpLink {
         Ok(Self { rcvbuf, rx_retention, tx_retention, ..self })
     }
 
-    /// The same link, which lets `room` tell when its send buffer has room again.
+    /// This link, whose send buffer `room` watches.
     pub fn with_send_room(self, room: &Arc<SendRoom>) -> Self {
         Self { queue: Arc::new(TxQueue::new(Arc::clone(room))), ..self }
     }
@@ -125,10 +127,10 @@ impl UdpLink {
 
     /// The UDP port that packets to `dst` come from.
     pub fn src_port(&self, dst: Gid) -> u16 {
-        self.keepers_for(dst).map_or(ROCE_PORT, TxRetention::port)
+        self.tx_retention_for(dst).map_or(ROCE_PORT, TxRetention::port)
     }
 
-    fn keepers_for(&self, dst: Gid) -> Option<&TxRetention> {
+    fn tx_retention_for(&self, dst: Gid) -> Option<&TxRetention> {
         let own = self.tx_retention.get().and_then(Option::as_ref).filter(|_| dst == self.gid)?;
         Some(&own.tx_retention)
     }
@@ -140,12 +142,12 @@ impl UdpLink {
         self.tx_retention.get().is_none() && dst == self.gid && len() >= STREAM
     }
 
-    /// Sends to its own address by retaining sockets from now on, if they can be had. Closes sockets if not.
+    /// From now on sends to its own address by sockets that retain what they send, if the system lets it open them.
     pub fn open_tx_retention(&self) {
-        self.tx_retention.get_or_init(|| self.make_keepers().ok());
+        self.tx_retention.get_or_init(|| self.make_tx_retention().ok());
     }
 
-    fn make_keepers(&self) -> io::Result<OwnTxRetention> {
+    fn make_tx_retention(&self) -> io::Result<OwnTxRetention> {
         // The kernel doubles what it is asked for.
         let buffer = self.rcvbuf / 2;
         let tx_retention = TxRetention::open(|port| {
@@ -155,7 +157,7 @@ impl UdpLink {
             socket.bind(&SockAddr::from(address))?;
             Ok(socket)
         })?;
-        Ok(OwnTxRetention { _name: source_ports::claim(self.gid, tx_retention.port())?, tx_retention })
+        Ok(OwnTxRetention { _name: port_names::claim(self.gid, tx_retention.port())?, tx_retention })
     }
 
     /// The local address; the group's, if it was joined.
@@ -182,7 +184,7 @@ impl UdpLink {
     /// Nor is anything kept of what was sent.
     pub fn clear_kept(&self) {
         self.rx_retention.clear(self.fd());
-        self.keepers_for(self.gid).map(TxRetention::clear);
+        self.tx_retention_for(self.gid).map(TxRetention::clear);
     }
 
     /// What the system has dropped here since the last call.
@@ -228,7 +230,7 @@ impl UdpLink {
     }
 
     /// Lets the kernel run `program` (classic BPF) to choose the socket of the port's group for each packet.
-    pub fn attach_steering(&self, program: &mut [libc::sock_filter]) -> io::Result<()> {
+    pub(crate) fn attach_steering(&self, program: &mut [libc::sock_filter]) -> io::Result<()> {
         sys::attach_filter(self.fd(), libc::SO_ATTACH_REUSEPORT_CBPF, program)
     }
 
@@ -238,7 +240,7 @@ impl UdpLink {
         let segment = (*segment < bytes.len()).then(|| u16::try_from(*segment).unwrap_or(u16::MAX));
         let name = name_of(to.dst, self.scope);
         let mut control = self.control(to, segment);
-        let tx_retention = self.keepers_for(to.dst).filter(|tx_retention| tx_retention.port() == to.src_port);
+        let tx_retention = self.tx_retention_for(to.dst).filter(|tx_retention| tx_retention.port() == to.src_port);
         let kept = tx_retention.and_then(|tx_retention| tx_retention.next(bytes.len(), &mut control));
         let fd = kept.unwrap_or_else(|| self.fd());
         loop {
@@ -250,8 +252,8 @@ impl UdpLink {
             };
             match cause.raw_os_error() {
                 Some(libc::EINTR) => {}
-                // What comes back to this very host takes no room here. One of the retaining sockets cannot be waited for: it has
-                // something to read all the time.
+                // What comes back to this very host takes no room here. A retaining socket cannot be waited for: its error
+                // queue always has something to read.
                 Some(libc::EAGAIN) if kept.is_none() => return Err(SendError::Full(fd)),
                 // What kernels and drivers answer that cannot segment (no support, or no checksum offload).
                 Some(libc::EIO | libc::EINVAL | libc::EOPNOTSUPP) if segment.is_some() => {
@@ -324,255 +326,36 @@ impl UdpLink {
     }
 }
 
-impl Link for UdpLink {
+/// The path of packets.
+impl UdpLink {
+    /// Receives one run without waiting; `None`: nothing there. `buf` has at least 65,536 bytes. What is in `control` means
+    /// nothing before and after: most polls find nothing, and a new buffer for each is one to clear.
     #[inline]
-    fn recv_with(&self, buf: &mut [u8], control: &mut Control) -> io::Result<Option<RxMeta>> {
+    pub fn recv_with(&self, buf: &mut [u8], control: &mut Control) -> io::Result<Option<RxMeta>> {
         let Some((len, src, src_port)) = sys::recv(self.fd(), buf, control, self.rx_retention.flags())? else {
-            self.rx_retention.note_vain_look(self.fd());
+            self.rx_retention.note_empty_poll(self.fd());
             return Ok(None);
         };
         self.rx_retention.note(self.fd(), len);
         Ok(Some(self.meta_of(len, src, src_port, control)))
     }
 
+    /// [`UdpLink::recv_with`], with a new buffer for control messages.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn recv(&self, buf: &mut [u8]) -> io::Result<Option<RxMeta>> {
+        self.recv_with(buf, &mut Control::new())
+    }
+
+    /// Sends `bytes` as packets of `segment` bytes each, the last one may be shorter. At most [`MAX_BYTES`](crate::link::MAX_BYTES)
+    /// and [`UdpLink::max_segments`] packets. Never waits.
     #[inline]
-    fn send(&self, to: &TxMeta, bytes: &[u8], segment: usize) -> Result<Taken, SendError> {
+    pub fn send(&self, to: &TxMeta, bytes: &[u8], segment: usize) -> Result<Taken, SendError> {
         self.queue.send(Run { to: Some(*to), segment }, bytes, |run, bytes| self.send_now(run, bytes))
     }
 
-    fn max_segments(&self, dst: Gid) -> usize {
+    /// Most packets of the next send to `dst`. Ask once for each send.
+    #[inline]
+    pub fn max_segments(&self, dst: Gid) -> usize {
         self.segments.most(dst)
-    }
-}
-
-/// Whether the system knows segmented sends at all. Kernels before 4.18 do not, and say so here.
-fn can_segment(socket: &Socket) -> bool {
-    sys::set_option(socket.as_raw_fd(), libc::IPPROTO_UDP, libc::UDP_SEGMENT, 0).is_ok()
-}
-
-/// A socket that will be bound to `address`, or to another port of it.
-fn bare_socket(address: SocketAddr, ifindex: u32, rcvbuf: usize) -> io::Result<Socket> {
-    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
-    socket.set_reuse_port(true)?;
-    // The kernel clamps both to its limits instead of refusing.
-    socket.set_recv_buffer_size(rcvbuf)?;
-    socket.set_send_buffer_size(BUFFER)?;
-    if address.is_ipv4() {
-        set_v4_options(&socket, ifindex)?;
-    } else {
-        set_v6_options(&socket, ifindex)?;
-    }
-    Ok(socket)
-}
-
-/// The socket address of `gid` at the RoCE port.
-fn socket_addr(gid: Gid, scope: u32) -> SocketAddr {
-    match gid.to_ip() {
-        IpAddr::V4(ip) => SocketAddrV4::new(ip, ROCE_PORT).into(),
-        IpAddr::V6(ip) => SocketAddrV6::new(ip, ROCE_PORT, 0, scope_of(ip, scope)).into(),
-    }
-}
-
-/// The same as the system call wants it: made anew for each, and the way over the other one costs 100 instructions.
-#[inline]
-fn name_of(gid: Gid, scope: u32) -> Name<'static> {
-    let port = ROCE_PORT.to_be();
-    if gid.is_ipv4() {
-        let [.., a, b, c, d] = gid.0;
-        Name::V4(libc::sockaddr_in {
-            sin_family: libc::AF_INET as libc::sa_family_t,
-            sin_port: port,
-            sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes([a, b, c, d]) },
-            sin_zero: [0; 8],
-        })
-    } else {
-        Name::V6(libc::sockaddr_in6 {
-            sin6_family: libc::AF_INET6 as libc::sa_family_t,
-            sin6_port: port,
-            sin6_flowinfo: 0,
-            sin6_addr: libc::in6_addr { s6_addr: gid.0 },
-            sin6_scope_id: scope_of(gid.0.into(), scope),
-        })
-    }
-}
-
-/// `scope`, for those addresses of IPv6 that need it.
-fn scope_of(ip: Ipv6Addr, scope: u32) -> u32 {
-    if ip.is_unicast_link_local() || ip.is_multicast() { scope } else { 0 }
-}
-
-fn set_v4_options(socket: &Socket, ifindex: u32) -> io::Result<()> {
-    let set = |name, value| sys::set_option(socket.as_raw_fd(), libc::IPPROTO_IP, name, value);
-    // clause: IP-DF
-    set(libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
-    set(libc::IP_TTL, c_int::from(HOP_LIMIT))?;
-    set(libc::IP_RECVTTL, 1)?;
-    sys::set_multicast_if_v4(socket.as_raw_fd(), ifindex)?;
-    set(libc::IP_MULTICAST_TTL, c_int::from(HOP_LIMIT))?;
-    // Only what came by an interface on which this very socket has joined.
-    set(libc::IP_MULTICAST_ALL, 0)?;
-    set(libc::IP_RECVTOS, 1)
-}
-
-fn set_v6_options(socket: &Socket, ifindex: u32) -> io::Result<()> {
-    let set = |name, value| sys::set_option(socket.as_raw_fd(), libc::IPPROTO_IPV6, name, value);
-    socket.set_only_v6(true)?;
-    set(libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)?;
-    set(libc::IPV6_UNICAST_HOPS, c_int::from(HOP_LIMIT))?;
-    set(libc::IPV6_RECVHOPLIMIT, 1)?;
-    socket.set_multicast_if_v6(ifindex)?;
-    set(libc::IPV6_MULTICAST_HOPS, c_int::from(HOP_LIMIT))?;
-    // Kernels before 4.20 do not know it; there the group of another interface is heard here, too.
-    let _ = set(libc::IPV6_MULTICAST_ALL, 0);
-    set(libc::IPV6_RECVTCLASS, 1)?;
-    // Peers may send UDP checksum 0 over IPv6. Sending so ourselves would forbid segmented sends.
-    // clause: UDP-CHECKSUM
-    let _ = sys::set_option(socket.as_raw_fd(), libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_RX, 1);
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::link::MAX_SEGMENTS;
-    use std::net::Ipv4Addr;
-
-    // Port 4791 is shared with whatever runs on this machine, so these tests use an address of their own.
-    fn link(last: u8, gso: bool, gro: bool) -> UdpLink {
-        UdpLink::open(Ipv4Addr::new(127, 77, 0, last).into(), 1, gso, gro).unwrap()
-    }
-
-    fn recv(link: &UdpLink, buf: &mut [u8]) -> RxMeta {
-        link.recv(buf).unwrap().expect("loopback delivers before sendmsg returns")
-    }
-
-    // clause: IP-TOS, IP-TTL
-    #[test]
-    fn a_run_arrives_as_one_with_its_segment_size_tos_and_ttl() {
-        let (a, b) = (link(1, true, true), link(2, true, true));
-        let run: Vec<u8> = (0..250u8).collect();
-        let to = TxMeta { dst: b.gid(), src_port: ROCE_PORT, traffic_class: 0x68, hop_limit: 7 };
-        a.send(&to, &run, 100).unwrap();
-        let mut buf = vec![0; 65_536];
-        let meta = recv(&b, &mut buf);
-        assert_eq!((meta.len, meta.segment), (250, 100));
-        assert_eq!((meta.src, meta.dst, meta.src_port), (a.gid(), b.gid(), ROCE_PORT));
-        assert_eq!((meta.traffic_class, meta.hop_limit), (0x68, 7));
-        assert_eq!(&buf[..250], &run[..]);
-        assert!(b.recv(&mut buf).unwrap().is_none());
-    }
-
-    // clause: IP-TTL
-    #[test]
-    fn hop_limits_that_lead_nowhere_are_sent_as_64() {
-        let (a, b) = (link(7, true, true), link(8, true, true));
-        let mut buf = vec![0; 65_536];
-        for (asked, sent) in [(0, 64), (1, 64), (2, 2), (64, 64), (255, 255)] {
-            a.send(&TxMeta { dst: b.gid(), src_port: ROCE_PORT, traffic_class: 0, hop_limit: asked }, &[1; 20], 20)
-                .unwrap();
-            assert_eq!(recv(&b, &mut buf).hop_limit, sent, "asked for {asked}");
-        }
-    }
-
-    // clause: UD-MULTICAST
-    #[test]
-    fn every_socket_of_a_group_gets_a_copy_until_it_is_gone() {
-        let [a, b, ..] = std::process::id().to_le_bytes();
-        let group = Ipv4Addr::new(239, 77, b, a).into();
-        let (from, mut buf) = (link(9, true, true), vec![0; 65_536]);
-        let members = [(); 3].map(|()| UdpLink::join(group, 1, true).unwrap());
-        for (asked, sent) in [(0, 64), (1, 1), (7, 7)] {
-            from.send(
-                &TxMeta { dst: group, src_port: ROCE_PORT, traffic_class: 0, hop_limit: asked },
-                &[asked; 30],
-                30,
-            )
-            .unwrap();
-            for member in &members {
-                let meta = recv(member, &mut buf);
-                assert_eq!((meta.len, meta.src, meta.dst, meta.hop_limit), (30, from.gid(), group, sent));
-            }
-        }
-        assert!(from.recv(&mut buf).unwrap().is_none(), "the sender's own address is none of the group's");
-        let joined = || std::fs::read_to_string("/proc/net/igmp").unwrap().contains(&format!("{a:02X}{b:02X}4DEF"));
-        assert!(joined());
-        drop(members);
-        assert!(!joined());
-    }
-
-    // clause: UDP-CHECKSUM
-    #[test]
-    fn a_datagram_without_checksum_is_taken() {
-        let socket = || Socket::new(Domain::IPV6, Type::DGRAM, Some(Protocol::UDP)).unwrap();
-        let (from, to) = (socket(), socket());
-        set_v6_options(&to, 1).unwrap();
-        if to.bind(&SockAddr::from(SocketAddrV6::new(Ipv6Addr::LOCALHOST, 0, 0, 0))).is_err() {
-            // Without IPv6 there is nothing to take.
-            return;
-        }
-        for no_checksum in [1, 0] {
-            sys::set_option(from.as_raw_fd(), libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_TX, no_checksum).unwrap();
-            from.send_to(&[7; 24], &to.local_addr().unwrap()).unwrap();
-            let received = sys::recv(to.as_raw_fd(), &mut [0; 64], &mut Control::new(), 0).unwrap();
-            assert_eq!(received.map(|(len, ..)| len), Some(24), "without checksum: {no_checksum}");
-        }
-    }
-
-    #[test]
-    fn without_gro_the_packets_arrive_one_by_one() {
-        let (a, b) = (link(3, true, true), link(4, true, false));
-        a.send(&TxMeta { dst: b.gid(), src_port: ROCE_PORT, traffic_class: 0, hop_limit: 0 }, &[7; 250], 100).unwrap();
-        let mut buf = vec![0; 65_536];
-        let lens: Vec<usize> = (0..3).map(|_| recv(&b, &mut buf).len).collect();
-        assert_eq!(lens, [100, 100, 50]);
-    }
-
-    #[test]
-    fn a_smaller_receive_buffer_is_what_the_kernel_says_it_is() {
-        // It doubles what is asked for.
-        assert_eq!(link(7, true, true).with_rcvbuf(65_536).unwrap().rcvbuf(), 131_072);
-    }
-
-    #[test]
-    fn streams_to_the_own_address_come_from_another_port_where_there_is_no_shelf() {
-        let [small, large] = [212_992, 4 << 20].map(|rcvbuf| link(10, true, true).with_rcvbuf(rcvbuf).unwrap());
-        let (own, other) = (small.gid(), Ipv4Addr::new(127, 77, 0, 11).into());
-        assert!(!small.lacks_tx_retention(own, || STREAM - 1) && !small.lacks_tx_retention(other, || STREAM));
-        assert!(small.lacks_tx_retention(own, || STREAM));
-        assert_eq!(small.src_port(own), ROCE_PORT);
-        small.open_tx_retention();
-        assert!(!small.lacks_tx_retention(own, || STREAM));
-        assert_ne!(small.src_port(own), ROCE_PORT);
-        assert_eq!(small.src_port(other), ROCE_PORT);
-        assert!(!link(10, true, true).lacks_tx_retention(own, || STREAM), "receives no streams");
-        assert_ne!(large.rx_retention.exists(), large.lacks_tx_retention(own, || STREAM));
-    }
-
-    #[test]
-    fn a_send_that_the_kernel_does_not_cut_is_tried_again_later_and_concerns_one_destination() {
-        let (a, b) = (link(5, true, true), link(6, true, true));
-        let to = TxMeta { dst: b.gid(), src_port: ROCE_PORT, traffic_class: 0, hop_limit: 64 };
-        assert!(matches!(a.send(&to, &[0; 400], 1), Err(SendError::NoSegments)));
-        assert_eq!((a.max_segments(b.gid()), a.max_segments(a.gid())), (1, MAX_SEGMENTS));
-        assert!((0..MAX_SEGMENTS).any(|_| a.max_segments(b.gid()) == MAX_SEGMENTS), "it is never tried again");
-        a.send(&to, &[0; 40], 10).unwrap();
-        assert_eq!(a.max_segments(b.gid()), MAX_SEGMENTS);
-    }
-
-    // clause: IP-TOS
-    #[test]
-    fn ipv6_carries_the_same() {
-        let gid = IpAddr::V6(Ipv6Addr::LOCALHOST).into();
-        let Ok(link) = UdpLink::open(gid, 1, true, true) else { return };
-        let to = TxMeta { dst: gid, src_port: ROCE_PORT, traffic_class: 0x20, hop_limit: 9 };
-        link.send(&to, &[0xfd; 40], 20).unwrap();
-        let mut buf = vec![0; 65_536];
-        while let Some(meta) = link.recv(&mut buf).unwrap() {
-            if buf[0] == 0xfd {
-                assert_eq!((meta.len, meta.segment, meta.traffic_class, meta.hop_limit), (40, 20, 0x20, 9));
-                return;
-            }
-        }
-        // Another process on this machine owns the port too and got the packet instead; it counts and drops it.
     }
 }

@@ -1,7 +1,7 @@
-//! The marks of a ring: no reader sleeps while there is a record, no writer waits while there is room.
+//! The wake-ups of a ring: no reader sleeps while there is a record, no writer waits while there is room.
 
-#[path = "../../../provider/net/src/shm/marks.rs"]
-mod marks;
+#[path = "../../../provider/net/src/shm/wakeup.rs"]
+mod wakeup;
 
 use crate::sync::{AtomicU64, Ordering};
 use loom::sync::Arc;
@@ -23,12 +23,12 @@ fn a_reader_that_sleeps_is_woken_or_has_found_the_record() {
         let writer = Arc::clone(&words);
         let writer = thread::spawn(move || {
             writer.mark.store(1, Ordering::Release);
-            marks::must_wake(&writer.asleep)
+            wakeup::must_wake(&writer.asleep)
         });
-        let found = marks::sleep(&words.asleep, || words.mark.load(Ordering::Acquire) != 0);
+        let found = wakeup::sleep(&words.asleep, || words.mark.load(Ordering::Acquire) != 0);
         assert!(writer.join().unwrap() || found, "it sleeps, and there is a record");
-        marks::awake(&words.asleep);
-        assert!(!marks::must_wake(&words.asleep), "it is awake");
+        wakeup::awake(&words.asleep);
+        assert!(!wakeup::must_wake(&words.asleep), "it is awake");
     });
 }
 
@@ -40,10 +40,10 @@ fn a_writer_that_waits_is_told_or_has_found_room() {
         let reader = thread::spawn(move || {
             [4, 8].map(|read| {
                 reader.head.store(read, Ordering::Release);
-                marks::must_tell(&reader.waits, read)
+                wakeup::must_tell(&reader.waits, read)
             })
         });
-        let found = marks::wait(&words.waits, 8, || words.head.load(Ordering::Acquire) >= 8);
+        let found = wakeup::wait(&words.waits, 8, || words.head.load(Ordering::Acquire) >= 8);
         let told = reader.join().unwrap();
         assert!(!told[0], "there was not enough room yet");
         assert!(told[1] || found, "it waits, and there is room");

@@ -361,7 +361,7 @@ impl Agent {
 fn ensure<'a>(core: &'a mut Option<Core>, engine: &Engine) -> Result<&'a mut Core, Error> {
     if core.is_none() {
         *core = Some(Core::new(engine)?);
-        at_exit(Stage::Part, runtime::shut_down);
+        at_exit(Stage::Shutdown, runtime::shut_down);
     }
     core.as_mut().ok_or_else(|| Error::new(libc::ENODEV, "connection management is not running"))
 }

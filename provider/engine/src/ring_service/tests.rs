@@ -38,7 +38,7 @@ fn ring() -> (SharedSender, Inbound) {
     let offer = Offer::new(shm::SIZE).unwrap();
     let descriptors = carry(&offer.descriptors(ours.doorbell()));
     let inbound = Inbound::accept(shm::SIZE, descriptors, theirs.doorbell(), |_| Ok(())).unwrap();
-    let Said::Accepted(doorbell) = offer.line.hear() else { panic!("accepted") };
+    let PeerEvent::Accepted(doorbell) = offer.control.poll() else { panic!("accepted") };
     let sender = Sender { writer: Some(offer.writer), doorbell: Some(doorbell), ..Sender::default() };
     (Arc::new(Mutex::new(sender)), inbound)
 }
@@ -214,8 +214,8 @@ fn nonsense_in_a_ring_is_counted_and_a_broken_one_is_let_go_of() {
     let malformed = || engine.counters().malformed.get() + engine.counters().unknown_qp.get();
     let offer = Offer::new(shm::SIZE).unwrap();
     engine.accept_ring(shm::SIZE as u32, carry(&offer.descriptors(poller.doorbell())));
-    let (mut writer, line) = keep(offer);
-    assert!(matches!(line.hear(), Said::Accepted(_)));
+    let (mut writer, control) = keep(offer);
+    assert!(matches!(control.poll(), PeerEvent::Accepted(_)));
     // Bytes of every kind and length, in runs as they should be. The first one of a BTH is its opcode.
     let (before, mut packets) = (malformed(), 0);
     for (seed, len) in (0..=u8::MAX).zip([1, 4, 7, 8, 11, 12, 16, 20, 28, 100, 1000, LONG].into_iter().cycle()) {
@@ -235,7 +235,7 @@ fn nonsense_in_a_ring_is_counted_and_a_broken_one_is_let_go_of() {
         engine.progress();
         engine.rings.inbound.read().is_empty().then_some(())
     });
-    wait_for("the writer does not hear of it", || matches!(line.hear(), Said::Gone).then_some(()));
+    wait_for("the writer does not hear of it", || matches!(control.poll(), PeerEvent::Gone).then_some(()));
 }
 
 #[test]
@@ -244,7 +244,7 @@ fn a_ring_of_a_dead_writer_is_read_once_around_at_most() {
     let poller = engine.poller().unwrap();
     let offer = Offer::new(shm::SIZE).unwrap();
     engine.accept_ring(shm::SIZE as u32, carry(&offer.descriptors(poller.doorbell())));
-    offer.writer.mark_every_line();
+    offer.writer.put_header_on_every_line();
     drop(offer);
     wait_for("it is read without end", || engine.rings.inbound.read().is_empty().then_some(()));
 }
@@ -258,11 +258,11 @@ fn a_ring_whose_reader_died_is_closed_without_stopping_who_writes_to_it_and_look
     let offer = Offer::new(shm::SIZE).unwrap();
     let descriptors = carry(&offer.descriptors(ours.doorbell()));
     let inbound = Inbound::accept(shm::SIZE, descriptors, theirs.doorbell(), |_| Ok(())).unwrap();
-    let Said::Accepted(doorbell) = offer.line.hear() else { panic!("accepted") };
-    let (writer, line) = keep(offer);
+    let PeerEvent::Accepted(doorbell) = offer.control.poll() else { panic!("accepted") };
+    let (writer, control) = keep(offer);
     let sender = Sender { writer: Some(writer), doorbell: Some(doorbell), ..Sender::default() };
     let (to_a, to_b) = (Qpn::new(0x70_0001), Qpn::new(0x71_0001));
-    engine.rings.set(Slot::of(to_a), Out::Ready(Arc::new(Mutex::new(sender)), line));
+    engine.rings.set(Slot::of(to_a), Out::Ready(Arc::new(Mutex::new(sender)), control));
     let here = Ipv4Addr::LOCALHOST.into();
     let av = Av { sgid: here, dgid: here, ..Av::default() };
     let ((opened, is_opened), (go, may_go), (done, is_done)) = (mpsc::channel(), mpsc::channel(), mpsc::channel());

@@ -9,7 +9,7 @@ use crate::flow_control::Key;
 use crate::interceptor::{self, Fate, Held, Interceptor, Origin, PacketComment, Recording};
 use crate::rings::Sender;
 use roxe_base::clock;
-use roxe_net::link::{Link, TxMeta, hop_limit};
+use roxe_net::link::{TxMeta, hop_limit};
 use roxe_net::rcvbuf_cost::charge_of;
 use roxe_net::shm::{Heading, MAX_RUN};
 use roxe_net::udp::UdpLink;

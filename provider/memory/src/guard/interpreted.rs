@@ -16,7 +16,7 @@ fn byte<'a>(addr: u64) -> &'a AtomicU8 {
 }
 
 fn word<'a>(addr: u64) -> &'a AtomicU64 {
-    // SAFETY: as above, and aligned.
+    // SAFETY: as in `byte`; the words are aligned, which callers check.
     unsafe { AtomicU64::from_ptr(ptr::with_exposed_provenance_mut(addr as usize)) }
 }
 

@@ -22,14 +22,14 @@ pub fn cells(room: TxRoom<'_>) -> &[AtomicU8] {
     }
 }
 
-/// The same of memory that is nobody else's.
+/// Bytes of this process alone as cells, to be copied to.
 #[inline]
 pub fn own_cells(bytes: &mut [u8]) -> &[AtomicU8] {
     // SAFETY: an atomic byte is laid out as a byte, and while the result lives, `bytes` is borrowed by nobody else.
     unsafe { &*(ptr::from_mut(bytes) as *const [AtomicU8]) }
 }
 
-/// Where such bytes are. They stay mapped while this exists.
+/// Bytes that another process may change at any moment. They stay mapped while this exists.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedBytes<'a> {
     pub(super) addr: u64,
@@ -42,25 +42,25 @@ impl<'a> SharedBytes<'a> {
     ///
     /// # Safety
     ///
-    /// They stay mapped for reading for the lifetime `'a`.
+    /// The bytes stay mapped for reading for the lifetime `'a`.
     #[inline]
     pub unsafe fn new(start: *const u8, len: usize) -> Self {
         Self { addr: start.expose_provenance() as u64, len, mapping: PhantomData }
     }
 
-    /// How many there are.
+    /// Number of bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether there are no bytes.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Those in `range`; `None`: there are not as many.
+    /// The bytes in `range`; `None` if it reaches beyond the last one.
     #[inline]
     pub fn get(&self, range: Range<usize>) -> Option<Self> {
         let is_inside = range.start <= range.end && range.end <= self.len;
@@ -82,13 +82,13 @@ impl<'a> SharedBytes<'a> {
         prefetch_at(self.addr as usize, len.min(self.len));
     }
 
-    /// Where they begin.
+    /// The address of the first byte.
     #[cfg(any(test, feature = "testing"))]
     pub fn addr(&self) -> u64 {
         self.addr
     }
 
-    /// A copy of them.
+    /// A copy of the bytes.
     #[cfg(any(test, feature = "testing"))]
     pub fn to_vec(self) -> Vec<u8> {
         let mut bytes = vec![0; self.len];

@@ -1,6 +1,6 @@
 //! Memory shared with one other process. **Unsafe room**: a sealed memfd, mapped, and bytes copied in and out.
 //!
-//! The file is a page of words that both sides read and write atomically, and data that one of them writes, with marks in it
+//! The file is a page of words that both sides read and write atomically, and data that one of them writes, with headers in it
 //! that are atomic words, too. Its size is sealed, so that no other process can take pages away from under us (`SIGBUS`). The
 //! data is mapped twice in a row: what wraps around its end is one piece all the same. Knows no packets.
 //!
@@ -127,7 +127,7 @@ impl SharedMemory {
 
     /// The word at position `at` of the data, a multiple of 8.
     #[inline]
-    pub(super) fn mark(&self, at: u64) -> &AtomicU64 {
+    pub(super) fn header(&self, at: u64) -> &AtomicU64 {
         // SAFETY: inside the first mapping of the data and aligned by the mask. As a word both processes touch it by atomic
         // operations only. The writer alone writes bytes over one, which nobody looks for then; the reader looks for none in
         // bytes that it was given.

@@ -11,14 +11,16 @@
 #[allow(unsafe_code)]
 mod sys;
 
+use crate::bpf::{DROP, JUMP_EQ, JUMP_SET, LOAD_BYTE, LOAD_HALF, LOAD_WORD, PASS, jump, op};
 use crate::link::{SendError, Taken};
 use crate::sys as socket;
 use crate::sys::SendRoom;
 use crate::tx_queue::{Run, TxQueue};
+use libc::sock_filter;
 use roxe_base::error::Error;
 use roxe_wire::Qpn;
 use roxe_wire::frame::{ETH_LEN, TAG_LEN};
-use socket2::{Domain, Protocol, SockFilter, Socket, Type};
+use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
@@ -34,7 +36,7 @@ const ADDRESSES: usize = ETH_LEN - 2;
 /// The interface that frames go through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// Its number (`if_nametoindex`).
+    /// Interface index (`if_nametoindex`).
     pub index: u32,
     /// All zero on loopback.
     pub mac: [u8; 6],
@@ -133,7 +135,7 @@ impl FrameReceiver {
     fn listen(interface: &Interface) -> io::Result<Socket> {
         // Bound last: nothing may come in before the filter stands.
         let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(0)))?;
-        socket.attach_filter(&filter(interface))?;
+        socket::attach_filter(socket.as_raw_fd(), libc::SO_ATTACH_FILTER, &mut filter(interface))?;
         if socket::set_option(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, BUFFER as i32).is_err() {
             // Without CAP_NET_ADMIN the kernel gives what it gives everybody.
             socket.set_recv_buffer_size(BUFFER)?;
@@ -223,40 +225,26 @@ fn explain(cause: &io::Error) -> Error {
 /// Which of the frames that pass the interface are kept: those that come in, and those that leave for a group or for the
 /// interface itself.
 // clause: RAW-LOOPBACK
-fn filter(interface: &Interface) -> Vec<SockFilter> {
+fn filter(interface: &Interface) -> Vec<sock_filter> {
     const PACKET_OUTGOING: u32 = 4;
-    const ALL: u32 = u32::MAX;
     let kind_of_packet = (libc::SKF_AD_OFF + libc::SKF_AD_PKTTYPE).cast_unsigned();
     let [a, b, c, d, e, f] = interface.mac;
-    let returns = |bytes| SockFilter::new(RETURN, 0, 0, bytes);
-    let mut code = vec![
-        SockFilter::new(LOAD_BYTE, 0, 0, kind_of_packet),
-        SockFilter::new(JUMP_EQ, 1, 0, PACKET_OUTGOING),
-        returns(ALL),
-    ];
+    let mut code = vec![op(LOAD_BYTE, kind_of_packet), jump(JUMP_EQ, PACKET_OUTGOING, 1, 0), PASS];
     if !interface.is_loopback() {
         code.extend([
-            SockFilter::new(LOAD_BYTE, 0, 0, 0),
-            SockFilter::new(JUMP_SET, 0, 1, 1),
-            returns(ALL),
-            SockFilter::new(LOAD_WORD, 0, 0, 0),
-            SockFilter::new(JUMP_EQ, 0, 3, u32::from_be_bytes([a, b, c, d])),
-            SockFilter::new(LOAD_HALF, 0, 0, 4),
-            SockFilter::new(JUMP_EQ, 0, 1, u16::from_be_bytes([e, f]).into()),
-            returns(ALL),
+            op(LOAD_BYTE, 0),
+            jump(JUMP_SET, 1, 0, 1),
+            PASS,
+            op(LOAD_WORD, 0),
+            jump(JUMP_EQ, u32::from_be_bytes([a, b, c, d]), 0, 3),
+            op(LOAD_HALF, 4),
+            jump(JUMP_EQ, u16::from_be_bytes([e, f]).into(), 0, 1),
+            PASS,
         ]);
     }
-    code.push(returns(0));
+    code.push(DROP);
     code
 }
-
-// Codes of classic BPF (<linux/bpf_common.h>).
-const LOAD_WORD: u16 = 0x20;
-const LOAD_HALF: u16 = 0x28;
-const LOAD_BYTE: u16 = 0x30;
-const JUMP_EQ: u16 = 0x15;
-const JUMP_SET: u16 = 0x45;
-const RETURN: u16 = 0x06;
 
 #[cfg(test)]
 mod tests {

@@ -1,4 +1,4 @@
-//! Who sleeps at a ring, and who waits: two handshakes between its reader and its writer.
+//! The wake-ups of a ring: two handshakes between its reader, which may sleep, and its writer, which may wait for room.
 //!
 //! One side does something (writes a record; makes room) and then looks whether the other one sleeps. The other says that
 //! it sleeps, and then looks whether something was done. With a full fence between the two steps of either side at least one

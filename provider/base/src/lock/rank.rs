@@ -1,0 +1,152 @@
+//! The ranks of locks, and the table of them: the lock order.
+
+/// The place of a lock in the order.
+pub trait Rank: Send + Sync + 'static {
+    /// Lower ones are further out. No two ranks have the same one.
+    const LEVEL: u16;
+    /// What the table calls it.
+    const NAME: &'static str;
+}
+
+/// Declares ranks, outermost first. The first one has this level, which leaves room for the tables of other crates: each
+/// crate's levels are below those of the crates that it uses.
+#[macro_export]
+macro_rules! ranks {
+    ($vis:vis, $first:literal.. ; $($(#[$doc:meta])* $name:ident,)*) => {
+        #[repr(u16)]
+        enum Order {
+            $($name,)*
+        }
+        $(
+            $(#[$doc])*
+            #[derive(Debug)]
+            $vis enum $name {}
+
+            impl $crate::lock::rank::Rank for $name {
+                const LEVEL: u16 = $first + Order::$name as u16;
+                const NAME: &'static str = concat!(module_path!(), "::", stringify!($name));
+            }
+        )*
+    };
+}
+
+crate::ranks! { pub, 10_000.. ;
+    /// `engine::thread`: held by the background thread while it has its engine, that is, while it does anything.
+    ThreadTurn,
+    /// `cm::agent`: the connection manager of an engine; who receives only tries it, and leaves messages in its inbox.
+    CmAgent,
+    /// `cm::id`: one identifier.
+    CmId,
+    /// `cm::id`: where the events of one identifier go.
+    CmIdChannel,
+    /// `cm::multicast` and `steering`: the memberships of a raw packet queue pair.
+    FlowGroups,
+    /// `wq`: who changes the state of a work queue.
+    WqModify,
+    /// `device`: the devices that were given out.
+    Devices,
+    /// `fork`: the engines of this process.
+    Engines,
+    /// `engine`: the start of an engine, and whoever follows the interface.
+    Starting,
+    /// `engine::interceptor`: the start of captures and fault rules.
+    InterceptorStarting,
+    /// `device`: the contexts that want to hear of the port; also held while its new addresses are opened.
+    Contexts,
+    /// `engine::rx`: the receive side, held while packets are handed to queue pairs and those answer. Pollers only try it.
+    Rx,
+    /// `srq::remote_targets`: stand-ins for XRC targets of other processes, held while one works.
+    XrcRemoteTargets,
+    /// `engine::table`: queue pairs by number.
+    QpTable,
+    /// `qp`: one queue pair.
+    Qp,
+    /// `engine::rings`: the writing half of one ring, held while a batch is built in it.
+    RingSender,
+    /// `engine::interceptor`: the rules that spoil packets.
+    Faults,
+    /// `engine::interceptor`: the capture file, for a batch of packets.
+    Capture,
+    /// `mr`: the description of one region, while it is registered anew.
+    Registration,
+    /// `mr`: the table of keys, read while bytes are copied, mostly for all packets of a visit.
+    Memory,
+    /// `dm`: the block of device memory.
+    DeviceMemory,
+    /// `engine::table`: the slots of this process.
+    OwnedSlots,
+    /// `xrcd`: the domains that files name.
+    XrcNames,
+    /// `xrcd`: the shared receive queues of a domain.
+    XrcQueues,
+    /// `xrcd`: the targets of a domain.
+    XrcTargets,
+    /// `srq`: one shared receive queue.
+    Srq,
+    /// `cq`: one completion queue.
+    Cq,
+    /// `cq`: held while an event is announced, so that none comes once the queue is destroyed.
+    CqChannel,
+    /// `flow`: the windows by destination.
+    Flows,
+    /// `flow`: what is known of the receiver behind one window.
+    FlowReceiver,
+    /// `engine::rings`: the rings to other processes, by slot.
+    RingsOut,
+    /// `engine::rings`: the rings from other processes.
+    RingsIn,
+    /// `engine::rings`: the rings that somebody waits for.
+    RingsFull,
+    /// `flow`: the queue pairs that have room again.
+    FlowReady,
+    /// `flow`: the queue pairs that wait for room in one window.
+    FlowWaiters,
+    /// `flow`: what is owed to senders.
+    FlowCredits,
+    /// `engine`: the links by address.
+    Links,
+    /// `engine::send_room`: what raw packet queue pairs send by.
+    FrameSenders,
+    /// `engine`: the addresses of this host.
+    HostAddresses,
+    /// `device`: the description of the port.
+    Port,
+    /// `cm::agent`: what waits for the connection manager.
+    CmInbox,
+    /// `engine::xrc_messages`: frames for other processes.
+    XrcMessages,
+    /// `cm::ports`: who holds a port alone.
+    PortAlone,
+    /// `cm::ports`: the sockets that stand for ports.
+    PortNames,
+    /// `cm::ports`: the ports that clients use.
+    PortsInUse,
+    /// `cm::follow`: all identifiers.
+    CmIds,
+    /// `net::runtime_dir`: the names of this process in the runtime directory.
+    RuntimeDir,
+    /// `net::tx_queue`: what waits for room in the send buffer of one socket, held while it is sent.
+    TxQueue,
+    /// `net::segments`: destinations to which the kernel does not cut sends into packets.
+    Segments,
+    /// Uses of an object by another one, which end when it is destroyed.
+    Uses,
+    /// `steering`: what flow counters count.
+    FlowCounters,
+    /// `live`: the counters that were told last.
+    Told,
+    /// `stats_file`: the file that says what this process counted.
+    StatsFile,
+    /// `event`: events that wait for the program.
+    Events,
+    /// `engine::interceptor`: packets that are held back.
+    Delayed,
+    /// `timers`: deadlines.
+    Timers,
+    /// `engine::thread`: the handle to join the thread by.
+    ThreadHandle,
+    /// `engine`: the background thread, so that whoever holds any lock may wake it.
+    Thread,
+    /// `exit`: what is done when the process ends.
+    ExitTasks,
+}

@@ -1,0 +1,67 @@
+//! The order of locks: what is allowed, and how a violation ends a process.
+
+use super::rank::{Qp, RingSender, RingsOut};
+use super::*;
+use std::io::Read;
+use std::os::fd::FromRawFd;
+
+/// What a child of a fork that does `wrong` says before it dies, and the signal that ends it.
+fn in_child(wrong: impl FnOnce()) -> (String, i32) {
+    let (mut pipe, mut status) = ([0; 2], 0);
+    // SAFETY: two descriptors of room; the child writes to its own and ends with `_exit` at the latest.
+    let (reader, pid) = unsafe {
+        assert_eq!(libc::pipe(pipe.as_mut_ptr()), 0);
+        let pid = libc::fork();
+        if pid == 0 {
+            libc::dup2(pipe[1], 2);
+            wrong();
+            libc::_exit(0);
+        }
+        libc::close(pipe[1]);
+        (std::fs::File::from_raw_fd(pipe[0]), pid)
+    };
+    let mut said = String::new();
+    (&reader).read_to_string(&mut said).unwrap();
+    // SAFETY: a child of this test, whose status outlives the call.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    (said, if libc::WIFSIGNALED(status) { libc::WTERMSIG(status) } else { 0 })
+}
+
+#[test]
+fn who_waits_for_an_outer_lock_under_an_inner_one_dies_and_says_where_both_were_taken() {
+    let (outer, inner) = (Mutex::<Qp, _>::new(()), RwLock::<RingsOut, _>::new(()));
+    let (said, signal) = in_child(|| {
+        let _inner = inner.read();
+        let _outer = outer.lock();
+    });
+    assert_eq!(signal, libc::SIGABRT, "{said}");
+    assert!(said.contains("rank::Qp is waited for at") && said.contains("rank::RingsOut is held"), "{said}");
+    assert_eq!(said.matches(file!()).count(), 2, "{said}");
+}
+
+#[test]
+fn locks_may_be_taken_inwards_tried_in_any_order_and_let_go_of_in_any_order() {
+    let (outer, middle, inner) =
+        (Mutex::<Qp, _>::new(()), Mutex::<RingSender, _>::new(()), Sharded::<RingsOut, _>::new(()));
+    let (first, second, third) = (outer.lock(), middle.lock(), inner.read());
+    drop(second);
+    let second = middle.try_lock().unwrap();
+    drop(first);
+    drop(outer.try_lock_for(Duration::ZERO).unwrap());
+    drop(third);
+    drop(second);
+    drop((outer.lock(), inner.write()));
+}
+
+#[test]
+fn two_locks_of_one_rank_exclude_each_other_but_for_who_takes_them_all() {
+    let [a, b] = [(); 2].map(|()| Mutex::<Qp, _>::new(()));
+    let (said, signal) = in_child(|| drop((a.lock(), b.lock())));
+    assert_eq!(signal, libc::SIGABRT, "{said}");
+    let (said, signal) = in_child(|| drop((a.lock(), a.lock())));
+    assert_eq!(signal, libc::SIGABRT, "a thread would wait for itself: {said}");
+    [&a, &b].into_iter().for_each(Lockable::lock_raw);
+    // SAFETY: just taken.
+    [&a, &b].into_iter().for_each(|lock| unsafe { lock.unlock_raw() });
+    drop(b.lock());
+}

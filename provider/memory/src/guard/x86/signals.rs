@@ -1,0 +1,111 @@
+//! The handler of SIGSEGV and SIGBUS that knows the guarded instructions.
+
+use super::asm::{roxe_guard_begin, roxe_guard_end, roxe_guard_fault};
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::sync::Once;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// The signals that a bad address raises.
+const SIGNALS: [i32; 2] = [libc::SIGSEGV, libc::SIGBUS];
+
+/// What handled the two signals before us; null until we are in front.
+static PREVIOUS: [AtomicPtr<libc::sigaction>; 2] = [const { AtomicPtr::new(std::ptr::null_mut()) }; 2];
+
+pub(in super::super) fn install() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(put_in_front);
+}
+
+/// Puts our handler in front of those that are there now.
+pub(in super::super) fn put_in_front() {
+    for (&signal, previous) in SIGNALS.iter().zip(&PREVIOUS) {
+        let action = current_action(signal);
+        // Kept for ever: a handler may run at any later time. Stored first, so that ours always finds it.
+        previous.store(Box::into_raw(Box::new(action)), Ordering::Release);
+        set_action(signal, &action);
+    }
+}
+
+/// Installs our handler with the mask of `previous`, which may be called from it.
+fn set_action(signal: i32, previous: &libc::sigaction) {
+    let mut action = *previous;
+    action.sa_sigaction = on_fault as *const () as usize;
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | (previous.sa_flags & (libc::SA_NODEFER | libc::SA_RESTART));
+    // SAFETY: `action` is a complete sigaction whose handler is async-signal-safe and has the SA_SIGINFO signature.
+    // With these signals and a valid pointer the call cannot fail.
+    unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) };
+}
+
+fn current_action(signal: i32) -> libc::sigaction {
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: only reads the current action into `action`, for which all zero is a valid value too.
+    unsafe {
+        libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr());
+        action.assume_init()
+    }
+}
+
+/// The handler: sends our own faults to the exit, everything else to the previous handler.
+extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
+    // SAFETY: the kernel passes a valid siginfo and, for SA_SIGINFO handlers, a valid ucontext of its own layout that
+    // the handler may change; nobody else looks at them meanwhile. Only plain loads and stores happen here.
+    unsafe {
+        let rip = &raw mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs[libc::REG_RIP as usize];
+        let raised_by_kernel = (*info).si_code > 0;
+        if raised_by_kernel && is_guarded(*rip as usize) {
+            *rip = (&raw const roxe_guard_fault) as usize as i64;
+            return;
+        }
+    }
+    chain(signal, info, context);
+}
+
+fn is_guarded(rip: usize) -> bool {
+    ((&raw const roxe_guard_begin) as usize..(&raw const roxe_guard_end) as usize).contains(&rip)
+}
+
+/// Does what would have happened without us.
+fn chain(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
+    let slot = SIGNALS.iter().zip(&PREVIOUS).find(|(known, _)| **known == signal);
+    let previous = slot.map_or(std::ptr::null_mut(), |(_, previous)| previous.load(Ordering::Acquire));
+    // SAFETY: null, or a box that was leaked by `put_in_front` and is never written again.
+    let Some(previous) = (unsafe { previous.as_ref() }) else { return give_up(signal, info) };
+    if previous.sa_flags & libc::SA_RESETHAND != 0 {
+        reset(signal);
+    }
+    // SAFETY: a handler that is neither SIG_DFL nor SIG_IGN is a function of the signature its SA_SIGINFO flag says;
+    // it gets exactly what the kernel gave us, on the stack and with the mask it asked for.
+    unsafe {
+        match previous.sa_sigaction {
+            libc::SIG_DFL => give_up(signal, info),
+            libc::SIG_IGN if (*info).si_code <= 0 => {}
+            libc::SIG_IGN => give_up(signal, info),
+            handler if previous.sa_flags & libc::SA_SIGINFO != 0 => {
+                let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut c_void) = std::mem::transmute(handler);
+                handler(signal, info, context);
+            }
+            handler => {
+                let handler: extern "C" fn(i32) = std::mem::transmute(handler);
+                handler(signal);
+            }
+        }
+    }
+}
+
+/// Lets the default action happen: the faulting instruction runs again after the return; a signal that somebody sent
+/// has to be sent again.
+fn give_up(signal: i32, info: *mut libc::siginfo_t) {
+    reset(signal);
+    // SAFETY: the kernel's siginfo is valid; `raise` is async-signal-safe.
+    unsafe {
+        if (*info).si_code <= 0 {
+            libc::raise(signal);
+        }
+    }
+}
+
+fn reset(signal: i32) {
+    // SAFETY: `signal` is async-signal-safe and takes no pointers.
+    unsafe { libc::signal(signal, libc::SIG_DFL) };
+}

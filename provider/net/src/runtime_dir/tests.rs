@@ -1,0 +1,146 @@
+//! Which folders are chosen and refused, and what a sweep removes.
+
+use super::*;
+use crate::socket_file::RemovedOnDrop;
+use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixDatagram;
+
+/// A folder of this test's, short enough for the names.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Self {
+        let path = PathBuf::from(format!("/tmp/x{:x}", getrandom::u32().unwrap()));
+        DirBuilder::new().mode(0o700).create(&path).unwrap();
+        Self(path)
+    }
+
+    fn candidate(&self) -> PathBuf {
+        self.0.join("roxe")
+    }
+
+    fn prepare(&self) -> Result<RuntimeDir, String> {
+        RuntimeDir::prepare(&self.candidate(), roxe_base::privilege::effective_uid()).map_err(|refusal| match refusal {
+            Refusal::Unfit(why) => why,
+            Refusal::Failed(cause) => cause.to_string(),
+        })
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::symlink_metadata(path).unwrap().mode() & 0o7777
+}
+
+#[test]
+fn the_folder_is_made_private_and_one_that_was_readable_becomes_so() {
+    let scratch = Scratch::new();
+    let dir = scratch.prepare().unwrap();
+    assert_eq!(mode(dir.path()), 0o700);
+    fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+    scratch.prepare().unwrap();
+    assert_eq!(mode(dir.path()), 0o700);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "trying it out leaves nothing");
+}
+
+#[test]
+fn links_files_and_folders_that_others_can_write_are_refused() {
+    let scratch = Scratch::new();
+    symlink("/tmp", scratch.candidate()).unwrap();
+    assert_eq!(scratch.prepare().unwrap_err(), "it is not a folder");
+    fs::remove_file(scratch.candidate()).unwrap();
+    fs::write(scratch.candidate(), "").unwrap();
+    assert_eq!(scratch.prepare().unwrap_err(), "it is not a folder");
+    fs::remove_file(scratch.candidate()).unwrap();
+    fs::create_dir(scratch.candidate()).unwrap();
+    fs::set_permissions(scratch.candidate(), Permissions::from_mode(0o770)).unwrap();
+    assert_eq!(scratch.prepare().unwrap_err(), "others can write in it");
+}
+
+#[test]
+fn a_folder_that_others_could_exchange_is_refused_unless_it_is_sticky() {
+    let scratch = Scratch::new();
+    fs::set_permissions(&scratch.0, Permissions::from_mode(0o777)).unwrap();
+    assert!(scratch.prepare().unwrap_err().starts_with("others can write in /tmp/x"));
+    fs::set_permissions(&scratch.0, Permissions::from_mode(0o1777)).unwrap();
+    let dir = scratch.prepare().unwrap();
+    assert!(dir._shared.is_some(), "tidying up by age leaves it alone");
+}
+
+#[test]
+fn a_folder_of_another_user_is_refused() {
+    let scratch = Scratch::new();
+    if roxe_base::privilege::effective_uid() != 0 {
+        return eprintln!("skipped: only root can make a folder of another user");
+    }
+    fs::create_dir(scratch.candidate()).unwrap();
+    std::os::unix::fs::chown(scratch.candidate(), Some(12_345), None).unwrap();
+    assert_eq!(scratch.prepare().unwrap_err(), "it belongs to user 12345");
+    fs::remove_dir(scratch.candidate()).unwrap();
+    std::os::unix::fs::chown(&scratch.0, Some(12_345), None).unwrap();
+    assert!(scratch.prepare().unwrap_err().ends_with(" belongs to user 12345"));
+}
+
+#[test]
+fn a_folder_whose_names_would_be_too_long_is_refused() {
+    let path = Path::new("/tmp").join("x".repeat(MAX_PATH - MAX_FILE_NAME));
+    assert!(check_parent(&path, 0).unwrap_err().contains("longer than"));
+}
+
+#[test]
+fn the_places_are_the_same_for_all_processes_of_a_user() {
+    let places = |runtime: Option<&str>, uid| -> Vec<String> {
+        let all = candidates(runtime.map(OsString::from), uid);
+        all.into_iter().map(|path| path.to_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(places(None, 7), ["/run/user/7/roxe", "/tmp/roxe-7", "/dev/shm/roxe-7"]);
+    assert_eq!(places(Some("/run/user/7"), 7), places(None, 7));
+    assert_eq!(places(Some("relative"), 7), places(None, 7));
+    assert_eq!(places(Some("/x"), 7)[0], "/x/roxe");
+    assert_eq!(places(None, 0)[1], "/run/roxe");
+}
+
+#[test]
+fn without_a_folder_the_error_names_those_tried_and_gives_advice() {
+    let uid = roxe_base::privilege::effective_uid();
+    let nowhere = PathBuf::from("/nowhere/roxe");
+    let error = RuntimeDir::choose(std::slice::from_ref(&nowhere), uid).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+    let text = error.to_string();
+    assert!(text.contains("/nowhere/roxe: /nowhere: ") && text.contains("set XDG_RUNTIME_DIR"), "{text}");
+    let scratch = Scratch::new();
+    let found = RuntimeDir::choose(&[nowhere, scratch.candidate()], uid).unwrap();
+    assert_eq!(found.path(), scratch.candidate());
+}
+
+#[test]
+fn a_uid_map_maps_everybody_only_if_it_covers_all_ids() {
+    assert!(maps_everybody("         0          0 4294967295\n"));
+    assert!(maps_everybody("0 0 1000\n1000 1000 4294966295\n"));
+    assert!(!maps_everybody("65534 1000 1\n") && !maps_everybody(""));
+}
+
+#[test]
+fn a_sweep_removes_names_of_dead_processes_and_nothing_else() {
+    let scratch = Scratch::new();
+    let dir = scratch.prepare().unwrap();
+    let (dead, alive, file) = (dir.path().join("dead"), dir.path().join("alive"), dir.path().join("file"));
+    drop(UnixDatagram::bind(&dead).unwrap());
+    // Found by another name than it was bound to.
+    let bound = RemovedOnDrop::random(dir.path()).unwrap();
+    let _socket = UnixDatagram::bind(&bound.0).unwrap();
+    fs::hard_link(&bound.0, &alive).unwrap();
+    drop(bound);
+    fs::write(&file, "").unwrap();
+    let lock = dir.open_lock().unwrap();
+    lock.lock().unwrap();
+    assert!(!dir.sweep() && dead.exists(), "another process is at it");
+    lock.unlock().unwrap();
+    assert!(dir.sweep());
+    assert!(!dead.exists() && alive.exists() && file.exists());
+}

@@ -1,0 +1,456 @@
+//! Both halves of a ring against each other, and each against a broken other one.
+
+use super::super::memory::Word;
+use super::record::{ALIGN, HEADER_LEN, LINE, RecordHeader};
+use super::{Broken, Heading, MAX_RUN, Reader, Record, SIZE, Writer, check_ring, record_len};
+use crate::link::{ROCE_PORT, RxMeta};
+use roxe_transport::cx::TxRoom;
+use roxe_wire::icrc;
+use std::net::Ipv4Addr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+fn ring() -> (Writer, Reader) {
+    let (writer, fd) = Writer::create(SIZE).unwrap();
+    (writer, Reader::open(&fd, SIZE).unwrap())
+}
+
+fn heading(last: u8) -> Heading {
+    let dst = Ipv4Addr::new(127, 0, 0, last).into();
+    Heading { src: Ipv4Addr::LOCALHOST.into(), dst, traffic_class: 0x68, hop_limit: 63, sealed: false }
+}
+
+fn put(writer: &mut Writer, heading: &Heading, len: usize, byte: u8) -> bool {
+    writer.slot(heading, len).map(|room| fill(room, byte)).is_some()
+}
+
+/// Fills `room`; how many bytes there are.
+fn fill(room: TxRoom<'_>, byte: u8) -> usize {
+    let len = room.len();
+    room.put(&vec![byte; len]).unwrap();
+    len
+}
+
+/// Everything in the ring: segments and bytes of each run.
+fn take(reader: &Reader) -> Vec<(usize, Vec<u8>)> {
+    std::iter::from_fn(|| take_one(reader).map(|(meta, bytes)| (meta.segment, bytes))).collect()
+}
+
+/// The same, packet by packet.
+fn packets(reader: &Reader) -> Vec<Vec<u8>> {
+    take(reader).iter().flat_map(|(segment, run)| run.chunks(*segment).map(<[u8]>::to_vec)).collect()
+}
+
+fn take_one(reader: &Reader) -> Option<(RxMeta, Vec<u8>)> {
+    let mut taken = None;
+    reader.next(|record| taken = Some((record.meta, record.bytes.to_vec()))).unwrap();
+    taken
+}
+
+#[test]
+fn reading_a_ring_ends_whatever_its_bytes_are() {
+    check_ring(&[]);
+    for word in [1, u64::MAX, 0x0100_0000_0001_0001, 0x0100_0000_8000_8000_u64.swap_bytes()] {
+        check_ring(&word.to_ne_bytes().repeat(8 << 10));
+    }
+    let line = RecordHeader::parse(u64::from_ne_bytes([16, 0, 16, 0, 0, 64, 2, 1])).unwrap().to_word();
+    check_ring(&[line, 0, 0, 0, 0, 0, 0, 0].map(u64::to_ne_bytes).as_flattened().repeat(1 << 10));
+}
+
+/// Every length, with the sizes of the first packet and the counts of joined ones that are on either side of a limit.
+#[test]
+fn a_header_is_accepted_exactly_if_it_describes_a_run() {
+    for len in 0..=u16::MAX {
+        for segment in [0, 1, 15, 16, len.saturating_sub(1), len, len.saturating_add(1), u16::MAX] {
+            for joined in [0, 1, 2, u8::MAX] {
+                let ([l0, l1], [s0, s1]) = (len.to_ne_bytes(), segment.to_ne_bytes());
+                // The lowest two bits of the flags mean something.
+                let flags = joined ^ l0;
+                let word = u64::from_ne_bytes([l0, l1, s0, s1, 0x68, 63, flags, joined]);
+                let is_run = (1..=MAX_RUN).contains(&len.into()) && (1..=len).contains(&segment);
+                let is_mark = is_run && (joined == 1 || joined > 1 && len == segment);
+                let header = RecordHeader::parse(word);
+                assert_eq!(header.is_some(), is_mark, "{word:#x}");
+                let Some(header) = header else { continue };
+                let known = u64::from_ne_bytes([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 3, 0xff]);
+                assert_eq!(header.to_word(), word & known);
+                let end = (header.start() + header.len) as u64;
+                assert!((end..end + LINE).contains(&header.extent()) && header.extent().is_multiple_of(LINE));
+                assert!(header.extent() + LINE <= record_len(header.len), "{word:#x}");
+            }
+        }
+    }
+}
+
+#[test]
+fn packets_of_one_size_and_one_way_are_one_run_with_maybe_a_short_end() {
+    let (mut writer, reader) = ring();
+    for (to, len) in [(1, 116), (1, 100), (1, 100), (1, 60), (1, 60), (2, 60)] {
+        assert!(put(&mut writer, &heading(to), len, len as u8));
+    }
+    assert!(take(&reader).len() == 3, "the last run is not published yet");
+    writer.publish();
+    let (last, _) = take_one(&reader).unwrap();
+    assert_eq!((last.len, last.segment, last.first_index), (60, 60, 0));
+    assert_eq!((last.src, last.dst), (heading(2).src, heading(2).dst));
+    assert_eq!((last.traffic_class, last.hop_limit, last.src_port), (0x68, 63, ROCE_PORT));
+    assert!(last.by_ring && !last.sealed);
+    assert_eq!(take_one(&reader), None);
+    put(&mut writer, &Heading { sealed: true, ..heading(2) }, 60, 0);
+    writer.publish();
+    assert!(take_one(&reader).unwrap().0.sealed);
+}
+
+#[test]
+fn payloads_of_whole_packets_are_aligned_behind_headers_of_any_size() {
+    let (mut writer, reader) = ring();
+    for header in [12, 16, 20, 28, 32] {
+        for _ in 0..3 {
+            put(&mut writer, &heading(1), header + 4096 + icrc::LEN, 1);
+        }
+        writer.publish();
+        let check = |Record { meta, bytes, .. }: Record<'_>| {
+            assert_eq!(bytes.len(), 3 * meta.segment);
+            let payload = bytes.get(header..bytes.len()).unwrap().addr();
+            assert!(payload.is_multiple_of(ALIGN as u64), "{header}");
+        };
+        assert_eq!(reader.next(check), Ok(true));
+    }
+}
+
+#[test]
+fn a_run_stays_where_it_is_while_it_is_looked_at() {
+    let (mut writer, reader) = ring();
+    while put(&mut writer, &heading(1), 4112, 7) {}
+    writer.publish();
+    let look = |record: Record<'_>| {
+        assert!(!put(&mut writer, &heading(1), 4112, 8) && record.bytes.to_vec().iter().all(|byte| *byte == 7));
+    };
+    assert_eq!(reader.next(look), Ok(true));
+    assert!(put(&mut writer, &heading(1), 4112, 8));
+}
+
+#[test]
+fn a_run_that_meets_a_bug_is_not_shown_again() {
+    let (mut writer, reader) = ring();
+    for (to, byte) in [(1, 7), (2, 8)] {
+        put(&mut writer, &heading(to), 100, byte);
+    }
+    writer.publish();
+    let met = catch_unwind(AssertUnwindSafe(|| reader.next(|_| panic!("on purpose"))));
+    assert!(met.is_err());
+    assert_eq!(take(&reader), [(100, vec![8; 100])]);
+}
+
+#[test]
+fn runs_keep_their_sizes() {
+    let (mut writer, reader) = ring();
+    for len in [116, 100, 100, 60, 60] {
+        put(&mut writer, &heading(1), len, len as u8);
+    }
+    writer.publish();
+    let runs: Vec<_> = take(&reader).into_iter().map(|(segment, bytes)| (segment, bytes.len())).collect();
+    assert_eq!(runs, [(116, 216), (100, 160), (60, 60)]);
+}
+
+#[test]
+fn a_packet_taken_back_leaves_no_trace() {
+    let (mut writer, reader) = ring();
+    put(&mut writer, &heading(1), 100, 1);
+    put(&mut writer, &heading(1), 60, 2);
+    writer.retract();
+    put(&mut writer, &heading(1), 100, 3);
+    writer.publish();
+    put(&mut writer, &heading(1), 50, 4);
+    writer.retract();
+    writer.publish();
+    assert_eq!(take(&reader), [(100, [[1; 100], [3; 100]].concat())]);
+}
+
+/// Small records are built beside the ring and grow into it; some packets are taken back.
+#[test]
+fn packets_of_all_sizes_come_as_they_went() {
+    let (mut writer, reader) = ring();
+    let mut random = 1u32;
+    let mut roll = |below: u32| {
+        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (random >> 16) % below
+    };
+    let (mut sent, mut got) = (Vec::new(), Vec::new());
+    for byte in (0..=255).cycle().take(100_000) {
+        let most = if roll(4) == 0 { 4200 } else { 120 };
+        let (len, to) = (16 + roll(most) as usize, 1 + roll(20).saturating_sub(17) as u8);
+        let fits = put(&mut writer, &heading(to), len, byte);
+        match roll(6) {
+            0 if fits => writer.retract(),
+            _ if fits => sent.push(vec![byte; len]),
+            _ => {}
+        }
+        if roll(3) == 0 {
+            writer.publish();
+        }
+        if roll(300) == 0 {
+            got.extend(packets(&reader));
+        }
+    }
+    writer.publish();
+    got.extend(packets(&reader));
+    assert!(sent == got && sent.len() > 20_000, "{} sent, {} came", sent.len(), got.len());
+}
+
+#[test]
+fn bytes_survive_many_turns_of_the_ring() {
+    let (mut writer, reader) = ring();
+    let (mut sent, mut got) = (0u32, 0u32);
+    while got < 3000 {
+        while put(&mut writer, &heading(1), 100 + (sent as usize * 37) % 4000, sent as u8) {
+            sent += 1;
+        }
+        writer.publish();
+        for (segment, bytes) in take(&reader) {
+            for packet in bytes.chunks(segment) {
+                assert_eq!(packet.len(), 100 + (got as usize * 37) % 4000);
+                assert!(packet.iter().all(|byte| *byte == got as u8));
+                got += 1;
+            }
+        }
+    }
+    assert_eq!(sent, got);
+}
+
+#[test]
+fn a_full_ring_refuses_until_the_reader_has_made_room_and_told_so() {
+    let (mut writer, reader) = ring();
+    while put(&mut writer, &heading(1), 4112, 7) {}
+    writer.publish();
+    assert!(!writer.has_room(4112) && !writer.is_half_free_or_waits());
+    take_one(&reader).unwrap();
+    assert!(!reader.must_tell(), "not before half of it is free");
+    let left = take(&reader).len();
+    assert!(left > 1 && reader.must_tell() && !reader.must_tell(), "once");
+    assert!(writer.is_half_free() && put(&mut writer, &heading(1), 4112, 7));
+}
+
+#[test]
+fn a_sleeping_reader_is_woken_once_and_misses_no_earlier_record() {
+    let (mut writer, reader) = ring();
+    assert!(!writer.must_wake());
+    assert!(!reader.prepare_sleep());
+    put(&mut writer, &heading(1), 20, 0);
+    writer.publish();
+    assert!(writer.must_wake() && !writer.must_wake());
+    assert!(reader.prepare_sleep(), "there is a packet");
+    reader.awake();
+    assert!(!writer.must_wake());
+}
+
+/// A header whose traffic class and hop limit depend on all else that it says.
+fn telling(seed: u32) -> RecordHeader {
+    let (len, joined, goes_on) = (1 + seed as usize % MAX_RUN, 1 + (seed >> 16) as u8 % 3, seed & 1 << 24 != 0);
+    let segment = if joined > 1 { len } else { 1 + (seed >> 4) as usize % len };
+    let [traffic_class, hop_limit] = sum(len, segment, joined, goes_on);
+    RecordHeader { len, segment, joined, traffic_class, hop_limit, sealed: goes_on, goes_on }
+}
+
+fn sum(len: usize, segment: usize, joined: u8, goes_on: bool) -> [u8; 2] {
+    ((len as u16).wrapping_mul(31) ^ (segment as u16).wrapping_mul(7) ^ u16::from(joined) << 1 ^ u16::from(goes_on))
+        .to_ne_bytes()
+}
+
+/// Tells the thread that writes to end, also if the one that reads panics.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn each_part_of_a_header_that_changes_meanwhile_is_read_once() {
+    let ((writer, reader), ends) = (ring(), AtomicBool::new(false));
+    let headers: Vec<_> = (0..1000_u32).map(|seed| telling(seed.wrapping_mul(2_654_435_769)).to_word()).collect();
+    for (line, header) in (0..writer.memory.size() / LINE).zip(headers.iter().cycle()) {
+        writer.memory.header(line * LINE).store(*header, Ordering::Relaxed);
+    }
+    std::thread::scope(|scope| {
+        let _stop = Stop(&ends);
+        // Where the reader stands, each header is there for a moment, with other bytes behind some of them.
+        scope.spawn(|| {
+            for (byte, headers) in (0..=u8::MAX).cycle().zip(headers.chunks(10).cycle()) {
+                let at = reader.read_so_far();
+                headers.iter().for_each(|header| writer.memory.header(at).store(*header, Ordering::Relaxed));
+                let behind = writer.memory.room(at + HEADER_LEN as u64, LINE as usize - HEADER_LEN).unwrap();
+                behind.put(&[byte; LINE as usize - HEADER_LEN]).unwrap();
+                if ends.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+        });
+        let mut way = None;
+        for _ in 0..200_000 {
+            let (before, mut seen) = (reader.read_so_far(), None);
+            let take = |Record { meta, bytes, joined }: Record<'_>| seen = Some((meta, bytes.len(), joined));
+            assert_eq!(reader.next(take), Ok(true));
+            let (meta, shown, joined) = seen.unwrap();
+            let RxMeta { len, segment, src, dst, traffic_class, hop_limit, sealed, .. } = meta;
+            assert_eq!([traffic_class, hop_limit], sum(len, segment, joined, sealed), "parts of several headers");
+            let header = RecordHeader { len, segment, joined, traffic_class, hop_limit, sealed, goes_on: sealed };
+            assert_eq!((shown, reader.read_so_far() - before), (len, header.extent()));
+            let is_same_way = way.replace((src, dst)).is_none_or(|way| way == (src, dst));
+            assert!(is_same_way || !header.goes_on, "the addresses were read again");
+        }
+    });
+}
+
+/// What a writer answers to a walk through all that it does with packets of all sizes, in a ring that is soon read.
+fn answers(writer: &mut Writer) -> Vec<(Option<usize>, u64, u64)> {
+    let (mut answers, mut seed) = (vec![], 1u32);
+    for _ in 0..10_000 {
+        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let (heading, len) = (heading(1 + (seed >> 30) as u8), 16 + (seed >> 18) as usize % 4100);
+        let room = match seed >> 16 & 3 {
+            0 => writer.slot(&heading, len % 100 + 16).map(|room| fill(room, 1)),
+            1 => writer.slot(&heading, len).map(|room| fill(room, 2)),
+            2 => writer.extend(1024, 3).map(|room| fill(room, 3)),
+            _ => None,
+        };
+        match seed >> 13 & 3 {
+            0 => writer.publish(),
+            1 if room.is_some() => writer.retract(),
+            _ => {}
+        }
+        writer.memory.word(Word::Head).store(writer.tail, Ordering::Release);
+        answers.push((room, writer.tail, writer.cleared));
+    }
+    answers
+}
+
+#[test]
+fn a_reader_that_writes_to_the_ring_does_not_change_what_the_writer_does() {
+    let (mut alone, _) = Writer::create(SIZE).unwrap();
+    let ((mut writer, reader), ends) = (ring(), AtomicBool::new(false));
+    let disturbed = std::thread::scope(|scope| {
+        let _stop = Stop(&ends);
+        scope.spawn(|| {
+            for byte in (0..=u8::MAX).cycle().take_while(|_| !ends.load(Ordering::Relaxed)) {
+                let all = vec![byte; reader.size() as usize];
+                reader.memory.room(0, all.len()).unwrap().put(&all).unwrap();
+            }
+        });
+        answers(&mut writer)
+    });
+    assert!(disturbed == answers(&mut alone));
+}
+
+/// Writes a header as no writer of ours does.
+#[test]
+fn a_broken_writer_is_noticed() {
+    let good = RecordHeader {
+        len: 200,
+        segment: 100,
+        joined: 1,
+        traffic_class: 0,
+        hop_limit: 1,
+        sealed: true,
+        goes_on: false,
+    };
+    assert_eq!(RecordHeader::parse(good.to_word()), Some(good));
+    for (len, segment) in [(0, 1), (1, 0), (1, 2), (MAX_RUN + 1, 1), (0xffff, 1), (200, 201)] {
+        let (writer, reader) = ring();
+        writer.memory.header(0).store(RecordHeader { len, segment, ..good }.to_word(), Ordering::Release);
+        assert_eq!(reader.next(|_| {}), Err(Broken), "{len} bytes in segments of {segment}");
+    }
+}
+
+#[test]
+fn packets_share_a_header_if_they_have_a_record_for_themselves() {
+    let (mut writer, reader) = ring();
+    assert!(writer.extend(1024, 1).is_none(), "there is no packet");
+    assert!(put(&mut writer, &heading(1), 100, 1) && writer.extend(1024, 1).is_none(), "too small");
+    writer.publish();
+    assert!(put(&mut writer, &heading(1), 1056, 2) && put(&mut writer, &heading(1), 1040, 3));
+    assert!(writer.extend(1024, 1).is_none(), "not alone");
+    writer.publish();
+    take(&reader);
+    assert!(put(&mut writer, &heading(1), 1040, 4) && writer.extend(1000, 1).is_none(), "not aligned");
+    for byte in 5..8 {
+        fill(writer.extend(1024, 1).unwrap(), byte);
+    }
+    writer.retract();
+    assert!(put(&mut writer, &heading(1), 1040, 8), "begins a record");
+    writer.publish();
+    let mut seen = Vec::new();
+    while reader.next(|record| seen.push((record.joined, record.meta.segment, record.bytes.to_vec()))).unwrap() {}
+    let [(joined, segment, shared), (1, 1040, single)] = &seen[..] else { panic!("{} records", seen.len()) };
+    assert_eq!((*joined, *segment, shared.len()), (3, 1040 + 2048, 1040 + 2048));
+    let payload = [vec![4; 1036], vec![5; 1024], vec![6; 1024]].concat();
+    assert!(shared.starts_with(&payload) && single.iter().all(|byte| *byte == 8));
+}
+
+#[test]
+fn several_share_a_header_at_once_as_far_as_there_is_room() {
+    let (mut writer, reader) = ring();
+    assert!(put(&mut writer, &heading(1), 4112, 1));
+    assert_eq!(writer.extend(4096, 3).map(|room| fill(room, 2)), Some(3 * 4096));
+    let most = (MAX_RUN - 4112) / 4096;
+    assert_eq!(writer.extend(4096, 100).map(|room| fill(room, 3)), Some((most - 3) * 4096));
+    assert!(writer.extend(4096, 1).is_none(), "the record is full");
+    writer.retract();
+    writer.publish();
+    let seen = |record: Record<'_>| {
+        assert_eq!((record.joined, record.bytes.len()), (4, 4108 + 3 * 4096 + icrc::LEN));
+        assert!(record.bytes.to_vec().starts_with(&[vec![1; 4108], vec![2; 3 * 4096]].concat()));
+    };
+    assert_eq!(reader.next(seen), Ok(true));
+    // A ring that is all but full has room for some.
+    while writer.free(SIZE as u64) > 12_800 && put(&mut writer, &heading(1), 4112, 1) {
+        writer.publish();
+    }
+    assert!(put(&mut writer, &heading(1), 4112, 1));
+    let room = writer.extend(1024, 100).map(|room| room.len()).unwrap();
+    assert!((1024..8 * 1024).contains(&room) && writer.extend(1024, 1).is_none(), "{room} bytes");
+}
+
+#[test]
+fn a_record_takes_packets_until_it_is_full() {
+    let (mut writer, reader) = ring();
+    assert!(put(&mut writer, &heading(1), 272, 1));
+    let most = std::iter::from_fn(|| writer.extend(256, 1).map(drop)).count();
+    assert_eq!(most, (MAX_RUN - 272) / 256);
+    while put(&mut writer, &heading(1), 4112, 7) {
+        while writer.extend(4096, 1).is_some() {}
+    }
+    writer.publish();
+    let mut bytes = 0;
+    while reader.next(|record| bytes += record.bytes.len()).unwrap() {}
+    assert!(bytes > SIZE - MAX_RUN && writer.is_half_free());
+}
+
+#[test]
+fn addresses_are_written_when_they_change() {
+    let (mut writer, reader) = ring();
+    let mut ends = Vec::new();
+    for to in [1, 1, 2, 2, 1] {
+        assert!(put(&mut writer, &heading(to), 40, to));
+        writer.publish();
+        ends.push(writer.tail);
+    }
+    assert_eq!(ends, [128, 192, 320, 384, 512], "a small packet is one line");
+    let seen: Vec<_> = std::iter::from_fn(|| take_one(&reader)).map(|(meta, bytes)| (meta.dst, bytes[0])).collect();
+    assert_eq!(seen, [1, 1, 2, 2, 1].map(|to| (heading(to).dst, to)));
+}
+
+#[test]
+fn a_broken_reader_stops_the_writer_at_most() {
+    for head in [u64::MAX, SIZE as u64, 1 << 40] {
+        let (mut writer, reader) = ring();
+        while put(&mut writer, &heading(1), 4112, 7) {}
+        reader.memory.word(Word::Head).store(head, Ordering::Release);
+        let before = writer.tail;
+        while writer.tail < before + 2 * SIZE as u64 && put(&mut writer, &heading(1), 4112, 7) {}
+        // `before` is where the last record begins, which was not published.
+        writer.publish();
+        assert!(writer.tail <= before + SIZE as u64 + record_len(MAX_RUN), "head {head}");
+    }
+}
