@@ -7,8 +7,9 @@ mod moderation;
 
 pub use moderation::Moderation;
 
-use crate::device::Context;
-use crate::event::{AsyncEventKind, CompChannel};
+use crate::comp_channel::CompChannel;
+use crate::context::Context;
+use crate::event::AsyncEventKind;
 use crate::unpolled::{Place, Unpolled};
 use moderation::{Moderator, Verdict};
 use roxe_base::error::Error;
@@ -170,18 +171,20 @@ pub struct Cq {
     state: Mutex<rank::Cq, State>,
 }
 
-impl Cq {
-    pub(crate) fn create(context: Arc<Context>, init: CqInit) -> Result<Arc<Self>, Error> {
+impl Context {
+    /// A new completion queue; EINVAL for a size of 0 or beyond `max_cqe`, or a vector that does not exist. ENOMEM: there are
+    /// `max_cq`.
+    pub fn create_cq(self: &Arc<Self>, init: CqInit) -> Result<Arc<Cq>, Error> {
         let capacity = check_size(init.cqe)?;
         if init.comp_vector >= NUM_COMP_VECTORS {
             let vector = init.comp_vector;
             return Err(Error::invalid(format!("completion vector {vector} does not exist; use 0")));
         }
-        let quota = context.device().quotas().cqs.take()?;
+        let quota = self.device().quotas().cqs.take()?;
         let ring = VecDeque::with_capacity(capacity.min(FIRST_ENTRIES));
-        Ok(Arc::new_cyclic(|me| Self {
+        Ok(Arc::new_cyclic(|me| Cq {
             me: Weak::clone(me),
-            context,
+            context: Arc::clone(self),
             held: Mutex::new(Some((quota, init.channel.as_ref().map(|channel| channel.hold())))),
             channel: init.channel,
             id: ObjectId::next(),
@@ -203,7 +206,9 @@ impl Cq {
             }),
         }))
     }
+}
 
+impl Cq {
     /// The context it belongs to.
     pub fn context(&self) -> &Arc<Context> {
         &self.context

@@ -43,39 +43,52 @@
 //! safe.
 #![deny(unsafe_code)]
 
+mod ah;
 pub mod cm;
+mod comp_channel;
+mod context;
 mod cq;
 mod device;
+mod device_attr;
+mod devices;
 mod dm;
+mod dm_budget;
 #[allow(unsafe_code)]
 mod event;
 #[allow(unsafe_code)]
 mod fork;
-mod host;
+mod ib_cm;
 mod mr;
 mod mw;
+mod open;
 mod pd;
 mod qp;
+mod remote_targets;
 mod runtime;
 mod srq;
 mod stats;
-mod steering;
 #[cfg(test)]
 #[allow(unsafe_code)]
 mod testing;
 mod unpolled;
 mod wq;
+mod xrc_domain;
 mod xrc_remote;
 mod xrcd;
 
+pub use ah::{Ah, AhAttr};
+pub use comp_channel::CompChannel;
+pub use context::Context;
 pub use cq::{Cq, CqInit, Moderation};
-pub use device::{Context, Device, DeviceAttr, devices, preview};
+pub use device::Device;
+pub use device_attr::DeviceAttr;
+pub use devices::{devices, preview};
 pub use dm::Dm;
-pub use event::{AsyncEvent, AsyncEventKind, CompChannel};
+pub use event::{AsyncEvent, AsyncEventKind};
 pub use mr::{Advice, DmaBuf, Mr, MrChange};
 pub use mw::Mw;
-pub use pd::{Ah, AhAttr, Pd};
-pub use qp::{Qp, QpInit, QpInitView, SendGuard};
+pub use pd::Pd;
+pub use qp::{Flow, FlowInit, Qp, QpInit, QpInitView, RwqTable, SendGuard};
 pub use roxe_base::cancel::uncancelled;
 pub use roxe_base::clock::now;
 pub use roxe_base::error::Error;
@@ -97,6 +110,5 @@ pub use roxe_transport::wr::{
 };
 pub use roxe_wire as wire;
 pub use srq::{Srq, SrqAttr, SrqInit, TagInit, TagOp, TagRequest};
-pub use steering::{Flow, FlowInit};
-pub use wq::{RwqTable, Wq, WqInit, WqState};
+pub use wq::{Wq, WqInit, WqState};
 pub use xrcd::{Xrcd, XrcdInit};

@@ -3,8 +3,7 @@
 //! A card would reach it through the bus. This one maps it for itself, so anything serves that `mmap` maps shared: a dma-buf
 //! whose exporter allows that, a file in memory. Touches no contents.
 
-use super::Mr;
-use super::registration::{Backing, Terms, check_range, check_rights};
+use super::registration::{Backing, Mr, Terms, check_range, check_rights};
 use crate::pd::Pd;
 use roxe_base::error::Error;
 use roxe_memory::guard;

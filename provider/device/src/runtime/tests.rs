@@ -1,8 +1,8 @@
 //! Who runs timers and receives when, with queue pairs; messages of connection managers while nobody gets the receive side.
 
 use super::Runtime;
-use crate::cm::Session;
 use crate::cq::{Cq, CqInit};
+use crate::ib_cm::session::Session;
 use crate::qp::{Qp, QpInit};
 use crate::testing;
 use roxe_base::clock;

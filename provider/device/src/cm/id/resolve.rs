@@ -1,24 +1,17 @@
-//! How an id gets its addresses, its device and its path, and how it listens.
+//! How an id gets its addresses, its device and its path.
 
-use super::{Id, Inner, Port, State};
+use super::state::{Id, Inner, Port, State};
 use crate::cm::address::{Address, IbAddress};
+use crate::cm::device_addr::{DeviceAddr, Way};
 use crate::cm::event::{EventData, EventKind};
-use crate::cm::place::{Place, Way, all_engines};
-use crate::cm::ports::{Claim, Ephemeral, Sharing};
 use crate::cm::route::{PACKET_LIFE_TIME, Path};
-use crate::runtime::Runtime;
+use crate::ib_cm::ports::{Claim, Ephemeral, Sharing};
 use roxe_base::error::Error;
-use roxe_transport::cm::{Addresses, CmError, Listen, Takes};
-use roxe_transport::qp::Service;
 use roxe_wire::Pkey;
 use roxe_wire::cm::{PortSpace, ServiceId};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// What a listener holds of requests that its program has not heard of, unless it says less (Linux cma.c).
-const MAX_BACKLOG: usize = 1024;
-/// The most requests that wait for an answer; the backlog bounds those that nobody has heard of.
-const MAX_UNANSWERED: usize = 1 << 16;
 /// Bits of a service that say the port space.
 const SPACE_MASK: u64 = !0xffff;
 
@@ -36,9 +29,9 @@ impl Id {
         self.bind_in(&mut inner, addr)
     }
 
-    fn bind_in(&self, inner: &mut Inner, addr: &Address) -> Result<(), Error> {
+    pub(super) fn bind_in(&self, inner: &mut Inner, addr: &Address) -> Result<(), Error> {
         let addr = or_all(self.within_port_space(addr)?);
-        let place = if addr.is_any() { None } else { Some(Place::of(addr.gid())?) };
+        let place = if addr.is_any() { None } else { Some(DeviceAddr::of(addr.gid())?) };
         let claim = self.claim(inner, &addr)?;
         inner.local = Some(addr.with_port(claim.port()));
         (inner.place, inner.port, inner.state) = (place, Some(Port::Claimed(Arc::new(claim))), State::Bound);
@@ -107,7 +100,7 @@ impl Id {
             return self.bind_in(inner, from);
         }
         let from = or_all(self.within_port_space(from)?);
-        inner.place = if from.is_any() { None } else { Some(Place::of(from.gid())?) };
+        inner.place = if from.is_any() { None } else { Some(DeviceAddr::of(from.gid())?) };
         let port = Ephemeral::take(self.port_space())?;
         inner.local = Some(from.with_port(port.port()));
         (inner.port, inner.state) = (Some(Port::Ephemeral(port)), State::Bound);
@@ -129,7 +122,7 @@ impl Id {
     /// The program knows a path, from the address that was resolved.
     pub(super) fn set_path(&self, inner: &mut Inner, path: Path) -> Result<(), Error> {
         inner.check(&[State::AddrResolved])?;
-        let ours = inner.placed()?.gid;
+        let ours = inner.device_addr()?.gid;
         if path.sgid != ours || path.dgid.is_zero() {
             return Err(Error::invalid(format!(
                 "the path is from {} to {}; the id is at {ours}",
@@ -147,7 +140,9 @@ impl Id {
 // clause: CM-LOOPBACK
 fn or_all(addr: Address) -> Address {
     match addr {
-        Address::Ip(ip) if ip.ip().is_loopback() && Place::of(addr.gid()).is_err() => addr.any().with_port(addr.port()),
+        Address::Ip(ip) if ip.ip().is_loopback() && DeviceAddr::of(addr.gid()).is_err() => {
+            addr.any().with_port(addr.port())
+        }
         _ => addr,
     }
 }
@@ -173,7 +168,7 @@ impl Inner {
     /// What the kernel's rdma_cm fills in on RoCE.
     // clause: CM-PATH
     fn find_path(&self) -> Result<Path, Error> {
-        let (place, Some(local), Some(peer)) = (self.placed()?, self.local, self.peer) else {
+        let (place, Some(local), Some(peer)) = (self.device_addr()?, self.local, self.peer) else {
             return Err(Error::invalid("the id has no addresses"));
         };
         let is_ib = matches!(peer, Address::Ib(_));
@@ -198,31 +193,12 @@ impl Inner {
     }
 
     /// Whether an id at this address of all stands for those of its IP version only.
-    fn is_of_one_family(&self, addr: &Address) -> bool {
+    pub(super) fn is_of_one_family(&self, addr: &Address) -> bool {
         addr.gid().is_ipv4() || is_ipv4(addr) || self.options.af_only.unwrap_or_else(system_default_af_only)
-    }
-
-    /// What the machine has to listen for, but for the service.
-    fn listen(&self, service: Service, local: &Address) -> Listen {
-        let takes = if service == Service::Ud { Takes::Lookups } else { Takes::Connections };
-        let gid = (!local.is_any()).then(|| local.gid());
-        let plain = Listen { local: gid, ..Listen::new(ServiceId(0), takes, MAX_UNANSWERED) };
-        match local {
-            Address::Ib(ib) => Listen { service_mask: ib.sid_mask, ..plain },
-            Address::Ip(_) => Listen { addresses: self.addresses(local), ..plain },
-        }
-    }
-
-    fn addresses(&self, local: &Address) -> Addresses {
-        match (local.is_any(), is_ipv4(local), self.is_of_one_family(local)) {
-            (true, true, _) => Addresses::Ipv4,
-            (true, false, true) => Addresses::Ipv6,
-            _ => Addresses::Ip,
-        }
     }
 }
 
-fn is_ipv4(addr: &Address) -> bool {
+pub(super) fn is_ipv4(addr: &Address) -> bool {
     matches!(addr, Address::Ip(SocketAddr::V4(_)))
 }
 
@@ -237,86 +213,4 @@ fn flow_label(local: &Address, peer: &Address) -> u32 {
     const MASK: u32 = 0x000f_ffff;
     let said = if let Address::Ip(SocketAddr::V6(v6)) = peer { v6.flowinfo() & MASK } else { 0 };
     if said != 0 { said } else { (u32::from(local.port()) * 31 + u32::from(peer.port())) & MASK }
-}
-
-/// Listening.
-impl Id {
-    /// Takes requests for its port from now on, at most `backlog` of them unheard (0 and less: 1024). An id without an
-    /// address listens at all IPv4 addresses, at a port that [`Id::local_addr`] tells. An id at all addresses listens on all
-    /// devices.
-    ///
-    /// EINVAL: wrong state. EADDRINUSE: another id listens.
-    pub fn listen(&self, backlog: i32) -> Result<(), Error> {
-        self.begin_to_listen(backlog)?;
-        self.listen_where_possible().inspect_err(|_| self.stop_listening())
-    }
-
-    fn begin_to_listen(&self, backlog: i32) -> Result<(), Error> {
-        let mut inner = self.lock();
-        if inner.state == State::Idle {
-            self.bind_in(&mut inner, &Address::Ip(([0, 0, 0, 0], 0).into()))?;
-        }
-        inner.check(&[State::Bound])?;
-        if inner.claim().is_none() {
-            return Err(Error::invalid("the id was bound to connect, not to listen"));
-        }
-        inner.later = match &inner.place {
-            Some(place) => vec![place.engine.clone()],
-            None => all_engines()?,
-        };
-        let wanted = usize::try_from(backlog).unwrap_or(0);
-        inner.backlog = if wanted == 0 { MAX_BACKLOG } else { wanted.min(MAX_BACKLOG) };
-        inner.state = State::Listening;
-        Ok(())
-    }
-
-    /// Listens on the devices that have an address and where it does not yet: those that come to one later follow.
-    pub(in crate::cm) fn listen_where_possible(&self) -> Result<(), Error> {
-        while let Some((engine, claim, listen)) = self.next_to_listen_on() {
-            self.listen_on(&engine, &claim, listen)?;
-        }
-        Ok(())
-    }
-
-    fn next_to_listen_on(&self) -> Option<(Runtime, Arc<Claim>, Listen)> {
-        let mut inner = self.lock();
-        let at = inner.later.iter().position(|engine| engine.has_address())?;
-        let (claim, local) = (inner.claim()?, inner.local?);
-        let listen = Listen { service_id: claim.service(), ..inner.listen(self.service(), &local) };
-        Some((inner.later.swap_remove(at), claim, listen))
-    }
-
-    fn listen_on(&self, engine: &Runtime, claim: &Claim, listen: Listen) -> Result<(), Error> {
-        let listening = engine.cm(|session| {
-            let name = session.cm.listen(listen)?;
-            session.listeners.extend(self.me.upgrade().map(|id| (name, id)));
-            self.lock().listens.push((engine.clone(), name));
-            Ok(())
-        });
-        listening?.map_err(|e| refused(&e))?;
-        claim.watch(engine)
-    }
-
-    /// Where it listens already it stops, and is bound only.
-    fn stop_listening(&self) {
-        let mut inner = self.lock();
-        if inner.state == State::Listening {
-            inner.state = State::Bound;
-        }
-        let (listens, later) = (std::mem::take(&mut inner.listens), std::mem::take(&mut inner.later));
-        let claim = inner.claim();
-        drop(inner);
-        drop(later);
-        listens.iter().for_each(|(engine, listen)| super::stop_listening(engine, *listen, claim.as_deref()));
-    }
-}
-
-/// What a refusal of the machine is to programs.
-pub(in crate::cm) fn refused(error: &CmError) -> Error {
-    let errno = match error {
-        CmError::UnknownId | CmError::State => libc::EINVAL,
-        CmError::InUse => libc::EADDRINUSE,
-        CmError::Full => libc::ENOMEM,
-    };
-    Error::new(errno, error.to_string())
 }

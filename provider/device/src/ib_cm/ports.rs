@@ -7,9 +7,9 @@
 //!
 //! Ports below 1024 are open to everybody: the kernel's rule protects its own services on its own ports, and we take neither.
 
-use crate::runtime::Runtime;
 use roxe_base::error::Error;
 use roxe_base::lock::{Lockable, Mutex, rank};
+use roxe_engine::engine::Engine;
 use roxe_engine::port::Netdev;
 use roxe_net::named::{NamedSocket, Probe};
 use roxe_net::service::{ClaimName, Place, Scope};
@@ -99,13 +99,13 @@ impl Claim {
 
     /// Requests for it that reach other processes on the interface of `engine` shall come to that engine: its program
     /// listens. Do this when the machine knows the listener. Errors as of [`Claim::take`], if it is shared.
-    pub(crate) fn watch(&self, engine: &Runtime) -> Result<(), Error> {
+    pub(crate) fn watch(&self, engine: &Engine) -> Result<(), Error> {
         self.be_alone()?;
         engine.open_service(self.place)
     }
 
     /// They shall not any more.
-    pub(crate) fn unwatch(&self, engine: &Runtime) {
+    pub(crate) fn unwatch(&self, engine: &Engine) {
         engine.close_service(self.place);
     }
 

@@ -5,7 +5,7 @@
 //! slot in the peer's name of a connection says which process that is, and its mailbox whether it lives. Nobody can look
 //! into other hosts; there a connection ends by what its queue pair or its program sends.
 
-use super::agent::Session;
+use super::session::Session;
 use roxe_engine::engine::Engine;
 use roxe_net::slot::Slot;
 use roxe_transport::cm::{EventKind, Peer};
@@ -34,7 +34,7 @@ impl Session<'_> {
 
     /// Looks after the peers if it is time to. Ends when there is none left to look after.
     // clause: CM-PEER-GONE
-    pub(super) fn look_after_peers(&mut self) {
+    pub(super) fn check_peers(&mut self) {
         if self.look_at.is_none_or(|at| at > self.now) {
             return;
         }
