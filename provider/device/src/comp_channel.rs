@@ -43,7 +43,7 @@ impl CompChannel {
         self.events.fd()
     }
 
-    /// The same descriptor, borrowed.
+    /// The descriptor of [`CompChannel::fd`], borrowed.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.events.as_fd()
     }
@@ -61,8 +61,8 @@ impl CompChannel {
         self.events.would_wait().then(|| self.context.engine().before_sleep(is_over))
     }
 
-    /// The rest of [`CompChannel::get_event`] for that caller, once it has read a unit. `None`: there is no event any more, go
-    /// on waiting.
+    /// The `user` token of the next event, for a caller that has slept by itself ([`CompChannel::before_wait`]) and has read a
+    /// unit. `None`: there is no event any more, go on waiting.
     pub fn take_event(&self) -> Option<u64> {
         Some(self.events.take_next()?.user)
     }

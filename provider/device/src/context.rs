@@ -182,7 +182,7 @@ mod tests {
 
     // clause: PKEY-TABLE
     #[test]
-    fn a_context_answers_what_programs_ask_first() {
+    fn a_context_reports_its_attributes_one_port_and_one_pkey() {
         let context = crate::testing::context();
         let attr = context.attr();
         assert!(attr.vendor_id != 0 && attr.vendor_id != 0x02c9 && attr.node_guid != 0);

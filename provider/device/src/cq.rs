@@ -457,7 +457,7 @@ mod tests {
 
     // clause: CQ-OVERRUN
     #[test]
-    fn a_full_queue_fails_once_and_for_all_and_keeps_what_it_has() {
+    fn a_full_queue_refuses_entries_for_good_and_keeps_those_it_has() {
         let cq = cq(2);
         cq.push(cqe(1)).unwrap();
         cq.push(cqe(2)).unwrap();
@@ -479,7 +479,7 @@ mod tests {
 
     // clause: CQ-ARM
     #[test]
-    fn arming_fires_once_for_what_comes_later() {
+    fn arming_fires_once_for_later_entries() {
         let cq = cq(10);
         cq.req_notify(false);
         assert_eq!(cq.push(cqe(2)), Ok(true));
@@ -495,7 +495,7 @@ mod tests {
 
     // clause: CQ-ARM
     #[test]
-    fn what_came_unseen_before_arming_fires_at_once() {
+    fn an_unpolled_entry_from_before_arming_fires_at_once() {
         let cq = cq(10);
         cq.push(cqe(1)).unwrap();
         cq.req_notify(true);
@@ -513,7 +513,7 @@ mod tests {
 
     // clause: CQ-ARM
     #[test]
-    fn what_was_polled_before_arming_does_not_fire() {
+    fn a_polled_entry_from_before_arming_does_not_fire() {
         let cq = cq(10);
         cq.push(cqe(1)).unwrap();
         assert_eq!(drain(&cq), [1]);
@@ -556,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_unseen_before_arming_waits_no_longer_than_a_period() {
+    fn an_unpolled_entry_from_before_arming_waits_at_most_a_period() {
         let cq = cq(100);
         cq.moderate(Moderation { count: 4, period: 10 });
         assert_eq!(cq.push(late(1)), Ok(false));
@@ -567,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn a_period_that_ends_announces_what_came_if_armed() {
+    fn the_end_of_a_period_announces_entries_if_armed() {
         let cq = cq(100);
         cq.moderate(Moderation { count: 4, period: 10 });
         cq.req_notify(false);
@@ -635,7 +635,7 @@ mod tests {
 
     // clause: SEND-PLACE
     #[test]
-    fn what_was_polled_is_known_by_its_number_although_other_queue_pairs_were_reset() {
+    fn polled_entries_are_known_by_number_although_other_queue_pairs_were_reset() {
         // Every way in which six entries belong to three queue pairs, again and again, of which one after the other is reset,
         // while the queue is polled and never runs empty for long.
         for case in 0..3u32.pow(6) * 4 {

@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_without_waiting_leaves_no_unit_behind() {
+    fn events_taken_without_waiting_leave_no_unit_behind() {
         let queue = EventQueue::new().unwrap();
         assert_eq!(queue.try_next(), None, "and it does not wait");
         queue.push(1);

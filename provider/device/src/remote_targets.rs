@@ -114,8 +114,8 @@ impl RemoteTarget {
     }
 }
 
-/// Sees off the remote targets whose process has ended in the middle of a message, so that the receives they use end; and those
-/// that have not been asked for long, if there are too many.
+/// Ends the remote targets whose process has ended in the middle of a message, and with them the receives that they use; and,
+/// if there are too many, removes those that have not been asked for long.
 fn make_room(remote_targets: &mut HashMap<u32, RemoteTarget>, engine: &Engine, now: Instant) {
     let is_full = remote_targets.len() >= MAX_REMOTE_TARGETS;
     remote_targets.retain(|&target, remote_target| {

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_taken_is_forgotten_with_the_next_entry_or_on_request() {
+    fn polled_entries_are_forgotten_with_the_next_entry_or_on_request() {
         let mut unpolled = Unpolled::default();
         for (number, polled, len) in [(3, 0, 1), (5, 3, 2), (9, 4, 2), (10, 9, 2), (11, 11, 1)] {
             unpolled.note(Place { number, polled });

@@ -222,7 +222,7 @@ mod tests {
 
     // clause: RSS-TABLE
     #[test]
-    fn tables_have_a_power_of_two_of_queues_and_what_is_used_stays() {
+    fn tables_have_a_power_of_two_of_queues_which_stay_while_in_use() {
         let pd = testing::pd();
         let cq = cq(&pd);
         let wqs = [wq(&pd, &cq), wq(&pd, &cq), wq(&pd, &cq)];

@@ -135,7 +135,7 @@ fn both_forms_of_an_ipv4_group_are_one_on_the_wire() {
 }
 
 #[test]
-fn what_is_no_group_or_no_datagram_queue_cannot_be_attached() {
+fn only_groups_and_datagram_queue_pairs_can_be_attached() {
     let node = Node::open();
     let (ud, rc) = (node.qp(Service::Ud), node.qp(Service::Rc));
     let unicast = node.context.gid(1, 0).unwrap();

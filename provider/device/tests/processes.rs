@@ -501,7 +501,7 @@ fn counts() {
 }
 
 #[test]
-fn what_is_sent_is_counted_once_where_it_arrives() {
+fn packets_are_counted_once_where_they_arrive() {
     namespace::run("counts", "ip link set lo up", "lo");
 }
 
@@ -558,7 +558,7 @@ fn a_hundred_processes_share_an_address() {
 }
 
 #[test]
-fn without_steering_strays_are_forwarded() {
+fn without_steering_packets_for_other_processes_are_forwarded() {
     namespace::run("forwards", "ip link set lo up", "lo");
 }
 

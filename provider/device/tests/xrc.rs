@@ -159,7 +159,7 @@ fn a_file_names_a_domain_that_openings_share() {
 }
 
 #[test]
-fn what_belongs_to_a_domain_keeps_it_busy() {
+fn queues_and_targets_keep_their_domain_busy() {
     let b = Receiver::open();
     let target = b.xrcd.create_target(0).unwrap();
     b.queues.iter().for_each(|srq| srq.destroy().unwrap());

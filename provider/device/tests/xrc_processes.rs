@@ -228,7 +228,7 @@ fn memory_of_another_process_is_written_read_and_changed() {
 
 // clause: XRC-PROCESSES
 #[test]
-fn what_the_network_loses_comes_again_and_is_done_once() {
+fn lost_requests_are_repeated_and_executed_once() {
     let mut trio = Trio::start(&[("ROXE_FAULTS", "drop 2%; duplicate 2%; reorder 2%")]);
     trio.send_all(3);
     trio.reach_memory(100_000);

@@ -104,7 +104,7 @@ pub struct ConnParam {
     pub qp_num: u32,
 }
 
-/// What suits a program that has no wishes: all READs and atomics that the device can, and patience.
+/// What suits a program that has no wishes: all READs and atomics that the device can, and as many retries as there can be.
 impl Default for ConnParam {
     fn default() -> Self {
         Self {

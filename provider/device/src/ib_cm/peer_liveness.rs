@@ -12,23 +12,24 @@ use roxe_transport::cm::{EventKind, Peer};
 use roxe_wire::Gid;
 use std::time::Duration;
 
-/// How long a death stays unknown, at the most. One look takes some microseconds for each process.
-const PERIOD: Duration = Duration::from_secs(1);
+/// Between two checks of the peers: the longest time for which the end of a process stays unknown. One check takes some
+/// microseconds for each process.
+const CHECK_PERIOD: Duration = Duration::from_secs(1);
 
-/// What becomes of a peer.
+/// Whether the process of a peer lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum Liveness {
     /// It lives in this process, or where nobody can look.
     Unwatched,
     Alive,
-    Gone,
+    Dead,
 }
 
 impl Session<'_> {
     /// After this event there may be a peer to look after.
     pub(super) fn note_peer(&mut self, event: &EventKind) {
         if self.look_at.is_none() && matches!(event, EventKind::Established | EventKind::ConnectReply(..)) {
-            *self.look_at = Some(self.now.after(PERIOD));
+            *self.look_at = Some(self.now.after(CHECK_PERIOD));
         }
     }
 
@@ -40,13 +41,13 @@ impl Session<'_> {
         }
         let (mut known, mut is_watching, mut lost) = (Vec::new(), false, Vec::new());
         for peer in self.cm.peers() {
-            match fate(self.engine, &peer, &mut known) {
-                Fate::Unwatched => {}
-                Fate::Alive => is_watching = true,
-                Fate::Gone => lost.push(peer.id),
+            match liveness_of(self.engine, &peer, &mut known) {
+                Liveness::Unwatched => {}
+                Liveness::Alive => is_watching = true,
+                Liveness::Dead => lost.push(peer.id),
             }
         }
-        *self.look_at = is_watching.then(|| self.now.after(PERIOD));
+        *self.look_at = is_watching.then(|| self.now.after(CHECK_PERIOD));
         if !lost.is_empty() {
             // What the dead have sent is told before their end, as with a DREQ.
             self.engine.receive_all_arrived();
@@ -60,24 +61,24 @@ impl Session<'_> {
     }
 }
 
-/// What becomes of a peer; `known` is what was found before of processes.
-fn fate(engine: &Engine, peer: &Peer, known: &mut Vec<(Gid, Slot, Fate)>) -> Fate {
+/// Whether the process of a peer lives; `known` is what was found before of processes.
+fn liveness_of(engine: &Engine, peer: &Peer, known: &mut Vec<(Gid, Slot, Liveness)>) -> Liveness {
     let (address, slot) = (peer.route.remote, Slot::new(peer.theirs.prefix()));
     let before = known.iter().find(|(gid, of, _)| (*gid, *of) == (address, slot));
-    before.map(|(_, _, fate)| *fate).unwrap_or_else(|| {
-        let fate = look(engine, address, slot);
-        known.push((address, slot, fate));
-        fate
+    before.map(|(_, _, liveness)| *liveness).unwrap_or_else(|| {
+        let liveness = check(engine, address, slot);
+        known.push((address, slot, liveness));
+        liveness
     })
 }
 
-fn look(engine: &Engine, address: Gid, slot: Slot) -> Fate {
+fn check(engine: &Engine, address: Gid, slot: Slot) -> Liveness {
     let is_own = engine.slot().is_ok_and(|own| own == slot);
     if is_own || !slot.can_be_owned() || engine.link(address).is_none() {
-        Fate::Unwatched
+        Liveness::Unwatched
     } else if engine.is_owned(slot) {
-        Fate::Alive
+        Liveness::Alive
     } else {
-        Fate::Gone
+        Liveness::Dead
     }
 }

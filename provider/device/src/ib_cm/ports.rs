@@ -41,7 +41,7 @@ pub(crate) struct Claim {
     is_shared: bool,
     /// What holds the name, in [`HELD`].
     key: u64,
-    /// The same for the name that is for one alone: of who listens on a shared port.
+    /// What holds the name that only one can have, in [`HELD`]: of who listens on a shared port.
     alone: Mutex<rank::PortAlone, Option<u64>>,
 }
 
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn who_shares_may_bind_and_only_the_last_may_listen() {
+    fn a_shared_port_may_be_bound_and_only_the_last_binder_may_listen() {
         let (one, two) = (take(HERE, 4, SHARED).unwrap(), take(HERE, 4, SHARED).unwrap());
         let all = take(V4, 4, SHARED).unwrap();
         assert_eq!(take(HERE, 4, ALONE).err(), Some(libc::EADDRINUSE));

@@ -40,7 +40,8 @@ pub(super) struct Inbox {
     pub(super) call: Option<Instant>,
 }
 
-/// What a verb or a delivery works with, under the agent's lock. It must not wait, and must not call [`Agent::run`](super::agent::Agent::run).
+/// What a verb or a handler works with, under the agent's lock. It must not wait, and must not call
+/// [`Agent::run`](super::agent::Agent::run).
 pub(crate) struct Session<'a> {
     /// The machine.
     pub(crate) cm: &'a mut Cm,
@@ -69,7 +70,7 @@ impl Session<'_> {
         (self.random)()
     }
 
-    /// Sends what the machine has to send. Happens by itself before every delivery and at the end; a delivery does it
+    /// Sends what the machine has to send. Happens by itself before every call of a handler and at the end; a handler does it
     /// before it tells the program something after which that may end.
     pub(crate) fn send(&mut self) {
         self.mad_sender.send_all(self.cm, self.engine);

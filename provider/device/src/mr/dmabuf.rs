@@ -70,7 +70,7 @@ mod tests {
 
     // clause: KEY-DMABUF
     #[test]
-    fn what_a_peer_writes_is_in_the_file() {
+    fn a_write_of_a_peer_reaches_the_file() {
         let (pages, pd) = (Pages::of_file(3), testing::pd());
         let part = DmaBuf { fd: pages.fd(), offset: PAGE + 8, length: PAGE };
         let iova = (1 << 40) + 8;

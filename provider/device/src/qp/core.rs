@@ -106,7 +106,7 @@ impl QpCore {
     pub(super) fn end_receiving(&self, inner: &mut Inner, report: VisitOutcome, now: Instant) -> VisitOutcome {
         let report = report | self.hand_over_early(inner, now);
         let report = report | VisitOutcome::when(VisitOutcome::IS_CROWDED, inner.early.is_half_full());
-        // Who serves it settles.
+        // Whoever serves it will settle, too.
         if inner.machine.has_work() { report | VisitOutcome::HAS_WORK } else { report | self.settle(inner) }
     }
 
@@ -186,33 +186,33 @@ impl QpCore {
         }
         let mut is_blocked = false;
         let mut host = QpHost::new(&self.resources, state, now);
-        let mut tx_state = TxPath::new(self.engine(), tx, self.resources.qpn, self.resources.service.is_reliable());
+        let mut tx_path = TxPath::new(self.engine(), tx, self.resources.qpn, self.resources.service.is_reliable());
         loop {
-            if tx_state.waits_for_send_room(frames.as_deref()) {
+            if tx_path.waits_for_send_room(frames.as_deref()) {
                 machine.on_link_full(now);
                 is_blocked = true;
                 break;
             }
-            let copied = if frames.is_none() { tx_state.lend_copied() } else { None };
-            host.begin_batch(copied, tx_state.by_ring(), tx_state.rings());
-            let state = machine.poll_transmit(&mut host, &mut tx_state);
+            let copied = if frames.is_none() { tx_path.lend_copied() } else { None };
+            host.begin_batch(copied, tx_path.by_ring(), tx_path.rings());
+            let tx_state = machine.poll_transmit(&mut host, &mut tx_path);
             if let Some(copied) = host.end_batch() {
-                tx_state.note_copied(copied);
+                tx_path.note_copied(copied);
             }
             let may_go_on = match frames {
-                None => tx_state.flush(self.ordinal),
-                Some(frames) => tx_state.flush_frames(frames),
+                None => tx_path.flush(self.ordinal),
+                Some(frames) => tx_path.flush_frames(frames),
             };
             if !may_go_on {
                 machine.on_link_full(now);
                 is_blocked = true;
                 break;
             }
-            if state == TxState::Drained {
+            if tx_state == TxState::Drained {
                 break;
             }
         }
-        tx_state.put_back();
+        tx_path.put_back();
         let report = host.end();
         if is_blocked && !self.resources.service.is_reliable() {
             state.wait_until(now.after(TxPath::PATIENCE));
@@ -223,12 +223,7 @@ impl QpCore {
     /// Ends its turn if it had one, registers the next timer, and collects events and counts.
     pub(super) fn settle(&self, inner: &mut Inner) -> VisitOutcome {
         inner.state.end_turn();
-        // In the error state READs that came before are still answered.
-        if !inner.machine.state().accepts_requests() && !inner.machine.has_work() {
-            inner.state.end_xrc_requests(self.engine());
-        }
-        let waits =
-            earlier(inner.early.deadline(), inner.state.xrc_requests.as_ref().and_then(|requests| requests.deadline()));
+        let waits = earlier(inner.early.deadline(), self.settle_xrc(inner));
         let next = earlier(earlier(inner.machine.poll_timeout(), inner.state.deadline()), waits);
         if let Some(next) = next
             && inner.registered.is_none_or(|registered| next < registered)
@@ -264,7 +259,7 @@ impl QpCore {
     fn raise(&self, events: QpEvents) {
         let inner = self.inner.lock();
         for (_, kind) in EVENTS.iter().filter(|(flag, _)| events.contains(*flag) && !inner.is_cut_off) {
-            // Nothing else can happen to one.
+            // A work queue has no other event than that it cannot report its completions.
             let kind = if self.is_work_queue { AsyncEventKind::WqFatal } else { *kind };
             self.resources.context.raise(kind, self.resources.user, self.resources.id);
         }

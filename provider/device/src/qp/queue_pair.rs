@@ -140,7 +140,7 @@ impl QueuePair for QpCore {
     }
 
     fn serve(&self, now: Instant) {
-        self.visit(now, |_, _| {});
+        self.end_visit(self.inner.lock(), VisitOutcome::default(), now);
     }
 
     fn serve_or_wait(&self, report: VisitOutcome, now: Instant) -> Option<Instant> {

@@ -1,7 +1,7 @@
 //! Both ends of an XRC request for an XRC queue of another process: the target that asks ([`super::xrc_target`]), and the
 //! remote target that executes ([`crate::remote_targets`]).
 
-use super::core::QpCore;
+use super::core::{Inner, QpCore};
 use super::host::QpHost;
 use super::init::QpInit;
 use crate::cq::Cq;
@@ -91,5 +91,18 @@ impl QpCore {
         let mut host = QpHost::new(&self.resources, &mut inner.state, now);
         host.take_result(&mut inner.machine, result, |handled| self.count(handled));
         host.end() | self.settle(inner)
+    }
+
+    /// Ends what other processes have of a connection that is over, and returns when to ask again what nobody has answered. Does
+    /// nothing for other queue pairs than targets that have met queues of other processes.
+    #[inline]
+    pub(super) fn settle_xrc(&self, inner: &mut Inner) -> Option<Instant> {
+        let requests = inner.state.xrc_requests.as_ref()?;
+        // In the error state READs that came before are still answered.
+        if inner.machine.state().accepts_requests() || inner.machine.has_work() {
+            return requests.deadline();
+        }
+        inner.state.end_xrc_requests(self.engine());
+        None
     }
 }

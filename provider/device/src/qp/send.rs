@@ -75,7 +75,7 @@ impl SendGuard<'_> {
 impl Drop for SendGuard<'_> {
     fn drop(&mut self) {
         let Some(mut inner) = self.inner.take() else { return };
-        // Of a list nothing is left for later.
+        // A list is sent at once: nothing of it waits for requests that may follow.
         if self.pushed == 1 && self.core.put_off(&mut inner) {
             return self.core.engine().leave();
         }

@@ -171,7 +171,7 @@ impl Qp {
         }
         let now = clock::now();
         if mask.contains(AttrMask::STATE) {
-            // As before a destroy: acknowledgements of what has completed must not be lost.
+            // Acknowledgements of what the program has seen complete must not be lost, or the peer would believe it lost.
             self.core.serve(now);
         }
         let result = self.core.visit(now, |machine, host| machine.modify(host, attr, mask));

@@ -28,7 +28,7 @@ impl Id {
         Self::create_for(channel, port_space, service, user)
     }
 
-    /// The same for queue pairs of another service: UC, the two sides of XRC, or UD in the IB port space. EINVAL: raw packets
+    /// An id as of [`Id::create`] for queue pairs of another service: UC, the two sides of XRC, or UD in the IB port space. EINVAL: raw packets
     /// have no connections.
     pub fn create_for(
         channel: &Arc<Channel>,
@@ -136,7 +136,7 @@ fn end(engine: &Runtime, comm: CommId) {
     with_machine(engine, |session| {
         session.ids.remove(&comm);
         let (cm, mut cx) = session.cx();
-        // As above, or it ended meanwhile.
+        // It is unknown in the child of a fork, where it is the parent's, or because it ended meanwhile.
         let _ = cm.destroy(&mut cx, comm);
     });
 }
