@@ -10,7 +10,7 @@ pub use moderation::Moderation;
 use crate::comp_channel::CompChannel;
 use crate::context::Context;
 use crate::event::AsyncEventKind;
-use crate::unpolled::{Place, Unpolled};
+use crate::unpolled::{Entry, Unpolled};
 use moderation::{Moderator, Verdict};
 use roxe_base::error::Error;
 use roxe_base::limits::{MAX_CQE, NUM_COMP_VECTORS};
@@ -310,7 +310,7 @@ impl Cq {
 
     /// As [`Cq::push`] for a completion that keeps its place in a send queue until it is polled.
     pub(crate) fn push_send(&self, cqe: Cqe, unpolled: &mut Unpolled) -> Result<bool, Overrun> {
-        self.append(cqe, |place| unpolled.note(place))
+        self.append(cqe, |entry| unpolled.note(entry))
     }
 
     /// An entry with a lower number than this is no longer in the queue.
@@ -318,7 +318,7 @@ impl Cq {
         self.state.lock().polled
     }
 
-    fn append(&self, mut cqe: Cqe, note: impl FnOnce(Place)) -> Result<bool, Overrun> {
+    fn append(&self, mut cqe: Cqe, note: impl FnOnce(Entry)) -> Result<bool, Overrun> {
         let mut state = self.state.lock();
         if state.overrun {
             return Err(Overrun);
@@ -330,7 +330,7 @@ impl Cq {
             self.context.raise(AsyncEventKind::CqErr, self.user(), self.id);
             return Err(Overrun);
         }
-        note(Place { number: state.appended, polled: state.polled });
+        note(Entry { number: state.appended, polled: state.polled });
         state.appended += 1;
         // Whoever looked at the clock first may come second. Programs subtract the timestamps of successive entries.
         cqe.timestamp = cqe.timestamp.max(state.newest);

@@ -30,8 +30,8 @@ pub(super) struct DeviceAddr {
 impl DeviceAddr {
     /// The device that has the address `gid`. EADDRNOTAVAIL: nobody here has it. ENODEV: no device has it.
     pub(super) fn of(gid: Gid) -> Result<Self, Error> {
-        if let Some(place) = Self::among(&known_devices(), gid)? {
-            return Ok(place);
+        if let Some(device_addr) = Self::among(&known_devices(), gid)? {
+            return Ok(device_addr);
         }
         // It may be an address that has just come.
         let all = devices()?;
@@ -92,7 +92,7 @@ pub(super) fn all_engines() -> Result<Vec<Runtime>, Error> {
 #[derive(Clone, Debug)]
 pub(super) struct Way {
     /// Where it begins.
-    pub(super) place: DeviceAddr,
+    pub(super) device_addr: DeviceAddr,
     /// The address there.
     pub(super) source: IpAddr,
     /// The destination; another than asked for if that stands for this host.
@@ -117,14 +117,14 @@ impl Way {
             Some(source) if to.ip().is_multicast() => (source, HOP_LIMIT),
             _ => ask(source, to).map_err(|e| Error::os(format!("no route to {}", to.ip()), &e))?,
         };
-        Ok(Self { place: DeviceAddr::of(source.into())?, source, destination: to.ip(), hop_limit })
+        Ok(Self { device_addr: DeviceAddr::of(source.into())?, source, destination: to.ip(), hop_limit })
     }
 
     /// From an address to itself.
     fn to_ourselves(source: Option<IpAddr>, is_ipv4: bool) -> Result<Self, Error> {
-        let place = source.map_or_else(|| DeviceAddr::first(is_ipv4), |source| DeviceAddr::of(source.into()))?;
-        let address = place.gid.to_ip();
-        Ok(Self { place, source: address, destination: address, hop_limit: HOP_LIMIT })
+        let device_addr = source.map_or_else(|| DeviceAddr::first(is_ipv4), |source| DeviceAddr::of(source.into()))?;
+        let address = device_addr.gid.to_ip();
+        Ok(Self { device_addr, source: address, destination: address, hop_limit: HOP_LIMIT })
     }
 }
 

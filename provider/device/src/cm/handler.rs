@@ -18,16 +18,16 @@ impl Id {
         let (channel, bound) = (self.channel(), self.lock().local?);
         let service = service(request, self)?;
         let (local, peer, user) = addresses(&request, &bound, origin.route)?;
-        let place = DeviceAddr::of(origin.route.local).ok()?;
+        let device_addr = DeviceAddr::of(origin.route.local).ok()?;
         let terms = session.cm.qp_terms(comm);
         let id = Self::make(&channel, self.port_space(), service, 0, session.random() as u32);
         {
             let mut inner = id.lock();
             (inner.state, inner.side, inner.link) = (State::Connected, Side::Passive, Link::Alive(comm));
             (inner.local, inner.peer) = (Some(local), Some(peer));
-            let mtu = place.device.adapter().active_mtu();
+            let mtu = device_addr.device.adapter().active_mtu();
             inner.path = Some(terms.map_or_else(|| Path::between(origin.route, mtu), |terms| Path::of_terms(&terms)));
-            inner.place = Some(place);
+            inner.device_addr = Some(device_addr);
             inner.remote_ece = ece(request);
         }
         session.ids.insert(comm, Arc::clone(&id) as _);
@@ -168,8 +168,8 @@ impl Inner {
     fn take_service(&mut self, session: &mut Session<'_>, rep: &SidrRep, ece: Ece) -> Told {
         self.is_over(session);
         self.remote_ece = ece;
-        let ah_attr = match (&self.path, &self.place) {
-            (Some(path), Some(place)) => path.ah_attr(place.gid_index),
+        let ah_attr = match (&self.path, &self.device_addr) {
+            (Some(path), Some(device_addr)) => path.ah_attr(device_addr.gid_index),
             _ => Default::default(),
         };
         let (qp_num, qkey) = (rep.qpn.get(), rep.qkey.0);

@@ -17,9 +17,13 @@ impl Observer for Id {
 /// Tells the program what it has lost, once.
 fn tell(id: &Id, device: &Adapter) {
     let mut inner = id.lock();
-    let Some(place) = inner.place.as_ref().filter(|place| place.device.ifindex() == device.ifindex()) else { return };
-    let has_address = device.gids().used().any(|(_, gid)| gid == place.gid);
-    let is_same = has_address && device.interface().mac == place.mac;
+    let Some(device_addr) =
+        inner.device_addr.as_ref().filter(|device_addr| device_addr.device.ifindex() == device.ifindex())
+    else {
+        return;
+    };
+    let has_address = device.gids().used().any(|(_, gid)| gid == device_addr.gid);
+    let is_same = has_address && device.interface().mac == device_addr.mac;
     if device.is_gone() {
         if !matches!(inner.state, State::Removed | State::Destroyed) {
             id.raise_in(&inner, EventKind::DeviceRemoval, 0, EventData::None);

@@ -55,14 +55,14 @@ impl Inner {
     /// What it takes to send to a group. EINVAL: it is of the other version of IP.
     // clause: CM-MULTICAST
     fn way_to_group(&self, mgid: Gid) -> Result<UdParam, Error> {
-        let place = self.device_addr()?;
-        let is_ipv4 = mgid.is_ipv4() || place.gid.is_ipv4() && embedded_ipv4(mgid).is_some();
-        if is_ipv4 != place.gid.is_ipv4() {
-            return Err(Error::invalid(format!("no packet goes from {} to the group {mgid}", place.gid)));
+        let device_addr = self.device_addr()?;
+        let is_ipv4 = mgid.is_ipv4() || device_addr.gid.is_ipv4() && embedded_ipv4(mgid).is_some();
+        if is_ipv4 != device_addr.gid.is_ipv4() {
+            return Err(Error::invalid(format!("no packet goes from {} to the group {mgid}", device_addr.gid)));
         }
         let ah_attr = AhAttr {
             dgid: mgid,
-            sgid_index: place.gid_index,
+            sgid_index: device_addr.gid_index,
             hop_limit: HOP_LIMIT,
             traffic_class: self.traffic_class(),
             flow_label: 0,

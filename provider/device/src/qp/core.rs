@@ -57,7 +57,7 @@ pub(super) struct Inner {
     /// The deadline registered with the engine.
     pub(super) registered: Option<Instant>,
     /// What is posted waits for more, and the engine will serve it at the next poll.
-    pub(super) gathers: bool,
+    pub(super) coalesces: bool,
     /// Destroyed, or inherited by the child of a fork.
     pub(super) is_cut_off: bool,
 }
@@ -83,7 +83,7 @@ impl QpCore {
                 frames: None,
                 delayed_ack: DelayedAck::default(),
                 registered: None,
-                gathers: false,
+                coalesces: false,
                 is_cut_off: false,
             }),
         }
@@ -146,11 +146,11 @@ impl QpCore {
     /// Leaves a request that was posted for later, if the state machine can wait: until more are posted, the program polls
     /// or waits, or an acknowledgement comes, whatever is first. Posting one by one then costs 1/32 of a system call.
     #[inline]
-    pub(super) fn put_off(&self, inner: &mut Inner) -> bool {
+    pub(super) fn coalesce(&self, inner: &mut Inner) -> bool {
         if inner.is_cut_off || !inner.machine.may_coalesce() {
             return false;
         }
-        if !std::mem::replace(&mut inner.gathers, true) {
+        if !std::mem::replace(&mut inner.coalesces, true) {
             self.engine().flows().push_ready(std::iter::once(self.resources.qpn));
         }
         true

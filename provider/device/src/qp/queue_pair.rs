@@ -167,7 +167,7 @@ impl QueuePair for QpCore {
     fn serve_waiter(&self, grant: Option<Grant>, now: Instant) {
         let mut inner = self.inner.lock();
         // Who only waited for more requests has no turn.
-        if !std::mem::take(&mut inner.gathers) || grant.is_some() {
+        if !std::mem::take(&mut inner.coalesces) || grant.is_some() {
             inner.state.begin_turn();
         }
         inner.tx.stop_waiting();

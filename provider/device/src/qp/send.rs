@@ -76,7 +76,7 @@ impl Drop for SendGuard<'_> {
     fn drop(&mut self) {
         let Some(mut inner) = self.inner.take() else { return };
         // A list is sent at once: nothing of it waits for requests that may follow.
-        if self.pushed == 1 && self.core.put_off(&mut inner) {
+        if self.pushed == 1 && self.core.coalesce(&mut inner) {
             return self.core.engine().leave();
         }
         let now = clock::now();

@@ -53,7 +53,7 @@ impl Id {
         let inner = Inner {
             state: State::Idle,
             side: Side::Active,
-            place: None,
+            device_addr: None,
             local: None,
             peer: None,
             hop_limit: 0,
@@ -112,7 +112,7 @@ impl Id {
         if std::mem::replace(&mut inner.state, State::Destroyed) == State::Destroyed {
             return;
         }
-        let (place, link) = (inner.place.take(), std::mem::replace(&mut inner.link, Link::Over));
+        let (device_addr, link) = (inner.device_addr.take(), std::mem::replace(&mut inner.link, Link::Over));
         let (listens, claim) = (std::mem::take(&mut inner.listens), inner.claim());
         inner.leave_groups();
         let held = (inner.port.take(), inner.qp.take(), std::mem::take(&mut inner.later));
@@ -121,9 +121,9 @@ impl Id {
         for (engine, listen) in listens {
             stop_listening(&engine, listen, claim.as_deref());
         }
-        if let (Some(place), Link::Alive(comm)) = (place, link) {
-            send_on_own_packets(&place.engine);
-            end(&place.engine, comm);
+        if let (Some(device_addr), Link::Alive(comm)) = (device_addr, link) {
+            send_on_own_packets(&device_addr.engine);
+            end(&device_addr.engine, comm);
         }
         drop((held, claim));
         let pending = channel.take_of(self);

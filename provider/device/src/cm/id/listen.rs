@@ -38,8 +38,8 @@ impl Id {
         if inner.claim().is_none() {
             return Err(Error::invalid("the id was bound to connect, not to listen"));
         }
-        inner.later = match &inner.place {
-            Some(place) => vec![place.engine.clone()],
+        inner.later = match &inner.device_addr {
+            Some(device_addr) => vec![device_addr.engine.clone()],
             None => all_engines()?,
         };
         let wanted = usize::try_from(backlog).unwrap_or(0);

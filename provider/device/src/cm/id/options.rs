@@ -57,12 +57,12 @@ impl Id {
 
     /// The device it is bound to.
     pub fn device(&self) -> Option<Arc<Device>> {
-        self.lock().place.as_ref().map(|place| Arc::clone(&place.device))
+        self.lock().device_addr.as_ref().map(|device_addr| Arc::clone(&device_addr.device))
     }
 
     /// The port of the device; 0 without one.
     pub fn port(&self) -> u8 {
-        if self.lock().place.is_some() { limits::PORTS } else { 0 }
+        if self.lock().device_addr.is_some() { limits::PORTS } else { 0 }
     }
 
     /// Its own address, once bound.

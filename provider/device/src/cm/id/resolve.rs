@@ -31,10 +31,11 @@ impl Id {
 
     pub(super) fn bind_in(&self, inner: &mut Inner, addr: &Address) -> Result<(), Error> {
         let addr = or_all(self.within_port_space(addr)?);
-        let place = if addr.is_any() { None } else { Some(DeviceAddr::of(addr.gid())?) };
+        let device_addr = if addr.is_any() { None } else { Some(DeviceAddr::of(addr.gid())?) };
         let claim = self.claim(inner, &addr)?;
         inner.local = Some(addr.with_port(claim.port()));
-        (inner.place, inner.port, inner.state) = (place, Some(Port::Claimed(Arc::new(claim))), State::Bound);
+        (inner.device_addr, inner.port, inner.state) =
+            (device_addr, Some(Port::Claimed(Arc::new(claim))), State::Bound);
         Ok(())
     }
 
@@ -100,7 +101,7 @@ impl Id {
             return self.bind_in(inner, from);
         }
         let from = or_all(self.within_port_space(from)?);
-        inner.place = if from.is_any() { None } else { Some(DeviceAddr::of(from.gid())?) };
+        inner.device_addr = if from.is_any() { None } else { Some(DeviceAddr::of(from.gid())?) };
         let port = Ephemeral::take(self.port_space())?;
         inner.local = Some(from.with_port(port.port()));
         (inner.port, inner.state) = (Some(Port::Ephemeral(port)), State::Bound);
@@ -151,29 +152,29 @@ fn or_all(addr: Address) -> Address {
 fn find_way(inner: &Inner, dst: &Address) -> Result<Way, Error> {
     let bound = inner.local.filter(|local| !local.is_any()).map(|local| local.gid().to_ip());
     let way = Way::find(bound, dst)?;
-    way.place.engine.ensure_link(way.place.gid)?;
+    way.device_addr.engine.ensure_link(way.device_addr.gid)?;
     Ok(way)
 }
 
 impl Inner {
     /// The way is found.
     fn go(&mut self, way: Way) {
-        self.local = self.local.map(|local| local.at(way.source, way.place.device.ifindex()));
-        self.peer = self.peer.map(|peer| peer.at(way.destination, way.place.device.ifindex()));
+        self.local = self.local.map(|local| local.at(way.source, way.device_addr.device.ifindex()));
+        self.peer = self.peer.map(|peer| peer.at(way.destination, way.device_addr.device.ifindex()));
         self.hop_limit = way.hop_limit;
-        self.place = Some(way.place);
+        self.device_addr = Some(way.device_addr);
         self.state = State::AddrResolved;
     }
 
     /// What the kernel's rdma_cm fills in on RoCE.
     // clause: CM-PATH
     fn find_path(&self) -> Result<Path, Error> {
-        let (place, Some(local), Some(peer)) = (self.device_addr()?, self.local, self.peer) else {
+        let (device_addr, Some(local), Some(peer)) = (self.device_addr()?, self.local, self.peer) else {
             return Err(Error::invalid("the id has no addresses"));
         };
         let is_ib = matches!(peer, Address::Ib(_));
         Ok(Path {
-            sgid: place.gid,
+            sgid: device_addr.gid,
             dgid: peer.gid(),
             flow_label: flow_label(&local, &peer),
             // On one subnet there is nothing to go through.
@@ -181,7 +182,7 @@ impl Inner {
             traffic_class: self.traffic_class(),
             sl: 0,
             pkey: Pkey::DEFAULT.0,
-            mtu: place.device.adapter().active_mtu(),
+            mtu: device_addr.device.adapter().active_mtu(),
             rate: 0,
             packet_life_time: self.packet_life_time(),
         })

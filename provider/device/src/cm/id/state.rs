@@ -125,7 +125,7 @@ pub(in crate::cm) enum Port {
 pub(in crate::cm) struct Inner {
     pub(in crate::cm) state: State,
     pub(in crate::cm) side: Side,
-    pub(in crate::cm) place: Option<DeviceAddr>,
+    pub(in crate::cm) device_addr: Option<DeviceAddr>,
     pub(in crate::cm) local: Option<Address>,
     pub(in crate::cm) peer: Option<Address>,
     /// TTL or hop limit of the way to the peer.
@@ -197,7 +197,7 @@ impl Inner {
 
     /// The device, or EINVAL.
     pub(in crate::cm) fn device_addr(&self) -> Result<&DeviceAddr, Error> {
-        self.place.as_ref().ok_or_else(|| Error::invalid("the id is not bound to a device"))
+        self.device_addr.as_ref().ok_or_else(|| Error::invalid("the id is not bound to a device"))
     }
 }
 
