@@ -48,7 +48,7 @@ pub(crate) struct WeakRuntime {
     agent: Weak<Agent>,
 }
 
-/// What the engine hands up.
+/// Acts on what the engine hands to the crate above it.
 #[derive(Debug)]
 struct Upper {
     agent: Arc<Agent>,
@@ -111,7 +111,7 @@ impl Runtime {
 }
 
 impl WeakRuntime {
-    /// It, if anybody has it.
+    /// The engine and its connection manager, if anybody has them.
     fn upgrade(&self) -> Option<Runtime> {
         Some(Runtime { engine: self.engine.upgrade()?, agent: self.agent.upgrade()? })
     }

@@ -109,7 +109,7 @@ impl Inner {
         if status == AprStatus::Success {
             self.alternates.loaded = Some(path);
         }
-        // It was asked this moment.
+        // It cannot fail: the question has come this moment.
         let _ = session.cm.answer_alternate(comm, &AlternateAnswer::new(status));
     }
 

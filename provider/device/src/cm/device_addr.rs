@@ -23,7 +23,7 @@ pub(super) struct DeviceAddr {
     pub(super) gid: Gid,
     /// Its index in the GID table.
     pub(super) gid_index: u8,
-    /// That of the interface then.
+    /// The MAC address that the interface had when this was looked up.
     pub(super) mac: [u8; 6],
 }
 
@@ -88,12 +88,12 @@ pub(super) fn all_engines() -> Result<Vec<Runtime>, Error> {
     devices()?.iter().map(engine).collect()
 }
 
-/// The way to a destination.
+/// The route to a destination, as the system sees it.
 #[derive(Clone, Debug)]
-pub(super) struct Way {
-    /// Where it begins.
+pub(super) struct HostRoute {
+    /// The device that packets leave by, and its address.
     pub(super) device_addr: DeviceAddr,
-    /// The address there.
+    /// The source address of packets.
     pub(super) source: IpAddr,
     /// The destination; another than asked for if that stands for this host.
     pub(super) destination: IpAddr,
@@ -101,7 +101,7 @@ pub(super) struct Way {
     pub(super) hop_limit: u8,
 }
 
-impl Way {
+impl HostRoute {
     /// The way from `source` (`None`: as the system's routes say) to `to`. ENETUNREACH and others as connect(2);
     /// EADDRNOTAVAIL, ENODEV: as [`DeviceAddr::of`].
     pub(super) fn find(source: Option<IpAddr>, to: &Address) -> Result<Self, Error> {

@@ -45,8 +45,8 @@ struct Core {
     mad_sender: MadSender,
     /// When the engine's timers call next.
     called_at: Option<Instant>,
-    /// When to look after peers.
-    look_at: Option<Instant>,
+    /// When to check the peers.
+    check_at: Option<Instant>,
 }
 
 impl Core {
@@ -54,17 +54,17 @@ impl Core {
         let settings = Settings { prefix: engine.slot()?.get(), ..Settings::new(Guid(engine.node_guid())) };
         let mad_sender = MadSender::new(Psn::new(draw() as u32));
         let (ids, listeners) = (HashMap::new(), HashMap::new());
-        Ok(Self { cm: Cm::new(settings), ids, listeners, mad_sender, called_at: None, look_at: None })
+        Ok(Self { cm: Cm::new(settings), ids, listeners, mad_sender, called_at: None, check_at: None })
     }
 
     fn session<'a>(&'a mut self, engine: &'a Engine) -> Session<'a> {
-        let Self { cm, ids, listeners, mad_sender, look_at, .. } = self;
-        Session { cm, engine, ids, listeners, now: clock::now(), look_at, random: draw, mad_sender }
+        let Self { cm, ids, listeners, mad_sender, check_at, .. } = self;
+        Session { cm, engine, ids, listeners, now: clock::now(), check_at, random: draw, mad_sender }
     }
 
-    /// Asks the engine to call when the machine's next timer is due, or peers are to be looked after.
+    /// Asks the engine to call when the machine's next timer is due, or the peers are to be checked.
     fn ask_for_call(&mut self, engine: &Engine) {
-        let Some(due) = self.cm.poll_timeout().into_iter().chain(self.look_at).min() else { return };
+        let Some(due) = self.cm.poll_timeout().into_iter().chain(self.check_at).min() else { return };
         if self.called_at.is_none_or(|at| due < at) {
             self.called_at = Some(due);
             engine.add_cm_timer(due);

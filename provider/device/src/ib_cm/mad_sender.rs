@@ -19,11 +19,11 @@ use std::time::Duration;
 /// The way out of queue pair 1.
 #[derive(Debug)]
 pub(super) struct MadSender {
-    /// The PSN of the next message. Nobody looks at it.
+    /// The PSN of the next message; receivers of datagrams ignore it.
     psn: Psn,
     /// The link of the last message.
     link: Option<Arc<UdpLink>>,
-    /// The receive side was not to be had in time the last time.
+    /// The last time, the lock of the receive side was not free in time.
     was_kept_waiting: bool,
 }
 

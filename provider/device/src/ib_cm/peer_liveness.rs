@@ -26,17 +26,17 @@ enum Liveness {
 }
 
 impl Session<'_> {
-    /// After this event there may be a peer to look after.
+    /// After this event there may be a peer to check.
     pub(super) fn note_peer(&mut self, event: &EventKind) {
-        if self.look_at.is_none() && matches!(event, EventKind::Established | EventKind::ConnectReply(..)) {
-            *self.look_at = Some(self.now.after(CHECK_PERIOD));
+        if self.check_at.is_none() && matches!(event, EventKind::Established | EventKind::ConnectReply(..)) {
+            *self.check_at = Some(self.now.after(CHECK_PERIOD));
         }
     }
 
-    /// Looks after the peers if it is time to. Ends when there is none left to look after.
+    /// Checks the peers if it is time to, and ends the connections to those that are gone. Stops when there is none left to check.
     // clause: CM-PEER-GONE
     pub(super) fn check_peers(&mut self) {
-        if self.look_at.is_none_or(|at| at > self.now) {
+        if self.check_at.is_none_or(|at| at > self.now) {
             return;
         }
         let (mut known, mut is_watching, mut lost) = (Vec::new(), false, Vec::new());
@@ -47,7 +47,7 @@ impl Session<'_> {
                 Liveness::Dead => lost.push(peer.id),
             }
         }
-        *self.look_at = is_watching.then(|| self.now.after(CHECK_PERIOD));
+        *self.check_at = is_watching.then(|| self.now.after(CHECK_PERIOD));
         if !lost.is_empty() {
             // What the dead have sent is told before their end, as with a DREQ.
             self.engine.receive_all_arrived();

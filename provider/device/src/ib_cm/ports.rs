@@ -92,7 +92,7 @@ impl Claim {
         self.place.service.0 as u16
     }
 
-    /// What is claimed.
+    /// The service that is claimed.
     pub(crate) fn service(&self) -> ServiceId {
         self.place.service
     }
@@ -104,7 +104,7 @@ impl Claim {
         engine.open_service(self.place)
     }
 
-    /// They shall not any more.
+    /// Requests that reach other processes shall not come to `engine` any more: its program has stopped listening.
     pub(crate) fn unwatch(&self, engine: &Engine) {
         engine.close_service(self.place);
     }
@@ -145,9 +145,9 @@ impl Drop for Claim {
 /// Names that a claim holds.
 struct Own {
     place: Place,
-    /// That for one alone.
+    /// It holds the name that only one claim can have.
     alone: bool,
-    /// One of those who share.
+    /// It holds one of the names of claims that share.
     shared: bool,
 }
 

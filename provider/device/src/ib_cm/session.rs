@@ -53,8 +53,8 @@ pub(crate) struct Session<'a> {
     pub(crate) listeners: &'a mut HashMap<ListenId, Arc<dyn CmHandler>>,
     /// The time.
     pub(crate) now: Instant,
-    /// When to look after peers.
-    pub(super) look_at: &'a mut Option<Instant>,
+    /// When to check the peers.
+    pub(super) check_at: &'a mut Option<Instant>,
     pub(super) random: fn() -> u64,
     pub(super) mad_sender: &'a mut MadSender,
 }

@@ -60,7 +60,7 @@ impl Tags {
         Self { cq: Arc::clone(cq), cq_use: Mutex::new(Some(cq.hold())) }
     }
 
-    /// Where everything completes.
+    /// Where receives and operations complete.
     pub(super) fn cq(&self) -> &Arc<Cq> {
         &self.cq
     }

@@ -2,7 +2,7 @@
 
 use super::state::{Id, Inner, Port, State};
 use crate::cm::address::{Address, IbAddress};
-use crate::cm::device_addr::{DeviceAddr, Way};
+use crate::cm::device_addr::{DeviceAddr, HostRoute};
 use crate::cm::event::{EventData, EventKind};
 use crate::cm::route::{PACKET_LIFE_TIME, Path};
 use crate::ib_cm::ports::{Claim, Ephemeral, Sharing};
@@ -85,9 +85,9 @@ impl Id {
             self.take_source(&mut inner, &from)?;
         }
         inner.peer = Some(*dst);
-        match find_way(&inner, dst) {
-            Ok(way) => {
-                inner.go(way);
+        match find_route(&inner, dst) {
+            Ok(route) => {
+                inner.take_route(route);
                 self.raise_in(&inner, EventKind::AddrResolved, 0, EventData::None);
             }
             Err(e) => self.raise_in(&inner, EventKind::AddrError, -e.errno(), EventData::None),
@@ -149,20 +149,20 @@ fn or_all(addr: Address) -> Address {
 }
 
 /// The way from where the id is bound, with sockets at its beginning.
-fn find_way(inner: &Inner, dst: &Address) -> Result<Way, Error> {
+fn find_route(inner: &Inner, dst: &Address) -> Result<HostRoute, Error> {
     let bound = inner.local.filter(|local| !local.is_any()).map(|local| local.gid().to_ip());
-    let way = Way::find(bound, dst)?;
-    way.device_addr.engine.ensure_link(way.device_addr.gid)?;
-    Ok(way)
+    let route = HostRoute::find(bound, dst)?;
+    route.device_addr.engine.ensure_link(route.device_addr.gid)?;
+    Ok(route)
 }
 
 impl Inner {
     /// The way is found.
-    fn go(&mut self, way: Way) {
-        self.local = self.local.map(|local| local.at(way.source, way.device_addr.device.ifindex()));
-        self.peer = self.peer.map(|peer| peer.at(way.destination, way.device_addr.device.ifindex()));
-        self.hop_limit = way.hop_limit;
-        self.device_addr = Some(way.device_addr);
+    fn take_route(&mut self, route: HostRoute) {
+        self.local = self.local.map(|local| local.at(route.source, route.device_addr.device.ifindex()));
+        self.peer = self.peer.map(|peer| peer.at(route.destination, route.device_addr.device.ifindex()));
+        self.hop_limit = route.hop_limit;
+        self.device_addr = Some(route.device_addr);
         self.state = State::AddrResolved;
     }
 

@@ -43,7 +43,7 @@ pub struct Channel {
 /// Something that happened to an id.
 #[derive(Clone, Debug)]
 pub struct Event {
-    /// What.
+    /// What happened.
     pub kind: EventKind,
     /// 0; a negative errno of what failed; the reason of a rejection, positive; the SIDR status of a datagram service that
     /// there is not, positive.
@@ -57,7 +57,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// Whether it would go with `id`.
+    /// Whether it has to be taken from the channel with `id`.
     pub(in crate::cm) fn is_about(&self, id: &Id) -> bool {
         let heard_by = self.listener.as_ref().unwrap_or(&self.id);
         std::ptr::eq(&raw const **heard_by, id)
@@ -98,9 +98,9 @@ pub(in crate::cm) enum State {
 pub(in crate::cm) enum Link {
     /// There was none yet.
     None,
-    /// This.
+    /// This one is known to the machine.
     Alive(CommId),
-    /// It is over, and the name may be another one's.
+    /// It is over, and the machine may use the name for another one.
     Over,
 }
 
