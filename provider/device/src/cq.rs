@@ -7,9 +7,10 @@ mod moderation;
 
 pub use moderation::Moderation;
 
-use crate::device::Context;
-use crate::event::{AsyncEventKind, CompChannel};
-use crate::unpolled::{Place, Unpolled};
+use crate::comp_channel::CompChannel;
+use crate::context::Context;
+use crate::event::AsyncEventKind;
+use crate::unpolled::{Entry, Unpolled};
 use moderation::{Moderator, Verdict};
 use roxe_base::error::Error;
 use roxe_base::limits::{MAX_CQE, NUM_COMP_VECTORS};
@@ -170,18 +171,20 @@ pub struct Cq {
     state: Mutex<rank::Cq, State>,
 }
 
-impl Cq {
-    pub(crate) fn create(context: Arc<Context>, init: CqInit) -> Result<Arc<Self>, Error> {
+impl Context {
+    /// A new completion queue; EINVAL for a size of 0 or beyond `max_cqe`, or a vector that does not exist. ENOMEM: there are
+    /// `max_cq`.
+    pub fn create_cq(self: &Arc<Self>, init: CqInit) -> Result<Arc<Cq>, Error> {
         let capacity = check_size(init.cqe)?;
         if init.comp_vector >= NUM_COMP_VECTORS {
             let vector = init.comp_vector;
             return Err(Error::invalid(format!("completion vector {vector} does not exist; use 0")));
         }
-        let quota = context.device().quotas().cqs.take()?;
+        let quota = self.device().quotas().cqs.take()?;
         let ring = VecDeque::with_capacity(capacity.min(FIRST_ENTRIES));
-        Ok(Arc::new_cyclic(|me| Self {
+        Ok(Arc::new_cyclic(|me| Cq {
             me: Weak::clone(me),
-            context,
+            context: Arc::clone(self),
             held: Mutex::new(Some((quota, init.channel.as_ref().map(|channel| channel.hold())))),
             channel: init.channel,
             id: ObjectId::next(),
@@ -203,7 +206,9 @@ impl Cq {
             }),
         }))
     }
+}
 
+impl Cq {
     /// The context it belongs to.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
@@ -305,7 +310,7 @@ impl Cq {
 
     /// As [`Cq::push`] for a completion that keeps its place in a send queue until it is polled.
     pub(crate) fn push_send(&self, cqe: Cqe, unpolled: &mut Unpolled) -> Result<bool, Overrun> {
-        self.append(cqe, |place| unpolled.note(place))
+        self.append(cqe, |entry| unpolled.note(entry))
     }
 
     /// An entry with a lower number than this is no longer in the queue.
@@ -313,7 +318,7 @@ impl Cq {
         self.state.lock().polled
     }
 
-    fn append(&self, mut cqe: Cqe, note: impl FnOnce(Place)) -> Result<bool, Overrun> {
+    fn append(&self, mut cqe: Cqe, note: impl FnOnce(Entry)) -> Result<bool, Overrun> {
         let mut state = self.state.lock();
         if state.overrun {
             return Err(Overrun);
@@ -325,7 +330,7 @@ impl Cq {
             self.context.raise(AsyncEventKind::CqErr, self.user(), self.id);
             return Err(Overrun);
         }
-        note(Place { number: state.appended, polled: state.polled });
+        note(Entry { number: state.appended, polled: state.polled });
         state.appended += 1;
         // Whoever looked at the clock first may come second. Programs subtract the timestamps of successive entries.
         cqe.timestamp = cqe.timestamp.max(state.newest);
@@ -452,7 +457,7 @@ mod tests {
 
     // clause: CQ-OVERRUN
     #[test]
-    fn a_full_queue_fails_once_and_for_all_and_keeps_what_it_has() {
+    fn a_full_queue_refuses_entries_for_good_and_keeps_those_it_has() {
         let cq = cq(2);
         cq.push(cqe(1)).unwrap();
         cq.push(cqe(2)).unwrap();
@@ -474,7 +479,7 @@ mod tests {
 
     // clause: CQ-ARM
     #[test]
-    fn arming_fires_once_for_what_comes_later() {
+    fn arming_fires_once_for_later_entries() {
         let cq = cq(10);
         cq.req_notify(false);
         assert_eq!(cq.push(cqe(2)), Ok(true));
@@ -490,7 +495,7 @@ mod tests {
 
     // clause: CQ-ARM
     #[test]
-    fn what_came_unseen_before_arming_fires_at_once() {
+    fn an_unpolled_entry_from_before_arming_fires_at_once() {
         let cq = cq(10);
         cq.push(cqe(1)).unwrap();
         cq.req_notify(true);
@@ -508,7 +513,7 @@ mod tests {
 
     // clause: CQ-ARM
     #[test]
-    fn what_was_polled_before_arming_does_not_fire() {
+    fn a_polled_entry_from_before_arming_does_not_fire() {
         let cq = cq(10);
         cq.push(cqe(1)).unwrap();
         assert_eq!(drain(&cq), [1]);
@@ -551,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_unseen_before_arming_waits_no_longer_than_a_period() {
+    fn an_unpolled_entry_from_before_arming_waits_at_most_a_period() {
         let cq = cq(100);
         cq.moderate(Moderation { count: 4, period: 10 });
         assert_eq!(cq.push(late(1)), Ok(false));
@@ -562,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn a_period_that_ends_announces_what_came_if_armed() {
+    fn the_end_of_a_period_announces_entries_if_armed() {
         let cq = cq(100);
         cq.moderate(Moderation { count: 4, period: 10 });
         cq.req_notify(false);
@@ -630,7 +635,7 @@ mod tests {
 
     // clause: SEND-PLACE
     #[test]
-    fn what_was_polled_is_known_by_its_number_although_other_queue_pairs_were_reset() {
+    fn polled_entries_are_known_by_number_although_other_queue_pairs_were_reset() {
         // Every way in which six entries belong to three queue pairs, again and again, of which one after the other is reset,
         // while the queue is polled and never runs empty for long.
         for case in 0..3u32.pow(6) * 4 {

@@ -8,7 +8,8 @@
 //! Touches its pages, through [`roxe_memory::guard`], as everything does that may run while a peer writes there. The child of a fork
 //! may write there at any time, too: no reference to these bytes exists, and what they say matters to the program alone.
 
-use crate::device::Context;
+use crate::context::Context;
+use crate::dm_budget::DmBudget;
 use roxe_base::error::Error;
 use roxe_base::limits::{DM_GRAIN, MAX_DM_SIZE};
 use roxe_base::lock::{Mutex, rank};
@@ -16,27 +17,6 @@ use roxe_base::uses::{Use, UseCount};
 use roxe_memory::guard::{self, Fault, own_cells};
 use roxe_memory::mapped::{Mapping, page_size};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-/// How many bytes of a device's memory this process has.
-#[derive(Debug, Default)]
-pub(crate) struct Budget(AtomicU64);
-
-impl Budget {
-    /// ENOMEM if there are not `length` bytes left.
-    fn take(&self, length: u64) -> Result<(), Error> {
-        let after = |used: u64| used.checked_add(length).filter(|used| *used <= MAX_DM_SIZE);
-        let used = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, after);
-        used.map(drop).map_err(|used| {
-            let left = MAX_DM_SIZE.saturating_sub(used);
-            Error::new(libc::ENOMEM, format!("{left} bytes of device memory are left; free some, or ask for less"))
-        })
-    }
-
-    fn give_back(&self, length: u64) {
-        self.0.fetch_sub(length, Ordering::Relaxed);
-    }
-}
 
 /// Pages, and what they count for.
 #[derive(Debug)]
@@ -44,11 +24,11 @@ struct Block {
     pages: Mapping,
     /// Bytes of it.
     length: u64,
-    budget: Arc<Budget>,
+    budget: Arc<DmBudget>,
 }
 
 impl Block {
-    fn alloc(budget: &Arc<Budget>, length: u64) -> Result<Self, Error> {
+    fn alloc(budget: &Arc<DmBudget>, length: u64) -> Result<Self, Error> {
         let length = length.next_multiple_of(page_size());
         budget.take(length)?;
         let pages = Mapping::of_nothing(length).inspect_err(|_| budget.give_back(length))?;
@@ -72,8 +52,11 @@ pub struct Dm {
     uses: UseCount,
 }
 
-impl Dm {
-    pub(crate) fn alloc(context: &Arc<Context>, length: u64, log_align: u32) -> Result<Arc<Self>, Error> {
+impl Context {
+    /// A buffer of `length` bytes in the memory of the device, zeroed, aligned to `2^log_align` bytes.
+    ///
+    /// EINVAL: no bytes, more than `max_dm_size`, or an alignment beyond a page. ENOMEM: not that much is left.
+    pub fn alloc_dm(self: &Arc<Self>, length: u64, log_align: u32) -> Result<Arc<Dm>, Error> {
         if length == 0 || length > MAX_DM_SIZE {
             return Err(Error::invalid(format!("device memory comes in 1 to {MAX_DM_SIZE} bytes, not {length}")));
         }
@@ -85,11 +68,13 @@ impl Dm {
             )));
         }
         guard::install();
-        let block = Arc::new(Block::alloc(context.device().dm_budget(), length)?);
-        let (context, block, uses) = (Arc::clone(context), Mutex::new(Some(block)), UseCount::default());
-        Ok(Arc::new(Self { context, length, block, uses }))
+        let block = Arc::new(Block::alloc(self.device().dm_budget(), length)?);
+        let (context, block, uses) = (Arc::clone(self), Mutex::new(Some(block)), UseCount::default());
+        Ok(Arc::new(Dm { context, length, block, uses }))
     }
+}
 
+impl Dm {
     /// The context it was allocated in.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
@@ -214,12 +199,12 @@ mod tests {
         ] {
             assert_eq!(errno(context.alloc_dm(length, log_align)), expected, "{length} bytes aligned to 2^{log_align}");
         }
-        let budget = Arc::default();
+        let budget = Arc::new(DmBudget::default());
         let most = Block::alloc(&budget, max - 1).unwrap();
         assert_eq!(errno(Block::alloc(&budget, 1)), libc::ENOMEM, "a page belongs to one buffer");
         drop(most);
         assert_eq!(errno(Block::alloc(&budget, max)), 0);
-        assert_eq!(budget.0.load(Ordering::Relaxed), 0);
+        assert_eq!(budget.used(), 0);
     }
 
     #[test]

@@ -1,19 +1,15 @@
-//! Event queues with a file descriptor to wait on: completion channels and the asynchronous events of a context.
+//! Event queues with a file descriptor to wait on, and the kinds of asynchronous events.
 //!
 //! Every queue owns an eventfd in semaphore mode whose count is the number of queued events, so that one event is one
-//! readable unit and programs may put the descriptor into epoll and make it non-blocking. Touches eventfds; who waits for
-//! completions lets the engine receive first.
+//! readable unit and programs may put the descriptor into epoll and make it non-blocking. Touches eventfds only.
 
-use crate::device::Context;
 use roxe_base::error::Error;
 use roxe_base::lock::{Mutex, rank};
-use roxe_base::uses::{ObjectId, Use, UseCount};
 use roxe_net::wake;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::Arc;
 
 /// What happened to an object or the port (values of `enum ibv_event_type`).
 ///
@@ -118,12 +114,12 @@ impl<T> EventQueue<T> {
     }
 
     /// Whether [`EventQueue::next`] would wait.
-    fn would_wait(&self) -> bool {
+    pub(crate) fn would_wait(&self) -> bool {
         // SAFETY: takes no pointers.
         self.is_empty() && unsafe { libc::fcntl(self.fd(), libc::F_GETFL) } & libc::O_NONBLOCK == 0
     }
 
-    fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.events.lock().is_empty()
     }
 
@@ -161,7 +157,7 @@ impl<T> EventQueue<T> {
 }
 
 /// A new eventfd in semaphore mode.
-pub(crate) fn eventfd() -> Result<File, Error> {
+fn eventfd() -> Result<File, Error> {
     // SAFETY: takes no pointers.
     let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_SEMAPHORE) };
     if fd < 0 {
@@ -171,88 +167,10 @@ pub(crate) fn eventfd() -> Result<File, Error> {
     Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
-/// An event of a completion queue, on its way to whoever waits on the channel.
-#[derive(Clone, Copy, Debug)]
-struct CqEvent {
-    cq: ObjectId,
-    user: u64,
-}
-
-/// Where completion queues announce that they have something (`man ibv_create_comp_channel`).
-#[derive(Debug)]
-pub struct CompChannel {
-    context: Arc<Context>,
-    events: EventQueue<CqEvent>,
-    uses: UseCount,
-}
-
-impl CompChannel {
-    pub(crate) fn create(context: Arc<Context>) -> Result<Arc<Self>, Error> {
-        Ok(Arc::new(Self { context, events: EventQueue::new()?, uses: UseCount::default() }))
-    }
-
-    /// The context it belongs to.
-    pub fn context(&self) -> &Arc<Context> {
-        &self.context
-    }
-
-    /// Readable while events are pending. Stays owned by the channel; may be polled and made non-blocking.
-    pub fn fd(&self) -> RawFd {
-        self.events.fd()
-    }
-
-    /// The same descriptor, borrowed.
-    pub fn as_fd(&self) -> BorrowedFd<'_> {
-        self.events.as_fd()
-    }
-
-    /// Waits for the next event and returns the `user` token of its CQ; EAGAIN if the descriptor is non-blocking and
-    /// nothing is pending, EINTR as `read(2)` gives it.
-    pub fn get_event(&self) -> Result<u64, Error> {
-        let _wait = self.before_wait();
-        Ok(self.events.next()?.user)
-    }
-
-    /// For a caller that sleeps itself, by a `read` of the descriptor: looks around first. Keep the answer until it has slept.
-    pub fn before_wait(&self) -> impl Sized + '_ {
-        let is_over = || !self.events.is_empty();
-        self.events.would_wait().then(|| self.context.engine().before_sleep(is_over))
-    }
-
-    /// The rest of [`CompChannel::get_event`] for that caller, once it has read a unit. `None`: there is no event any more, go
-    /// on waiting.
-    pub fn take_event(&self) -> Option<u64> {
-        Some(self.events.take_next()?.user)
-    }
-
-    /// As [`CompChannel::get_event`], but never waits, whatever the mode of the descriptor.
-    pub fn try_get_event(&self) -> Option<u64> {
-        Some(self.events.try_next()?.user)
-    }
-
-    /// Whether the channel may be destroyed: EBUSY while completion queues use it.
-    pub fn destroy(&self) -> Result<(), Error> {
-        self.uses.check_unused("completion channel", "completion queues")
-    }
-
-    /// Registers one CQ as a user.
-    pub(crate) fn hold(&self) -> Use {
-        self.uses.hold()
-    }
-
-    pub(crate) fn announce(&self, cq: ObjectId, user: u64) {
-        self.events.push(CqEvent { cq, user });
-    }
-
-    /// Forgets the pending events of a CQ that is destroyed.
-    pub(crate) fn forget(&self, cq: ObjectId) {
-        self.events.forget(|event| event.cq == cq);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
 
     fn set_nonblocking(fd: RawFd) {
         // SAFETY: plain fcntl on an open descriptor.
@@ -298,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_without_waiting_leaves_no_unit_behind() {
+    fn events_taken_without_waiting_leave_no_unit_behind() {
         let queue = EventQueue::new().unwrap();
         assert_eq!(queue.try_next(), None, "and it does not wait");
         queue.push(1);

@@ -11,18 +11,17 @@
 //! What this cannot cover is another thread of the program that is inside a verb on a completion queue, a shared receive
 //! queue or a memory region at the moment of the fork; POSIX promises such programs nothing either.
 
-use crate::cm::{ids, ports};
-use crate::device;
-use crate::runtime::{Runtime, WeakRuntime};
-use roxe_base::lock::{Lockable, Mutex, rank};
+use crate::device::Device;
+use crate::devices;
+use crate::ib_cm::{interface_change, ports};
+use crate::runtime::{ENGINES, Runtime, alive};
+use roxe_base::error::Error;
+use roxe_base::lock::Lockable;
 use roxe_engine::interceptor::process;
 use roxe_engine::queue_pair::QueuePair;
 use roxe_net::runtime_dir;
 use std::cell::Cell;
 use std::sync::{Arc, Once};
-
-/// The engines of this process by interface index.
-static ENGINES: Mutex<rank::Engines, Vec<(u32, WeakRuntime)>> = Mutex::new(Vec::new());
 
 /// Everything that is locked while a thread forks.
 #[derive(Default)]
@@ -37,24 +36,10 @@ thread_local! {
     static HELD: Cell<Option<Held>> = const { Cell::new(None) };
 }
 
-/// The engine of the interface `ifindex`, made by `make` if there is none.
-pub(crate) fn find_or_insert<E>(ifindex: u32, make: impl FnOnce() -> Result<Runtime, E>) -> Result<Runtime, E> {
+/// The engine of `device` in this process, from now on ready for a fork. EINVAL: an environment variable is not understood.
+pub(crate) fn runtime_of(device: &Device) -> Result<Runtime, Error> {
     install();
-    let mut engines = ENGINES.lock();
-    engines.retain(|(_, engine)| engine.upgrade().is_some());
-    let found = engines.iter().find(|(of, _)| *of == ifindex).and_then(|(_, engine)| engine.upgrade());
-    if let Some(engine) = found {
-        return Ok(engine);
-    }
-    let engine = make()?;
-    engines.push((ifindex, engine.downgrade()));
-    Ok(engine)
-}
-
-/// The engines of this process; none while a thread forks.
-pub(crate) fn runtimes() -> Vec<Runtime> {
-    let engines = ENGINES.try_lock();
-    engines.iter().flat_map(|engines| engines.iter().filter_map(|(_, engine)| engine.upgrade())).collect()
+    Runtime::get(device)
 }
 
 /// Installs the fork handlers, once. Without memory for them (the only failure) forks are as unsafe as in a program
@@ -83,20 +68,16 @@ fn lock_engines() -> Vec<Runtime> {
     loop {
         let engines = alive(&ENGINES.lock());
         engines.iter().for_each(|engine| engine.agent().raw().lock_raw());
-        device::lock().lock_raw();
+        devices::lock().lock_raw();
         ENGINES.lock_raw();
         // SAFETY: this thread has just taken the lock, and changes nothing.
         let now = alive(unsafe { &*ENGINES.data_ptr() });
         if now.iter().all(|engine| engines.iter().any(|known| engine.is(known))) {
             return engines;
         }
-        [&ENGINES, device::lock()].into_iter().for_each(unlock_in_parent);
+        [&ENGINES, devices::lock()].into_iter().for_each(unlock_in_parent);
         engines.iter().for_each(|engine| unlock_in_parent(engine.agent().raw()));
     }
-}
-
-fn alive(engines: &[(u32, WeakRuntime)]) -> Vec<Runtime> {
-    engines.iter().filter_map(|(_, engine)| engine.upgrade()).collect()
 }
 
 /// These locks in the order of their ranks, whether they are of one engine or of the process.
@@ -114,7 +95,9 @@ fn outside<'a>(engines: &'a [Runtime]) -> impl Iterator<Item = &'a dyn Lockable>
 
 /// The locks inside of those of queue pairs. Which there are is certain once those outside are taken.
 fn inside<'a>(engines: &'a [Runtime]) -> impl Iterator<Item = &'a dyn Lockable> {
-    let of_process = process::inner_locks().chain(ports::locks()).chain([ids() as &dyn Lockable, runtime_dir::lock()]);
+    let of_process = process::inner_locks()
+        .chain(ports::locks())
+        .chain([interface_change::lock() as &dyn Lockable, runtime_dir::lock()]);
     let of_process = of_process.map(|lock| -> &'a dyn Lockable { lock });
     let inboxes = engines.iter().map(|engine| engine.agent().raw_inbox() as &dyn Lockable);
     engines.iter().flat_map(|engine| engine.inner_locks()).chain(inboxes).chain(of_process)
@@ -127,7 +110,7 @@ fn release(unlock: fn(&dyn Lockable)) -> Vec<Runtime> {
     qps.iter().for_each(|qp| unlock(qp.raw()));
     engines.iter().for_each(|engine| unlock(engine.raw_table()));
     outside(&engines).for_each(unlock);
-    [&ENGINES, device::lock()].into_iter().for_each(unlock);
+    [&ENGINES, devices::lock()].into_iter().for_each(unlock);
     engines.iter().for_each(|engine| unlock(engine.agent().raw()));
     engines
 }
@@ -155,7 +138,7 @@ extern "C" fn after_in_child() {
     runtime_dir::abandon();
     process::abandon();
     ports::abandon();
-    device::abandon();
+    devices::abandon();
     for engine in held {
         engine.abandon();
     }
@@ -164,6 +147,7 @@ extern "C" fn after_in_child() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use roxe_base::lock::Mutex;
     use std::sync::atomic::{AtomicI32, Ordering};
 
     /// The fork handlers run while the test has its lock.

@@ -1,18 +1,40 @@
-//! The device in this process: memory, completion queues, events, the engine and the links.
+//! What a program holds of a device: contexts, memory, queues, completions, events and connections.
 //!
 //! ```text
-//! devices() -> Device -> Context -+-> Pd -+-> Mr     memory and its keys            (pd, mr, guard, mapped)
-//!                                 |       +-> Qp     transport's state machine      (qp, host)
-//!                                 |       +-> Srq    shared receives, posted tags   (srq)
-//!                                 |       +-> Wq     receives of a hash queue pair  (wq)
-//!                                 |       +-> Flow   frames to raw packet queue pairs (steering)
-//!                                 +-> Cq             completions                    (cq)
-//!                                 +-> Dm             memory of the card             (dm)
-//!                                 +-> CompChannel    descriptors to wait on         (event)
-//! cm::Channel -> cm::Id          connections, listeners, datagram services           (cm)
-//!              Engine, one per device and process: sockets, timers, one thread,     (engine, net)
-//!                                                  its connection manager
+//! devices() -> Device -> Context -+-> Pd -+-> Mr, Mw     memory and windows, and their keys
+//!                                 |       +-> Ah         where datagrams go
+//!                                 |       +-> Qp         the transport's state machine, and its queues
+//!                                 |       +-> Srq        shared receives, posted tags
+//!                                 |       +-> Wq         receives of a hash queue pair
+//!                                 +-> Cq, CompChannel    completions, and descriptors to wait on
+//!                                 +-> Dm                 memory of the card
+//!                                 +-> Xrcd               an XRC domain: its shared queues and targets
+//! cm::Channel -> cm::Id                                  connections, listeners, datagram services
 //! ```
+//!
+//! # The files, from below
+//!
+//! No file imports one that imports it. An object knows the context or the domain that it belongs to; the method of these that
+//! creates an object is in the file of the object.
+//!
+//! | files | what they are |
+//! |---|---|
+//! | `event`, `unpolled`, `dm_budget` | queues of events with a descriptor; which completions nobody has polled; memory of the card that is left |
+//! | `device`, `device_attr`, `context` | a card and one opening of it: memory table, asynchronous events, engine |
+//! | `pd`, `ah`, `mr`, `mw`, `dm` | memory and addresses |
+//! | `comp_channel`, `cq`, `srq` | where completions go, and where receives come from |
+//! | `xrc_domain`, `qp`, `wq` | queue pairs: the verbs, a visit under the lock, what the engine asks of them |
+//! | `remote_targets`, `xrcd`, `xrc_remote` | XRC domains, also across processes |
+//! | `ib_cm` | the connection manager of a device, and who has which port |
+//! | `runtime` | the engines of this process, and what they hand up: messages, XRC requests, changes of the interface |
+//! | `stats`, `devices`, `fork`, `open` | the list of devices, the end of the process, a fork, and opening a device |
+//! | [`cm`] | the objects behind librdmacm, above everything else |
+//!
+//! A SEND goes through `qp::send` (posting, and whether it leaves now), `qp::core` (a visit: transmit, timer, events) and
+//! `qp::host` (payload and room) to [`roxe_engine::tx`]; a packet comes from [`roxe_engine::rx`] to `qp::queue_pair`, and its
+//! completion goes by `qp::host` to `cq`. Tag matching is in `srq::tag_ops`, raw packets with flows and RSS in `qp::{steering, rss,
+//! raw}` and `wq`, XRC across processes in `qp::{xrc_target, xrc_requests, remote_target}`: who reads the path of a packet can
+//! skip these.
 //!
 //! # Who runs what
 //!
@@ -24,8 +46,8 @@
 //!
 //! # Locks
 //!
-//! The table of ranks in `lock` is the order in which they are taken; a thread that breaks it ends the process in builds with
-//! debug assertions.
+//! The table of ranks in [`roxe_base::lock`] is the order in which they are taken; a thread that breaks it ends the process in
+//! builds with debug assertions.
 //!
 //! Messages for the connection manager arrive under the lock of the receive side, which is inside of its own: they wait in
 //! its inbox until that is free.
@@ -37,45 +59,55 @@
 //!
 //! # Unsafe code
 //!
-//! Lives in `guard` (touching application memory), `crc` (wide registers), `lock` and `fork` (locks across a fork), `net` and
-//! `engine::poller` (sockets and waiting), `net::shm::memory` (memory shared with another process), `prefetch` (one
-//! instruction), and in `engine::clock`, `mapped`, `event`, `port` and `exit` (a system call or two each); everything else is
-//! safe.
+//! In `event` (system calls on an eventfd) and `fork` (`pthread_atfork`, and locks across a fork); everything else is safe.
 #![deny(unsafe_code)]
 
+mod ah;
 pub mod cm;
+mod comp_channel;
+mod context;
 mod cq;
 mod device;
+mod device_attr;
+mod devices;
 mod dm;
+mod dm_budget;
 #[allow(unsafe_code)]
 mod event;
 #[allow(unsafe_code)]
 mod fork;
-mod host;
+mod ib_cm;
 mod mr;
 mod mw;
+mod open;
 mod pd;
 mod qp;
+mod remote_targets;
 mod runtime;
 mod srq;
 mod stats;
-mod steering;
 #[cfg(test)]
 #[allow(unsafe_code)]
 mod testing;
 mod unpolled;
 mod wq;
+mod xrc_domain;
 mod xrc_remote;
 mod xrcd;
 
+pub use ah::{Ah, AhAttr};
+pub use comp_channel::CompChannel;
+pub use context::Context;
 pub use cq::{Cq, CqInit, Moderation};
-pub use device::{Context, Device, DeviceAttr, devices, preview};
+pub use device::Device;
+pub use device_attr::DeviceAttr;
+pub use devices::{devices, preview};
 pub use dm::Dm;
-pub use event::{AsyncEvent, AsyncEventKind, CompChannel};
+pub use event::{AsyncEvent, AsyncEventKind};
 pub use mr::{Advice, DmaBuf, Mr, MrChange};
 pub use mw::Mw;
-pub use pd::{Ah, AhAttr, Pd};
-pub use qp::{Qp, QpInit, QpInitView, SendGuard};
+pub use pd::Pd;
+pub use qp::{Flow, FlowInit, Qp, QpInit, QpInitView, RwqTable, SendGuard};
 pub use roxe_base::cancel::uncancelled;
 pub use roxe_base::clock::now;
 pub use roxe_base::error::Error;
@@ -97,6 +129,5 @@ pub use roxe_transport::wr::{
 };
 pub use roxe_wire as wire;
 pub use srq::{Srq, SrqAttr, SrqInit, TagInit, TagOp, TagRequest};
-pub use steering::{Flow, FlowInit};
-pub use wq::{RwqTable, Wq, WqInit, WqState};
+pub use wq::{Wq, WqInit, WqState};
 pub use xrcd::{Xrcd, XrcdInit};

@@ -21,15 +21,17 @@ pub struct Mw {
     uses: Mutex<rank::Uses, Option<[Use; 2]>>,
 }
 
-impl Mw {
-    /// A window that is not bound. ENOMEM: there are `max_mw`.
-    pub(crate) fn allocate(pd: &Arc<Pd>, kind: MwKind) -> Result<Arc<Self>, Error> {
-        let quota = pd.context().device().quotas().mws.take()?;
-        let window = Window::new(kind, pd.id());
-        let key = pd.context().memory().insert(window.closed())?;
-        Ok(Arc::new(Self { pd: Arc::clone(pd), kind, key, uses: Mutex::new(Some([pd.hold(), quota])) }))
+impl Pd {
+    /// A memory window that is not bound yet. ENOMEM: there are `max_mw`.
+    pub fn alloc_mw(self: &Arc<Self>, kind: MwKind) -> Result<Arc<Mw>, Error> {
+        let quota = self.context().device().quotas().mws.take()?;
+        let window = Window::new(kind, self.id());
+        let key = self.context().memory().insert(window.closed())?;
+        Ok(Arc::new(Mw { pd: Arc::clone(self), kind, key, uses: Mutex::new(Some([self.hold(), quota])) }))
     }
+}
 
+impl Mw {
     /// Its protection domain.
     pub fn pd(&self) -> &Arc<Pd> {
         &self.pd

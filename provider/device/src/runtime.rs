@@ -1,12 +1,16 @@
-//! The engine of one device in this process, together with its connection manager.
+//! The engines of this process, each together with its connection manager.
 //!
 //! The engine knows connection managers and XRC domains by [`Services`] only; that is implemented here, and passes on to
-//! [`crate::cm`] and [`crate::xrc_remote`].
+//! [`crate::ib_cm`] and [`crate::xrc_remote`].
 
-use crate::cm::{self, Agent};
 use crate::device::Device;
-use crate::{fork, xrc_remote};
+use crate::ib_cm::agent::Agent;
+use crate::ib_cm::interface_change;
+use crate::ib_cm::session::Session;
+use crate::xrc_remote;
 use roxe_base::error::Error;
+use roxe_base::exit::{Stage, at_exit};
+use roxe_base::lock::{Mutex, rank};
 use roxe_engine::engine::Engine;
 use roxe_engine::engine::Services;
 use roxe_net::forward::XrcRequest;
@@ -17,6 +21,19 @@ use std::ops::Deref;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+/// The engines of this process by interface index.
+pub(crate) static ENGINES: Mutex<rank::Engines, Vec<(u32, WeakRuntime)>> = Mutex::new(Vec::new());
+
+/// The engines of this process; none while a thread forks.
+pub(crate) fn all() -> Vec<Runtime> {
+    ENGINES.try_lock().map(|engines| alive(&engines)).unwrap_or_default()
+}
+
+/// Those of `engines` that anybody has.
+pub(crate) fn alive(engines: &[(u32, WeakRuntime)]) -> Vec<Runtime> {
+    engines.iter().filter_map(|(_, engine)| engine.upgrade()).collect()
+}
+
 /// An engine and its connection manager. As an engine it is used like one.
 #[derive(Clone, Debug)]
 pub(crate) struct Runtime {
@@ -24,32 +41,40 @@ pub(crate) struct Runtime {
     agent: Arc<Agent>,
 }
 
-/// The same for who does not keep it alive.
+/// A [`Runtime`] for who does not keep it alive.
 #[derive(Debug)]
 pub(crate) struct WeakRuntime {
     engine: Weak<Engine>,
     agent: Weak<Agent>,
 }
 
-/// What the engine hands up.
+/// Acts on what the engine hands to the crate above it.
 #[derive(Debug)]
 struct Upper {
     agent: Arc<Agent>,
 }
 
 impl Runtime {
-    /// That of `device` in this process. EINVAL: an environment variable is not understood.
+    /// That of `device` in this process, made if there is none. EINVAL: an environment variable is not understood.
     pub(crate) fn get(device: &Device) -> Result<Self, Error> {
-        fork::find_or_insert(device.ifindex(), || Self::new(device))
+        let mut engines = ENGINES.lock();
+        engines.retain(|(_, engine)| engine.upgrade().is_some());
+        let found = engines.iter().find(|(of, _)| *of == device.ifindex()).and_then(|(_, engine)| engine.upgrade());
+        if let Some(engine) = found {
+            return Ok(engine);
+        }
+        let engine = Self::new(device)?;
+        engines.push((device.ifindex(), engine.downgrade()));
+        Ok(engine)
     }
 
     fn new(device: &Device) -> Result<Self, Error> {
-        let agent = Arc::new(Agent::default());
+        let agent = Arc::new(Agent::new(|| at_exit(Stage::Shutdown, shut_down)));
         let engine = Engine::create(device.adapter(), Arc::new(Upper { agent: Arc::clone(&agent) }))?;
         Ok(Self { engine, agent })
     }
 
-    pub(crate) fn downgrade(&self) -> WeakRuntime {
+    fn downgrade(&self) -> WeakRuntime {
         WeakRuntime { engine: Arc::downgrade(&self.engine), agent: Arc::downgrade(&self.agent) }
     }
 
@@ -58,14 +83,24 @@ impl Runtime {
         Arc::ptr_eq(&self.engine, &other.engine)
     }
 
+    /// The engine, which keeps its connection manager alive.
+    pub(crate) fn engine(self) -> Arc<Engine> {
+        self.engine
+    }
+
     /// The connection manager.
     pub(crate) fn agent(&self) -> &Agent {
         &self.agent
     }
 
-    /// Somebody lets go of it, with no lock held. If nobody else has it, its thread is gone when this returns.
-    pub(crate) fn release(self) {
-        self.engine.release();
+    /// Runs `verb` under the lock of the connection manager; see [`Agent::run`].
+    pub(crate) fn cm<T>(&self, verb: impl FnOnce(&mut Session<'_>) -> T) -> Result<T, Error> {
+        self.agent.run(&self.engine, verb)
+    }
+
+    /// How many connections and lookups there are, those included that are over but for late packets.
+    pub(crate) fn connections(&self) -> usize {
+        self.agent.connections(&self.engine)
     }
 
     /// In the child of a fork: gives up what belongs to the parent.
@@ -76,8 +111,8 @@ impl Runtime {
 }
 
 impl WeakRuntime {
-    /// It, if anybody has it.
-    pub(crate) fn upgrade(&self) -> Option<Runtime> {
+    /// The engine and its connection manager, if anybody has them.
+    fn upgrade(&self) -> Option<Runtime> {
         Some(Runtime { engine: self.engine.upgrade()?, agent: self.agent.upgrade()? })
     }
 }
@@ -113,13 +148,13 @@ impl Services for Upper {
     }
 
     fn interface_changed(&self, engine: &Engine) {
-        cm::follow(engine.adapter());
+        interface_change::announce(engine.adapter());
     }
 }
 
 /// The process ends: what [`roxe_base::exit`] calls.
-pub(crate) fn shut_down() {
-    fork::runtimes().iter().for_each(|runtime| runtime.shut_down());
+fn shut_down() {
+    all().iter().for_each(|runtime| runtime.shut_down());
 }
 
 #[cfg(test)]

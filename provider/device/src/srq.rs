@@ -3,7 +3,7 @@
 //! One lock per queue; further in are only that of a completion queue, for operations on tags, and that of the event queue.
 //! Touches the context for the limit event.
 
-mod remote_targets;
+mod tag_ops;
 mod tags;
 
 pub use tags::{TagInit, TagOp, TagRequest};
@@ -11,15 +11,17 @@ pub use tags::{TagInit, TagOp, TagRequest};
 use crate::cq::Cq;
 use crate::event::AsyncEventKind;
 use crate::pd::Pd;
-use crate::xrcd::Xrcd;
-use remote_targets::RemoteTargets;
 use roxe_base::error::Error;
 use roxe_base::limits::{MAX_SRQ_SGE, MAX_SRQ_WR, MAX_TM_SGE};
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use, UseCount};
-use roxe_transport::qp::PostError;
+use roxe_net::forward::XrcRequestId;
+use roxe_transport::qp::{Outcome, PostError};
+use roxe_transport::time::Instant;
 use roxe_transport::wr::{RecvRequest, Sge};
+use roxe_wire::{NetHeader, Packet, PathMtu};
 use std::collections::VecDeque;
+use std::fmt::Debug;
 use std::sync::Arc;
 use tags::{TagState, Tags};
 
@@ -108,45 +110,65 @@ enum Kind {
 /// What a shared receive queue of an XRC domain has besides.
 #[derive(Debug)]
 struct Xrc {
-    xrcd: Arc<Xrcd>,
+    owner: Arc<dyn XrcOwner>,
     /// Where its receives complete, whichever queue pair brought the message.
     cq: Arc<Cq>,
     /// By which messages name it.
     number: u32,
     /// Ends when the queue is destroyed.
     uses: Mutex<rank::Uses, Vec<Use>>,
-    /// Targets of other processes that brought messages.
-    remote_targets: RemoteTargets,
+}
+
+/// The XRC domain of a shared receive queue, as the queue knows it.
+pub(crate) trait XrcOwner: Debug + Send + Sync {
+    /// Executes a request that a target of another process has for the queue, or says what came of it before. `None`: it is an
+    /// old one.
+    fn execute(
+        &self,
+        id: XrcRequestId,
+        mtu: PathMtu,
+        request: (&NetHeader, &Packet<'_>),
+        now: Instant,
+    ) -> Option<Outcome>;
+
+    /// A connection of a target of another process has ended.
+    fn end_remote_target(&self, id: XrcRequestId, now: Instant);
+
+    /// The queue with this number is destroyed.
+    fn srq_destroyed(&self, number: u32);
+}
+
+impl Pd {
+    /// A new shared receive queue; EINVAL beyond the limits of the device, ENOMEM: there are `max_srq`.
+    pub fn create_srq(self: &Arc<Self>, init: SrqInit) -> Result<Arc<Srq>, Error> {
+        Srq::make(self, init, Kind::Basic, None)
+    }
+
+    /// A new shared receive queue that matches tags (`man ibv_post_srq_ops`); everything that it receives, and every operation
+    /// on its tags, completes in `cq`. EINVAL beyond the limits of the device.
+    pub fn create_tag_srq(self: &Arc<Self>, init: SrqInit, cq: &Arc<Cq>, tags: TagInit) -> Result<Arc<Srq>, Error> {
+        if !Arc::ptr_eq(self.context(), cq.context()) {
+            return Err(Error::invalid("the completion queue belongs to another context than the protection domain"));
+        }
+        Srq::make(self, init, Kind::Tags(Tags::new(cq)), Some(TagState::new(tags)?))
+    }
 }
 
 impl Srq {
-    pub(crate) fn create(pd: &Arc<Pd>, init: SrqInit) -> Result<Arc<Self>, Error> {
-        Self::make(pd, init, Kind::Basic, None).map(Arc::new)
-    }
-
-    /// A queue of an XRC domain; its number is free there.
+    /// A queue of an XRC domain, which has no other one with this number; its receives complete in `cq`. `domain` is the use
+    /// of the domain.
     pub(crate) fn create_xrc(
         pd: &Arc<Pd>,
         init: SrqInit,
-        (xrcd, cq): (&Arc<Xrcd>, &Arc<Cq>),
+        (owner, domain): (Arc<dyn XrcOwner>, Use),
+        cq: &Arc<Cq>,
         number: u32,
     ) -> Result<Arc<Self>, Error> {
-        let uses = Mutex::new(vec![xrcd.hold(), cq.hold()]);
-        let xrc =
-            Xrc { xrcd: Arc::clone(xrcd), cq: Arc::clone(cq), number, uses, remote_targets: RemoteTargets::default() };
-        Self::make(pd, init, Kind::Xrc(xrc), None).map(Arc::new)
+        let uses = Mutex::new(vec![domain, cq.hold()]);
+        Self::make(pd, init, Kind::Xrc(Xrc { owner, cq: Arc::clone(cq), number, uses }), None)
     }
 
-    /// A queue that matches tags; everything that it receives completes in `cq`.
-    pub(crate) fn create_tags(pd: &Arc<Pd>, init: SrqInit, cq: &Arc<Cq>, tags: TagInit) -> Result<Arc<Self>, Error> {
-        if !Arc::ptr_eq(pd.context(), cq.context()) {
-            return Err(Error::invalid("the completion queue belongs to another context than the protection domain"));
-        }
-        let kind = Kind::Tags(Tags { cq: Arc::clone(cq), cq_use: Mutex::new(Some(cq.hold())) });
-        Self::make(pd, init, kind, Some(TagState::new(tags)?)).map(Arc::new)
-    }
-
-    fn make(pd: &Arc<Pd>, init: SrqInit, kind: Kind, tags: Option<TagState>) -> Result<Self, Error> {
+    fn make(pd: &Arc<Pd>, init: SrqInit, kind: Kind, tags: Option<TagState>) -> Result<Arc<Self>, Error> {
         let attr = SrqAttr { max_wr: init.max_wr, max_sge: init.max_sge, limit: init.limit };
         check_size(attr.max_wr)?;
         if attr.max_sge > MAX_SRQ_SGE {
@@ -154,7 +176,7 @@ impl Srq {
             return Err(Error::invalid(format!("{n} elements per request; the device takes {MAX_SRQ_SGE}")));
         }
         check_limit(attr.limit, attr.max_wr)?;
-        Ok(Self {
+        Ok(Arc::new(Self {
             pd: Arc::clone(pd),
             held: Mutex::new(Some([pd.hold(), pd.context().device().quotas().srqs.take()?])),
             id: ObjectId::next(),
@@ -162,7 +184,7 @@ impl Srq {
             uses: UseCount::default(),
             kind,
             state: Mutex::new(State { requests: VecDeque::new(), sges: VecDeque::new(), attr, tags }),
-        })
+        }))
     }
 
     /// In an XRC domain: by which number messages name it.
@@ -174,8 +196,14 @@ impl Srq {
     pub fn cq(&self) -> Option<&Arc<Cq>> {
         match &self.kind {
             Kind::Basic => None,
-            Kind::Xrc(Xrc { cq, .. }) | Kind::Tags(Tags { cq, .. }) => Some(cq),
+            Kind::Xrc(Xrc { cq, .. }) => Some(cq),
+            Kind::Tags(tags) => Some(tags.cq()),
         }
+    }
+
+    /// Its XRC domain.
+    pub(crate) fn xrc_owner(&self) -> Option<&dyn XrcOwner> {
+        if let Kind::Xrc(xrc) = &self.kind { Some(&*xrc.owner) } else { None }
     }
 
     /// Its protection domain, in which the lists of its requests are looked up.
@@ -230,11 +258,10 @@ impl Srq {
         match &self.kind {
             Kind::Basic => {}
             Kind::Xrc(xrc) => {
-                xrc.xrcd.forget_srq(xrc.number);
-                xrc.remote_targets.clear();
+                xrc.owner.srq_destroyed(xrc.number);
                 xrc.uses.lock().clear();
             }
-            Kind::Tags(tags) => *tags.cq_use.lock() = None,
+            Kind::Tags(tags) => tags.release_cq(),
         }
         self.pd.context().forget_events(self.id);
         *self.held.lock() = None;

@@ -5,22 +5,18 @@
 //! come while the process ends: both are told the same. What a process that is killed, or leaves by `_exit`, has counted is
 //! left in a file ([`roxe_engine::stats_file`]).
 
-use crate::device::known_devices;
-use crate::fork;
+use crate::device::Device;
+use crate::runtime;
 use roxe_base::config::config;
-use roxe_base::exit::{Stage, at_exit};
 use roxe_engine::stats_file::line;
 use std::io::Write;
+use std::sync::Arc;
 
-/// From now on the counters are told when the process ends.
-pub(crate) fn report_at_exit() {
-    at_exit(Stage::Report, report);
-}
-
-fn report() {
+/// Tells what `devices` have counted.
+pub(crate) fn report(devices: &[Arc<Device>]) {
     let prints = config().is_ok_and(|config| config.stats);
-    fork::runtimes().iter().for_each(|engine| engine.count_socket_drops());
-    for device in known_devices() {
+    runtime::all().iter().for_each(|engine| engine.count_socket_drops());
+    for device in devices {
         let counters = device.adapter().counters();
         let last = device.adapter().files().map_or_else(|| counters.clone(), |files| files.close(counters));
         if prints {

@@ -1,6 +1,7 @@
 //! What the unit tests share: a context on loopback, connected queue pairs, forks.
 
-use crate::device::{Context, devices};
+use crate::context::Context;
+use crate::devices::devices;
 use crate::pd::Pd;
 use crate::qp::Qp;
 use roxe_transport::qp::{AttrMask, QpAttr};

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 /// Where an entry went into a completion queue, and how far that queue has been emptied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct Entry {
     /// Number of the entry, from 0 in the life of the queue.
     pub(crate) number: u64,
     /// Entries taken so far: those with a lower number than this.
@@ -17,8 +17,8 @@ pub(crate) struct Place {
 /// The completions of one send queue that may still lie in its completion queue.
 #[derive(Debug, Default)]
 pub(crate) struct Unpolled {
-    /// Mostly it is the only one. Memory of its own was one more place that lay in no cache, for each message round many queue
-    /// pairs.
+    /// Mostly it is the only one; here it needs no memory of its own, which would be another cache miss for each message of a
+    /// program with many queue pairs.
     oldest: Option<u64>,
     /// The others, oldest first.
     newer: VecDeque<u64>,
@@ -31,11 +31,11 @@ impl Unpolled {
     }
 
     /// One more was appended.
-    pub(crate) fn note(&mut self, place: Place) {
-        self.forget(place.polled);
+    pub(crate) fn note(&mut self, entry: Entry) {
+        self.forget(entry.polled);
         match self.oldest {
-            None => self.oldest = Some(place.number),
-            Some(_) => self.newer.push_back(place.number),
+            None => self.oldest = Some(entry.number),
+            Some(_) => self.newer.push_back(entry.number),
         }
     }
 
@@ -58,10 +58,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_taken_is_forgotten_with_the_next_entry_or_on_request() {
+    fn polled_entries_are_forgotten_with_the_next_entry_or_on_request() {
         let mut unpolled = Unpolled::default();
         for (number, polled, len) in [(3, 0, 1), (5, 3, 2), (9, 4, 2), (10, 9, 2), (11, 11, 1)] {
-            unpolled.note(Place { number, polled });
+            unpolled.note(Entry { number, polled });
             assert_eq!(unpolled.len(), len, "entry {number}, {polled} taken");
         }
         unpolled.forget(11);

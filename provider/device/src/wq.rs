@@ -1,22 +1,20 @@
-//! Receive work queues, the tables that spread frames over them, and who takes part in that (`man ibv_create_wq`).
+//! Receive work queues, and the hash queue pairs that spread frames over them (`man ibv_create_wq`).
 //!
 //! A work queue is the receiving half of a raw packet queue pair: it has the queue, the state machine and the completion
-//! queue of one, but neither sends nor has flows. Flows lead to a hash queue pair ([`Qp::create_hash`]), which has nothing
+//! queue of one, but neither sends nor has flows. Flows lead to a hash queue pair ([`Pd::create_hash_qp`]), which has nothing
 //! but a table of such queues and a function that chooses one for each frame.
 
+use crate::context::Context;
 use crate::cq::Cq;
-use crate::device::Context;
 use crate::pd::Pd;
-use crate::qp::{Part, Qp, QpCore, QpInit};
+use crate::qp::{Part, Qp, QpInit, Rss, RwqTable};
 use roxe_base::error::Error;
 use roxe_base::limits::{MAX_RWQ_TABLE, MAX_WQ_SGE, MAX_WQ_WR};
 use roxe_base::lock::{Mutex, rank};
-use roxe_base::uses::{Use, UseCount};
-use roxe_engine::queue_pair::{QueuePair, Spread};
+use roxe_base::uses::UseCount;
 use roxe_transport::qp::{AttrMask, PostError, QpAttr, QpCaps, QpState, Service};
 use roxe_transport::rss::RxHash;
 use roxe_transport::wr::RecvRequest;
-use roxe_wire::frame::FrameKey;
 use std::sync::Arc;
 
 /// What a receive work queue is created with.
@@ -73,8 +71,9 @@ pub struct Wq {
     modifies: Mutex<rank::WqModify, ()>,
 }
 
-impl Wq {
-    pub(crate) fn create(pd: &Arc<Pd>, init: WqInit) -> Result<Arc<Self>, Error> {
+impl Pd {
+    /// A new receive work queue in the reset state; EINVAL beyond the limits of the device.
+    pub fn create_wq(self: &Arc<Self>, init: WqInit) -> Result<Arc<Wq>, Error> {
         let WqInit { max_wr, max_sge, cq, user } = init;
         if !(1..=MAX_WQ_WR).contains(&max_wr) || max_sge > MAX_WQ_SGE {
             let most = format!("a work queue takes 1 to {MAX_WQ_WR} receives of up to {MAX_WQ_SGE} elements");
@@ -83,10 +82,46 @@ impl Wq {
         let caps = QpCaps { max_recv_wr: max_wr, max_recv_sge: max_sge, ..QpCaps::default() };
         let (service, sq_sig_all, srq, send_cq, recv_cq) = (Service::Raw, false, None, Arc::clone(&cq), cq);
         let init = QpInit { service, caps, sq_sig_all, send_cq, recv_cq, srq, user };
-        let qp = Qp::create_in(pd, init, Part::WorkQueue)?;
-        Ok(Arc::new(Self { qp, uses: UseCount::default(), modifies: Mutex::new(()) }))
+        let qp = Qp::create_in(self, init, Part::WorkQueue)?;
+        Ok(Arc::new(Wq { qp, uses: UseCount::default(), modifies: Mutex::new(()) }))
     }
 
+    /// A new queue pair without queues, whose flows spread frames over the work queues of `table` by their hash. `user` is the
+    /// token of its events. EINVAL: fields that cannot be hashed together, or a table of another context.
+    pub fn create_hash_qp(self: &Arc<Self>, table: &Arc<RwqTable>, hash: RxHash, user: u64) -> Result<Arc<Qp>, Error> {
+        if !hash.fields.is_possible() {
+            return Err(Error::invalid("one version of IP and one of TCP and UDP can be hashed at a time"));
+        }
+        if !Arc::ptr_eq(self.context(), table.context()) {
+            return Err(Error::invalid("the table belongs to another context than the protection domain"));
+        }
+        let (send_cq, recv_cq) = (Arc::clone(table.cq()), Arc::clone(table.cq()));
+        let (service, caps, sq_sig_all, srq) = (Service::Raw, QpCaps::default(), false, None);
+        let init = QpInit { service, caps, sq_sig_all, send_cq, recv_cq, srq, user };
+        Qp::create_in(self, init, Part::Spread(Arc::new(Rss::new(table, hash))))
+    }
+}
+
+impl Context {
+    /// A table that spreads frames over `wqs`. EINVAL: their number is not a power of two up to
+    /// `max_rwq_indirection_table_size`, or they are of another context. ENOMEM: there are `max_rwq_indirection_tables`.
+    // clause: RSS-TABLE
+    pub fn create_rwq_table(self: &Arc<Self>, wqs: &[Arc<Wq>]) -> Result<Arc<RwqTable>, Error> {
+        let is_possible = wqs.len().is_power_of_two() && wqs.len() <= MAX_RWQ_TABLE as usize;
+        let Some(first) = wqs.first().filter(|_| is_possible) else {
+            return Err(Error::invalid(format!("a table has 1, 2, 4 ... {MAX_RWQ_TABLE} queues, not {}", wqs.len())));
+        };
+        if wqs.iter().any(|wq| !Arc::ptr_eq(wq.qp.pd().context(), self)) {
+            return Err(Error::invalid("a work queue belongs to another context than the table"));
+        }
+        let quota = self.device().quotas().rwq_tables.take()?;
+        let entries = wqs.iter().map(|wq| Arc::clone(wq.qp.core())).collect();
+        let held = wqs.iter().map(|wq| wq.uses.hold()).chain([quota]).collect();
+        Ok(RwqTable::new(self, entries, first.qp.recv_cq(), held))
+    }
+}
+
+impl Wq {
     /// Its number, which completions name.
     pub fn number(&self) -> u32 {
         self.qp.qpn().get()
@@ -140,107 +175,16 @@ impl Wq {
     }
 }
 
-/// A table of receive work queues: which one gets a frame with a given hash.
-#[derive(Debug)]
-pub struct RwqTable {
-    context: Arc<Context>,
-    entries: Vec<Arc<QpCore>>,
-    /// Where a hash queue pair would complete, if it completed anything.
-    cq: Arc<Cq>,
-    uses: UseCount,
-    /// The uses of the queues and the place in the quota; they end when the table is destroyed.
-    held: Mutex<rank::Uses, Vec<Use>>,
-}
-
-impl RwqTable {
-    /// EINVAL: the number of queues is not a power of two up to the limit of the device, or they are of another context.
-    /// ENOMEM: there are `max_rwq_indirection_tables`.
-    // clause: RSS-TABLE
-    pub(crate) fn create(context: &Arc<Context>, wqs: &[Arc<Wq>]) -> Result<Arc<Self>, Error> {
-        let is_possible = wqs.len().is_power_of_two() && wqs.len() <= MAX_RWQ_TABLE as usize;
-        let Some(first) = wqs.first().filter(|_| is_possible) else {
-            return Err(Error::invalid(format!("a table has 1, 2, 4 ... {MAX_RWQ_TABLE} queues, not {}", wqs.len())));
-        };
-        if wqs.iter().any(|wq| !Arc::ptr_eq(wq.qp.pd().context(), context)) {
-            return Err(Error::invalid("a work queue belongs to another context than the table"));
-        }
-        let quota = context.device().quotas().rwq_tables.take()?;
-        Ok(Arc::new(Self {
-            context: Arc::clone(context),
-            entries: wqs.iter().map(|wq| Arc::clone(wq.qp.core())).collect(),
-            cq: Arc::clone(first.qp.recv_cq()),
-            uses: UseCount::default(),
-            held: Mutex::new(wqs.iter().map(|wq| wq.uses.hold()).chain([quota]).collect()),
-        }))
-    }
-
-    /// Takes the table out of use: EBUSY while hash queue pairs use it.
-    pub fn destroy(&self) -> Result<(), Error> {
-        self.uses.check_unused("indirection table", "queue pairs")?;
-        self.held.lock().clear();
-        Ok(())
-    }
-}
-
-/// What a hash queue pair does with frames.
-#[derive(Debug)]
-pub(crate) struct Rss {
-    table: Arc<RwqTable>,
-    hash: RxHash,
-}
-
-impl Rss {
-    /// Registers one queue pair as a user of the table.
-    pub(crate) fn hold(&self) -> Use {
-        self.table.uses.hold()
-    }
-
-    /// The queue for a frame.
-    // clause: RSS-CHOICE
-    fn entry(&self, key: &FrameKey) -> Option<&Arc<QpCore>> {
-        let entries = &self.table.entries;
-        // A power of two.
-        entries.get(self.hash.of(key) as usize & (entries.len() - 1))
-    }
-}
-
-impl Spread for Rss {
-    fn choose(&self, key: &FrameKey) -> Option<Arc<dyn QueuePair>> {
-        self.entry(key).map(|entry| Arc::clone(entry) as _)
-    }
-}
-
-impl Qp {
-    /// A queue pair without queues that spreads the frames of its flows over the work queues of `table`, by their hash.
-    /// EINVAL: a hash that no card computes, or a table of another context.
-    pub(crate) fn create_hash(
-        pd: &Arc<Pd>,
-        table: &Arc<RwqTable>,
-        hash: RxHash,
-        user: u64,
-    ) -> Result<Arc<Self>, Error> {
-        if !hash.fields.is_possible() {
-            return Err(Error::invalid("one version of IP and one of TCP and UDP can be hashed at a time"));
-        }
-        if !Arc::ptr_eq(pd.context(), &table.context) {
-            return Err(Error::invalid("the table belongs to another context than the protection domain"));
-        }
-        let (send_cq, recv_cq) = (Arc::clone(&table.cq), Arc::clone(&table.cq));
-        let (service, caps, sq_sig_all, srq) = (Service::Raw, QpCaps::default(), false, None);
-        let rss = Rss { table: Arc::clone(table), hash };
-        let init = QpInit { service, caps, sq_sig_all, send_cq, recv_cq, srq, user };
-        Self::create_in(pd, init, Part::Spread(Arc::new(rss)))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cq::CqInit;
     use crate::event::AsyncEventKind;
     use crate::testing;
+    use roxe_engine::queue_pair::Spread;
     use roxe_transport::rss::HashFields;
     use roxe_transport::wr::{Sge, WcStatus};
+    use roxe_wire::frame::FrameKey;
 
     fn cq(pd: &Arc<Pd>) -> Arc<Cq> {
         pd.context().create_cq(CqInit { cqe: 16, ..CqInit::default() }).unwrap()
@@ -278,7 +222,7 @@ mod tests {
 
     // clause: RSS-TABLE
     #[test]
-    fn tables_have_a_power_of_two_of_queues_and_what_is_used_stays() {
+    fn tables_have_a_power_of_two_of_queues_which_stay_while_in_use() {
         let pd = testing::pd();
         let cq = cq(&pd);
         let wqs = [wq(&pd, &cq), wq(&pd, &cq), wq(&pd, &cq)];
@@ -322,7 +266,7 @@ mod tests {
         let table = pd.context().create_rwq_table(&wqs).unwrap();
         let key = std::array::from_fn(|at| (at * 73 % 251) as u8);
         let hash = RxHash { key, fields: HashFields::SRC_IPV4 | HashFields::DST_IPV4 };
-        let rss = Rss { table, hash };
+        let rss = Rss::new(&table, hash);
         let mut frame = vec![0; 34];
         (frame[12], frame[14], frame[17], frame[23]) = (8, 0x45, 20, 17);
         let mut chosen = std::collections::BTreeSet::new();

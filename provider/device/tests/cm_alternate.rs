@@ -60,7 +60,7 @@ fn go_over(node: &Node, path: &Path, active: &End, passive: &End) {
 
 // clause: CM-LAP
 #[test]
-fn who_does_not_want_an_alternate_path_gets_none() {
+fn no_alternate_path_is_loaded_without_consent() {
     let node = Node::open();
     let listener = End::listening(PortSpace::Tcp, HERE);
     let (active, passive) = connected(&node, &listener);

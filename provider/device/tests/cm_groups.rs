@@ -69,7 +69,7 @@ fn heard(node: &Node, from: &End, to: &UdParam, members: &[(u64, &End)]) -> Vec<
 
 // clause: CM-MULTICAST, UD-MULTICAST
 #[test]
-fn a_member_hears_what_is_sent_to_the_group() {
+fn a_member_receives_datagrams_to_its_group() {
     let node = Node::open();
     let (a, b, sender) = (end(&node), end(&node), end(&node));
     let way = join(&a, group(1), FULL);
@@ -123,7 +123,7 @@ fn a_queue_pair_comes_into_the_groups_of_its_id_and_leaves_with_it() {
 
 // clause: CM-MULTICAST
 #[test]
-fn who_cannot_be_a_member_is_told_so() {
+fn an_impossible_membership_is_refused() {
     let node = Node::open();
     let unbound = End::new(PortSpace::Udp);
     assert_eq!(errno(unbound.id.join_multicast(&at(group(6)), FULL, 0)), libc::EINVAL);

@@ -34,7 +34,7 @@ const BACKLOG: i32 = 8;
 const SOON: TimeCode = TimeCode::new(10);
 /// What a peer gets that has to answer in time: 2 s, three times.
 const IN_TIME: TimeCode = TimeCode::new(19);
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// Set for a process that does not end before TimeWait does.
 const STAYS: &str = "ROXE_TEST_STAYS";
 
@@ -47,7 +47,7 @@ struct Hostile {
 impl Hostile {
     fn at(address: Ipv4Addr) -> Self {
         let socket = UdpSocket::bind((address, ROCE_PORT)).unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
         let net = NetHeader { src: address.into(), dst: VICTIM.into(), src_port: ROCE_PORT, ..NetHeader::default() };
         Self { socket, net }
     }
@@ -183,7 +183,7 @@ impl Victim {
     fn wait_for(&self, name: &str, least: u64) {
         let start = Instant::now();
         while counter(&self.node.context, name) < least {
-            assert!(start.elapsed() < PATIENCE, "{name} is {}", counter(&self.node.context, name));
+            assert!(start.elapsed() < TIMEOUT, "{name} is {}", counter(&self.node.context, name));
             std::thread::yield_now();
         }
     }
@@ -349,8 +349,8 @@ fn peer() {
 
 // clause: CM-PARTING
 #[test]
-fn who_has_gone_has_said_so_more_than_once() {
-    alone("who_has_gone_has_said_so_more_than_once", || {
+fn the_end_of_a_process_is_told_more_than_once() {
+    alone("the_end_of_a_process_is_told_more_than_once", || {
         let other = Hostile::at(PEER);
         // TimeWait lasts until the process ends, or is over by then.
         for (knobs, local_ack_timeout) in [(&[][..], IN_TIME), (&[(STAYS, "")], SOON)] {
@@ -484,7 +484,7 @@ fn under_a_hail_of_messages_others_go_on_and_nothing_is_left() {
         drop((active, passive, friend, another));
         let start = Instant::now();
         while victim.connections() > 0 {
-            assert!(start.elapsed() < PATIENCE, "{} are left: {:?}", victim.connections(), victim.counters());
+            assert!(start.elapsed() < TIMEOUT, "{} are left: {:?}", victim.connections(), victim.counters());
             std::thread::yield_now();
         }
         assert!(descriptors() <= open, "{} of {open} descriptors", descriptors());

@@ -17,7 +17,7 @@ use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// "Congestion experienced", with a DSCP (RFC 3168 §5).
 const CE: u8 = 0x68 | 0b11;
 /// RoCEv2's UDP port.
@@ -35,7 +35,7 @@ fn until(node: &Node, name: &str, least: u64) -> u64 {
         if value >= least {
             return value;
         }
-        assert!(start.elapsed() < PATIENCE, "{name} is {value}, not {least}; {:?}", node.context.counters());
+        assert!(start.elapsed() < TIMEOUT, "{name} is {value}, not {least}; {:?}", node.context.counters());
         node.cq.poll(1, |cqe| panic!("no completion is due: {cqe:?}")).unwrap();
     }
 }

@@ -483,8 +483,8 @@ fn a_server_dies_before_it_is_confirmed() {
 }
 
 #[test]
-fn who_is_left_of_a_connection_ends_it_alone() {
-    alone("who_is_left_of_a_connection_ends_it_alone", || {
+fn the_survivor_of_a_connection_ends_it_alone() {
+    alone("the_survivor_of_a_connection_ends_it_alone", || {
         let (server, mut client) = connected();
         kill(server);
         assert_eq!(ask(&mut client, "disconnect"), 0);

@@ -17,7 +17,7 @@ const ROCE_PORT: u16 = 4791;
 const VICTIM: Ipv4Addr = Ipv4Addr::LOCALHOST;
 const PEER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 const STRANGER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// The PSN that [`connect`] begins with, in both directions.
 const FIRST: u32 = 77;
 
@@ -69,7 +69,7 @@ fn connected(node: &Node) -> Arc<Qp> {
 fn moves(node: &Node, name: &str, before: u64) {
     let start = Instant::now();
     while counter(&node.context, name) == before {
-        assert!(start.elapsed() < PATIENCE, "{name} does not move: {:?}", node.context.counters());
+        assert!(start.elapsed() < TIMEOUT, "{name} does not move: {:?}", node.context.counters());
         node.cq.poll(16, |_| ()).unwrap();
     }
 }
@@ -146,7 +146,7 @@ fn every_reason_why_a_packet_is_dropped_is_counted() {
         let bytes = peer.sealed(&Header { bth, kind: Kind::RcRequest(Request::WriteMiddle) }, &[0; 1024]);
         let start = Instant::now();
         while counter(&node.context, "rcvbuf_errors") == before {
-            assert!(start.elapsed() < PATIENCE, "the receive buffer never runs over");
+            assert!(start.elapsed() < TIMEOUT, "the receive buffer never runs over");
             (0..10_000).for_each(|_| peer.send_bytes(&bytes));
         }
     });

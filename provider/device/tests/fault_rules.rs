@@ -8,7 +8,7 @@ use roxe_provider::Service;
 use roxe_provider::wire::PathMtu;
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// The second WRITE of the first queue pair is lost, and the answer to the first one is held for long.
 const RULES: &str = "drop tx qp=#0 op=WRITE_ONLY nth=2; delay rx qp=#0 op=ACK nth=1 by=10s";
 
@@ -32,7 +32,7 @@ fn held() {
     let start = Instant::now();
     while counter(&a.context, "fault_delayed") == 0 {
         a.cq.poll(1, |cqe| panic!("nothing was acknowledged: {cqe:?}")).unwrap();
-        assert!(start.elapsed() < PATIENCE);
+        assert!(start.elapsed() < TIMEOUT);
     }
     // What is held goes on now; the loss of the second WRITE is noticed in time all the same.
     other.destroy();

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// No passing run goes on for so long without a completion, however busy the machine is.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Runs `body` once for each link, in a network of its own: what is unreliable may be lost when another process of this user
 /// begins or ends on the same address, while packets still go through its socket.
 fn on_both_links(name: &str, body: impl FnOnce()) {
@@ -199,7 +199,7 @@ fn operations_of_all_services_at_once_complete() {
                     last = Instant::now();
                 }
             }
-            if last.elapsed() >= PATIENCE {
+            if last.elapsed() >= TIMEOUT {
                 let of = |lane: &Lane| (lane.service, lane.posted, lane.completed, lane.sends, lane.arrived);
                 let all: Vec<_> = lanes.iter().map(of).collect();
                 panic!("nothing completes any more: {all:?}; {:?}", node.context.counters());
@@ -256,7 +256,7 @@ fn a_message_of_no_bytes_from_a_region_of_none_completes_whether_the_program_pol
                 if waits && found == 0 {
                     channel.get_event().unwrap();
                 }
-                assert!(started.elapsed() < PATIENCE, "turn {turn}: {done} of 2; {:?}", node.context.counters());
+                assert!(started.elapsed() < TIMEOUT, "turn {turn}: {done} of 2; {:?}", node.context.counters());
             }
             longest = longest.max(started.elapsed());
         }

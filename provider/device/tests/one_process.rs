@@ -252,7 +252,7 @@ fn an_event_arrives_without_polling() {
 }
 
 #[test]
-fn requests_that_wait_for_company_leave_though_nobody_polls() {
+fn coalesced_requests_leave_though_nobody_polls() {
     let (a, b) = (Node::open(), Node::open());
     let channel = a.context.create_comp_channel().unwrap();
     let init = CqInit { cqe: 16, channel: Some(channel.clone()), user: 43, ..CqInit::default() };
@@ -260,7 +260,7 @@ fn requests_that_wait_for_company_leave_though_nobody_polls() {
     let (qa, _qb) = pair(&a, &b, Service::Rc, 0, PathMtu::Mtu1024);
     for round in 0..50 {
         a.cq.req_notify(false);
-        // Of those behind the first 16 some wait, and the last one has no company. It alone completes.
+        // Of those behind the first 16 some wait, and nothing follows the last one. It alone completes.
         for n in 1..=60 {
             let flags = if n == 60 { SendFlags::SIGNALED } else { SendFlags::empty() };
             let sges = [a.sge(round, 64)];

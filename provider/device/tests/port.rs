@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::process::Command;
 
 /// Longer than any event takes, milliseconds.
-const PATIENCE: i32 = 20_000;
+const TIMEOUT: i32 = 20_000;
 
 /// Runs `ip` with these arguments.
 fn ip(args: &str) {
@@ -22,7 +22,7 @@ fn expect(context: &Context, kind: AsyncEventKind) {
     loop {
         let mut poll = libc::pollfd { fd: context.async_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one structure that outlives the call.
-        assert_eq!(unsafe { libc::poll(&raw mut poll, 1, PATIENCE) }, 1, "{kind:?} does not come");
+        assert_eq!(unsafe { libc::poll(&raw mut poll, 1, TIMEOUT) }, 1, "{kind:?} does not come");
         let event = context.next_async_event().unwrap();
         assert_eq!(event.user, 1, "the number of the port");
         if event.kind == kind {

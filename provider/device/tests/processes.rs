@@ -558,7 +558,7 @@ fn a_hundred_processes_share_an_address() {
 }
 
 #[test]
-fn without_steering_strays_are_forwarded() {
+fn without_steering_packets_for_other_processes_are_forwarded() {
     namespace::run("forwards", "ip link set lo up", "lo");
 }
 

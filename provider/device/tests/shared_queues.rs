@@ -18,7 +18,7 @@ const PAIRS: usize = 8;
 const MESSAGES: usize = 200;
 const LEN: usize = 64;
 /// No passing run takes this long, however busy the machine is.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Connections between two nodes, whose receivers take from `srqs` shared queues, each connection with a completion queue.
 struct World {
@@ -79,7 +79,7 @@ impl World {
         let watch = || {
             let counters = || self.context.counters().into_iter().filter(|(_, n)| *n > 0).collect::<Vec<_>>();
             let (sent, received) = (self.sent.load(Relaxed), self.received.load(Relaxed));
-            assert!(started.elapsed() < PATIENCE, "{sent} sent, {received} received: {:?}", counters());
+            assert!(started.elapsed() < TIMEOUT, "{sent} sent, {received} received: {:?}", counters());
         };
         self.start.wait();
         for turn in 0..MESSAGES {

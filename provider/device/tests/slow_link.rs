@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// No passing test waits this long.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Messages that a queue pair may have under way, and their length.
 const MESSAGES: usize = 128;
 const MESSAGE: usize = 16 << 10;
@@ -126,7 +126,7 @@ fn bytes_out() -> usize {
 fn until(mut is_done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_done() {
-        assert!(start.elapsed() < PATIENCE, "still not");
+        assert!(start.elapsed() < TIMEOUT, "still not");
         std::thread::yield_now();
     }
 }

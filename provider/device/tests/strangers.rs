@@ -782,7 +782,7 @@ fn is_set_uid() {
 }
 
 #[test]
-fn who_finds_the_port_taken_hears_by_whom() {
+fn a_taken_port_is_reported_with_its_owner() {
     run("finds_the_port_taken");
 }
 

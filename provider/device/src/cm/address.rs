@@ -58,7 +58,7 @@ impl Address {
         }
     }
 
-    /// The same with another port; an `AF_IB` address is for exactly that service then.
+    /// This address with another port; an `AF_IB` address is for exactly that service then.
     pub fn with_port(self, port: u16) -> Self {
         match self {
             Self::Ip(mut ip) => {
@@ -87,7 +87,7 @@ impl Address {
         }
     }
 
-    /// The same port or service at `ip`, which is an address on the network interface `ifindex`.
+    /// This port or service at `ip`, which is an address on the network interface `ifindex`.
     pub(super) fn at(self, ip: IpAddr, ifindex: u32) -> Self {
         match (self, ip) {
             (Self::Ip(old), IpAddr::V6(v6)) => {

@@ -4,11 +4,10 @@
 //! librdmacm has no calls for this, so only programs in Rust do it. Nothing of a peer's proposal is loaded without
 //! [`Id::take_alternates`]: it lets the peer choose where packets may go.
 
-use super::agent::Session;
-use super::deliver::Told;
-use super::event::{EventData, EventKind};
+use super::event::{EventData, EventKind, Told};
 use super::id::{Id, Inner, State, refused};
 use super::route::Path;
+use crate::ib_cm::session::Session;
 use roxe_base::error::Error;
 use roxe_base::limits;
 use roxe_transport::cm::{Alternate, AlternateAnswer, Route};
@@ -16,15 +15,6 @@ use roxe_transport::qp::{AttrMask, MigState, QpAttr};
 use roxe_transport::wr::Av;
 use roxe_wire::Gid;
 use roxe_wire::cm::{AprStatus, CommId, FlowLabel, Lap, TimeCode};
-
-/// Paths besides the one in use.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Alternates {
-    /// The peer has not answered yet.
-    proposed: Option<Path>,
-    /// Both ends have it.
-    loaded: Option<Path>,
-}
 
 /// Verbs.
 impl Id {
@@ -75,7 +65,8 @@ impl Inner {
 
     /// Where the device has an address.
     fn index_of(&self, sgid: Gid) -> Result<u8, Error> {
-        let found = self.placed()?.device.adapter().gids().used().find(|(_, gid)| *gid == sgid).map(|(index, _)| index);
+        let found =
+            self.device_addr()?.device.adapter().gids().used().find(|(_, gid)| *gid == sgid).map(|(index, _)| index);
         found.ok_or_else(|| Error::invalid(format!("{sgid} is no address of the device")))
     }
 
@@ -95,7 +86,7 @@ impl Inner {
         let alt_timeout = path.packet_life_time.saturating_add(1).min(31);
         let path_mig_state = MigState::Rearm;
         let attr = QpAttr { alt_av, alt_port: limits::PORTS, alt_timeout, path_mig_state, ..QpAttr::default() };
-        self.placed()?.engine.ensure_link(path.sgid)?;
+        self.device_addr()?.engine.ensure_link(path.sgid)?;
         self.modify_qp(&attr, AttrMask::ALT_PATH | AttrMask::PATH_MIG_STATE)
     }
 
@@ -118,7 +109,7 @@ impl Inner {
         if status == AprStatus::Success {
             self.alternates.loaded = Some(path);
         }
-        // It was asked this moment.
+        // It cannot fail: the question has come this moment.
         let _ = session.cm.answer_alternate(comm, &AlternateAnswer::new(status));
     }
 

@@ -1,19 +1,10 @@
-//! [`Channel`]: where the events of ids arrive. Touches an eventfd.
+//! What programs and ids do with a [`Channel`]. Touches an eventfd.
 
-use super::event::Event;
-use super::id::Id;
+use super::id::{Channel, Event, Id};
 use crate::event::EventQueue;
 use roxe_base::error::Error;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
-
-/// Where the events of ids arrive (`struct rdma_event_channel`).
-///
-/// Holds its ids alive while events of them are pending: end an id with [`Id::destroy`].
-#[derive(Debug)]
-pub struct Channel {
-    events: EventQueue<Event>,
-}
 
 impl Channel {
     /// A channel without ids. EMFILE: no descriptor is left.
@@ -26,7 +17,7 @@ impl Channel {
         self.events.fd()
     }
 
-    /// The same descriptor, borrowed.
+    /// The descriptor of [`Channel::fd`], borrowed.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.events.as_fd()
     }
@@ -37,8 +28,8 @@ impl Channel {
         Ok(fetched(self.events.next()?))
     }
 
-    /// The same for a caller that has slept itself, by reading a unit from the descriptor. `None`: there is no event any more,
-    /// go on waiting.
+    /// The next event for a caller that has slept itself, by reading a unit from the descriptor. `None`: there is no event any
+    /// more, go on waiting.
     pub fn take(&self) -> Option<Event> {
         self.events.take_next().map(fetched)
     }

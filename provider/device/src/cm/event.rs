@@ -1,24 +1,23 @@
 //! What happens to an id, as its program hears it. Plain data.
 
-use super::id::Id;
-use crate::pd::AhAttr;
-use std::sync::Arc;
+use crate::ah::AhAttr;
+use roxe_wire::Qkey;
 
 /// What happened (values of `enum rdma_cm_event_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum EventKind {
-    /// [`Id::resolve_addr`] found the way out: the id has a device.
+    /// [`Id::resolve_addr`](super::Id::resolve_addr) found the way out: the id has a device.
     AddrResolved = 0,
     /// It did not; the status is a negative errno.
     AddrError = 1,
-    /// [`Id::resolve_route`] is done: [`Id::connect`] may follow.
+    /// [`Id::resolve_route`](super::Id::resolve_route) is done: [`Id::connect`](super::Id::connect) may follow.
     RouteResolved = 2,
     /// There is no path.
     RouteError = 3,
     /// A peer wants to connect; the event has a new id.
     ConnectRequest = 4,
-    /// The peer accepts, and the program moves its queue pair itself: [`Id::establish`] confirms.
+    /// The peer accepts, and the program moves its queue pair itself: [`Id::establish`](super::Id::establish) confirms.
     ConnectResponse = 5,
     /// The peer accepts, but the queue pair could not be moved.
     ConnectError = 6,
@@ -64,30 +63,6 @@ impl EventKind {
     ];
 }
 
-/// Something that happened to an id.
-#[derive(Clone, Debug)]
-pub struct Event {
-    /// What.
-    pub kind: EventKind,
-    /// 0; a negative errno of what failed; the reason of a rejection, positive; the SIDR status of a datagram service that
-    /// there is not, positive.
-    pub status: i32,
-    /// The id; with [`EventKind::ConnectRequest`] the new one of the connection to be.
-    pub id: Arc<Id>,
-    /// With [`EventKind::ConnectRequest`]: who listens.
-    pub listener: Option<Arc<Id>>,
-    /// What the peer says.
-    pub data: EventData,
-}
-
-impl Event {
-    /// Whether it would go with `id`.
-    pub(super) fn is_about(&self, id: &Id) -> bool {
-        let heard_by = self.listener.as_ref().unwrap_or(&self.id);
-        std::ptr::eq(&raw const **heard_by, id)
-    }
-}
-
 /// What the peer says with an event.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum EventData {
@@ -129,7 +104,7 @@ pub struct ConnParam {
     pub qp_num: u32,
 }
 
-/// What suits a program that has no wishes: all READs and atomics that the device can, and patience.
+/// What suits a program that has no wishes: all READs and atomics that the device can, and as many retries as there can be.
 impl Default for ConnParam {
     fn default() -> Self {
         Self {
@@ -162,6 +137,9 @@ impl ConnParam {
     };
 }
 
+/// The Q_Key of datagram ids and of groups (`RDMA_UDP_QKEY`).
+pub const UDP_QKEY: Qkey = Qkey(0x0123_4567);
+
 /// Where a datagram service or a group is (`struct rdma_ud_param`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UdParam {
@@ -174,3 +152,6 @@ pub struct UdParam {
     /// Its key.
     pub qkey: u32,
 }
+
+/// What a program is told: kind and status of an event, and what the peer says with it.
+pub(super) type Told = (EventKind, i32, EventData);

@@ -3,81 +3,18 @@
 //! On RoCE nobody is asked: to be a member is to have a queue pair attached, and the interface listens for the group (IGMP,
 //! MLD) as long as one is. So a join comes to its end at once, and a member that only sends is never attached.
 
-use super::UDP_QKEY;
 use super::address::Address;
-use super::event::{EventData, EventKind, UdParam};
+use super::event::{EventData, EventKind, UDP_QKEY, UdParam};
+use super::groups::Group;
 use super::id::{Id, Inner, State};
 use super::options::JoinFlags;
-use crate::pd::AhAttr;
-use crate::qp::Qp;
+use crate::ah::AhAttr;
 use roxe_base::error::Error;
 use roxe_base::limits;
 use roxe_net::group::embedded_ipv4;
 use roxe_net::link::HOP_LIMIT;
 use roxe_transport::qp::Service;
 use roxe_wire::{Gid, Qpn};
-
-/// The groups of an id, each as often as it was joined.
-#[derive(Debug, Default)]
-pub(super) struct Groups(Vec<Group>);
-
-#[derive(Debug)]
-struct Group {
-    address: Address,
-    send_only: bool,
-    /// The id's queue pair is, by this.
-    is_attached: bool,
-}
-
-impl Groups {
-    fn attach(&mut self, mut group: Group, qp: Option<&Qp>) -> Result<(), Error> {
-        let attached = qp.filter(|_| !group.send_only).map(|qp| qp.attach_mcast(group.address.gid()));
-        group.is_attached = matches!(attached, Some(Ok(())));
-        self.0.push(group);
-        attached.unwrap_or(Ok(()))
-    }
-
-    /// The id has a queue pair now: it becomes member of what was joined before.
-    pub(super) fn attach_all(&mut self, qp: &Qp) -> Result<(), Error> {
-        for group in self.0.iter_mut().filter(|group| !group.send_only) {
-            qp.attach_mcast(group.address.gid())?;
-            group.is_attached = true;
-        }
-        Ok(())
-    }
-
-    /// The id forgets its queue pair, which leaves what it is in by the id's doing.
-    pub(super) fn detach_all(&mut self, qp: &Qp) {
-        for group in &mut self.0 {
-            group.detach(qp);
-        }
-    }
-
-    /// False if there is no such group.
-    fn leave(&mut self, address: &Address, qp: Option<&Qp>) -> bool {
-        let Some(at) = self.0.iter().position(|group| group.is_at(address)) else { return false };
-        let mut group = self.0.remove(at);
-        let remains = self.0.iter().any(|other| other.is_attached && other.address.gid() == address.gid());
-        if let Some(qp) = qp.filter(|_| !remains) {
-            group.detach(qp);
-        }
-        true
-    }
-}
-
-impl Group {
-    /// Whether the program means this one: ports of groups have no meaning.
-    fn is_at(&self, address: &Address) -> bool {
-        self.address.with_port(0) == address.with_port(0)
-    }
-
-    fn detach(&mut self, qp: &Qp) {
-        if std::mem::take(&mut self.is_attached) {
-            // It is no member any more if the program has detached it itself.
-            let _ = qp.detach_mcast(self.address.gid());
-        }
-    }
-}
 
 impl Id {
     /// Becomes a member of the group `addr`, an IPv4 or IPv6 address: the queue pair that the id has, or gets before it
@@ -118,14 +55,14 @@ impl Inner {
     /// What it takes to send to a group. EINVAL: it is of the other version of IP.
     // clause: CM-MULTICAST
     fn way_to_group(&self, mgid: Gid) -> Result<UdParam, Error> {
-        let place = self.placed()?;
-        let is_ipv4 = mgid.is_ipv4() || place.gid.is_ipv4() && embedded_ipv4(mgid).is_some();
-        if is_ipv4 != place.gid.is_ipv4() {
-            return Err(Error::invalid(format!("no packet goes from {} to the group {mgid}", place.gid)));
+        let device_addr = self.device_addr()?;
+        let is_ipv4 = mgid.is_ipv4() || device_addr.gid.is_ipv4() && embedded_ipv4(mgid).is_some();
+        if is_ipv4 != device_addr.gid.is_ipv4() {
+            return Err(Error::invalid(format!("no packet goes from {} to the group {mgid}", device_addr.gid)));
         }
         let ah_attr = AhAttr {
             dgid: mgid,
-            sgid_index: place.gid_index,
+            sgid_index: device_addr.gid_index,
             hop_limit: HOP_LIMIT,
             traffic_class: self.traffic_class(),
             flow_label: 0,

@@ -1,6 +1,6 @@
 //! The path to a peer. Plain data and what it means to messages and queue pairs.
 
-use crate::pd::AhAttr;
+use crate::ah::AhAttr;
 use roxe_transport::cm::{QpTerms, Route};
 use roxe_wire::{Gid, PathMtu};
 
@@ -80,4 +80,13 @@ impl Path {
             static_rate: 0,
         }
     }
+}
+
+/// Paths besides the one in use.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Alternates {
+    /// The peer has not answered yet.
+    pub(super) proposed: Option<Path>,
+    /// Both ends have it.
+    pub(super) loaded: Option<Path>,
 }

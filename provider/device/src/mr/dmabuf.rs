@@ -3,8 +3,7 @@
 //! A card would reach it through the bus. This one maps it for itself, so anything serves that `mmap` maps shared: a dma-buf
 //! whose exporter allows that, a file in memory. Touches no contents.
 
-use super::Mr;
-use super::registration::{Backing, Terms, check_range, check_rights};
+use super::registration::{Backing, Mr, Terms, check_range, check_rights};
 use crate::pd::Pd;
 use roxe_base::error::Error;
 use roxe_memory::guard;
@@ -71,7 +70,7 @@ mod tests {
 
     // clause: KEY-DMABUF
     #[test]
-    fn what_a_peer_writes_is_in_the_file() {
+    fn a_write_of_a_peer_reaches_the_file() {
         let (pages, pd) = (Pages::of_file(3), testing::pd());
         let part = DmaBuf { fd: pages.fd(), offset: PAGE + 8, length: PAGE };
         let iova = (1 << 40) + 8;

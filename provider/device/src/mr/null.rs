@@ -2,8 +2,7 @@
 //!
 //! A program names it where a list must have bytes that it does not care about. Touches the table of regions only.
 
-use super::Mr;
-use super::registration::{Backing, Terms};
+use super::registration::{Backing, Mr, Terms};
 use crate::pd::Pd;
 use roxe_base::error::Error;
 use roxe_memory::region::{Region, Users};

@@ -2,8 +2,8 @@
 //!
 //! Checks rights and ranges and asks the operating system about the memory; touches no contents. The keys are the table's.
 
-use crate::device::Context;
-use crate::dm::Part;
+use crate::context::Context;
+use crate::dm::{Dm, Part};
 use crate::pd::Pd;
 use roxe_base::error::Error;
 use roxe_base::limits::MAX_MR_SIZE;
@@ -108,26 +108,34 @@ impl Terms {
     }
 }
 
-impl Mr {
-    pub(crate) fn register(
-        pd: &Arc<Pd>,
-        addr: u64,
-        length: u64,
-        iova: u64,
-        access: Access,
-    ) -> Result<Arc<Self>, Error> {
-        let terms = Terms { addr, length, iova, access };
-        let backing = Backing::Program;
-        Self::enter(pd, terms, terms.check(pd, &backing)?, backing)
+impl Pd {
+    /// Registers `length` bytes at `addr`; peers and lists name them by addresses from `iova` (0 with `ZERO_BASED`).
+    ///
+    /// With `ON_DEMAND` the memory need not be mapped yet, and `u64::MAX` bytes at 0 stand for all the process has.
+    ///
+    /// EINVAL: overflow, or remote write or atomic rights without `LOCAL_WRITE`. EFAULT: not mapped with the needed
+    /// rights. ENOMEM: there are `max_mr`. EOPNOTSUPP: rights of operations that the device does not do.
+    pub fn reg_mr(self: &Arc<Self>, addr: u64, length: u64, iova: u64, access: Access) -> Result<Arc<Mr>, Error> {
+        let (terms, backing) = (Terms { addr, length, iova, access }, Backing::Program);
+        Mr::enter(self, terms, terms.check(self, &backing)?, backing)
     }
 
-    /// A region of device memory.
-    pub(crate) fn register_part(pd: &Arc<Pd>, part: Part, access: Access) -> Result<Arc<Self>, Error> {
+    /// Registers `length` bytes of device memory from `offset` on; peers and lists name them by addresses from 0.
+    ///
+    /// EINVAL: not inside the buffer, memory of another context or freed, rights without `ZERO_BASED`, with `ON_DEMAND` or
+    /// with `HUGETLB`, or as for [`Pd::reg_mr`]. ENOMEM: there are `max_mr`.
+    pub fn reg_dm_mr(self: &Arc<Self>, dm: &Dm, offset: u64, length: u64, access: Access) -> Result<Arc<Mr>, Error> {
+        if !Arc::ptr_eq(dm.context(), self.context()) {
+            return Err(Error::invalid("the device memory belongs to another context than the protection domain"));
+        }
+        let part = dm.part(offset, length)?;
         let terms = Terms { addr: part.addr, length: part.length, iova: 0, access };
         let backing = Backing::Device(part);
-        Self::enter(pd, terms, terms.check(pd, &backing)?, backing)
+        Mr::enter(self, terms, terms.check(self, &backing)?, backing)
     }
+}
 
+impl Mr {
     /// Gives `region` a key.
     pub(super) fn enter(pd: &Arc<Pd>, terms: Terms, region: Region, backing: Backing) -> Result<Arc<Self>, Error> {
         let quota = pd.context().device().quotas().mrs.take()?;
@@ -205,7 +213,8 @@ impl Mr {
         Ok(())
     }
 
-    /// The same, and the memory windows bound to the region are closed. Done by dropping too.
+    /// Kills the keys as [`Mr::deregister`] does, and closes the memory windows that are bound to the region. Done by dropping
+    /// too.
     pub fn revoke(&self) {
         let mut now = self.registration.lock();
         if now.uses.is_some() {

@@ -47,7 +47,7 @@ fn sge(mr: &Mr, offset: u64, length: u32) -> Sge {
 }
 
 #[test]
-fn what_a_peer_writes_it_can_read() {
+fn a_peer_reads_back_its_write() {
     let s = Setup::new();
     let mr = s.register(10, 100, ALL);
     s.write(&mr, mr.addr() + 95, b"hello").unwrap();
@@ -120,7 +120,7 @@ fn keys_are_of_one_domain_and_die_with_the_region() {
 
 // clause: KEY-REREGISTERED
 #[test]
-fn a_region_registered_anew_keeps_its_keys_and_what_was_not_changed() {
+fn a_region_registered_anew_keeps_its_keys_and_unchanged_terms() {
     let s = Setup::new();
     let mr = s.register(0, 64, ALL);
     let (key, first, second) = (mr.rkey(), s.pages.addr(), s.pages.addr() + PAGE);
@@ -143,7 +143,7 @@ fn a_region_registered_anew_keeps_its_keys_and_what_was_not_changed() {
 
 // clause: KEY-REREGISTERED
 #[test]
-fn a_region_that_cannot_be_registered_anew_stays_what_it_was() {
+fn a_refused_reregistration_leaves_the_region_unchanged() {
     let s = Setup::new();
     s.pages.unmap(3, 1);
     let mr = s.register(0, 64, ALL);

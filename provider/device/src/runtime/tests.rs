@@ -1,8 +1,8 @@
 //! Who runs timers and receives when, with queue pairs; messages of connection managers while nobody gets the receive side.
 
 use super::Runtime;
-use crate::cm::Session;
 use crate::cq::{Cq, CqInit};
+use crate::ib_cm::session::Session;
 use crate::qp::{Qp, QpInit};
 use crate::testing;
 use roxe_base::clock;
@@ -44,7 +44,7 @@ fn write(qp: &Qp) {
 }
 
 #[test]
-fn a_timer_waits_for_a_look_at_what_has_arrived() {
+fn a_timer_waits_until_arrived_packets_are_received() {
     let (qp, cq) = alone();
     let mut done = vec![];
     let mut poll = || {
@@ -65,7 +65,7 @@ fn a_timer_waits_for_a_look_at_what_has_arrived() {
 }
 
 #[test]
-fn a_timer_that_was_moved_waits_for_a_look_of_its_own() {
+fn a_rescheduled_timer_waits_for_a_receive_after_it() {
     let (qp, cq) = alone();
     let engine = qp.pd().context().engine();
     let mut held = engine.hold_receive_side();
@@ -90,7 +90,7 @@ fn a_timer_that_was_moved_waits_for_a_look_of_its_own() {
 }
 
 #[test]
-fn who_waits_for_an_event_receives_what_it_tells_of() {
+fn waiting_for_an_event_receives_the_packets_that_cause_it() {
     let (qp, cq) = alone();
     for _ in 0..100 {
         cq.req_notify(false);

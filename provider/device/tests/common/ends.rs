@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// No passing test waits this long for an event.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// Where tests are: the first address of the loopback device.
 pub(crate) const HERE: &str = "127.0.0.1:0";
 
@@ -21,7 +21,7 @@ pub(crate) fn address(text: &str) -> Address {
 pub(crate) fn first_of(channels: &[&Channel]) -> usize {
     let entry = |channel: &&Channel| libc::pollfd { fd: channel.fd(), events: libc::POLLIN, revents: 0 };
     let mut polls: Vec<_> = channels.iter().map(entry).collect();
-    let (count, wait) = (polls.len().try_into().unwrap(), i32::try_from(PATIENCE.as_millis()).unwrap());
+    let (count, wait) = (polls.len().try_into().unwrap(), i32::try_from(TIMEOUT.as_millis()).unwrap());
     // SAFETY: as many entries as it says, which outlive the call.
     assert!(unsafe { libc::poll(polls.as_mut_ptr(), count, wait) } > 0, "no event came");
     polls.iter().position(|poll| poll.revents != 0).unwrap()

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// No passing test waits this long.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 pub(crate) const QKEY: Qkey = Qkey(0x1234_5678);
 pub(crate) const LEN: usize = 4 << 20;
 /// How long a peer may be silent, 268 ms; eight times: a busy machine lets a process wait that long for a processor.
@@ -96,7 +96,7 @@ impl Node {
         let (start, mut all) = (Instant::now(), Vec::new());
         while all.len() < count {
             self.cq.poll(count - all.len(), |cqe| all.push(*cqe)).unwrap();
-            assert!(start.elapsed() < PATIENCE, "{} of {count} completions; {:?}", all.len(), self.context.counters());
+            assert!(start.elapsed() < TIMEOUT, "{} of {count} completions; {:?}", all.len(), self.context.counters());
         }
         all
     }
@@ -109,7 +109,7 @@ pub(crate) fn wait_both(a: (&Node, usize), b: (&Node, usize)) -> (Vec<Cqe>, Vec<
         a.0.cq.poll(64, |cqe| done.0.push(*cqe)).unwrap();
         b.0.cq.poll(64, |cqe| done.1.push(*cqe)).unwrap();
         let counters = a.0.context.counters();
-        assert!(start.elapsed() < PATIENCE, "{} and {} completions; {counters:?}", done.0.len(), done.1.len());
+        assert!(start.elapsed() < TIMEOUT, "{} and {} completions; {counters:?}", done.0.len(), done.1.len());
     }
     done
 }

@@ -1,12 +1,13 @@
 //! How an id connects, answers, and ends: the verbs that become messages.
 
-use super::resolve::refused;
-use super::{Id, Inner, Link, Side, State};
+use super::pair::fail;
+use super::state::{Id, Inner, Link, Side, State, refused};
 use crate::cm::address::Address;
-use crate::cm::event::ConnParam;
+use crate::cm::event::{ConnParam, UDP_QKEY};
+use crate::cm::private_data;
 use crate::cm::route::Path;
-use crate::cm::{RejReason, Session, UDP_QKEY, private_data};
 use crate::event::AsyncEventKind;
+use crate::ib_cm::session::Session;
 use crate::runtime::Runtime;
 use roxe_base::error::Error;
 use roxe_base::limits::MAX_QP_RD_ATOM;
@@ -15,13 +16,14 @@ use roxe_transport::cm::{self as machine, CmError, Connect, Refusal, Resolution,
 use roxe_transport::qp::Service;
 use roxe_wire::Qpn;
 use roxe_wire::cm::{
-    CommId, FlowLabel, Info, IpCmHeader, IpPair, PrivateData, ServiceId, SidrStatus, Small, TimeCode, Transport,
+    CommId, FlowLabel, Info, IpCmHeader, IpPair, PrivateData, RejReason, ServiceId, SidrStatus, Small, TimeCode,
+    Transport,
 };
 use std::time::Duration;
 
 /// How long another host is asked while nobody listens there: short for a program that has to learn that nobody ever will,
 /// long enough for a slow server that closes its listener and opens it again, as perftest does.
-const PATIENCE: Duration = Duration::from_millis(500);
+const NO_LISTENER_RETRY: Duration = Duration::from_millis(500);
 
 /// Verbs.
 impl Id {
@@ -40,7 +42,7 @@ impl Id {
                 _ => self.ask(session, &inner, param)?,
             };
             (inner.state, inner.side, inner.link) = (State::Connected, Side::Active, Link::Alive(comm));
-            session.ids.extend(self.me.upgrade().map(|id| (comm, id)));
+            session.ids.extend(self.me.upgrade().map(|id| (comm, id as _)));
             Ok(())
         })?
     }
@@ -61,7 +63,7 @@ impl Id {
             traffic_class: path.traffic_class,
             hop_limit: path.hop_limit,
             packet_lifetime: TimeCode::new(path.packet_life_time),
-            retry_for: patience(session.engine, path),
+            retry_for: retry_for(session.engine, path),
             private_data: inner.with_addresses(&param.private_data)?,
             ..Connect::new(path.route(), service_id, inner.qpn(param), inner.psn)
         };
@@ -72,8 +74,8 @@ impl Id {
     fn look_up(&self, session: &mut Session<'_>, inner: &Inner, param: &ConnParam) -> Result<CommId, Error> {
         let private_data = inner.with_addresses(&param.private_data)?;
         let (path, service_id) = (inner.path()?, inner.service_id(self)?);
-        let patience = patience(session.engine, path);
-        let resolve = Resolve { retry_for: patience, private_data, ..Resolve::new(path.route(), service_id) };
+        let retry_for = retry_for(session.engine, path);
+        let resolve = Resolve { retry_for, private_data, ..Resolve::new(path.route(), service_id) };
         let (cm, mut cx) = session.cx();
         cm.resolve(&mut cx, &resolve).map_err(|e| refused(&e))
     }
@@ -157,9 +159,9 @@ impl Id {
         if link == Link::None {
             return Err(Error::invalid("the id was never connected"));
         }
-        qp.map_or(Ok(()), |qp| super::pair::fail(&qp))?;
+        qp.map_or(Ok(()), |qp| fail(&qp))?;
         let Link::Alive(comm) = link else { return Ok(()) };
-        send_on_what_came_back(&engine);
+        send_on_own_packets(&engine);
         engine.cm(|session| {
             let (cm, mut cx) = session.cx();
             // Too early or too late: as the kernel, which tells nobody.
@@ -190,7 +192,7 @@ impl Id {
 
     /// The engine of its device, or EINVAL.
     pub(in crate::cm) fn engine(&self) -> Result<Runtime, Error> {
-        Ok(self.lock().placed()?.engine.clone())
+        Ok(self.lock().device_addr()?.engine.clone())
     }
 }
 
@@ -272,13 +274,13 @@ impl Inner {
 /// How long to ask a peer where nobody listens. On this host every request waits for its listener as it is
 /// (`engine/gsi.rs`).
 // clause: CM-REQ-AGAIN
-fn patience(engine: &Engine, path: &Path) -> Duration {
-    if engine.link(path.dgid).is_some() { Duration::ZERO } else { PATIENCE }
+fn retry_for(engine: &Engine, path: &Path) -> Duration {
+    if engine.link(path.dgid).is_some() { Duration::ZERO } else { NO_LISTENER_RETRY }
 }
 
 /// The system may have given the last packets to a peer on this host to our own socket: they are sent on before the peer
 /// hears that the connection is over. Take no lock of an id around this.
-pub(super) fn send_on_what_came_back(engine: &Runtime) {
+pub(super) fn send_on_own_packets(engine: &Runtime) {
     engine.receive_all_arrived();
 }
 

@@ -6,8 +6,9 @@
 //!   datagrams: RESET ─► INIT ─► RTR ─► RTS
 //! ```
 
-use super::{Id, Inner, Link};
-use crate::cm::{Session, UDP_QKEY};
+use super::state::{Id, Inner, Link};
+use crate::cm::event::UDP_QKEY;
+use crate::ib_cm::session::Session;
 use crate::qp::Qp;
 use roxe_base::error::Error;
 use roxe_base::limits;
@@ -72,7 +73,7 @@ impl Id {
     /// EINVAL: no device, any other state, or the peer has not spoken yet.
     pub fn init_qp_attr(&self, state: QpState) -> Result<(QpAttr, AttrMask), Error> {
         let inner = self.lock();
-        let engine = inner.placed()?.engine.clone();
+        let engine = inner.device_addr()?.engine.clone();
         let (link, service) = (inner.link, inner.qp_service(self.service()));
         drop(inner);
         if service == Service::Ud {
@@ -88,7 +89,7 @@ impl Id {
 impl Inner {
     /// EINVAL without a device, or if the queue pair is of another one.
     fn check_device(&self, qp: &Qp) -> Result<(), Error> {
-        if self.placed()?.device.index() == qp.pd().context().device().index() {
+        if self.device_addr()?.device.index() == qp.pd().context().device().index() {
             return Ok(());
         }
         Err(Error::invalid("the queue pair is of another device"))
@@ -147,7 +148,7 @@ impl Inner {
         terms.max_dest_rd_atomic = terms.max_dest_rd_atomic.min(resources);
         terms.max_rd_atomic = terms.max_rd_atomic.min(requests);
         match state {
-            QpState::Rtr => Ok(rtr(&terms, service, self.placed()?.gid_index)),
+            QpState::Rtr => Ok(rtr(&terms, service, self.device_addr()?.gid_index)),
             QpState::Rts => Ok(rts(&terms, service, self.options.ack_timeout)),
             _ => Err(no_such_state()),
         }

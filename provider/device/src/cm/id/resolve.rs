@@ -1,24 +1,17 @@
-//! How an id gets its addresses, its device and its path, and how it listens.
+//! How an id gets its addresses, its device and its path.
 
-use super::{Id, Inner, Port, State};
+use super::state::{Id, Inner, Port, State};
 use crate::cm::address::{Address, IbAddress};
+use crate::cm::device_addr::{DeviceAddr, HostRoute};
 use crate::cm::event::{EventData, EventKind};
-use crate::cm::place::{Place, Way, all_engines};
-use crate::cm::ports::{Claim, Ephemeral, Sharing};
 use crate::cm::route::{PACKET_LIFE_TIME, Path};
-use crate::runtime::Runtime;
+use crate::ib_cm::ports::{Claim, Ephemeral, Sharing};
 use roxe_base::error::Error;
-use roxe_transport::cm::{Addresses, CmError, Listen, Takes};
-use roxe_transport::qp::Service;
 use roxe_wire::Pkey;
 use roxe_wire::cm::{PortSpace, ServiceId};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// What a listener holds of requests that its program has not heard of, unless it says less (Linux cma.c).
-const MAX_BACKLOG: usize = 1024;
-/// The most requests that wait for an answer; the backlog bounds those that nobody has heard of.
-const MAX_UNANSWERED: usize = 1 << 16;
 /// Bits of a service that say the port space.
 const SPACE_MASK: u64 = !0xffff;
 
@@ -36,12 +29,13 @@ impl Id {
         self.bind_in(&mut inner, addr)
     }
 
-    fn bind_in(&self, inner: &mut Inner, addr: &Address) -> Result<(), Error> {
+    pub(super) fn bind_in(&self, inner: &mut Inner, addr: &Address) -> Result<(), Error> {
         let addr = or_all(self.within_port_space(addr)?);
-        let place = if addr.is_any() { None } else { Some(Place::of(addr.gid())?) };
+        let device_addr = if addr.is_any() { None } else { Some(DeviceAddr::of(addr.gid())?) };
         let claim = self.claim(inner, &addr)?;
         inner.local = Some(addr.with_port(claim.port()));
-        (inner.place, inner.port, inner.state) = (place, Some(Port::Claimed(Arc::new(claim))), State::Bound);
+        (inner.device_addr, inner.port, inner.state) =
+            (device_addr, Some(Port::Claimed(Arc::new(claim))), State::Bound);
         Ok(())
     }
 
@@ -91,9 +85,9 @@ impl Id {
             self.take_source(&mut inner, &from)?;
         }
         inner.peer = Some(*dst);
-        match find_way(&inner, dst) {
-            Ok(way) => {
-                inner.go(way);
+        match find_route(&inner, dst) {
+            Ok(route) => {
+                inner.take_route(route);
                 self.raise_in(&inner, EventKind::AddrResolved, 0, EventData::None);
             }
             Err(e) => self.raise_in(&inner, EventKind::AddrError, -e.errno(), EventData::None),
@@ -107,7 +101,7 @@ impl Id {
             return self.bind_in(inner, from);
         }
         let from = or_all(self.within_port_space(from)?);
-        inner.place = if from.is_any() { None } else { Some(Place::of(from.gid())?) };
+        inner.device_addr = if from.is_any() { None } else { Some(DeviceAddr::of(from.gid())?) };
         let port = Ephemeral::take(self.port_space())?;
         inner.local = Some(from.with_port(port.port()));
         (inner.port, inner.state) = (Some(Port::Ephemeral(port)), State::Bound);
@@ -129,7 +123,7 @@ impl Id {
     /// The program knows a path, from the address that was resolved.
     pub(super) fn set_path(&self, inner: &mut Inner, path: Path) -> Result<(), Error> {
         inner.check(&[State::AddrResolved])?;
-        let ours = inner.placed()?.gid;
+        let ours = inner.device_addr()?.gid;
         if path.sgid != ours || path.dgid.is_zero() {
             return Err(Error::invalid(format!(
                 "the path is from {} to {}; the id is at {ours}",
@@ -147,38 +141,40 @@ impl Id {
 // clause: CM-LOOPBACK
 fn or_all(addr: Address) -> Address {
     match addr {
-        Address::Ip(ip) if ip.ip().is_loopback() && Place::of(addr.gid()).is_err() => addr.any().with_port(addr.port()),
+        Address::Ip(ip) if ip.ip().is_loopback() && DeviceAddr::of(addr.gid()).is_err() => {
+            addr.any().with_port(addr.port())
+        }
         _ => addr,
     }
 }
 
 /// The way from where the id is bound, with sockets at its beginning.
-fn find_way(inner: &Inner, dst: &Address) -> Result<Way, Error> {
+fn find_route(inner: &Inner, dst: &Address) -> Result<HostRoute, Error> {
     let bound = inner.local.filter(|local| !local.is_any()).map(|local| local.gid().to_ip());
-    let way = Way::find(bound, dst)?;
-    way.place.engine.ensure_link(way.place.gid)?;
-    Ok(way)
+    let route = HostRoute::find(bound, dst)?;
+    route.device_addr.engine.ensure_link(route.device_addr.gid)?;
+    Ok(route)
 }
 
 impl Inner {
     /// The way is found.
-    fn go(&mut self, way: Way) {
-        self.local = self.local.map(|local| local.at(way.source, way.place.device.ifindex()));
-        self.peer = self.peer.map(|peer| peer.at(way.destination, way.place.device.ifindex()));
-        self.hop_limit = way.hop_limit;
-        self.place = Some(way.place);
+    fn take_route(&mut self, route: HostRoute) {
+        self.local = self.local.map(|local| local.at(route.source, route.device_addr.device.ifindex()));
+        self.peer = self.peer.map(|peer| peer.at(route.destination, route.device_addr.device.ifindex()));
+        self.hop_limit = route.hop_limit;
+        self.device_addr = Some(route.device_addr);
         self.state = State::AddrResolved;
     }
 
     /// What the kernel's rdma_cm fills in on RoCE.
     // clause: CM-PATH
     fn find_path(&self) -> Result<Path, Error> {
-        let (place, Some(local), Some(peer)) = (self.placed()?, self.local, self.peer) else {
+        let (device_addr, Some(local), Some(peer)) = (self.device_addr()?, self.local, self.peer) else {
             return Err(Error::invalid("the id has no addresses"));
         };
         let is_ib = matches!(peer, Address::Ib(_));
         Ok(Path {
-            sgid: place.gid,
+            sgid: device_addr.gid,
             dgid: peer.gid(),
             flow_label: flow_label(&local, &peer),
             // On one subnet there is nothing to go through.
@@ -186,7 +182,7 @@ impl Inner {
             traffic_class: self.traffic_class(),
             sl: 0,
             pkey: Pkey::DEFAULT.0,
-            mtu: place.device.adapter().active_mtu(),
+            mtu: device_addr.device.adapter().active_mtu(),
             rate: 0,
             packet_life_time: self.packet_life_time(),
         })
@@ -198,31 +194,12 @@ impl Inner {
     }
 
     /// Whether an id at this address of all stands for those of its IP version only.
-    fn is_of_one_family(&self, addr: &Address) -> bool {
+    pub(super) fn is_of_one_family(&self, addr: &Address) -> bool {
         addr.gid().is_ipv4() || is_ipv4(addr) || self.options.af_only.unwrap_or_else(system_default_af_only)
-    }
-
-    /// What the machine has to listen for, but for the service.
-    fn listen(&self, service: Service, local: &Address) -> Listen {
-        let takes = if service == Service::Ud { Takes::Lookups } else { Takes::Connections };
-        let gid = (!local.is_any()).then(|| local.gid());
-        let plain = Listen { local: gid, ..Listen::new(ServiceId(0), takes, MAX_UNANSWERED) };
-        match local {
-            Address::Ib(ib) => Listen { service_mask: ib.sid_mask, ..plain },
-            Address::Ip(_) => Listen { addresses: self.addresses(local), ..plain },
-        }
-    }
-
-    fn addresses(&self, local: &Address) -> Addresses {
-        match (local.is_any(), is_ipv4(local), self.is_of_one_family(local)) {
-            (true, true, _) => Addresses::Ipv4,
-            (true, false, true) => Addresses::Ipv6,
-            _ => Addresses::Ip,
-        }
     }
 }
 
-fn is_ipv4(addr: &Address) -> bool {
+pub(super) fn is_ipv4(addr: &Address) -> bool {
     matches!(addr, Address::Ip(SocketAddr::V4(_)))
 }
 
@@ -237,86 +214,4 @@ fn flow_label(local: &Address, peer: &Address) -> u32 {
     const MASK: u32 = 0x000f_ffff;
     let said = if let Address::Ip(SocketAddr::V6(v6)) = peer { v6.flowinfo() & MASK } else { 0 };
     if said != 0 { said } else { (u32::from(local.port()) * 31 + u32::from(peer.port())) & MASK }
-}
-
-/// Listening.
-impl Id {
-    /// Takes requests for its port from now on, at most `backlog` of them unheard (0 and less: 1024). An id without an
-    /// address listens at all IPv4 addresses, at a port that [`Id::local_addr`] tells. An id at all addresses listens on all
-    /// devices.
-    ///
-    /// EINVAL: wrong state. EADDRINUSE: another id listens.
-    pub fn listen(&self, backlog: i32) -> Result<(), Error> {
-        self.begin_to_listen(backlog)?;
-        self.listen_where_possible().inspect_err(|_| self.stop_listening())
-    }
-
-    fn begin_to_listen(&self, backlog: i32) -> Result<(), Error> {
-        let mut inner = self.lock();
-        if inner.state == State::Idle {
-            self.bind_in(&mut inner, &Address::Ip(([0, 0, 0, 0], 0).into()))?;
-        }
-        inner.check(&[State::Bound])?;
-        if inner.claim().is_none() {
-            return Err(Error::invalid("the id was bound to connect, not to listen"));
-        }
-        inner.later = match &inner.place {
-            Some(place) => vec![place.engine.clone()],
-            None => all_engines()?,
-        };
-        let wanted = usize::try_from(backlog).unwrap_or(0);
-        inner.backlog = if wanted == 0 { MAX_BACKLOG } else { wanted.min(MAX_BACKLOG) };
-        inner.state = State::Listening;
-        Ok(())
-    }
-
-    /// Listens on the devices that have an address and where it does not yet: those that come to one later follow.
-    pub(in crate::cm) fn listen_where_possible(&self) -> Result<(), Error> {
-        while let Some((engine, claim, listen)) = self.next_to_listen_on() {
-            self.listen_on(&engine, &claim, listen)?;
-        }
-        Ok(())
-    }
-
-    fn next_to_listen_on(&self) -> Option<(Runtime, Arc<Claim>, Listen)> {
-        let mut inner = self.lock();
-        let at = inner.later.iter().position(|engine| engine.has_address())?;
-        let (claim, local) = (inner.claim()?, inner.local?);
-        let listen = Listen { service_id: claim.service(), ..inner.listen(self.service(), &local) };
-        Some((inner.later.swap_remove(at), claim, listen))
-    }
-
-    fn listen_on(&self, engine: &Runtime, claim: &Claim, listen: Listen) -> Result<(), Error> {
-        let listening = engine.cm(|session| {
-            let name = session.cm.listen(listen)?;
-            session.listeners.extend(self.me.upgrade().map(|id| (name, id)));
-            self.lock().listens.push((engine.clone(), name));
-            Ok(())
-        });
-        listening?.map_err(|e| refused(&e))?;
-        claim.watch(engine)
-    }
-
-    /// Where it listens already it stops, and is bound only.
-    fn stop_listening(&self) {
-        let mut inner = self.lock();
-        if inner.state == State::Listening {
-            inner.state = State::Bound;
-        }
-        let (listens, later) = (std::mem::take(&mut inner.listens), std::mem::take(&mut inner.later));
-        let claim = inner.claim();
-        drop(inner);
-        drop(later);
-        listens.iter().for_each(|(engine, listen)| super::stop_listening(engine, *listen, claim.as_deref()));
-    }
-}
-
-/// What a refusal of the machine is to programs.
-pub(in crate::cm) fn refused(error: &CmError) -> Error {
-    let errno = match error {
-        CmError::UnknownId | CmError::State => libc::EINVAL,
-        CmError::InUse => libc::EADDRINUSE,
-        CmError::Full => libc::ENOMEM,
-    };
-    Error::new(errno, error.to_string())
 }

@@ -1,15 +1,17 @@
 //! Packets as they come out of a socket, handed to a queue pair.
 
 use super::*;
-use crate::cq::CqInit;
-use crate::qp::Qp;
+use crate::cq::{Cq, CqInit};
+use crate::pd::Pd;
+use crate::qp::{Qp, QpInit};
 use crate::testing::{self, PAGE, Pages};
 use roxe_engine::queue_pair::PREFETCHED;
 use roxe_engine::run::IdentGuess;
 use roxe_transport::qp::{MAX_WAIT_RC, QpCaps};
 use roxe_transport::wr::{Access, Av, Cqe, RecvRequest, Sge};
-use roxe_wire::{Bth, Deth, Header, Psn, Qkey, icrc};
+use roxe_wire::{Bth, Deth, Header, Kind, Psn, Qkey, icrc};
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 
 const QKEY: Qkey = Qkey(7);
 

@@ -1,20 +1,20 @@
 //! Frames of a raw packet queue pair.
 
-use super::{Inner, QpCore};
-use crate::host::QpHost;
+use super::core::{Inner, QpCore};
+use super::host::QpHost;
 use roxe_engine::queue_pair::VisitOutcome;
 use roxe_transport::qp::FrameNote;
 use roxe_transport::time::Instant;
 
 impl QpCore {
     /// Takes in a frame that a flow has chosen this queue pair for.
-    pub(crate) fn receive_frame(&self, frame: &[u8], note: FrameNote, now: Instant) -> VisitOutcome {
+    pub(super) fn receive_frame(&self, frame: &[u8], note: FrameNote, now: Instant) -> VisitOutcome {
         let mut inner = self.inner.lock();
         if inner.is_cut_off {
             return VisitOutcome::default();
         }
-        let Inner { machine, path, .. } = &mut *inner;
-        let mut host = QpHost::new(self, path, now);
+        let Inner { machine, state, .. } = &mut *inner;
+        let mut host = QpHost::new(&self.resources, state, now);
         self.count(machine.handle_frame(&mut host, frame, note));
         let report = host.end();
         report | self.settle(&mut inner)

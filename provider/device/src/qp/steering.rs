@@ -2,7 +2,8 @@
 //!
 //! The rules themselves are [`roxe_transport::steering`]; who asks them is the engine. Touches the engine.
 
-use crate::qp::{Qp, QpCore};
+use super::core::QpCore;
+use super::rss::Rss;
 use roxe_base::error::Error;
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{Use, UseCount};
@@ -54,16 +55,21 @@ pub struct Flow {
 
 impl Flow {
     /// EINVAL: another type of queue pair, or a flow of no normal kind that passes frames on. ENOMEM: too many flows.
-    pub(crate) fn create(qp: &Qp, core: &Arc<QpCore>, init: FlowInit) -> Result<Self, Error> {
-        if qp.service() != Service::Raw {
+    pub(super) fn create(
+        core: &Arc<QpCore>,
+        spread: Option<&Arc<Rss>>,
+        flows: &FlowUses,
+        init: FlowInit,
+    ) -> Result<Self, Error> {
+        if core.resources.service != Service::Raw {
             return Err(Error::invalid("only a raw packet queue pair takes flows"));
         }
         if init.passes && !matches!(init.kind, RuleKind::Normal(_)) {
             return Err(Error::invalid("only a normal flow can pass frames on"));
         }
         let FlowInit { kind, wanted, passes, drops, tag, counters } = init;
-        let uses = counters.iter().map(|counters| counters.hold()).chain([qp.flows().count.hold()]).collect();
-        let to = match qp.rss() {
+        let uses = counters.iter().map(|counters| counters.hold()).chain([flows.count.hold()]).collect();
+        let to = match spread {
             _ if drops => Destination::Nobody,
             Some(rss) => Destination::Spread(Arc::clone(rss) as _),
             None => Destination::Qp(Arc::clone(core) as _),
@@ -81,7 +87,7 @@ impl Drop for Flow {
 
 /// The flows of a raw packet queue pair.
 #[derive(Debug, Default)]
-pub(crate) struct FlowUses {
+pub(super) struct FlowUses {
     count: UseCount,
     /// The groups of stations that it is attached to.
     groups: Mutex<rank::FlowGroups, Vec<([u8; 6], Flow)>>,
@@ -89,26 +95,26 @@ pub(crate) struct FlowUses {
 
 impl FlowUses {
     /// EBUSY while there are flows.
-    pub(crate) fn check_unused(&self) -> Result<(), Error> {
+    pub(super) fn check_unused(&self) -> Result<(), Error> {
         self.count.check_unused("queue pair", "flows")
     }
 
     /// A flow for the frames to the group that `mgid` names; once more changes nothing. EINVAL: no such group.
     // clause: RAW-GROUP
-    pub(crate) fn attach(&self, qp: &Qp, core: &Arc<QpCore>, mgid: Gid) -> Result<(), Error> {
+    pub(super) fn attach(&self, core: &Arc<QpCore>, spread: Option<&Arc<Rss>>, mgid: Gid) -> Result<(), Error> {
         let mac = group_of(mgid)?;
         let mut groups = self.groups.lock();
         if groups.iter().all(|(other, _)| *other != mac) {
             let mut wanted = FrameMatch::default();
             // The first of its kind contradicts nothing.
             let _ = wanted.require_exactly(Field::DstMac, &mac);
-            groups.push((mac, Flow::create(qp, core, FlowInit { wanted, ..FlowInit::default() })?));
+            groups.push((mac, Flow::create(core, spread, self, FlowInit { wanted, ..FlowInit::default() })?));
         }
         Ok(())
     }
 
     /// Ends what [`FlowUses::attach`] began; EINVAL if there was nothing.
-    pub(crate) fn detach(&self, mgid: Gid) -> Result<(), Error> {
+    pub(super) fn detach(&self, mgid: Gid) -> Result<(), Error> {
         let mac = group_of(mgid)?;
         let mut groups = self.groups.lock();
         let at = groups.iter().position(|(other, _)| *other == mac);
@@ -118,7 +124,7 @@ impl FlowUses {
     }
 
     /// The queue pair goes away.
-    pub(crate) fn clear(&self) {
+    pub(super) fn clear(&self) {
         self.groups.lock().clear();
     }
 }

@@ -7,9 +7,9 @@
 //!
 //! Ports below 1024 are open to everybody: the kernel's rule protects its own services on its own ports, and we take neither.
 
-use crate::runtime::Runtime;
 use roxe_base::error::Error;
 use roxe_base::lock::{Lockable, Mutex, rank};
+use roxe_engine::engine::Engine;
 use roxe_engine::port::Netdev;
 use roxe_net::named::{NamedSocket, Probe};
 use roxe_net::service::{ClaimName, Place, Scope};
@@ -41,7 +41,7 @@ pub(crate) struct Claim {
     is_shared: bool,
     /// What holds the name, in [`HELD`].
     key: u64,
-    /// The same for the name that is for one alone: of who listens on a shared port.
+    /// What holds the name that only one can have, in [`HELD`]: of who listens on a shared port.
     alone: Mutex<rank::PortAlone, Option<u64>>,
 }
 
@@ -92,20 +92,20 @@ impl Claim {
         self.place.service.0 as u16
     }
 
-    /// What is claimed.
+    /// The service that is claimed.
     pub(crate) fn service(&self) -> ServiceId {
         self.place.service
     }
 
     /// Requests for it that reach other processes on the interface of `engine` shall come to that engine: its program
     /// listens. Do this when the machine knows the listener. Errors as of [`Claim::take`], if it is shared.
-    pub(crate) fn watch(&self, engine: &Runtime) -> Result<(), Error> {
+    pub(crate) fn watch(&self, engine: &Engine) -> Result<(), Error> {
         self.be_alone()?;
         engine.open_service(self.place)
     }
 
-    /// They shall not any more.
-    pub(crate) fn unwatch(&self, engine: &Runtime) {
+    /// Requests that reach other processes shall not come to `engine` any more: its program has stopped listening.
+    pub(crate) fn unwatch(&self, engine: &Engine) {
         engine.close_service(self.place);
     }
 
@@ -145,9 +145,9 @@ impl Drop for Claim {
 /// Names that a claim holds.
 struct Own {
     place: Place,
-    /// That for one alone.
+    /// It holds the name that only one claim can have.
     alone: bool,
-    /// One of those who share.
+    /// It holds one of the names of claims that share.
     shared: bool,
 }
 
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn who_shares_may_bind_and_only_the_last_may_listen() {
+    fn a_shared_port_may_be_bound_and_only_the_last_binder_may_listen() {
         let (one, two) = (take(HERE, 4, SHARED).unwrap(), take(HERE, 4, SHARED).unwrap());
         let all = take(V4, 4, SHARED).unwrap();
         assert_eq!(take(HERE, 4, ALONE).err(), Some(libc::EADDRINUSE));

@@ -1,14 +1,13 @@
-//! Requests of targets that exist only on paper, for a queue of this process.
+//! Requests of made-up targets of other processes, for a queue of this process.
 
 use super::*;
-use crate::cq::{Cq, CqInit};
-use crate::srq::SrqInit;
+use crate::cq::CqInit;
+use crate::srq::{Srq, SrqInit};
 use crate::testing::{self, PAGE, Pages};
 use crate::xrcd::XrcdInit;
 use roxe_transport::wr::{Access, Cqe, RecvRequest, Sge, WcStatus};
 use roxe_wire::{Bth, Header, Kind as PacketKind, Psn, Request, SendTail, XrcEth};
 use std::net::Ipv4Addr;
-use std::sync::Arc;
 
 const MTU: PathMtu = PathMtu::Mtu256;
 const NOW: Instant = Instant(1_000_000_000);
@@ -40,7 +39,7 @@ fn execute(srq: &Srq, id: XrcRequestId, request: Request, len: usize, now: Insta
     let header = Header { bth: Bth::new(id.target, Psn::new(0xff_ffff)), kind };
     let (src, dst) = (Ipv4Addr::new(127, 0, 0, 1).into(), Ipv4Addr::new(127, 0, 0, 2).into());
     let net = NetHeader { src, dst, ..NetHeader::default() };
-    srq.execute(id, MTU, (&net, &Packet { header, payload: &vec![1; len] }), now)
+    srq.xrc_owner().unwrap().execute(id, MTU, (&net, &Packet { header, payload: &vec![1; len] }), now)
 }
 
 const WHOLE: Request = Request::SendOnly(SendTail::Plain);
@@ -71,9 +70,9 @@ fn each_request_is_executed_once_however_often_it_is_asked_for() {
 fn the_end_of_a_connection_ends_the_receive_in_use() {
     let (srq, cq, _pages) = queue();
     assert_eq!(execute(&srq, id(1, 1), Request::SendFirst, 256, NOW), Some(Outcome::Done(0)));
-    srq.end_remote_target(id(2, 2), NOW);
+    srq.xrc_owner().unwrap().end_remote_target(id(2, 2), NOW);
     assert_eq!(done(&cq), [], "another connection");
-    srq.end_remote_target(id(1, 2), NOW);
+    srq.xrc_owner().unwrap().end_remote_target(id(1, 2), NOW);
     assert_eq!(done(&cq), [(0, WcStatus::WrFlushErr, 0)]);
     assert_eq!(execute(&srq, id(2, 1), Request::SendFirst, 256, NOW), Some(Outcome::Done(0)));
     assert_eq!(execute(&srq, id(3, 1), WHOLE, 1, NOW), Some(Outcome::Done(0)), "the same target, connected anew");
@@ -82,7 +81,7 @@ fn the_end_of_a_connection_ends_the_receive_in_use() {
 
 // clause: XRC-PROCESSES
 #[test]
-fn a_request_that_is_refused_ends_the_guest_but_a_missing_receive_does_not() {
+fn a_request_that_is_refused_ends_the_remote_target_but_a_missing_receive_does_not() {
     let (srq, cq, _pages) = queue();
     assert_eq!(execute(&srq, id(1, 1), Request::SendMiddle, 256, NOW), Some(Outcome::NO_QUEUE));
     assert!(matches!(execute(&srq, id(1, 2), WHOLE, 1, NOW), Some(Outcome::Refused(..))));
@@ -97,7 +96,7 @@ fn a_request_that_is_refused_ends_the_guest_but_a_missing_receive_does_not() {
 }
 
 #[test]
-fn guests_are_bounded_and_idle_ones_make_room() {
+fn remote_targets_are_bounded_and_idle_ones_make_room() {
     let (srq, cq, _pages) = queue();
     srq.post_recv(&RecvRequest { wr_id: 4, sges: &[] }).unwrap();
     let target = |n: usize| XrcRequestId { target: Qpn::new(0x10_0000 + n as u32), epoch: 1, seq: 1 };
@@ -107,6 +106,8 @@ fn guests_are_bounded_and_idle_ones_make_room() {
     assert_eq!(execute(&srq, target(MAX_REMOTE_TARGETS), WHOLE, 0, NOW), Some(Outcome::NO_QUEUE));
     let later = NOW.after(IDLE);
     assert_eq!(execute(&srq, target(MAX_REMOTE_TARGETS), WHOLE, 0, later), Some(Outcome::NotReady));
-    assert_eq!(srq.remote_targets().unwrap().lock().len(), 1);
+    let again = |n| execute(&srq, target(n), WHOLE, 0, later);
+    (1..MAX_REMOTE_TARGETS).for_each(|n| assert_eq!(again(MAX_REMOTE_TARGETS + n), Some(Outcome::NotReady)));
+    assert_eq!(again(0), Some(Outcome::NO_QUEUE), "as many as before have taken the places of all that were idle");
     assert_eq!(done(&cq).len(), 5);
 }

@@ -3,7 +3,9 @@
 //! Asks the system for its route by connecting a UDP socket, which sends nothing and needs no privilege.
 
 use super::address::Address;
-use crate::device::{Device, devices, known_devices};
+use crate::device::Device;
+use crate::devices::{devices, known_devices};
+use crate::fork;
 use crate::runtime::Runtime;
 use roxe_base::error::Error;
 use roxe_net::link::{HOP_LIMIT, ROCE_PORT};
@@ -15,26 +17,26 @@ use std::sync::Arc;
 
 /// A device, and an address of it.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct DeviceAddr {
     pub(super) device: Arc<Device>,
     pub(super) engine: Runtime,
     pub(super) gid: Gid,
     /// Its index in the GID table.
     pub(super) gid_index: u8,
-    /// That of the interface then.
+    /// The MAC address that the interface had when this was looked up.
     pub(super) mac: [u8; 6],
 }
 
-impl Place {
+impl DeviceAddr {
     /// The device that has the address `gid`. EADDRNOTAVAIL: nobody here has it. ENODEV: no device has it.
     pub(super) fn of(gid: Gid) -> Result<Self, Error> {
-        if let Some(place) = Self::among(&known_devices(), gid)? {
-            return Ok(place);
+        if let Some(device_addr) = Self::among(&known_devices(), gid)? {
+            return Ok(device_addr);
         }
         // It may be an address that has just come.
         let all = devices()?;
         for device in &all {
-            Runtime::get(device)?.watch();
+            fork::runtime_of(device)?.watch();
         }
         Self::among(&all, gid)?.ok_or_else(|| nowhere(gid))
     }
@@ -49,7 +51,7 @@ impl Place {
     }
 
     fn at(device: &Arc<Device>, gid: Gid, gid_index: u8) -> Result<Self, Error> {
-        let engine = Runtime::get(device)?;
+        let engine = fork::runtime_of(device)?;
         engine.keep_watching();
         Ok(Self { device: Arc::clone(device), engine, gid, gid_index, mac: device.adapter().interface().mac })
     }
@@ -79,19 +81,19 @@ fn nowhere(gid: Gid) -> Error {
 /// The engines of all devices.
 pub(super) fn all_engines() -> Result<Vec<Runtime>, Error> {
     let engine = |device: &Arc<Device>| {
-        let engine = Runtime::get(device)?;
+        let engine = fork::runtime_of(device)?;
         engine.keep_watching();
         Ok(engine)
     };
     devices()?.iter().map(engine).collect()
 }
 
-/// The way to a destination.
+/// The route to a destination, as the system sees it.
 #[derive(Clone, Debug)]
-pub(super) struct Way {
-    /// Where it begins.
-    pub(super) place: Place,
-    /// The address there.
+pub(super) struct HostRoute {
+    /// The device that packets leave by, and its address.
+    pub(super) device_addr: DeviceAddr,
+    /// The source address of packets.
     pub(super) source: IpAddr,
     /// The destination; another than asked for if that stands for this host.
     pub(super) destination: IpAddr,
@@ -99,9 +101,9 @@ pub(super) struct Way {
     pub(super) hop_limit: u8,
 }
 
-impl Way {
+impl HostRoute {
     /// The way from `source` (`None`: as the system's routes say) to `to`. ENETUNREACH and others as connect(2);
-    /// EADDRNOTAVAIL, ENODEV: as [`Place::of`].
+    /// EADDRNOTAVAIL, ENODEV: as [`DeviceAddr::of`].
     pub(super) fn find(source: Option<IpAddr>, to: &Address) -> Result<Self, Error> {
         let to = match to {
             Address::Ip(ip) => *ip,
@@ -115,14 +117,14 @@ impl Way {
             Some(source) if to.ip().is_multicast() => (source, HOP_LIMIT),
             _ => ask(source, to).map_err(|e| Error::os(format!("no route to {}", to.ip()), &e))?,
         };
-        Ok(Self { place: Place::of(source.into())?, source, destination: to.ip(), hop_limit })
+        Ok(Self { device_addr: DeviceAddr::of(source.into())?, source, destination: to.ip(), hop_limit })
     }
 
     /// From an address to itself.
     fn to_ourselves(source: Option<IpAddr>, is_ipv4: bool) -> Result<Self, Error> {
-        let place = source.map_or_else(|| Place::first(is_ipv4), |source| Place::of(source.into()))?;
-        let address = place.gid.to_ip();
-        Ok(Self { place, source: address, destination: address, hop_limit: HOP_LIMIT })
+        let device_addr = source.map_or_else(|| DeviceAddr::first(is_ipv4), |source| DeviceAddr::of(source.into()))?;
+        let address = device_addr.gid.to_ip();
+        Ok(Self { device_addr, source: address, destination: address, hop_limit: HOP_LIMIT })
     }
 }
 
@@ -142,4 +144,9 @@ fn ask(source: Option<IpAddr>, to: SocketAddr) -> io::Result<(IpAddr, u8)> {
     let hops = if to.is_ipv4() { socket_ref.ttl_v4() } else { socket_ref.unicast_hops_v6() };
     let hop_limit = hops.ok().and_then(|hops| u8::try_from(hops).ok()).unwrap_or(HOP_LIMIT);
     Ok((socket.local_addr()?.ip(), hop_limit))
+}
+
+/// How many connections and lookups of `device` this process has, those included that are over but for late packets.
+pub fn connections(device: &Arc<Device>) -> usize {
+    fork::runtime_of(device).map_or(0, |engine| engine.connections())
 }

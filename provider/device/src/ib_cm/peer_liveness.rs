@@ -5,48 +5,49 @@
 //! slot in the peer's name of a connection says which process that is, and its mailbox whether it lives. Nobody can look
 //! into other hosts; there a connection ends by what its queue pair or its program sends.
 
-use super::agent::Session;
+use super::session::Session;
 use roxe_engine::engine::Engine;
 use roxe_net::slot::Slot;
 use roxe_transport::cm::{EventKind, Peer};
 use roxe_wire::Gid;
 use std::time::Duration;
 
-/// How long a death stays unknown, at the most. One look takes some microseconds for each process.
-const PERIOD: Duration = Duration::from_secs(1);
+/// Between two checks of the peers: the longest time for which the end of a process stays unknown. One check takes some
+/// microseconds for each process.
+const CHECK_PERIOD: Duration = Duration::from_secs(1);
 
-/// What becomes of a peer.
+/// Whether the process of a peer lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum Liveness {
     /// It lives in this process, or where nobody can look.
     Unwatched,
     Alive,
-    Gone,
+    Dead,
 }
 
 impl Session<'_> {
-    /// After this event there may be a peer to look after.
+    /// After this event there may be a peer to check.
     pub(super) fn note_peer(&mut self, event: &EventKind) {
-        if self.look_at.is_none() && matches!(event, EventKind::Established | EventKind::ConnectReply(..)) {
-            *self.look_at = Some(self.now.after(PERIOD));
+        if self.check_at.is_none() && matches!(event, EventKind::Established | EventKind::ConnectReply(..)) {
+            *self.check_at = Some(self.now.after(CHECK_PERIOD));
         }
     }
 
-    /// Looks after the peers if it is time to. Ends when there is none left to look after.
+    /// Checks the peers if it is time to, and ends the connections to those that are gone. Stops when there is none left to check.
     // clause: CM-PEER-GONE
-    pub(super) fn look_after_peers(&mut self) {
-        if self.look_at.is_none_or(|at| at > self.now) {
+    pub(super) fn check_peers(&mut self) {
+        if self.check_at.is_none_or(|at| at > self.now) {
             return;
         }
         let (mut known, mut is_watching, mut lost) = (Vec::new(), false, Vec::new());
         for peer in self.cm.peers() {
-            match fate(self.engine, &peer, &mut known) {
-                Fate::Unwatched => {}
-                Fate::Alive => is_watching = true,
-                Fate::Gone => lost.push(peer.id),
+            match liveness_of(self.engine, &peer, &mut known) {
+                Liveness::Unwatched => {}
+                Liveness::Alive => is_watching = true,
+                Liveness::Dead => lost.push(peer.id),
             }
         }
-        *self.look_at = is_watching.then(|| self.now.after(PERIOD));
+        *self.check_at = is_watching.then(|| self.now.after(CHECK_PERIOD));
         if !lost.is_empty() {
             // What the dead have sent is told before their end, as with a DREQ.
             self.engine.receive_all_arrived();
@@ -60,24 +61,24 @@ impl Session<'_> {
     }
 }
 
-/// What becomes of a peer; `known` is what was found before of processes.
-fn fate(engine: &Engine, peer: &Peer, known: &mut Vec<(Gid, Slot, Fate)>) -> Fate {
+/// Whether the process of a peer lives; `known` is what was found before of processes.
+fn liveness_of(engine: &Engine, peer: &Peer, known: &mut Vec<(Gid, Slot, Liveness)>) -> Liveness {
     let (address, slot) = (peer.route.remote, Slot::new(peer.theirs.prefix()));
     let before = known.iter().find(|(gid, of, _)| (*gid, *of) == (address, slot));
-    before.map(|(_, _, fate)| *fate).unwrap_or_else(|| {
-        let fate = look(engine, address, slot);
-        known.push((address, slot, fate));
-        fate
+    before.map(|(_, _, liveness)| *liveness).unwrap_or_else(|| {
+        let liveness = check(engine, address, slot);
+        known.push((address, slot, liveness));
+        liveness
     })
 }
 
-fn look(engine: &Engine, address: Gid, slot: Slot) -> Fate {
+fn check(engine: &Engine, address: Gid, slot: Slot) -> Liveness {
     let is_own = engine.slot().is_ok_and(|own| own == slot);
     if is_own || !slot.can_be_owned() || engine.link(address).is_none() {
-        Fate::Unwatched
+        Liveness::Unwatched
     } else if engine.is_owned(slot) {
-        Fate::Alive
+        Liveness::Alive
     } else {
-        Fate::Gone
+        Liveness::Dead
     }
 }

@@ -1,23 +1,40 @@
-//! Both ends of an XRC request for an XRC queue of another process: the target that asks, and the remote target that executes
-//! ([`crate::host`], [`crate::srq`]).
+//! Both ends of an XRC request for an XRC queue of another process: the target that asks ([`super::xrc_target`]), and the
+//! remote target that executes ([`crate::remote_targets`]).
 
-use super::QpCore;
-use crate::host::QpHost;
+use super::core::{Inner, QpCore};
+use super::host::QpHost;
+use super::init::QpInit;
+use crate::cq::Cq;
 use crate::pd::Pd;
-use crate::qp::QpInit;
-use crate::xrcd::Xrcd;
+use crate::xrc_domain::XrcDomain;
+use roxe_base::limits::MAX_SRQ_SGE;
 use roxe_engine::queue_pair::VisitOutcome;
 use roxe_net::forward::XrcRequestId;
-use roxe_transport::qp::{AttrMask, Outcome, QpAttr, QpConfig, QpState};
+use roxe_transport::qp::{AttrMask, Outcome, QpAttr, QpCaps, QpConfig, QpState, Service};
 use roxe_transport::time::Instant;
 use roxe_transport::wr::{Access, Av};
-use roxe_wire::{NetHeader, Packet, PathMtu};
+use roxe_wire::{NetHeader, Packet, PathMtu, Qpn};
 use std::sync::Arc;
 
 impl QpCore {
-    /// A target that stands for one of another process: no engine knows it, and it never sends.
-    pub(crate) fn remote_target(pd: &Arc<Pd>, init: &QpInit, config: QpConfig, xrcd: &Arc<Xrcd>) -> Self {
-        Self::new(pd, init, config, Some(xrcd))
+    /// What stands for the target `qpn` of another process: no engine knows it, and it never sends. It has `pd` and `cq` in
+    /// name only.
+    pub(crate) fn remote_target(pd: &Pd, cq: &Arc<Cq>, domain: &Arc<XrcDomain>, qpn: Qpn) -> Self {
+        let (service, caps) = (Service::XrcTgt, QpCaps::default());
+        let config = QpConfig {
+            qpn,
+            service,
+            caps,
+            sq_sig_all: false,
+            srq_max_sge: Some(MAX_SRQ_SGE),
+            tag_matching: false,
+            // What the connection may have was checked by the process of the target.
+            port_mtu: PathMtu::Mtu4096.bytes(),
+            line_rate: None,
+        };
+        let (send_cq, recv_cq) = (Arc::clone(cq), Arc::clone(cq));
+        let init = QpInit { service, caps, sq_sig_all: false, send_cq, recv_cq, srq: None, user: 0 };
+        Self::new(pd, &init, config, Some(domain), false)
     }
 
     /// Takes a new remote target to where it executes requests with the addresses of `net`. False: they cannot be.
@@ -43,7 +60,7 @@ impl QpCore {
 
     fn change_remote_target(&self, attr: &QpAttr, mask: AttrMask, now: Instant) -> bool {
         let inner = &mut *self.inner.lock();
-        let mut host = QpHost::new(self, &mut inner.path, now);
+        let mut host = QpHost::new(&self.resources, &mut inner.state, now);
         inner.machine.modify(&mut host, attr, mask | AttrMask::STATE).is_ok()
     }
 
@@ -55,7 +72,7 @@ impl QpCore {
     /// The remote target executes one request.
     pub(crate) fn execute_for_other(&self, net: &NetHeader, packet: &Packet<'_>, now: Instant) -> Outcome {
         let inner = &mut *self.inner.lock();
-        let mut host = QpHost::new(self, &mut inner.path, now);
+        let mut host = QpHost::new(&self.resources, &mut inner.state, now);
         inner.machine.execute_for_other(&mut host, net, packet)
     }
 
@@ -66,13 +83,26 @@ impl QpCore {
     }
 
     /// The result of an XRC request came.
-    pub(crate) fn take_result(&self, result: (XrcRequestId, Outcome, &[u8]), now: Instant) -> VisitOutcome {
+    pub(super) fn take_result(&self, result: (XrcRequestId, Outcome, &[u8]), now: Instant) -> VisitOutcome {
         let inner = &mut *self.inner.lock();
         if inner.is_cut_off {
             return VisitOutcome::default();
         }
-        let mut host = QpHost::new(self, &mut inner.path, now);
+        let mut host = QpHost::new(&self.resources, &mut inner.state, now);
         host.take_result(&mut inner.machine, result, |handled| self.count(handled));
         host.end() | self.settle(inner)
+    }
+
+    /// Ends what other processes have of a connection that is over, and returns when to ask again what nobody has answered. Does
+    /// nothing for other queue pairs than targets that have met queues of other processes.
+    #[inline]
+    pub(super) fn settle_xrc(&self, inner: &mut Inner) -> Option<Instant> {
+        let requests = inner.state.xrc_requests.as_ref()?;
+        // In the error state READs that came before are still answered.
+        if inner.machine.state().accepts_requests() || inner.machine.has_work() {
+            return requests.deadline();
+        }
+        inner.state.end_xrc_requests(self.engine());
+        None
     }
 }

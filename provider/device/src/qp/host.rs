@@ -3,16 +3,10 @@
 //! A [`QpHost`] lives for one visit to a queue pair, under its lock. Touches the objects of C programs by their own locks,
 //! which are all further in.
 
-mod xrc_requests;
-
-pub(crate) use xrc_requests::MAX_FETCH;
-
-use crate::cq::Cq;
-use crate::qp::QpCore;
+use super::host_state::{QpHostState, pool, stall};
+use super::resources::QpResources;
 use crate::srq::Srq;
-use crate::unpolled::Unpolled;
-use roxe_engine::engine::Engine;
-use roxe_engine::flow_control::{Flow, Key, Pool, STALL, STREAM_STALL};
+use roxe_engine::flow_control::{Key, Pool};
 use roxe_engine::queue_pair::VisitOutcome;
 use roxe_engine::tx::Copied;
 use roxe_memory::guard::{SharedBytes, Sum, cells};
@@ -30,98 +24,18 @@ use roxe_transport::time::Instant;
 use roxe_transport::wr::{Access, Av, Bind, Cqe, Sge};
 use roxe_wire::{Psn, Qpn, RKey, Reth};
 use std::sync::Arc;
-use std::time::Duration;
-use xrc_requests::Errands;
-
-/// What the surroundings of a queue pair remember from visit to visit: where it sends, and what it has completed.
-#[derive(Debug, Default)]
-pub(crate) struct Path {
-    /// The window used last.
-    flow: Option<Arc<Flow>>,
-    /// The window it waits for room in.
-    waits_for: Option<Key>,
-    /// When to stop waiting for credits, or for what others have under way.
-    stalls_at: Option<Instant>,
-    /// It has waited, and it is its turn.
-    has_turn: bool,
-    /// Completions of sends that nobody has polled.
-    unpolled: Unpolled,
-    /// Of an XRC target that has met queues of other processes.
-    xrc_requests: Option<Box<Errands>>,
-}
-
-impl Path {
-    /// It is being served: whatever it waited for, it has to ask again, and is not refused what was kept for it.
-    pub(crate) fn begin_turn(&mut self) {
-        (self.waits_for, self.has_turn) = (None, true);
-    }
-
-    /// It has sent what it could.
-    pub(crate) fn end_turn(&mut self) {
-        self.has_turn = false;
-    }
-
-    /// It waits for room in a link, until then at most.
-    pub(crate) fn wait_until(&mut self, at: Instant) {
-        self.stalls_at.get_or_insert(at);
-    }
-
-    /// When [`Path::on_timer`] has something to do.
-    pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.stalls_at
-    }
-
-    /// Opens the window if credits seem to be lost, or nothing comes back.
-    pub(crate) fn on_timer(&mut self, engine: &Engine, service: Service, now: Instant) {
-        if self.stalls_at.is_none_or(|at| at > now) {
-            return;
-        }
-        let pool = pool(service);
-        // It keeps its place among those who wait.
-        self.stalls_at = self.waits_for.map(|_| now.after(stall(pool)));
-        if let Some(flow) = &self.flow {
-            match pool {
-                Pool::Stream => flow.open_stream_if_stalled(now),
-                Pool::Datagrams => flow.open_if_stalled(now),
-            }
-            engine.flows().wake(flow);
-        }
-    }
-
-    /// Places of a send queue that are free when its state machine has `room`. One whose completion still lies in `cq` is
-    /// taken: a program that posts until the queue is full never overruns its completion queue.
-    // clause: SEND-PLACE
-    pub(crate) fn free_sends(&mut self, room: u32, cq: &Cq) -> u32 {
-        if room <= self.unpolled.len() {
-            self.unpolled.forget(cq.polled());
-        }
-        room.saturating_sub(self.unpolled.len())
-    }
-
-    /// The queue pair was reset.
-    pub(crate) fn reset(&mut self) {
-        self.unpolled.clear();
-    }
-
-    fn flow(&mut self, key: Key, engine: &Engine, now: Instant) -> &Arc<Flow> {
-        if self.flow.as_ref().is_some_and(|flow| flow.key() != key) {
-            self.flow = None;
-        }
-        self.flow.get_or_insert_with(|| engine.flows().get(key, now, || engine.look_at(key)))
-    }
-}
 
 /// The surroundings of one queue pair during one visit.
 #[derive(Debug)]
-pub(crate) struct QpHost<'a> {
-    qp: &'a QpCore,
-    path: &'a mut Path,
-    now: Instant,
+pub(super) struct QpHost<'a> {
+    pub(super) qp: &'a QpResources,
+    pub(super) state: &'a mut QpHostState,
+    pub(super) now: Instant,
     report: VisitOutcome,
     /// The shared receive queue that an XRC target works with.
     selected: Option<Arc<Srq>>,
     /// Or the process that may have it.
-    elsewhere: Option<Slot>,
+    pub(super) elsewhere: Option<Slot>,
     /// What was summed up on its way into packets; `None`: nobody wants to know.
     copied: Option<Vec<Copied>>,
     /// The regions of the queue pair's context, from the first copy on.
@@ -138,14 +52,14 @@ pub(crate) struct QpHost<'a> {
 
 impl<'a> QpHost<'a> {
     /// For one visit to `qp` at `now`.
-    pub(crate) fn new(qp: &'a QpCore, path: &'a mut Path, now: Instant) -> Self {
+    pub(super) fn new(qp: &'a QpResources, state: &'a mut QpHostState, now: Instant) -> Self {
         let (report, selected, elsewhere, copied, held) = (VisitOutcome::default(), None, None, None, None);
         let (arrived, by_ring, rings, sends) = (None, false, 0, false);
-        Self { qp, path, now, report, selected, elsewhere, copied, held, arrived, by_ring, rings, sends }
+        Self { qp, state, now, report, selected, elsewhere, copied, held, arrived, by_ring, rings, sends }
     }
 
     /// What is handed in as [`RxPayload::Shared`] is a part of these bytes.
-    pub(crate) fn with_arrived(self, bytes: SharedBytes<'a>) -> Self {
+    pub(super) fn with_arrived(self, bytes: SharedBytes<'a>) -> Self {
         Self { arrived: Some(bytes), ..self }
     }
 
@@ -157,14 +71,14 @@ impl<'a> QpHost<'a> {
     /// A batch begins. With `copied`, payloads are summed up on their way into packets, and it will say which: one pass over
     /// the data instead of two, where the processor can. RC asks for no room if it `by_ring`: a ring that is full takes no
     /// packet, and counting each made the processor wait for the stores of the one before. `rings` says as of
-    /// when the visit knows which there are ([`Engine::knows_rings`]).
-    pub(crate) fn begin_batch(&mut self, copied: Option<Vec<Copied>>, by_ring: bool, rings: u32) {
+    /// when the visit knows which there are ([`Engine::knows_rings`](roxe_engine::engine::Engine::knows_rings)).
+    pub(super) fn begin_batch(&mut self, copied: Option<Vec<Copied>>, by_ring: bool, rings: u32) {
         (self.copied, self.by_ring, self.rings, self.sends) = (copied, by_ring, rings, true);
     }
 
     /// Which payloads were summed up, if they were to be. Lets go of the memory: the first packet of the next batch locks a
     /// ring, and whoever has one locked asks for memory.
-    pub(crate) fn end_batch(&mut self) -> Option<Vec<Copied>> {
+    pub(super) fn end_batch(&mut self) -> Option<Vec<Copied>> {
         self.held = None;
         self.copied.take()
     }
@@ -177,13 +91,13 @@ impl<'a> QpHost<'a> {
 
     /// Ends the visit: what is to be done once the lock is dropped.
     #[inline]
-    pub(crate) fn end(self) -> VisitOutcome {
+    pub(super) fn end(self) -> VisitOutcome {
         self.report
     }
 
     /// Where receives come from.
     fn srq(&self) -> Option<&Srq> {
-        self.selected.as_deref().or_else(|| self.qp.srq())
+        self.selected.as_deref().or(self.qp.srq.as_deref())
     }
 
     /// Where keys are looked up: an XRC target uses what belongs to the shared queue, which may be of another context.
@@ -208,7 +122,7 @@ impl<'a> QpHost<'a> {
     /// ring to another process, and whoever has a ring locked asks for memory.
     #[inline]
     fn hold_regions(&mut self) {
-        if self.selected.is_none() && self.qp.service() != Service::Ud {
+        if self.selected.is_none() && self.qp.service != Service::Ud {
             let qp = self.qp;
             self.held.get_or_insert_with(|| qp.memory().hold());
         }
@@ -240,29 +154,13 @@ impl<'a> QpHost<'a> {
 
     /// One attempt to reserve room.
     fn try_reserve(&mut self, key: Key, bytes: u32, own: u32) -> bool {
-        let (engine, now, has_turn, rings) = (self.qp.engine(), self.now, self.path.has_turn, self.rings);
-        let flow = self.path.flow(key, engine, now);
-        match pool(self.qp.service()) {
+        let (engine, now, has_turn, rings) = (self.qp.engine(), self.now, self.state.has_turn, self.rings);
+        let flow = self.state.flow(key, engine, now);
+        match pool(self.qp.service) {
             Pool::Stream if has_turn => flow.reserve_in_turn(bytes),
             Pool::Stream => flow.reserve_stream(bytes, own),
             Pool::Datagrams => flow.reserve_datagram(bytes, now, || engine.look_at(key), || engine.knows_rings(rings)),
         }
-    }
-}
-
-/// Which window the packets of a service need.
-const fn pool(service: Service) -> Pool {
-    match service {
-        Service::Rc | Service::XrcIni | Service::XrcTgt => Pool::Stream,
-        Service::Uc | Service::Ud | Service::Raw => Pool::Datagrams,
-    }
-}
-
-/// How long to wait for room without a sign of life.
-const fn stall(pool: Pool) -> Duration {
-    match pool {
-        Pool::Stream => STREAM_STALL,
-        Pool::Datagrams => STALL,
     }
 }
 
@@ -280,7 +178,7 @@ impl Memory for QpHost<'_> {
 
     fn scatter(&mut self, side: Side, sges: &[Sge], offset: u32, data: RxPayload<'_>) -> Result<(), MemError> {
         // clause: SRQ-DOMAIN
-        let shared = self.qp.srq().filter(|_| side == Side::Recv).map(|srq| srq.pd().id());
+        let shared = self.qp.srq.as_deref().filter(|_| side == Side::Recv).map(|srq| srq.pd().id());
         match data {
             RxPayload::Bytes(data) => {
                 self.copy(|regions, own| regions.scatter(shared.unwrap_or(own.pd), sges, offset, data))
@@ -359,11 +257,11 @@ impl Memory for QpHost<'_> {
 
 impl Completions for QpHost<'_> {
     fn complete(&mut self, side: Side, cqe: Cqe) -> Result<(), Overrun> {
-        if side == Side::Recv && self.qp.service() == Service::XrcTgt {
+        if side == Side::Recv && self.qp.service == Service::XrcTgt {
             return self.complete_xrc(cqe);
         }
         let (announce, fires) = match side {
-            Side::Send => (VisitOutcome::ANNOUNCE_SEND, self.qp.cq(side).push_send(cqe, &mut self.path.unpolled)?),
+            Side::Send => (VisitOutcome::ANNOUNCE_SEND, self.qp.cq(side).push_send(cqe, &mut self.state.unpolled)?),
             Side::Recv => (VisitOutcome::ANNOUNCE_RECV, self.qp.cq(side).push(cqe)?),
         };
         self.report |= VisitOutcome::when(announce, fires);
@@ -377,21 +275,21 @@ impl SharedReceives for QpHost<'_> {
     }
 
     fn take_tagged(&mut self, tag: Option<u64>, sges: &mut Vec<Sge>) -> Option<(u64, TagFit)> {
-        self.qp.srq()?.take_tagged(tag, sges)
+        self.qp.srq.as_deref()?.take_tagged(tag, sges)
     }
 
     fn forget_unexpected(&mut self) {
-        if let Some(srq) = self.qp.srq() {
+        if let Some(srq) = self.qp.srq.as_deref() {
             srq.forget_unexpected();
         }
     }
 
     fn select_srq(&mut self, srqn: u32) -> SrqPlace {
         if self.selected.as_ref().is_none_or(|srq| srq.number() != Some(srqn)) {
-            let xrcd = self.qp.xrcd();
-            self.selected = xrcd.and_then(|xrcd| xrcd.find_srq(srqn));
-            let is_here = self.selected.is_some();
-            self.elsewhere = if is_here { None } else { xrcd.and_then(|xrcd| xrcd.elsewhere(srqn)) };
+            let domain = self.qp.xrc_domain.as_deref();
+            self.selected = domain.and_then(|domain| domain.find(srqn));
+            let elsewhere = || domain?.elsewhere(srqn, self.qp.engine());
+            self.elsewhere = if self.selected.is_some() { None } else { elsewhere() };
         }
         match (&self.selected, self.elsewhere) {
             (Some(_), _) => SrqPlace::Here,
@@ -418,16 +316,16 @@ impl FlowControl for QpHost<'_> {
 
     fn reserve(&mut self, av: &Av, qpn: Qpn, bytes: u32, own: u32) -> bool {
         let key = Key::of(av.dgid, qpn);
-        if self.by_ring && pool(self.qp.service()) == Pool::Stream || self.try_reserve(key, bytes, own) {
-            self.path.stalls_at = None;
+        if self.by_ring && pool(self.qp.service) == Pool::Stream || self.try_reserve(key, bytes, own) {
+            self.state.stalls_at = None;
             return true;
         }
-        self.path.has_turn = false;
-        let pool = pool(self.qp.service());
-        if self.path.waits_for != Some(key) {
-            self.path.waits_for = Some(key);
-            if let Some(flow) = &self.path.flow {
-                flow.wait(pool, self.qp.qpn(), bytes);
+        self.state.has_turn = false;
+        let pool = pool(self.qp.service);
+        if self.state.waits_for != Some(key) {
+            self.state.waits_for = Some(key);
+            if let Some(flow) = &self.state.flow {
+                flow.wait(pool, self.qp.qpn, bytes);
             }
             // Room that came between the refusal and the registration woke nobody.
             if self.try_reserve(key, bytes, own) {
@@ -435,7 +333,7 @@ impl FlowControl for QpHost<'_> {
             }
         }
         if pool == Pool::Datagrams || own == 0 {
-            self.path.stalls_at.get_or_insert_with(|| self.now.after(stall(pool)));
+            self.state.stalls_at.get_or_insert_with(|| self.now.after(stall(pool)));
         }
         if pool == Pool::Datagrams {
             self.qp.engine().flows().set_starved(true);
@@ -444,23 +342,23 @@ impl FlowControl for QpHost<'_> {
     }
 
     fn reserve_in_run(&mut self, av: &Av, qpn: Qpn, bytes: u32) -> bool {
-        self.path.flow(Key::of(av.dgid, qpn), self.qp.engine(), self.now).reserve_in_run(bytes)
+        self.state.flow(Key::of(av.dgid, qpn), self.qp.engine(), self.now).reserve_in_run(bytes)
     }
 
     fn reserve_ahead(&mut self, av: &Av, qpn: Qpn, bytes: u32) -> bool {
         let key = Key::of(av.dgid, qpn);
-        self.by_ring || self.path.flow(key, self.qp.engine(), self.now).reserve_ahead(bytes)
+        self.by_ring || self.state.flow(key, self.qp.engine(), self.now).reserve_ahead(bytes)
     }
 
     fn release(&mut self, av: &Av, qpn: Qpn, bytes: u32) {
         let engine = self.qp.engine();
-        let flow = self.path.flow(Key::of(av.dgid, qpn), engine, self.now);
+        let flow = self.state.flow(Key::of(av.dgid, qpn), engine, self.now);
         flow.release_stream(bytes, self.now);
         engine.flows().wake(flow);
     }
 
     fn ack_interval(&mut self, av: &Av, qpn: Qpn) -> u32 {
-        self.path.flow(Key::of(av.dgid, qpn), self.qp.engine(), self.now).ack_interval()
+        self.state.flow(Key::of(av.dgid, qpn), self.qp.engine(), self.now).ack_interval()
     }
 }
 

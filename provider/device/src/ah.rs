@@ -1,0 +1,155 @@
+//! Address handles: where a datagram or a connection goes, as programs say it, and what that is on the wire.
+//!
+//! Touches the GID table of the device.
+
+use crate::context::{Context, check_port};
+use crate::pd::Pd;
+use roxe_base::error::Error;
+use roxe_base::uses::Use;
+use roxe_net::group;
+use roxe_transport::wr::Av;
+use roxe_wire::Gid;
+use std::sync::Arc;
+
+/// Where a datagram or a connection shall go, as programs say it (`struct ibv_ah_attr`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AhAttr {
+    /// Destination address.
+    pub dgid: Gid,
+    /// Index of the source address in the GID table.
+    pub sgid_index: u8,
+    /// IPv4 TTL or IPv6 hop limit.
+    pub hop_limit: u8,
+    /// IPv4 TOS or IPv6 traffic class.
+    pub traffic_class: u8,
+    /// 20 bits.
+    pub flow_label: u32,
+    /// Port number.
+    pub port: u8,
+    /// Whether the fields above but `port` are given; required on Ethernet.
+    pub has_grh: bool,
+    /// Service level; has no meaning on the wire here.
+    pub sl: u8,
+    /// The most that a connection sends there, Mbit/s; 0: as much as it can.
+    pub static_rate: u32,
+}
+
+impl Context {
+    /// The address vector that `attr` describes. EINVAL without GRH, with an unused `sgid_index`, a zero destination,
+    /// or one of the other address family.
+    pub fn resolve_av(&self, attr: &AhAttr) -> Result<Av, Error> {
+        check_port(attr.port)?;
+        let sgid = self.device().adapter().gids().get(attr.sgid_index.into()).unwrap_or_default();
+        attr.resolve(sgid)
+    }
+}
+
+impl Pd {
+    /// A new address handle; errors as [`Context::resolve_av`], and ENOMEM: there are `max_ah`.
+    pub fn create_ah(self: &Arc<Self>, attr: &AhAttr) -> Result<Ah, Error> {
+        let av = self.context().resolve_av(attr)?;
+        let _quota = self.context().device().quotas().ahs.take()?;
+        Ok(Ah { av, pd: Arc::clone(self), _use: self.hold(), _quota })
+    }
+}
+
+impl AhAttr {
+    /// The address vector from `sgid`, which is what the table holds at `sgid_index` (zero: nothing).
+    fn resolve(&self, sgid: Gid) -> Result<Av, Error> {
+        // clause: AV-VALID
+        if !self.has_grh {
+            return Err(Error::invalid("the address has no GRH; Ethernet needs one: set is_global and the grh fields"));
+        }
+        if sgid.is_zero() {
+            return Err(Error::invalid(format!("GID index {} is empty; choose one with an address", self.sgid_index)));
+        }
+        if self.dgid.is_zero() {
+            return Err(Error::invalid("the destination GID is zero"));
+        }
+        let dgid = group::destination(self.dgid, sgid.is_ipv4());
+        if sgid.is_ipv4() != dgid.is_ipv4() {
+            return Err(Error::invalid(format!("source {sgid} and destination {dgid} are of different IP versions")));
+        }
+        Ok(Av {
+            sgid,
+            dgid,
+            traffic_class: self.traffic_class,
+            hop_limit: self.hop_limit,
+            flow_label: self.flow_label & 0x000f_ffff,
+            sgid_index: self.sgid_index,
+            static_rate: self.static_rate,
+        })
+    }
+}
+
+/// An address handle: the resolved destination of UD messages.
+#[derive(Debug)]
+pub struct Ah {
+    av: Av,
+    pd: Arc<Pd>,
+    _use: Use,
+    _quota: Use,
+}
+
+impl Ah {
+    /// The resolved address.
+    pub fn av(&self) -> &Av {
+        &self.av
+    }
+
+    /// Its protection domain.
+    pub fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    fn loopback() -> AhAttr {
+        AhAttr { dgid: Ipv4Addr::LOCALHOST.into(), port: 1, has_grh: true, ..AhAttr::default() }
+    }
+
+    // clause: AV-VALID
+    #[test]
+    fn addresses_that_lead_nowhere_are_refused() {
+        let pd = crate::testing::pd();
+        assert!(pd.create_ah(&loopback()).is_ok());
+        let v6 = std::net::IpAddr::from(Ipv6Addr::LOCALHOST);
+        for bad in [
+            AhAttr { has_grh: false, ..loopback() },
+            AhAttr { sgid_index: 15, ..loopback() },
+            AhAttr { sgid_index: 200, ..loopback() },
+            AhAttr { dgid: Gid::default(), ..loopback() },
+            AhAttr { dgid: v6.into(), ..loopback() },
+            AhAttr { port: 2, ..loopback() },
+        ] {
+            assert_eq!(pd.create_ah(&bad).unwrap_err().errno(), libc::EINVAL, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_domain_is_busy_while_it_has_objects() {
+        let pd = crate::testing::pd();
+        let ah = pd.create_ah(&loopback()).unwrap();
+        assert_eq!(pd.dealloc().unwrap_err().errno(), libc::EBUSY);
+        drop(ah);
+        assert!(pd.dealloc().is_ok());
+    }
+
+    #[test]
+    fn an_extended_domain_is_in_use_and_shares_its_memory() {
+        let pd = crate::testing::pd();
+        let extended = pd.extend().unwrap();
+        assert_eq!(extended.id(), pd.id());
+        assert_eq!(pd.dealloc().unwrap_err().errno(), libc::EBUSY);
+        let ah = extended.create_ah(&loopback()).unwrap();
+        assert_eq!(extended.dealloc().unwrap_err().errno(), libc::EBUSY);
+        drop(ah);
+        assert!(extended.dealloc().is_ok());
+        drop(extended);
+        assert!(pd.dealloc().is_ok());
+    }
+}

@@ -1,0 +1,280 @@
+//! [`Id`]: one end of a connection, a listener, or a user of datagram services.
+//!
+//! Here: what it is made of, and the events by which its program hears of it. The three types know each other: an id raises
+//! events on its channel, and an event holds its id.
+//!
+//! ```text
+//!   Idle ── bind ─► Bound ── resolve_addr ─► AddrResolved ── resolve_route ─► RouteResolved ── connect ─► Connected ─┐
+//!                     └──── listen ─► Listening ── a request ─► another id, Connected ───────────────────────────────┤
+//!                                                                            DISCONNECTED ─► Disconnected ◄──────────┘
+//! ```
+//!
+//! `Connected` means that the connection manager knows it: from `connect` or the request on.
+
+use crate::cm::address::Address;
+use crate::cm::device_addr::DeviceAddr;
+use crate::cm::event::{EventData, EventKind};
+use crate::cm::groups::Groups;
+use crate::cm::route::{Alternates, Path};
+use crate::event::EventQueue;
+use crate::ib_cm::interface_change;
+use crate::ib_cm::ports::{Claim, Ephemeral};
+use crate::qp::Qp;
+use crate::runtime::Runtime;
+use roxe_base::error::Error;
+use roxe_base::lock::{Mutex, MutexGuard, rank};
+use roxe_base::uses::ObjectId;
+use roxe_transport::cm::{CmError, Ece, ListenId};
+use roxe_transport::qp::Service;
+use roxe_wire::Psn;
+use roxe_wire::cm::{CommId, PortSpace};
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+/// Where the events of ids arrive (`struct rdma_event_channel`).
+///
+/// Holds its ids alive while events of them are pending: end an id with [`Id::destroy`].
+#[derive(Debug)]
+pub struct Channel {
+    pub(in crate::cm) events: EventQueue<Event>,
+}
+
+/// Something that happened to an id.
+#[derive(Clone, Debug)]
+pub struct Event {
+    /// What happened.
+    pub kind: EventKind,
+    /// 0; a negative errno of what failed; the reason of a rejection, positive; the SIDR status of a datagram service that
+    /// there is not, positive.
+    pub status: i32,
+    /// The id; with [`EventKind::ConnectRequest`] the new one of the connection to be.
+    pub id: Arc<Id>,
+    /// With [`EventKind::ConnectRequest`]: who listens.
+    pub listener: Option<Arc<Id>>,
+    /// What the peer says.
+    pub data: EventData,
+}
+
+impl Event {
+    /// Whether it has to be taken from the channel with `id`.
+    pub(in crate::cm) fn is_about(&self, id: &Id) -> bool {
+        let heard_by = self.listener.as_ref().unwrap_or(&self.id);
+        std::ptr::eq(&raw const **heard_by, id)
+    }
+}
+
+/// `struct rdma_cm_id`: what a program binds, connects and listens with.
+///
+/// Ends with [`Id::destroy`] only: the connection manager and pending events hold it too.
+pub struct Id {
+    pub(super) me: Weak<Self>,
+    pub(super) name: ObjectId,
+    pub(super) port_space: PortSpace,
+    pub(super) service: Service,
+    pub(super) user: AtomicU64,
+    pub(super) inner: Mutex<rank::CmId, Inner>,
+    /// Where its events go. Changed and pushed to under this lock, so that they keep their order.
+    pub(super) channel: Mutex<rank::CmIdChannel, Arc<Channel>>,
+}
+
+/// Where an id stands; the picture is on the first page of the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::cm) enum State {
+    Idle,
+    Bound,
+    AddrResolved,
+    RouteResolved,
+    Connected,
+    Disconnected,
+    Listening,
+    /// Its device is gone.
+    Removed,
+    Destroyed,
+}
+
+/// What the machine calls its connection or lookup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::cm) enum Link {
+    /// There was none yet.
+    None,
+    /// This one is known to the machine.
+    Alive(CommId),
+    /// It is over, and the machine may use the name for another one.
+    Over,
+}
+
+/// Which end it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::cm) enum Side {
+    Active,
+    Passive,
+}
+
+/// A port that it has for itself.
+#[derive(Debug)]
+pub(in crate::cm) enum Port {
+    /// Known to all processes.
+    Claimed(Arc<Claim>),
+    /// To this one.
+    Ephemeral(#[expect(dead_code, reason = "gives the port back when dropped")] Ephemeral),
+}
+
+/// What the lock guards.
+#[derive(Debug)]
+pub(in crate::cm) struct Inner {
+    pub(in crate::cm) state: State,
+    pub(in crate::cm) side: Side,
+    pub(in crate::cm) device_addr: Option<DeviceAddr>,
+    pub(in crate::cm) local: Option<Address>,
+    pub(in crate::cm) peer: Option<Address>,
+    /// TTL or hop limit of the way to the peer.
+    pub(super) hop_limit: u8,
+    pub(in crate::cm) path: Option<Path>,
+    pub(in crate::cm) link: Link,
+    pub(super) port: Option<Port>,
+    pub(super) listens: Vec<(Runtime, ListenId)>,
+    /// Where to listen once there is an address.
+    pub(super) later: Vec<Runtime>,
+    /// Requests that may wait for the program to hear of them, and how many do.
+    pub(super) backlog: usize,
+    pub(super) unheard: usize,
+    pub(super) options: Options,
+    pub(super) local_ece: Ece,
+    pub(in crate::cm) remote_ece: Ece,
+    pub(super) qp: Option<Arc<Qp>>,
+    pub(super) groups: Groups,
+    pub(in crate::cm) alternates: Alternates,
+    /// The PSN that the peer starts with.
+    pub(super) psn: Psn,
+    /// The program was told that its address is gone.
+    pub(in crate::cm) address_lost: bool,
+}
+
+/// What a program set.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::cm) struct Options {
+    pub(super) tos: Option<u8>,
+    pub(super) reuse: bool,
+    /// `None`: as the system's default.
+    pub(super) af_only: Option<bool>,
+    pub(super) ack_timeout: Option<u8>,
+}
+
+impl Inner {
+    /// EINVAL unless it is in one of these states.
+    pub(in crate::cm) fn check(&self, allowed: &[State]) -> Result<(), Error> {
+        if allowed.contains(&self.state) {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("the id is in the state {:?}; this needs {allowed:?}", self.state)))
+    }
+
+    /// Its port, if other processes know of it.
+    pub(super) fn claim(&self) -> Option<Arc<Claim>> {
+        match &self.port {
+            Some(Port::Claimed(claim)) => Some(Arc::clone(claim)),
+            _ => None,
+        }
+    }
+
+    /// TOS or traffic class that the program wants.
+    pub(in crate::cm) fn traffic_class(&self) -> u8 {
+        self.options.tos.unwrap_or(0)
+    }
+
+    /// The groups, and the queue pair that is in them.
+    pub(in crate::cm) fn groups(&mut self) -> (&mut Groups, Option<&Qp>) {
+        (&mut self.groups, self.qp.as_deref())
+    }
+
+    /// The queue pair is about to be forgotten: it leaves the groups that the id has brought it into.
+    pub(super) fn leave_groups(&mut self) {
+        if let (groups, Some(qp)) = self.groups() {
+            groups.detach_all(qp);
+        }
+    }
+
+    /// The device, or EINVAL.
+    pub(in crate::cm) fn device_addr(&self) -> Result<&DeviceAddr, Error> {
+        self.device_addr.as_ref().ok_or_else(|| Error::invalid("the id is not bound to a device"))
+    }
+}
+
+/// What the other files need of it.
+impl Id {
+    /// The program's own name of it; 0 for the id of a request until [`Id::set_user`].
+    pub fn user(&self) -> u64 {
+        self.user.load(Ordering::Relaxed)
+    }
+
+    /// Its port space.
+    pub fn port_space(&self) -> PortSpace {
+        self.port_space
+    }
+
+    /// What kind of queue pair it is for.
+    pub fn service(&self) -> Service {
+        self.service
+    }
+
+    /// Where its events come.
+    pub fn channel(&self) -> Arc<Channel> {
+        Arc::clone(&self.channel.lock())
+    }
+
+    pub(in crate::cm) fn lock(&self) -> MutexGuard<'_, rank::CmId, Inner> {
+        self.inner.lock()
+    }
+
+    /// Tells the program what happened; `inner` is what the id's lock guards.
+    pub(in crate::cm) fn raise_in(&self, inner: &Inner, kind: EventKind, status: i32, data: EventData) {
+        if let Some(id) = self.me.upgrade().filter(|_| inner.state != State::Destroyed) {
+            self.channel.lock().push(Event { kind, status, id, listener: None, data });
+        }
+    }
+
+    /// Tells the program that a peer wants to connect to this listener. False: it does not listen any more, or too many
+    /// wait already.
+    pub(in crate::cm) fn raise_request(&self, id: &Arc<Self>, data: EventData) -> bool {
+        let mut inner = self.lock();
+        let Some(me) = self.me.upgrade() else { return false };
+        if inner.state != State::Listening || inner.unheard >= inner.backlog {
+            return false;
+        }
+        inner.unheard += 1;
+        let (kind, id, channel) = (EventKind::ConnectRequest, Arc::clone(id), self.channel());
+        // The new id's events come where those of the listener do, which may have moved.
+        *id.channel.lock() = Arc::clone(&channel);
+        channel.push(Event { kind, status: 0, id, listener: Some(me), data });
+        true
+    }
+
+    /// A request that came to it was heard.
+    pub(in crate::cm) fn request_fetched(&self) {
+        let mut inner = self.lock();
+        inner.unheard = inner.unheard.saturating_sub(1);
+    }
+}
+
+impl Drop for Id {
+    fn drop(&mut self) {
+        interface_change::remove(self.name);
+    }
+}
+
+impl fmt::Debug for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Id").field("port_space", &self.port_space).field("user", &self.user()).finish_non_exhaustive()
+    }
+}
+
+/// What a refusal of the machine is to programs.
+pub(in crate::cm) fn refused(error: &CmError) -> Error {
+    let errno = match error {
+        CmError::UnknownId | CmError::State => libc::EINVAL,
+        CmError::InUse => libc::EADDRINUSE,
+        CmError::Full => libc::ENOMEM,
+    };
+    Error::new(errno, error.to_string())
+}

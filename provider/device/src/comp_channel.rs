@@ -1,0 +1,93 @@
+//! Completion channels: where completion queues announce that they have something.
+//!
+//! A program that is about to sleep on one lets the engine receive first. Touches its queue of events and the engine.
+
+use crate::context::Context;
+use crate::event::EventQueue;
+use roxe_base::error::Error;
+use roxe_base::uses::{ObjectId, Use, UseCount};
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::Arc;
+
+/// An event of a completion queue, on its way to whoever waits on the channel.
+#[derive(Clone, Copy, Debug)]
+struct CqEvent {
+    cq: ObjectId,
+    user: u64,
+}
+
+/// Where completion queues announce that they have something (`man ibv_create_comp_channel`).
+#[derive(Debug)]
+pub struct CompChannel {
+    context: Arc<Context>,
+    events: EventQueue<CqEvent>,
+    uses: UseCount,
+}
+
+impl Context {
+    /// A new completion channel.
+    pub fn create_comp_channel(self: &Arc<Self>) -> Result<Arc<CompChannel>, Error> {
+        let (context, events, uses) = (Arc::clone(self), EventQueue::new()?, UseCount::default());
+        Ok(Arc::new(CompChannel { context, events, uses }))
+    }
+}
+
+impl CompChannel {
+    /// The context it belongs to.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Readable while events are pending. Stays owned by the channel; may be polled and made non-blocking.
+    pub fn fd(&self) -> RawFd {
+        self.events.fd()
+    }
+
+    /// The descriptor of [`CompChannel::fd`], borrowed.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
+    }
+
+    /// Waits for the next event and returns the `user` token of its CQ; EAGAIN if the descriptor is non-blocking and
+    /// nothing is pending, EINTR as `read(2)` gives it.
+    pub fn get_event(&self) -> Result<u64, Error> {
+        let _wait = self.before_wait();
+        Ok(self.events.next()?.user)
+    }
+
+    /// For a caller that sleeps itself, by a `read` of the descriptor: looks around first. Keep the answer until it has slept.
+    pub fn before_wait(&self) -> impl Sized + '_ {
+        let is_over = || !self.events.is_empty();
+        self.events.would_wait().then(|| self.context.engine().before_sleep(is_over))
+    }
+
+    /// The `user` token of the next event, for a caller that has slept by itself ([`CompChannel::before_wait`]) and has read a
+    /// unit. `None`: there is no event any more, go on waiting.
+    pub fn take_event(&self) -> Option<u64> {
+        Some(self.events.take_next()?.user)
+    }
+
+    /// As [`CompChannel::get_event`], but never waits, whatever the mode of the descriptor.
+    pub fn try_get_event(&self) -> Option<u64> {
+        Some(self.events.try_next()?.user)
+    }
+
+    /// Whether the channel may be destroyed: EBUSY while completion queues use it.
+    pub fn destroy(&self) -> Result<(), Error> {
+        self.uses.check_unused("completion channel", "completion queues")
+    }
+
+    /// Registers one CQ as a user.
+    pub(crate) fn hold(&self) -> Use {
+        self.uses.hold()
+    }
+
+    pub(crate) fn announce(&self, cq: ObjectId, user: u64) {
+        self.events.push(CqEvent { cq, user });
+    }
+
+    /// Forgets the pending events of a CQ that is destroyed.
+    pub(crate) fn forget(&self, cq: ObjectId) {
+        self.events.forget(|event| event.cq == cq);
+    }
+}

@@ -1,0 +1,119 @@
+//! The devices of this process: the list that [`devices`] gives out.
+//!
+//! Touches the interfaces of the system.
+
+use crate::device::Device;
+use crate::stats;
+use roxe_base::config::{config, parse_netdevs};
+use roxe_base::error::Error;
+use roxe_base::exit::{Stage, at_exit};
+use roxe_base::lock::{Lockable, Mutex, rank};
+use roxe_engine::port::Netdev;
+use std::sync::Arc;
+
+/// What earlier calls of [`devices`] gave out, with their engines and counters.
+static KNOWN: Mutex<rank::Devices, Vec<Arc<Device>>> = Mutex::new(Vec::new());
+
+/// The devices of this process: loopback as `roxe0`, or the interfaces that `ROXE_NETDEV` names as `roxe0`, `roxe1`, ...
+///
+/// Asking again gives the same devices. ENODEV if an interface does not exist,
+/// EINVAL if one is named twice or a `ROXE_*` variable is not understood.
+pub fn devices() -> Result<Vec<Arc<Device>>, Error> {
+    let config = config()?;
+    if config.stats || config.counters.is_some() {
+        at_exit(Stage::Report, report);
+    }
+    let netdevs = choose(&Netdev::all(), &config.netdevs)?;
+    let mut known = KNOWN.lock();
+    let found = (0..).zip(netdevs).map(|(index, netdev)| {
+        match known.iter().find(|device| device.index() == index && device.ifindex() == netdev.ifindex) {
+            Some(device) => Arc::clone(device),
+            None => Arc::new(Device::new(index, &netdev)),
+        }
+    });
+    *known = found.collect();
+    Ok(known.clone())
+}
+
+/// What [`devices`] would find in a process whose `ROXE_NETDEV` is `netdevs` (`None`: that of this one). Nobody keeps
+/// these devices, and they are not to be opened.
+pub fn preview(netdevs: Option<&str>) -> Result<Vec<Device>, Error> {
+    let names = netdevs.map_or_else(|| config().map(|config| config.netdevs.clone()), parse_netdevs)?;
+    Ok((0..).zip(choose(&Netdev::all(), &names)?).map(|(index, netdev)| Device::new(index, &netdev)).collect())
+}
+
+/// The devices that were given out, for the end of the process: nothing while another thread is about to change them.
+pub(crate) fn known_devices() -> Vec<Arc<Device>> {
+    KNOWN.try_lock().map(|known| known.clone()).unwrap_or_default()
+}
+
+/// What the devices counted, told when the process ends.
+fn report() {
+    stats::report(&known_devices());
+}
+
+/// The lock of the list, for the fork handlers.
+pub(crate) fn lock() -> &'static dyn Lockable {
+    &KNOWN
+}
+
+/// In the child of a fork: what was counted so far the parent tells.
+pub(crate) fn abandon() {
+    for device in known_devices() {
+        device.adapter().begin_anew();
+    }
+}
+
+/// The interfaces with these names, in the order of the names.
+fn choose(all: &[Netdev], names: &[String]) -> Result<Vec<Netdev>, Error> {
+    let find = |(at, name): (usize, &String)| {
+        if names[..at].contains(name) {
+            return Err(Error::invalid(format!("ROXE_NETDEV names {name} twice; name each interface once")));
+        }
+        all.iter().find(|dev| dev.name == *name).cloned().ok_or_else(|| no_such_netdev(all, name))
+    };
+    names.iter().enumerate().map(find).collect()
+}
+
+fn no_such_netdev(all: &[Netdev], name: &str) -> Error {
+    let known: Vec<_> = all.iter().map(|dev| dev.name.as_str()).collect();
+    let known = known.join(", ");
+    Error::new(libc::ENODEV, format!("there is no network interface {name}; set ROXE_NETDEV to some of: {known}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn netdev(name: &str) -> Netdev {
+        let (mac, addresses) = ([0; 6], vec![]);
+        Netdev { name: name.into(), ifindex: 1, mac, mtu: 1500, up: true, addresses }
+    }
+
+    fn chosen(names: &[&str]) -> Result<Vec<String>, Error> {
+        let all = ["eth0", "lo", "eth1"].map(netdev);
+        let names: Vec<_> = names.iter().map(ToString::to_string).collect();
+        Ok(choose(&all, &names)?.into_iter().map(|dev| dev.name).collect())
+    }
+
+    #[test]
+    fn interfaces_come_in_the_order_of_their_names() {
+        assert_eq!(chosen(&["eth1", "lo"]).unwrap(), ["eth1", "lo"]);
+    }
+
+    #[test]
+    fn wrong_names_are_explained() {
+        let error = chosen(&["lo", "eth7"]).unwrap_err();
+        assert_eq!(error.errno(), libc::ENODEV);
+        let text = "there is no network interface eth7; set ROXE_NETDEV to some of: eth0, lo, eth1";
+        assert_eq!(error.to_string(), text);
+        assert_eq!(chosen(&["lo", "lo"]).unwrap_err().errno(), libc::EINVAL);
+    }
+
+    #[test]
+    fn asking_again_gives_the_same_devices() {
+        let (first, second) = (devices().unwrap(), devices().unwrap());
+        assert!(Arc::ptr_eq(&first[0], &second[0]));
+        assert_eq!((first[0].name(), first[0].netdev(), first[0].ifindex()), ("roxe0", "lo", 1));
+    }
+}

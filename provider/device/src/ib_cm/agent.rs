@@ -1,0 +1,221 @@
+//! [`Agent`]: connection management of one device in this process, between the verbs of programs and queue pair 1.
+//!
+//! Under the agent's lock a verb, a message or a timer works on the machine; what comes of it, messages and events, leaves
+//! before the lock is dropped. May touch everything of the engine.
+
+use super::mad_sender::MadSender;
+use super::session::{CmHandler, Inbox, Session};
+use roxe_base::cancel::uncancelled;
+use roxe_base::clock;
+use roxe_base::error::Error;
+use roxe_base::lock::{Lockable, Mutex, rank};
+use roxe_engine::engine::Engine;
+use roxe_transport::cm::{Cm, ListenId, Route, Settings};
+use roxe_transport::time::Instant;
+use roxe_wire::Psn;
+use roxe_wire::cm::{CommId, Guid, Mad};
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
+
+/// Messages that wait for the agent; more are lost, as on any network.
+const MAX_INBOX: usize = 4096;
+/// How often a process that ends says what nobody will repeat for it.
+const END_REPEATS: usize = 3;
+
+/// Everything of connection management of one device in this process.
+#[derive(Debug)]
+pub(crate) struct Agent {
+    /// `None` until somebody needs it, and again in the child of a fork.
+    core: Mutex<rank::CmAgent, Option<Core>>,
+    /// The engine knows whether something is in there.
+    inbox: Mutex<rank::CmInbox, Inbox>,
+    /// Called when there is something that the end of the process has to end.
+    on_start: fn(),
+}
+
+/// What the lock guards.
+#[derive(Debug)]
+struct Core {
+    cm: Cm,
+    ids: HashMap<CommId, Arc<dyn CmHandler>>,
+    listeners: HashMap<ListenId, Arc<dyn CmHandler>>,
+    mad_sender: MadSender,
+    /// When the engine's timers call next.
+    called_at: Option<Instant>,
+    /// When to check the peers.
+    check_at: Option<Instant>,
+}
+
+impl Core {
+    fn new(engine: &Engine) -> Result<Self, Error> {
+        let settings = Settings { prefix: engine.slot()?.get(), ..Settings::new(Guid(engine.node_guid())) };
+        let mad_sender = MadSender::new(Psn::new(draw() as u32));
+        let (ids, listeners) = (HashMap::new(), HashMap::new());
+        Ok(Self { cm: Cm::new(settings), ids, listeners, mad_sender, called_at: None, check_at: None })
+    }
+
+    fn session<'a>(&'a mut self, engine: &'a Engine) -> Session<'a> {
+        let Self { cm, ids, listeners, mad_sender, check_at, .. } = self;
+        Session { cm, engine, ids, listeners, now: clock::now(), check_at, random: draw, mad_sender }
+    }
+
+    /// Asks the engine to call when the machine's next timer is due, or the peers are to be checked.
+    fn ask_for_call(&mut self, engine: &Engine) {
+        let Some(due) = self.cm.poll_timeout().into_iter().chain(self.check_at).min() else { return };
+        if self.called_at.is_none_or(|at| due < at) {
+            self.called_at = Some(due);
+            engine.add_cm_timer(due);
+        }
+    }
+
+    fn work_off(&mut self, engine: &Engine, mut inbox: Inbox) {
+        // A call that an earlier one has overtaken means nothing.
+        inbox.call = inbox.call.filter(|call| self.called_at.is_some_and(|at| at <= *call));
+        if inbox.call.is_some() {
+            self.called_at = None;
+        }
+        self.session(engine).take_in(inbox);
+        self.ask_for_call(engine);
+    }
+}
+
+impl Agent {
+    /// Leaves a message for whoever calls [`Engine::run_cm`] next.
+    pub(crate) fn leave_message(&self, engine: &Engine, route: Route, mad: Mad) {
+        let mut inbox = self.inbox.lock();
+        if inbox.messages.len() < MAX_INBOX {
+            inbox.messages.push_back((route, mad));
+            engine.note_connection_work();
+        } else {
+            engine.counters().mads_lost.add(1);
+        }
+    }
+
+    /// The call that was asked for `deadline`: the next one of [`Engine::run_cm`] acts on it.
+    pub(crate) fn leave_deadline(&self, engine: &Engine, deadline: Instant) {
+        let mut inbox = self.inbox.lock();
+        inbox.call = inbox.call.max(Some(deadline));
+        engine.note_connection_work();
+    }
+
+    fn empty_inbox(&self, engine: &Engine) -> Inbox {
+        let mut inbox = self.inbox.lock();
+        engine.take_connection_work();
+        std::mem::take(&mut *inbox)
+    }
+
+    /// The process ends: the program forgets all connections and lookups, and peers are told so several times. Takes the lock
+    /// only if it gets it in time.
+    // clause: CM-DISCONNECT, CM-PARTING
+    pub(crate) fn end_all(&self, engine: &Engine, limit: Duration) {
+        let Some(mut guard) = self.core.try_lock_for(limit) else { return };
+        let Some(core) = guard.as_mut() else { return };
+        let mut session = core.session(engine);
+        let everybody: Vec<_> = session.cm.all().collect();
+        session.end_all(&everybody);
+        // Nothing is lost on the way to other processes of this host, and those notice.
+        let is_far = |(_, route): &(CommId, Route)| engine.link(route.remote).is_none();
+        let far: Vec<_> = everybody.into_iter().filter(is_far).collect();
+        for _ in 1..END_REPEATS {
+            session.end_all(&far);
+        }
+        session.settle();
+    }
+
+    /// In the child of a fork: connections and listeners are the parent's.
+    pub(crate) fn abandon(&self) {
+        // What the child holds itself stays; nothing is told to anybody.
+        drop(self.core.lock().take());
+        drop(std::mem::take(&mut *self.inbox.lock()));
+    }
+
+    /// The lock, for the fork handlers.
+    pub(crate) fn raw(&self) -> &impl Lockable {
+        &self.core
+    }
+
+    /// That of the inbox.
+    pub(crate) fn raw_inbox(&self) -> &impl Lockable {
+        &self.inbox
+    }
+}
+
+impl Agent {
+    /// One that nobody needs yet. `on_start` is called as soon as somebody does.
+    pub(crate) fn new(on_start: fn()) -> Self {
+        Self { core: Mutex::default(), inbox: Mutex::default(), on_start }
+    }
+
+    /// Starts the engine and its sockets if need be, runs `verb` under the agent's lock, then sends the messages and
+    /// delivers the events that came of it. Take no lock of an id around this.
+    ///
+    /// # Errors
+    /// Why the engine cannot start: no address, no slot.
+    pub(crate) fn run<T>(&self, engine: &Engine, verb: impl FnOnce(&mut Session<'_>) -> T) -> Result<T, Error> {
+        engine.start_with_links()?;
+        // Whoever calls is likely to wait for an event next.
+        engine.arm();
+        let value = {
+            let mut core = self.core.lock();
+            let core = self.ensure(&mut core, engine)?;
+            let mut session = core.session(engine);
+            let value = verb(&mut session);
+            session.settle();
+            core.ask_for_call(engine);
+            value
+        };
+        look_again(engine);
+        Ok(value)
+    }
+
+    /// How many connections and lookups there are, those included that are over but for late packets.
+    pub(crate) fn connections(&self, engine: &Engine) -> usize {
+        let count = self.core.lock().as_ref().map_or(0, |core| core.cm.len());
+        look_again(engine);
+        count
+    }
+
+    fn ensure<'a>(&self, core: &'a mut Option<Core>, engine: &Engine) -> Result<&'a mut Core, Error> {
+        if core.is_none() {
+            *core = Some(Core::new(engine)?);
+            (self.on_start)();
+        }
+        core.as_mut().ok_or_else(|| Error::new(libc::ENODEV, "connection management is not running"))
+    }
+
+    /// Works off what waits for the agent. Whoever finds it locked leaves the inbox to the thread that holds it, which looks
+    /// once more after it has let go: the fences see to it that one of the two finds what is there.
+    #[cold]
+    pub(crate) fn work_off_inbox(&self, engine: &Engine) {
+        uncancelled(|| self.work_off(engine));
+    }
+
+    fn work_off(&self, engine: &Engine) {
+        while engine.has_connection_work() {
+            fence(Ordering::SeqCst);
+            let Some(mut guard) = self.core.try_lock() else { return };
+            // Without numbers of its own this process cannot have been meant.
+            let Ok(core) = self.ensure(&mut guard, engine) else {
+                return engine.counters().mads_lost.add(self.empty_inbox(engine).messages.len() as u64);
+            };
+            core.work_off(engine, self.empty_inbox(engine));
+            drop(guard);
+            fence(Ordering::SeqCst);
+        }
+    }
+}
+
+/// The agent was let go of: who came for it meanwhile has left again.
+fn look_again(engine: &Engine) {
+    fence(Ordering::SeqCst);
+    engine.run_cm();
+}
+
+/// A number that nobody can predict: ids and starting PSNs keep strangers out of connections.
+fn draw() -> u64 {
+    // The system refuses only where it has been told to. Then the keys of hash maps, which it gave earlier, must do.
+    getrandom::u64().unwrap_or_else(|_| RandomState::new().hash_one(clock::now().0))
+}

@@ -1,0 +1,116 @@
+//! What the surroundings of a queue pair remember from visit to visit.
+//!
+//! Under the lock of the queue pair. Touches the flow control of the engine.
+
+use super::xrc_requests::XrcRequests;
+use crate::cq::Cq;
+use crate::unpolled::Unpolled;
+use roxe_engine::engine::Engine;
+use roxe_engine::flow_control::{Flow, Key, Pool, STALL, STREAM_STALL};
+use roxe_transport::qp::Service;
+use roxe_transport::time::Instant;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What the surroundings of a queue pair remember from visit to visit: where it sends, and what it has completed.
+#[derive(Debug, Default)]
+pub(super) struct QpHostState {
+    /// The window used last.
+    pub(super) flow: Option<Arc<Flow>>,
+    /// The window it waits for room in.
+    pub(super) waits_for: Option<Key>,
+    /// When to stop waiting for credits, or for what others have under way.
+    pub(super) stalls_at: Option<Instant>,
+    /// It has waited, and it is its turn.
+    pub(super) has_turn: bool,
+    /// Completions of sends that nobody has polled.
+    pub(super) unpolled: Unpolled,
+    /// Of an XRC target that has met queues of other processes.
+    pub(super) xrc_requests: Option<Box<XrcRequests>>,
+}
+
+impl QpHostState {
+    /// It is being served: whatever it waited for, it has to ask again, and is not refused what was kept for it.
+    pub(super) fn begin_turn(&mut self) {
+        (self.waits_for, self.has_turn) = (None, true);
+    }
+
+    /// It has sent what it could.
+    pub(super) fn end_turn(&mut self) {
+        self.has_turn = false;
+    }
+
+    /// It waits for room in a link, until then at most.
+    pub(super) fn wait_until(&mut self, at: Instant) {
+        self.stalls_at.get_or_insert(at);
+    }
+
+    /// When [`QpHostState::on_timer`] has something to do.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.stalls_at
+    }
+
+    /// Opens the window if credits seem to be lost, or nothing comes back.
+    pub(super) fn on_timer(&mut self, engine: &Engine, service: Service, now: Instant) {
+        if self.stalls_at.is_none_or(|at| at > now) {
+            return;
+        }
+        let pool = pool(service);
+        // It keeps its place among those who wait.
+        self.stalls_at = self.waits_for.map(|_| now.after(stall(pool)));
+        if let Some(flow) = &self.flow {
+            match pool {
+                Pool::Stream => flow.open_stream_if_stalled(now),
+                Pool::Datagrams => flow.open_if_stalled(now),
+            }
+            engine.flows().wake(flow);
+        }
+    }
+
+    /// Places of a send queue that are free when its state machine has `room`. One whose completion still lies in `cq` is
+    /// taken: a program that posts until the queue is full never overruns its completion queue.
+    // clause: SEND-PLACE
+    pub(super) fn free_sends(&mut self, room: u32, cq: &Cq) -> u32 {
+        if room <= self.unpolled.len() {
+            self.unpolled.forget(cq.polled());
+        }
+        room.saturating_sub(self.unpolled.len())
+    }
+
+    /// The queue pair was reset.
+    pub(super) fn reset(&mut self) {
+        self.unpolled.clear();
+    }
+
+    /// The connection has ended: what is open at another process ends too.
+    #[inline]
+    pub(super) fn end_xrc_requests(&mut self, engine: &Engine) {
+        if let Some(requests) = self.xrc_requests.take() {
+            requests.end(engine);
+        }
+    }
+
+    /// The window towards `key`.
+    pub(super) fn flow(&mut self, key: Key, engine: &Engine, now: Instant) -> &Arc<Flow> {
+        if self.flow.as_ref().is_some_and(|flow| flow.key() != key) {
+            self.flow = None;
+        }
+        self.flow.get_or_insert_with(|| engine.flows().get(key, now, || engine.look_at(key)))
+    }
+}
+
+/// Which window the packets of a service need.
+pub(super) const fn pool(service: Service) -> Pool {
+    match service {
+        Service::Rc | Service::XrcIni | Service::XrcTgt => Pool::Stream,
+        Service::Uc | Service::Ud | Service::Raw => Pool::Datagrams,
+    }
+}
+
+/// How long to wait for room without a sign of life.
+pub(super) const fn stall(pool: Pool) -> Duration {
+    match pool {
+        Pool::Stream => STREAM_STALL,
+        Pool::Datagrams => STALL,
+    }
+}

@@ -1,0 +1,243 @@
+//! A queue pair as the engine sees it: handed packets, frames, results and timers, asked to send.
+//!
+//! Touches the state machine under the lock, and what a visit reaches ([`super::host`]).
+
+use super::core::{Inner, QpCore};
+use super::credits::{Credits, sender_of};
+use super::host::QpHost;
+use roxe_base::clock;
+use roxe_base::lock::Lockable;
+use roxe_engine::flow_control::Grant;
+use roxe_engine::queue_pair::{QueuePair, VisitOutcome};
+use roxe_engine::run::{Joined, Run, RxTools, header_of};
+use roxe_engine::tx::TxCache;
+use roxe_memory::guard::SharedBytes;
+use roxe_net::forward::XrcRequestId;
+use roxe_net::link::RxMeta;
+use roxe_transport::cx::RxPayload;
+use roxe_transport::qp::{AttrMask, EarlyPackets, FrameNote, Outcome, QpAttr, QpState, Service};
+use roxe_transport::time::Instant;
+use roxe_wire::{NetHeader, Packet, PacketReader, Qpn};
+
+impl QueuePair for QpCore {
+    fn qpn(&self) -> Qpn {
+        self.resources.qpn
+    }
+
+    fn ordinal(&self) -> u32 {
+        self.ordinal
+    }
+
+    fn service(&self) -> Service {
+        self.resources.service
+    }
+
+    fn receive(&self, run: Run<'_>, tools: &mut RxTools<'_>, now: Instant) -> VisitOutcome {
+        let mut inner = self.inner.lock();
+        if inner.is_cut_off {
+            // It was destroyed after it was found.
+            self.engine().counters().unknown_qp.add(run.count());
+            return VisitOutcome::default();
+        }
+        let Inner { machine, state, early, .. } = &mut *inner;
+        let mut host = QpHost::new(&self.resources, state, now);
+        let mut credits = Credits::default();
+        let (mut net, mut reader) = (header_of(run.meta, run.index), PacketReader::default());
+        if run.meta.sealed {
+            tools.ident.begin_run(&net);
+        }
+        for (index, bytes) in run.packets() {
+            net.ident = index;
+            // clause: ICRC-WRONG
+            if run.meta.sealed && !tools.ident.verify(bytes, index) {
+                self.engine().counters().icrc_errors.add(1);
+                continue;
+            }
+            let Ok(packet) = reader.parse(bytes) else {
+                self.engine().counters().malformed.add(1);
+                continue;
+            };
+            if self.resources.service == Service::XrcTgt && !tools.starved && host.hold(machine, &net, packet, bytes) {
+                continue;
+            }
+            let sender = sender_of(machine, packet).filter(|_| tools.owes_credit(net.src, net.dst));
+            let creditor = sender.filter(|_| !run.meta.by_ring);
+            let may_have_overtaken = || sender.is_some() || tools.may_overtake(net.src);
+            if !tools.starved && early.keep(machine, &mut host, (&net, packet), creditor, may_have_overtaken) {
+                continue;
+            }
+            if tools.starved {
+                self.count(machine.handle_packet_starved(&mut host, &net, packet));
+            } else {
+                self.count(machine.handle_packet(&mut host, &net, packet));
+            }
+            credits.add(&self.resources, creditor, net.dst, packet);
+        }
+        credits.return_all(&self.resources);
+        let report = host.end();
+        self.end_receiving(&mut inner, report, now)
+    }
+
+    fn receive_joined(&self, meta: &RxMeta, packets: &Joined<'_>, now: Instant) -> Option<VisitOutcome> {
+        let mut inner = self.inner.lock();
+        if inner.is_cut_off {
+            return None;
+        }
+        let Inner { machine, state, .. } = &mut *inner;
+        let mut host = QpHost::new(&self.resources, state, now).with_arrived(packets.payload);
+        let payload = RxPayload::Shared { at: 0, len: packets.payload.len() };
+        let is_taken = machine.handle_joined(&mut host, &header_of(meta, 0), &packets.first, packets.len, payload);
+        let report = host.end();
+        is_taken.then(|| self.end_receiving(&mut inner, report, now))
+    }
+
+    fn takes_shared_payload(&self) -> bool {
+        self.resources.service == Service::Rc && self.resources.srq.is_none()
+    }
+
+    fn receive_shared(
+        &self,
+        meta: &RxMeta,
+        (copies, head): (&[u8], usize),
+        shared: SharedBytes<'_>,
+        now: Instant,
+    ) -> VisitOutcome {
+        let mut inner = self.inner.lock();
+        if inner.is_cut_off {
+            return VisitOutcome::default();
+        }
+        let Inner { machine, state, .. } = &mut *inner;
+        let mut host = QpHost::new(&self.resources, state, now).with_arrived(shared);
+        let (net, mut reader) = (header_of(meta, 0), PacketReader::default());
+        for (index, bytes) in copies.chunks(meta.segment).enumerate() {
+            let Ok(packet) = reader.parse(bytes) else {
+                self.engine().counters().malformed.add(1);
+                continue;
+            };
+            let (len, before) = (packet.payload.len(), packet.header.padded_len(0));
+            let payload = if before + len <= head {
+                RxPayload::Bytes(packet.payload)
+            } else {
+                RxPayload::Shared { at: index * meta.segment + before, len }
+            };
+            let net = NetHeader { ident: index as u16, ..net };
+            self.count(machine.handle_with_payload(&mut host, &net, &packet.header, payload));
+        }
+        let report = host.end();
+        self.end_receiving(&mut inner, report, now)
+    }
+
+    fn is_crowded(&self) -> bool {
+        self.inner.lock().early.is_half_full()
+    }
+
+    fn return_credit(&self, packet: &Packet<'_>, net: &NetHeader, tools: &RxTools<'_>) {
+        let sender = sender_of(&self.inner.lock().machine, packet);
+        let creditor = sender.filter(|_| tools.owes_credit(net.src, net.dst));
+        let mut credits = Credits::default();
+        credits.add(&self.resources, creditor, net.dst, packet);
+        credits.return_all(&self.resources);
+    }
+
+    fn serve(&self, now: Instant) {
+        self.end_visit(self.inner.lock(), VisitOutcome::default(), now);
+    }
+
+    fn serve_or_wait(&self, report: VisitOutcome, now: Instant) -> Option<Instant> {
+        let mut inner = self.inner.lock();
+        let until = if inner.machine.owes_only_ack() { inner.delayed_ack.on_request(now) } else { None };
+        if until.is_none() {
+            self.end_visit(inner, report, now);
+        } else {
+            let report = report | self.settle(&mut inner);
+            drop(inner);
+            self.announce(report);
+        }
+        until
+    }
+
+    fn end_waiting(&self, now: Instant) {
+        let mut inner = self.inner.lock();
+        if inner.machine.has_work() {
+            inner.delayed_ack.on_silence();
+            self.end_visit(inner, VisitOutcome::default(), now);
+        }
+    }
+
+    fn serve_waiter(&self, grant: Option<Grant>, now: Instant) {
+        let mut inner = self.inner.lock();
+        // Who only waited for more requests has no turn.
+        if !std::mem::take(&mut inner.coalesces) || grant.is_some() {
+            inner.state.begin_turn();
+        }
+        inner.tx.stop_waiting();
+        drop(grant);
+        self.end_visit(inner, VisitOutcome::default(), now);
+    }
+
+    fn on_timer(&self, deadline: Instant, now: Instant) {
+        let mut inner = self.inner.lock();
+        if inner.registered != Some(deadline) {
+            return;
+        }
+        inner.registered = None;
+        if inner.state.deadline().is_some_and(|at| at <= now) && !self.resources.service.is_reliable() {
+            inner.tx.end_patience(self.engine());
+        }
+        inner.state.on_timer(self.engine(), self.resources.service, now);
+        if let Some(requests) = &mut inner.state.xrc_requests {
+            requests.ask_again(self.engine(), now);
+        }
+        let looks = inner.early.deadline().is_some_and(|at| at <= now);
+        let mut report = if looks { self.hand_over_early(&mut inner, now) } else { VisitOutcome::default() };
+        let Inner { machine, state, tx, .. } = &mut *inner;
+        if machine.poll_timeout().is_some_and(|at| at <= deadline) {
+            if tx.link_moved(self.engine()) {
+                machine.on_link_moved(now);
+            }
+            let mut host = QpHost::new(&self.resources, state, now);
+            machine.handle_timeout(&mut host);
+            report |= host.end();
+        }
+        self.end_visit(inner, report, now);
+        if looks {
+            self.engine().send_credits(now);
+        }
+    }
+
+    fn announce(&self, outcome: VisitOutcome) {
+        self.announce(outcome);
+    }
+
+    fn cut_off(&self) -> bool {
+        let mut inner = self.inner.lock();
+        let Inner { machine, state, early, tx, frames, is_cut_off, .. } = &mut *inner;
+        let is_first = !std::mem::replace(is_cut_off, true);
+        if is_first {
+            *tx = TxCache::default();
+            *frames = None;
+            self.engine().counters().unknown_qp.add(early.len() as u64);
+            *early = EarlyPackets::default();
+            state.end_xrc_requests(self.engine());
+            // To RESET is allowed from every state; it gives back what is reserved.
+            let attr = QpAttr { state: QpState::Reset, ..QpAttr::default() };
+            let _ = machine.modify(&mut QpHost::new(&self.resources, state, clock::now()), &attr, AttrMask::STATE);
+        }
+        is_first
+    }
+
+    fn raw(&self) -> &dyn Lockable {
+        &self.inner
+    }
+
+    fn receive_frame(&self, frame: &[u8], note: FrameNote, now: Instant) -> VisitOutcome {
+        self.receive_frame(frame, note, now)
+    }
+
+    fn take_result(&self, result: (XrcRequestId, Outcome, &[u8]), now: Instant) -> VisitOutcome {
+        self.take_result(result, now)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,95 @@
+//! What a queue pair has from its creation to its end: number, memory, queues.
+//!
+//! All of it is fixed but for one flag, so it is read without the lock of the queue pair. Touches nothing.
+
+use super::init::QpInit;
+use crate::context::Context;
+use crate::cq::Cq;
+use crate::pd::Pd;
+use crate::srq::Srq;
+use crate::xrc_domain::XrcDomain;
+use roxe_base::uses::ObjectId;
+use roxe_engine::engine::Engine;
+use roxe_memory::region::{PdId, Reach};
+use roxe_memory::table::MemoryTable;
+use roxe_transport::cx::Side;
+use roxe_transport::qp::Service;
+use roxe_wire::Qpn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The fixed part of a queue pair.
+#[derive(Debug)]
+pub(crate) struct QpResources {
+    pub(super) qpn: Qpn,
+    pub(super) service: Service,
+    pub(super) id: ObjectId,
+    pub(super) user: u64,
+    pd_id: PdId,
+    pub(super) context: Arc<Context>,
+    pub(super) send_cq: Arc<Cq>,
+    pub(super) recv_cq: Arc<Cq>,
+    pub(super) srq: Option<Arc<Srq>>,
+    /// Of an XRC target.
+    pub(super) xrc_domain: Option<Arc<XrcDomain>>,
+    /// Whether it ever bound a memory window.
+    binds: AtomicBool,
+}
+
+impl QpResources {
+    /// Those of a new queue pair of `pd`.
+    pub(super) fn new(pd: &Pd, init: &QpInit, qpn: Qpn, xrc_domain: Option<&Arc<XrcDomain>>) -> Self {
+        Self {
+            qpn,
+            service: init.service,
+            id: ObjectId::next(),
+            user: init.user,
+            pd_id: pd.id(),
+            context: Arc::clone(pd.context()),
+            send_cq: Arc::clone(&init.send_cq),
+            recv_cq: Arc::clone(&init.recv_cq),
+            srq: init.srq.clone(),
+            xrc_domain: xrc_domain.cloned(),
+            binds: AtomicBool::new(false),
+        }
+    }
+
+    /// What sends and receives for it.
+    #[inline]
+    pub(crate) fn engine(&self) -> &Engine {
+        self.context.engine()
+    }
+
+    /// Where its keys are looked up.
+    #[inline]
+    pub(super) fn memory(&self) -> &MemoryTable {
+        self.context.memory()
+    }
+
+    /// Which memory its peer may reach.
+    #[inline]
+    pub(super) fn reach(&self) -> Reach {
+        Reach { pd: self.pd_id, qp: Some(self.id) }
+    }
+
+    /// Where the work requests of one side complete.
+    #[inline]
+    pub(super) fn cq(&self, side: Side) -> &Cq {
+        match side {
+            Side::Send => &self.send_cq,
+            Side::Recv => &self.recv_cq,
+        }
+    }
+
+    /// It binds a memory window.
+    pub(super) fn note_binding(&self) {
+        self.binds.store(true, Ordering::Relaxed);
+    }
+
+    /// Closes the memory windows that only its peer could use; nothing can bind more.
+    pub(super) fn close_windows(&self) {
+        if self.binds.load(Ordering::Relaxed) {
+            self.memory().forget_qp(self.id);
+        }
+    }
+}

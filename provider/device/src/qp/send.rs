@@ -1,0 +1,87 @@
+//! Posting sends: requests go into the state machine, and what can be sent leaves when the guard is dropped.
+//!
+//! Touches the state machine under the lock, and the engine.
+
+use super::core::{Inner, QpCore};
+use super::verbs::Qp;
+use roxe_base::clock;
+use roxe_base::lock::{MutexGuard, rank};
+use roxe_engine::queue_pair::VisitOutcome;
+use roxe_memory::prefetch::prefetch;
+use roxe_transport::qp::PostError;
+use roxe_transport::wr::SendRequest;
+
+impl Qp {
+    /// Posts `requests` in order and sends what can be sent. On an error the index of the refused one; those before it
+    /// are posted, those from it on are not.
+    pub fn post_send(&self, requests: &[SendRequest<'_>]) -> Result<(), (usize, PostError)> {
+        let mut guard = self.send();
+        requests.iter().enumerate().try_for_each(|(at, request)| guard.push(request).map_err(|error| (at, error)))
+    }
+
+    /// Begins to post; dropping the guard sends what can be sent. The queue pair is locked meanwhile.
+    #[inline]
+    pub fn send(&self) -> SendGuard<'_> {
+        prefetch(&*self.core);
+        self.core.engine().enter_to_send();
+        SendGuard { core: &self.core, inner: Some(self.core.inner.lock()), pushed: 0 }
+    }
+}
+
+/// A queue pair that is being posted to.
+#[derive(Debug)]
+pub struct SendGuard<'a> {
+    core: &'a QpCore,
+    /// `None` only while it is dropped.
+    inner: Option<MutexGuard<'a, rank::Qp, Inner>>,
+    pushed: u32,
+}
+
+impl SendGuard<'_> {
+    /// Queues one request. Inline data is copied now, everything else is looked at when it is sent.
+    pub fn push(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
+        self.push_to_srq(0, request)
+    }
+
+    /// As [`SendGuard::push`], for the shared receive queue of the peer with this number: it means something on XRC only.
+    pub fn push_to_srq(&mut self, srqn: u32, request: &SendRequest<'_>) -> Result<(), PostError> {
+        let inner = self.inner.as_mut().filter(|inner| !inner.is_cut_off).ok_or(PostError::State)?;
+        let room = inner.machine.send_room();
+        // What the state machine itself refuses it shall refuse with its own reason.
+        if room != 0 && inner.state.free_sends(room, &self.core.resources.send_cq) == 0 {
+            return Err(PostError::QueueFull);
+        }
+        inner.machine.post_send_to_srq(srqn, request)?;
+        self.pushed += 1;
+        Ok(())
+    }
+
+    /// Requests that the queue still takes.
+    pub fn room(&mut self) -> u32 {
+        let Some(inner) = self.inner.as_mut() else { return 0 };
+        let room = inner.machine.send_room();
+        inner.state.free_sends(room, &self.core.resources.send_cq)
+    }
+
+    /// Takes back what this guard has pushed, as if it had never been posted.
+    pub fn take_back(&mut self) {
+        let pushed = std::mem::take(&mut self.pushed);
+        if let Some(inner) = &mut self.inner {
+            inner.machine.take_back_sends(pushed);
+        }
+    }
+}
+
+impl Drop for SendGuard<'_> {
+    fn drop(&mut self) {
+        let Some(mut inner) = self.inner.take() else { return };
+        // A list is sent at once: nothing of it waits for requests that may follow.
+        if self.pushed == 1 && self.core.coalesce(&mut inner) {
+            return self.core.engine().leave();
+        }
+        let now = clock::now();
+        inner.delayed_ack.on_post(now);
+        self.core.end_visit(inner, VisitOutcome::default(), now);
+        self.core.engine().leave_after_send(now);
+    }
+}

@@ -1,0 +1,297 @@
+//! [`Qp`]: the queue pair that a program holds, and its verbs but posting sends.
+//!
+//! Touches the state machine under the lock, and the engine.
+
+use super::core::QpCore;
+use super::init::{QpInit, QpInitView, check_init};
+use super::rss::Rss;
+use super::steering::{Flow, FlowInit, FlowUses};
+use crate::context::Context;
+use crate::cq::Cq;
+use crate::pd::Pd;
+use crate::srq::Srq;
+use crate::xrc_domain::XrcDomain;
+use roxe_base::clock;
+use roxe_base::error::Error;
+use roxe_base::limits;
+use roxe_base::lock::{Mutex, rank};
+use roxe_base::uses::Use;
+use roxe_engine::queue_pair::QueuePair;
+use roxe_transport::qp::{AttrMask, PostError, QpAttr, QpCaps, QpConfig, QpState, Service};
+use roxe_transport::wr::RecvRequest;
+use roxe_wire::{Gid, Qpn};
+use std::sync::Arc;
+
+/// What a queue pair is part of.
+#[derive(Debug)]
+pub(crate) enum Part {
+    /// Nothing: it is whole.
+    None,
+    /// The target of an XRC domain, which it takes receives from; with the use of the domain.
+    Target(Arc<XrcDomain>, Use),
+    /// A work queue, whose receives are in it: it neither sends nor has flows.
+    WorkQueue,
+    /// A hash queue pair, whose frames go elsewhere: it neither sends nor receives.
+    Spread(Arc<Rss>),
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub struct Qp {
+    pub(super) core: Arc<QpCore>,
+    pd: Arc<Pd>,
+    view: QpInitView,
+    uses: Mutex<rank::Uses, Vec<Use>>,
+    flows: FlowUses,
+    /// Of a hash queue pair.
+    rss: Option<Arc<Rss>>,
+}
+
+impl Pd {
+    /// A new queue pair in the RESET state. EINVAL: beyond the limits of the device, or queues of another context. ENOMEM: there
+    /// are `max_qp`. The first one opens the sockets of the engine: EADDRINUSE if another user has the port.
+    pub fn create_qp(self: &Arc<Self>, init: QpInit) -> Result<Arc<Qp>, Error> {
+        let caps = QpCaps { max_inline_data: init.caps.max_inline_data.max(limits::MIN_INLINE_DATA), ..init.caps };
+        let init = match init.service {
+            Service::XrcTgt => return Err(Error::invalid("an XRC target is made in an XRC domain")),
+            Service::XrcIni => {
+                let caps = QpCaps { max_recv_wr: 0, max_recv_sge: 0, ..caps };
+                QpInit { caps, srq: None, ..init }
+            }
+            _ => QpInit { caps, ..init },
+        };
+        Qp::create_in(self, init, Part::None)
+    }
+}
+
+impl Qp {
+    /// A queue pair that is a part of something else, or whole. Errors as of [`Pd::create_qp`].
+    pub(crate) fn create_in(pd: &Arc<Pd>, init: QpInit, part: Part) -> Result<Arc<Self>, Error> {
+        check_init(pd, &init)?;
+        let context = pd.context();
+        let quota = context.device().quotas().qps.take()?;
+        let mut uses = vec![quota, pd.hold(), init.send_cq.hold(), init.recv_cq.hold()];
+        uses.extend(init.srq.as_ref().map(|srq| srq.hold()));
+        let tags = init.srq.clone().filter(|srq| srq.matches_tags());
+        // clause: TM-QUEUE
+        let recv_cq = tags.as_ref().and_then(|srq| srq.cq()).unwrap_or(&init.recv_cq);
+        let init = QpInit { recv_cq: Arc::clone(recv_cq), ..init };
+        let view = QpInitView { service: init.service, caps: init.caps, sq_sig_all: init.sq_sig_all };
+        let sends_frames = view.service == Service::Raw && matches!(part, Part::None);
+        let frames = if sends_frames { Some(context.engine().open_frame_sender()?) } else { None };
+        let is_work_queue = matches!(part, Part::WorkQueue);
+        let (xrc_domain, rss) = match part {
+            Part::None | Part::WorkQueue => (None, None),
+            Part::Target(domain, opening) => {
+                uses.push(opening);
+                (Some(domain), None)
+            }
+            Part::Spread(rss) => (None, Some(rss)),
+        };
+        uses.extend(rss.as_ref().map(|rss| rss.hold()));
+        let make = |qpn| {
+            let config = config(context, &init, qpn, xrc_domain.is_some());
+            Arc::new(QpCore::new(pd, &init, config, xrc_domain.as_ref(), is_work_queue))
+        };
+        let core = context.engine().register_qp(view.service, make)?;
+        core.inner.lock().frames = frames;
+        let flows = FlowUses::default();
+        Ok(Arc::new(Self { core, pd: Arc::clone(pd), view, uses: Mutex::new(uses), flows, rss }))
+    }
+
+    /// What the engine knows of it.
+    pub(crate) fn core(&self) -> &Arc<QpCore> {
+        &self.core
+    }
+
+    /// Its number.
+    pub fn qpn(&self) -> Qpn {
+        self.core.qpn()
+    }
+
+    /// Its transport service.
+    pub fn service(&self) -> Service {
+        self.core.resources.service
+    }
+
+    /// Its protection domain.
+    pub fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+
+    /// Where its sends complete.
+    pub fn send_cq(&self) -> &Arc<Cq> {
+        &self.core.resources.send_cq
+    }
+
+    /// Where its receives complete.
+    pub fn recv_cq(&self) -> &Arc<Cq> {
+        &self.core.resources.recv_cq
+    }
+
+    /// Its shared receive queue.
+    pub fn srq(&self) -> Option<&Arc<Srq>> {
+        self.core.resources.srq.as_ref()
+    }
+
+    /// The token that its events carry.
+    pub fn user(&self) -> u64 {
+        self.core.resources.user
+    }
+
+    /// Its state now.
+    pub fn state(&self) -> QpState {
+        self.core.inner.lock().machine.state()
+    }
+
+    /// Posts a receive request. The data of a request is looked at when a message arrives for it.
+    pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
+        let mut inner = self.core.inner.lock();
+        if inner.is_cut_off {
+            return Err(PostError::State);
+        }
+        inner.machine.post_recv(request)?;
+        if inner.machine.state() == QpState::Err || !inner.early.is_empty() {
+            // It flushes at once, or a message waits for it.
+            self.core.receive_early(inner, clock::now());
+        }
+        Ok(())
+    }
+
+    /// Changes attributes and state (`man ibv_modify_qp`). EINVAL: not allowed in this state or not valid; nothing
+    /// changed. EOPNOTSUPP: a hash queue pair. Addresses must be those of the device.
+    pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), Error> {
+        if self.rss.is_some() {
+            return Err(Error::new(libc::EOPNOTSUPP, "a hash queue pair has no states; its work queues do"));
+        }
+        for (bit, av) in [(AttrMask::AV, &attr.av), (AttrMask::ALT_PATH, &attr.alt_av)] {
+            if mask.contains(bit) && !av.sgid.is_zero() {
+                self.core.engine().ensure_link(av.sgid)?;
+            }
+        }
+        let now = clock::now();
+        if mask.contains(AttrMask::STATE) {
+            // Acknowledgements of what the program has seen complete must not be lost, or the peer would believe it lost.
+            self.core.serve(now);
+        }
+        let result = self.core.visit(now, |machine, host| machine.modify(host, attr, mask));
+        self.core.engine().leave_after_send(now);
+        result.map_err(|e| Error::invalid(e.to_string()))?;
+        if mask.contains(AttrMask::STATE) && attr.state == QpState::Reset {
+            self.core.inner.lock().state.reset();
+            self.core.engine().forget_packets(&*self.core);
+            self.forget_completions();
+        }
+        Ok(())
+    }
+
+    /// Drops the completions that nobody has polled.
+    // clause: STATE-RESET-COMPLETIONS, DESTROY-COMPLETIONS
+    fn forget_completions(&self) {
+        let mut dropped = vec![];
+        self.recv_cq().forget(self.qpn(), |cqe| dropped.push(*cqe));
+        self.send_cq().forget(self.qpn(), |_| {});
+        if let Some(srq) = self.srq().filter(|srq| srq.matches_tags()) {
+            dropped.iter().for_each(|cqe| srq.forget_completion(cqe));
+        }
+    }
+
+    /// Its attributes, with the state in `state` and `cur_state`, and what it was created with.
+    pub fn query(&self) -> (QpAttr, QpInitView) {
+        let inner = self.core.inner.lock();
+        let state = inner.machine.state();
+        (QpAttr { state, cur_state: Some(state), ..*inner.machine.attr() }, self.view)
+    }
+
+    /// Whether the send queue is still finishing what it started before SQD.
+    pub fn is_draining(&self) -> bool {
+        self.core.inner.lock().machine.is_draining()
+    }
+
+    /// Makes it receive what is sent to the multicast group `mgid` (`man ibv_attach_mcast`); once more changes nothing.
+    ///
+    /// A raw packet queue pair takes the address of an Ethernet group in the last six bytes of an otherwise empty `mgid`.
+    ///
+    /// EINVAL: no group, or neither UD nor raw packets. ENOMEM: too many groups or members. EADDRINUSE: another user listens
+    /// for the group.
+    pub fn attach_mcast(&self, mgid: Gid) -> Result<(), Error> {
+        if self.service() == Service::Raw {
+            return self.flows.attach(&self.core, self.rss.as_ref(), mgid);
+        }
+        if !mgid.is_multicast() || self.service() != Service::Ud {
+            return Err(Error::invalid(format!("{mgid} is no multicast group, or the queue pair is not UD")));
+        }
+        self.core.engine().attach(&(Arc::clone(&self.core) as _), mgid)
+    }
+
+    /// Ends what [`Qp::attach_mcast`] with the same `mgid` began; EINVAL if there was nothing.
+    pub fn detach_mcast(&self, mgid: Gid) -> Result<(), Error> {
+        if self.service() == Service::Raw {
+            return self.flows.detach(mgid);
+        }
+        self.core.engine().detach(&*self.core, mgid)
+    }
+
+    /// Lets frames come to it, until the returned value is dropped (`man ibv_create_flow`).
+    ///
+    /// EINVAL: not a raw packet queue pair, or a flow of no normal kind that passes frames on. ENOMEM: too many flows.
+    pub fn create_flow(&self, init: FlowInit) -> Result<Flow, Error> {
+        Flow::create(&self.core, self.rss.as_ref(), &self.flows, init)
+    }
+
+    /// EBUSY while it is attached to a multicast group or has flows: a program may not destroy it yet.
+    pub fn check_detached(&self) -> Result<(), Error> {
+        self.flows.check_unused()?;
+        match if self.service() == Service::Ud { self.core.engine().memberships(&*self.core) } else { 0 } {
+            0 => Ok(()),
+            n => Err(Error::busy("queue pair", "multicast groups", u32::try_from(n).unwrap_or(u32::MAX))),
+        }
+    }
+
+    /// Takes the queue pair out of use: no completion, event or packet of it from now on. Later calls do nothing.
+    ///
+    /// What is owed to the peer goes out first: the program may already have seen the completion of a message whose
+    /// acknowledgement still waits, and the peer must not believe it lost.
+    pub fn destroy(&self) {
+        self.core.serve(clock::now());
+        self.core.engine().drain();
+        self.flows.clear();
+        // Before the number is free for others, whose completions it would mean then.
+        if self.core.cut_off() {
+            self.forget_completions();
+        }
+        self.core.engine().unregister_qp(&*self.core);
+        self.core.resources.close_windows();
+        self.core.resources.context.forget_events(self.core.resources.id);
+        self.core.engine().leave_after_send(clock::now());
+        self.uses.lock().clear();
+    }
+}
+
+impl Drop for Qp {
+    fn drop(&mut self) {
+        self.destroy();
+    }
+}
+
+/// What the state machine has to know.
+fn config(context: &Context, init: &QpInit, qpn: Qpn, is_xrc_target: bool) -> QpConfig {
+    let QpInit { service, caps, sq_sig_all, .. } = *init;
+    let (engine, adapter) = (context.engine(), context.device().adapter());
+    let port_mtu = match service {
+        Service::Raw => u32::try_from(adapter.interface().max_frame).unwrap_or(u32::MAX),
+        _ => adapter.active_mtu().bytes(),
+    };
+    // An XRC target takes receives from queues of its domain, whichever a message names.
+    let in_domain = is_xrc_target.then_some(limits::MAX_SRQ_SGE);
+    QpConfig {
+        qpn,
+        service,
+        caps,
+        sq_sig_all,
+        srq_max_sge: init.srq.as_ref().map(|srq| srq.longest_list()).or(in_domain),
+        tag_matching: init.srq.as_ref().is_some_and(|srq| srq.matches_tags()),
+        port_mtu,
+        line_rate: engine.line_rate().filter(|_| service != Service::Raw),
+    }
+}
