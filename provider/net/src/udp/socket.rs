@@ -65,6 +65,7 @@ pub(super) fn name_of(gid: Gid, scope: u32) -> Name<'static> {
 }
 
 /// `scope`, for those addresses of IPv6 that need it.
+#[inline]
 fn scope_of(ip: Ipv6Addr, scope: u32) -> u32 {
     if ip.is_unicast_link_local() || ip.is_multicast() { scope } else { 0 }
 }

@@ -26,11 +26,13 @@ impl Reader {
     }
 
     /// Whether there is no record to read.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.next_header() == 0
     }
 
     /// Bytes that were ever read.
+    #[inline]
     pub fn read_so_far(&self) -> u64 {
         self.head.load(Ordering::Relaxed)
     }
@@ -41,6 +43,7 @@ impl Reader {
     }
 
     /// The header of the next record.
+    #[inline]
     fn next_header(&self) -> u64 {
         self.memory.header(self.head.load(Ordering::Relaxed)).load(Ordering::Acquire)
     }
@@ -91,6 +94,7 @@ impl Reader {
     }
 
     /// Whether the writer waits for room and must be told now that there is some; asked after reading.
+    #[inline]
     pub fn must_tell(&self) -> bool {
         wakeup::must_tell(self.memory.word(Word::Waits), self.head.load(Ordering::Relaxed))
     }

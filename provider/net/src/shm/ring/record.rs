@@ -42,11 +42,13 @@ pub struct Heading {
 }
 
 /// Bytes that must be free for a record with `len` bytes of packets, at most: the header of the next record is cleared.
+#[inline]
 pub fn record_len(len: usize) -> u64 {
     ((START + len) as u64).next_multiple_of(LINE) + LINE
 }
 
 /// Where in a record the packets begin whose first one has `segment` bytes.
+#[inline]
 pub(super) const fn start(goes_on: bool, segment: usize) -> usize {
     let before = if goes_on { HEADER_LEN } else { HEADER_LEN + ADDRESSES };
     before + icrc::LEN.wrapping_sub(segment).wrapping_sub(before) % ALIGN
@@ -67,6 +69,7 @@ pub(super) struct RecordHeader {
 }
 
 impl RecordHeader {
+    #[inline]
     pub(super) fn to_word(self) -> u64 {
         let flags = u8::from(self.sealed) | u8::from(self.goes_on) << 1;
         let [len, segment] = [self.len as u16, self.segment as u16].map(u16::to_ne_bytes);
@@ -82,6 +85,7 @@ impl RecordHeader {
         ])
     }
 
+    #[inline]
     pub(super) fn parse(word: u64) -> Option<Self> {
         let [l0, l1, s0, s1, traffic_class, hop_limit, flags, joined] = word.to_ne_bytes();
         let [len, segment] = [[l0, l1], [s0, s1]].map(|bytes| usize::from(u16::from_ne_bytes(bytes)));
@@ -99,11 +103,13 @@ impl RecordHeader {
     }
 
     /// Where the packets begin in the record.
+    #[inline]
     pub(super) fn start(&self) -> usize {
         start(self.goes_on, self.segment)
     }
 
     /// Bytes from the record to the next one.
+    #[inline]
     pub(super) fn extent(&self) -> u64 {
         ((self.start() + self.len) as u64).next_multiple_of(LINE)
     }

@@ -184,6 +184,7 @@ impl Writer {
     }
 
     /// Clears the headers in the lines of the next small record, which brings these lines here before it is built.
+    #[inline]
     fn clear_ahead(&mut self) {
         let end = (self.tail + LINE + STAGED as u64).min(self.head.saturating_add(self.memory.size()));
         while self.cleared < end {
@@ -193,16 +194,19 @@ impl Writer {
     }
 
     /// Whether the reader sleeps, and has to be woken: asked after something was published; it is told once.
+    #[inline]
     pub fn must_wake(&self) -> bool {
         wakeup::must_wake(self.memory.word(Word::Asleep))
     }
 
     /// Whether `bytes` more can be written.
+    #[inline]
     pub fn has_room(&mut self, bytes: u64) -> bool {
         self.free(bytes) >= bytes
     }
 
     /// How many bytes can be written, or at least `wanted`. A head that makes no sense leaves none.
+    #[inline]
     pub(super) fn free(&mut self, wanted: u64) -> u64 {
         let (tail, size) = (self.tail, self.memory.size());
         let free = |head: u64| size.saturating_sub(tail.wrapping_sub(head));
