@@ -12,6 +12,7 @@
 //! Other processors go through system calls (`portable`) until they have a page like x86's, and Miri byte by byte
 //! (`interpreted`).
 
+mod bytes;
 #[cfg(miri)]
 mod interpreted;
 #[cfg(all(any(test, not(target_arch = "x86_64")), not(miri)))]
@@ -29,11 +30,7 @@ use std::sync::atomic::AtomicU8;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use x86 as arch;
 
-pub use shared::{SharedBytes, cells, own_cells};
-
-/// The memory is not mapped, or not with the right the access needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fault;
+pub use bytes::{Fault, SharedBytes, Sum, cells, own_cells};
 
 /// Makes faults of the functions below end in [`Fault`]; must have been called once before any of them.
 pub fn install() {
@@ -57,15 +54,6 @@ pub(crate) fn read_shared(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
 #[inline]
 pub(crate) fn read_summed(addr: u64, out: &[AtomicU8]) -> Result<Option<Sum>, Fault> {
     arch::read_summed(addr, out)
-}
-
-/// The sum of the first `blocks` times [`roxe_wire::icrc::BLOCK`] bytes of a copy, as [`roxe_wire::icrc::Summed`] wants it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sum {
-    /// How many blocks were summed.
-    pub blocks: u8,
-    /// The CRC remainder of them.
-    pub remainder: u32,
 }
 
 /// Copies `data` to `addr` of the application, in increasing order. The bytes in the last aligned 8-byte word land

@@ -3,7 +3,7 @@
 //! Byte by byte, atomically: what another thread changes meanwhile is no data race, and everything else that Miri knows of
 //! addresses, it checks. Nothing ends in [`Fault`] here: memory that is not there ends the test.
 
-use super::{Fault, SharedBytes, Sum};
+use super::bytes::{Fault, SharedBytes, Sum};
 use roxe_transport::cx::AtomicOp;
 use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};

@@ -4,7 +4,7 @@
 //! atomic first asks the kernel to make the page writable and then uses the processor, so a program that unmaps the
 //! page exactly in between dies of its own unmapping.
 
-use super::Fault;
+use super::bytes::Fault;
 use crate::mapped::page_size;
 use roxe_transport::cx::AtomicOp;
 use std::ffi::c_void;
@@ -31,7 +31,7 @@ pub(super) fn read_shared(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
 
 /// Never sums.
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) fn read_summed(addr: u64, out: &[AtomicU8]) -> Result<Option<super::Sum>, Fault> {
+pub(super) fn read_summed(addr: u64, out: &[AtomicU8]) -> Result<Option<super::bytes::Sum>, Fault> {
     read(addr, out).map(|()| None)
 }
 
@@ -46,7 +46,7 @@ pub(super) fn write(addr: u64, data: &[u8]) -> Result<(), Fault> {
 
 /// As [`write`].
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) fn write_shared(addr: u64, data: super::SharedBytes<'_>) -> Result<(), Fault> {
+pub(super) fn write_shared(addr: u64, data: super::bytes::SharedBytes<'_>) -> Result<(), Fault> {
     let mut copy = vec![0; data.len()];
     data.copy_to(&mut copy)?;
     write(addr, &copy)

@@ -3,7 +3,7 @@
 mod asm;
 mod signals;
 
-use super::{Fault, SharedBytes, Sum};
+use super::bytes::{Fault, SharedBytes, Sum};
 use crate::crc::{FOLD, can_fold};
 use asm::{roxe_guard_add, roxe_guard_cas, roxe_guard_copy, roxe_guard_fold, roxe_guard_move, roxe_guard_wide};
 use roxe_transport::cx::AtomicOp;

@@ -1,0 +1,111 @@
+//! Bytes in memory that another process may change at any moment.
+//!
+//! There is no `&[u8]` and no `&mut [u8]` of them, because what such a reference shows must not change meanwhile: they can
+//! only be copied, by the instructions that also copy memory of the application. Those that arrive are [`SharedBytes`]; what
+//! is to be checked is copied first and looked at then. Room for those that leave is a slice of atomic bytes, *cells*, and so
+//! is room of this process while something is copied there: one kind of copy serves both.
+
+use crate::prefetch::prefetch_at;
+use roxe_transport::cx::TxRoom;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::ptr;
+use std::sync::atomic::AtomicU8;
+
+/// The memory is not mapped, or not with the right the access needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault;
+
+/// The sum of the first `blocks` times [`roxe_wire::icrc::BLOCK`] bytes of a copy, as [`roxe_wire::icrc::Summed`] wants it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sum {
+    /// How many blocks were summed.
+    pub blocks: u8,
+    /// The CRC remainder of them.
+    pub remainder: u32,
+}
+
+/// The bytes of `room`, to be copied to.
+#[inline]
+pub fn cells(room: TxRoom<'_>) -> &[AtomicU8] {
+    match room {
+        TxRoom::Own(bytes) => own_cells(bytes),
+        TxRoom::Shared(cells) => cells,
+    }
+}
+
+/// Bytes of this process alone as cells, to be copied to.
+#[inline]
+pub fn own_cells(bytes: &mut [u8]) -> &[AtomicU8] {
+    // SAFETY: an atomic byte is laid out as a byte, and while the result lives, `bytes` is borrowed by nobody else.
+    unsafe { &*(ptr::from_mut(bytes) as *const [AtomicU8]) }
+}
+
+/// Bytes that another process may change at any moment. They stay mapped while this exists.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedBytes<'a> {
+    pub(super) addr: u64,
+    pub(super) len: usize,
+    mapping: PhantomData<&'a ()>,
+}
+
+impl<'a> SharedBytes<'a> {
+    /// The `len` bytes at `start`.
+    ///
+    /// # Safety
+    ///
+    /// The bytes stay mapped for reading for the lifetime `'a`.
+    #[inline]
+    pub unsafe fn new(start: *const u8, len: usize) -> Self {
+        Self { addr: start.expose_provenance() as u64, len, mapping: PhantomData }
+    }
+
+    /// Number of bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The bytes in `range`; `None` if it reaches beyond the last one.
+    #[inline]
+    pub fn get(&self, range: Range<usize>) -> Option<Self> {
+        let is_inside = range.start <= range.end && range.end <= self.len;
+        is_inside.then(|| Self { addr: self.addr + range.start as u64, len: range.end - range.start, ..*self })
+    }
+
+    /// Asks for the first `len` bytes, which are about to be copied.
+    #[inline]
+    pub fn prefetch(&self, len: usize) {
+        prefetch_at(self.addr as usize, len.min(self.len));
+    }
+
+    /// The address of the first byte.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn addr(&self) -> u64 {
+        self.addr
+    }
+}
+
+/// For tests, of bytes that nobody changes.
+#[cfg(any(test, feature = "testing"))]
+impl<'a> From<&'a [u8]> for SharedBytes<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        // SAFETY: borrowed for as long.
+        unsafe { Self::new(bytes.as_ptr(), bytes.len()) }
+    }
+}
+
+/// For tests, of bytes that somebody changes.
+#[cfg(any(test, feature = "testing"))]
+impl<'a> From<&'a [AtomicU8]> for SharedBytes<'a> {
+    fn from(bytes: &'a [AtomicU8]) -> Self {
+        // SAFETY: borrowed for as long.
+        unsafe { Self::new(bytes.as_ptr().cast(), bytes.len()) }
+    }
+}
