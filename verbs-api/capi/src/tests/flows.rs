@@ -1,4 +1,4 @@
-//! Flows and counters as a C program makes them. What needs raw packets needs rights: `provider/tests/raw.rs` and rdma-core's
+//! Flows and counters as a C program makes them. What needs raw packets needs rights: `provider/device/tests/raw.rs` and rdma-core's
 //! suite see to that.
 
 use super::*;
