@@ -64,9 +64,10 @@
 mod channel;
 mod connection;
 mod event;
+mod failure;
 mod id;
 
-pub(crate) use event::failure_text;
+pub(crate) use failure::failure_text;
 
 pub use channel::EventChannel;
 pub use connection::{Connection, Incoming, Listener, Outgoing};

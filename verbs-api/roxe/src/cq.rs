@@ -13,6 +13,33 @@ use std::time::{Duration, Instant};
 /// Polls in vain before [`CompletionQueue::wait`] looks at the clock again.
 const POLLS_PER_LOOK: u32 = 64;
 
+impl Context {
+    /// Makes a completion channel.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if the process has no descriptor left.
+    pub fn create_comp_channel(&self) -> Result<CompletionChannel, Error> {
+        Ok(CompletionChannel(self.provider().create_comp_channel()?))
+    }
+
+    /// Makes a completion queue for at least `cqe` completions. A queue that overflows is lost, with everything that
+    /// reports to it, so make it as large as all requests that can be outstanding.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if `cqe` is zero or above the limit.
+    pub fn create_cq(&self, cqe: u32) -> Result<CompletionQueue, Error> {
+        CompletionQueue::create(self, cqe, None)
+    }
+
+    /// Makes a completion queue that can raise events on `channel`.
+    ///
+    /// # Errors
+    /// As [`create_cq`](Self::create_cq).
+    pub fn create_cq_with_channel(&self, cqe: u32, channel: &CompletionChannel) -> Result<CompletionQueue, Error> {
+        CompletionQueue::create(self, cqe, Some(channel))
+    }
+}
+
 /// A queue of completions. Clones are the same queue.
 #[derive(Clone, Debug)]
 pub struct CompletionQueue {
@@ -21,7 +48,7 @@ pub struct CompletionQueue {
 }
 
 impl CompletionQueue {
-    pub(crate) fn create(context: &Context, cqe: u32, channel: Option<&CompletionChannel>) -> Result<Self, Error> {
+    fn create(context: &Context, cqe: u32, channel: Option<&CompletionChannel>) -> Result<Self, Error> {
         let id = ObjectId::next();
         let channel = channel.map(|channel| Arc::clone(&channel.0));
         let init = provider::CqInit { cqe, channel, user: id.0, ..provider::CqInit::default() };
@@ -107,10 +134,6 @@ impl CompletionQueue {
 pub struct CompletionChannel(Arc<provider::CompChannel>);
 
 impl CompletionChannel {
-    pub(crate) fn create(context: &Context) -> Result<Self, Error> {
-        Ok(Self(context.provider().create_comp_channel()?))
-    }
-
     /// Waits for an event and says which queue it is of. If the descriptor was made non-blocking, an error for which
     /// [`Error::is_would_block`] holds means that there is none.
     ///

@@ -1,15 +1,16 @@
-//! Devices and contexts: where everything starts.
+//! Devices and contexts: where everything starts. The methods of a context that make other objects
+//! are in the files of those objects.
 //!
 //! Touches the provider's device list and contexts.
 
 use crate::lock::SharedContexts;
-use crate::{CompletionChannel, CompletionQueue, DeviceMemory, Error, ObjectId, ProtectionDomain, XrcDomain};
+use crate::{Error, ObjectId};
 use roxe_provider as provider;
 use roxe_provider::lock::Mutex;
 use roxe_transport::wr::Av;
 use roxe_wire::Gid;
 use std::ops::Deref;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
 
 pub use provider::{AhAttr, AsyncEventKind, DeviceAttr, GidEntry, PortAttr};
@@ -142,64 +143,6 @@ impl Context {
     /// [`Error::Provider`] if `index` is outside the table.
     pub fn gid(&self, index: u8) -> Result<Gid, Error> {
         Ok(self.0.gid(PORT, usize::from(index))?)
-    }
-
-    /// Makes a protection domain.
-    ///
-    /// # Errors
-    /// [`Error::Provider`] if the device has no room for one more.
-    pub fn alloc_pd(&self) -> Result<ProtectionDomain, Error> {
-        ProtectionDomain::alloc(self)
-    }
-
-    /// Allocates `len` zeroed bytes in the memory of the card, of which there is `max_dm_size`.
-    ///
-    /// # Errors
-    /// [`Error::Provider`] if `len` is zero or there is not as much left.
-    pub fn alloc_dm(&self, len: usize) -> Result<DeviceMemory, Error> {
-        DeviceMemory::alloc(self, len)
-    }
-
-    /// Makes an XRC domain of its own.
-    ///
-    /// # Errors
-    /// [`Error::Provider`] if the device has no room for one more.
-    pub fn open_xrc_domain(&self) -> Result<XrcDomain, Error> {
-        XrcDomain::open(self)
-    }
-
-    /// Opens the XRC domain that `file` names, and makes it if there is none: all of this process that open the same file on
-    /// the same device share it. In another process the file names another domain. It may be closed afterwards.
-    ///
-    /// # Errors
-    /// [`Error::Provider`] if the file cannot be looked at.
-    pub fn open_shared_xrc_domain(&self, file: &impl AsFd) -> Result<XrcDomain, Error> {
-        XrcDomain::open_shared(self, file)
-    }
-
-    /// Makes a completion channel.
-    ///
-    /// # Errors
-    /// [`Error::Provider`] if the process has no descriptor left.
-    pub fn create_comp_channel(&self) -> Result<CompletionChannel, Error> {
-        CompletionChannel::create(self)
-    }
-
-    /// Makes a completion queue for at least `cqe` completions. A queue that overflows is lost, with everything that
-    /// reports to it, so make it as large as all requests that can be outstanding.
-    ///
-    /// # Errors
-    /// [`Error::Provider`] if `cqe` is zero or above the limit.
-    pub fn create_cq(&self, cqe: u32) -> Result<CompletionQueue, Error> {
-        CompletionQueue::create(self, cqe, None)
-    }
-
-    /// Makes a completion queue that can raise events on `channel`.
-    ///
-    /// # Errors
-    /// As [`create_cq`](Self::create_cq).
-    pub fn create_cq_with_channel(&self, cqe: u32, channel: &CompletionChannel) -> Result<CompletionQueue, Error> {
-        CompletionQueue::create(self, cqe, Some(channel))
     }
 
     /// Readable while asynchronous events are pending.

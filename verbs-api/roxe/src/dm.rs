@@ -9,6 +9,16 @@ use roxe_transport::wr::Sge;
 use std::ops::RangeBounds;
 use std::sync::Arc;
 
+impl Context {
+    /// Allocates `len` zeroed bytes in the memory of the card, of which there is `max_dm_size`.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if `len` is zero or there is not as much left.
+    pub fn alloc_dm(&self, len: usize) -> Result<DeviceMemory, Error> {
+        Ok(DeviceMemory { dm: self.provider().alloc_dm(len as u64, 0)?, len })
+    }
+}
+
 /// A buffer in the memory of the card, zeroed at first. Clones are the same buffer; it lives as long as one of them or a
 /// region in it.
 #[derive(Clone, Debug)]
@@ -18,10 +28,6 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    pub(crate) fn alloc(context: &Context, len: usize) -> Result<Self, Error> {
-        Ok(Self { dm: context.provider().alloc_dm(len as u64, 0)?, len })
-    }
-
     /// Its size in bytes.
     #[allow(clippy::len_without_is_empty)] // An empty buffer cannot be allocated.
     pub const fn len(&self) -> usize {
@@ -45,6 +51,24 @@ impl DeviceMemory {
     }
 }
 
+impl ProtectionDomain {
+    /// Registers a part of a buffer of the card; rights as for [`alloc_mr`](Self::alloc_mr).
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if the buffer does not have this part, [`Error::Provider`] if the card refuses the rights or
+    /// the buffer is of another context.
+    pub fn register_dm(
+        &self,
+        dm: &DeviceMemory,
+        range: impl RangeBounds<usize>,
+        access: Access,
+    ) -> Result<DeviceMemoryRegion, Error> {
+        let (offset, len) = bounds(range, dm.len)?;
+        let mr = self.provider().reg_dm_mr(&dm.dm, offset as u64, len as u64, access | Access::ZERO_BASED)?;
+        Ok(DeviceMemoryRegion { mr, len })
+    }
+}
+
 /// A registered part of a buffer of the card. Its addresses begin at 0.
 ///
 /// The part stays registered as long as the value lives, and keeps the buffer.
@@ -55,17 +79,6 @@ pub struct DeviceMemoryRegion {
 }
 
 impl DeviceMemoryRegion {
-    pub(crate) fn register(
-        pd: &ProtectionDomain,
-        dm: &DeviceMemory,
-        range: impl RangeBounds<usize>,
-        access: Access,
-    ) -> Result<Self, Error> {
-        let (offset, len) = bounds(range, dm.len)?;
-        let mr = pd.provider().reg_dm_mr(&dm.dm, offset as u64, len as u64, access | Access::ZERO_BASED)?;
-        Ok(Self { mr, len })
-    }
-
     /// Its size in bytes.
     pub const fn len(&self) -> usize {
         self.len

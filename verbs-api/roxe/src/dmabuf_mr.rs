@@ -10,6 +10,24 @@ use std::ops::RangeBounds;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
+impl ProtectionDomain {
+    /// Registers `len` bytes, from byte `offset` on, of a dma-buf or of any file that can be mapped shared. Rights as for
+    /// [`alloc_mr`](Self::alloc_mr), without `MW_BIND`, `ZERO_BASED` and `ON_DEMAND`.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if the descriptor was not opened for these rights, cannot be mapped, or ends before.
+    pub fn register_dmabuf(
+        &self,
+        fd: impl AsFd,
+        offset: u64,
+        len: usize,
+        access: Access,
+    ) -> Result<DmaBufRegion, Error> {
+        let part = provider::DmaBuf { fd: fd.as_fd().as_raw_fd(), offset, length: len as u64 };
+        Ok(DmaBufRegion { mr: self.provider().reg_dmabuf_mr(part, offset, access)?, len })
+    }
+}
+
 /// A registered part of a dma-buf, or of a file that can be mapped.
 ///
 /// Peers and own requests reach its bytes without the program having them in its memory, so registering it needs no promise.
@@ -21,17 +39,6 @@ pub struct DmaBufRegion {
 }
 
 impl DmaBufRegion {
-    pub(crate) fn register(
-        pd: &ProtectionDomain,
-        fd: impl AsFd,
-        offset: u64,
-        len: usize,
-        access: Access,
-    ) -> Result<Self, Error> {
-        let part = provider::DmaBuf { fd: fd.as_fd().as_raw_fd(), offset, length: len as u64 };
-        Ok(Self { mr: pd.provider().reg_dmabuf_mr(part, offset, access)?, len })
-    }
-
     /// Its size in bytes.
     #[allow(clippy::len_without_is_empty)] // An empty part cannot be registered.
     pub const fn len(&self) -> usize {

@@ -72,6 +72,7 @@ mod pd;
 mod qp;
 mod qp_builder;
 mod srq;
+mod window_binding;
 mod wr;
 mod xrc;
 
@@ -84,7 +85,7 @@ pub use dmabuf_mr::DmaBufRegion;
 pub use endpoint::{Endpoint, RemoteAddr};
 pub use error::Error;
 pub use mr::{MemoryRegion, Sge};
-pub use mw::{MemoryWindow, WindowBinding, WindowKind};
+pub use mw::{MemoryWindow, WindowKind};
 pub use null_mr::NullRegion;
 pub use pd::{AddressHandle, ProtectionDomain};
 pub use qp::{AlternatePath, QueuePair};
@@ -92,9 +93,10 @@ pub use qp_builder::QueuePairBuilder;
 pub use roxe_transport::qp::{AttrMask, MigState, PostError, QpAttr, QpState, Service};
 pub use roxe_transport::wr::{Access, WcOpcode, WcStatus};
 pub use roxe_wire::{Gid, LKey, PathMtu, Pkey, Psn, Qkey, Qpn, RKey};
-pub use srq::SharedReceiveQueue;
+pub use srq::{SharedReceiveQueue, SrqNumber};
+pub use window_binding::WindowBinding;
 pub use wr::WorkRequest;
-pub use xrc::{SrqNumber, XrcDomain};
+pub use xrc::XrcDomain;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

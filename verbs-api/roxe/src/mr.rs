@@ -2,8 +2,8 @@
 //!
 //! A peer may change registered memory at any moment, so a region never gives out `&[u8]`: a reference would promise the
 //! compiler that nothing changes. [`MemoryRegion`] owns its bytes and copies them in and out with relaxed atomic accesses,
-//! which is defined whatever happens meanwhile. The one module of this crate with unsafe code of its own (`pd` passes
-//! a caller's promise on); it may touch the provider's registration and the bytes it owns.
+//! which is defined whatever happens meanwhile. The one module of this crate with unsafe code; it may
+//! touch the provider's registration and the bytes it owns.
 #![allow(unsafe_code)]
 
 use crate::{Error, ProtectionDomain};
@@ -21,6 +21,32 @@ pub use roxe_transport::wr::Sge;
 /// Alignment of owned regions: a page, so that every atomic word and every 4 KiB block is aligned.
 const PAGE: usize = 4096;
 
+impl ProtectionDomain {
+    /// Allocates `len` zeroed bytes, page aligned, and registers them. `LOCAL_WRITE` is needed to receive or READ into
+    /// them; `REMOTE_WRITE` and `REMOTE_ATOMIC` need it too.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], or [`Error::Provider`] if the card refuses length or rights.
+    pub fn alloc_mr(&self, len: usize, access: Access) -> Result<MemoryRegion, Error> {
+        let bytes = Bytes::zeroed(len).ok_or(Error::OutOfMemory { bytes: len })?;
+        MemoryRegion::register(self, bytes, access)
+    }
+
+    /// Registers memory of the program's own, for example a mapped file or a buffer of another library.
+    ///
+    /// # Safety
+    /// `len` bytes behind `ptr` must be valid memory until the region is dropped, and everybody who looks at them
+    /// meanwhile must expect that they change at any time: no `&[u8]` or `&mut [u8]` to them may be used while a queue
+    /// pair of this domain or, with remote rights, a peer can reach them.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if the memory is not there or the card refuses length or rights.
+    pub unsafe fn register_raw(&self, ptr: NonNull<u8>, len: usize, access: Access) -> Result<MemoryRegion, Error> {
+        // The caller's promise is what every access through these bytes relies on.
+        MemoryRegion::register(self, Bytes { ptr, len, owned: None }, access)
+    }
+}
+
 /// Registered memory of this process.
 ///
 /// The memory stays registered as long as the value lives. Dropping it while requests still use it is allowed: the keys
@@ -32,22 +58,6 @@ pub struct MemoryRegion {
 }
 
 impl MemoryRegion {
-    pub(crate) fn alloc(pd: &ProtectionDomain, len: usize, access: Access) -> Result<Self, Error> {
-        let bytes = Bytes::zeroed(len).ok_or(Error::OutOfMemory { bytes: len })?;
-        Self::register(pd, bytes, access)
-    }
-
-    /// # Safety
-    /// As [`ProtectionDomain::register_raw`].
-    pub(crate) unsafe fn borrow(
-        pd: &ProtectionDomain,
-        ptr: NonNull<u8>,
-        len: usize,
-        access: Access,
-    ) -> Result<Self, Error> {
-        Self::register(pd, Bytes { ptr, len, owned: None }, access)
-    }
-
     fn register(pd: &ProtectionDomain, bytes: Bytes, access: Access) -> Result<Self, Error> {
         let addr = bytes.ptr.as_ptr().expose_provenance() as u64;
         let mr = pd.provider().reg_mr(addr, bytes.len as u64, addr, access)?;

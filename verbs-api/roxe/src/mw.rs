@@ -3,7 +3,7 @@
 //! Touches the provider's windows.
 
 use crate::mr::bounds;
-use crate::{Access, Error, MemoryRegion, ProtectionDomain, RemoteAddr, WorkRequest};
+use crate::{Access, Error, MemoryRegion, ProtectionDomain, WindowBinding, WorkRequest};
 use roxe_provider as provider;
 use roxe_transport::wr::Bind;
 use roxe_wire::{LKey, RKey};
@@ -20,6 +20,21 @@ pub enum WindowKind {
     QueuePair,
     /// The peers of every queue pair of the domain. The specification calls it type 1.
     Domain,
+}
+
+impl ProtectionDomain {
+    /// Makes a memory window, which is closed.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if the card has no room.
+    pub fn alloc_mw(&self, kind: WindowKind) -> Result<MemoryWindow, Error> {
+        let mw = self.provider().alloc_mw(match kind {
+            WindowKind::QueuePair => provider::MwKind::Two,
+            WindowKind::Domain => provider::MwKind::One,
+        })?;
+        let [.., tag] = mw.rkey().0.to_be_bytes();
+        Ok(MemoryWindow { mw, kind, tag: AtomicU8::new(tag) })
+    }
 }
 
 /// A key that opens a part of a region to peers, for as long as they need it.
@@ -70,15 +85,6 @@ pub struct MemoryWindow {
 }
 
 impl MemoryWindow {
-    pub(crate) fn alloc(pd: &ProtectionDomain, kind: WindowKind) -> Result<Self, Error> {
-        let mw = pd.provider().alloc_mw(match kind {
-            WindowKind::QueuePair => provider::MwKind::Two,
-            WindowKind::Domain => provider::MwKind::One,
-        })?;
-        let [.., tag] = mw.rkey().0.to_be_bytes();
-        Ok(Self { mw, kind, tag: AtomicU8::new(tag) })
-    }
-
     /// Who may use it.
     pub const fn kind(&self) -> WindowKind {
         self.kind
@@ -102,7 +108,7 @@ impl MemoryWindow {
     ) -> Result<WindowBinding, Error> {
         let (offset, len) = bounds(range, region.len())?;
         let (addr, length) = (region.base() + offset as u64, len as u64);
-        Ok(WindowBinding(Bind { rkey: self.next_key(), lkey: region.lkey(), access, addr, length }))
+        Ok(WindowBinding::new(Bind { rkey: self.next_key(), lkey: region.lkey(), access, addr, length }))
     }
 
     /// The request that closes what was opened last. When it completes, no access is under way.
@@ -114,7 +120,7 @@ impl MemoryWindow {
             WindowKind::Domain => {
                 let nothing =
                     Bind { rkey: self.next_key(), lkey: LKey::default(), access: Access::empty(), addr: 0, length: 0 };
-                WorkRequest::bind(&WindowBinding(nothing))
+                WorkRequest::bind(&WindowBinding::new(nothing))
             }
         }
     }
@@ -133,27 +139,5 @@ impl fmt::Debug for MemoryWindow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let key = self.key(self.tag.load(Ordering::Relaxed));
         f.debug_struct("MemoryWindow").field("kind", &self.kind).field("rkey", &key).finish()
-    }
-}
-
-/// A part of a region as a window shows it to peers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WindowBinding(Bind);
-
-impl WindowBinding {
-    /// What a peer must know to reach the first byte. Tell it when the binding is complete, or with a SEND on the same
-    /// queue pair, which starts later anyway.
-    pub const fn remote(&self) -> RemoteAddr {
-        let addr = if self.0.access.contains(Access::ZERO_BASED) { 0 } else { self.0.addr };
-        RemoteAddr { addr, rkey: self.0.rkey }
-    }
-
-    /// The key of the window while it is open.
-    pub const fn rkey(&self) -> RKey {
-        self.0.rkey
-    }
-
-    pub(crate) const fn bind(&self) -> Bind {
-        self.0
     }
 }

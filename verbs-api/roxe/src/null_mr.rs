@@ -7,6 +7,16 @@ use roxe_provider as provider;
 use roxe_transport::wr::Sge;
 use std::sync::Arc;
 
+impl ProtectionDomain {
+    /// Makes a region for the parts of lists that do not matter.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if the card has no room.
+    pub fn alloc_null_mr(&self) -> Result<NullRegion, Error> {
+        Ok(NullRegion(self.provider().alloc_null_mr()?))
+    }
+}
+
 /// Bytes that do not matter: they read as zeros, and what is written to them is forgotten. Peers cannot reach them.
 ///
 /// ```
@@ -31,10 +41,6 @@ use std::sync::Arc;
 pub struct NullRegion(Arc<provider::Mr>);
 
 impl NullRegion {
-    pub(crate) fn alloc(pd: &ProtectionDomain) -> Result<Self, Error> {
-        Ok(Self(pd.provider().alloc_null_mr()?))
-    }
-
     /// `len` such bytes as an element of a work request.
     pub fn slice(&self, len: u32) -> Sge {
         Sge { addr: 0, length: len, lkey: self.0.lkey() }

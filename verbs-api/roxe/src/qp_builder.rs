@@ -12,6 +12,21 @@ use roxe_provider as provider;
 use roxe_transport::qp::QpCaps;
 use std::sync::Arc;
 
+impl ProtectionDomain {
+    /// Starts a queue pair that reports to these completion queues (they may be the same).
+    pub fn create_qp<'a>(&'a self, send_cq: &'a CompletionQueue, recv_cq: &'a CompletionQueue) -> QueuePairBuilder<'a> {
+        QueuePairBuilder::with_parent(Parent::Pd { pd: self, send_cq, recv_cq }, Service::Rc)
+    }
+}
+
+impl XrcDomain {
+    /// Starts the receiving end of a connection ([`Service::XrcTgt`](crate::Service::XrcTgt)). It has no queues of its own,
+    /// so the settings of the builder that are about queues mean nothing.
+    pub fn create_target(&self) -> QueuePairBuilder<'_> {
+        QueuePairBuilder::with_parent(Parent::Xrc(self), Service::XrcTgt)
+    }
+}
+
 /// What a queue pair will be. Made by [`ProtectionDomain::create_qp`] or
 /// [`XrcDomain::create_target`]; every setting has a default that works.
 #[derive(Debug)]
@@ -107,14 +122,6 @@ settings! {
 }
 
 impl<'a> QueuePairBuilder<'a> {
-    pub(crate) fn new(pd: &'a ProtectionDomain, send_cq: &'a CompletionQueue, recv_cq: &'a CompletionQueue) -> Self {
-        Self::with_parent(Parent::Pd { pd, send_cq, recv_cq }, Service::Rc)
-    }
-
-    pub(crate) fn target(domain: &'a XrcDomain) -> Self {
-        Self::with_parent(Parent::Xrc(domain), Service::XrcTgt)
-    }
-
     fn with_parent(parent: Parent<'a>, service: Service) -> Self {
         let caps =
             QpCaps { max_send_wr: 128, max_recv_wr: 128, max_send_sge: 4, max_recv_sge: 4, max_inline_data: 256 };

@@ -1,11 +1,26 @@
-//! Shared receive queues: one stock of receive requests for many queue pairs.
+//! Shared receive queues: one stock of receive requests for many queue pairs; the numbers by which
+//! XRC messages name them.
 //!
 //! Touches the provider's SRQ.
 
-use crate::{CompletionQueue, Error, ObjectId, ProtectionDomain, Sge, SrqNumber};
+use crate::{CompletionQueue, Error, ObjectId, ProtectionDomain, Sge};
 use roxe_provider as provider;
 use roxe_transport::wr::RecvRequest;
+use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
+
+impl ProtectionDomain {
+    /// Makes a shared receive queue for `max_wr` requests of at most `max_sge` parts.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if the card has no room or the numbers are above its limits.
+    pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue, Error> {
+        let id = ObjectId::next();
+        let srq = self.provider().create_srq(provider::SrqInit { max_wr, max_sge, limit: 0, user: id.0 })?;
+        Ok(SharedReceiveQueue { srq, id })
+    }
+}
 
 /// A queue of receive requests that several queue pairs take from. Clones are the same queue.
 #[derive(Clone, Debug)]
@@ -15,12 +30,6 @@ pub struct SharedReceiveQueue {
 }
 
 impl SharedReceiveQueue {
-    pub(crate) fn create(pd: &ProtectionDomain, max_wr: u32, max_sge: u32) -> Result<Self, Error> {
-        let id = ObjectId::next();
-        let srq = pd.provider().create_srq(provider::SrqInit { max_wr, max_sge, limit: 0, user: id.0 })?;
-        Ok(Self { srq, id })
-    }
-
     pub(crate) fn create_in(
         xrcd: &Arc<provider::Xrcd>,
         pd: &ProtectionDomain,
@@ -61,5 +70,30 @@ impl SharedReceiveQueue {
 
     pub(crate) const fn provider(&self) -> &Arc<provider::Srq> {
         &self.srq
+    }
+}
+
+/// Number of a shared receive queue in its XRC domain, 24 bits. It travels as text: `0x` and hexadecimal digits.
+///
+/// ```
+/// # use roxe::SrqNumber;
+/// assert_eq!(SrqNumber(18).to_string().parse::<SrqNumber>()?, SrqNumber(18));
+/// # Ok::<(), roxe::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SrqNumber(pub u32);
+
+impl fmt::Display for SrqNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+impl FromStr for SrqNumber {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let number = crate::endpoint::number_24(text.trim()).map(Self);
+        number.ok_or_else(|| Error::Parse { text: text.into(), expected: "number of an SRQ, 24 bits" })
     }
 }

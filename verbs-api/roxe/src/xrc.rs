@@ -3,12 +3,29 @@
 //!
 //! Touches the provider's XRC domain.
 
-use crate::{CompletionQueue, Context, Error, ProtectionDomain, QueuePairBuilder, SharedReceiveQueue};
+use crate::{CompletionQueue, Context, Error, ProtectionDomain, SharedReceiveQueue};
 use roxe_provider as provider;
-use std::fmt;
-use std::os::fd::AsFd;
-use std::str::FromStr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+
+impl Context {
+    /// Makes an XRC domain of its own.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if the device has no room for one more.
+    pub fn open_xrc_domain(&self) -> Result<XrcDomain, Error> {
+        XrcDomain::open(self, None)
+    }
+
+    /// Opens the XRC domain that `file` names, and makes it if there is none: all of this process that open the same file on
+    /// the same device share it. In another process the file names another domain. It may be closed afterwards.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if the file cannot be looked at.
+    pub fn open_shared_xrc_domain(&self, file: &impl AsFd) -> Result<XrcDomain, Error> {
+        XrcDomain::open(self, Some(file.as_fd()))
+    }
+}
 
 /// An XRC domain: shared receive queues with numbers, and the receiving ends of connections, which take receives from the
 /// queue that a message names. Clones are the same domain.
@@ -52,15 +69,8 @@ pub struct XrcDomain {
 }
 
 impl XrcDomain {
-    pub(crate) fn open(context: &Context) -> Result<Self, Error> {
-        Self::open_as(context, provider::XrcdInit { file: None, create: true, exclusive: false })
-    }
-
-    pub(crate) fn open_shared(context: &Context, file: &impl AsFd) -> Result<Self, Error> {
-        Self::open_as(context, provider::XrcdInit { file: Some(file.as_fd()), create: true, exclusive: false })
-    }
-
-    fn open_as(context: &Context, init: provider::XrcdInit<'_>) -> Result<Self, Error> {
+    fn open(context: &Context, file: Option<BorrowedFd<'_>>) -> Result<Self, Error> {
+        let init = provider::XrcdInit { file, create: true, exclusive: false };
         Ok(Self { xrcd: context.provider().open_xrcd(init)?, context: context.clone() })
     }
 
@@ -79,42 +89,11 @@ impl XrcDomain {
         SharedReceiveQueue::create_in(&self.xrcd, pd, cq, max_wr, max_sge)
     }
 
-    /// Starts the receiving end of a connection ([`Service::XrcTgt`](crate::Service::XrcTgt)). It has no queues of its own,
-    /// so the settings of the builder that are about queues mean nothing.
-    pub fn create_target(&self) -> QueuePairBuilder<'_> {
-        QueuePairBuilder::target(self)
-    }
-
     pub(crate) const fn context(&self) -> &Context {
         &self.context
     }
 
     pub(crate) const fn provider(&self) -> &Arc<provider::Xrcd> {
         &self.xrcd
-    }
-}
-
-/// Number of a shared receive queue in its XRC domain, 24 bits. It travels as text: `0x` and hexadecimal digits.
-///
-/// ```
-/// # use roxe::SrqNumber;
-/// assert_eq!(SrqNumber(18).to_string().parse::<SrqNumber>()?, SrqNumber(18));
-/// # Ok::<(), roxe::Error>(())
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SrqNumber(pub u32);
-
-impl fmt::Display for SrqNumber {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#x}", self.0)
-    }
-}
-
-impl FromStr for SrqNumber {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        let number = crate::endpoint::number_24(text.trim()).map(Self);
-        number.ok_or_else(|| Error::Parse { text: text.into(), expected: "number of an SRQ, 24 bits" })
     }
 }

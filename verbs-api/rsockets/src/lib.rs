@@ -35,13 +35,13 @@
 //!
 //! | to see | look in |
 //! |---|---|
-//! | the calls, for both kinds of sockets; from numbers to sockets | `socket.rs`; `table.rs` |
+//! | from numbers to sockets, which are opened, accepted and closed by them; what one can do, of either kind | `table.rs`; `socket.rs` |
 //! | what is said on the wire, when something may be sent, what a message of the peer means: no I/O, no clock | `proto/`: `conn.rs`, `stream.rs`, `message.rs`, `outgoing.rs`, `incoming.rs`, `datagram.rs` |
-//! | streams: from a connection to bytes | `stream/`; `phase.rs` first, then `opening.rs`, `listening.rs`, `open.rs`, `transfer.rs` |
+//! | streams: from a connection to bytes | `stream/`; `phase.rs` first, then `opening.rs`, `open.rs`, `listening.rs`, `transfer.rs` |
 //! | datagrams | `datagram/` |
 //! | waiting: a short spin, then sleep on descriptors | `wait.rs`, `poll.rs`; events of completion queues: `completions.rs` |
-//! | the one background thread, which exists as long as somebody listens, has a datagram socket or asked for keepalives | `service.rs` |
-//! | what programs and administrators set | `stream/options.rs`, `datagram/options.rs`; `config.rs` |
+//! | the one background thread, which exists as long as somebody listens, has a datagram socket or asked for keepalives | `service.rs`; for streams `stream/service.rs` |
+//! | what programs and administrators set | `options.rs` and `settings.rs` in `stream/` and `datagram/`; `config.rs` |
 //! | system calls that need `unsafe`; nothing else has any | `sys.rs` |
 //!
 //! Every error is an [`std::io::Error`] with the errno that the C call sets.
@@ -63,8 +63,8 @@ mod table;
 mod wait;
 
 pub use poll::{PollFd, poll, select};
-pub use socket::{Socket, accept, close, open};
-pub use table::find;
+pub use socket::Socket;
+pub use table::{accept, close, find, open};
 
 /// Option level of rsockets' own options, as in `rdma/rsocket.h`.
 pub const SOL_RDMA: i32 = 0x10000;

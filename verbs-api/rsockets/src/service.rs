@@ -1,18 +1,30 @@
 //! The background thread: accepts connections for listeners, looks after UDP sockets, sends keepalives. It runs as long as there
 //! is a socket that needs it; a forked child starts its own.
 
-use crate::Socket;
 use crate::wait::{self, Waker};
 use roxe_provider::lock::Mutex;
 use std::io;
+use std::os::fd::RawFd;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
+
+/// What the thread can look after.
+pub(crate) trait Serviced: Send + Sync {
+    /// Whether the background thread of this process has to look after it.
+    fn needs_service(&self) -> bool;
+
+    /// On what and until when the thread sleeps for it.
+    fn wants_service(&self) -> (Option<RawFd>, Option<Instant>);
+
+    /// The thread looks after it.
+    fn serve(&self, now: Instant);
+}
 
 /// Locked before any socket; nobody calls this module with a socket's lock held.
 static SERVICE: Mutex<crate::lock::Service, Service> = Mutex::new(Service { members: Vec::new(), running: None });
 
 struct Service {
-    members: Vec<Weak<Socket>>,
+    members: Vec<Weak<dyn Serviced>>,
     /// The thread, and in which process: it does not outlive a fork.
     running: Option<(u32, Waker)>,
 }
@@ -21,10 +33,10 @@ struct Service {
 ///
 /// # Errors
 /// If it cannot be started.
-pub(crate) fn join(socket: &Arc<Socket>) -> io::Result<()> {
+pub(crate) fn join(socket: &Arc<impl Serviced + 'static>) -> io::Result<()> {
     let mut service = SERVICE.lock();
-    if !service.members.iter().any(|member| std::ptr::eq(member.as_ptr(), Arc::as_ptr(socket))) {
-        service.members.push(Arc::downgrade(socket));
+    if !service.members.iter().any(|member| std::ptr::addr_eq(member.as_ptr(), Arc::as_ptr(socket))) {
+        service.members.push(Arc::downgrade(socket) as Weak<dyn Serviced>);
     }
     match &service.running {
         Some((pid, waker)) if *pid == std::process::id() => waker.wake(),
@@ -63,7 +75,7 @@ fn run(waker: &Waker) {
 }
 
 /// Who needs the thread; if nobody does, it ends.
-fn members() -> Option<Vec<Weak<Socket>>> {
+fn members() -> Option<Vec<Weak<dyn Serviced>>> {
     let mut service = SERVICE.lock();
     service.members.retain(|member| member.upgrade().is_some_and(|socket| socket.needs_service()));
     if service.members.is_empty() {

@@ -3,9 +3,9 @@
 use crate::addr::{mapped, unmapped, unspecified};
 use crate::datagram::Datagram;
 use crate::errno::os;
+use crate::service::{self, Serviced};
 use crate::stream::{Drain, Fill, RecvMode, Stream};
 use crate::wait::{Source, Waker};
-use crate::{service, sys, table};
 use roxe::{MemoryRegion, ProtectionDomain};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
@@ -22,60 +22,6 @@ macro_rules! of_kind {
             Kind::Datagram($socket) => $call,
         }
     };
-}
-
-/// Makes a socket and returns its number: `rsocket`. `domain` is AF_INET or AF_INET6, `kind` SOCK_STREAM or SOCK_DGRAM with
-/// SOCK_NONBLOCK and SOCK_CLOEXEC at will.
-///
-/// # Errors
-/// ENOTSUP for everything else; ENODEV if there is no device; EMFILE.
-pub fn open(domain: i32, kind: i32, protocol: i32) -> io::Result<RawFd> {
-    let (flags, kind) =
-        (kind & (libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC), kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC));
-    let kind = match (domain, kind, protocol) {
-        (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => Kind::Stream(Stream::new()?),
-        (libc::AF_INET | libc::AF_INET6, libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => {
-            Kind::Datagram(Datagram::new(domain)?)
-        }
-        _ => return Err(os(libc::ENOTSUP)),
-    };
-    let socket = Arc::new(Socket::new(kind, domain, flags));
-    if socket.needs_service() {
-        service::join(&socket)?;
-    }
-    Ok(table::insert(socket))
-}
-
-/// Takes the next connection of a listening socket: its number, and who it is. `raccept`.
-///
-/// # Errors
-/// EBADF, EINVAL if it does not listen, EAGAIN if it is non-blocking and there is none.
-pub fn accept(fd: RawFd) -> io::Result<(RawFd, SocketAddr)> {
-    let listener = table::get(fd)?;
-    let stream = listener.stream().ok_or_else(|| os(libc::EOPNOTSUPP))?.accept(listener.waits(0))?;
-    let socket = Arc::new(Socket::new(Kind::Stream(stream), listener.domain, 0));
-    if socket.needs_service() {
-        service::join(&socket)?;
-    }
-    let peer = socket.peer_addr().unwrap_or_else(|_| unspecified(socket.domain));
-    Ok((table::insert(socket), peer))
-}
-
-/// Closes a socket: `rclose`. A connected stream delivers first what was sent. In a forked child only the number is given up, and
-/// the connection goes on in the parent.
-///
-/// # Errors
-/// EBADF.
-pub fn close(fd: RawFd) -> io::Result<()> {
-    let socket = table::remove(fd)?;
-    if !socket.is_own() {
-        // Of the parent, who goes on using it: here only the number is given up. The rest stays as the fork found it.
-        sys::close(fd);
-        std::mem::forget(socket);
-        return Ok(());
-    }
-    of_kind!(socket, socket => socket.close());
-    Ok(())
 }
 
 /// A socket. [`find`](crate::find) gives it for its number; it stays valid when the number is closed meanwhile. `flags` are
@@ -97,15 +43,47 @@ enum Kind {
 }
 
 impl Socket {
-    fn new(kind: Kind, domain: i32, flags: i32) -> Self {
+    /// Makes one, as [`open`](crate::open) says.
+    pub(crate) fn open(domain: i32, kind: i32, protocol: i32) -> io::Result<Arc<Self>> {
+        let (flags, kind) =
+            (kind & (libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC), kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC));
+        let kind = match (domain, kind, protocol) {
+            (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => Kind::Stream(Stream::new()?),
+            (libc::AF_INET | libc::AF_INET6, libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => {
+                Kind::Datagram(Datagram::new(domain)?)
+            }
+            _ => return Err(os(libc::ENOTSUP)),
+        };
+        Self::new(kind, domain, flags)
+    }
+
+    /// The next connection of one that listens, and who it is; as [`accept`](crate::accept) says.
+    pub(crate) fn accept(&self) -> io::Result<(Arc<Self>, SocketAddr)> {
+        let stream = self.stream().ok_or_else(|| os(libc::EOPNOTSUPP))?.accept(self.waits(0))?;
+        let socket = Self::new(Kind::Stream(stream), self.domain, 0)?;
+        let peer = socket.peer_addr().unwrap_or_else(|_| unspecified(socket.domain));
+        Ok((socket, peer))
+    }
+
+    /// Ends it; a connected stream delivers first what was sent.
+    pub(crate) fn close(&self) {
+        of_kind!(self, socket => socket.close());
+    }
+
+    /// In the care of the background thread if it needs it.
+    fn new(kind: Kind, domain: i32, flags: i32) -> io::Result<Arc<Self>> {
         let close_on_exec = if flags & libc::SOCK_CLOEXEC != 0 { libc::FD_CLOEXEC } else { 0 };
-        Self {
+        let socket = Arc::new(Self {
             kind,
             domain,
             nonblocking: AtomicBool::new(flags & libc::SOCK_NONBLOCK != 0),
             descriptor_flags: AtomicI32::new(close_on_exec),
             process: std::process::id(),
+        });
+        if socket.needs_service() {
+            service::join(&socket)?;
         }
+        Ok(socket)
     }
 
     /// Its number.
@@ -125,30 +103,9 @@ impl Socket {
         flags & libc::MSG_DONTWAIT == 0 && !self.nonblocking.load(Ordering::Relaxed)
     }
 
-    /// Whether the background thread of this process has to look after it.
-    pub(crate) fn needs_service(&self) -> bool {
-        self.is_own() && of_kind!(self, socket => socket.needs_service())
-    }
-
     /// Not what a forked child inherited.
-    fn is_own(&self) -> bool {
+    pub(crate) fn is_own(&self) -> bool {
         self.process == std::process::id()
-    }
-
-    /// On what and until when the background thread sleeps for it.
-    pub(crate) fn wants_service(&self) -> (Option<RawFd>, Option<Instant>) {
-        match &self.kind {
-            Kind::Stream(stream) => stream.wants_service(),
-            Kind::Datagram(datagram) => (datagram.wants_service(), None),
-        }
-    }
-
-    /// The background thread looks after it.
-    pub(crate) fn serve(&self, now: Instant) {
-        match &self.kind {
-            Kind::Stream(stream) => stream.serve(now),
-            Kind::Datagram(datagram) => datagram.serve(),
-        }
     }
 
     /// Gives it a local address. Port 0 lets the system choose.
@@ -364,6 +321,26 @@ impl Socket {
         let offset = u64::try_from(offset).map_err(|_| os(libc::EINVAL))?;
         let bufs = [IoSlice::new(buf)];
         stream.iowrite(&mut Drain::new(&bufs), offset, self.waits(flags))
+    }
+}
+
+impl Serviced for Socket {
+    fn needs_service(&self) -> bool {
+        self.is_own() && of_kind!(self, socket => socket.needs_service())
+    }
+
+    fn wants_service(&self) -> (Option<RawFd>, Option<Instant>) {
+        match &self.kind {
+            Kind::Stream(stream) => stream.wants_service(),
+            Kind::Datagram(datagram) => (datagram.wants_service(), None),
+        }
+    }
+
+    fn serve(&self, now: Instant) {
+        match &self.kind {
+            Kind::Stream(stream) => stream.serve(now),
+            Kind::Datagram(datagram) => datagram.serve(),
+        }
     }
 }
 

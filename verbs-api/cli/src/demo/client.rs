@@ -2,9 +2,9 @@
 //!
 //! Touches its connection and the pipe to the server.
 
-use super::Failure;
 use super::case::{CHECKED, Case, Op, Step, Task, service_name};
 use super::connection::{Connection, Deadline, Found, Resources, is_received};
+use super::failure::{Failure, words};
 use super::server::{ECHO_DEPTH, atomic_operands, mark};
 use roxe::{RemoteAddr, WcOpcode};
 use std::io::{BufRead, BufReader, Write};
@@ -32,7 +32,7 @@ impl Control {
         let to = child.stdin.take().ok_or_else(gone)?;
         let mut from = BufReader::new(child.stdout.take().ok_or_else(gone)?);
         let greeting = read_answer(&mut from)?;
-        let [_, pid, remote] = super::words(&greeting)?;
+        let [_, pid, remote] = words(&greeting)?;
         let pid = pid.parse().map_err(|_| Failure::new(format!("not a greeting: {greeting:?}")))?;
         Ok(Self { to, from, pid, remote: remote.parse()? })
     }
@@ -77,7 +77,7 @@ pub(super) fn run(
     let mut connection = resources.connection(case.service)?;
     let line = format!("open {} {} {}", service_name(case.service), connection.endpoint(), resources.remote());
     let answer = control.ask(&line)?;
-    let [_, endpoint] = super::words(&answer)?;
+    let [_, endpoint] = words(&answer)?;
     connection.connect(endpoint.parse()?, control.remote)?;
     let mut client = Client { connection, control, case, seed, time, checks: 0 };
     client.check_all()?;
@@ -107,7 +107,7 @@ impl Client<'_, '_> {
         let verified = self.control.ask("verify");
         let played = played?;
         let answer = verified?;
-        let [_, checks] = super::words(&answer)?;
+        let [_, checks] = words(&answer)?;
         self.checks += checks.parse::<usize>().map_err(|_| Failure::new(format!("not a verdict: {answer:?}")))?;
         Ok(played)
     }

@@ -2,8 +2,8 @@
 //!
 //! Touches the Rust API only.
 
-use super::Failure;
 use super::case::{Case, GRH, Op, REGION, pattern};
+use super::failure::Failure;
 use roxe::{
     Access, AddressHandle, CompletionQueue, Context, Endpoint, MemoryRegion, ProtectionDomain, Qkey, QueuePair,
     RemoteAddr, Service, Sge, WcOpcode, WorkCompletion, WorkRequest,

@@ -2,19 +2,21 @@
 //! checked, and how fast it went.
 //!
 //! The client is this process. It starts the server as a second one and tells it over a pipe what comes next; the data
-//! goes over the device. `case` is what they agree on, `connection` what both do, `client` and `server` their parts.
+//! goes over the device. `case` is what they agree on, `connection` what both do, `client` and
+//! `server` their parts, `failure` what either tells when something is wrong.
 
 mod case;
 mod client;
 mod connection;
+mod failure;
 mod server;
 
 use case::{Case, service_name};
 use client::{Control, Outcome};
 use connection::Resources;
+use failure::Failure;
 use roxe::Service;
 use std::error::Error;
-use std::fmt;
 use std::io::{Write, stdin, stdout};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -34,66 +36,6 @@ pub(crate) struct Args {
     /// Only this service (rc, uc, ud) or operation (send, write, read, fetch-add, ...).
     #[arg(value_name = "WORD")]
     only: Option<String>,
-}
-
-/// Why a check did not pass, in words.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Failure {
-    text: String,
-    /// Nothing came that was wrong, but something did not come: an unreliable service may do that.
-    lost: bool,
-}
-
-impl Failure {
-    /// How a loss is marked on the pipe.
-    const LOST: &str = "lost: ";
-
-    fn new(text: impl Into<String>) -> Self {
-        Self { text: text.into(), lost: false }
-    }
-
-    fn lost(text: impl Into<String>) -> Self {
-        Self { text: text.into(), lost: true }
-    }
-
-    /// For the pipe: one line.
-    fn to_line(&self) -> String {
-        let mark = if self.lost { Self::LOST } else { "" };
-        format!("{mark}{}", self.text.replace('\n', " "))
-    }
-
-    fn from_line(line: &str) -> Self {
-        match line.strip_prefix(Self::LOST) {
-            Some(text) => Self::lost(format!("server: {text}")),
-            None => Self::new(format!("server: {line}")),
-        }
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
-    }
-}
-
-impl Error for Failure {}
-
-impl From<roxe::Error> for Failure {
-    fn from(error: roxe::Error) -> Self {
-        Self::new(error.to_string())
-    }
-}
-
-impl From<std::io::Error> for Failure {
-    fn from(error: std::io::Error) -> Self {
-        Self::new(error.to_string())
-    }
-}
-
-/// Splits a line of the pipe into exactly `N` words.
-fn words<const N: usize>(line: &str) -> Result<[&str; N], Failure> {
-    let words: Vec<&str> = line.split(' ').collect();
-    words.try_into().map_err(|_| Failure::new(format!("the other process said {line:?}, which is not understood")))
 }
 
 /// The server process.
@@ -303,18 +245,5 @@ mod tests {
         assert_eq!(time_for_each(Duration::ZERO, 40), MEASURE);
         assert_eq!(time_for_each(Duration::from_secs(8), 40), Duration::from_millis(25));
         assert_eq!(time_for_each(Duration::from_secs(11), 40), Duration::ZERO);
-    }
-
-    #[test]
-    fn failures_travel_as_lines() {
-        let lost = Failure::from_line(&Failure::lost("a\nb").to_line());
-        assert_eq!(lost, Failure::lost("server: a b"));
-        assert!(!Failure::from_line(&Failure::new("x").to_line()).lost);
-    }
-
-    #[test]
-    fn lines_have_a_fixed_number_of_words() {
-        assert_eq!(words::<2>("a b"), Ok(["a", "b"]));
-        assert!(words::<2>("a b c").is_err());
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! Every line gets one answer, in bounded time, so that the two never lose step. Touches its connection, stdin and stdout.
 
-use super::Failure;
 use super::case::{Case, Op, Step, Task, parse_service};
 use super::connection::{Connection, Resources};
+use super::failure::{Failure, words};
 use roxe::{WcOpcode, WorkCompletion};
 use std::io::{BufRead, Write};
 
@@ -46,7 +46,7 @@ impl Server<'_> {
 
     /// `SERVICE ENDPOINT REMOTE`: a fresh connection, connected to the client's.
     fn open(&mut self, text: &str) -> Result<String, Failure> {
-        let [service, endpoint, remote] = super::words(text)?;
+        let [service, endpoint, remote] = words(text)?;
         let service = parse_service(service).ok_or_else(|| Failure::new(format!("unknown service {service}")))?;
         self.connection = None;
         let mut connection = self.resources.connection(service)?;

@@ -1,9 +1,8 @@
 //! Event channels: where connections tell what became of the verbs.
 //!
-//! Touches the provider's event channel.
+//! Touches the provider's event channel. Taking events from it is in `event.rs`.
 
 use crate::Error;
-use crate::cm::CmEvent;
 use roxe_provider::cm;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
@@ -19,20 +18,6 @@ impl EventChannel {
     /// [`Error::Provider`] if the process has no descriptor left.
     pub fn create() -> Result<Self, Error> {
         Ok(Self(cm::Channel::create()?))
-    }
-
-    /// Waits for the next event. If the descriptor was made non-blocking, an error for which
-    /// [`Error::is_would_block`] holds means that there is none.
-    ///
-    /// # Errors
-    /// [`Error::Provider`] when the wait fails, also when a signal interrupts it.
-    pub fn next(&self) -> Result<CmEvent, Error> {
-        Ok(CmEvent::new(self.0.next()?))
-    }
-
-    /// The oldest event, if there is one; never waits.
-    pub fn try_next(&self) -> Option<CmEvent> {
-        self.0.try_next().map(CmEvent::new)
     }
 
     pub(crate) const fn provider(&self) -> &Arc<cm::Channel> {

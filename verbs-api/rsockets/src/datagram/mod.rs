@@ -6,19 +6,19 @@
 
 mod options;
 mod port;
+mod settings;
 
 use crate::addr::{mapped, unmapped, unspecified};
-use crate::config::Config;
 use crate::errno::{self, os};
 use crate::lock;
 use crate::proto::datagram::{self, MAX_DATAGRAM, MAX_HEADER, UdpHeader};
 use crate::stream::{Drain, Fill, RecvMode};
 use crate::wait::{self, Source, Waker, Watchers};
 use crate::{service, sys};
-use options::Settings;
 use port::{Arrived, Port};
 use roxe::{AddressHandle, Qpn};
 use roxe_provider::lock::{Mutex, MutexGuard};
+use settings::Settings;
 use socket2::{Domain, Socket, Type};
 use std::collections::{HashMap, VecDeque};
 use std::io;

@@ -1,54 +1,10 @@
-//! Options of datagram sockets. Those of the system go to the UDP socket; what concerns memory and queues is kept here as well.
+//! Options of datagram sockets. Those of the system go to the UDP socket; what concerns memory and
+//! queues is kept in the settings as well.
 
-use super::port::Depth;
-use super::{Config, Datagram, MAX_DATAGRAM};
+use super::Datagram;
 use crate::errno::os;
 use crate::{RDMA_INLINE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA, sys};
 use std::io;
-
-/// Longest queues.
-const MOST: u32 = 16384;
-
-/// What a program has set.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Settings {
-    send_buffer: u32,
-    recv_buffer: u32,
-    send_queue: u16,
-    recv_queue: u16,
-    inline: u32,
-}
-
-impl Settings {
-    pub(crate) fn new() -> Self {
-        let Config { send_buffer, recv_buffer, send_queue, recv_queue, inline, .. } = *Config::get();
-        Self { send_buffer, recv_buffer, send_queue, recv_queue, inline: inline.into() }
-    }
-
-    /// As many datagrams as both the queue and the buffer hold, but one at least.
-    pub(crate) fn depth(&self) -> Depth {
-        let fits = |queue: u16, buffer: u32| {
-            let datagrams = u32::from(queue).min(buffer / MAX_DATAGRAM as u32).clamp(1, MOST);
-            datagrams as u16
-        };
-        Depth {
-            sends: fits(self.send_queue, self.send_buffer),
-            recvs: fits(self.recv_queue, self.recv_buffer),
-            inline: self.inline.min(MAX_DATAGRAM as u32),
-        }
-    }
-
-    fn set_rdma(&mut self, name: i32, value: u32) -> io::Result<()> {
-        let queue = value.min(MOST) as u16;
-        match name {
-            RDMA_SQSIZE => self.send_queue = queue,
-            RDMA_RQSIZE => self.recv_queue = queue,
-            RDMA_INLINE => self.inline = value,
-            _ => return Err(os(libc::ENOTSUP)),
-        }
-        Ok(())
-    }
-}
 
 impl Datagram {
     pub(crate) fn set_option(&self, level: i32, name: i32, value: &[u8]) -> io::Result<()> {

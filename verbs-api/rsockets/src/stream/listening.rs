@@ -2,7 +2,7 @@
 
 use super::endpoint::Endpoint;
 use super::open::Open;
-use super::phase::{Listening, Phase};
+use super::phase::{Accepted, Listening, Phase};
 use super::settings::Settings;
 use super::{Inner, Stream};
 use crate::errno::{self, os};
@@ -38,8 +38,8 @@ impl Stream {
     /// EINVAL if it does not listen, EAGAIN.
     pub(crate) fn accept(&self, wait: bool) -> io::Result<Self> {
         loop {
-            if let Some(stream) = self.next_accepted()? {
-                return Ok(stream);
+            if let Some(Accepted { channel, open, settings, next_probe }) = self.next_accepted()? {
+                return Ok(Self::in_phase(channel, Phase::Open(open), settings, next_probe));
             }
             if !wait {
                 return Err(os(libc::EAGAIN));
@@ -48,7 +48,7 @@ impl Stream {
         }
     }
 
-    fn next_accepted(&self) -> io::Result<Option<Self>> {
+    fn next_accepted(&self) -> io::Result<Option<Accepted>> {
         let mut inner = self.inner.lock();
         let Phase::Listening(listening) = &mut inner.phase else { return Err(os(libc::EINVAL)) };
         let was_full = !listening.has_room();
@@ -74,9 +74,9 @@ impl Stream {
         {
             if let Some(id) = event.take_request()
                 // Who cannot be served is refused: the id is dropped.
-                && let Ok(stream) = admit(id, &event, settings)
+                && let Ok(accepted) = admit(id, &event, settings)
             {
-                listening.accepted.push_back(stream);
+                listening.accepted.push_back(accepted);
                 watchers.wake();
             }
         }
@@ -84,7 +84,7 @@ impl Stream {
 }
 
 /// Accepts the request that `event` brought.
-fn admit(id: CmId, event: &CmEvent, settings: &Settings) -> io::Result<Stream> {
+fn admit(id: CmId, event: &CmEvent, settings: &Settings) -> io::Result<Accepted> {
     let peer = ConnData::decode(event.private_data()).map_err(|_| os(libc::EPROTO))?;
     let channel = EventChannel::create().map_err(errno::of)?;
     id.migrate(&channel).map_err(errno::of)?;
@@ -92,6 +92,6 @@ fn admit(id: CmId, event: &CmEvent, settings: &Settings) -> io::Result<Stream> {
     let terms = event.param().cloned().unwrap_or_default();
     let private_data = endpoint.conn_data().encode().to_vec();
     id.accept(&ConnParam { private_data, ..terms }).map_err(errno::of)?;
-    let open = Open::new(id, endpoint, peer, settings.inline, false);
-    Ok(Stream::in_phase(channel, Phase::Open(Box::new(open)), settings.clone()))
+    let open = Box::new(Open::new(id, endpoint, peer, settings.inline, false));
+    Ok(Accepted { channel, open, settings: settings.clone(), next_probe: settings.first_probe() })
 }

@@ -1,8 +1,10 @@
 //! Streams: SOCK_STREAM over a connected queue pair.
 //!
-//! A [`Stream`] goes through the phases of a connection (`phase.rs`, `opening.rs`, `listening.rs`); once it is [`open::Open`] it moves
-//! bytes (`transfer.rs`). Everything of a stream is behind one lock that nobody holds while waiting. Besides, one thread at
-//! a time sends, and one receives, so that the bytes of a call stay together.
+//! A [`Stream`] goes through the phases of a connection (`phase.rs`, `opening.rs`, `listening.rs`);
+//! once it is [`open::Open`] it moves bytes (`transfer.rs`); the background thread looks after it
+//! (`service.rs`). Everything of a stream is behind one lock that nobody holds while waiting.
+//! Besides, one thread at a time sends, and one receives, so that the bytes of a call stay
+//! together.
 
 mod cursor;
 mod endpoint;
@@ -13,6 +15,7 @@ mod opening;
 mod options;
 mod path;
 mod phase;
+mod service;
 mod settings;
 mod transfer;
 
@@ -22,7 +25,6 @@ pub(crate) use transfer::RecvMode;
 use crate::errno::{self, os};
 use crate::lock;
 use crate::proto::stream::Link;
-use crate::service;
 use crate::wait::{self, Source, Waker, Watchers};
 use opening::Opening;
 use phase::Phase;
@@ -62,11 +64,12 @@ impl Stream {
     pub(crate) fn new() -> io::Result<Self> {
         let channel = EventChannel::create().map_err(errno::of)?;
         let id = CmId::create(&channel, PortSpace::Tcp).map_err(errno::of)?;
-        Ok(Self::in_phase(channel, Phase::Idle(id), Settings::new()))
+        let settings = Settings::new();
+        let next_probe = settings.first_probe();
+        Ok(Self::in_phase(channel, Phase::Idle(id), settings, next_probe))
     }
 
-    fn in_phase(channel: EventChannel, phase: Phase, settings: Settings) -> Self {
-        let next_probe = settings.keepalive.then(|| Instant::now() + settings.keep_idle);
+    fn in_phase(channel: EventChannel, phase: Phase, settings: Settings, next_probe: Option<Instant>) -> Self {
         let watchers = Watchers::default();
         let inner = Inner { phase, settings, watchers, error: 0, next_probe, broken: false };
         Self { channel, inner: Mutex::new(inner), send_turn: Mutex::default(), recv_turn: Mutex::default() }
@@ -144,7 +147,7 @@ impl Stream {
         inner.phase = Phase::Closed;
         inner.watchers.wake();
         drop(inner);
-        service::wake();
+        crate::service::wake();
     }
 
     /// Ends directions, and tells the peer where it is to know.
@@ -166,34 +169,6 @@ impl Stream {
         match &inner.phase {
             Phase::Open(open) => open.id().peer_addr().ok_or_else(|| os(libc::ENOTCONN)),
             _ => Err(os(libc::ENOTCONN)),
-        }
-    }
-
-    /// Whether the background thread has to look after it.
-    pub(crate) fn needs_service(&self) -> bool {
-        let inner = self.inner.lock();
-        match &inner.phase {
-            Phase::Closed => false,
-            Phase::Listening(_) => true,
-            _ => inner.next_probe.is_some(),
-        }
-    }
-
-    /// On what and until when the background thread sleeps for it.
-    pub(crate) fn wants_service(&self) -> (Option<RawFd>, Option<Instant>) {
-        (self.takes_requests().then(|| self.fd()), self.inner.lock().next_probe)
-    }
-
-    /// Looks after it: takes requests, asks a silent peer for a sign of life.
-    pub(crate) fn serve(&self, now: Instant) {
-        self.take_requests();
-        let mut inner = self.inner.lock();
-        if inner.next_probe.is_some_and(|due| due <= now) {
-            inner.next_probe = now.checked_add(inner.settings.keep_idle);
-            if let Phase::Open(open) = &mut inner.phase {
-                open.stream.keep_alive();
-            }
-            inner.progress(&self.channel);
         }
     }
 

@@ -1,11 +1,12 @@
 //! Where a stream is between `socket` and `close`.
 
-use super::Stream;
 use super::open::Open;
 use super::opening::Opening;
+use super::settings::Settings;
 use crate::proto::stream::Link;
-use roxe::cm::CmId;
+use roxe::cm::{CmId, EventChannel};
 use std::collections::VecDeque;
+use std::time::Instant;
 
 #[derive(Debug)]
 pub(crate) enum Phase {
@@ -71,7 +72,17 @@ pub(crate) struct Listening {
     pub(super) id: CmId,
     /// Connections that may wait.
     pub(super) backlog: usize,
-    pub(super) accepted: VecDeque<Stream>,
+    pub(super) accepted: VecDeque<Accepted>,
+}
+
+/// A connection that nobody has taken from the listener: what its stream will be made of.
+#[derive(Debug)]
+pub(super) struct Accepted {
+    pub(super) channel: EventChannel,
+    pub(super) open: Box<Open>,
+    pub(super) settings: Settings,
+    /// When the peer is to be asked for a sign of life: counted from here on, not from `accept`.
+    pub(super) next_probe: Option<Instant>,
 }
 
 impl Listening {

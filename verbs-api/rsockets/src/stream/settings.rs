@@ -4,7 +4,7 @@ use crate::config::{Config, LOW_WATER};
 use crate::proto::conn::{scale, unscale};
 use crate::proto::stream::Sizes;
 use roxe::cm::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Shortest and longest queues.
 const QUEUES: std::ops::RangeInclusive<u32> = 16..=16384;
@@ -53,6 +53,11 @@ impl Settings {
         };
         settings.set_iomaps(config.iomaps.into());
         settings
+    }
+
+    /// When the peer of a new stream is asked for a sign of life first, if SO_KEEPALIVE is on.
+    pub(crate) fn first_probe(&self) -> Option<Instant> {
+        self.keepalive.then(|| Instant::now() + self.keep_idle)
     }
 
     /// SO_RCVBUF: room for twice as much, as the system does it.
