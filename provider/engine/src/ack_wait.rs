@@ -1,21 +1,15 @@
 //! Acknowledgements that wait a little for the program's own next packet to travel with it.
 //!
-//! One at a time, under the receive lock: where several queue pairs are busy, waiting gains little. `qp/delayed_ack.rs` says
-//! which may wait and how long.
+//! One at a time, under the receive lock: where several queue pairs are busy, waiting gains little. [`crate::poll_policy::delayed_ack`]
+//! says which may wait and how long.
 
 use crate::engine::Engine;
+use crate::poll_policy::delayed_ack;
 use crate::queue_pair::{QueuePair, VisitOutcome};
 use crate::rx_state::{RxState, Visitor, Waiting};
 use crate::scheduler::Task;
 use roxe_transport::time::Instant;
 use std::sync::Arc;
-use std::time::Duration;
-
-/// The background thread lets an acknowledgement wait so much longer: if the two share a processor, the program that is about to
-/// answer only comes to run when this thread sleeps, and a round of it takes 30 us in a virtual machine. When it did not, each
-/// of its wake-ups could stop a ping-pong for milliseconds: peers whose completion comes before the answer watch their memory,
-/// and are served by their own background threads.
-pub(crate) const GRACE: Duration = Duration::from_micros(100);
 
 impl Engine {
     /// Lets a queue pair answer packets that left `report`, or keeps its answer for its next packet.
@@ -34,15 +28,14 @@ impl Engine {
                 before.into_iter().for_each(|before| before.qp.end_waiting(now));
             }
         }
-        self.presence.note_delayed_ack();
-        self.publish(Task::DelayedAck, Some(until.after(GRACE)));
+        self.publish(Task::DelayedAck, Some(delayed_ack::due_in_background(until)));
     }
 
     /// Sends an acknowledgement that has waited until `by`, if the program has not sent it along.
     #[inline]
     pub(crate) fn end_waiting(&self, state: &mut RxState, by: Instant, now: Instant) {
-        let grace = if state.visitor == Visitor::Program { Duration::ZERO } else { GRACE };
-        if let Some(ended) = state.waiting.take_if(|waiting| waiting.until.after(grace) <= by) {
+        let by_program = state.visitor == Visitor::Program;
+        if let Some(ended) = state.waiting.take_if(|waiting| delayed_ack::is_over(waiting.until, by, by_program)) {
             self.publish(Task::DelayedAck, None);
             ended.qp.end_waiting(now);
         }
@@ -52,10 +45,12 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::poll_policy::delayed_ack::GRACE;
     use crate::testing::{FakeQp, private_engine};
     use roxe_base::config::config;
     use roxe_wire::Qpn;
     use std::sync::Arc;
+    use std::time::Duration;
 
     #[test]
     fn an_acknowledgement_waits_longer_where_the_background_thread_looks_for_packets() {

@@ -3,18 +3,20 @@
 //! The difficulty is to stay out of the way of a program that does poll. If every packet woke this thread, it would take
 //! the processor from the program and cost the sender an interrupt to another core; if it slept too deeply, a program
 //! that waits for its memory to change instead of polling would never see a packet. So it *watches*: each time it wakes
-//! it looks whether a thread of the program is inside the engine right now. If so, one point is taken from the score; if
+//! it looks whether a thread of the program is inside the engine right now. If so, a point is taken from the score; if
 //! not, and there was something to receive, two points are added. At zero points it mutes the sockets and only looks
 //! again after a tick. A busy poller is inside nearly always, so the score goes to zero; one that waits on memory is
 //! outside when its packets come, so it stays up. Arming a completion queue fills the score: the program is about to
 //! sleep. If it receives itself before it does ([`crate::event_wait`]), the score is filled when it gives up.
+//! [`crate::poll_policy::background`] decides; this asks, and does it.
 
 use crate::engine::Engine;
+use crate::poll_policy::background::{Background, Course, SERVED, Served, TICK, WakeUp};
+use crate::poll_policy::spin::{Look, SpinGovernor};
 use crate::poller::{Poller, Watch, Woken};
-use crate::presence::{AWAKE, Experience, SERVED, TICK};
+use crate::presence::AWAKE;
 use crate::rx_state::{Rx, Visitor};
 use crate::scheduler::Task;
-use crate::spinning::{Look, SpinGovernor, ThisProcessor};
 use crate::thread::{self, Thread};
 use crate::tx::Batch;
 use roxe_base::clock;
@@ -39,6 +41,13 @@ impl Sleep {
         let until = until.into_iter().chain([now.after(tick)]).min();
         Self { watch: Watch::Quiet, until, now }
     }
+}
+
+/// What the thread has learnt.
+#[derive(Debug, Default)]
+struct Experience {
+    policy: Background,
+    governor: SpinGovernor,
 }
 
 /// What the thread does first.
@@ -84,38 +93,47 @@ impl Engine {
         let now = clock::now();
         self.steer(now);
         self.tell_counters(now);
-        let polled_recently = self.polled_recently(now);
-        if polled_recently && (presence.waiters.receive(now) || presence.is_present()) {
-            if let Some(tick) = presence.mute(experience, now) {
-                return Sleep::muted(self.due(Task::Steering), now, tick);
+        let seen = self.what_is_seen(now);
+        match experience.policy.course(&seen, || presence.is_present()) {
+            Course::Leave(points) => {
+                let is_muted = presence.mute(points);
+                // Who waits may have handed over since then.
+                if is_muted && (!seen.waiter_receives || presence.waiters.receive(now)) {
+                    return Sleep::muted(self.due(Task::Steering), now, experience.policy.tick());
+                }
             }
-        } else {
-            experience.unneeded = 0;
-            let found = self.serve(Visitor::Woken, now);
-            if found {
-                presence.note_served();
-            }
-            if found && polled_recently {
-                presence.muting.add(SERVED);
-            }
-            // Who waits itself looks around before it sleeps.
-            let is_alone = !presence.waits_itself.load(Relaxed);
-            let pays = || presence.waits_for_event() || !polled_recently && experience.governor.may_spin();
-            if found && is_alone && pays() {
-                self.spin(&experience.governor);
-            }
-            self.clear_kept();
+            Course::Serve => self.serve_woken(&seen, &experience.governor, now),
         }
         presence.muting.unmute();
-        experience.muted_looks = 0;
+        experience.policy.note_listening();
         self.plan_sleep()
     }
 
-    /// Whether a thread of the program has come in to receive within the last [`TICK`], or is at it since then. On a slow
-    /// processor 64 KB take as long, and to look again and again meanwhile took half of it: `ib_send_bw` in an emulated
-    /// remote target ran at 24 instead of 46 to 58 MB/s.
-    pub(crate) fn polled_recently(&self, now: Instant) -> bool {
-        self.presence.age(now) < TICK || self.rx.is_locked()
+    /// What the policy is told.
+    fn what_is_seen(&self, now: Instant) -> WakeUp {
+        WakeUp {
+            since_poll: self.presence.age(now),
+            is_receiving: self.rx.is_locked(),
+            waiter_receives: self.presence.waiters.receive(now),
+        }
+    }
+
+    /// Receives for a program that does not, and goes on for a while if that is worth it.
+    fn serve_woken(&self, seen: &WakeUp, governor: &SpinGovernor, now: Instant) {
+        let (presence, is_polled) = (&self.presence, seen.is_polled());
+        let found = self.serve(Visitor::Woken, now);
+        if found {
+            presence.note_served();
+        }
+        let (is_armed, waits_itself) = (presence.waits_for_event(), presence.waits_itself.load(Relaxed));
+        let served = Served { found, is_polled, is_armed, waits_itself };
+        if served.is_wanted() {
+            presence.muting.add(SERVED);
+        }
+        if served.keeps_looking(|| governor.may_spin()) {
+            self.spin(governor);
+        }
+        self.clear_kept();
     }
 
     /// Receives and runs timers, unless a thread of the program is at it. Whether there was anything to receive.
@@ -140,7 +158,7 @@ impl Engine {
     /// Keeps looking for a while: a peer that is about to answer must not pay for waking us.
     fn spin(&self, governor: &SpinGovernor) {
         let seen = self.presence.last_poll.load(Relaxed);
-        governor.keep_looking(self.usual_patience(), ThisProcessor, || {
+        governor.keep_looking(self.usual_patience(), || {
             let now = clock::now();
             let found = self.serve(Visitor::Spinning, now);
             if found {
@@ -184,6 +202,6 @@ mod tests {
         let _held = engine.rx.lock();
         let now = clock::now();
         engine.presence.note_poll(now);
-        assert!(engine.polled_recently(now.after(Duration::from_secs(1))));
+        assert!(engine.what_is_seen(now.after(Duration::from_secs(1))).is_polled());
     }
 }

@@ -4,7 +4,7 @@
 //! costs more than all the rest of a message. Meanwhile the background thread is muted like that of a program that polls.
 
 use crate::engine::Engine;
-use crate::spinning::{Look, ThisProcessor};
+use crate::poll_policy::spin::Look;
 use crate::waiters::{Counted, Waiters};
 use roxe_base::cancel::uncancelled;
 use roxe_base::clock;
@@ -71,7 +71,7 @@ impl Engine {
                 false => Look::Vain,
             }
         };
-        let is_over = waiters.governor.keep_looking(waiters.patience(self.usual_patience()), ThisProcessor, look);
+        let is_over = waiters.governor.keep_looking(waiters.patience(self.usual_patience()), look);
         if is_over {
             waiters.governor.note_find();
             waiters.last_catch.store(clock::now().0, SeqCst);

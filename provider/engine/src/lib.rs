@@ -14,7 +14,8 @@
 //! | [`rings`] | rings through shared memory to and from other processes |
 //! | [`flow_control`] | windows towards receivers, credits, and who waits for room |
 //! | [`interceptor`] | captures and fault rules |
-//! | [`background`], [`thread`], [`poller`], [`event_wait`], [`spinning`], [`delayed_ack`], [`ack_wait`] | who works when, and how long an acknowledgement waits |
+//! | [`background`], [`thread`], [`poller`], [`presence`], [`waiters`], [`event_wait`], [`spinning`], [`ack_wait`] | who works when |
+//! | [`poll_policy`] | what they decide by: whether to serve, spin, yield or sleep, and how long an acknowledgement waits |
 //! | [`table`] | queue pairs by number |
 //!
 //! # Unsafe code
@@ -27,7 +28,6 @@ pub mod adapter;
 mod background;
 pub mod counter_files;
 pub mod counters;
-pub mod delayed_ack;
 pub mod engine;
 mod event_wait;
 pub mod fabric;
@@ -42,6 +42,7 @@ pub mod interceptor;
 mod links;
 mod multicast;
 mod notice;
+pub mod poll_policy;
 #[allow(unsafe_code)]
 mod poller;
 #[allow(unsafe_code)]

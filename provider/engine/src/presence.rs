@@ -4,7 +4,7 @@
 
 mod muting;
 
-use crate::spinning::SpinGovernor;
+use crate::poll_policy::background::POLLS_AFTER_ARMING;
 use crate::waiters::Waiters;
 use roxe_base::clock;
 use roxe_transport::time::Instant;
@@ -16,23 +16,8 @@ pub(crate) use muting::{FULL, Muting};
 
 /// How long it watches for a thread of the program, which leaves the engine for some nanoseconds between two polls.
 pub(crate) const WATCH: Duration = Duration::from_micros(1);
-/// A program that polls more often than this after arming is not waiting for the event.
-pub(crate) const POLLS_AFTER_ARMING: u32 = 4;
 /// The thread is awake, or will look soon of its own accord.
 pub(crate) const AWAKE: u64 = 0;
-
-/// How often a muted thread looks whether the program still polls, after it always did.
-pub(crate) const TICK: Duration = Duration::from_millis(1);
-/// The first look after muting comes so soon; each that finds the program polling doubles the time to the next.
-pub(crate) const FIRST_TICK: Duration = Duration::from_micros(62);
-/// The longest while acknowledgements wait for answers: such a program may look at its memory only, once something has
-/// disturbed the two.
-pub(crate) const DELAYED_ACK_TICK: Duration = Duration::from_micros(250);
-/// Score: what a served and an unneeded wake-up change. From the second unneeded one in a row on each costs
-/// twice as much as the one before: what woke the thread wakes it again until the program has taken it, and that program may
-/// wait for this very processor. Thirty of them took 100 us.
-pub(crate) const SERVED: i32 = 2;
-pub(crate) const UNNEEDED: i32 = 1;
 
 /// What threads of the program and the background thread tell each other. All of it is advice, but for `sleeps_until`.
 #[derive(Debug)]
@@ -47,8 +32,6 @@ pub(crate) struct Presence {
     pub(crate) waiters: Waiters,
     /// It waits in this way, so arming need not wake the background thread.
     pub(crate) waits_itself: AtomicBool,
-    /// An acknowledgement has waited for the program's answer since the last look.
-    pub(crate) acks_are_delayed: AtomicBool,
     /// The deadline that the sleeping thread will wake up for; [`AWAKE`] if there is nothing to tell it.
     pub(crate) sleeps_until: AtomicU64,
 }
@@ -63,7 +46,6 @@ impl Default for Presence {
             muting: Muting::default(),
             waiters: Waiters::default(),
             waits_itself: AtomicBool::new(false),
-            acks_are_delayed: AtomicBool::new(false),
             sleeps_until: AtomicU64::new(AWAKE),
         }
     }
@@ -80,11 +62,6 @@ impl Presence {
         self.last_poll.store(now.0, Relaxed);
         let polls = self.polls_since_arming.load(Relaxed);
         self.polls_since_arming.store(polls.saturating_add(1), Relaxed);
-    }
-
-    /// It answers its peer at once, and again and again.
-    pub(crate) fn note_delayed_ack(&self) {
-        self.acks_are_delayed.store(true, Relaxed);
     }
 
     /// It leaves.
@@ -131,15 +108,10 @@ impl Presence {
         self.polls_since_arming.load(Relaxed) <= POLLS_AFTER_ARMING
     }
 
-    /// A thread of the program is there. Whether the background thread may sleep however many packets come, and how long.
-    pub(crate) fn mute(&self, experience: &mut Experience, now: Instant) -> Option<Duration> {
-        let is_sure = self.waiters.receive(now);
-        let points = if is_sure { FULL } else { experience.note_unneeded() };
-        if self.muting.add(-points) > 0 {
-            return None;
-        }
-        let still = self.muting.mute() && (!is_sure || self.waiters.receive(now));
-        still.then(|| experience.next_tick(self.acks_are_delayed.swap(false, Relaxed)))
+    /// The background thread leaves packets to the program, at the price of so many points. Whether it is muted: may sleep
+    /// however many packets come.
+    pub(crate) fn mute(&self, points: i32) -> bool {
+        self.muting.add(-points) <= 0 && self.muting.mute()
     }
 
     /// In the child of a fork, where no thread waits.
@@ -156,53 +128,16 @@ impl Presence {
     }
 }
 
-/// What the thread has learnt.
-#[derive(Debug, Default)]
-pub(crate) struct Experience {
-    /// Looks in a row that found the program polling since the thread was muted.
-    pub(crate) muted_looks: u32,
-    /// Wake-ups in a row that were not needed.
-    pub(crate) unneeded: u32,
-    pub(crate) governor: SpinGovernor,
-}
-
-impl Experience {
-    /// How long the thread stays muted until its next look.
-    pub(crate) fn next_tick(&mut self, acks_are_delayed: bool) -> Duration {
-        let looks = self.muted_looks;
-        self.muted_looks = looks.saturating_add(1);
-        let longest = if acks_are_delayed { DELAYED_ACK_TICK } else { TICK };
-        FIRST_TICK.saturating_mul(1 << looks.min(8)).min(longest)
-    }
-
-    /// The program receives what woke the thread. How many points that costs.
-    pub(crate) fn note_unneeded(&mut self) -> i32 {
-        let before = self.unneeded;
-        self.unneeded = before.saturating_add(1);
-        UNNEEDED << before.saturating_sub(1).min(FULL.ilog2())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn ticks_grow_while_the_program_polls() {
-        let mut experience = Experience::default();
-        let ticks: Vec<Duration> = (0..20).map(|_| experience.next_tick(false)).collect();
-        assert_eq!((ticks[0], ticks[1], ticks[19]), (FIRST_TICK, 2 * FIRST_TICK, TICK));
-        assert!(ticks.is_sorted());
-        assert_eq!(experience.next_tick(true), DELAYED_ACK_TICK);
-    }
-
-    #[test]
-    fn a_few_unneeded_wake_ups_in_a_row_empty_the_score() {
-        let (presence, mut experience) = (Presence::default(), Experience::default());
+    fn the_thread_is_muted_when_the_score_is_empty() {
+        let presence = Presence::default();
         presence.arm();
-        let scores: Vec<_> = (0..6).map(|_| presence.muting.add(-experience.note_unneeded())).collect();
-        assert_eq!(scores, [31, 30, 28, 24, 16, 0]);
-        (0..40).for_each(|_| assert!(experience.note_unneeded() <= FULL));
+        let muted: Vec<_> = [1, 30, 1, 1].map(|points| presence.mute(points)).into();
+        assert_eq!(muted, [false, false, true, true]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! One place says when the next thing is due ([`Scheduler::next_deadline`]), and one word which services have something to do
 //! ([`Ready`]): a poll that finds nothing asks these two and no service. Touches the thread's doorbell.
 
+use crate::poll_policy::idle;
 use crate::poller::Poller;
 use crate::presence::Presence;
 use crate::queue_pair::Deadline;
@@ -18,10 +19,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Visits in a row that find nothing before a poller starts to offer its processor to others.
-const IDLE_VISITS_BEFORE_YIELD: u32 = 24;
-/// And so long it waits at least: where packets come by rings, visits are short.
-const IDLE_TIME_BEFORE_YIELD: Duration = Duration::from_micros(10);
 /// How long the kernel takes to close what a process had that has died.
 const CLOSING: Duration = Duration::from_millis(100);
 /// What a deadline holds that is not set.
@@ -213,9 +210,9 @@ impl Scheduler {
         if visits == 0 {
             self.idle_since.store(now.0, Ordering::Relaxed);
         }
-        if visits < IDLE_VISITS_BEFORE_YIELD {
+        if idle::is_young(visits) {
             self.idle_visits.store(visits + 1, Ordering::Relaxed);
-        } else if now.since(Instant(self.idle_since.load(Ordering::Relaxed))) >= IDLE_TIME_BEFORE_YIELD {
+        } else if idle::yields(now.since(Instant(self.idle_since.load(Ordering::Relaxed)))) {
             std::thread::yield_now();
         }
     }

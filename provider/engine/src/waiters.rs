@@ -2,18 +2,12 @@
 //!
 //! Touches nothing.
 
-use crate::spinning::SpinGovernor;
+use crate::poll_policy::spin::SpinGovernor;
+use crate::poll_policy::waiting;
 use roxe_transport::time::Instant;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::time::Duration;
-
-/// A thread that received for itself while it waited is expected to wait again so soon.
-pub(crate) const BETWEEN_WAITS: Duration = Duration::from_micros(50);
-/// Who is woken within so many times the usual patience gave up too soon: the next ones are as patient as that. A peer that
-/// sleeps needs about 150 us to answer, for which two threads have to wake up. If each gives up before the other one has, both
-/// sleep before every message: two of five waits ended so, and `ib_send_lat -e` took 17 us instead of 3.
-pub(crate) const LONG: u32 = 4;
 
 /// The threads of the program that wait for events, and what they met. Advice, but for who looks around.
 #[derive(Debug, Default)]
@@ -37,7 +31,7 @@ impl Waiters {
 
     /// Whether one of them receives, or did a moment ago and will again.
     pub(crate) fn receive(&self, now: Instant) -> bool {
-        self.looking.load(SeqCst) > 0 || now.since(Instant(self.last_catch.load(SeqCst))) < BETWEEN_WAITS
+        self.looking.load(SeqCst) > 0 || waiting::is_expected_back(now.since(Instant(self.last_catch.load(SeqCst))))
     }
 
     /// One more waits, until the answer is dropped.
@@ -52,13 +46,13 @@ impl Waiters {
     }
 
     /// One of them gave up, slept, and was woken so long after it had begun to wait.
-    pub(crate) fn note_sleep(&self, waited: Duration, patience: Duration) {
-        self.are_patient.store(waited < patience * LONG, Relaxed);
+    pub(crate) fn note_sleep(&self, waited: Duration, usual: Duration) {
+        self.are_patient.store(waiting::gave_up_too_soon(waited, usual), Relaxed);
     }
 
     /// How long to look around.
     pub(crate) fn patience(&self, usual: Duration) -> Duration {
-        if self.are_patient.load(Relaxed) { usual * LONG } else { usual }
+        waiting::patience(usual, self.are_patient.load(Relaxed))
     }
 }
 
@@ -81,6 +75,7 @@ impl Drop for Counted<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::poll_policy::waiting::{BETWEEN_WAITS, LONG};
 
     #[test]
     fn who_receives_while_it_waits_does_so_until_it_gives_up_or_does_something_else() {

@@ -1,7 +1,8 @@
 //! Whether the program answers the requests of its peer at once with requests of its own, as in a ping-pong.
 //!
 //! Then the acknowledgement may wait for that answer and travel with it: one system call and one packet to look for less on
-//! each side, and a peer that waits for its completion sees the answer in the same moment. Knows times, nothing else.
+//! each side, and a peer that waits for its completion sees the answer in the same moment. [`DelayedAck`] says which may wait
+//! and until when, [`is_over`] who ends that.
 
 use roxe_transport::time::Instant;
 use std::time::Duration;
@@ -22,6 +23,25 @@ const ENOUGH: u8 = 32;
 const MISS: u8 = 64;
 /// The same of one that is slow while no acknowledgement waits for it, and delays nothing: on a crowded processor many are.
 const SLOW: u8 = 4;
+
+/// The background thread lets an acknowledgement wait so much longer: if the two share a processor, the program that is about to
+/// answer only comes to run when this thread sleeps, and a round of it takes 30 us in a virtual machine. When it did not, each
+/// of its wake-ups could stop a ping-pong for milliseconds: peers whose completion comes before the answer watch their memory,
+/// and are served by their own background threads.
+pub(crate) const GRACE: Duration = Duration::from_micros(100);
+
+/// When the background thread has to look after an acknowledgement that waits `until`.
+pub(crate) fn due_in_background(until: Instant) -> Instant {
+    until.after(GRACE)
+}
+
+/// Whether an acknowledgement that waits `until` leaves `by` this time; `by_program`: a thread of the program asks, not the
+/// background thread.
+#[inline]
+pub(crate) fn is_over(until: Instant, by: Instant, by_program: bool) -> bool {
+    let at = if by_program { until } else { due_in_background(until) };
+    at <= by
+}
 
 /// How one queue pair is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

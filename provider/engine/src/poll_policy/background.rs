@@ -1,0 +1,176 @@
+//! What the background thread does when it has woken up, and for how long it is muted.
+
+use crate::presence::FULL;
+use std::time::Duration;
+
+/// Who has come in to receive within this time polls, for all that the thread knows. Also how often a muted thread looks
+/// whether the program still polls, after it always did: a program that stops polling without arming anything is served
+/// after so long. On a slow processor a poll that takes in 64 KB lasts as long, and to look again and again meanwhile took
+/// half of that processor: `ib_send_bw` in an emulated remote target ran at 24 instead of 46 to 58 MB/s.
+pub(crate) const TICK: Duration = Duration::from_millis(1);
+/// The first look after muting comes so soon, because the program may have polled just this once; each look that finds the
+/// program polling doubles the time to the next.
+pub(crate) const FIRST_TICK: Duration = Duration::from_micros(62);
+/// A program that polls more often than this after arming is not waiting for the event.
+pub(crate) const POLLS_AFTER_ARMING: u32 = 4;
+/// Score: what a wake-up that had packets to serve adds, and what one that the program did not need takes. From the second
+/// unneeded one in a row on each costs twice as much as the one before: what woke the thread wakes it again until the
+/// program has taken it, and that program may wait for this very processor. Thirty of them took 100 us.
+pub(crate) const SERVED: i32 = 2;
+pub(crate) const UNNEEDED: i32 = 1;
+
+/// What the thread sees as it wakes up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WakeUp {
+    /// How long ago a thread of the program came in to receive.
+    pub(crate) since_poll: Duration,
+    /// Whether somebody has the receive side at this moment.
+    pub(crate) is_receiving: bool,
+    /// Whether a thread that waits for an event receives until it sleeps.
+    pub(crate) waiter_receives: bool,
+}
+
+impl WakeUp {
+    /// Whether a thread of the program has come in to receive within the last [`TICK`], or is at it since then.
+    pub(crate) fn is_polled(&self) -> bool {
+        self.since_poll < TICK || self.is_receiving
+    }
+}
+
+/// What it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Course {
+    /// It leaves the packets to the program and takes so many points from the score; at zero points it is muted.
+    Leave(i32),
+    /// It receives.
+    Serve,
+}
+
+/// What has come of receiving.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Served {
+    /// There was something to receive.
+    pub(crate) found: bool,
+    /// [`WakeUp::is_polled`] was true.
+    pub(crate) is_polled: bool,
+    /// The program has armed, and waits since then.
+    pub(crate) is_armed: bool,
+    /// Its threads receive themselves before they sleep.
+    pub(crate) waits_itself: bool,
+}
+
+impl Served {
+    /// Whether the program wanted this wake-up, although it polls: that adds [`SERVED`] to the score.
+    pub(crate) fn is_wanted(self) -> bool {
+        self.found && self.is_polled
+    }
+
+    /// Whether the thread keeps looking, because the peer may be about to answer. Not beside a program that polls, nor for one
+    /// that looks around before it sleeps. `may_spin` is asked only where nobody is known to wait.
+    pub(crate) fn keeps_looking(self, may_spin: impl FnOnce() -> bool) -> bool {
+        self.found && !self.waits_itself && (self.is_armed || !self.is_polled && may_spin())
+    }
+}
+
+/// What the thread has learnt from one wake-up to the next.
+#[derive(Debug, Default)]
+pub(crate) struct Background {
+    /// Looks in a row that found the program polling since the thread was muted.
+    muted_looks: u32,
+    /// Wake-ups in a row that were not needed.
+    unneeded: u32,
+}
+
+impl Background {
+    /// What the thread does, having woken up. `is_present` looks for a moment whether a thread of the program is there; it is
+    /// asked only where the answer matters.
+    pub(crate) fn course(&mut self, seen: &WakeUp, is_present: impl FnOnce() -> bool) -> Course {
+        if !seen.is_polled() || !seen.waiter_receives && !is_present() {
+            self.unneeded = 0;
+            return Course::Serve;
+        }
+        if seen.waiter_receives {
+            // It is known to go on until it hands over.
+            return Course::Leave(FULL);
+        }
+        let before = self.unneeded;
+        self.unneeded = before.saturating_add(1);
+        Course::Leave(UNNEEDED << before.saturating_sub(1).min(FULL.ilog2()))
+    }
+
+    /// The thread is muted. For how long.
+    pub(crate) fn tick(&mut self) -> Duration {
+        let looks = self.muted_looks;
+        self.muted_looks = looks.saturating_add(1);
+        FIRST_TICK.saturating_mul(1 << looks.min(8)).min(TICK)
+    }
+
+    /// The thread is not muted.
+    pub(crate) fn note_listening(&mut self) {
+        self.muted_looks = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POLLED: WakeUp = WakeUp { since_poll: Duration::ZERO, is_receiving: false, waiter_receives: false };
+
+    #[test]
+    fn a_tick_grows_while_the_program_polls_and_begins_anew_once_the_thread_has_listened() {
+        let mut policy = Background::default();
+        let ticks: Vec<Duration> = (0..20).map(|_| policy.tick()).collect();
+        assert_eq!((ticks[0], ticks[1], ticks[19]), (FIRST_TICK, 2 * FIRST_TICK, TICK));
+        assert!(ticks.is_sorted());
+        policy.note_listening();
+        assert_eq!(policy.tick(), FIRST_TICK);
+    }
+
+    #[test]
+    fn the_course_follows_from_who_receives() {
+        let none = WakeUp { since_poll: TICK, ..POLLED };
+        let waiter = WakeUp { waiter_receives: true, ..POLLED };
+        for (seen, is_present, course) in [
+            (POLLED, true, Course::Leave(UNNEEDED)),
+            (POLLED, false, Course::Serve),
+            (none, true, Course::Serve),
+            (WakeUp { is_receiving: true, ..none }, true, Course::Leave(UNNEEDED)),
+            (waiter, false, Course::Leave(FULL)),
+            (WakeUp { since_poll: TICK, ..waiter }, false, Course::Serve),
+        ] {
+            assert_eq!(Background::default().course(&seen, || is_present), course, "{seen:?}, present: {is_present}");
+        }
+    }
+
+    #[test]
+    fn unneeded_wake_ups_in_a_row_cost_more_and_more_until_one_was_needed() {
+        let mut policy = Background::default();
+        let mut costs = |seen: [bool; 7]| seen.map(|is_present| policy.course(&POLLED, || is_present));
+        let [a, b, c, d, e] = [1, 1, 2, 4, 8].map(Course::Leave);
+        assert_eq!(costs([true, true, true, true, true, false, true]), [a, b, c, d, e, Course::Serve, a]);
+        (0..40).for_each(|_| match policy.course(&POLLED, || true) {
+            Course::Leave(points) => assert!(points <= FULL),
+            Course::Serve => panic!("the program is there"),
+        });
+    }
+
+    #[test]
+    fn the_thread_keeps_looking_for_sleeping_programs_only() {
+        let found = Served { found: true, is_polled: false, is_armed: false, waits_itself: false };
+        for (served, may_spin, keeps_looking, is_wanted) in [
+            (found, true, true, false),
+            (found, false, false, false),
+            (Served { found: false, ..found }, true, false, false),
+            (Served { is_polled: true, ..found }, true, false, true),
+            (Served { is_polled: true, is_armed: true, ..found }, false, true, true),
+            (Served { waits_itself: true, is_armed: true, ..found }, true, false, false),
+        ] {
+            assert_eq!(
+                (served.keeps_looking(|| may_spin), served.is_wanted()),
+                (keeps_looking, is_wanted),
+                "{served:?}"
+            );
+        }
+    }
+}

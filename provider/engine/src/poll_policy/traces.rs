@@ -1,0 +1,253 @@
+//! What real programs did, replayed through the policy. The first line of a trace says which program made it; each of the others
+//! is one event with its time in nanoseconds.
+//!
+//! | event | what happened |
+//! |---|---|
+//! | `poll FROM UNTIL FOUND` | a thread of the program polled without a pause of 10 us, and found packets so many times |
+//! | `served AT` | the background thread received packets |
+//! | `request AT`, `post AT` | a request came that wants an acknowledgement; the program posted one |
+//! | `silence AT` | an acknowledgement had waited in vain |
+//! | `arm AT` | the program asked for an event |
+//! | `wait AT`, then `awake AT` or `sleep AT` and `woken AT` | it waited for it, and looked around with success, or slept |
+
+use super::background::{Background, Course, SERVED, Served, TICK, WakeUp};
+use super::delayed_ack::{DelayedAck, due_in_background};
+use super::spin::{Look, Next, SpinRound};
+use super::waiting;
+use crate::presence::Presence;
+use roxe_transport::time::Instant;
+use std::time::Duration;
+
+const US: Duration = Duration::from_micros(1);
+/// `ROXE_SPIN_US`, if nobody says otherwise.
+const PATIENCE: Duration = Duration::from_micros(50);
+
+macro_rules! trace {
+    ($name:literal) => {
+        events(include_str!(concat!("traces/", $name, ".txt")))
+    };
+}
+
+/// Its name, its time, and what else there is.
+type Event<'a> = (&'a str, Instant, Vec<u64>);
+
+fn events(trace: &str) -> Vec<Event<'_>> {
+    let lines = trace.lines().filter(|line| !line.starts_with('#'));
+    lines
+        .map(|line| {
+            let mut words = line.split(' ');
+            let name = words.next().unwrap();
+            let mut numbers = words.map(|word| word.parse::<u64>().unwrap());
+            let at = Instant(numbers.next().unwrap() + START);
+            (name, at, numbers.collect())
+        })
+        .collect()
+}
+
+/// When traces begin: long after anything that a new policy could remember.
+const START: u64 = 1_000_000_000;
+
+/// How acknowledgements wait when the requests and posts of `events` are made.
+#[derive(Debug, Default)]
+struct Acks {
+    /// For each request, how long its acknowledgement may wait.
+    waits: Vec<Option<Duration>>,
+    /// Acknowledgements that left without an answer.
+    in_vain: usize,
+}
+
+fn replay_acks(events: &[Event<'_>]) -> Acks {
+    let (mut policy, mut acks, mut waiting) = (DelayedAck::default(), Acks::default(), None::<Instant>);
+    for &(name, at, _) in events {
+        if waiting.take_if(|until| due_in_background(*until) <= at).is_some() {
+            policy.on_silence();
+            acks.in_vain += 1;
+        }
+        match name {
+            "request" => {
+                waiting = policy.on_request(at);
+                acks.waits.push(waiting.map(|until| due_in_background(until).since(at)));
+            }
+            "post" => {
+                policy.on_post(at);
+                waiting = None;
+            }
+            _ => {}
+        }
+    }
+    acks
+}
+
+impl Acks {
+    /// Requests before the first whose acknowledgement waits.
+    fn first(&self) -> Option<usize> {
+        self.waits.iter().position(Option::is_some)
+    }
+
+    /// Percent of those from the first on that wait.
+    fn share(&self) -> usize {
+        let since = self.waits.get(self.first().unwrap_or_default()..).unwrap_or_default();
+        100 * since.iter().flatten().count() / since.len().max(1)
+    }
+}
+
+#[test]
+fn acknowledgements_of_a_ping_pong_wait_for_the_answer_from_the_33rd_on_and_never_for_long() {
+    for trace in [trace!("ib_write_lat_shm_acks"), trace!("ib_write_lat_udp_acks")] {
+        let acks = replay_acks(&trace);
+        assert_eq!((acks.first(), acks.share(), acks.in_vain), (Some(32), 100, 0), "{acks:?}");
+        assert!(acks.waits.iter().flatten().all(|&waits| waits <= 200 * US), "{acks:?}");
+    }
+}
+
+#[test]
+fn acknowledgements_of_a_ping_pong_that_stumbles_wait_most_of_the_time() {
+    let acks = replay_acks(&trace!("ucx_tag_lat_udp_acks"));
+    assert!(acks.first().is_some_and(|first| (32..64).contains(&first)), "{acks:?}");
+    assert!(acks.share() >= 60 && acks.in_vain <= 2, "{acks:?}");
+}
+
+#[test]
+fn acknowledgements_of_a_stream_never_wait() {
+    let acks = replay_acks(&trace!("ib_write_bw_shm_acks"));
+    assert_eq!((acks.first(), acks.waits.len()), (None, 400));
+}
+
+/// What the background thread does while the program does as in a trace.
+#[derive(Debug, Default)]
+struct Wakeups {
+    /// How often it wakes up.
+    count: usize,
+    /// How often it is muted after that.
+    muted: usize,
+    /// How long packets wait that nobody else receives.
+    delays: Vec<Duration>,
+    /// From the first event to the last.
+    span: Duration,
+}
+
+/// When a packet comes, and whether the program receives it itself.
+type PacketAt = (Instant, bool);
+/// From when until when the program polls.
+type PollsIn = (Instant, Instant);
+
+fn packets_and_polls(events: &[Event<'_>]) -> (Vec<PacketAt>, Vec<PollsIn>) {
+    let (mut packets, mut polls) = (Vec::new(), Vec::new());
+    for (name, at, more) in events {
+        match (*name, more.as_slice()) {
+            ("poll", &[until, found]) => {
+                let until = Instant(until + START);
+                let between = until.since(*at).as_nanos() as u64 / (found + 1);
+                packets.extend((1..=found).map(|nth| (Instant(at.0 + nth * between), true)));
+                polls.push((*at, until));
+            }
+            ("served", _) => packets.push((*at, false)),
+            _ => {}
+        }
+    }
+    packets.sort();
+    (packets, polls)
+}
+
+fn replay_background(events: &[Event<'_>]) -> Wakeups {
+    let (packets, polls) = packets_and_polls(events);
+    let (presence, mut policy, mut wakeups) = (Presence::default(), Background::default(), Wakeups::default());
+    let end = packets.last().unwrap().0;
+    wakeups.span = end.since(packets[0].0);
+    let (mut served, mut muted_until) = (0, None::<Instant>);
+    loop {
+        let next = packets.get(served).map(|packet| packet.0);
+        let Some(now) = muted_until.or(next).filter(|&now| now <= end) else { return wakeups };
+        wakeups.count += 1;
+        let last = polls.iter().rev().find(|(from, _)| *from <= now);
+        let seen = WakeUp {
+            since_poll: last.map_or(Duration::MAX, |(_, until)| now.since(*until)),
+            is_receiving: false,
+            waiter_receives: false,
+        };
+        let arrived = packets.iter().skip(served).take_while(|(at, _)| *at <= now);
+        let course = policy.course(&seen, || last.is_some_and(|(_, until)| now <= *until));
+        muted_until = match course {
+            Course::Leave(points) if presence.mute(points) => {
+                wakeups.muted += 1;
+                Some(now.after(policy.tick()))
+            }
+            Course::Leave(_) => None,
+            Course::Serve => {
+                let delays = arrived.clone().filter(|(_, by_program)| !by_program).map(|(at, _)| now.since(*at));
+                let found = delays.clone().count() > 0;
+                wakeups.delays.extend(delays);
+                let served = Served { found, is_polled: seen.is_polled(), is_armed: false, waits_itself: false };
+                if served.is_wanted() {
+                    presence.muting.add(SERVED);
+                }
+                None
+            }
+        };
+        served += arrived.count();
+        if muted_until.is_none() {
+            presence.muting.unmute();
+            policy.note_listening();
+        }
+    }
+}
+
+#[test]
+fn beside_a_program_that_polls_the_background_thread_is_muted_most_of_the_time() {
+    for (trace, per_ms) in [
+        (trace!("ib_write_lat_shm_polls"), 3.2),
+        (trace!("ib_write_lat_udp_polls"), 2.0),
+        (trace!("ucx_tag_lat_udp_polls"), 2.5),
+    ] {
+        let wakeups = replay_background(&trace);
+        let rate = wakeups.count as f64 / wakeups.span.as_secs_f64() / 1000.0;
+        assert!(rate <= per_ms, "{rate} wake-ups in a millisecond");
+        assert!(wakeups.delays.iter().all(|&delay| delay <= TICK), "{:?}", wakeups.delays);
+    }
+}
+
+#[test]
+fn a_target_of_reads_that_sleeps_is_served_at_once_and_never_muted() {
+    for trace in [trace!("ib_read_bw_shm"), trace!("ib_read_lat_udp")] {
+        let wakeups = replay_background(&trace);
+        assert_eq!((wakeups.count, wakeups.muted), (400, 0));
+        assert!(wakeups.delays.iter().all(Duration::is_zero));
+    }
+}
+
+/// How many waits of `events` there are, and how many end without a sleep.
+fn replay_waits(events: &[Event<'_>]) -> (usize, usize) {
+    let (mut waits, mut awake, mut are_patient, mut since) = (0, 0, false, None);
+    for &(name, at, _) in events {
+        match name {
+            "wait" => since = Some(at),
+            "awake" | "woken" => {
+                let Some(since) = since.take() else { continue };
+                waits += 1;
+                let mut round = SpinRound::new(waiting::patience(PATIENCE, are_patient), since);
+                let looks = (1..).map(|nth| since.after(nth * US));
+                let next = looks.map(|now| {
+                    let look = if now >= at { Look::Enough } else { Look::Vain };
+                    round.after_look(look, now, || 0)
+                });
+                if next.into_iter().find(|next| *next != Next::Look) == Some(Next::Enough) {
+                    awake += 1;
+                } else {
+                    are_patient = waiting::gave_up_too_soon(at.since(since), PATIENCE);
+                }
+            }
+            _ => {}
+        }
+    }
+    (waits, awake)
+}
+
+#[test]
+fn event_driven_programs_find_what_they_wait_for_before_they_sleep() {
+    for (trace, percent) in
+        [(trace!("ib_send_lat_e_shm"), 99), (trace!("ib_send_lat_e_udp"), 90), (trace!("rping_shm"), 99)]
+    {
+        let (waits, awake) = replay_waits(&trace);
+        assert!(waits >= 60 && 100 * awake >= percent * waits, "{awake} of {waits}");
+    }
+}
