@@ -1,5 +1,5 @@
-//! Numbers to sockets: the calls that make and end them. A socket's number is that of a descriptor it
-//! owns, so it never collides with a file.
+//! Numbers to sockets: the calls that make and end them. A socket's number is that of a descriptor
+//! it owns, so it never collides with a file.
 
 use crate::lock::Table;
 use crate::socket::Socket;

@@ -2,8 +2,9 @@
 //!
 //! A [`Stream`] goes through the phases of a connection (`phase.rs`, `opening.rs`, `listening.rs`);
 //! once it is [`open::Open`] it moves bytes (`transfer.rs`); the background thread looks after it
-//! (`service.rs`). Everything of a stream is behind one lock that nobody holds while waiting. Besides,
-//! one thread at a time sends, and one receives, so that the bytes of a call stay together.
+//! (`service.rs`). Everything of a stream is behind one lock that nobody holds while waiting.
+//! Besides, one thread at a time sends, and one receives, so that the bytes of a call stay
+//! together.
 
 mod cursor;
 mod endpoint;
