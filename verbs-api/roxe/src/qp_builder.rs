@@ -20,7 +20,7 @@ impl ProtectionDomain {
 }
 
 impl XrcDomain {
-    /// Starts the receiving end of a connection ([`Service::XrcTgt`](crate::Service::XrcTgt)). It has no queues of its own,
+    /// Starts the receiving end of a connection ([`Service::XrcTgt`]). It has no queues of its own,
     /// so the settings of the builder that are about queues mean nothing.
     pub fn create_target(&self) -> QueuePairBuilder<'_> {
         QueuePairBuilder::with_parent(Parent::Xrc(self), Service::XrcTgt)

@@ -1,4 +1,5 @@
-//! The failures of connection management in words, for [`Error::Connection`](crate::Error::Connection).
+//! The failures of connection management in words, for
+//! [`Error::Connection`](crate::Error::Connection).
 //!
 //! Touches no device.
 

@@ -1,5 +1,5 @@
-//! What the background thread does for a stream: takes the requests of a listener, asks silent peers
-//! for a sign of life.
+//! What the background thread does for a stream: takes the requests of a listener, asks silent
+//! peers for a sign of life.
 
 use super::Stream;
 use super::phase::Phase;
