@@ -206,7 +206,7 @@ pub struct Opcode {
 }
 
 impl Opcode {
-    /// Only for combinations that exist: the caller takes them from a [`crate::packet::Kind`].
+    /// Only for combinations that exist: the caller takes them from a [`crate::Kind`].
     pub(crate) const fn new(service: Service, operation: Operation) -> Self {
         Self { service, operation }
     }

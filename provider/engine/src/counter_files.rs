@@ -2,7 +2,7 @@
 //!
 //! `roxe run` makes the files, one per counter, in the `/sys/class/infiniband` that the program sees. All processes of the
 //! run add to the same ones, so they show the sum, also of processes that have ended. A process writes what it has counted
-//! at most [`PERIOD`] after it has, and the rest when it ends in good order; the kernel's own `hw_counters` may be as old.
+//! at most `PERIOD` after it has, and the rest when it ends in good order; the kernel's own `hw_counters` may be as old.
 //! Where writing takes long, as on an emulated processor, it does so less often: 1/64 of its time if 100 ms is enough for
 //! that. The lock of the folder (`man flock`) keeps two processes from adding at the same time.
 //!

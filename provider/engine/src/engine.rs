@@ -34,10 +34,10 @@ use std::time::Duration;
 /// of the interface. Every call gets the engine that it is about.
 pub trait Services: Debug + Send + Sync {
     /// A message for queue pair 1 has come. Called under the lock of the receive side: it is left for
-    /// [`Services::run_connections`], which [`Scheduler::note_connection_work`] asks for.
+    /// [`Services::run_connections`], which [`crate::scheduler::Scheduler::note_connection_work`] asks for.
     fn leave_message(&self, engine: &Engine, route: Route, mad: Mad);
 
-    /// The time has come that [`Scheduler::add_cm_timer`] was called for; left as a message is.
+    /// The time has come that [`crate::scheduler::Scheduler::add_cm_timer`] was called for; left as a message is.
     fn leave_deadline(&self, engine: &Engine, deadline: Instant);
 
     /// Works off what was left. Called without any lock.

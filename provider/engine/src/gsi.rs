@@ -1,9 +1,9 @@
 //! Queue pair 1: messages of other connection managers on their way in, to the process that has to act on them.
 //!
-//! Runs under the engine's receive lock, so a message only goes into the agent's inbox ([`crate::cm`]). A request is for
+//! Runs under the engine's receive lock, so a message only goes into the agent's inbox ([`crate::engine::Services`]). A request is for
 //! the process that listens for its service, everything else for the one whose slot is in the id that it names. What is for
 //! nobody stays here: our machine answers as one that knows neither the service nor the id, so the peer need not wait. A
-//! request waits a moment for its listener ([`PATIENCE`]): stock programs (perftest) agree over one connection to make the
+//! request waits a moment for its listener (`MAX_LISTENER_WAIT`): stock programs (perftest) agree over one connection to make the
 //! next, and the one that shall listen may not have had a processor since.
 //! What we say to processes of this host is routed here too, where rings are allowed and nobody watches: it never sees a socket.
 //! Of a message for whoever has a connection with its sender (a REJ for timeout that names no id of ours) only this
@@ -31,7 +31,7 @@ use std::time::Duration;
 /// What stands for queue pair 1 where queue pairs of this process are counted.
 pub const GSI_ORDINAL: u32 = u32::MAX;
 /// How long a request waits for somebody to listen before it is refused.
-const PATIENCE: Duration = Duration::from_millis(150);
+const MAX_LISTENER_WAIT: Duration = Duration::from_millis(150);
 /// How soon it is looked after first; from then on when it has waited twice as long.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 /// Requests that wait; more are refused at once.
@@ -121,7 +121,7 @@ impl Engine {
             let waited = now.since(request.since);
             match self.forward_mad(state, request.run()) {
                 Way::Sent => {}
-                Way::Nobody if waited < PATIENCE => {
+                Way::Nobody if waited < MAX_LISTENER_WAIT => {
                     request.next = now.after(waited.max(FIRST_LOOK));
                     self.look_for_listeners_at(request.next);
                     state.unclaimed.0.push_back(request);

@@ -1,22 +1,30 @@
-//! Who receives, sends and runs timers when: the data path of a device in this process, between links and queue pairs.
+//! Who receives, sends and runs timers when: the data path of a device in this process, between
+//! links and queue pairs.
 //!
-//! An [`engine::Engine`] belongs to one [`adapter::Adapter`], which is a network interface seen as a card. Threads of the
-//! program come in by [`engine::Engine::progress`] when they poll an empty completion queue and by the verbs of a queue pair;
-//! one background thread does the same while nobody else does. Queue pairs are known by the trait [`queue_pair::QueuePair`],
-//! connection managers and XRC domains by [`services::Services`]; the crate above implements both.
+//! An [`engine::Engine`] belongs to one [`adapter::Adapter`], which is a network interface seen as a
+//! card. Threads of the program come in by [`engine::Engine::progress`] when they poll an empty
+//! completion queue, and by the verbs of a queue pair; one background thread does the same while
+//! nobody else does. Queue pairs are known by the trait [`queue_pair::QueuePair`], connection
+//! managers and XRC domains by [`engine::Services`]; the crate above implements both.
 //!
-//! | modules | what they are |
-//! |---|---|
-//! | [`adapter`], [`port`], [`counters`], [`counter_files`], [`stats_file`] | the interface as a port, and what was counted |
-//! | [`engine`], [`start`], [`follow`], [`shutdown`] | the engine, its start, the interface it follows, its end |
-//! | [`rx`], [`groups`], [`frames`], [`flow_counters`], [`gsi`], [`forward_queue`], [`xrc_remote`] | packets on their way in, by kind |
-//! | [`tx`], [`send_room`] | packets on their way out, and who waits for room in a socket |
-//! | [`rings`] | rings through shared memory to and from other processes |
-//! | [`flow_control`] | windows towards receivers, credits, and who waits for room |
-//! | [`interceptor`] | captures and fault rules |
-//! | [`background`], [`thread`], [`poller`], [`presence`], [`waiters`], [`event_wait`], [`spinning`], [`ack_wait`] | who works when |
-//! | [`poll_policy`] | what they decide by: whether to serve, spin, yield or sleep, and how long an acknowledgement waits |
-//! | [`table`] | queue pairs by number |
+//! # From below
+//!
+//! - [`adapter`], [`port`], [`counters`], [`counter_files`], [`stats_file`]: the interface as a port,
+//!   and what was counted.
+//! - [`run`], [`queue_pair`]: packets as they are handed to a queue pair, and what the engine asks of
+//!   one; `table`: queue pairs by number.
+//! - [`poll_policy`]: who works when, and how long an acknowledgement waits, as pure functions;
+//!   `presence`, `waiters`, `spinning`: what threads tell each other for it.
+//! - [`scheduler`]: what is due and what is ready; `poller`, `thread`: how the background thread
+//!   sleeps and is woken.
+//! - `links`, `rings`, [`flow_control`], [`xrc_messages`], [`interceptor`]: sockets by address, rings
+//!   by process, windows by receiver, messages for other processes, captures and fault rules.
+//! - [`fabric`]: all of these, which is what the transmit path ([`tx`]) needs.
+//! - `rx_state`, `groups`, [`frames`], [`flow_counters`], `unclaimed`, `forward_queue`: the receive
+//!   side, as its lock guards it.
+//! - [`engine`]: the fabric, the receive side and the queue pairs; above it what is done with them:
+//!   `progress` (polls), `rx`, `multicast`, `raw_frames`, [`gsi`], `xrc_remote` (packets by kind),
+//!   `ring_service`, `ack_wait`, `background`, `event_wait`, `start`, `follow`, [`shutdown`].
 //!
 //! # Unsafe code
 //!

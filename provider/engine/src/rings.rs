@@ -166,7 +166,7 @@ impl Rings {
         self.is_on
     }
 
-    /// What [`Engine::find_ring`] says may be different when this changes. Never 0.
+    /// What [`crate::fabric::Fabric::find_ring`] says may be different when this changes. Never 0.
     #[inline]
     pub(crate) fn version(&self) -> u32 {
         self.version.load(Ordering::Acquire)

@@ -1,7 +1,7 @@
 //! What is due when, what waits to be done, who is there to do it, and how the background thread is woken.
 //!
-//! One place says when the next thing is due ([`Scheduler::next_deadline`]), and one word which services have something to do
-//! ([`Ready`]): a poll that finds nothing asks these two and no service. Touches the thread's doorbell.
+//! One place says when the next thing is due (`Scheduler::next_deadline`), and one word which services have something to do
+//! (`Ready`): a poll that finds nothing asks these two and no service. Touches the thread's doorbell.
 
 use crate::poll_policy::idle;
 use crate::poller::Poller;

@@ -63,7 +63,7 @@ pub fn write(addr: u64, data: &[u8]) -> Result<(), Fault> {
     arch::write(addr, data)
 }
 
-/// As [`write`], of bytes that another process wrote and may still change: string moves are slow where lines come out of
+/// As [`write()`], of bytes that another process wrote and may still change: string moves are slow where lines come out of
 /// another processor's cache.
 #[inline]
 pub(crate) fn write_shared(addr: u64, data: SharedBytes<'_>) -> Result<(), Fault> {

@@ -8,7 +8,7 @@ const ASK_PACKETS: i32 = 64;
 pub(super) struct Unasked {
     packets: i32,
     bytes: u32,
-    /// [`FlowControl::ack_interval`].
+    /// [`crate::cx::FlowControl::ack_interval`].
     pub(super) limit: u32,
 }
 

@@ -14,7 +14,7 @@ use crate::wr::{Access, Av, Bind, Cqe, RecvRequest, Sge};
 use roxe_wire::{Qpn, RKey};
 use std::collections::VecDeque;
 
-/// Bytes that any packet counts for at least. One that is not a whole message counts for its payload and [`HEADERS`], one
+/// Bytes that any packet counts for at least. One that is not a whole message counts for its payload and `HEADERS`, one
 /// that is for twice its payload.
 pub const LEAST_CHARGE: u32 = 832;
 /// Bytes that the headers of a packet count for.

@@ -39,7 +39,7 @@ fn cannot_write(path: &Path, cause: &std::io::Error) -> Error {
     Error::os(format!("cannot write the capture file {} (ROXE_CAPTURE)", path.display()), cause)
 }
 
-/// In the child of a fork: nothing is recorded and counted until [`resume`].
+/// In the child of a fork: nothing is recorded and counted until `resume`.
 pub fn abandon() {
     ABANDONED.store(true, Ordering::Relaxed);
     RECORDER.get().into_iter().for_each(Recorder::abandon);
