@@ -305,6 +305,9 @@ impl QpCore {
         }
         if let Some(met) = inner.machine.take_retry_counts() {
             self.engine().counters().count_retries(met);
+            if met.local_ack_timeout_err > 0 {
+                self.engine().note_unanswered(clock::now());
+            }
         }
         let events = VisitOutcome::from_bits_retain(inner.machine.poll_event().bits().into());
         events | VisitOutcome::when(VisitOutcome::HAS_WORK, inner.machine.has_work())
