@@ -8,7 +8,6 @@ use crate::fabric::Fabric;
 use crate::interceptor::Interceptor;
 use crate::queue_pair::QueuePair;
 use crate::rx_state::{Rx, RxState};
-use crate::scheduler::Task;
 use crate::table::QpTable;
 use roxe_base::config::{Config, config};
 use roxe_base::error::Error;
@@ -183,12 +182,12 @@ impl Engine {
     pub(crate) fn note_forwarded(&self, state: &mut RxState, dst: Gid, now: Instant) {
         let Some(steering) = state.steering.iter_mut().find(|steering| steering.gid() == dst) else { return };
         if steering.note_forwarded(now) {
-            self.publish_steering(state);
+            self.publish_steering(state, now);
         }
     }
 
-    pub(crate) fn publish_steering(&self, state: &RxState) {
-        self.publish(Task::Steering, state.steering.iter().filter_map(Steering::deadline).min());
+    pub(crate) fn publish_steering(&self, state: &RxState, now: Instant) {
+        self.scheduler.publish_steering(state.steering.iter().filter_map(Steering::deadline).min(), now);
     }
 
     /// The locks outside of the one of the table, for the fork handlers.

@@ -448,9 +448,9 @@ mod tests {
         let flows = flows();
         let flow = flows.get(key(3), T0, || Receiver::Credits);
         assert!(flow.reserve_datagram(DATAGRAMS, T0, || Receiver::Credits, || false));
-        flow.open_if_stalled(T0.after(STALL - Duration::from_nanos(1)));
+        assert!(!flow.open_if_stalled(T0.after(STALL - Duration::from_nanos(1))));
         assert!(!flow.reserve_datagram(1, T0, || Receiver::Credits, || false));
-        flow.open_if_stalled(T0.after(STALL));
+        assert!(flow.open_if_stalled(T0.after(STALL)));
         assert!(flow.reserve_datagram(DATAGRAMS, T0, || Receiver::Credits, || false));
     }
 

@@ -228,13 +228,17 @@ impl Engine {
         }
         let mut rx = self.rx.lock();
         let state = rx.state();
+        let unanswered = self.take_unanswered();
         for steering in &mut state.steering {
+            if unanswered {
+                steering.note_unanswered(now);
+            }
             steering.step(now);
             if let (Some(fd), Ok(poller)) = (steering.fd(), self.poller()) {
                 // Known already, most of the time.
                 let _ = poller.watch(fd, Watch::Quiet);
             }
         }
-        self.publish_steering(state);
+        self.publish_steering(state, now);
     }
 }

@@ -15,7 +15,7 @@ use roxe_base::ready::{ReadyFlag, ReadyMask};
 use roxe_base::timers::Timers;
 use roxe_transport::time::Instant;
 use roxe_wire::Qpn;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -84,6 +84,8 @@ pub struct Scheduler {
     ready: ReadyMask,
     connections: ReadyFlag,
     pub(crate) presence: Presence,
+    /// Packets of this process were not answered in time, which steering has not heard yet.
+    unanswered: AtomicBool,
     /// Visits of pollers in a row that found nothing.
     idle_visits: AtomicU32,
     /// When the first of them was, nanoseconds.
@@ -101,6 +103,7 @@ impl Default for Scheduler {
             connections: ready.flag(Ready::CONNECTIONS.bits().ilog2()),
             ready,
             presence: Presence::default(),
+            unanswered: AtomicBool::new(false),
             idle_visits: AtomicU32::new(0),
             idle_since: AtomicU64::new(0),
             thread: RwLock::default(),
@@ -191,6 +194,27 @@ impl Scheduler {
         self.wake_for(at);
     }
 
+    /// Packets of this process were not answered in time: steering looks whether they reach who
+    /// they are for.
+    pub fn note_unanswered(&self, now: Instant) {
+        self.unanswered.store(true, Ordering::SeqCst);
+        self.publish(Task::Steering, Some(now));
+    }
+
+    /// Whether that was called since the last time.
+    pub(crate) fn take_unanswered(&self) -> bool {
+        self.unanswered.swap(false, Ordering::SeqCst)
+    }
+
+    /// Publishes when steering is due, as it says itself. Who notes meanwhile that packets are not
+    /// answered is heard.
+    pub(crate) fn publish_steering(&self, at: Option<Instant>, now: Instant) {
+        self.publish(Task::Steering, at);
+        if self.unanswered.load(Ordering::SeqCst) {
+            self.publish(Task::Steering, Some(now));
+        }
+    }
+
     /// Wakes the background thread if it would oversleep this deadline, which is published.
     pub(crate) fn wake_for(&self, at: Option<Instant>) {
         if at.is_some_and(|at| self.presence.oversleeps(at)) {
@@ -233,6 +257,7 @@ impl Scheduler {
     /// Forgets all that is due.
     pub(crate) fn clear(&self) {
         self.timers.clear();
+        self.unanswered.store(false, Ordering::SeqCst);
         for task in [Task::Steering, Task::Retry, Task::CounterFiles, Task::DelayedAck] {
             self.set(task, None);
         }

@@ -127,9 +127,9 @@ impl Engine {
         poller.watch(link.fd(), Watch::All)?;
         if self.config.steering {
             let mut rx = self.rx.lock();
-            let steering = Steering::new(Arc::clone(&link), self.ifindex(), clock::now());
-            rx.state().steering.push(steering);
-            self.publish_steering(rx.state());
+            let now = clock::now();
+            rx.state().steering.push(Steering::new(Arc::clone(&link), self.ifindex(), now));
+            self.publish_steering(rx.state(), now);
         }
         self.links.add(link);
         Ok(())

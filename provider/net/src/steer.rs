@@ -14,9 +14,17 @@
 //!
 //! The first round relies on the program that is already attached. If one process answers for two numbers, or nobody for
 //! any (there was no program, and the kernel chose by hash), a program with the probe rule is attached and the round
-//! repeated. Processes that do not answer are left out. A session runs when a process joins and when packets for others keep
-//! arriving. Everything stays correct without any of this, because the engine forwards what it gets for others: a stopped process that never answers, a
-//! kernel that refuses the program, or a race only cost speed.
+//! repeated. The slots of processes that do not answer are left out: what is for them goes to one
+//! that does. A session runs when a process joins, when packets for others keep arriving, and when
+//! packets of this process are not answered.
+//!
+//! While all processes run this is only about speed, because the engine forwards what it gets for
+//! others. A stopped process forwards nothing, and what is for a slot or a number that the program
+//! and the kernel do not know must not stay with it. That is why the program never leaves a slot to
+//! the kernel's hash once anybody has answered, why who hears nothing from its peer has the numbers
+//! measured again, and why a session that stood still itself is thrown away. What no sender of this
+//! host waits for (a request of another host to a process that sends nothing itself) can still be
+//! held until a process joins.
 
 use crate::bpf::{AND, JUMP, JUMP_EQ, JUMP_GE, LOAD_BYTE, LOAD_WORD, RETURN, RETURN_A, SHIFT_RIGHT, jump, op};
 use crate::cmsg::Control;
@@ -46,9 +54,13 @@ const MAX_ANSWER_WAIT: Duration = Duration::from_millis(60);
 const RETRY: (Duration, u32) = (Duration::from_millis(10), 40);
 /// Shortest and longest pause between sessions that packets for other processes cause.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(5));
+/// Shortest pause before a session that packets without an answer cause: what a queue pair waits at
+/// most between two retransmissions, with the usual attributes.
+const UNANSWERED: Duration = Duration::from_millis(250);
 /// Slots a program can hold: the kernel takes 4,096 instructions and a slot needs five.
 const MAX_SLOTS: usize = 800;
-/// Result of the program for an unknown slot: no such number, so the kernel chooses by hash.
+/// Result of the program for an unknown slot while nobody has answered: no such number, so the
+/// kernel chooses by hash.
 const NOBODY: u32 = u32::MAX;
 
 /// Keeps the program of one address up to date. Driven by [`Steering::step`] from the background thread.
@@ -64,6 +76,8 @@ pub struct Steering {
     backoff: Duration,
     /// Packets for other processes before this instant start no session.
     quiet_until: Instant,
+    /// Packets without an answer before this instant start no session.
+    patient_until: Instant,
 }
 
 /// One measurement of the numbers.
@@ -84,7 +98,17 @@ struct Session {
 impl Steering {
     /// For the group of `link`; the first session starts at once.
     pub fn new(link: Arc<UdpLink>, ifindex: u32, now: Instant) -> Self {
-        Self { link, ifindex, due: Some(now), retries: 0, session: None, backoff: BACKOFF.0, quiet_until: now }
+        let (quiet_until, patient_until) = (now, now);
+        Self {
+            link,
+            ifindex,
+            due: Some(now),
+            retries: 0,
+            session: None,
+            backoff: BACKOFF.0,
+            quiet_until,
+            patient_until,
+        }
     }
 
     /// The address whose group this steers.
@@ -99,6 +123,18 @@ impl Steering {
             self.due = Some(now.max(self.quiet_until));
         }
         is_idle
+    }
+
+    /// Packets of this process were not answered in time: they or the answers may lie in the socket
+    /// of a process that does not run, where nobody forwards them. Whether that changed
+    /// [`Steering::deadline`].
+    pub fn note_unanswered(&mut self, now: Instant) -> bool {
+        let at = now.max(self.quiet_until.min(self.patient_until));
+        let is_news = self.session.is_none() && self.due.is_none_or(|due| at < due);
+        if is_news {
+            self.due = Some(at);
+        }
+        is_news
     }
 
     /// The mailbox of the session under way, to wait on.
@@ -118,6 +154,7 @@ impl Steering {
             self.session = self.go_on(session, now);
         } else if self.due.is_some_and(|due| due <= now) {
             self.due = None;
+            self.patient_until = now.after(UNANSWERED);
             match Session::begin(&self.link, self.ifindex, self.retries < RETRY.1, now) {
                 Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
                     self.due = Some(now.after(RETRY.0));
@@ -127,6 +164,9 @@ impl Steering {
                 result => {
                     self.session = result.ok().flatten();
                     self.retries = 0;
+                    if self.session.is_none() {
+                        self.quiet_until = self.quiet_until.max(self.patient_until);
+                    }
                 }
             }
         }
@@ -135,6 +175,12 @@ impl Steering {
     /// Waits on, asks again, or attaches what is known and ends the session.
     fn go_on(&mut self, mut session: Session, now: Instant) -> Option<Session> {
         let (complete, late) = (session.is_complete(), now >= session.deadline);
+        if now >= session.deadline.after(RETRY.0 * RETRY.1) {
+            // This process stood still for so long that others have gone ahead: what was measured
+            // before holds no more.
+            self.due = Some(now);
+            return None;
+        }
         if session.round == 1 && (session.has_doubles() || late && session.is_silent()) {
             // There was no program: the kernel chose one process for all probes, and that may be a stopped one.
             self.link.attach_steering(&mut program(&session.map())).ok()?;
@@ -288,8 +334,11 @@ pub fn answer(packet: &[u8], meta: &RxMeta, mine: &[SlotSocket]) -> bool {
     true
 }
 
-/// The program for `map`, which is sorted by slot and holds at most [`MAX_SLOTS`].
+/// The program for `map`, which is sorted by slot and holds at most [`MAX_SLOTS`]. What is for
+/// other slots goes to the lowest number in it, which is the last one to become another's: a
+/// process that has just answered.
 fn program(map: &[(Slot, u32)]) -> Vec<sock_filter> {
+    let other = map.iter().map(|(_, index)| *index).min().unwrap_or(NOBODY);
     let mut code = vec![
         op(LOAD_BYTE, 0),
         jump(JUMP_EQ, PROBE.into(), 0, 2),
@@ -300,16 +349,17 @@ fn program(map: &[(Slot, u32)]) -> Vec<sock_filter> {
         op(AND, 0x00ff_ffff),
         op(SHIFT_RIGHT, 12),
     ];
-    push_tree(&mut code, map);
+    push_tree(&mut code, map, other);
     code
 }
 
-/// Appends a binary search for the slot in the accumulator.
-fn push_tree(code: &mut Vec<sock_filter>, map: &[(Slot, u32)]) {
+/// Appends a binary search for the slot in the accumulator, which ends with `other` for those that
+/// are not in `map`.
+fn push_tree(code: &mut Vec<sock_filter>, map: &[(Slot, u32)], other: u32) {
     match *map {
-        [] => code.push(op(RETURN, NOBODY)),
+        [] => code.push(op(RETURN, other)),
         [(slot, index)] => {
-            code.extend([jump(JUMP_EQ, slot.get().into(), 0, 1), op(RETURN, index), op(RETURN, NOBODY)]);
+            code.extend([jump(JUMP_EQ, slot.get().into(), 0, 1), op(RETURN, index), op(RETURN, other)]);
         }
         _ => {
             let (left, right) = map.split_at(map.len() / 2);
@@ -317,10 +367,10 @@ fn push_tree(code: &mut Vec<sock_filter>, map: &[(Slot, u32)]) {
             let at = code.len();
             // Conditional jumps reach 255 instructions, plain ones any number.
             code.extend([jump(JUMP_GE, pivot.into(), 0, 1), op(JUMP, 0)]);
-            push_tree(code, left);
+            push_tree(code, left, other);
             let distance = (code.len() - at - 2) as u32;
             code[at + 1] = op(JUMP, distance);
-            push_tree(code, right);
+            push_tree(code, right, other);
         }
     }
 }
@@ -359,14 +409,15 @@ mod tests {
     }
 
     #[test]
-    fn the_program_finds_every_slot_and_no_other() {
+    fn the_program_finds_every_slot_and_gives_others_to_the_lowest_number() {
         for count in [0u16, 1, 2, 3, 100, MAX_SLOTS as u16] {
             let map: Vec<_> = (0..count).map(|i| (Slot::new(i * 5 + 1), u32::from(i ^ 1))).collect();
             let program = program(&map);
             assert!(program.len() <= crate::bpf::MAX_LEN, "{count} slots need {} instructions", program.len());
             for slot in 0..0x1000 {
                 let owner = map.iter().find(|(known, _)| known.get() == slot);
-                assert_eq!(run(&program, &packet_to(slot)), owner.map_or(NOBODY, |&(_, index)| index));
+                let other = if count == 0 { NOBODY } else { u32::from(count == 1) };
+                assert_eq!(run(&program, &packet_to(slot)), owner.map_or(other, |&(_, index)| index));
             }
         }
     }
@@ -431,6 +482,77 @@ mod tests {
             members[0].0.send(&to, &packet_to(mine[0].slot().get()), 16).unwrap();
             assert_eq!(link.recv(&mut buf).unwrap().map(|meta| meta.len), Some(16));
         }
+    }
+
+    #[test]
+    fn packets_for_a_process_that_does_not_answer_go_to_one_that_does() {
+        const NOWHERE: u32 = 0x7000_0012;
+        let gid: Gid = Ipv4Addr::new(127, 78, 0, 3).into();
+        let members: Vec<_> = (0..8)
+            .map(|_| (Arc::new(UdpLink::open(gid, 1, true, true).unwrap()), [SlotSocket::claim(NOWHERE).unwrap()]))
+            .collect();
+        let (runs, mut buf) = (&members[7], vec![0; 65_536]);
+        let mut steering = Steering::new(Arc::clone(&runs.0), NOWHERE, Instant(0));
+        let mut now = Instant(0);
+        steering.step(now);
+        while let Some(deadline) = steering.deadline() {
+            // What went to the others stays there.
+            while let Some(meta) = runs.0.recv(&mut buf).unwrap() {
+                buf[..meta.len].chunks(meta.segment).for_each(|packet| assert!(answer(packet, &meta, &runs.1)));
+            }
+            now = deadline;
+            steering.step(now);
+        }
+        // The kernel's hash differs with the address that they come from.
+        for last in 1..=32 {
+            let from = UdpLink::open(Ipv4Addr::new(127, 78, 1, last).into(), 1, true, true).unwrap();
+            let to = TxMeta { dst: gid, src_port: ROCE_PORT, traffic_class: 0, hop_limit: 0 };
+            from.send(&to, &packet_to(members[0].1[0].slot().get()), 16).unwrap();
+            assert_eq!(runs.0.recv(&mut buf).unwrap().map(|meta| meta.len), Some(16), "from 127.78.1.{last}");
+        }
+    }
+
+    #[test]
+    fn who_is_not_answered_measures_again_but_not_all_the_time() {
+        const NOWHERE: u32 = 0x7000_0013;
+        let gid: Gid = Ipv4Addr::new(127, 78, 0, 4).into();
+        let link = Arc::new(UdpLink::open(gid, 1, true, true).unwrap());
+        let (mut steering, mut now) = (Steering::new(link, NOWHERE, Instant(0)), Instant(0));
+        steering.step(now);
+        assert_eq!(steering.deadline(), None, "it is alone");
+        assert!(steering.note_unanswered(now));
+        assert_eq!(steering.deadline(), Some(now.after(UNANSWERED)));
+        now = now.after(UNANSWERED);
+        steering.step(now);
+        for _ in 0..3 {
+            // Packets for others may have to wait for longer.
+            steering.quiet_until = now.after(BACKOFF.1);
+            assert!(steering.note_forwarded(now));
+            assert!(steering.note_unanswered(now) && !steering.note_unanswered(now));
+            let due = steering.deadline().unwrap();
+            assert_eq!(due, now.after(UNANSWERED));
+            now = due;
+            steering.step(now);
+        }
+        assert!(steering.note_unanswered(now.after(BACKOFF.1)));
+        assert_eq!(steering.deadline(), Some(now.after(BACKOFF.1)), "the first for long is followed up at once");
+    }
+
+    #[test]
+    fn a_session_that_stood_still_is_thrown_away() {
+        const NOWHERE: u32 = 0x7000_0014;
+        let gid: Gid = Ipv4Addr::new(127, 78, 0, 5).into();
+        let members: Vec<_> = (0..2)
+            .map(|_| (Arc::new(UdpLink::open(gid, 1, true, true).unwrap()), [SlotSocket::claim(NOWHERE).unwrap()]))
+            .collect();
+        let mut steering = Steering::new(Arc::clone(&members[0].0), NOWHERE, Instant(0));
+        steering.step(Instant(0));
+        let asked = steering.deadline().unwrap();
+        let woken = asked.after(RETRY.0 * RETRY.1);
+        steering.step(woken);
+        assert_eq!((steering.fd(), steering.deadline()), (None, Some(woken)), "it begins anew");
+        steering.step(woken);
+        assert_eq!(steering.deadline(), Some(woken.after(MAX_ANSWER_WAIT)));
     }
 
     #[test]

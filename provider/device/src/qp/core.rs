@@ -12,6 +12,7 @@ use super::resources::QpResources;
 use crate::event::AsyncEventKind;
 use crate::pd::Pd;
 use crate::xrc_domain::XrcDomain;
+use roxe_base::clock;
 use roxe_base::lock::{Mutex, MutexGuard, rank};
 use roxe_engine::engine::Engine;
 use roxe_engine::poll_policy::DelayedAck;
@@ -236,6 +237,9 @@ impl QpCore {
         }
         if let Some(met) = inner.machine.take_retry_counts() {
             self.engine().counters().count_retries(met);
+            if met.local_ack_timeout_err > 0 {
+                self.engine().note_unanswered(clock::now());
+            }
         }
         let events = VisitOutcome::from_bits_retain(inner.machine.poll_event().bits().into());
         events | VisitOutcome::when(VisitOutcome::HAS_WORK, inner.machine.has_work())

@@ -61,7 +61,8 @@ impl QpHostState {
         if let Some(flow) = &self.flow {
             match pool {
                 Pool::Stream => flow.open_stream_if_stalled(now),
-                Pool::Datagrams => flow.open_if_stalled(now),
+                Pool::Datagrams if flow.open_if_stalled(now) => engine.note_unanswered(now),
+                Pool::Datagrams => {}
             }
             engine.flows().wake(flow);
         }

@@ -200,13 +200,16 @@ impl Flow {
         self.last_sign.store(now.0, Ordering::Relaxed);
     }
 
-    /// Opens the datagram window if there was no sign of life for [`STALL`]; the receiver is looked at again.
-    pub fn open_if_stalled(&self, now: Instant) {
-        if now.since(Instant(self.last_sign.load(Ordering::Relaxed))) >= STALL {
+    /// Opens the datagram window if there was no sign of life for [`STALL`]; the receiver is looked
+    /// at again. Whether it was so.
+    pub fn open_if_stalled(&self, now: Instant) -> bool {
+        let is_stalled = now.since(Instant(self.last_sign.load(Ordering::Relaxed))) >= STALL;
+        if is_stalled {
             self.last_sign.store(now.0, Ordering::Relaxed);
             *self.receiver.lock() = Receiver::Absent;
             self.datagrams.clear();
         }
+        is_stalled
     }
 
     /// The same for RC, if nothing came back for [`STREAM_STALL`]: who lost its packets may wait for years before it sends
